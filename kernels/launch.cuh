@@ -1,0 +1,79 @@
+// The loops that run a kernel file's functions over memory: one for the GPU, one for the CPU. The loader includes this
+// after the kernel file, so the functions that the file defines are in sight here.
+//
+// A tensor arrives as plain memory: n elements in whatever order they lie. Bit i of byte i / 8 of a mask belongs to
+// element i of that memory.
+#pragma once
+
+#include <utility>
+
+#include "call.h"
+#include "elementwise.cuh"
+
+namespace jitact {
+
+template <typename T>
+struct Params {
+  T values[JITACT_PARAMS + 1];
+  explicit Params(const double* p) {
+    for (int i = 0; i < JITACT_PARAMS; i++) values[i] = T(p[i]);
+  }
+};
+
+// What one element goes through, by operation. `a` is x or dy, `b` the saved tensor, `bit` the mask bit read or written.
+template <Op op, typename T, typename... P>
+JITACT_INLINE T element(T a, T b, bool& bit, P... params) {
+  if constexpr (op == Op::forward) return forward(a, params...);
+  if constexpr (op == Op::forward_bit) {
+    bit = keeps(a, params...);
+    return forward(a, params...);
+  }
+  if constexpr (op == Op::backward) {
+    if constexpr (requires { backward(a, b, params...); }) {
+      return backward(a, b, params...);
+    } else if constexpr (requires { backward_from_bit(a, keeps(b, params...), params...); }) {
+      return backward_from_bit(a, keeps(b, params...), params...);
+    } else {
+      return a * forward(Dual<T>(b, T(1)), Dual<T>(params)...).derivative;
+    }
+  }
+  if constexpr (op == Op::backward_from_output) return backward_from_output(a, b, params...);
+  if constexpr (op == Op::backward_from_bit) return backward_from_bit(a, bit, params...);
+}
+
+template <Op op, typename T, size_t... I>
+JITACT_INLINE T element(T a, T b, bool& bit, const Params<T>& params, std::index_sequence<I...>) {
+  return element<op>(a, b, bit, params.values[I]...);
+}
+
+template <Op op, typename T>
+JITACT_INLINE T element(T a, T b, bool& bit, const Params<T>& params) {
+  return element<op>(a, b, bit, params, std::make_index_sequence<JITACT_PARAMS>());
+}
+
+// Calls f.template operator()<op>() for the operation of the call, among those that the activation declares.
+template <typename F>
+void dispatch(Op op, const F& f) {
+  switch (op) {
+    case Op::forward: return f.template operator()<Op::forward>();
+    case Op::backward: return f.template operator()<Op::backward>();
+#ifdef JITACT_SAVES_OUTPUT
+    case Op::backward_from_output: return f.template operator()<Op::backward_from_output>();
+#endif
+#ifdef JITACT_SAVES_BIT
+    case Op::forward_bit: return f.template operator()<Op::forward_bit>();
+    case Op::backward_from_bit: return f.template operator()<Op::backward_from_bit>();
+#endif
+    default: return;
+  }
+}
+
+constexpr bool reads_two(Op op) { return op == Op::backward || op == Op::backward_from_output; }
+
+}  // namespace jitact
+
+#ifdef __CUDACC__
+#include "launch_cuda.cuh"
+#else
+#include "launch_cpu.h"
+#endif

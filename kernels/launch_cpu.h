@@ -1,0 +1,186 @@
+// The CPU loop: blocks that stay in the first-level cache, widened, computed and narrowed by loops that the compiler
+// vectorises. Bytes that will not fit a cache are written past it, which saves reading each line before overwriting it.
+#pragma once
+
+#include <torch/csrc/stable/ops.h>
+
+#include <algorithm>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "launch.cuh"
+
+namespace jitact {
+
+constexpr int64_t kBlock = 1024;                     // elements; a multiple of 8, so that no mask byte is shared
+constexpr int64_t kGrain = 32;                       // blocks that are worth a thread
+constexpr int64_t kStreamBytes = int64_t(8) << 20;   // outputs of this size and more are written past the cache
+
+struct Half { uint16_t bits; };
+struct Bfloat16 { uint16_t bits; };
+
+inline float as_float(uint32_t u) { float f; std::memcpy(&f, &u, 4); return f; }
+inline uint32_t as_bits(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
+
+template <typename S> struct Storage;
+
+template <> struct Storage<double> {
+  using T = Double;
+  static void widen(const double* s, T* t, int64_t n) {
+    for (int64_t i = 0; i < n; i++) t[i].v = s[i];
+  }
+  static void narrow(const T* t, double* s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) s[i] = t[i].v;
+  }
+};
+
+template <> struct Storage<float> {
+  using T = Single;
+  static void widen(const float* s, T* t, int64_t n) {
+    for (int64_t i = 0; i < n; i++) t[i].v = s[i];
+  }
+  static void narrow(const T* t, float* s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) s[i] = t[i].v;
+  }
+};
+
+template <> struct Storage<Bfloat16> {
+  using T = Narrow;
+  static void widen(const Bfloat16* s, T* t, int64_t n) {
+    for (int64_t i = 0; i < n; i++) t[i].v = as_float(uint32_t(s[i].bits) << 16);
+  }
+  static void narrow(const T* t, Bfloat16* s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+      const uint32_t u = as_bits(t[i].v);
+      const uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+      s[i].bits = uint16_t(t[i].v != t[i].v ? 0x7fc0 : rounded);
+    }
+  }
+};
+
+template <> struct Storage<Half> {
+  using T = Narrow;
+  static void widen(const Half* s, T* t, int64_t n) {
+    int64_t i = 0;
+#if defined(__F16C__) && defined(__AVX2__)
+    for (; i + 8 <= n; i += 8) {
+      const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(s + i));
+      _mm256_storeu_ps(&t[i].v, _mm256_cvtph_ps(h));
+    }
+#endif
+    for (; i < n; i++) t[i].v = widen_one(s[i].bits);
+  }
+  static void narrow(const T* t, Half* s, int64_t n) {
+    int64_t i = 0;
+#if defined(__F16C__) && defined(__AVX2__)
+    for (; i + 8 <= n; i += 8) {
+      const __m256 f = _mm256_loadu_ps(&t[i].v);
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(s + i), _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+    }
+#endif
+    for (; i < n; i++) s[i].bits = narrow_one(t[i].v);
+  }
+
+ private:
+  // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
+  static float widen_one(uint16_t h) {
+    const uint32_t magnitude = h & 0x7fff;
+    const float f = magnitude >= 0x7c00 ? as_float(magnitude << 13 | 0x7f800000) : as_float(magnitude << 13) * 0x1p112f;
+    return as_float(as_bits(f) | uint32_t(h & 0x8000) << 16);
+  }
+  static uint16_t narrow_one(float f) {
+    const uint32_t sign = as_bits(f) >> 16 & 0x8000;
+    const float magnitude = std::fabs(f);
+    if (f != f) return uint16_t(sign | 0x7e00);
+    if (magnitude >= 65520.0f) return uint16_t(sign | 0x7c00);
+    // Below 2^-14 the result is a multiple of 2^-24: adding 1/2 makes the addition round there.
+    if (magnitude < 0x1p-14f) return uint16_t(sign | (as_bits(magnitude + 0.5f) - as_bits(0.5f)));
+    const uint32_t u = as_bits(magnitude);
+    return uint16_t(sign | (((u + 0xfff + (u >> 13 & 1)) >> 13) - (112u << 10)));
+  }
+};
+
+// Eight bytes of 0 or 1 to the bits of one byte, and back.
+inline uint8_t pack(const uint8_t* bytes) {
+  uint64_t word;
+  std::memcpy(&word, bytes, 8);
+  return uint8_t(word * 0x0102040810204080u >> 56);
+}
+inline void unpack(uint8_t bits, uint8_t* bytes) {
+  const uint64_t spread = bits * 0x0101010101010101u & 0x8040201008040201u;
+  const uint64_t word = (spread + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+  std::memcpy(bytes, &word, 8);
+}
+
+// Copies past the cache where the processor can; `to` lies on 32 bytes.
+inline void stream(void* to, const void* from, int64_t bytes) {
+#if defined(__AVX2__)
+  auto* t = static_cast<__m256i*>(to);
+  const auto* f = static_cast<const __m256i*>(from);
+  const int64_t vectors = bytes / 32;
+  for (int64_t i = 0; i < vectors; i++) _mm256_stream_si256(t + i, _mm256_loadu_si256(f + i));
+  std::memcpy(t + vectors, f + vectors, bytes % 32);
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+template <Op op, typename S>
+void run_blocks(const Call& call, int64_t begin, int64_t end) {
+  using T = typename Storage<S>::T;
+  const Params<T> params(call.params);
+  const auto* a = static_cast<const S*>(call.a);
+  auto* out = static_cast<S*>(call.out);
+  const bool past_cache =
+      call.n * int64_t(sizeof(S)) >= kStreamBytes && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
+  alignas(64) T ta[kBlock], tb[kBlock];
+  alignas(64) S result[kBlock];
+  alignas(64) uint8_t bits[kBlock];
+
+  for (int64_t block = begin; block < end; block++) {
+    const int64_t first = block * kBlock;
+    const int64_t n = std::min(kBlock, call.n - first);
+    Storage<S>::widen(a + first, ta, n);
+    if constexpr (reads_two(op)) Storage<S>::widen(static_cast<const S*>(call.b) + first, tb, n);
+    if constexpr (op == Op::backward_from_bit)
+      for (int64_t i = 0; i < n; i += 8) unpack(static_cast<const uint8_t*>(call.b)[(first + i) / 8], bits + i);
+
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++) {
+      bool bit = false;
+      if constexpr (op == Op::backward_from_bit) bit = bits[i];
+      ta[i] = element<op>(ta[i], reads_two(op) ? tb[i] : T(), bit, params);
+      if constexpr (op == Op::forward_bit) bits[i] = bit;
+    }
+
+    if (past_cache) {
+      Storage<S>::narrow(ta, result, n);
+      stream(out + first, result, n * int64_t(sizeof(S)));
+    } else {
+      Storage<S>::narrow(ta, out + first, n);
+    }
+    if constexpr (op == Op::forward_bit)
+      for (int64_t i = 0; i < n; i += 8) static_cast<uint8_t*>(call.mask)[(first + i) / 8] = pack(bits + i);
+  }
+#if defined(__AVX2__)
+  if (past_cache) _mm_sfence();
+#endif
+}
+
+void run_cpu(const Call& call) {
+  dispatch(call.op, [&]<Op op>() {
+    torch::stable::parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, [&](int64_t begin, int64_t end) {
+      switch (call.dtype) {
+        case Dtype::f64: return run_blocks<op, double>(call, begin, end);
+        case Dtype::f32: return run_blocks<op, float>(call, begin, end);
+        case Dtype::f16: return run_blocks<op, Half>(call, begin, end);
+        case Dtype::bf16: return run_blocks<op, Bfloat16>(call, begin, end);
+      }
+    });
+  });
+}
+
+}  // namespace jitact

@@ -1,0 +1,152 @@
+// The number types that a kernel file's `T` stands for.
+//
+//   Double   what float64 tensors are computed in
+//   Single   what float32 tensors are computed in
+//   Narrow   what float16 and bfloat16 tensors are computed in: float registers, functions just accurate enough
+//   Dual<T>  a value and its derivative, which is how a kernel file that has no backward gets one
+//
+// A literal beside a T becomes a T, so `0.5 * x` is float arithmetic when T is Single and double arithmetic when T is
+// Double; nothing is ever promoted behind the author's back.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#ifdef __CUDACC__
+#define JITACT_INLINE __host__ __device__ __forceinline__
+#else
+#define JITACT_INLINE inline __attribute__((always_inline))
+#endif
+
+// Marks a function of a kernel file: one definition serves every T, on the CPU and on the GPU.
+#define ELEMENTWISE template <typename T> JITACT_INLINE
+
+namespace jitact {
+
+enum class Accuracy { full, narrow };
+
+template <typename V, Accuracy accuracy>
+struct Real {
+  using Value = V;
+  V v;
+
+  JITACT_INLINE Real() : v(0) {}
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  JITACT_INLINE constexpr Real(N n) : v(static_cast<V>(n)) {}
+
+  JITACT_INLINE Real operator-() const { return Real(-v); }
+  JITACT_INLINE Real operator+() const { return *this; }
+  JITACT_INLINE Real& operator+=(Real b) { v += b.v; return *this; }
+  JITACT_INLINE Real& operator-=(Real b) { v -= b.v; return *this; }
+  JITACT_INLINE Real& operator*=(Real b) { v *= b.v; return *this; }
+  JITACT_INLINE Real& operator/=(Real b) { return *this = *this / b; }
+  friend JITACT_INLINE Real operator+(Real a, Real b) { return Real(a.v + b.v); }
+  friend JITACT_INLINE Real operator-(Real a, Real b) { return Real(a.v - b.v); }
+  friend JITACT_INLINE Real operator*(Real a, Real b) { return Real(a.v * b.v); }
+  friend JITACT_INLINE Real operator/(Real a, Real b) {
+#ifdef __CUDA_ARCH__
+    // One multiplication and one special-function instruction. Zero for |b| above 2^126: keep divisors below that.
+    if constexpr (accuracy == Accuracy::narrow) return Real(__fdividef(a.v, b.v));
+#endif
+    return Real(a.v / b.v);
+  }
+  friend JITACT_INLINE bool operator<(Real a, Real b) { return a.v < b.v; }
+  friend JITACT_INLINE bool operator<=(Real a, Real b) { return a.v <= b.v; }
+  friend JITACT_INLINE bool operator>(Real a, Real b) { return a.v > b.v; }
+  friend JITACT_INLINE bool operator>=(Real a, Real b) { return a.v >= b.v; }
+  friend JITACT_INLINE bool operator==(Real a, Real b) { return a.v == b.v; }
+  friend JITACT_INLINE bool operator!=(Real a, Real b) { return a.v != b.v; }
+
+  // Unlike fminf and fmaxf, these give NaN when either argument is NaN, as torch's do.
+  friend JITACT_INLINE Real min(Real a, Real b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<V, float>) {
+      float r;
+      asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a.v), "f"(b.v));
+      return Real(r);
+    }
+#endif
+    return a.v < b.v || a.v != a.v ? a : b;
+  }
+  friend JITACT_INLINE Real max(Real a, Real b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if constexpr (std::is_same_v<V, float>) {
+      float r;
+      asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a.v), "f"(b.v));
+      return Real(r);
+    }
+#endif
+    return a.v > b.v || a.v != a.v ? a : b;
+  }
+  // x held between lo and hi; NaN stays NaN, also where a bound is NaN.
+  friend JITACT_INLINE Real clamp(Real x, Real lo, Real hi) { return min(max(x, lo), hi); }
+  friend JITACT_INLINE Real abs(Real x) {
+    if constexpr (std::is_same_v<V, float>) return Real(fabsf(x.v));
+    return Real(::fabs(x.v));
+  }
+  friend JITACT_INLINE Real copysign(Real magnitude, Real sign) {
+    if constexpr (std::is_same_v<V, float>) return Real(copysignf(magnitude.v, sign.v));
+    return Real(::copysign(magnitude.v, sign.v));
+  }
+  friend JITACT_INLINE bool isnan(Real x) { return x.v != x.v; }
+  // a * b + c, rounded once.
+  friend JITACT_INLINE Real fma(Real a, Real b, Real c) {
+    if constexpr (std::is_same_v<V, float>) return Real(fmaf(a.v, b.v, c.v));
+    return Real(::fma(a.v, b.v, c.v));
+  }
+};
+
+using Double = Real<double, Accuracy::full>;
+using Single = Real<float, Accuracy::full>;
+using Narrow = Real<float, Accuracy::narrow>;
+
+// value + derivative * epsilon, with epsilon^2 = 0. Comparisons look at the value alone.
+template <typename T>
+struct Dual {
+  T value, derivative;
+
+  JITACT_INLINE Dual() : value(0), derivative(0) {}
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  JITACT_INLINE Dual(N n) : value(n), derivative(0) {}
+  JITACT_INLINE Dual(T v) : value(v), derivative(0) {}
+  JITACT_INLINE Dual(T v, T d) : value(v), derivative(d) {}
+
+  JITACT_INLINE Dual operator-() const { return {-value, -derivative}; }
+  JITACT_INLINE Dual operator+() const { return *this; }
+  JITACT_INLINE Dual& operator+=(Dual b) { return *this = *this + b; }
+  JITACT_INLINE Dual& operator-=(Dual b) { return *this = *this - b; }
+  JITACT_INLINE Dual& operator*=(Dual b) { return *this = *this * b; }
+  JITACT_INLINE Dual& operator/=(Dual b) { return *this = *this / b; }
+  friend JITACT_INLINE Dual operator+(Dual a, Dual b) { return {a.value + b.value, a.derivative + b.derivative}; }
+  friend JITACT_INLINE Dual operator-(Dual a, Dual b) { return {a.value - b.value, a.derivative - b.derivative}; }
+  friend JITACT_INLINE Dual operator*(Dual a, Dual b) {
+    return {a.value * b.value, a.derivative * b.value + a.value * b.derivative};
+  }
+  friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
+    const T q = a.value / b.value;
+    return {q, (a.derivative - q * b.derivative) / b.value};
+  }
+  friend JITACT_INLINE bool operator<(Dual a, Dual b) { return a.value < b.value; }
+  friend JITACT_INLINE bool operator<=(Dual a, Dual b) { return a.value <= b.value; }
+  friend JITACT_INLINE bool operator>(Dual a, Dual b) { return a.value > b.value; }
+  friend JITACT_INLINE bool operator>=(Dual a, Dual b) { return a.value >= b.value; }
+  friend JITACT_INLINE bool operator==(Dual a, Dual b) { return a.value == b.value; }
+  friend JITACT_INLINE bool operator!=(Dual a, Dual b) { return a.value != b.value; }
+
+  friend JITACT_INLINE Dual min(Dual a, Dual b) { return a.value < b.value || isnan(a.value) ? a : b; }
+  friend JITACT_INLINE Dual max(Dual a, Dual b) { return a.value > b.value || isnan(a.value) ? a : b; }
+  friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
+  friend JITACT_INLINE Dual abs(Dual x) {
+    return {abs(x.value), x.value > T(0) ? x.derivative : x.value < T(0) ? -x.derivative : x.derivative * T(0)};
+  }
+  friend JITACT_INLINE Dual copysign(Dual magnitude, Dual sign) {
+    const Dual a = abs(magnitude);
+    return {copysign(a.value, sign.value), copysign(T(1), sign.value) * a.derivative};
+  }
+  friend JITACT_INLINE bool isnan(Dual x) { return isnan(x.value); }
+  friend JITACT_INLINE Dual fma(Dual a, Dual b, Dual c) { return a * b + c; }
+};
+
+}  // namespace jitact
