@@ -138,7 +138,7 @@ void run_blocks(const Call& call, int64_t begin, int64_t end) {
       call.n * int64_t(sizeof(S)) >= kStreamBytes && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
   alignas(64) T ta[kBlock], tb[kBlock];
   alignas(64) S result[kBlock];
-  alignas(64) uint8_t bits[kBlock];
+  alignas(64) uint8_t bits[kBlock] = {};  // pack() wants 0 or 1 past the end too
 
   for (int64_t block = begin; block < end; block++) {
     const int64_t first = block * kBlock;

@@ -1,0 +1,81 @@
+"""From names to activations: the mapping, lookup with aliases and suggestions, registration."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from .activations import TABLE, Activation, ActivationModule, make_function, make_module
+
+__all__ = ["REGISTRY", "function", "get", "names", "register"]
+
+_modules: dict[str, type[ActivationModule]] = {}
+_functions: dict[str, Callable[..., Tensor]] = {}
+_aliases: dict[str, str] = {}  # normalised spelling -> canonical name
+
+REGISTRY: Mapping[str, type[ActivationModule]] = MappingProxyType(_modules)
+"""Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
+
+
+def _normalise(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def names() -> list[str]:
+    """Canonical names of all registered activations, sorted."""
+    return sorted(_modules)
+
+
+def resolve(name: str) -> str:
+    """The canonical name for ``name``, an alias or another spelling of it.
+
+    Raises:
+        KeyError: unknown; the message suggests near names and lists the known ones.
+    """
+    canonical = _aliases.get(_normalise(name)) if isinstance(name, str) else None
+    if canonical is None:
+        near = difflib.get_close_matches(_normalise(str(name)), _aliases, n=3)
+        suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(_aliases[n]) for n in near))}? " if near else ""
+        raise UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")
+    return canonical
+
+
+class UnknownActivation(KeyError):
+    """A name that the registry does not hold. Prints its message as it is, where KeyError would print its repr."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
+def get(name: str) -> type[ActivationModule]:
+    """The ``ModelNew`` class of an activation: a ``torch.nn.Module`` that takes what PyTorch's counterpart takes.
+
+    Raises:
+        KeyError: unknown name; the message suggests near names and lists the known ones.
+    """
+    return _modules[resolve(name)]
+
+
+def function(name: str) -> Callable[..., Tensor]:
+    """The function of an activation, as ``jitact.<name>`` gives it.
+
+    Raises:
+        KeyError: unknown name.
+    """
+    return _functions[resolve(name)]
+
+
+def register(activation: Activation) -> type[ActivationModule]:
+    """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
+    _modules[activation.name] = make_module(activation)
+    _functions[activation.name] = make_function(activation)
+    for name in (activation.name, activation.title):
+        _aliases[_normalise(name)] = activation.name
+    return _modules[activation.name]
+
+
+for _activation in TABLE:
+    register(_activation)
