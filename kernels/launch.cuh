@@ -68,7 +68,7 @@ void dispatch(Op op, const F& f) {
   }
 }
 
-constexpr bool reads_two(Op op) { return op == Op::backward || op == Op::backward_from_output; }
+JITACT_INLINE constexpr bool reads_two(Op op) { return op == Op::backward || op == Op::backward_from_output; }
 
 }  // namespace jitact
 

@@ -8,129 +8,146 @@ namespace jitact {
 
 constexpr int kThreads = 256;
 
-// How a storage type becomes a T and back. 16-bit types go in pairs, one 32-bit word at a time, because the hardware
-// rounds two floats to a pair in one instruction.
+// A 16-byte vector as it moves, and the elements in it.
+struct alignas(16) Words { uint32_t w[4]; };
+
+struct Half { uint16_t bits; };
+struct Bfloat16 { uint16_t bits; };
+
+// How the words of a vector become elements and back. 16-bit elements go in pairs, one word at a time, because the
+// hardware rounds two floats into a word in one instruction. `load` and `store` move a single element.
 template <typename S> struct Storage;
 
 template <> struct Storage<double> {
   using T = Double;
-  static __device__ __forceinline__ void widen(const double* s, T* t) { t[0] = s[0], t[1] = s[1]; }
-  static __device__ __forceinline__ void narrow(const T* t, double* s) { s[0] = t[0].v, s[1] = t[1].v; }
+  static constexpr int size = 2;
+  static __device__ __forceinline__ void widen(const Words& v, T* t) {
+    for (int i = 0; i < 2; i++) t[i] = __hiloint2double(v.w[2 * i + 1], v.w[2 * i]);
+  }
+  static __device__ __forceinline__ void narrow(const T* t, Words& v) {
+    for (int i = 0; i < 2; i++) v.w[2 * i] = __double2loint(t[i].v), v.w[2 * i + 1] = __double2hiint(t[i].v);
+  }
+  static __device__ __forceinline__ T load(const double* p) { return *p; }
+  static __device__ __forceinline__ void store(double* p, T t) { *p = t.v; }
 };
 
 template <> struct Storage<float> {
   using T = Single;
-  static __device__ __forceinline__ void widen(const float* s, T* t) { t[0] = s[0], t[1] = s[1]; }
-  static __device__ __forceinline__ void narrow(const T* t, float* s) { s[0] = t[0].v, s[1] = t[1].v; }
+  static constexpr int size = 4;
+  static __device__ __forceinline__ void widen(const Words& v, T* t) {
+    for (int i = 0; i < 4; i++) t[i] = __uint_as_float(v.w[i]);
+  }
+  static __device__ __forceinline__ void narrow(const T* t, Words& v) {
+    for (int i = 0; i < 4; i++) v.w[i] = __float_as_uint(t[i].v);
+  }
+  static __device__ __forceinline__ T load(const float* p) { return *p; }
+  static __device__ __forceinline__ void store(float* p, T t) { *p = t.v; }
 };
 
-struct alignas(2) Half { uint16_t bits; };
-struct alignas(2) Bfloat16 { uint16_t bits; };
-
-template <> struct Storage<Half> {
+template <typename S> struct Storage16 {
   using T = Narrow;
-  static __device__ __forceinline__ void widen(const Half* s, T* t) {
-    for (int i = 0; i < 2; i++) asm("cvt.f32.f16 %0, %1;" : "=f"(t[i].v) : "h"(s[i].bits));
+  static constexpr int size = 8;
+  static __device__ __forceinline__ void widen(const Words& v, T* t) {
+    for (int i = 0; i < 4; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
   }
-  static __device__ __forceinline__ void narrow(const T* t, Half* s) {
+  static __device__ __forceinline__ void narrow(const T* t, Words& v) {
+    for (int i = 0; i < 4; i++) v.w[i] = Storage<S>::narrow_pair(t[2 * i], t[2 * i + 1]);
+  }
+  static __device__ __forceinline__ T load(const S* p) {
+    T low, high;
+    Storage<S>::widen_pair(p->bits, low, high);
+    return low;
+  }
+  static __device__ __forceinline__ void store(S* p, T t) { p->bits = uint16_t(Storage<S>::narrow_pair(t, T(0))); }
+};
+
+template <> struct Storage<Half> : Storage16<Half> {
+  static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) {
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+        : "=f"(low.v), "=f"(high.v) : "r"(word));
+  }
+  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) {
+    uint32_t word;
 #if __CUDA_ARCH__ >= 800
-    uint32_t pair;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(t[1].v), "f"(t[0].v));
-    s[0].bits = uint16_t(pair), s[1].bits = uint16_t(pair >> 16);
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high.v), "f"(low.v));
 #else
-    for (int i = 0; i < 2; i++) asm("cvt.rn.f16.f32 %0, %1;" : "=h"(s[i].bits) : "f"(t[i].v));
+    asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
+        : "=r"(word) : "f"(low.v), "f"(high.v));
+#endif
+    return word;
+  }
+};
+
+template <> struct Storage<Bfloat16> : Storage16<Bfloat16> {
+  static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) {
+    low = __uint_as_float(word << 16);
+    high = __uint_as_float(word & 0xffff0000u);
+  }
+  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) {
+#if __CUDA_ARCH__ >= 800
+    uint32_t word;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high.v), "f"(low.v));
+    return word;
+#else
+    const auto round = [](T t) {
+      const uint32_t u = __float_as_uint(t.v);
+      return isnan(t) ? 0x7fffu : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    };
+    return round(low) | round(high) << 16;
 #endif
   }
 };
-
-template <> struct Storage<Bfloat16> {
-  using T = Narrow;
-  static __device__ __forceinline__ void widen(const Bfloat16* s, T* t) {
-    for (int i = 0; i < 2; i++) t[i] = __uint_as_float(uint32_t(s[i].bits) << 16);
-  }
-  static __device__ __forceinline__ void narrow(const T* t, Bfloat16* s) {
-#if __CUDA_ARCH__ >= 800
-    uint32_t pair;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(t[1].v), "f"(t[0].v));
-    s[0].bits = uint16_t(pair), s[1].bits = uint16_t(pair >> 16);
-#else
-    for (int i = 0; i < 2; i++) {
-      const uint32_t u = __float_as_uint(t[i].v);
-      s[i].bits = isnan(t[i]) ? 0x7fff : uint16_t((u + 0x7fff + (u >> 16 & 1)) >> 16);
-    }
-#endif
-  }
-};
-
-// The elements that one thread takes.
-template <typename S>
-struct alignas(16) Vector {
-  static constexpr int size = 16 / sizeof(S);
-  S elements[size];
-};
-
-// `whole` vectors move in one instruction; the last ones of a tensor, and all of one that does not lie on 16 bytes, move
-// element by element.
-template <typename S>
-__device__ __forceinline__ Vector<S> load(const S* p, int64_t count, bool whole) {
-  if (whole) return *reinterpret_cast<const Vector<S>*>(p);
-  Vector<S> v{};
-#pragma unroll
-  for (int i = 0; i < Vector<S>::size; i++)
-    if (i < count) v.elements[i] = p[i];
-  return v;
-}
-
-template <typename S>
-__device__ __forceinline__ void store(S* p, const Vector<S>& v, int64_t count, bool whole) {
-  if (whole) {
-    *reinterpret_cast<Vector<S>*>(p) = v;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < Vector<S>::size; i++)
-    if (i < count) p[i] = v.elements[i];
-}
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
     elementwise(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned,
                 const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
-  constexpr int size = Vector<S>::size;
-  const int64_t first = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * size;
-  const int64_t count = n - first;  // elements left from here on; none or negative past the end
-  const bool whole = aligned && count >= size;
-
-  const Vector<S> va = load(a + first, count, whole);
-  Vector<S> vb{};
-  if constexpr (reads_two(op)) vb = load(static_cast<const S*>(b) + first, count, whole);
+  constexpr int size = Storage<S>::size;
+  const int64_t block = int64_t(blockIdx.x) * kThreads * size;
+  const int64_t first = block + int(threadIdx.x) * size;
+  const auto* saved = static_cast<const S*>(b);
+  const auto* saved_bits = static_cast<const uint8_t*>(b);
   unsigned bits = 0;
-  if constexpr (op == Op::backward_from_bit)
-    if (count > 0) bits = static_cast<const uint8_t*>(b)[first / 8] >> (first % 8);
 
-  Vector<S> result;
+  if (aligned && block + kThreads * size <= n) {
+    // All loads are issued before the first of them is waited for.
+    const Words va = *reinterpret_cast<const Words*>(a + first);
+    Words vb{};
+    if constexpr (reads_two(op)) vb = *reinterpret_cast<const Words*>(saved + first);
+    if constexpr (op == Op::backward_from_bit) bits = saved_bits[first >> 3] >> (first & 7);
+    T ta[size], tb[size];
+    Storage<S>::widen(va, ta);
+    Storage<S>::widen(vb, tb);
 #pragma unroll
-  for (int i = 0; i < size; i += 2) {
-    T ta[2], tb[2];
-    Storage<S>::widen(va.elements + i, ta);
-    Storage<S>::widen(vb.elements + i, tb);
-#pragma unroll
-    for (int j = 0; j < 2; j++) {
-      bool bit = bits >> (i + j) & 1;
-      ta[j] = element<op>(ta[j], tb[j], bit, params);
-      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << (i + j);
+    for (int i = 0; i < size; i++) {
+      bool bit = bits >> i & 1;
+      ta[i] = element<op>(ta[i], tb[i], bit, params);
+      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
     }
-    Storage<S>::narrow(ta, result.elements + i);
+    Words result;
+    Storage<S>::narrow(ta, result);
+    *reinterpret_cast<Words*>(out + first) = result;
+  } else {
+    // The tensor's last block, or memory that does not lie on 16 bytes: element by element.
+    const int count = int(min(int64_t(size), n - first));
+    if (op == Op::backward_from_bit && count > 0) bits = saved_bits[first >> 3] >> (first & 7);
+#pragma unroll 1
+    for (int i = 0; i < count; i++) {
+      const T ta = Storage<S>::load(a + first + i);
+      const T tb = reads_two(op) ? Storage<S>::load(saved + first + i) : T();
+      bool bit = bits >> i & 1;
+      Storage<S>::store(out + first + i, element<op>(ta, tb, bit, params));
+      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
+    }
   }
-  store(out + first, result, count, whole);
 
   if constexpr (op == Op::forward_bit) {
     // Threads side by side put their bits together until one of them has a byte.
 #pragma unroll
     for (int lanes = 1; lanes * size < 8; lanes *= 2)
       bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
-    if (first % 8 == 0 && count > 0) mask[first / 8] = uint8_t(bits);
+    if ((first & 7) == 0 && first < n) mask[first >> 3] = uint8_t(bits);
   }
 }
 
@@ -138,7 +155,7 @@ template <Op op, typename S>
 void launch(const Call& call, cudaStream_t stream) {
   const auto on_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
-  constexpr int64_t per_block = int64_t(kThreads) * Vector<S>::size;
+  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size;
   elementwise<op, S><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
       static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n,
       aligned, Params<typename Storage<S>::T>(call.params));
