@@ -2,25 +2,30 @@
 // vectorises. Bytes that will not fit a cache are written past it, which saves reading each line before overwriting it.
 #pragma once
 
-#include <torch/csrc/stable/ops.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstring>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
 #include "launch.cuh"
+#include "torch_abi.h"
 
 namespace jitact {
 
-constexpr int64_t kBlock = 1024;                     // elements; a multiple of 8, so that no mask byte is shared
-constexpr int64_t kGrain = 32;                       // blocks that are worth a thread
-constexpr int64_t kStreamBytes = int64_t(8) << 20;   // outputs of this size and more are written past the cache
+constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8, so that no mask byte is shared
+constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
+constexpr int64_t kLargeBytes = int64_t(8) << 20;  // outputs from here on get huge pages and are written past the cache
 
 struct Half { uint16_t bits; };
 struct Bfloat16 { uint16_t bits; };
+
+using Bytes32 = long long __attribute__((vector_size(32)));
+
+inline int64_t bytes_of(const Call& call) {
+  return call.n * (call.dtype == Dtype::f64 ? 8 : call.dtype == Dtype::f32 ? 4 : 2);
+}
+// In place, the output is in the cache already when it is written.
+inline bool is_large_output(const Call& call) { return call.out != call.a && bytes_of(call) >= kLargeBytes; }
 
 inline float as_float(uint32_t u) { float f; std::memcpy(&f, &u, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
@@ -65,20 +70,22 @@ template <> struct Storage<Half> {
   using T = Narrow;
   static void widen(const Half* s, T* t, int64_t n) {
     int64_t i = 0;
-#if defined(__F16C__) && defined(__AVX2__)
+#ifdef __F16C__
     for (; i + 8 <= n; i += 8) {
-      const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(s + i));
-      _mm256_storeu_ps(&t[i].v, _mm256_cvtph_ps(h));
+      Bytes32 wide;
+      asm("vcvtph2ps %1, %0" : "=x"(wide) : "m"(*reinterpret_cast<const char(*)[16]>(s + i)));
+      std::memcpy(&t[i].v, &wide, 32);
     }
 #endif
     for (; i < n; i++) t[i].v = widen_one(s[i].bits);
   }
   static void narrow(const T* t, Half* s, int64_t n) {
     int64_t i = 0;
-#if defined(__F16C__) && defined(__AVX2__)
+#ifdef __F16C__
     for (; i + 8 <= n; i += 8) {
-      const __m256 f = _mm256_loadu_ps(&t[i].v);
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(s + i), _mm256_cvtps_ph(f, _MM_FROUND_TO_NEAREST_INT));
+      Bytes32 wide;
+      std::memcpy(&wide, &t[i].v, 32);
+      asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<char(*)[16]>(s + i)) : "x"(wide));  // $0: to nearest even
     }
 #endif
     for (; i < n; i++) s[i].bits = narrow_one(t[i].v);
@@ -117,15 +124,35 @@ inline void unpack(uint8_t bits, uint8_t* bytes) {
 
 // Copies past the cache where the processor can; `to` lies on 32 bytes.
 inline void stream(void* to, const void* from, int64_t bytes) {
-#if defined(__AVX2__)
-  auto* t = static_cast<__m256i*>(to);
-  const auto* f = static_cast<const __m256i*>(from);
-  const int64_t vectors = bytes / 32;
-  for (int64_t i = 0; i < vectors; i++) _mm256_stream_si256(t + i, _mm256_loadu_si256(f + i));
-  std::memcpy(t + vectors, f + vectors, bytes % 32);
+#ifdef __AVX2__
+  auto* t = static_cast<char*>(to);
+  const auto* f = static_cast<const char*>(from);
+  int64_t i = 0;
+  for (; i + 32 <= bytes; i += 32) {
+    Bytes32 vector;
+    std::memcpy(&vector, f + i, 32);
+    asm volatile("vmovntdq %1, %0" : "=m"(*reinterpret_cast<char(*)[32]>(t + i)) : "x"(vector));
+  }
+  std::memcpy(t + i, f + i, bytes - i);
 #else
   std::memcpy(to, from, bytes);
 #endif
+}
+
+// Orders streamed writes before what follows.
+inline void stream_fence() {
+#ifdef __AVX2__
+  asm volatile("sfence" ::: "memory");
+#endif
+}
+
+// Asks for huge pages under a large new tensor: touching it for the first time then takes a page fault for every 2 MB in
+// place of 4 KB, which is where most of the time of a large output goes.
+inline void prefer_huge_pages(void* p, int64_t bytes) {
+  constexpr uintptr_t page = uintptr_t(2) << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
 template <Op op, typename S>
@@ -134,8 +161,7 @@ void run_blocks(const Call& call, int64_t begin, int64_t end) {
   const Params<T> params(call.params);
   const auto* a = static_cast<const S*>(call.a);
   auto* out = static_cast<S*>(call.out);
-  const bool past_cache =
-      call.n * int64_t(sizeof(S)) >= kStreamBytes && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
+  const bool past_cache = is_large_output(call) && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
   alignas(64) T ta[kBlock], tb[kBlock];
   alignas(64) S result[kBlock];
   alignas(64) uint8_t bits[kBlock] = {};  // pack() wants 0 or 1 past the end too
@@ -165,22 +191,26 @@ void run_blocks(const Call& call, int64_t begin, int64_t end) {
     if constexpr (op == Op::forward_bit)
       for (int64_t i = 0; i < n; i += 8) static_cast<uint8_t*>(call.mask)[(first + i) / 8] = pack(bits + i);
   }
-#if defined(__AVX2__)
-  if (past_cache) _mm_sfence();
-#endif
+  if (past_cache) stream_fence();
+}
+
+template <Op op>
+void run_blocks(const Call& call, int64_t begin, int64_t end) {
+  switch (call.dtype) {
+    case Dtype::f64: return run_blocks<op, double>(call, begin, end);
+    case Dtype::f32: return run_blocks<op, float>(call, begin, end);
+    case Dtype::f16: return run_blocks<op, Half>(call, begin, end);
+    case Dtype::bf16: return run_blocks<op, Bfloat16>(call, begin, end);
+  }
 }
 
 void run_cpu(const Call& call) {
-  dispatch(call.op, [&]<Op op>() {
-    torch::stable::parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, [&](int64_t begin, int64_t end) {
-      switch (call.dtype) {
-        case Dtype::f64: return run_blocks<op, double>(call, begin, end);
-        case Dtype::f32: return run_blocks<op, float>(call, begin, end);
-        case Dtype::f16: return run_blocks<op, Half>(call, begin, end);
-        case Dtype::bf16: return run_blocks<op, Bfloat16>(call, begin, end);
-      }
-    });
-  });
+  if (is_large_output(call)) prefer_huge_pages(call.out, bytes_of(call));
+  const auto blocks = [](int64_t begin, int64_t end, void* context) {
+    const Call& call = *static_cast<const Call*>(context);
+    dispatch(call.op, [&]<Op op>() { run_blocks<op>(call, begin, end); });
+  };
+  torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, blocks, const_cast<Call*>(&call));
 }
 
 }  // namespace jitact
