@@ -1,31 +1,35 @@
-"""What an activation is: its record, the autograd function that runs it, the module class made from it, and the table."""
+"""What an activation is: its record, the module class and the function made from it, and the table of them all."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from inspect import Parameter
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from . import kernels
+from . import references as ref
+from .autograd import ACCEPTED, DTYPES, by_token, check, run
 from .kernels import KernelSource
 
-__all__ = ["DTYPES", "SAVES", "TABLE", "Activation", "ActivationModule", "make_function", "make_module", "run"]
+__all__ = ["DTYPES", "SAVES", "TABLE", "Activation", "ActivationModule", "Requirement", "make_function", "make_module", "run"]
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 SAVES = ("input", "output", "bit")
-ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
 OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
 
 
-_by_token: dict[str, Activation] = {}
+@dataclass(frozen=True)
+class Requirement:
+    """A condition on parameters, as text for people and as a test; only for one ``save`` if that is given."""
+
+    text: str
+    holds: Callable[..., bool]
+    save: str | None = None
 
 
 @dataclass(eq=False)  # not frozen: torch.compile reads no attributes of a frozen one
@@ -44,6 +48,10 @@ class Activation:
         module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
         notes: for the docstring: what else a user should know.
         exact: the function in PyTorch as tests want it in float64, where ``reference`` loses digits even there.
+        requires: what parameters must satisfy.
+        aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
+        variant: a constructor argument that chooses among activations, and the names that its values lead to.
+        kernel: what to compile, where that is not ``kernels/<name>.cu``.
     """
 
     name: str
@@ -57,21 +65,28 @@ class Activation:
     module: type[nn.Module] | None = None
     notes: str = ""
     exact: Callable[..., Tensor] | None = None
+    requires: tuple[Requirement, ...] = ()
+    aliases: tuple[str, ...] = ()
+    variant: tuple[str, dict[str, str]] | None = None
+    kernel: KernelSource | None = None
 
     def __post_init__(self) -> None:
         """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""
-        versions = sum(record.name == self.name for record in _by_token.values())
+        versions = sum(record.name == self.name for record in by_token.values())
         self.token = f"{self.name}.{versions + 1}" if versions else self.name
-        _by_token[self.token] = self
+        by_token[self.token] = self
 
     @cached_property
     def source(self) -> KernelSource:
-        return KernelSource.from_file(self.name, tuple(name for name, _ in self.params), self.saves)
+        """What the loader compiles."""
+        return self.kernel or KernelSource.from_file(self.name, tuple(name for name, _ in self.params), self.saves)
 
     @cached_property
     def signature(self) -> inspect.Signature:
         """Of the constructor: parameters, ``inplace`` where ``torch.nn`` has it, then ``save`` and ``fast_math``."""
         defaults = dict(self.params) | ({"inplace": False} if self.inplace else {})
+        if self.variant:
+            defaults[self.variant[0]] = next(iter(self.variant[1]))
         positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in defaults.items()]
         keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in OPTIONS.items()]
         return inspect.Signature([*positional, *keyword])
@@ -83,214 +98,6 @@ class Activation:
         return torch.func.vjp(lambda x: self.reference(x, *params), kept)[1](dy)[0]
 
 
-@dataclass(eq=False)
-class Config:
-    """How a call runs, everything but the tensor: the options, completed, and the operators they lead to."""
-
-    activation: Activation
-    params: tuple[float, ...]
-    inplace: bool
-    save: str
-    forward_op: Callable
-    backward_op: Callable
-
-
-def check(activation: Activation, params: tuple[float, ...], save: str | None) -> None:
-    """Checks options as a constructor gets them.
-
-    Raises:
-        TypeError: a parameter is not a number.
-        ValueError: ``save`` is not one of the activation's.
-    """
-    for (name, _), value in zip(activation.params, params, strict=True):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"{activation.name}: {name} must be a number, got {value!r}")
-    if save is not None and save not in activation.saves:
-        choices = ", ".join(map(repr, activation.saves))
-        raise ValueError(f"{activation.name}: save={save!r} is not possible; choose from {choices}")
-
-
-def configure(activation: Activation, params: tuple[float, ...], inplace: bool, save: str | None, fast_math: bool) -> Config:
-    """Completes and checks the options of a call, and compiles what it needs.
-
-    Without ``save``, backward keeps the table's default; in place, the output where that is possible, as it costs nothing.
-
-    Raises:
-        TypeError, ValueError: as :func:`check`.
-    """
-    check(activation, params, save)
-    if save is None:
-        save = "output" if inplace and activation.saves[0] == "input" and "output" in activation.saves else activation.saves[0]
-    library = _load(activation.token, fast_math)
-    forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
-    backward = "backward" if save == "input" else f"backward_from_{save}"
-    ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
-    return Config(activation, tuple([float(p) for p in params]), inplace, save, *ops)
-
-
-_configure_once = lru_cache(maxsize=4096)(configure)
-
-
-def _load(token: str, fast_math: bool) -> str:
-    return kernels.load(_by_token[token].source, fast_math=fast_math).name
-
-
-# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
-_load._dynamo_marked_constant = True
-
-
-class _Activate(torch.autograd.Function):
-    """Forward, keeping for backward what ``config.save`` names.
-
-    Returns ``y``, or ``(y, kept)`` where what backward needs is neither ``x`` nor ``y`` as they are.
-    """
-
-    @staticmethod
-    def forward(x: Tensor, config: Config) -> Any:
-        if not config.inplace:
-            return config.forward_op(x, *config.params)
-        kept = x.clone() if config.save == "input" else None
-        mask = config.forward_op(x, *config.params)
-        return x if config.save == "output" else (x, mask if kept is None else kept)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        x, config = inputs
-        if isinstance(output, tuple):
-            y, kept = output
-            ctx.mark_non_differentiable(kept)
-        else:
-            y, kept = output, x if config.save == "input" else output
-        if config.inplace:
-            ctx.mark_dirty(x)
-        ctx.save_for_backward(kept)
-        ctx.save_for_forward(kept)
-        ctx.set_materialize_grads(False)
-        ctx.config, ctx.strides = config, y.stride()
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple:
-        return None if dy is None else _gradient(ctx, dy), None
-
-    @staticmethod
-    def jvp(ctx: Any, dx: Tensor, _: Any) -> Any:
-        dy = _gradient(ctx, dx)
-        return (dy, None) if ctx.config.save == "bit" else dy
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, x: Tensor, config: Config) -> tuple:
-        return _Activate.apply(x, config), in_dims[0]
-
-
-class _Gradient(torch.autograd.Function):
-    """Backward as a function of ``dy`` and what was kept, itself differentiable."""
-
-    @staticmethod
-    def forward(dy: Tensor, kept: Tensor, config: Config) -> Tensor:
-        return config.backward_op(dy, kept, *config.params)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        dy, kept, config = inputs
-        ctx.save_for_backward(dy, kept)
-        ctx.save_for_forward(dy, kept)
-        ctx.set_materialize_grads(False)
-        ctx.config, ctx.strides = config, output.stride()
-
-    @staticmethod
-    def backward(ctx: Any, ddx: Tensor | None) -> tuple:
-        if ddx is None:
-            return None, None, None
-        curvature = _curvature(ctx)
-        return _gradient(ctx, ddx), None if curvature is None else ddx * curvature, None
-
-    @staticmethod
-    def jvp(ctx: Any, ddy: Tensor | None, dkept: Tensor | None, _: Any) -> Tensor:
-        curvature = None if dkept is None else _curvature(ctx)
-        if curvature is None:
-            return torch.zeros_like(ctx.saved_tensors[0]) if ddy is None else _gradient(ctx, ddy)
-        return dkept * curvature if ddy is None else torch.addcmul(_gradient(ctx, ddy), dkept, curvature)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: tuple, dy: Tensor, kept: Tensor, config: Config) -> tuple:
-        dy, kept = (
-            t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-            for t, dim in zip((dy, kept), in_dims, strict=False)
-        )
-        return _Gradient.apply(dy, kept, config), 0
-
-
-# torch.compile accepts no Function that defines jvp; it needs neither forward mode nor batching from these.
-
-
-class _ActivateCompiled(_Activate):
-    jvp = torch.autograd.Function.jvp
-
-
-class _GradientCompiled(_Gradient):
-    jvp = torch.autograd.Function.jvp
-
-
-def _gradient(ctx: Any, dy: Tensor) -> Tensor:
-    """``dy`` times the slope: an activation being elementwise, the derivative in forward and in reverse mode alike."""
-    kept, config = ctx.saved_tensors[-1], ctx.config
-    if config.save == "bit" and dy.stride() != ctx.strides:
-        dy = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).copy_(dy)
-    if not torch.is_grad_enabled():
-        return _Gradient.forward(dy, kept, config)
-    return (_GradientCompiled if torch.compiler.is_compiling() else _Gradient).apply(dy, kept, config)
-
-
-def _curvature(ctx: Any) -> Tensor | None:
-    """``dy`` times the derivative of the slope by what was kept, from the reference; None where the slope is constant."""
-    (dy, kept), config = ctx.saved_tensors, ctx.config
-    if "bit" in config.activation.saves:
-        return None
-    reference = config.activation.gradient_reference
-    _, vjp = torch.func.vjp(lambda k: reference(dy, k, config.params, config.save), kept)
-    return vjp(torch.ones_like(dy))[0]
-
-
-def run(
-    x: Tensor, activation: Activation, params: tuple[float, ...], inplace: bool, save: str | None, fast_math: bool
-) -> Tensor:
-    """Applies an activation. What :func:`make_function` and :class:`ActivationModule` call.
-
-    Raises:
-        TypeError: ``x`` is not a dense tensor of one of :data:`DTYPES`.
-        RuntimeError: in place on a leaf that requires a gradient.
-    """
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided:
-        raise TypeError(f"{activation.name}: expected {ACCEPTED}, got {_describe(x)}")
-    compiling = torch.compiler.is_compiling()
-    transformed = not compiling and _transformed()
-    records = transformed or (torch.is_grad_enabled() and x.requires_grad)
-    in_place = inplace and not transformed  # forward mode would want the tangent written in place too
-    if not records or (transformed and (save or activation.saves[0]) == "bit"):
-        save = "input"  # nothing to keep, or a mask in the order of memory, which vmap hides
-    config = (configure if compiling else _configure_once)(activation, params, in_place, save, fast_math)
-    if not records:
-        y = config.forward_op(x, *config.params)
-        return x if in_place else y
-    if in_place and x.is_leaf:
-        raise RuntimeError(f"{activation.name}: a leaf that requires a gradient cannot be changed in place")
-    y = (_ActivateCompiled if compiling else _Activate).apply(x, config)
-    y = y[0] if isinstance(y, tuple) else y
-    return x.copy_(y) if inplace and transformed else y
-
-
-def _transformed() -> bool:
-    """Whether torch.func transforms or forward-mode AD are at work. Neither has a public query."""
-    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
-
-
-def _describe(x: object) -> str:
-    if not isinstance(x, Tensor):
-        return "None" if x is None else f"a {type(x).__name__}"
-    layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "
-    return f"a {layout}{str(x.dtype).removeprefix('torch.')} tensor"
-
-
 class ActivationModule(nn.Module):
     """Base of the classes that :func:`make_module` makes: modules that drop in where ``torch.nn``'s stand."""
 
@@ -298,25 +105,33 @@ class ActivationModule(nn.Module):
     Model: ClassVar[type[nn.Module]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what the ``torch.nn`` counterpart takes, and ``save`` and ``fast_math``; see the class's signature."""
         super().__init__()
         self.inplace = False
         for name, value in _bind(self.activation, args, kwargs).items():
             setattr(self, name, value)
-        check(self.activation, self._params(), self.save)
+        check(_variant(self.activation, self.__dict__), self._params(), self.save)
 
     def _params(self) -> tuple[float, ...]:
         return tuple([getattr(self, name) for name, _ in self.activation.params])
 
     def forward(self, x: Tensor) -> Tensor:
-        return run(x, self.activation, self._params(), self.inplace, self.save, self.fast_math)
+        """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats."""
+        activation = _variant(self.activation, self.__dict__)
+        return run(x, activation, self._params(), self.inplace, self.save, self.fast_math)
 
     def extra_repr(self) -> str:
+        """Parameters, and the options that were chosen."""
         shown = [f"{name}={getattr(self, name)}" for name, _ in self.activation.params]
+        shown += (
+            [f"{self.activation.variant[0]}={getattr(self, self.activation.variant[0])!r}"] if self.activation.variant else []
+        )
         shown += [f"{name}=True" for name in ("inplace", "fast_math") if getattr(self, name)]
         shown += [f"save={self.save!r}"] if self.save else []
         return ", ".join(shown)
 
     def __reduce__(self) -> tuple:
+        """By the activation's name: a class that was defined in a notebook has no other address."""
         return _revive, (self.activation.name,), self.__dict__
 
     @staticmethod
@@ -330,6 +145,21 @@ class ActivationModule(nn.Module):
     def get_init_inputs() -> list:
         """Arguments for the constructor: none, the defaults hold."""
         return []
+
+
+def _variant(activation: Activation, options: dict[str, Any]) -> Activation:
+    """The record that the options lead to: another than ``activation`` for ``GELU(approximate="tanh")``.
+
+    Raises:
+        ValueError: the argument that chooses has an unknown value.
+    """
+    if activation.variant is None:
+        return activation
+    argument, names = activation.variant
+    if options[argument] not in names:
+        choices = ", ".join(map(repr, names))
+        raise ValueError(f"{activation.name}: {argument}={options[argument]!r} is not possible; choose from {choices}")
+    return by_token[names[options[argument]]]
 
 
 def _bind(activation: Activation, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -356,7 +186,7 @@ def make_module(activation: Activation) -> type[ActivationModule]:
     """The ``ModelNew`` class of an activation."""
     members = {
         "activation": activation,
-        "Model": activation.module or _make_reference(activation),
+        "Model": activation.module if _takes_no_arguments(activation.module) else _make_reference(activation),
         "__doc__": _describe_activation(activation),
         "__module__": __name__,
         "__signature__": activation.signature,
@@ -374,7 +204,9 @@ def make_function(activation: Activation) -> Callable[..., Tensor]:
             return run(x, activation, defaults, False, None, False)
         options = _bind(activation, args, kwargs)
         params = tuple([options[name] for name, _ in activation.params])
-        return run(x, activation, params, options.get("inplace", False), options["save"], options["fast_math"])
+        return run(
+            x, _variant(activation, options), params, options.get("inplace", False), options["save"], options["fast_math"]
+        )
 
     function.__name__ = function.__qualname__ = activation.name
     function.__doc__ = _describe_activation(activation)
@@ -383,8 +215,14 @@ def make_function(activation: Activation) -> Callable[..., Tensor]:
     return function
 
 
+def _takes_no_arguments(module: type[nn.Module] | None) -> bool:
+    if module is None:
+        return False
+    return all(p.default is not p.empty for p in list(inspect.signature(module.__init__).parameters.values())[1:])
+
+
 def _make_reference(activation: Activation) -> type[nn.Module]:
-    """PyTorch's counterpart as a module, where ``torch.nn`` has none."""
+    """PyTorch's counterpart as a module, where ``torch.nn`` has none, or none that has the defaults of the table."""
 
     class Model(nn.Module):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -411,16 +249,81 @@ def _describe_activation(activation: Activation) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-SELU_SCALE = 1.0507009873554805
-SELU_SCALE_ALPHA = 1.0507009873554805 * 1.6732632423543772
+BIT, INPUT, INPUT_OUTPUT, OUTPUT_INPUT = ("bit", "input"), ("input",), ("input", "output"), ("output", "input")
 
+
+def _positive(name: str, index: int = 0, save: str | None = None) -> tuple[Requirement, ...]:
+    return (Requirement(f"{name} > 0", lambda *params: params[index] > 0, save),)
+
+
+# fmt: off
 TABLE: tuple[Activation, ...] = (
-    Activation("relu", "ReLU", "max(x, 0)", F.relu, ("bit", "input"), inplace=True, module=nn.ReLU),
-    Activation("hardsigmoid", "Hardsigmoid", "clamp(x + 3, 0, 6) / 6", F.hardsigmoid, ("bit", "input"), inplace=True,
-               module=nn.Hardsigmoid, exact=lambda x: F.relu6(x + 3) / 6),  # PyTorch's float64 gradient holds a float32 1/6
-    Activation("selu", "SELU", "S x for x > 0, else S A (exp(x) - 1)", F.selu, ("input", "output"), inplace=True,
-               gradient_from_output=lambda dy, y: dy * torch.where(y > 0, SELU_SCALE, y + SELU_SCALE_ALPHA), module=nn.SELU,
-               notes="``fast_math=True`` computes exp(x) - 1 without expm1."),
-    Activation("softsign", "Softsign", "x / (1 + |x|)", F.softsign, ("input", "output"),
-               gradient_from_output=lambda dy, y: dy * (1 - y.abs()) ** 2, module=nn.Softsign),
-)  # fmt: skip
+    # Piecewise linear: one bit per element is all that backward needs.
+    Activation("relu", "ReLU", "max(x, 0)", F.relu, BIT, inplace=True, module=nn.ReLU),
+    Activation("leaky_relu", "LeakyReLU", "x for x > 0, else negative_slope x", F.leaky_relu, BIT, (("negative_slope", 0.01),),
+               inplace=True, module=nn.LeakyReLU),
+    Activation("relu6", "ReLU6", "clamp(x, 0, 6)", F.relu6, BIT, inplace=True, module=nn.ReLU6),
+    Activation("hardtanh", "Hardtanh", "clamp(x, min_val, max_val)", F.hardtanh, BIT, (("min_val", -1.0), ("max_val", 1.0)),
+               inplace=True, module=nn.Hardtanh, requires=(Requirement("min_val < max_val", lambda low, high: low < high),)),
+    Activation("hardsigmoid", "Hardsigmoid", "clamp(x + 3, 0, 6) / 6", F.hardsigmoid, BIT, inplace=True, module=nn.Hardsigmoid,
+               exact=ref.exact_hardsigmoid),
+    Activation("threshold", "Threshold", "x for x > threshold, else value", F.threshold, BIT,
+               (("threshold", 0.1), ("value", 20.0)), inplace=True, module=nn.Threshold,
+               notes="PyTorch has no defaults for threshold and value; these are its documentation's."),
+    Activation("hardshrink", "Hardshrink", "0 for |x| <= lambd, else x", F.hardshrink, BIT, (("lambd", 0.5),),
+               module=nn.Hardshrink),
+    Activation("softshrink", "Softshrink", "x - clamp(x, -lambd, lambd)", F.softshrink, BIT, (("lambd", 0.5),),
+               module=nn.Softshrink, requires=(Requirement("lambd >= 0", lambda lambd: lambd >= 0),)),
+    Activation("sparse_sigmoid", "SparseSigmoid", "clamp((x + 1) / 2, 0, 1)", ref.sparse_sigmoid, BIT,
+               exact=ref.exact_sparse_sigmoid),
+
+    # Smooth, with a slope that the output gives too.
+    Activation("sigmoid", "Sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, OUTPUT_INPUT, module=nn.Sigmoid,
+               gradient_from_output=ref.sigmoid_from_output),
+    Activation("tanh", "Tanh", "tanh(x)", torch.tanh, OUTPUT_INPUT, module=nn.Tanh, gradient_from_output=ref.tanh_from_output),
+    Activation("softsign", "Softsign", "x / (1 + |x|)", F.softsign, INPUT_OUTPUT, module=nn.Softsign,
+               gradient_from_output=ref.softsign_from_output),
+    Activation("elu", "ELU", "x for x > 0, else alpha (exp(x) - 1)", F.elu, INPUT_OUTPUT, (("alpha", 1.0),), inplace=True,
+               module=nn.ELU, exact=ref.exact_elu, gradient_from_output=ref.elu_from_output,
+               requires=_positive("alpha", save="output")),
+    Activation("celu", "CELU", "max(x, 0) + min(alpha (exp(x / alpha) - 1), 0)", F.celu, INPUT_OUTPUT, (("alpha", 1.0),),
+               inplace=True, module=nn.CELU, exact=ref.exact_celu, gradient_from_output=ref.celu_from_output,
+               requires=_positive("alpha")),
+    Activation("selu", "SELU", "S x for x > 0, else S A (exp(x) - 1); S = 1.0507..., A = 1.6732...", F.selu, INPUT_OUTPUT,
+               inplace=True, module=nn.SELU, exact=ref.exact_selu, gradient_from_output=ref.selu_from_output,
+               notes="fast_math=True computes exp(x) - 1 without expm1, without a branch: absolute error up to 5e-7."),
+    Activation("softplus", "Softplus", "log(1 + exp(beta x)) / beta, x where beta x > threshold", F.softplus, INPUT_OUTPUT,
+               (("beta", 1.0), ("threshold", 20.0)), module=nn.Softplus, exact=ref.exact_softplus,
+               gradient_from_output=ref.softplus_from_output, requires=_positive("beta")),
+    Activation("logsigmoid", "LogSigmoid", "-log(1 + exp(-x))", F.logsigmoid, INPUT_OUTPUT, module=nn.LogSigmoid,
+               gradient_from_output=ref.logsigmoid_from_output),
+    Activation("relu2", "ReLUSquared", "max(x, 0)^2", ref.relu2, INPUT_OUTPUT, gradient_from_output=ref.relu2_from_output,
+               aliases=("squared_relu",)),
+    Activation("squareplus", "Squareplus", "(x + sqrt(x^2 + b)) / 2", ref.squareplus, INPUT_OUTPUT, (("b", 4.0),),
+               exact=ref.exact_squareplus, gradient_from_output=ref.squareplus_from_output, requires=_positive("b")),
+    Activation("softcap", "Softcap", "c tanh(x / c)", ref.softcap, INPUT_OUTPUT, (("c", 30.0),),
+               gradient_from_output=ref.softcap_from_output, requires=_positive("c")),
+    Activation("sqrtsoftplus", "SqrtSoftplus", "sqrt(log(1 + exp(x)))", ref.sqrtsoftplus, INPUT_OUTPUT,
+               exact=ref.exact_sqrtsoftplus, gradient_from_output=ref.sqrtsoftplus_from_output),
+
+    # Backward needs x.
+    Activation("gelu", "GELU", "x cdf(x), cdf of the standard normal distribution", F.gelu, INPUT, module=nn.GELU,
+               exact=ref.exact_gelu, variant=("approximate", {"none": "gelu", "tanh": "gelu_tanh"}), aliases=("gelu_python",)),
+    Activation("gelu_tanh", "GELUTanh", "x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x^3))) / 2", ref.gelu_tanh, INPUT,
+               exact=ref.exact_gelu_tanh,
+               aliases=("gelu_new", "new_gelu", "gelu_fast", "gelu_accurate", "gelu_pytorch_tanh", "gelu_python_tanh")),
+    Activation("silu", "SiLU", "x sigmoid(x)", F.silu, INPUT, inplace=True, module=nn.SiLU, aliases=("swish",)),
+    Activation("mish", "Mish", "x tanh(softplus(x))", F.mish, INPUT, inplace=True, module=nn.Mish, exact=ref.exact_mish),
+    Activation("hardswish", "Hardswish", "x clamp(x + 3, 0, 6) / 6", F.hardswish, INPUT, inplace=True, module=nn.Hardswish,
+               exact=ref.exact_hardswish, aliases=("hard_silu",)),
+    Activation("tanhshrink", "Tanhshrink", "x - tanh(x)", F.tanhshrink, INPUT, module=nn.Tanhshrink,
+               exact=ref.exact_tanhshrink),
+    Activation("quick_gelu", "QuickGELU", "x sigmoid(1.702 x)", ref.quick_gelu, INPUT),
+    Activation("gelu_10", "ClippedGELU", "clamp(gelu(x), -10, 10)", ref.gelu_10, INPUT, exact=ref.exact_gelu_10),
+    Activation("laplace", "Laplace", "(1 + erf((x - mu) / (sigma sqrt(2)))) / 2", ref.laplace, INPUT,
+               (("mu", 0.707107), ("sigma", 0.282095)), exact=ref.exact_laplace, requires=_positive("sigma", 1)),
+    Activation("snake", "Snake", "x + sin(alpha x)^2 / alpha", ref.snake, INPUT, (("alpha", 1.0),),
+               requires=(Requirement("alpha != 0", lambda alpha: alpha != 0),)),
+    Activation("sparse_plus", "SparsePlus", "0 for x <= -1, x for x >= 1, else (x + 1)^2 / 4", ref.sparse_plus, INPUT),
+)
+# fmt: on

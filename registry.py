@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .activations import TABLE, Activation, ActivationModule, make_function, make_module
 
-__all__ = ["REGISTRY", "function", "get", "names", "register"]
+__all__ = ["REGISTRY", "function", "get", "names", "register", "resolve", "unregister"]
 
 _modules: dict[str, type[ActivationModule]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
@@ -35,7 +35,10 @@ def resolve(name: str) -> str:
     Raises:
         KeyError: unknown; the message suggests near names and lists the known ones.
     """
-    canonical = _aliases.get(_normalise(name)) if isinstance(name, str) else None
+    spelling = _normalise(name) if isinstance(name, str) else ""
+    if spelling in ("linear", "identity"):
+        raise UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
+    canonical = _aliases.get(spelling)
     if canonical is None:
         near = difflib.get_close_matches(_normalise(str(name)), _aliases, n=3)
         suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(_aliases[n]) for n in near))}? " if near else ""
@@ -72,9 +75,21 @@ def register(activation: Activation) -> type[ActivationModule]:
     """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
     _modules[activation.name] = make_module(activation)
     _functions[activation.name] = make_function(activation)
-    for name in (activation.name, activation.title):
+    for name in (activation.name, activation.title, *activation.aliases):
         _aliases[_normalise(name)] = activation.name
     return _modules[activation.name]
+
+
+def unregister(name: str) -> None:
+    """Takes an activation out of the registry again. Modules made of it keep working.
+
+    Raises:
+        KeyError: unknown name.
+    """
+    canonical = resolve(name)
+    del _modules[canonical], _functions[canonical]
+    for alias in [alias for alias, target in _aliases.items() if target == canonical]:
+        del _aliases[alias]
 
 
 for _activation in TABLE:

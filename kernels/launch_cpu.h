@@ -13,6 +13,7 @@
 namespace jitact {
 
 constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8, so that no mask byte is shared
+constexpr int64_t kLanes = 64;                     // elements; no vector is longer
 constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
 constexpr int64_t kLargeBytes = int64_t(8) << 20;  // outputs from here on get huge pages and are written past the cache
 
@@ -174,8 +175,10 @@ void run_blocks(const Call& call, int64_t begin, int64_t end) {
     if constexpr (op == Op::backward_from_bit)
       for (int64_t i = 0; i < n; i += 8) unpack(static_cast<const uint8_t*>(call.b)[(first + i) / 8], bits + i);
 
+    // Whole vectors, past the end too: every element goes through the same instructions, wherever it stands.
+    const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
 #pragma GCC ivdep
-    for (int64_t i = 0; i < n; i++) {
+    for (int64_t i = 0; i < padded; i++) {
       bool bit = false;
       if constexpr (op == Op::backward_from_bit) bit = bits[i];
       ta[i] = element<op>(ta[i], reads_two(op) ? tb[i] : T(), bit, params);

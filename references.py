@@ -1,0 +1,208 @@
+"""Activations written out in PyTorch, where PyTorch has no function or loses digits; slopes from the output.
+
+Everything is differentiable. The ``exact_*`` forms keep full relative accuracy in float64 and are what tests and the accuracy
+tool measure against; the others are what a PyTorch user would write, and what bench.py races.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+SELU_SCALE = 1.0507009873554805
+SELU_ALPHA = 1.6732632423543772
+SQRT_2 = math.sqrt(2.0)
+
+
+def relu2(x: Tensor) -> Tensor:
+    """Primer's squared ReLU."""
+    return F.relu(x).square()
+
+
+def squareplus(x: Tensor, b: float = 4.0) -> Tensor:
+    """``jax.nn.squareplus``."""
+    return (x + torch.sqrt(x * x + b)) / 2
+
+
+def softcap(x: Tensor, c: float = 30.0) -> Tensor:
+    """Gemma 2's bound on logits."""
+    return c * torch.tanh(x / c)
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """CLIP's approximation of gelu."""
+    return x * torch.sigmoid(1.702 * x)
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """``F.gelu(x, approximate="tanh")``."""
+    return F.gelu(x, approximate="tanh")
+
+
+def gelu_10(x: Tensor) -> Tensor:
+    """transformers' ``ClippedGELUActivation(-10, 10)``."""
+    return torch.clip(F.gelu(x), -10, 10)
+
+
+def laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> Tensor:
+    """MEGA's Laplace activation, as transformers has it."""
+    return 0.5 * (1 + torch.erf((x - mu) / (sigma * SQRT_2)))
+
+
+def sqrtsoftplus(x: Tensor) -> Tensor:
+    """transformers' ``sqrtsoftplus``."""
+    return torch.sqrt(F.softplus(x))
+
+
+def snake(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """Snake, for periodic signals."""
+    return x + torch.sin(alpha * x).square() / alpha
+
+
+def sparse_plus(x: Tensor) -> Tensor:
+    """``jax.nn.sparse_plus``."""
+    return torch.where(x <= -1, 0.0, torch.where(x >= 1, x, (x + 1).square() / 4))
+
+
+def sparse_sigmoid(x: Tensor) -> Tensor:
+    """``jax.nn.sparse_sigmoid``."""
+    return torch.clip((x + 1) / 2, 0, 1)
+
+
+def exact_sparse_sigmoid(x: Tensor) -> Tensor:
+    """The same with gradient 0 at both kinks, where torch.clip has 1."""
+    return torch.where(x <= -1, 0.0, torch.where(x >= 1, 1.0, (x + 1) / 2))
+
+
+def exact_hardsigmoid(x: Tensor) -> Tensor:
+    """PyTorch's float64 gradient has a 1/6 rounded to float32."""
+    return F.relu6(x + 3) / 6
+
+
+def exact_hardswish(x: Tensor) -> Tensor:
+    """As :func:`exact_hardsigmoid`."""
+    return x * (F.relu6(x + 3) / 6)
+
+
+def exact_gelu(x: Tensor) -> Tensor:
+    """By erfc, which keeps the left tail that 1 + erf loses."""
+    return 0.5 * x * torch.special.erfc(-x / SQRT_2)
+
+
+def exact_gelu_tanh(x: Tensor) -> Tensor:
+    """By sigmoid, which keeps the left tail that 1 + tanh loses."""
+    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+
+
+def exact_gelu_10(x: Tensor) -> Tensor:
+    """As :func:`exact_gelu`."""
+    return torch.clip(exact_gelu(x), -10, 10)
+
+
+def exact_laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> Tensor:
+    """By erfc, which keeps the left tail."""
+    return 0.5 * torch.special.erfc((mu - x) / (sigma * SQRT_2))
+
+
+def exact_squareplus(x: Tensor, b: float = 4.0) -> Tensor:
+    """Without the cancellation of ``x + sqrt(x^2 + b)`` for negative x."""
+    root = torch.sqrt(x * x + b)
+    return torch.where(x > 0, (x + root) / 2, b / 2 / (root - x))
+
+
+def exact_tanhshrink(x: Tensor) -> Tensor:
+    """The Taylor series where ``x - tanh(x)`` cancels."""
+    small = x.clamp(-0.1, 0.1)
+    s = small * small
+    coefficients = (1 / 3, -2 / 15, 17 / 315, -62 / 2835, 1382 / 155925, -21844 / 6081075, 929569 / 638512875)
+    series = torch.zeros_like(x)
+    for c in reversed(coefficients):
+        series = series * s + c
+    return torch.where(x.abs() < 0.1, small * s * series, x - torch.tanh(x))
+
+
+def exact_selu(x: Tensor) -> Tensor:
+    """By expm1."""
+    return torch.where(x > 0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * torch.expm1(x.clamp(max=0)))
+
+
+def exact_elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """By expm1."""
+    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+
+
+def exact_celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+    """By expm1."""
+    return torch.clamp(x, min=0) + torch.clamp(alpha * torch.expm1(torch.clamp(x / alpha, max=0)), max=0)
+
+
+def exact_softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """Never overflows, however large the threshold."""
+    u = beta * x
+    return torch.where(u > threshold, x, (u.clamp(min=0) + torch.log1p(torch.exp(-u.abs()))) / beta)
+
+
+def exact_mish(x: Tensor) -> Tensor:
+    """tanh(softplus(x)) as n / (n + 2) with n = e^x (e^x + 2), the exponent bounded."""
+    e = torch.exp(x.clamp(max=40))
+    n = e * (e + 2)
+    return x * (n / (n + 2))
+
+
+def exact_sqrtsoftplus(x: Tensor) -> Tensor:
+    """By :func:`exact_softplus`."""
+    return torch.sqrt(exact_softplus(x))
+
+
+# Gradients with save="output": dx from dy, y and the parameters.
+
+
+def sigmoid_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * y * (1 - y)
+
+
+def tanh_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * (1 - y) * (1 + y)
+
+
+def softsign_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * (1 - y.abs()).square()
+
+
+def elu_from_output(dy: Tensor, y: Tensor, alpha: float) -> Tensor:  # noqa: D103
+    return dy * torch.where(y > 0, 1.0, y + alpha)
+
+
+def celu_from_output(dy: Tensor, y: Tensor, alpha: float) -> Tensor:  # noqa: D103
+    return dy * torch.where(y > 0, 1.0, y / alpha + 1)
+
+
+def selu_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * torch.where(y > 0, SELU_SCALE, y + SELU_SCALE * SELU_ALPHA)
+
+
+def softplus_from_output(dy: Tensor, y: Tensor, beta: float, threshold: float) -> Tensor:  # noqa: D103
+    return dy * torch.where(beta * y > threshold, 1.0, -torch.expm1(-beta * y))
+
+
+def logsigmoid_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * -torch.expm1(y)
+
+
+def relu2_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * torch.where(y > 0, 2 * torch.sqrt(torch.where(y > 0, y, 1.0)), 0.0)  # sqrt has no derivative at 0
+
+
+def squareplus_from_output(dy: Tensor, y: Tensor, b: float) -> Tensor:  # noqa: D103
+    return dy * y.square() / (y.square() + b / 4)
+
+
+def softcap_from_output(dy: Tensor, y: Tensor, c: float) -> Tensor:  # noqa: D103
+    return dy * (1 - (y / c).square())
+
+
+def sqrtsoftplus_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
+    return dy * -torch.expm1(-y.square()) / (2 * y)

@@ -1,0 +1,20 @@
+"""Kernels built by one run of the tests serve the next: they are kept in pytest's own cache directory."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    os.environ.setdefault("JITACT_CACHE_DIR", str(config.cache.mkdir("kernels")))
+
+
+@pytest.fixture(params=DEVICES)
+def device(request: pytest.FixtureRequest) -> str:
+    """Every device here, one after the other."""
+    return request.param

@@ -1,0 +1,70 @@
+"""What compilers say: every CUDA kernel for three architectures, the declarations of torch's ABI, no promotion to double."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import jitact
+import pytest
+import torch
+from common import TABLE_IDS
+from jitact import kernels
+
+FOLDER = Path(kernels.__file__).parent
+INCLUDE = Path(torch.__file__).parent / "include"
+
+
+def compile_text(text: str, folder: Path, command: list[str]) -> None:
+    source = folder / "kernel.cu"
+    source.write_text(text)
+    result = subprocess.run([*command, str(source)], capture_output=True, text=True, cwd=folder)
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
+def kernel_text(name: str) -> str:
+    return f'#include "elementwise.cuh"\n{(FOLDER / f"{name}.cu").read_text()}\n#include "launch.cuh"\n'
+
+
+def defines(name: str) -> list[str]:
+    activation = jitact.get(name).activation
+    return [f"-DJITACT_PARAMS={len(activation.params)}", *(f"-DJITACT_SAVES_{save.upper()}" for save in activation.saves)]
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+@pytest.mark.parametrize("name", TABLE_IDS)
+def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
+    archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
+    command = [
+        "nvcc",
+        "-c",
+        "-O1",
+        "-std=c++20",
+        "--threads=0",
+        "--expt-relaxed-constexpr",
+        "-DJITACT_CUDA",
+        *archs,
+        f"-I{FOLDER}",
+    ]
+    compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(tmp_path / "kernel.o")])
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_the_abi_is_declared_as_torch_declares_it(tmp_path: Path) -> None:
+    text = """
+        #define USE_CUDA
+        #include <torch/csrc/inductor/aoti_torch/c/shim.h>
+        #include <torch/csrc/stable/c/shim.h>
+        #include "torch_abi.h"
+    """
+    flags = ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(INCLUDE), f"-I{FOLDER}"]
+    compile_text(text, tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags])
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_nothing_is_promoted_to_double(tmp_path: Path) -> None:
+    """One float64 literal in a float kernel would double its time; the compiler finds any."""
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{FOLDER}"]
+    for name in TABLE_IDS:
+        compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])

@@ -1,0 +1,84 @@
+"""What only a GPU shows: streams, devices, graphs, sizes beyond 2^31."""
+
+from __future__ import annotations
+
+import jitact
+import pytest
+import torch
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def test_the_current_stream_is_used() -> None:
+    """A kernel on another stream must wait for that stream's work, not for the default one's."""
+    stream = torch.cuda.Stream()
+    x = torch.zeros(1 << 24, device="cuda")
+    jitact.relu(x)
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        x.fill_(3.0)
+        y = jitact.relu(x)
+    stream.synchronize()
+    assert (y == 3).all()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+def test_the_tensors_device_is_used() -> None:
+    x = torch.randn(1000, device="cuda:1", requires_grad=True)
+    y = jitact.gelu(x)
+    y.sum().backward()
+    assert y.device == x.grad.device == x.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(y, torch.nn.functional.gelu(x))
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "selu"])
+def test_cuda_graphs(name: str) -> None:
+    module, x = jitact.get(name)(), torch.randn(5000, device="cuda", requires_grad=True)
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        torch.autograd.grad(module(x).sum(), x)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = module(x)
+        (dx,) = torch.autograd.grad(y.sum(), x)
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    graph.replay()
+    torch.testing.assert_close(y, module(x))
+    torch.testing.assert_close(dx, torch.autograd.grad(module(x).sum(), x)[0])
+
+
+def test_reduce_overhead() -> None:
+    torch._dynamo.reset()
+    module = jitact.get("relu")()
+    compiled = torch.compile(lambda t: module(t) * 2, mode="reduce-overhead", fullgraph=True)
+    for _ in range(4):
+        x = torch.randn(300, device="cuda", requires_grad=True)
+        (dx,) = torch.autograd.grad(compiled(x).sum(), x)
+        torch.testing.assert_close(dx, 2 * (x.detach() > 0).float())
+
+
+@pytest.mark.parametrize("name", ["relu", "softsign"])
+def test_more_than_2_to_the_31_elements(name: str) -> None:
+    n = 2**31 + 1000
+    if torch.cuda.mem_get_info()[0] < 8 * n:
+        pytest.skip("less than 16 GB of GPU memory is free")
+    x = torch.zeros(n, device="cuda", dtype=torch.bfloat16)
+    tail = torch.randn(2000, device="cuda", dtype=torch.bfloat16)
+    x[-2000:] = tail
+    x.requires_grad_()
+    y = jitact.get(name)()(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones((), device="cuda", dtype=torch.bfloat16).expand(n))
+    small = tail.clone().requires_grad_()
+    expected = jitact.get(name)()(small)
+    assert torch.equal(y[-2000:], expected)
+    assert torch.equal(dx[-2000:], torch.autograd.grad(expected.sum(), small)[0])
+
+
+@pytest.mark.parametrize("name", ["relu", "selu", "gelu", "softplus", "tanh"])
+def test_cpu_and_gpu_agree(name: str) -> None:
+    x = torch.randn(10_000)
+    for save in jitact.get(name).activation.saves:
+        module = jitact.get(name)(save=save)
+        torch.testing.assert_close(module(x.cuda()).cpu(), module(x), rtol=1e-6, atol=1e-7)

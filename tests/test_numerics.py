@@ -1,0 +1,164 @@
+"""Every activation against float64: all 16-bit values, dense and special float32 and float64 values, other parameters."""
+
+from __future__ import annotations
+
+import math
+
+import jitact
+import pytest
+import torch
+from common import CASE_IDS, CASES, TABLE_IDS, assert_accurate, evaluate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jitact.accuracy import every_16bit_value
+from jitact.activations import TABLE, Activation
+from jitact.kernels import KernelSource
+
+INF, NAN = math.inf, math.nan
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("activation", "save"), CASES, ids=CASE_IDS)
+def test_every_16_bit_value(activation: Activation, save: str, dtype: torch.dtype, device: str) -> None:
+    assert_accurate(activation, save, every_16bit_value(dtype).to(device))
+
+
+def dense_values(dtype: torch.dtype) -> torch.Tensor:
+    """All magnitudes, the neighbourhood of every kink, and plain random numbers."""
+    generator = torch.Generator().manual_seed(0)
+    magnitudes = torch.logspace(-37, 37, 20_001, dtype=torch.float64)
+    kinks = torch.tensor([0.0, 0.1, 0.5, 1.0, 3.0, 6.0, 10.0, 20.0], dtype=torch.float64)
+    near = (kinks[:, None] + torch.linspace(-1e-3, 1e-3, 201, dtype=torch.float64)).flatten()
+    normal = torch.randn(50_000, generator=generator, dtype=torch.float64) * 4
+    positive = torch.cat([magnitudes, kinks, near.abs(), normal.abs()])
+    return torch.cat([positive, -positive]).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize(("activation", "save"), CASES, ids=CASE_IDS)
+def test_dense_values(activation: Activation, save: str, dtype: torch.dtype, device: str) -> None:
+    x = dense_values(dtype)
+    if dtype is torch.float64:
+        x = x[(x.abs() < 300) & (x.abs() > 1e-30)]  # beyond, the float64 formulas of the oracle are no better than ours
+    assert_accurate(activation, save, x.to(device))
+
+
+def numbers(low: float, high: float) -> st.SearchStrategy[float]:
+    return st.floats(low, high, allow_nan=False, allow_subnormal=False).map(lambda v: float(torch.tensor(v)))
+
+
+PARAMETERS = {
+    "leaky_relu": {"negative_slope": numbers(-2, 2)},
+    "hardtanh": {"min_val": numbers(-4, -0.01), "max_val": numbers(0.01, 4)},
+    "threshold": {"threshold": numbers(-3, 3), "value": numbers(-10, 10)},
+    "hardshrink": {"lambd": numbers(0, 3)},
+    "softshrink": {"lambd": numbers(0, 3)},
+    "elu": {"alpha": numbers(0.01, 10)},
+    "celu": {"alpha": numbers(0.01, 10)},
+    "softplus": {"beta": numbers(0.05, 10), "threshold": numbers(1, 60)},
+    "squareplus": {"b": numbers(0.01, 100)},
+    "softcap": {"c": numbers(0.1, 100)},
+    "laplace": {"mu": numbers(-2, 2), "sigma": numbers(0.05, 3)},
+    "snake": {"alpha": numbers(0.05, 5)},
+}
+
+
+@pytest.mark.parametrize("name", [a.name for a in TABLE if a.params])
+def test_other_parameters(name: str) -> None:
+    activation = jitact.get(name).activation
+
+    @settings(max_examples=15, deadline=None, derandomize=True)
+    @given(params=st.fixed_dictionaries(PARAMETERS[name]), seed=st.integers(0, 2**16))
+    def check(params: dict[str, float], seed: int) -> None:
+        x = torch.randn(2000, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 3
+        for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+            assert_accurate(activation, "input", x.to(dtype), **params)
+
+    check()
+
+
+# Gradient at the kinks, as PyTorch has it: name, {x: gradient}.
+KINKS = {
+    "relu": {0: 0}, "leaky_relu": {0: 0.01}, "relu6": {0: 0, 6: 0}, "hardtanh": {-1: 0, 1: 0}, "hardsigmoid": {-3: 0, 3: 0},
+    "threshold": {0.1: 0}, "hardshrink": {-0.5: 0, 0.5: 0}, "softshrink": {-0.5: 0, 0.5: 0}, "elu": {0: 1}, "celu": {0: 1},
+    "selu": {0: 1.7580993408473766}, "hardswish": {-3: 0, 3: 1}, "softsign": {0: 1}, "sparse_sigmoid": {-1: 0, 1: 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", KINKS)
+def test_gradient_at_kinks(name: str, device: str) -> None:
+    for save in jitact.get(name).activation.saves:
+        x = torch.tensor(list(KINKS[name]), dtype=torch.float64, device=device)
+        expected = torch.tensor(list(KINKS[name].values()), dtype=torch.float64)
+        torch.testing.assert_close(evaluate(jitact.get(name)(save=save), x)[1], expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("activation", TABLE, ids=TABLE_IDS)
+def test_nan_and_infinities(activation: Activation, dtype: torch.dtype, device: str) -> None:
+    y, _ = evaluate(jitact.get(activation.name)(), torch.full((33,), NAN, dtype=dtype, device=device))
+    assert y.isnan().all(), "NaN must pass through"
+
+    # The limit at an infinity is what the largest numbers lead to.
+    finite = 3e38 if dtype in (torch.float32, torch.bfloat16, torch.float64) else 65504.0
+    y, dx = evaluate(jitact.get(activation.name)(save="input"), torch.tensor([-INF, INF], dtype=dtype, device=device))
+    far, _ = evaluate(jitact.get(activation.name)(), torch.tensor([-finite, finite], dtype=dtype, device=device))
+    if activation.name == "snake":
+        return  # has no limit
+    for at_infinity, near in zip(y.tolist(), far.tolist(), strict=True):
+        grows = abs(near) > 1e3 or near == at_infinity
+        assert math.isinf(at_infinity) and at_infinity * near > 0 if grows and at_infinity != near else at_infinity == near
+    assert not dx.isnan().any(), "the gradient has a limit at both infinities"
+
+
+NAN_GRADIENT = {"relu": 1, "threshold": 1, "leaky_relu": 0.01, "hardsigmoid": 0}
+
+
+@pytest.mark.parametrize("name", NAN_GRADIENT)
+def test_gradient_at_nan(name: str, device: str) -> None:
+    _, dx = evaluate(jitact.get(name)(), torch.full((9,), NAN, device=device))
+    torch.testing.assert_close(dx, torch.full((9,), float(NAN_GRADIENT[name])))
+
+
+@pytest.mark.parametrize("name", ["relu", "relu6", "leaky_relu"])
+def test_signed_zero_is_kept(name: str, device: str) -> None:
+    y, _ = evaluate(jitact.get(name)(), torch.tensor([-0.0, 0.0], device=device))
+    assert y.signbit().tolist() == [True, False]
+
+
+def test_an_unselected_branch_never_leaks(device: str) -> None:
+    """x > 0 ? dy : 0 stays 0 where 0 * inf would be NaN."""
+    x = torch.tensor([-1.0, 1.0], device=device, requires_grad=True)
+    (dx,) = torch.autograd.grad(jitact.relu(x), x, torch.tensor([INF, INF], device=device))
+    assert dx.tolist() == [0.0, INF]
+
+
+@pytest.mark.parametrize("name", TABLE_IDS)
+def test_fast_math_has_its_bound(name: str, device: str) -> None:
+    """With fast_math every activation stays within 2^-18 of the exact result, relative to max(1, |y|)."""
+    x = torch.linspace(-8, 8, 100_001, device=device)
+    y = jitact.get(name)(fast_math=True)(x).cpu().double()
+    activation = jitact.get(name).activation
+    exact = (activation.exact or activation.reference)(x.cpu().double(), *(default for _, default in activation.params))
+    assert ((y - exact).abs() / exact.abs().clamp(min=1)).max() < 2**-18
+
+
+WRONG = {
+    "a wrong constant": "ELEMENTWISE T forward(T x) { return x * sigmoid(T(1.7) * x); }",
+    "swallows NaN": "ELEMENTWISE T forward(T x) { return x > -1e30 ? x * sigmoid(T(1.702) * x) : T(0); }",
+    "a wrong slope": """ELEMENTWISE T forward(T x) { return x * sigmoid(T(1.702) * x); }
+        ELEMENTWISE T backward(T dy, T x) { return dy * sigmoid(T(1.702) * x); }""",
+}
+
+
+@pytest.mark.parametrize("fault", WRONG)
+def test_a_wrong_kernel_is_rejected(fault: str) -> None:
+    """The checks of this file, on kernels that are wrong on purpose."""
+    right = jitact.get("quick_gelu").activation
+    text = '#include "elementwise.cuh"\n' + WRONG[fault]
+    wrong = Activation("wrong", "Wrong", "", right.reference, kernel=KernelSource("wrong", (), ("input",), text, "wrong.cu"))
+    jitact.registry.register(wrong)
+    with pytest.raises(AssertionError):
+        assert_accurate(wrong, "input", every_16bit_value(torch.float16))
+        test_nan_and_infinities(wrong, torch.float32, "cpu")
+    jitact.registry.unregister("wrong")

@@ -1,0 +1,156 @@
+"""Tensors as users have them: shapes, strides, offsets, devices, and what is refused."""
+
+from __future__ import annotations
+
+import jitact
+import pytest
+import torch
+from common import DTYPES
+
+KINDS = ["relu", "selu", "softsign", "gelu", "hardtanh"]  # one bit, parameters, both saves, input alone
+
+SHAPES = [(), (0,), (1,), (7,), (8,), (255,), (1024,), (1025,), (3, 0, 5), (2, 3, 5, 7), (4099,), (1, 1, 1)]
+
+
+def both(name: str, x: torch.Tensor, dy: torch.Tensor | None = None, **options: object) -> tuple[torch.Tensor, torch.Tensor]:
+    x = x.detach().requires_grad_()
+    y = jitact.get(name)(**options)(x)
+    (dx,) = torch.autograd.grad(y, x, torch.ones_like(y) if dy is None else dy)
+    return y.detach(), dx
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_shapes(name: str, dtype: torch.dtype, device: str) -> None:
+    for shape in SHAPES:
+        x = torch.randn(shape, device=device, dtype=dtype)
+        y, dx = both(name, x)
+        wide_y, wide_dx = both(name, torch.cat([x.flatten(), x.new_zeros(4096)]))
+        assert y.shape == dx.shape == x.shape and y.dtype == dx.dtype == dtype
+        assert torch.equal(y.flatten(), wide_y[: x.numel()]), shape
+        assert torch.equal(dx.flatten(), wide_dx[: x.numel()]), shape
+
+
+LAYOUTS = {
+    "channels_last": lambda: torch.randn(2, 3, 5, 7).to(memory_format=torch.channels_last),
+    "channels_last_3d": lambda: torch.randn(2, 3, 5, 7, 3).to(memory_format=torch.channels_last_3d),
+    "transposed": lambda: torch.randn(33, 65).t(),
+    "permuted": lambda: torch.randn(4, 5, 6).permute(2, 0, 1),
+    "sliced": lambda: torch.randn(40, 50)[::2, 1::3],
+    "expanded": lambda: torch.randn(9, 1, 7).expand(9, 5, 7),
+    "offset": lambda: torch.randn(5000)[3:],
+    "size one": lambda: torch.randn(8, 6)[:, 2:3],
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", KINDS)
+def test_layouts(name: str, layout: str, dtype: torch.dtype, device: str) -> None:
+    x = LAYOUTS[layout]()
+    x = (
+        torch.empty_strided(x.shape, x.stride(), dtype=dtype, device=device).copy_(x)
+        if "expanded" not in layout
+        else x.to(device, dtype)
+    )
+    dy = torch.randn(x.shape, device=device, dtype=dtype)
+    for save in jitact.get(name).activation.saves:
+        y, dx = both(name, x, dy, save=save)
+        plain_y, plain_dx = both(name, x.contiguous(), dy.contiguous(), save=save)
+        assert torch.equal(y, plain_y) and torch.equal(dx, plain_dx)
+        assert y.stride() == dx.stride() == torch.empty_like(x).stride()
+
+
+def test_dense_tensors_are_not_copied(device: str) -> None:
+    """Only the output is allocated, whatever the order of the strides."""
+    x = torch.randn(64, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
+    jitact.gelu(x)
+    with torch.profiler.profile(profile_memory=True) as profile:
+        jitact.gelu(x)
+    allocated = [e for e in profile.events() if max(e.cpu_memory_usage, getattr(e, "device_memory_usage", 0)) > 1000]
+    assert not any("copy" in e.name or "clone" in e.name for e in profile.events())
+    assert max(max(e.cpu_memory_usage, getattr(e, "device_memory_usage", 0)) for e in allocated) <= x.nbytes + 512
+
+
+@pytest.mark.parametrize("offset", range(1, 9))
+def test_every_misalignment(offset: int, device: str) -> None:
+    for dtype in DTYPES:
+        x, dy = torch.randn(2, 3000, device=device).to(dtype)
+        for name in ("relu", "softsign"):
+            y, dx = both(name, x[offset:], dy[2 * offset :].clone()[: 3000 - offset] if offset == 0 else dy[offset:])
+            plain = both(name, x[offset:].clone(), dy[offset:].clone())
+            assert torch.equal(y, plain[0]) and torch.equal(dx, plain[1])
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_that_lie_otherwise(name: str, device: str) -> None:
+    """dy expanded, transposed, or with other strides than y."""
+    x = torch.randn(34, 34, device=device)
+    for dy in (torch.ones((), device=device).expand(34, 34), torch.randn(34, 34, device=device).t(),
+               torch.randn(68, 68, device=device)[::2, ::2]):  # fmt: skip
+        for save in jitact.get(name).activation.saves:
+            assert torch.equal(both(name, x, dy, save=save)[1], both(name, x, dy.contiguous(), save=save)[1])
+            assert torch.equal(both(name, x.t(), dy, save=save)[1], both(name, x.t().contiguous(), dy, save=save)[1])
+
+
+REFUSED = {
+    "an int64 tensor": lambda: torch.ones(3, dtype=torch.int64),
+    "a bool tensor": lambda: torch.ones(3, dtype=torch.bool),
+    "a complex64 tensor": lambda: torch.ones(3, dtype=torch.complex64),
+    "a sparse_coo float32 tensor": lambda: torch.ones(3).to_sparse(),
+    "None": lambda: None,
+    "a list": lambda: [1.0, 2.0],
+    "a float": lambda: 1.0,
+}
+
+
+@pytest.mark.parametrize("given", REFUSED)
+@pytest.mark.parametrize("name", ["relu", "gelu"])
+def test_what_is_refused(name: str, given: str) -> None:
+    with pytest.raises(TypeError) as error:
+        jitact.get(name)()(REFUSED[given]())
+    message = str(error.value)
+    assert name in message and "float32, float64, float16 or bfloat16" in message
+    assert given.removeprefix("an ").removeprefix("a ") in message
+
+
+def test_meta_tensors() -> None:
+    for name in KINDS:
+        x = torch.randn(4, 6, device="meta").t().requires_grad_()
+        y = jitact.get(name)()(x)
+        assert y.device.type == "meta" and y.shape == x.shape and y.stride() == x.stride()
+        y.sum().backward()
+        assert x.grad.shape == x.shape
+
+
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "selu", "elu", "silu", "hardswish", "mish"])
+def test_in_place(name: str, device: str) -> None:
+    module, plain = jitact.get(name)(inplace=True), jitact.get(name)()
+    for x in (torch.randn(100, device=device), torch.randn(20, 30, device=device)[::2, ::3]):
+        before, address = x.clone(), x.data_ptr()
+        y = module(x)
+        assert y is x and x.data_ptr() == address
+        torch.testing.assert_close(y, plain(before), rtol=0, atol=0)
+        leaf = before.clone().requires_grad_()
+        hidden = leaf * 1
+        module(hidden).sum().backward()
+        reference = before.clone().requires_grad_()
+        plain(reference).sum().backward()
+        torch.testing.assert_close(leaf.grad, reference.grad, rtol=1e-5, atol=1e-6)
+    leaf = torch.randn(5, device=device, requires_grad=True)
+    kept = leaf.detach().clone()
+    with pytest.raises(RuntimeError, match=name):
+        module(leaf)
+    assert torch.equal(leaf.detach(), kept), "nothing was changed before the error"
+
+
+def test_one_bit_is_kept(device: str) -> None:
+    """Bytes kept for backward: an eighth of a byte per element, and never more than PyTorch keeps."""
+    n = 8000
+    for name in jitact.names():
+        module = jitact.get(name)
+        if "bit" in module.activation.saves:
+            kept = []
+            with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t.nbytes) or t, lambda t: t):
+                module()(torch.randn(n, device=device, requires_grad=True))
+            assert sum(kept) == n // 8, name
