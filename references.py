@@ -110,7 +110,7 @@ def exact_laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> T
 def exact_squareplus(x: Tensor, b: float = 4.0) -> Tensor:
     """Without the cancellation of ``x + sqrt(x^2 + b)`` for negative x."""
     root = torch.sqrt(x * x + b)
-    return torch.where(x > 0, (x + root) / 2, b / 2 / (root - x))
+    return torch.where(x > 0, (x + root) / 2, b / 2 / (root - x.clamp(max=0)))
 
 
 def exact_tanhshrink(x: Tensor) -> Tensor:
@@ -136,25 +136,26 @@ def exact_elu(x: Tensor, alpha: float = 1.0) -> Tensor:
 
 def exact_celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """By expm1."""
-    return torch.clamp(x, min=0) + torch.clamp(alpha * torch.expm1(torch.clamp(x / alpha, max=0)), max=0)
+    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) / alpha))
 
 
 def exact_softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
     """Never overflows, however large the threshold."""
     u = beta * x
-    return torch.where(u > threshold, x, (u.clamp(min=0) + torch.log1p(torch.exp(-u.abs()))) / beta)
+    return torch.where(u > threshold, x, torch.logaddexp(u, torch.zeros_like(u)) / beta)
 
 
 def exact_mish(x: Tensor) -> Tensor:
     """tanh(softplus(x)) as n / (n + 2) with n = e^x (e^x + 2), the exponent bounded."""
     e = torch.exp(x.clamp(max=40))
     n = e * (e + 2)
-    return x * (n / (n + 2))
+    return x * torch.where(x > 1, 1 - 2 / (n + 2), n / (n + 2))
 
 
 def exact_sqrtsoftplus(x: Tensor) -> Tensor:
-    """By :func:`exact_softplus`."""
-    return torch.sqrt(exact_softplus(x))
+    """Without a threshold; below -40 softplus is exp, whose root has a gradient down to 0."""
+    u = x.clamp(min=-40)
+    return torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2), torch.sqrt(torch.logaddexp(u, torch.zeros_like(u))))
 
 
 # Gradients with save="output": dx from dy, y and the parameters.

@@ -2,61 +2,170 @@
 // branches so that the host compiler vectorises them, and as accurate as T's storage type needs.
 //
 //   Double   the platform's library
-//   Single   a few ulp of float32
-//   Narrow   relative error below 2e-5, a hundredth of an ulp of bfloat16; on the GPU by its special-function unit
+//   Single   math_single.cuh: a few ulp of float32
+//   Narrow   math_narrow.cuh: relative error below 2e-5, a hundredth of an ulp of bfloat16
+//   Dual<T>  math_dual.cuh: the chain rule
+//
+// Beside the functions of C's <math.h>, where those that the three headers lack are the platform's (called, not
+// vectorised):
+//
+//   sigmoid(x)                 1 / (1 + exp(-x))
+//   softplus(x)                log(1 + exp(x)), without overflow
+//   sincos(x)                  both: const auto [s, c] = sincos(x)
+//   decay(x)                   exp(-x) for x >= 0, in fewer instructions than exp takes
+//   log1p_unit(x)              log(1 + x) for 0 <= x <= 1, likewise
+//   normal_pdf(x)              exp(-x^2 / 2) / sqrt(2 pi)
+//   normal_cdf(x, low)         P(N < x + low) for a standard normal N
+//   times_normal_tail(a, x)    a P(N > x) for x >= 0
+//   times_sigmoid(a, x, low)   a sigmoid(x + low)
+//   times_tanh_softplus(a, x)  a tanh(softplus(x))
+//   x_minus_tanh(x)            x - tanh(x), without the cancellation
+//   rsqrt(x)                   1 / sqrt(x)
+//   reciprocal(x)              1 / x for |x| from 2^-126 to 2^126, without the slow path that the GPU's division has
+//   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
+//   rest(T(c), c)              what rounding to T took from a literal c
+//
+// The times_ functions are exact also where the factor of a alone would be too small for a T; there, |a| is at most 2^100.
+// `low`, which may be left out, is what rounding took from a finite x: where the function falls steeply, it matters.
+//
+// With JITACT_FAST_MATH, Single's functions are those of Narrow.
 #pragma once
 
+#include "math_narrow.cuh"
+#include "math_sine.cuh"
+#include "math_single.cuh"
 #include "number.cuh"
 
 namespace jitact {
 
-namespace detail {
-
-JITACT_INLINE float bits_to_float(uint32_t u) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(u);
+#ifdef JITACT_FAST_MATH
+namespace for_single = narrow;
 #else
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
+namespace for_single = single;
 #endif
+
+#define JITACT_OWN(name)                                                   \
+  JITACT_INLINE Single name(Single x) { return for_single::name(x.v); }    \
+  JITACT_INLINE Narrow name(Narrow x) { return narrow::name(x.v); }
+#define JITACT_OWN_2(name)                                                              \
+  JITACT_INLINE Single name(Single a, Single b) { return for_single::name(a.v, b.v); } \
+  JITACT_INLINE Narrow name(Narrow a, Narrow b) { return narrow::name(a.v, b.v); }
+#define JITACT_PLATFORM_DOUBLE(name) \
+  JITACT_INLINE Double name(Double x) { return ::name(x.v); }
+#define JITACT_PLATFORM(name)                                     \
+  JITACT_PLATFORM_DOUBLE(name)                                    \
+  JITACT_INLINE Single name(Single x) { return ::name##f(x.v); }  \
+  JITACT_INLINE Narrow name(Narrow x) { return ::name##f(x.v); }
+#define JITACT_PLATFORM_2(name)                                                     \
+  JITACT_INLINE Double name(Double a, Double b) { return ::name(a.v, b.v); }        \
+  JITACT_INLINE Single name(Single a, Single b) { return ::name##f(a.v, b.v); }     \
+  JITACT_INLINE Narrow name(Narrow a, Narrow b) { return ::name##f(a.v, b.v); }
+
+JITACT_OWN(exp)    JITACT_PLATFORM_DOUBLE(exp)
+JITACT_OWN(expm1)  JITACT_PLATFORM_DOUBLE(expm1)
+JITACT_OWN(log)    JITACT_PLATFORM_DOUBLE(log)
+JITACT_OWN(log1p)  JITACT_PLATFORM_DOUBLE(log1p)
+JITACT_OWN(tanh)   JITACT_PLATFORM_DOUBLE(tanh)
+JITACT_OWN(erf)    JITACT_PLATFORM_DOUBLE(erf)
+JITACT_OWN(erfc)   JITACT_PLATFORM_DOUBLE(erfc)
+JITACT_OWN(sin)    JITACT_PLATFORM_DOUBLE(sin)
+JITACT_OWN(cos)    JITACT_PLATFORM_DOUBLE(cos)
+JITACT_INLINE Double sqrt(Double x) { return ::sqrt(x.v); }
+JITACT_INLINE Single sqrt(Single x) { return ::sqrtf(x.v); }
+JITACT_INLINE Narrow sqrt(Narrow x) { return narrow::sqrt(x.v); }
+JITACT_OWN(sigmoid)
+JITACT_OWN(softplus)
+JITACT_OWN(decay)
+JITACT_OWN(log1p_unit)
+JITACT_OWN(reciprocal)
+JITACT_OWN(normal_pdf)
+JITACT_OWN(x_minus_tanh)
+
+JITACT_PLATFORM(exp2)
+JITACT_PLATFORM(log2)
+JITACT_PLATFORM(log10)
+JITACT_PLATFORM(cbrt)
+JITACT_PLATFORM(tan)
+JITACT_PLATFORM(asin)
+JITACT_PLATFORM(acos)
+JITACT_PLATFORM(atan)
+JITACT_PLATFORM(sinh)
+JITACT_PLATFORM(cosh)
+JITACT_PLATFORM(asinh)
+JITACT_PLATFORM(acosh)
+JITACT_PLATFORM(atanh)
+JITACT_PLATFORM(floor)
+JITACT_PLATFORM(ceil)
+JITACT_PLATFORM(trunc)
+JITACT_PLATFORM(round)
+JITACT_PLATFORM(rint)
+JITACT_PLATFORM_2(pow)
+JITACT_PLATFORM_2(fmod)
+JITACT_PLATFORM_2(atan2)
+JITACT_PLATFORM_2(hypot)
+
+JITACT_OWN_2(times_sigmoid)
+JITACT_OWN_2(times_normal_tail)
+JITACT_OWN_2(times_tanh_softplus)
+JITACT_OWN(normal_cdf)
+JITACT_OWN_2(normal_cdf)
+JITACT_INLINE Single times_sigmoid(Single a, Single x, Single low) { return for_single::times_sigmoid(a.v, x.v, low.v); }
+JITACT_INLINE Narrow times_sigmoid(Narrow a, Narrow x, Narrow low) { return narrow::times_sigmoid(a.v, x.v, low.v); }
+
+template <typename V, Accuracy accuracy>
+JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { return x - double(rounded.v); }
+
+JITACT_INLINE Double select(bool condition, Double a, Double b) { return condition ? a.v : b.v; }
+JITACT_INLINE Single select(bool condition, Single a, Single b) { return condition ? a.v : b.v; }
+JITACT_INLINE Narrow select(bool condition, Narrow a, Narrow b) { return condition ? a.v : b.v; }
+JITACT_INLINE Double reciprocal(Double x) { return 1 / x; }
+template <typename T> struct SinCos { T sin, cos; };
+JITACT_INLINE SinCos<Double> sincos(Double x) { return {sin(x), cos(x)}; }
+template <Accuracy accuracy>
+JITACT_INLINE SinCos<Real<float, accuracy>> sincos(Real<float, accuracy> x) {
+  const single::SinCos y = single::sincos(x.v);
+  return {y.sin, y.cos};
 }
 
-JITACT_INLINE uint32_t float_to_bits(float f) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(f);
-#else
-  uint32_t u;
-  std::memcpy(&u, &f, 4);
-  return u;
-#endif
+JITACT_INLINE Double decay(Double x) { return exp(-x); }
+JITACT_INLINE Double log1p_unit(Double e) { return log1p(e); }
+JITACT_INLINE Double sigmoid(Double x) {
+  const Double e = exp(-abs(x));
+  return (x < 0 ? e : 1) / (1 + e);
+}
+JITACT_INLINE Double softplus(Double x) { return log1p(exp(-abs(x))) + (x < 0 ? 0 : x); }
+JITACT_INLINE Double times_sigmoid(Double a, Double x, Double low = 0) {
+  const Double h = exp(abs(x + low) / -2);
+  return (x < 0 ? a * h * h : a) / (1 + h * h);
+}
+JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
+  const Double h = exp(min(x, 20) / 2), e = h * h;
+  return a * h * (h * (e + 2) / (e * (e + 2) + 2));
+}
+JITACT_INLINE Double normal_pdf(Double x) { return 0.3989422804014327 * exp(x * x / -2); }
+JITACT_INLINE Double normal_cdf(Double x, Double low = 0) { return erfc((x + low) * -0.7071067811865476) / 2; }
+JITACT_INLINE Double times_normal_tail(Double a, Double x) { return a * erfc(x * 0.7071067811865476) / 2; }
+JITACT_INLINE Double x_minus_tanh(Double x) {
+  // Minimax on |x| <= 5/8, where the difference cancels.
+  const Double u = x * x;
+  constexpr double c[] = {1.724487449484433e-05, -7.959955735264808e-05, 0.00023077616269519857, -0.0005874372860094381,
+                          0.001455309297534642, -0.0035920589774734554, 0.008863229830925709, -0.021869488260559115,
+                          0.05396825396139557, -0.13333333333326658, 0.3333333333333332};
+  Double s = c[0];
+  for (int i = 1; i < 11; i++) s = fma(s, u, c[i]);
+  return abs(x) < 0.625 ? x * u * s : x - tanh(x);
 }
 
-// x = n ln 2 + r with n whole and |r| <= ln(2) / 2; `power` is 2^n. x is in [-87, 88].
-struct Reduced { float n, r, power; };
-JITACT_INLINE Reduced reduce_by_ln2(float x) {
-  // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits of the sum.
-  const float shifted = fmaf(x, 1.44269504f, 12582912.0f);
-  const float n = shifted - 12582912.0f;
-  float r = fmaf(n, -6.93145752e-1f, x);
-  r = fmaf(n, -1.42860677e-6f, r);
-  return {n, r, bits_to_float((float_to_bits(shifted) << 23) + 0x3f800000u)};
-}
+#undef JITACT_OWN
+#undef JITACT_OWN_2
+#undef JITACT_PLATFORM_DOUBLE
+#undef JITACT_PLATFORM
+#undef JITACT_PLATFORM_2
 
-}  // namespace detail
-
-JITACT_INLINE Double exp(Double x) { return ::exp(x.v); }
-JITACT_INLINE Single exp(Single x) { return expf(x.v); }
-JITACT_INLINE Narrow exp(Narrow x) { return expf(x.v); }
-JITACT_INLINE Double expm1(Double x) { return ::expm1(x.v); }
-JITACT_INLINE Single expm1(Single x) { return expm1f(x.v); }
-JITACT_INLINE Narrow expm1(Narrow x) { return expm1f(x.v); }
-
-// The chain rule, once for each function.
-template <typename T> JITACT_INLINE Dual<T> exp(Dual<T> x) {
-  const T y = exp(x.value);
-  return {y, y * x.derivative};
-}
-template <typename T> JITACT_INLINE Dual<T> expm1(Dual<T> x) { return {expm1(x.value), exp(x.value) * x.derivative}; }
+JITACT_INLINE Double rsqrt(Double x) { return 1 / sqrt(x); }
+JITACT_INLINE Single rsqrt(Single x) { return 1 / sqrt(x); }
+JITACT_INLINE Narrow rsqrt(Narrow x) { return 1 / sqrt(x); }
 
 }  // namespace jitact
+
+#include "math_dual.cuh"

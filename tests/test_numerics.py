@@ -7,7 +7,7 @@ import math
 import jitact
 import pytest
 import torch
-from common import CASE_IDS, CASES, TABLE_IDS, assert_accurate, evaluate
+from common import CASE_IDS, CASES, TABLE_IDS, TAILED, assert_accurate, evaluate, oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jitact.accuracy import every_16bit_value
@@ -39,7 +39,8 @@ def dense_values(dtype: torch.dtype) -> torch.Tensor:
 def test_dense_values(activation: Activation, save: str, dtype: torch.dtype, device: str) -> None:
     x = dense_values(dtype)
     if dtype is torch.float64:
-        x = x[(x.abs() < 300) & (x.abs() > 1e-30)]  # beyond, the float64 formulas of the oracle are no better than ours
+        # Beyond, the float64 formulas of the oracle are no better than ours.
+        x = x[(x.abs() < (12 if activation.name in TAILED else 300)) & (x.abs() > 1e-30)]
     assert_accurate(activation, save, x.to(device))
 
 
@@ -99,15 +100,12 @@ def test_nan_and_infinities(activation: Activation, dtype: torch.dtype, device: 
     y, _ = evaluate(jitact.get(activation.name)(), torch.full((33,), NAN, dtype=dtype, device=device))
     assert y.isnan().all(), "NaN must pass through"
 
-    # The limit at an infinity is what the largest numbers lead to.
-    finite = 3e38 if dtype in (torch.float32, torch.bfloat16, torch.float64) else 65504.0
-    y, dx = evaluate(jitact.get(activation.name)(save="input"), torch.tensor([-INF, INF], dtype=dtype, device=device))
-    far, _ = evaluate(jitact.get(activation.name)(), torch.tensor([-finite, finite], dtype=dtype, device=device))
     if activation.name == "snake":
-        return  # has no limit
-    for at_infinity, near in zip(y.tolist(), far.tolist(), strict=True):
-        grows = abs(near) > 1e3 or near == at_infinity
-        assert math.isinf(at_infinity) and at_infinity * near > 0 if grows and at_infinity != near else at_infinity == near
+        return  # has no limit at infinity
+    y, dx = evaluate(jitact.get(activation.name)(save="input"), torch.tensor([-INF, INF], dtype=dtype, device=device))
+    far, _ = oracle(activation, torch.tensor([-1e30, 1e30], dtype=torch.float64), tuple(d for _, d in activation.params))
+    limit = torch.where(far.abs() > 1e6, far.sign() * INF, far)
+    torch.testing.assert_close(y.double(), limit, rtol=torch.finfo(dtype).eps, atol=1e-30)
     assert not dx.isnan().any(), "the gradient has a limit at both infinities"
 
 

@@ -1,0 +1,23 @@
+#include "elementwise.cuh"
+
+// gelu_tanh(x)  = x (1 + tanh(u)) / 2 = x sigmoid(2 u), with 2 u = x (k1 + k3 x^2)
+// gelu_tanh'(x) = sigmoid(2 u) + x sigmoid'(2 u) (k1 + 3 k3 x^2)
+// Source: torch.nn.GELU(approximate="tanh"): u = sqrt(2 / pi) (x + 0.044715 x^3). The limit at -inf is -0.
+
+#define GELU_TANH_K1 1.5957691216057308  // 2 sqrt(2 / pi)
+#define GELU_TANH_K3 (0.044715 * GELU_TANH_K1)
+
+// From |x| = 40 on both are constant in every type.
+ELEMENTWISE T forward(T x) {
+  // 2 u = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
+  const T c = clamp(x, -40, 40), u = c * c, w = fma(T(GELU_TANH_K3), u, T(GELU_TANH_K1)), v = c * w;
+  const T w_low = fma(T(GELU_TANH_K3), u, GELU_TANH_K1 - w) + rest(T(GELU_TANH_K1), GELU_TANH_K1) +
+                  fma(T(GELU_TANH_K3), fma(c, c, -u), rest(T(GELU_TANH_K3), GELU_TANH_K3) * u);
+  return times_sigmoid(max(x, -40), v, fma(c, w_low, fma(c, w, -v)));
+}
+
+ELEMENTWISE T backward(T dy, T x) {
+  const T t = min(abs(x), 40), u = t * t, e = decay(t * (GELU_TANH_K3 * u + GELU_TANH_K1)), r = reciprocal(1 + e);
+  const T s = t * (3 * GELU_TANH_K3 * u + GELU_TANH_K1) * r;
+  return dy * (r * select(x < 0, e * (1 - s), 1 + s * e));
+}

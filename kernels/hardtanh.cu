@@ -1,0 +1,11 @@
+#include "elementwise.cuh"
+
+// hardtanh(x)  = clamp(x, min_val, max_val)
+// hardtanh'(x) = 1 for min_val < x < max_val, else 0 (0 at both kinks, 1 for NaN)
+// Source: torch.nn.Hardtanh.
+
+ELEMENTWISE T forward(T x, T min_val, T max_val) { return clamp(x, min_val, max_val); }
+
+ELEMENTWISE bool keeps(T x, T min_val, T max_val) { return !(x <= min_val || x >= max_val); }
+
+ELEMENTWISE T backward_from_bit(T dy, bool inside, T, T) { return inside ? dy : 0; }

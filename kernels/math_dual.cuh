@@ -1,0 +1,104 @@
+// The chain rule: each function of math.cuh on a value and its derivative.
+#pragma once
+
+#include "number.cuh"
+
+namespace jitact {
+
+// `slope` is the derivative of f, in terms of x and y = f(x).
+#define JITACT_CHAIN(f, slope)                         \
+  template <typename T>                                \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) {              \
+    [[maybe_unused]] const T x = dual.value, y = f(x); \
+    return {y, (slope) * dual.derivative};             \
+  }
+
+JITACT_CHAIN(exp, y)
+JITACT_CHAIN(exp2, y * 0.6931471805599453)
+JITACT_CHAIN(expm1, exp(x))
+JITACT_CHAIN(log, 1 / x)
+JITACT_CHAIN(log2, 1.4426950408889634 / x)
+JITACT_CHAIN(log10, 0.4342944819032518 / x)
+JITACT_CHAIN(log1p, 1 / (1 + x))
+JITACT_CHAIN(decay, -y)
+JITACT_CHAIN(log1p_unit, 1 / (1 + x))
+JITACT_CHAIN(reciprocal, -y * y)
+JITACT_CHAIN(sqrt, 1 / (2 * y))
+JITACT_CHAIN(rsqrt, -y / (2 * x))
+JITACT_CHAIN(cbrt, 1 / (3 * y * y))
+JITACT_CHAIN(sin, cos(x))
+JITACT_CHAIN(cos, -sin(x))
+JITACT_CHAIN(tan, 1 + y * y)
+JITACT_CHAIN(asin, rsqrt(1 - x * x))
+JITACT_CHAIN(acos, -rsqrt(1 - x * x))
+JITACT_CHAIN(atan, 1 / (1 + x * x))
+JITACT_CHAIN(sinh, cosh(x))
+JITACT_CHAIN(cosh, sinh(x))
+JITACT_CHAIN(tanh, (1 - y) * (1 + y))
+JITACT_CHAIN(asinh, rsqrt(x * x + 1))
+JITACT_CHAIN(acosh, rsqrt(x * x - 1))
+JITACT_CHAIN(atanh, 1 / (1 - x * x))
+JITACT_CHAIN(floor, T(0))
+JITACT_CHAIN(ceil, T(0))
+JITACT_CHAIN(trunc, T(0))
+JITACT_CHAIN(round, T(0))
+JITACT_CHAIN(rint, T(0))
+JITACT_CHAIN(erf, 1.1283791670955126 * exp(-x * x))
+JITACT_CHAIN(erfc, -1.1283791670955126 * exp(-x * x))
+JITACT_CHAIN(sigmoid, y * sigmoid(-x))
+JITACT_CHAIN(softplus, sigmoid(x))
+JITACT_CHAIN(normal_pdf, -x * y)
+JITACT_CHAIN(normal_cdf, normal_pdf(x))
+JITACT_CHAIN(x_minus_tanh, tanh(x) * tanh(x))
+
+#undef JITACT_CHAIN
+
+// The derivative of tanh(softplus(x)).
+template <typename T>
+JITACT_INLINE T tanh_softplus_slope(T x) {
+  const T t = times_tanh_softplus(T(1), x);
+  return (1 - t) * (1 + t) * sigmoid(x);
+}
+
+// `by_first` and `by_second` are the partial derivatives of f, in terms of a, b and y = f(a, b). A number may stand for
+// either argument.
+#define JITACT_CHAIN_2(f, by_first, by_second)                                                        \
+  template <typename T>                                                                               \
+  JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                            \
+    [[maybe_unused]] const T a = first.value, b = second.value, y = f(a, b);                          \
+    const T da = first.derivative, db = second.derivative;                                            \
+    /* Where an argument is constant, a partial derivative that is not finite plays no part. */       \
+    return {y, (da == 0 ? da : (by_first) * da) + (db == 0 ? db : (by_second) * db)};                 \
+  }                                                                                                   \
+  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>             \
+  JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }              \
+  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>             \
+  JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
+
+JITACT_CHAIN_2(pow, b * pow(a, b - 1), y * log(a))
+JITACT_CHAIN_2(fmod, T(1), -trunc(a / b))
+JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
+JITACT_CHAIN_2(hypot, a / y, b / y)
+JITACT_CHAIN_2(times_sigmoid, sigmoid(b), y * sigmoid(-b))
+JITACT_CHAIN_2(times_normal_tail, normal_cdf(-b), -a * normal_pdf(b))
+JITACT_CHAIN_2(times_tanh_softplus, times_tanh_softplus(T(1), b), tanh_softplus_slope(b) * a)
+JITACT_CHAIN_2(normal_cdf, normal_pdf(a), normal_pdf(a))
+
+#undef JITACT_CHAIN_2
+
+template <typename T>
+JITACT_INLINE SinCos<Dual<T>> sincos(Dual<T> x) { return {sin(x), cos(x)}; }
+
+template <typename T>
+JITACT_INLINE Dual<T> select(bool condition, Dual<T> a, std::type_identity_t<Dual<T>> b) {
+  return {select(condition, a.value, b.value), select(condition, a.derivative, b.derivative)};
+}
+template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+JITACT_INLINE Dual<T> select(bool condition, N a, Dual<T> b) { return select(condition, Dual<T>(a), b); }
+
+template <typename T>
+JITACT_INLINE Dual<T> times_sigmoid(Dual<T> a, Dual<T> x, Dual<T> low) {
+  return {times_sigmoid(a.value, x.value, low.value), times_sigmoid(a, x + low).derivative};
+}
+
+}  // namespace jitact

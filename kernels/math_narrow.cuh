@@ -1,0 +1,149 @@
+// The functions of Narrow, as float -> float, for results that are rounded to 8 or 11 bits: relative error below 2e-5
+// (times_normal_tail and its kin: 3e-5 beyond |x| = 5). On the GPU, 2^t and 1 / b are one special-function
+// instruction each, of relative error 2^-22 and 2^-23; on the CPU a quartic, of relative error 2^-18, and a division.
+// Results below 2^-126 may be 0.
+#pragma once
+
+#include "math_sine.cuh"
+#include "math_single.cuh"
+#include "number.cuh"
+
+namespace jitact::narrow {
+
+using single::cos;
+using single::log;
+using single::log1p;
+using single::select;
+using single::sin;
+
+constexpr float kLog2e = 1.44269502f;
+
+// 2^t; 0 below t = -126.
+JITACT_INLINE float exp2(float t) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
+  return y;
+#else
+  // The whole part of t is in the lowest bits of the sum, and held at 127 there: one integer instruction, where comparing
+  // floats takes two. What is left of a larger t makes p large enough to overflow.
+  const int32_t sum = int32_t(single::to_bits(t + 12582912.0f)), top = 0x4b400000 + 127;
+  const uint32_t n = uint32_t(sum < top ? sum : top);
+  const float r = t - (single::from_bits(n) - 12582912.0f);
+  float p = 9.582745843e-3f;
+  p = fmaf(p, r, 5.590716004e-2f);
+  p = fmaf(p, r, 2.402410507e-1f);
+  p = fmaf(p, r, 6.931241155e-1f);
+  p = fmaf(p, r, 1.0f);
+  return select(t < -126.0f, 0.0f, p * single::from_bits((n << 23) + 0x3f800000u));
+#endif
+}
+
+JITACT_INLINE float reciprocal(float b) { return single::rough_reciprocal(b); }
+
+// a / b. On the GPU 0 for |b| above 2^126, where the reciprocal is.
+JITACT_INLINE float divide(float a, float b) {
+#ifdef __CUDA_ARCH__
+  return a * reciprocal(b);
+#else
+  return a / b;
+#endif
+}
+
+JITACT_INLINE float sqrt(float x) {
+#ifdef __CUDA_ARCH__
+  float y;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return sqrtf(x);
+#endif
+}
+
+JITACT_INLINE float exp(float x) { return exp2(x * kLog2e); }
+JITACT_INLINE float decay(float a) { return exp2(a * -kLog2e); }
+
+JITACT_INLINE float expm1(float x) {
+  float s = 4.161014035e-2f;
+  s = fmaf(s, x, 1.674979478e-1f);
+  s = fmaf(s, x, 5.000165701e-1f);
+  return select(fabsf(x) < 0.25f, x * fmaf(s, x, 1.0f), exp(x) - 1.0f);
+}
+
+// log(1 + e) for 0 <= e <= 1.
+JITACT_INLINE float log1p_unit(float e) {
+  float s = -2.386785299e-2f;
+  s = fmaf(s, e, 1.012190878e-1f);
+  s = fmaf(s, e, -2.100459337e-1f);
+  s = fmaf(s, e, 3.252057135e-1f);
+  s = fmaf(s, e, -4.993612468e-1f);
+  return e * fmaf(s, e, 9.999915957e-1f);
+}
+
+JITACT_INLINE float softplus(float x) { return log1p_unit(decay(fabsf(x))) + select(x < 0, 0.0f, x); }
+
+JITACT_INLINE float sigmoid(float x) { return divide(1.0f, 1.0f + exp2(-kLog2e * x)); }
+
+// Divisor and a are scaled by 2^-8, which leaves room for exp(-x) down to x = -92, where a sigmoid(x) vanishes.
+JITACT_INLINE float times_sigmoid(float a, float x) {
+  return divide(a * 0x1p-8f, exp2(fmaf(-kLog2e, x, -8.0f)) + 0x1p-8f);
+}
+JITACT_INLINE float times_sigmoid(float a, float x, float) { return times_sigmoid(a, x); }
+
+// Scaled by 2^8 likewise.
+JITACT_INLINE float times_tanh_softplus(float a, float x) {
+  const float e = exp2(fmaf(kLog2e, single::at_most(x, 20.0f), 8.0f)), n = e * fmaf(e, 0x1p-8f, 2.0f);
+  return a * 0x1p-8f * divide(n, fmaf(n, 0x1p-8f, 2.0f));
+}
+
+// 1 - tanh(a) for a >= 0.
+JITACT_INLINE float tanh_complement(float a) { return divide(2.0f, 1.0f + exp2(2 * kLog2e * a)); }
+
+JITACT_INLINE float tanh(float x) {
+  const float a = fabsf(x), u = x * x;
+  const float inside = fmaf(a * u, fmaf(u, 1.246056706e-1f, -3.330079019e-1f), a);
+  return copysignf(select(a < 0.35f, inside, 1.0f - tanh_complement(a)), x);
+}
+
+JITACT_INLINE float x_minus_tanh(float x) {
+  const float a = fabsf(x), u = x * x;
+  float s = 5.236560479e-3f;
+  s = fmaf(s, u, -2.028026432e-2f);
+  s = fmaf(s, u, 5.366570130e-2f);
+  s = fmaf(s, u, -1.333126277e-1f);
+  s = fmaf(s, u, 3.333331048e-1f);
+  return copysignf(select(a < 0.75f, a * u * s, a - 1.0f + tanh_complement(a)), x);
+}
+
+// exp(-t^2 / 2), and g with which Q(t) = exp(-t^2 / 2) g(t) for t >= 0: a polynomial in r = 1 / (1 + 0.3 t), after
+// C. Hastings, 1955, here fitted to the relative error.
+JITACT_INLINE float bell(float t) { return exp2(-0.5f * kLog2e * t * t); }
+JITACT_INLINE float tail(float t) {
+  const float r = reciprocal(fmaf(0.3f, t, 1.0f));
+  float s = -8.096532524e-2f;
+  s = fmaf(s, r, 2.276526988e-1f);
+  s = fmaf(s, r, -3.018449061e-2f);
+  s = fmaf(s, r, 1.512842327e-1f);
+  s = fmaf(s, r, 1.119793579e-1f);
+  s = fmaf(s, r, 1.202344596e-1f);
+  return s * r;
+}
+JITACT_INLINE float times_normal_tail(float a, float t) { return a * bell(t) * tail(t); }
+JITACT_INLINE float normal_cdf(float x) {
+  const float y = bell(x) * tail(fabsf(x));
+  return select(x < 0, y, 1.0f - y);
+}
+JITACT_INLINE float normal_cdf(float x, float) { return normal_cdf(x); }
+JITACT_INLINE float normal_pdf(float x) { return 0.398942280f * bell(x); }
+
+JITACT_INLINE float erfc(float x) {
+  const float t = 1.41421356f * fabsf(x), y = 2.0f * bell(t) * tail(t);
+  return select(x < 0, 2.0f - y, y);
+}
+JITACT_INLINE float erf(float x) {
+  const float a = fabsf(x), u = x * x, t = 1.41421356f * a;
+  const float s = fmaf(fmaf(fmaf(-2.428339608e-2f, u, 1.124217287e-1f), u, -3.761046231e-1f), u, 1.128378987f);
+  return copysignf(select(a < 0.5f, s * a, 1.0f - 2.0f * bell(t) * tail(t)), x);
+}
+
+}  // namespace jitact::narrow

@@ -1,0 +1,301 @@
+// The functions of Single, as float -> float: no branch, no table, no call, and the same arithmetic on the CPU (whose
+// compiler vectorises it) and on the GPU. Polynomials are minimax fits in float32 coefficients, made by Lawson's
+// iteration; worst errors are over every float32 against the double library, on the CPU.
+#pragma once
+
+#include "number.cuh"
+
+namespace jitact::single {
+
+JITACT_INLINE float from_bits(uint32_t u) {
+#ifdef __CUDA_ARCH__
+  return __uint_as_float(u);
+#else
+  float f;
+  std::memcpy(&f, &u, 4);
+  return f;
+#endif
+}
+
+JITACT_INLINE uint32_t to_bits(float f) {
+#ifdef __CUDA_ARCH__
+  return __float_as_uint(f);
+#else
+  uint32_t u;
+  std::memcpy(&u, &f, 4);
+  return u;
+#endif
+}
+
+// condition ? a : b with both computed: for a ?: nvcc branches around an operand that is expensive.
+JITACT_INLINE float select(bool condition, float a, float b) { return condition ? a : b; }
+
+// Held at a bound that is not NaN; NaN stays NaN.
+JITACT_INLINE float at_most(float x, float bound) {
+#ifdef __CUDA_ARCH__
+  return min(Single(x), Single(bound)).v;
+#else
+  return x > bound ? bound : x;
+#endif
+}
+JITACT_INLINE float at_least(float x, float bound) {
+#ifdef __CUDA_ARCH__
+  return max(Single(x), Single(bound)).v;
+#else
+  return x < bound ? bound : x;
+#endif
+}
+
+// 1 / b for 2^-126 <= |b| <= 2^126, at most 1 ulp off on the GPU. 0 for infinite b.
+JITACT_INLINE float rough_reciprocal(float b) {
+#ifdef __CUDA_ARCH__
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  return r;
+#else
+  return 1.0f / b;
+#endif
+}
+
+// The same, to 0.6 ulp, but NaN for infinite b.
+JITACT_INLINE float reciprocal(float b) {
+#ifdef __CUDA_ARCH__
+  const float r = rough_reciprocal(b);
+  return fmaf(r, fmaf(-r, b, 1.0f), r);
+#else
+  return 1.0f / b;
+#endif
+}
+
+// a / b for 1 <= b <= 2^100 and |a| that is 0 or above 2^-100, without the slow path of the GPU's own division. One
+// residual corrects the quotient, except that an infinite a has none.
+JITACT_INLINE float divide(float a, float b) {
+#ifdef __CUDA_ARCH__
+  const float r = rough_reciprocal(b), q = a * r;
+  return select(fabsf(q) <= 3.40282347e38f, fmaf(fmaf(-b, q, a), r, q), q);
+#else
+  return a / b;
+#endif
+}
+
+// exp(x + low) = 2^n (1 + r + r^2 q), with n whole and |r| <= ln(2) / 2 (Cody and Waite). x is within 2^21, low tiny.
+struct Reduced {
+  float r, q;
+  uint32_t n;  // in the lowest 9 bits
+  // 1 + r + r^2 q, and the same less 1.
+  JITACT_INLINE float mantissa() const { return fmaf(fmaf(r, q, 1.0f), r, 1.0f); }
+  JITACT_INLINE float mantissa_m1() const { return fmaf(r * r, q, r); }
+  // 2^(n + k), which must be from 2^-127, given as 0, to 2^128, given as inf.
+  JITACT_INLINE float power(int k = 0) const { return from_bits((n << 23) + (uint32_t(127 + k) << 23)); }
+};
+JITACT_INLINE Reduced reduce(float x, float low = -0.0f) {  // adding -0 costs nothing
+  // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits of the sum.
+  const float shifted = fmaf(x, 1.44269502e+0f, 12582912.0f);
+  const float n = shifted - 12582912.0f;
+  const float r = fmaf(n, 1.90465421e-9f, fmaf(n, -6.93147182e-1f, x)) + low;
+  float q = 1.387069467e-3f;
+  q = fmaf(q, r, 8.366271853e-3f);
+  q = fmaf(q, r, 4.166743532e-2f);
+  q = fmaf(q, r, 1.666654646e-1f);
+  q = fmaf(q, r, 4.999999702e-1f);
+  return {r, q, to_bits(shifted)};
+}
+
+// exp(-a + low) * 2^24 for a from 0 to 104.7: a factor of 2^24 keeps all bits where exp itself is subnormal. 0 from 104.4.
+JITACT_INLINE float exp_scaled_within(float a, float low = -0.0f) {
+  const Reduced e = reduce(-a, low);
+  return e.mantissa() * e.power(24);
+}
+JITACT_INLINE float exp_scaled(float a, float low = -0.0f) { return exp_scaled_within(at_most(a, 104.7f), low); }
+constexpr float kUnscale = 0x1p-24f;
+JITACT_INLINE float decay(float a) { return exp_scaled(a) * kUnscale; }
+
+JITACT_INLINE float exp(float x) {
+  const Reduced e = reduce(at_most(at_least(x, -104.0f), 89.0f));
+  // 2^n in two factors, so that neither end of the range is lost.
+  const bool down = x < 0;
+  return e.mantissa() * e.power(down ? 24 : -1) * (down ? kUnscale : 2.0f);
+}
+
+JITACT_INLINE float expm1(float x) {
+  const Reduced e = reduce(at_most(at_least(x, -18.0f), 89.0f));
+  const float half_power = e.power(-1);
+  return select(fabsf(x) < 0x1p-25f, x, 2.0f * fmaf(half_power, e.mantissa_m1(), half_power - 0.5f));
+}
+
+// log(1 + f) for -1/4 <= f <= 1/2.
+JITACT_INLINE float log1p_near_zero(float f) {
+  float s = -4.515225440e-2f;
+  s = fmaf(s, f, 1.047255024e-1f);
+  s = fmaf(s, f, -1.316393614e-1f);
+  s = fmaf(s, f, 1.447762996e-1f);
+  s = fmaf(s, f, -1.664687842e-1f);
+  s = fmaf(s, f, 1.999084800e-1f);
+  s = fmaf(s, f, -2.500011027e-1f);
+  s = fmaf(s, f, 3.333345056e-1f);
+  s = fmaf(s, f, -5.000000000e-1f);
+  return fmaf(f * f, s, f);
+}
+
+// 2^k, as k << 23, that brings x into [3/4, 3/2).
+JITACT_INLINE uint32_t exponent_bits(float x) { return (to_bits(x) - 0x3f400000u) & 0xff800000u; }
+JITACT_INLINE float times_ln2(uint32_t exponent, float plus) {
+  return fmaf(float(int32_t(exponent)), 0.693147182f * 0x1p-23f, plus);
+}
+
+JITACT_INLINE float log(float x) {
+  const bool tiny = x < 0x1p-126f;
+  const float normal = select(tiny, x * 0x1p24f, x);
+  const uint32_t k = exponent_bits(normal);
+  const float y = times_ln2(k - (tiny ? 24u << 23 : 0u), log1p_near_zero(from_bits(to_bits(normal) - k) - 1.0f));
+  const float edge = select(x == 0, -INFINITY, select(x > 0, x, NAN));
+  return select(x > 0 && x < INFINITY, y, edge);
+}
+
+// After N. Juffa: 1 + x = 2^k (1 + f), where f = (2^-k - 1) + 2^-k x is free of the rounding of 1 + x.
+JITACT_INLINE float log1p(float x) {
+  const uint32_t k = exponent_bits(1.0f + x);
+  const float f = fmaf(0.25f, from_bits(to_bits(4.0f) - k), -1.0f) + from_bits(to_bits(x) - k);
+  const float y = times_ln2(k, log1p_near_zero(f));
+  const float inside = select(fabsf(x) < 0x1p-25f || x == INFINITY, x, y);
+  return select(x > -1, inside, select(x == -1, -INFINITY, NAN));
+}
+
+// log(1 + e) for 0 <= e <= 1, all that softplus needs: from e = 1/2 on, 1 + e = 2 (1 + f).
+JITACT_INLINE float log1p_unit(float e) {
+  const float half = e > 0.5f ? 0.5f : 0.0f;  // one selection: with two, g++ would compute the polynomial twice
+  return fmaf(half, 1.38629436f, log1p_near_zero(fmaf(-half, e, e) - half));
+}
+
+// max(x, 0) + log1p(exp(-|x|)): never overflows.
+JITACT_INLINE float softplus(float x) {
+  return log1p_unit(decay(fabsf(x))) + select(x < 0, 0.0f, x);
+}
+
+// Folded on exp(-|x|), which keeps the divisor in [1, 2].
+JITACT_INLINE float sigmoid(float x) {
+  const float e = decay(fabsf(x));
+  return divide(select(x < 0, e, 1.0f), 1.0f + e);
+}
+
+// a sigmoid(x + low), for |a| up to 2^100 where x < 0; e = exp(-|x + low|) * 2^24.
+JITACT_INLINE float times_sigmoid_of(float a, float x, float e) {
+  return divide(select(x < 0, a * e * kUnscale, a), fmaf(e, kUnscale, 1.0f));
+}
+JITACT_INLINE float times_sigmoid(float a, float x) { return times_sigmoid_of(a, x, exp_scaled(fabsf(x))); }
+JITACT_INLINE float times_sigmoid(float a, float x, float low) {
+  return times_sigmoid_of(a, x, exp_scaled(fabsf(x), select(x < 0, low, -low)));
+}
+
+// a tanh(softplus(x)) = a n / (n + 2) with n = exp(x) (exp(x) + 2), for |a| up to 2^100 where x < 0. Folded likewise.
+JITACT_INLINE float times_tanh_softplus(float a, float x) {
+  const bool left = x < 0;
+  const float scaled = exp_scaled(fabsf(x)), e = scaled * kUnscale;
+  const float p = select(left, e + 2.0f, fmaf(2.0f, e, 1.0f));
+  const float divisor = fmaf(select(left, e, 1.0f), p, select(left, 2.0f, 2.0f * e * e));
+  return divide(select(left, a * scaled * kUnscale, a) * p, divisor);
+}
+
+// (x - tanh(x)) / x^3 as a polynomial in u = x^2, for |x| <= 5/4.
+JITACT_INLINE float tanh_residual(float u) {
+  float s = 2.866978139e-5f;
+  s = fmaf(s, u, -2.551895450e-4f);
+  s = fmaf(s, u, 1.109842444e-3f);
+  s = fmaf(s, u, -3.380868584e-3f);
+  s = fmaf(s, u, 8.799713105e-3f);
+  s = fmaf(s, u, -2.186708339e-2f);
+  s = fmaf(s, u, 5.397121981e-2f);
+  s = fmaf(s, u, -1.333338022e-1f);
+  return fmaf(s, u, 3.333333433e-1f);
+}
+// 1 - tanh(a) = 2 / (exp(2 a) + 1) for a >= 0.
+JITACT_INLINE float tanh_complement(float a) {
+  const float e = decay(2 * a);
+  return 2.0f * e * rough_reciprocal(1.0f + e);
+}
+
+JITACT_INLINE float tanh(float x) {
+  const float a = fabsf(x), u = x * x;
+  const float inside = fmaf(a * u, -tanh_residual(u), a);
+  return copysignf(select(a > 1.25f, 1.0f - tanh_complement(a), inside), x);
+}
+
+JITACT_INLINE float x_minus_tanh(float x) {
+  const float a = fabsf(x), u = x * x;
+  const float inside = a * u * tanh_residual(u);
+  return copysignf(select(a > 1.25f, (a - 1.0f) + tanh_complement(a), inside), x);
+}
+
+// Q(t) = P(N > t) = exp(-t^2 / 2) g(t) for a standard normal N and t >= 0, as a product of two factors: the bell scaled by
+// 2^24, as exp_scaled is, and g by 2^-24. g falls smoothly from 1/2 to 1 / (t sqrt(2 pi)); with r = 1 / (t + 5/2), g / r is
+// a polynomial in t r (after M. Shepherd and J. Laframboise, 1981). 0 from t = 14.46, where t is held.
+constexpr float kTailEnd = 14.47f;
+struct Tail {
+  float bell, g;
+  JITACT_INLINE float product() const { return bell * g; }
+};
+JITACT_INLINE float bell_scaled(float h, float low = -0.0f) {  // `low` is added to the exponent
+  const float s = h * h;
+  return exp_scaled_within(0.5f * s, -0.5f * fmaf(h, h, -s) + low);
+}
+JITACT_INLINE float tail_reciprocal(float h) {
+  const float r = rough_reciprocal(h + 2.5f);
+  return fmaf(r, fmaf(-r, h, fmaf(-r, 2.5f, 1.0f)), r);
+}
+JITACT_INLINE float tail_ratio(float h, float r) {
+  const float v = h * r;
+  float s = -4.701680822e-09f;
+  s = fmaf(s, v, 1.647556225e-08f);
+  s = fmaf(s, v, -1.838266961e-08f);
+  s = fmaf(s, v, 7.990301752e-09f);
+  s = fmaf(s, v, -8.817892194e-09f);
+  s = fmaf(s, v, 3.311532382e-09f);
+  s = fmaf(s, v, 1.740073863e-08f);
+  s = fmaf(s, v, 1.010909312e-08f);
+  s = fmaf(s, v, -7.411194503e-08f);
+  s = fmaf(s, v, 7.450580597e-08f);
+  return s * r;
+}
+JITACT_INLINE Tail tail(float t) {
+  const float h = at_most(t, kTailEnd);
+  return {bell_scaled(h), tail_ratio(h, tail_reciprocal(h))};
+}
+// Q(t + low), by the slope of log Q, near -(t + 3/2 r).
+JITACT_INLINE Tail tail(float t, float low) {
+  const float h = at_most(t, kTailEnd), r = tail_reciprocal(h);
+  return {bell_scaled(h, -low * fmaf(1.5f, r, h)), tail_ratio(h, r)};
+}
+
+JITACT_INLINE float times_normal_tail(float a, float t) {
+  const Tail q = tail(t);
+  return a * q.bell * q.g;
+}
+JITACT_INLINE float normal_cdf(float x, Tail q) {
+  const float y = q.product();
+  return select(x < 0, y, 1.0f - y);
+}
+JITACT_INLINE float normal_cdf(float x) { return normal_cdf(x, tail(fabsf(x))); }
+JITACT_INLINE float normal_cdf(float x, float low) { return normal_cdf(x, tail(fabsf(x), select(x < 0, -low, low))); }
+JITACT_INLINE float normal_pdf(float x) { return 0.398942280f * kUnscale * bell_scaled(at_most(fabsf(x), kTailEnd)); }
+
+// erfc(a) = 2 Q(a sqrt(2)), with a sqrt(2) in two parts.
+JITACT_INLINE float erfc_positive(float a) {
+  const float t = a * 1.41421354f;
+  return 2.0f * tail(t, fmaf(a, 2.42035735e-8f, fmaf(a, 1.41421354f, -t))).product();
+}
+JITACT_INLINE float erfc(float x) {
+  const float y = erfc_positive(at_most(fabsf(x), 11.0f));
+  return select(x < 0, 2.0f - y, y);
+}
+JITACT_INLINE float erf(float x) {
+  const float a = fabsf(x), u = x * x;
+  float s = -6.429718342e-4f;
+  s = fmaf(s, u, 5.095020402e-3f);
+  s = fmaf(s, u, -2.683216333e-2f);
+  s = fmaf(s, u, 1.128340140e-1f);
+  s = fmaf(s, u, -3.761262298e-1f);
+  s = fmaf(s, u, 1.283791661e-1f);
+  return copysignf(select(a > 0.6f, 1.0f - erfc_positive(at_most(a, 11.0f)), fmaf(s, a, a)), x);
+}
+
+}  // namespace jitact::single
