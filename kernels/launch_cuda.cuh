@@ -1,12 +1,14 @@
-// The GPU loop: one 16-byte vector per thread, no loop inside. Measured against 2, 4 and 8 vectors per thread, cache
-// hints and larger blocks, this reaches the rate of a plain copy; see docs/decisions.md.
+// The GPU loop: two 16-byte vectors per thread, a block's width apart, both loaded before either is computed. Of 1, 2 and 4
+// vectors and blocks of 128 and 256 threads this is the one choice that serves light and heavy maths alike; the measurement
+// is in docs/decisions.md.
 #pragma once
 
 #include "launch.cuh"
 
 namespace jitact {
 
-constexpr int kThreads = 256;
+constexpr int kThreads = 128;
+constexpr int kVectors = 2;  // per thread
 
 // A 16-byte vector as it moves, and the elements in it.
 struct alignas(16) Words { uint32_t w[4]; };
@@ -103,51 +105,65 @@ __global__ void __launch_bounds__(kThreads)
     elementwise(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned,
                 const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size;
-  const int64_t block = int64_t(blockIdx.x) * kThreads * size;
-  const int64_t first = block + int(threadIdx.x) * size;
+  constexpr int size = Storage<S>::size, stride = kThreads * size;
+  const int64_t block = int64_t(blockIdx.x) * (stride * kVectors);
+  const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const auto* saved = static_cast<const S*>(b);
   const auto* saved_bits = static_cast<const uint8_t*>(b);
-  unsigned bits = 0;
+  unsigned bits[kVectors] = {};
 
-  if (aligned && block + kThreads * size <= n) {
+  if (aligned && block + stride * kVectors <= n) {
     // All loads are issued before the first of them is waited for.
-    const Words va = *reinterpret_cast<const Words*>(a + first);
-    Words vb{};
-    if constexpr (reads_two(op)) vb = *reinterpret_cast<const Words*>(saved + first);
-    if constexpr (op == Op::backward_from_bit) bits = saved_bits[first >> 3] >> (first & 7);
-    T ta[size], tb[size];
-    Storage<S>::widen(va, ta);
-    Storage<S>::widen(vb, tb);
+    Words va[kVectors], vb[kVectors];
 #pragma unroll
-    for (int i = 0; i < size; i++) {
-      bool bit = bits >> i & 1;
-      ta[i] = element<op>(ta[i], tb[i], bit, params);
-      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
+    for (int v = 0; v < kVectors; v++) {
+      const int64_t at = first + v * stride;
+      va[v] = *reinterpret_cast<const Words*>(a + at);
+      if constexpr (reads_two(op)) vb[v] = *reinterpret_cast<const Words*>(saved + at);
+      if constexpr (op == Op::backward_from_bit) bits[v] = saved_bits[at >> 3] >> (at & 7);
     }
-    Words result;
-    Storage<S>::narrow(ta, result);
-    *reinterpret_cast<Words*>(out + first) = result;
+#pragma unroll
+    for (int v = 0; v < kVectors; v++) {
+      T ta[size], tb[size];
+      Storage<S>::widen(va[v], ta);
+      if constexpr (reads_two(op)) Storage<S>::widen(vb[v], tb);
+#pragma unroll
+      for (int i = 0; i < size; i++) {
+        bool bit = bits[v] >> i & 1;
+        ta[i] = element<op>(ta[i], tb[i], bit, params);
+        if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
+      }
+      Storage<S>::narrow(ta, va[v]);
+      *reinterpret_cast<Words*>(out + first + v * stride) = va[v];
+    }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element.
-    const int count = int(min(int64_t(size), n - first));
-    if (op == Op::backward_from_bit && count > 0) bits = saved_bits[first >> 3] >> (first & 7);
 #pragma unroll 1
-    for (int i = 0; i < count; i++) {
-      const T ta = Storage<S>::load(a + first + i);
-      const T tb = reads_two(op) ? Storage<S>::load(saved + first + i) : T();
-      bool bit = bits >> i & 1;
-      Storage<S>::store(out + first + i, element<op>(ta, tb, bit, params));
-      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
+    for (int v = 0; v < kVectors; v++) {
+      const int64_t at = first + v * stride;
+      const int count = int(min(int64_t(size), n - at));
+      if (op == Op::backward_from_bit && count > 0) bits[v] = saved_bits[at >> 3] >> (at & 7);
+#pragma unroll 1
+      for (int i = 0; i < count; i++) {
+        const T ta = Storage<S>::load(a + at + i);
+        const T tb = reads_two(op) ? Storage<S>::load(saved + at + i) : T();
+        bool bit = bits[v] >> i & 1;
+        Storage<S>::store(out + at + i, element<op>(ta, tb, bit, params));
+        if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
+      }
     }
   }
 
   if constexpr (op == Op::forward_bit) {
     // Threads side by side put their bits together until one of them has a byte.
 #pragma unroll
-    for (int lanes = 1; lanes * size < 8; lanes *= 2)
-      bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
-    if ((first & 7) == 0 && first < n) mask[first >> 3] = uint8_t(bits);
+    for (int v = 0; v < kVectors; v++) {
+      const int64_t at = first + v * stride;
+#pragma unroll
+      for (int lanes = 1; lanes * size < 8; lanes *= 2)
+        bits[v] |= __shfl_down_sync(0xffffffffu, bits[v], lanes) << (lanes * size);
+      if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits[v]);
+    }
   }
 }
 
@@ -155,7 +171,7 @@ template <Op op, typename S>
 void launch(const Call& call, cudaStream_t stream) {
   const auto on_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
-  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size;
+  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectors;
   elementwise<op, S><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
       static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n,
       aligned, Params<typename Storage<S>::T>(call.params));
