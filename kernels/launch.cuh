@@ -20,6 +20,16 @@ struct Params {
   }
 };
 
+// Whether the kernel file defines these. Not by `requires`: over a pack of parameters nvcc 13.0 finds it false.
+template <typename T, typename... P>
+auto has_backward(int) -> decltype(backward(T(), T(), P()...), std::true_type());
+template <typename T, typename... P>
+std::false_type has_backward(...);
+template <typename T, typename... P>
+auto has_backward_from_bit(int) -> decltype(backward_from_bit(T(), keeps(T(), P()...), P()...), std::true_type());
+template <typename T, typename... P>
+std::false_type has_backward_from_bit(...);
+
 // What one element goes through, by operation. `a` is x or dy, `b` the saved tensor, `bit` the mask bit read or written.
 template <Op op, typename T, typename... P>
 JITACT_INLINE T element(T a, T b, bool& bit, P... params) {
@@ -29,9 +39,9 @@ JITACT_INLINE T element(T a, T b, bool& bit, P... params) {
     return forward(a, params...);
   }
   if constexpr (op == Op::backward) {
-    if constexpr (requires { backward(a, b, params...); }) {
+    if constexpr (decltype(has_backward<T, P...>(0))::value) {
       return backward(a, b, params...);
-    } else if constexpr (requires { backward_from_bit(a, keeps(b, params...), params...); }) {
+    } else if constexpr (decltype(has_backward_from_bit<T, P...>(0))::value) {
       return backward_from_bit(a, keeps(b, params...), params...);
     } else {
       return a * forward(Dual<T>(b, T(1)), Dual<T>(params)...).derivative;

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import jitact
 import torch
+from torch import Tensor
+
+import jitact
 from jitact.accuracy import ulp_error
 from jitact.activations import TABLE, Activation
-from torch import Tensor
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 CASES = [(activation, save) for activation in TABLE for save in activation.saves]

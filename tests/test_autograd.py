@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import jitact
 import pytest
 import torch
 from common import CASE_IDS, CASES, TABLE_IDS
+
+import jitact
 from jitact.activations import TABLE, Activation
 from jitact.autograd import configure
 

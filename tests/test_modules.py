@@ -9,10 +9,11 @@ import pickle
 import subprocess
 import sys
 
-import jitact
 import pytest
 import torch
 from common import TABLE_IDS
+
+import jitact
 from jitact.activations import TABLE, Activation
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
-import jitact
 import pytest
 import torch
 from common import CASE_IDS, CASES, TABLE_IDS, TAILED, assert_accurate, evaluate, oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import jitact
 from jitact.accuracy import every_16bit_value
 from jitact.activations import TABLE, Activation
 from jitact.kernels import KernelSource
@@ -133,12 +134,12 @@ def test_an_unselected_branch_never_leaks(device: str) -> None:
 
 @pytest.mark.parametrize("name", TABLE_IDS)
 def test_fast_math_has_its_bound(name: str, device: str) -> None:
-    """With fast_math every activation stays within 2^-18 of the exact result, relative to max(1, |y|)."""
+    """With fast_math every activation stays within 2^-15 of the exact result, relative to max(1, |y|)."""
     x = torch.linspace(-8, 8, 100_001, device=device)
     y = jitact.get(name)(fast_math=True)(x).cpu().double()
     activation = jitact.get(name).activation
     exact = (activation.exact or activation.reference)(x.cpu().double(), *(default for _, default in activation.params))
-    assert ((y - exact).abs() / exact.abs().clamp(min=1)).max() < 2**-18
+    assert ((y - exact).abs() / exact.abs().clamp(min=1)).max() < 2**-15
 
 
 WRONG = {

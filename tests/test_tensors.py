@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import jitact
 import pytest
 import torch
 from common import DTYPES
+
+import jitact
 
 KINDS = ["relu", "selu", "softsign", "gelu", "hardtanh"]  # one bit, parameters, both saves, input alone
 

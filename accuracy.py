@@ -1,0 +1,320 @@
+"""How far results are from exact, in units in the last place (ulp): the measure, and the exhaustive tool built on it.
+
+``python -m jitact.accuracy`` runs every activation, with everything that its backward can keep, and PyTorch's own, on every
+finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense sample), and compares forward and
+gradient with float64. It says the largest error in ulp, the input where it occurs, the share of inputs above the usual bound,
+and which bounds are broken, and writes ``results/accuracy-<cpu or cuda>.json`` and a table beside it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from jitact import report
+from jitact.activations import ActivationModule
+from jitact.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.registry import REGISTRY
+from jitact.report import figure
+
+__all__ = ["BOUNDS", "Bound", "Error", "broken_rules", "every_16bit_value", "exact_function", "measure", "sample", "ulp_error"]
+
+
+def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
+    """Every finite value of ``torch.float16`` or ``torch.bfloat16``, both zeros included, ascending: shape ``(n,)``."""
+    positive = torch.arange(2**15, device=device).to(torch.int16).view(dtype)
+    positive = positive[positive.isfinite()]
+    return torch.cat([-positive.flip(0), positive])
+
+
+def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | None = None) -> Tensor:
+    """The distance of ``actual`` from ``exact`` in ulp of ``dtype``, elementwise, as float64.
+
+    The unit is the spacing of ``dtype`` at the exact result, so a correctly rounded result is off by at most 0.5. Subnormal
+    results of float16 count in units of its smallest subnormal number. Those of bfloat16, float32 and float64 too, but there
+    a zero is as good, since arithmetic in registers may flush them.
+
+    Equal infinities and two NaNs are 0 apart. A result that should have been infinite, or is and should not be, counts as
+    if the first power of two past the range stood for infinity, if it is near; any other mismatch is ``inf``.
+
+    Args:
+        actual: results, of any floating-point type.
+        exact: the same in float64, not rounded to ``dtype``.
+        dtype: the type that ``actual`` is stored in.
+        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``.
+    """
+    info = torch.finfo(dtype)
+    exact, actual = exact.double(), actual.double()
+    top, bottom = 2.0 ** (math.frexp(info.max)[1] - 1), 2.0 ** (math.frexp(max(info.tiny, floor or 0))[1] - 1)
+    binade = (exact.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # the power of two at or below |exact|
+    error = (actual.clamp(-2 * top, 2 * top) - exact).abs() / (binade.clamp(bottom, top) * info.eps)
+    overflows = exact.abs() >= top * (2 - info.eps / 2)  # where IEEE rounding gives infinity
+    same = (actual == exact) | (actual.isnan() & exact.isnan()) | (overflows & actual.isinf() & (actual.sign() == exact.sign()))
+    if dtype is not torch.float16:
+        same |= (actual == 0) & (exact.abs() < info.tiny)
+    mismatch = error.isnan() | (actual.isinf() & (exact.abs() < top))
+    return error.masked_fill(mismatch, torch.inf).masked_fill(same, 0.0)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a dtype's results are held to, in ulp.
+
+    Attributes:
+        usual: forward, for 99.9 % of the inputs.
+        forward: forward, for all of them.
+        gradient: with dy = 1, for all of them.
+        floor: where the exact gradient is smaller than this, its unit is the ulp at this.
+        gelu_tail: forward of gelu and its kin for ``|x| > 5``.
+    """
+
+    usual: float
+    forward: float
+    gradient: float
+    floor: float
+    gelu_tail: float
+
+
+GRADIENT_FLOOR = 2.0**-8  # of the 16-bit types; what is computed on the way to a wider one's is rounded at about 1
+UNUSUAL = 0.001  # the share of inputs that may be off by more than Bound.usual
+
+BOUNDS = {
+    torch.float16: Bound(0.55, 1, 1, GRADIENT_FLOOR, 1),
+    torch.bfloat16: Bound(0.51, 1, 1, GRADIENT_FLOOR, 1),
+    torch.float32: Bound(math.inf, 4, 8, 1.0, 64),
+    # The reference itself is computed in float64: this tells a right formula from a wrong one, no more.
+    torch.float64: Bound(math.inf, 2**16, 2**16, 1.0, math.inf),
+}
+
+
+@dataclass
+class Error:
+    """The error of many results, gathered piece by piece.
+
+    Attributes:
+        ulp: the largest.
+        at: the input where it occurs.
+        unusual: how many are above the dtype's :attr:`Bound.usual`.
+        broken: how many are above the bound.
+        count: of how many.
+    """
+
+    ulp: float = 0.0
+    at: float = 0.0
+    unusual: int = 0
+    broken: int = 0
+    count: int = 0
+
+    def add(self, x: Tensor, error: Tensor, usual: float, bound: Tensor | float) -> None:
+        """Takes in the ``error`` of the results for ``x``."""
+        self.count += x.numel()
+        self.unusual += int((error > usual).sum())
+        self.broken += int((error > bound).sum())
+        where = error.argmax()
+        if error[where] > self.ulp:
+            self.ulp, self.at = float(error[where]), float(x[where])
+
+
+Errors = dict[str, Error]  # "forward", "gradient" and, for save="output", "gradient of y": as a function of the y that was kept
+
+
+def exact_function(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
+    """An activation with its defaults in float64: the record's ``exact`` where it has one, else PyTorch's counterpart."""
+    formula = getattr(cls.activation, "exact", None)
+    if formula is None:
+        return cls.Model().to(device, dtype).double().eval()
+    params = [p.detach().double() if isinstance(p, Tensor) else p for p in cls().to(device, dtype)._params()]
+    return lambda x: formula(x, *params)
+
+
+def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor:
+    """Inputs that stand for all: every finite 16-bit value for a 16-bit type, else 16-bit, random and evenly spread ones.
+
+    Args:
+        dtype: of the inputs.
+        device: where they are wanted.
+        step: take every how manyth fp32 number.
+    """
+    if dtype in (torch.float16, torch.bfloat16):
+        return every_16bit_value(dtype, device)
+    every_16bit = [every_16bit_value(each, device).to(dtype) for each in (torch.float16, torch.bfloat16)]
+    normal = torch.randn(2**16, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
+    return torch.cat([*every_16bit, normal, 4 * normal, _fp32_values(device, step).to(dtype)])
+
+
+def _fp32_values(device: torch.device, step: int = 1, start: int = -(2**31), stop: int = 2**31) -> Tensor:
+    """The finite ones among the numbers whose bits are ``range(start, stop, step)``."""
+    values = torch.arange(start, stop, step, device=device).to(torch.int32).view(torch.float32)
+    return values[values.isfinite()]
+
+
+def pieces(dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
+    """Every finite value of a type, a piece at a time; :func:`sample` of it where that would take too long."""
+    if dtype is torch.float32 and device.type == "cuda":
+        for start in range(-(2**31), 2**31, 2**26):
+            yield _fp32_values(device, 1, start, start + 2**26)
+    else:
+        yield sample(dtype, device)
+
+
+def value_and_gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """``f(x)`` and its gradient for dy = 1."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = f(x)
+    return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]
+
+
+def measure(
+    cls: type[ActivationModule], subjects: dict[str, nn.Module], dtype: torch.dtype, values: Iterator[Tensor]
+) -> dict[str, Errors]:
+    """The errors of several modules that should all compute an activation with its default parameters.
+
+    Args:
+        cls: the activation.
+        subjects: modules by a name of the caller's choice, on the device and in the dtype of ``values``.
+        dtype: of ``values``.
+        values: inputs, 1-d tensors.
+    """
+    errors: dict[str, Errors] = {name: {"forward": Error(), "gradient": Error()} for name in subjects}
+    bound, exact = BOUNDS[dtype], None
+    for x in values:
+        if x.numel() == 0:
+            continue
+        exact = exact or exact_function(cls, dtype, x.device)
+        y, dx = value_and_gradient(exact, x.double())
+        tail = (x.abs() > 5) & ("gelu" in cls.activation.name)
+        forward_bound = torch.where(tail, bound.gelu_tail, bound.forward)
+        tiny = torch.finfo(dtype).tiny if dtype is torch.float32 else 0.0  # of fp32, normal results are judged
+        for name, module in subjects.items():
+            own_y, own_dx = value_and_gradient(module, x)
+            found = errors[name]
+            error = ulp_error(own_y, y, dtype).masked_fill((y.abs() < tiny) & (own_y.abs() <= tiny), 0.0)
+            found["forward"].add(x, error, bound.usual, forward_bound)
+            found["gradient"].add(x, ulp_error(own_dx, dx, dtype, bound.floor), bound.gradient, bound.gradient)
+            if isinstance(module, ActivationModule) and (module.save or cls.activation.saves[0]) == "output":
+                params = [p.detach().double() if isinstance(p, Tensor) else p for p in module._params()]
+                of_y = cls.activation.gradient_from_output(torch.ones_like(y), own_y.double(), *params)
+                error = ulp_error(own_dx, of_y, dtype, bound.floor)
+                found.setdefault("gradient of y", Error()).add(x, error, bound.gradient, bound.gradient)
+    return errors
+
+
+def broken_rules(
+    cls: type[ActivationModule], save: str, dtype: torch.dtype, errors: Errors, peer: Errors | None = None
+) -> list[str]:
+    """What of the bounds does not hold, in words; empty if all is well.
+
+    Args:
+        cls: the activation.
+        save: what its backward kept.
+        dtype: of the results.
+        errors: what :func:`measure` found for it.
+        peer: what it found for PyTorch's own on every input, to hold fp32 and sigmoid's and tanh's gradient against.
+    """
+    bound, rules = BOUNDS[dtype], []
+    kinds = {"forward": bound.forward, "gradient of y" if save == "output" else "gradient": bound.gradient}
+    for kind, limit in kinds.items():
+        error = errors[kind]
+        if error.broken:
+            inputs = f"{error.broken} of {error.count} inputs are above {limit:g}"
+            rules.append(f"{kind} off by {figure(error.ulp)} ulp at x = {error.at!r}; {inputs}")
+    forward = errors["forward"]
+    if forward.unusual > UNUSUAL * forward.count:
+        rules.append(f"forward off by more than {bound.usual} ulp for {forward.unusual / forward.count:.2%} of the inputs")
+    if peer and dtype is torch.float32 and forward.ulp > max(peer["forward"].ulp, 0.5):
+        rules.append(
+            f"forward off by {figure(forward.ulp)} ulp at x = {forward.at!r}, PyTorch by {figure(peer['forward'].ulp)}"
+        )
+    if peer and save == "output" == cls.activation.saves[0] and errors["gradient"].ulp > peer["gradient"].ulp + bound.gradient:
+        own, other = figure(errors["gradient"].ulp), figure(peer["gradient"].ulp)
+        rules.append(f"gradient off by {own} ulp at x = {errors['gradient'].at!r}, PyTorch by {other}")
+    return rules
+
+
+def supports(module: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether a module of PyTorch's works for a dtype on a device."""
+    try:
+        value_and_gradient(module, torch.ones(2, dtype=dtype, device=device))
+    except RuntimeError:
+        return False
+    return True
+
+
+def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
+    """What the tool finds for an activation and a dtype: a row for everything that backward can keep."""
+    cls = REGISTRY[name]
+    options = [{"save": save} for save in cls.activation.saves] + [{"fast_math": True}] * fast_math
+    peer = cls.Model().to(device, dtype).eval()
+    subjects = {"torch": peer} if supports(peer, dtype, device) else {}
+    try:
+        subjects |= {str(each): cls(**each).to(device, dtype).eval() for each in options}
+        errors = measure(cls, subjects, dtype, pieces(dtype, device))
+    except Exception as error:  # a kernel that does not compile or run is one of the things to report
+        yield {"name": name, "dtype": dtype_name(dtype), "broken": [first_line(error)]}
+        return
+    theirs = errors.get("torch")
+    exhaustive = dtype.itemsize == 2 or device.type == "cuda"
+    for each in options:
+        own = errors[str(each)]
+        save = each.get("save", cls.activation.saves[0])
+        yield {
+            "name": name,
+            "dtype": dtype_name(dtype),
+            "save": save,
+            "fast_math": "fast_math" in each,
+            "ours": {kind: asdict(error) for kind, error in own.items()},
+            "torch": theirs and {kind: asdict(error) for kind, error in theirs.items()},
+            "broken": [] if "fast_math" in each else broken_rules(cls, save, dtype, own, theirs if exhaustive else None),
+        }
+
+
+COLUMNS = ("forward, worst", "above", "PyTorch's", "gradient, worst", "PyTorch's")
+
+
+def describe_row(row: dict) -> str:
+    """A row in a line, then one for each rule it breaks."""
+    line = f"{row['name']:16}{row['dtype']:6}{'fast_math' if row.get('fast_math') else row.get('save', ''):8}"
+    for kind in ("forward", "gradient") if "ours" in row else ():
+        own, other = row["ours"][kind], row["torch"] and row["torch"][kind]
+        line += _worst(own) + (f"{own['unusual'] / own['count']:8.2%}" if kind == "forward" else "") + _worst(other)
+    return "\n".join([line, *(f"  BROKEN: {rule}" for rule in row["broken"])])
+
+
+def _worst(error: dict | None) -> str:
+    return f"{figure(error['ulp']):>9} at {error['at']:<12.6g}" if error else f"{'-':>9}{'':16}"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit code: 1 if a bound is broken, 2 for bad arguments."""
+    parser = Parser(prog="accuracy.py", description=__doc__.partition("\n\n")[2])
+    parser.add_argument("--fast-math", action="store_true", help="also measure the -use_fast_math builds, which have no bound")
+    parser.add_argument("--json", type=parser.output_file, metavar="FILE", help="where results go; the table goes beside it")
+    args = parser.parse(arguments)
+    if not args.json:
+        args.json = Path("results", f"accuracy-{args.device.type}.json")
+        args.json.parent.mkdir(exist_ok=True)
+    results = {"machine": machine(args.device), "rows": []}
+    print(report.describe(results["machine"]))
+    print(f"{'':30}" + "".join(f"{title:>8}" if title == "above" else f"{title:>16}{'':9}" for title in COLUMNS))
+    dtypes = args.dtype or [torch.float16, torch.bfloat16, torch.float32]
+    tasks = [(name, dtype) for name in args.names for dtype in dtypes]
+    for name, dtype in progress(tasks, len(tasks)):
+        for row in rows_of(name, dtype, args.device, args.fast_math):
+            results["rows"].append(row)
+            say(describe_row(row))
+    write_json(args.json, results)
+    args.json.with_suffix(".md").write_text(report.accuracy_markdown(results))
+    broken = {row["name"] for row in results["rows"] if row["broken"]}
+    print(f"\nbounds broken by: {', '.join(sorted(broken))}" if broken else "\nevery bound holds")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,410 @@
+"""Correctness, speed and memory of every activation beside PyTorch's: ``python bench.py``, or ``python -m jitact.bench``.
+
+Each activation and dtype is first compared with float64; a wrong one gets no time. Then forward (nothing recorded), forward +
+save (autograd recording) and backward are timed, taking turns with PyTorch's, as medians. Their floor is the fewest bytes that
+they can move over the ceiling: the best rate that torch or jitact reached here, in the same run, with as many reads and
+writes. What is kept for backward is counted as autograd's saved-tensor hooks see it, in bytes per element.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitact import kernels, report
+from jitact.accuracy import broken_rules, exact_function, measure, sample
+from jitact.activations import ActivationModule
+from jitact.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.registry import REGISTRY
+from jitact.report import DIRECTIONS, PEERS
+
+GPU_SHAPE, CPU_SHAPE = (4096, 393216), (4096, 4096)
+COPIES = 16  # tensors of the full size alive at once: x, dy, and what ours and the peers make of them
+LEAST_COPIES = 6  # of them without peers, which do without a row if memory is short
+CACHE = {"cuda": 2**28, "cpu": 2**27}  # bytes; inputs are rotated until they fill more than this, which no cache holds
+SMALL = 2**22  # bytes; below this a single call is too short to time
+RUNS = {"cuda": (9, 51, 0.08), "cpu": (5, 21, 0.15)}  # fewest and most runs of each timing, and the seconds to spend on it
+CPU_SECONDS = 60  # what a run on the CPU may take, roughly
+DTYPES = {"cuda": [torch.float32, torch.bfloat16, torch.float16], "cpu": [torch.float32, torch.bfloat16]}
+
+
+class Subject:
+    """What is timed: a module on the inputs of a run. The methods take the number of a call, which rotates the inputs."""
+
+    def __init__(self, module: nn.Module, xs: list[Tensor], dys: list[Tensor]) -> None:
+        """Takes the inputs, and as many gradients of the output."""
+        self.module, self.xs, self.dys = module, xs, dys
+        self.leaves = [x.detach().requires_grad_() for x in xs]
+        self.parameters = list(module.parameters())
+        self.graphs: list[Tensor] = []
+
+    def forward(self, i: int) -> Tensor:
+        """Forward with nothing recorded."""
+        with torch.no_grad():
+            return self.module(self.xs[i % len(self.xs)])
+
+    def forward_save(self, i: int) -> Tensor:
+        """Forward with autograd recording."""
+        return self.module(self.leaves[i % len(self.xs)])
+
+    def backward(self, i: int) -> tuple[Tensor, ...]:
+        """The gradient of the input, and of the parameters if there are any."""
+        i %= len(self.xs)
+        self.graphs = self.graphs or [self.module(leaf) for leaf in self.leaves]
+        return torch.autograd.grad(self.graphs[i], [self.leaves[i], *self.parameters], self.dys[i], retain_graph=True)
+
+    def kept(self) -> float:
+        """Bytes per element that autograd keeps for backward."""
+        sizes: list[int] = []
+
+        def pack(tensor: Tensor) -> Tensor:
+            sizes.append(tensor.numel() * tensor.itemsize)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            self.module(self.leaves[0])
+        return sum(sizes) / self.leaves[0].numel()
+
+    def trouble(self) -> str | None:
+        """Does everything once. Says why it cannot take part: a dtype that PyTorch lacks here, too little memory."""
+        try:
+            for direction in DIRECTIONS:
+                getattr(self, direction)(0)
+            self.kept()
+        except torch.OutOfMemoryError:
+            return "out of memory"
+        except Exception as error:  # a compiler's can be anything
+            return first_line(error)
+        return None
+
+
+def lap(device: torch.device, call: Callable[[int], object], first: int, count: int) -> Callable[[], float]:
+    """Makes the calls number ``first`` and on, and returns how to learn the milliseconds of one."""
+    if device.type == "cuda":
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for i in range(first, first + count):
+            call(i)
+        end.record()
+        return lambda: end.synchronize() or start.elapsed_time(end) / count
+    begin = time.perf_counter()
+    for i in range(first, first + count):
+        call(i)
+    elapsed = 1000 * (time.perf_counter() - begin) / count
+    return lambda: elapsed
+
+
+def medians(xs: list[Tensor], work: dict[str, Callable[[int], object]]) -> dict[str, float]:
+    """Median milliseconds of one call of each, in turns, so that a drift of the machine hits all alike."""
+    device, count = xs[0].device, 1 if xs[0].nbytes > SMALL else len(xs)
+    least, most, seconds = RUNS[device.type]
+    for call in work.values():
+        lap(device, call, 0, count)()
+    once = sum(lap(device, call, 0, count)() for call in work.values()) * count / 1000
+    runs = min(most, max(least, int(seconds * len(work) / once)))
+    laps: dict[str, list[Callable[[], float]]] = {name: [] for name in work}
+    for run in range(runs):
+        for name, call in work.items():
+            laps[name].append(lap(device, call, run * count, count))
+    return {name: statistics.median(elapsed() for elapsed in each) for name, each in laps.items()}
+
+
+def default_shape(dtype: torch.dtype, device: torch.device, rows: int) -> tuple[tuple[int, ...], str]:
+    """The size to measure at, and why it is not the usual one if it is not."""
+    if device.type == "cuda":
+        (batch, dim), room = GPU_SHAPE, torch.cuda.mem_get_info(device)[0] // COPIES
+        fits = min(batch, room // (dim * dtype.itemsize))
+        return (max(1, fits), dim), "" if fits == batch else f" (not {batch}: memory is short)"
+    (batch, dim), calls = CPU_SHAPE, 2 * len(DIRECTIONS) * (2 + RUNS["cpu"][0])
+    x = torch.randn(batch, dim).to(dtype)
+    once = min(lap(device, lambda _: x.clone(), 0, 1)() for _ in range(5)) / 1000
+    fits = batch
+    while fits > batch // 16 and rows * calls * 2 * once * fits / batch > CPU_SECONDS:
+        fits //= 2
+    return (fits, dim), "" if fits == batch else f" (not {batch}: to finish in about a minute)"
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes of memory of a device."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
+    """Random normal x and dy, as many of each as it takes to outgrow any cache."""
+    count = min(32, 1 + CACHE[device.type] // (math.prod(shape) * dtype.itemsize))
+    tensors = [torch.randn(shape, dtype=dtype, device=device) for _ in range(2 * count)]
+    return tensors[:count], tensors[count:]
+
+
+def ceilings(xs: list[Tensor], dys: list[Tensor]) -> dict[str, dict[str, float]]:
+    """Bytes per second with 1 read + 1 write ("copy") and 2 reads + 1 write ("add"): torch's, jitact's relu's, the best."""
+    count = len(xs)
+    work: dict[str, Callable[[int], object]] = {
+        "torch.clone": lambda i: xs[i % count].clone(),
+        "torch.add": lambda i: torch.add(xs[i % count], dys[i % count]),
+    }
+    try:
+        relu = Subject(REGISTRY["relu"](save="input"), xs, dys)
+        relu.backward(0)
+        work |= {"jitact.relu": relu.forward, "jitact.relu backward": relu.backward}
+    except Exception as error:  # relu's own row will say so too
+        say(f"ceilings without jitact.relu: {first_line(error)}")
+    warm = time.perf_counter()
+    while time.perf_counter() < warm + 0.5:  # clocks rise under load
+        lap(xs[0].device, work["torch.clone"], 0, count)()
+    ms = medians(xs, work)
+    rates = {}
+    for pattern, names, tensors in (
+        ("copy", ["torch.clone", "jitact.relu"], 2),
+        ("add", ["torch.add", "jitact.relu backward"], 3),
+    ):
+        found = {name: 1000 * tensors * xs[0].nbytes / ms[name] for name in names if name in ms}
+        rates[pattern] = {"best": max(found.values()), **found}
+    return rates
+
+
+def traffic(save: str, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
+    """The fewest bytes per element that each direction moves, and the ceiling that holds for it."""
+    size = dtype.itemsize
+    if save == "bit":
+        return {"forward": (2 * size, "copy")} | dict.fromkeys(("forward_save", "backward"), (2 * size + 1 / 8, "copy"))
+    return {"forward": (2 * size, "copy"), "forward_save": (2 * size, "copy"), "backward": (3 * size, "add")}
+
+
+def check(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> tuple[dict[str, dict], list[str]]:
+    """Compares an activation with float64 on a sample of all values. Returns its errors, and what is wrong in words."""
+    module = cls().to(device, dtype).eval()
+    errors = measure(cls, {"ours": module}, dtype, iter([sample(dtype, device, 65521)]))["ours"]
+    wrong = broken_rules(cls, cls.activation.saves[0], dtype, errors)
+    if not module(torch.full((9,), math.nan, dtype=dtype, device=device)).isnan().all():
+        wrong.append("forward of NaN is not NaN")
+    parameters = list(module.parameters())
+    if parameters:
+        exact = cls.Model().to(device, dtype).double()
+        x, near = torch.randn(4096, device=device).to(dtype), 16 * torch.finfo(dtype).eps
+        own = torch.autograd.grad(module(x).sum(dtype=torch.float64), parameters)
+        of_exact = torch.autograd.grad(exact(x.double()).sum(), list(exact.parameters()))
+        if not all(torch.allclose(a.double(), b, near, near * 64) for a, b in zip(own, of_exact, strict=True)):
+            wrong.append("the gradient of a parameter is wrong")
+    return {kind: asdict(error) for kind, error in errors.items()}, wrong
+
+
+def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
+    """Whether results at the full size stand where they belong: evenly spread elements, and the last ones."""
+    probe = subject.xs[0].flatten()[:4096]
+    if not torch.equal(subject.module(probe), subject.module(probe)):
+        return []  # random in training
+    x, dy, y, dx = subject.xs[0], subject.dys[0], subject.forward_save(0), subject.backward(0)[0]
+    n, shape, near = x.numel(), tuple(x.shape), 8 * torch.finfo(x.dtype).eps
+    exact = exact_function(cls, x.dtype, x.device)
+    at = torch.cat([torch.arange(0, n, (n // 2**16) | 1), torch.arange(max(0, n - 4096), n)]).to(x.device)
+    x, dy, y, dx = (t.detach().flatten()[at].double() for t in (x, dy, y, dx))
+    exact_y = exact(x.requires_grad_())
+    (exact_dx,) = torch.autograd.grad(exact_y, x, dy)
+    pairs = {"forward": (y, exact_y), "gradient": (dx, exact_dx)}
+    return [f"{kind} is wrong at the size {shape}" for kind, pair in pairs.items() if not torch.allclose(*pair, near, near)]
+
+
+def measure_row(
+    cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor], rates: dict[str, dict[str, float]], compiles: bool
+) -> report.Row:
+    """One activation and dtype: a row of the results. What is wrong gets no time."""
+    x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, cls.activation.saves[0]
+    row: report.Row = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
+    row |= {"errors": None, "ours": None, "eager": None, "compile": None}
+    try:
+        row["errors"], row["wrong"] = check(cls, dtype, device)
+        ours = Subject(cls().to(device, dtype), xs, dys)
+        row["wrong"] = row["wrong"] or check_places(cls, ours)
+    except Exception as error:  # a kernel that does not compile or run is one of the things to report
+        row["wrong"].append(first_line(error))
+    if row["wrong"]:
+        return row
+    subjects = {"ours": ours, "eager": Subject(cls.Model().to(device, dtype), xs, dys)}
+    if compiles:
+        torch._dynamo.reset()
+        subjects["compile"] = Subject(torch.compile(cls.Model().to(device, dtype), dynamic=False), xs, dys)
+    for peer in [name for name in PEERS if name in subjects]:
+        trouble = subjects[peer].trouble()
+        if trouble:
+            row["notes"].append(f"{peer}: {trouble}")
+            del subjects[peer]
+            release(device)
+    least = traffic(save, dtype)
+    row["bytes"] = {direction: per_element * x.numel() for direction, (per_element, _) in least.items()}
+    row["floor"] = {d: 1000 * row["bytes"][d] / rates[pattern]["best"] for d, (_, pattern) in least.items()}
+    row["kept"] = {name: subject.kept() for name, subject in subjects.items()}
+    times = time_all(xs, subjects)
+    if times is None:
+        row["notes"].append("not timed beside its peers, as memory is short")
+        subjects = {"ours": ours}
+        release(device)
+        times = time_all(xs, subjects)
+    return row | (times or {})
+
+
+def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, dict[str, float]] | None:
+    """The milliseconds of each direction, by subject; None if memory runs out."""
+    times: dict[str, dict[str, float]] = {name: {} for name in subjects}
+    try:
+        for direction in DIRECTIONS:
+            for name, ms in medians(xs, {name: getattr(subject, direction) for name, subject in subjects.items()}).items():
+                times[name][direction] = ms
+    except torch.OutOfMemoryError:
+        return None
+    return times
+
+
+def release(device: torch.device) -> None:
+    """Gives back the memory that nothing uses, reference cycles included."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def run(
+    names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, compiles: bool
+) -> dict[str, Any]:
+    """Measures everything, saying it row by row, and returns the results."""
+    tasks = [(dtype, name) for dtype in dtypes for name in names]
+    shape, remark = (shape, "") if shape else default_shape(max(dtypes, key=lambda dtype: dtype.itemsize), device, len(tasks))
+    results: dict[str, Any] = {"machine": machine(device), "compile": compiles, "dtypes": {}, "rows": []}
+    say(f"{report.describe(results['machine'])} · {report.size(shape)}{remark}")
+    peers = [peer for peer in PEERS if compiles or peer != "compile"]
+    xs: list[Tensor] = []
+    for dtype, name in progress(tasks, len(tasks)):
+        if not xs or xs[0].dtype != dtype:
+            xs = dys = []
+            release(device)
+            xs, dys = make_inputs(shape, dtype, device)
+            rates = ceilings(xs, dys)
+            results["dtypes"][dtype_name(dtype)] = {"shape": shape, "bytes_per_second": rates}
+            say(report.bench_heading(dtype_name(dtype), rates, peers))
+        row = measure_row(REGISTRY[name], xs, dys, rates, compiles)
+        results["rows"].append(row)
+        say(report.bench_row(row, peers))
+        release(device)
+    return results
+
+
+FIRST_USE = """
+import json, sys, time, torch
+x = torch.ones(8, device=sys.argv[1])
+x.sum().item()
+begin = time.perf_counter()
+import jitact
+seconds = {"import": time.perf_counter() - begin}
+for name in sys.argv[2:]:
+    begin = time.perf_counter()
+    jitact.get(name)()(x).sum().item()
+    seconds[name] = time.perf_counter() - begin
+print(json.dumps(seconds))
+"""
+
+
+def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[str, Any]:
+    """The time of first calls in new processes: with the cache, in milliseconds, and without, in seconds.
+
+    Args:
+        names: activations.
+        device: where they run.
+        cold: those to build anew; of the others, the cache tells how long their build took.
+    """
+    loads = _seconds_of_first_use(names, device, dict(os.environ))
+    with tempfile.TemporaryDirectory() as empty:
+        builds = _seconds_of_first_use(cold, device, {**os.environ, "JITACT_CACHE_DIR": empty})
+    loads_ms = {name: 1000 * seconds for name, seconds in loads.items()}
+    uses = {name: {"build_s": builds.get(name) or _recorded_seconds(name), "load_ms": loads_ms.get(name)} for name in names}
+    return {"import_ms": loads_ms.get("import"), "first_use": uses}
+
+
+def _seconds_of_first_use(names: list[str], device: torch.device, environment: dict[str, str]) -> dict[str, float]:
+    command = [sys.executable, "-c", FIRST_USE, str(device), *names]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tempfile.gettempdir())
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+
+
+def _recorded_seconds(name: str) -> float | None:
+    """How long the cached build of an activation took, as its record in the cache says."""
+    library = kernels.load(REGISTRY[name].activation.source)
+    try:
+        return json.loads((library.path.parent / "build.json").read_text())["seconds"]
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """``"4096x393216"`` as ``(4096, 393216)``."""
+    try:
+        shape = tuple(int(part) for part in text.lower().replace(",", "x").split("x"))
+    except ValueError:
+        shape = ()
+    if not shape or min(shape) < 1:
+        raise argparse.ArgumentTypeError(f"no shape {text!r}; write it like 4096x393216")
+    return shape
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit code: 1 if an activation is wrong; bad arguments exit with 2."""
+    parser = Parser(prog="bench.py", description=__doc__)
+    parser.add_argument(
+        "--shape", type=parse_shape, metavar="NxM", help="by default 4096x393216 on a GPU, 4096x4096 on the CPU"
+    )
+    parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
+    parser.add_argument(
+        "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
+    )
+    parser.add_argument(
+        "--json", type=parser.output_file, metavar="FILE", help="write all figures and the facts of the machine"
+    )
+    parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
+    args = parser.parse(arguments)
+    if args.plot and not report.can_plot():
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    if args.compile:
+        import torch._dynamo
+        import torch._functorch.config
+
+        torch._functorch.config.donated_buffer = False  # so that backward can run many times on one graph
+    dtypes = args.dtype or DTYPES[args.device.type]
+    if args.shape:
+        needed, memory = (
+            LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes),
+            total_memory(args.device),
+        )
+        if needed > memory:
+            parser.error(f"--shape needs about {needed / 1e9:.3g} GB, and {args.device} has {memory / 1e9:.3g}")
+    try:
+        results = run(args.names, dtypes, args.device, args.shape, args.compile)
+    except torch.OutOfMemoryError:
+        parser.error(f"{args.device} has too little memory for this size; choose another with --shape")
+    wrong = {row["name"] for row in results["rows"] if row["wrong"]}
+    right = [name for name in args.names if name not in wrong]
+    results["geometric_means"] = report.geometric_means(results["rows"])
+    results |= first_use(right, args.device, right if args.cold else right[:1])
+    print(report.bench_summary(results))
+    if args.json:
+        write_json(args.json, results)
+    if args.plot:
+        report.plot(results, args.plot)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

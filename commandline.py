@@ -1,0 +1,167 @@
+"""What the tools bench.py and accuracy.py share: arguments, the facts of the machine, progress, files."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import platform
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import torch
+
+from . import registry
+
+__all__ = ["DTYPES", "Parser", "dtype_name", "first_line", "machine", "progress", "say", "write_json"]
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
+Item = TypeVar("Item")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The short name of a dtype: ``"bf16"`` for ``torch.bfloat16``."""
+    return next(name for name, known in DTYPES.items() if known is dtype)
+
+
+class Parser(argparse.ArgumentParser):
+    """A command line of activation names, ``--dtype`` and ``--device``. A mistake in it is one line and exit code 2."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Takes what ArgumentParser takes."""
+        super().__init__(allow_abbrev=False, **kwargs)
+        self.add_argument("names", nargs="*", metavar="NAME", help="activations, by any name they are known by; all by default")
+        self.add_argument("--dtype", type=self._dtypes, help=f"some of {','.join(DTYPES)}, joined by commas")
+        self.add_argument("--device", type=self._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
+
+    def parse(self, arguments: list[str] | None) -> argparse.Namespace:
+        """The arguments, with canonical names, and the device filled in."""
+        args = self.parse_args(arguments)
+        try:
+            args.names = list(dict.fromkeys(map(registry.resolve, args.names))) or registry.names()
+        except KeyError as error:
+            self.error(str(error))
+        args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
+        return args
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(2, f"{self.prog}: {message}\n")
+
+    @staticmethod
+    def output_file(text: str) -> Path:
+        """A file that can be written, for ``type=``: better known before the run than after it."""
+        path = Path(text)
+        if path.is_dir() or not path.parent.is_dir():
+            reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
+            raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}")
+        return path
+
+    @staticmethod
+    def _dtypes(text: str) -> list[torch.dtype]:
+        dtypes = [DTYPES.get(name) or getattr(torch, name, None) for name in text.split(",")]
+        for name, dtype in zip(text.split(","), dtypes, strict=True):
+            if dtype not in DTYPES.values():
+                raise argparse.ArgumentTypeError(f"no dtype {name!r}; choose from {', '.join(DTYPES)}")
+        return list(dict.fromkeys(dtypes))
+
+    @staticmethod
+    def _device(text: str) -> torch.device:
+        try:
+            device = torch.device(text)
+        except RuntimeError:
+            device = torch.device("meta")
+        if device.type not in ("cpu", "cuda"):
+            raise argparse.ArgumentTypeError(f"no device {text!r}; choose from cpu, cuda, cuda:0, ...")
+        if device.type == "cuda":
+            count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            if (device.index or 0) >= count:
+                raise argparse.ArgumentTypeError(f"no device {text!r}: this machine has {count} usable GPUs")
+            device = torch.device("cuda", device.index or 0)
+            torch.cuda.set_device(device)
+        return device
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """What a measured figure depends on: device, driver, versions, date."""
+    from . import __version__
+
+    facts = {"device": _cpu_name(), "threads": torch.get_num_threads()}
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        facts = {
+            "device": properties.name,
+            "memory_bytes": properties.total_memory,
+            "multiprocessors": properties.multi_processor_count,
+            "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
+        }
+    facts |= {"kind": device.type, "cuda": torch.version.cuda, "torch": torch.__version__, "python": platform.python_version()}
+    return facts | {"jitact": __version__, "date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.processor() or platform.machine()} ({torch.backends.cpu.get_cpu_capability()})"
+
+
+def _first_line(*command: str) -> str | None:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def progress(items: Iterable[Item], total: int) -> Iterator[Item]:
+    """Goes through ``items``, with a bar where a person watches and tqdm is there."""
+    if _watched():
+        try:
+            from tqdm import tqdm
+        except ImportError:
+            pass
+        else:
+            items = tqdm(items, total=total, leave=False, dynamic_ncols=True, unit="row")
+    yield from items
+
+
+def say(line: str = "") -> None:
+    """Prints a line, above the bar if there is one."""
+    if _watched() and "tqdm" in sys.modules:
+        sys.modules["tqdm"].tqdm.write(line)
+    else:
+        print(line, flush=True)
+
+
+def _watched() -> bool:
+    return sys.stderr.isatty() and sys.stdout.isatty()
+
+
+def first_line(error: Exception) -> str:
+    """What an exception has to say, without a compiler's whole output."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
+    return f"{type(error).__name__}: {next((line for line in lines if 'error:' in line), lines[0])}"
+
+
+def write_json(path: Path, results: dict[str, Any]) -> None:
+    """Writes results, one row a line: small, and a change of one row is one line of a diff."""
+    results = _strict(results)
+    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
+    head = json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n')
+
+
+def _strict(value: Any) -> Any:
+    """``value`` with the infinities and NaNs that JSON lacks as text, which ``float`` reads back."""
+    if isinstance(value, dict):
+        return {key: _strict(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_strict(each) for each in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value

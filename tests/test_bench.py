@@ -1,0 +1,319 @@
+"""bench.py, accuracy.py and the reports made of their results."""
+
+import dataclasses
+import json
+import math
+import subprocess
+import sys
+from contextlib import contextmanager
+
+import pytest
+import torch
+from jitact import accuracy, bench, registry, report
+from jitact.accuracy import every_16bit_value, ulp_error
+
+INF, NAN = math.inf, math.nan
+TINY = 2.0**-24  # fp16's smallest subnormal number
+
+
+def row_of(name="relu", dtype="fp32", ours=1.0, eager=2.0):
+    times = lambda ms: ms and dict.fromkeys(report.DIRECTIONS, ms)  # noqa: E731
+    row = {
+        "name": name,
+        "dtype": dtype,
+        "save": "bit",
+        "wrong": [],
+        "notes": [],
+        "errors": None,
+        "kept": {"ours": 0.125, "eager": 4},
+    }
+    floor = {"floor": times(0.9), "bytes": times(4e6), "ours": times(ours), "eager": times(eager), "compile": None}
+    return row | (floor if ours else {"ours": None, "eager": None, "compile": None})
+
+
+def results_of(*rows):
+    machine = {"device": "GPU", "driver": "1", "torch": "2", "python": "3", "jitact": "0", "date": "2026-01-01", "kind": "cuda"}
+    return {
+        "machine": machine,
+        "dtypes": {row["dtype"]: {"shape": [4, 8], "bytes_per_second": {}} for row in rows},
+        "rows": list(rows),
+        "first_use": {},
+        "import_ms": None,
+        "geometric_means": report.geometric_means(rows),
+    }
+
+
+class TestUlp:
+    @pytest.mark.parametrize(
+        ("dtype", "actual", "exact", "error"),
+        [
+            (torch.float16, 1 + 2**-10, 1, 1),
+            (torch.float16, 1, 1 + 2**-11, 0.5),  # a tie, rounded to even
+            (torch.float16, 1 - 2**-11, 1, 0.5),  # the spacing is that at the exact result
+            (torch.bfloat16, 1 + 2**-7, 1, 1),
+            (torch.float32, 1 + 2**-23, 1, 1),
+            (torch.float64, 1 + 2**-52, 1, 1),
+            (torch.float16, 0, TINY, 1),  # fp16's subnormal results count
+            (torch.float16, 2 * TINY, 1.5 * TINY, 0.5),
+            (torch.float16, 0, 2.0**-15, 512),
+            (torch.bfloat16, 0, 2.0**-127, 0),  # others' may flush
+            (torch.float32, 0, 2.0**-127, 0),
+            (torch.bfloat16, 0, 2.0**-126, 128),
+            (torch.float16, INF, 65520, 0),  # the first value that rounds to infinity
+            (torch.float16, INF, 65519, 17 / 32),
+            (torch.float16, 65504, 65521, 17 / 32),
+            (torch.float16, INF, 1, INF),
+            (torch.float16, 65504, INF, INF),
+            (torch.float16, -INF, INF, INF),
+            (torch.float16, INF, INF, 0),
+            (torch.float32, NAN, NAN, 0),
+            (torch.float32, NAN, 1, INF),
+            (torch.float32, 1, NAN, INF),
+            (torch.float32, -0.0, 0, 0),
+        ],
+    )
+    def test_known_cases(self, dtype, actual, exact, error):
+        found = ulp_error(torch.tensor([actual], dtype=dtype), torch.tensor([exact], dtype=torch.float64), dtype)
+        assert found.dtype is torch.float64
+        assert found.item() == error
+
+    def test_floor(self):
+        exact = torch.tensor([2.0**-20, 1.0], dtype=torch.float64)
+        assert ulp_error(torch.tensor([0.0, 0.0]), exact, torch.bfloat16, 2**-8).tolist() == [2.0**-5, 128]
+        assert ulp_error(torch.zeros(1), exact[:1], torch.bfloat16, 1.9 * 2**-8).item() == 2.0**-5  # of the binade it is in
+
+    @pytest.mark.parametrize(("dtype", "count"), [(torch.float16, 63488), (torch.bfloat16, 65280)])
+    def test_every_value_is_there_once_and_rounding_is_within_half_an_ulp(self, dtype, count):
+        values = every_16bit_value(dtype)
+        assert values.shape == (count,) and values.isfinite().all() and (values[1:] >= values[:-1]).all()
+        assert values.view(torch.int16).unique().numel() == count
+        exact = values.double() * 1.01
+        assert ulp_error(exact.to(dtype), exact, dtype).max() <= 0.5
+        assert ulp_error(values, exact, dtype).max() > 0.5
+
+
+class TestAccuracy:
+    def test_writes_every_row(self, tmp_path, capsys):
+        file = tmp_path / "accuracy.json"
+        assert accuracy.main(["Softsign", "--dtype", "fp16,bf16", "--device", "cpu", "--json", str(file)]) == 0
+        results = json.loads(file.read_text())
+        saves = registry.get("softsign").activation.saves
+        assert [(row["dtype"], row["save"]) for row in results["rows"]] == [(d, s) for d in ("fp16", "bf16") for s in saves]
+        assert results["rows"][0]["ours"]["forward"]["count"] == 63488
+        assert results["rows"][0]["ours"]["forward"]["ulp"] <= 0.55 < results["rows"][0]["torch"]["forward"]["ulp"]
+        assert "| softsign | input |" in file.with_suffix(".md").read_text()
+        assert "every bound holds" in capsys.readouterr().out
+
+    def test_finds_what_is_wrong_and_where(self):
+        cls = registry.get("softsign")
+
+        class Wrong(torch.nn.Module):
+            def forward(self, x):
+                return torch.nn.functional.softsign(x.double()).to(x.dtype) + torch.where(x == 3, 0.25, 0).to(x.dtype)
+
+        values = every_16bit_value(torch.bfloat16)
+        errors = accuracy.measure(cls, {"it": Wrong()}, torch.bfloat16, iter(values.split(1000)))["it"]
+        assert (errors["forward"].at, errors["forward"].ulp, errors["forward"].broken) == (3.0, 64.0, 1)
+        assert errors["forward"].count == values.numel()
+        (rule,) = accuracy.broken_rules(cls, "input", torch.bfloat16, errors)
+        assert rule.startswith("forward off by 64.00 ulp at x = 3.0")
+
+    def test_names_a_kernel_that_does_not_compile(self, tmp_path, capsys, kernel):
+        with kernel("this is no C++"):
+            file = str(tmp_path / "accuracy.json")
+            assert accuracy.main(["my_relu", "--dtype", "fp16", "--device", "cpu", "--json", file]) == 1
+        printed = capsys.readouterr().out
+        assert "bounds broken by: my_relu" in printed and len(printed.splitlines()) < 10
+
+
+@pytest.fixture
+def kernel():
+    """A context in which an activation ``my_relu``, which should be relu, is registered with other formulas."""
+
+    @contextmanager
+    def defined(forward="x < 0 ? 0 : x", backward="x > 0 ? dy : 0"):
+        text = (
+            f"ELEMENTWISE T forward(T x) {{ return {forward}; }}\nELEMENTWISE T backward(T dy, T x) {{ return {backward}; }}\n"
+        )
+        relu = registry.get("relu").activation
+        record = dataclasses.replace(relu, name="my_relu", title="MyReLU", saves=("input",), aliases=())
+        text = f'#include "elementwise.cuh"\n{text}'
+        record.source = dataclasses.replace(relu.source, name="my_relu", saves=("input",), text=text, path="my_relu.cu")
+        registry.register(record)
+        try:
+            yield
+        finally:
+            registry.unregister("my_relu")
+
+    return defined
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    """Few runs, and no builds in fresh processes."""
+    use = {"build_s": None, "load_ms": 1.0}
+    monkeypatch.setattr(bench, "first_use", lambda names, *_: {"import_ms": 1.0, "first_use": dict.fromkeys(names, use)})
+    monkeypatch.setattr(bench, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
+
+
+class TestBench:
+    def test_measures_what_it_is_asked_to(self, tmp_path, capsys, quick):
+        file = tmp_path / "bench.json"
+        arguments = [
+            "ReLU",
+            "softsign",
+            "relu",
+            "--dtype",
+            "bf16,float32",
+            "--shape",
+            "3x1001",
+            "--device",
+            "cpu",
+            "--json",
+            str(file),
+        ]
+        assert bench.main(arguments) == 0
+        results = json.loads(file.read_text())
+        rows = {(row["name"], row["dtype"]): row for row in results["rows"]}
+        assert list(rows) == [("relu", "bf16"), ("softsign", "bf16"), ("relu", "fp32"), ("softsign", "fp32")]
+        assert {"device", "torch", "python", "cuda", "jitact", "date"} <= set(results["machine"])
+        assert results["dtypes"]["bf16"]["shape"] == [3, 1001]
+        for row in rows.values():
+            assert row["wrong"] == [] and row["compile"] is None
+            assert all(row[of][direction] > 0 for of in ("ours", "eager", "floor", "bytes") for direction in report.DIRECTIONS)
+        relu, softsign = rows["relu", "fp32"], rows["softsign", "fp32"]
+        assert softsign["kept"] == {"ours": 4, "eager": 12}
+        assert relu["kept"] == {"ours": 376 / 3003, "eager": 4}
+        assert softsign["bytes"] == {"forward": 8 * 3003, "forward_save": 8 * 3003, "backward": 12 * 3003}
+        assert relu["bytes"] == {"forward": 8 * 3003, "forward_save": 8.125 * 3003, "backward": 8.125 * 3003}
+        best = results["dtypes"]["fp32"]["bytes_per_second"]
+        assert softsign["floor"]["backward"] == pytest.approx(1000 * 12 * 3003 / best["add"]["best"])
+        assert best["copy"]["best"] == max(value for name, value in best["copy"].items() if name != "best")
+        printed = capsys.readouterr().out
+        assert printed.count("relu ") >= 2 and "geometric mean" in printed and "all compared with float64, and right" in printed
+
+    @pytest.mark.parametrize(
+        ("change", "says"),
+        [
+            ({"backward": "x > 0 ? dy : 0.25 * dy"}, "gradient off by"),
+            ({"forward": "x < 0.125 ? 0 * x : x"}, "forward off by"),
+            ({"forward": "x > 0 ? x : T(0)"}, "forward of NaN is not NaN"),
+        ],
+    )
+    def test_what_is_wrong_gets_no_time(self, tmp_path, capsys, quick, kernel, change, says):
+        file = tmp_path / "bench.json"
+        with kernel(**change):
+            arguments = [
+                "my_relu",
+                "softsign",
+                "--dtype",
+                "fp32",
+                "--shape",
+                "64x64",
+                "--device",
+                "cpu",
+                "--json",
+                str(file),
+            ]
+            assert bench.main(arguments) == 1
+        wrong, right = json.loads(file.read_text())["rows"]
+        assert wrong["ours"] is None and wrong["eager"] is None and says in wrong["wrong"][0]
+        assert right["ours"]
+        printed = capsys.readouterr().out
+        assert f"WRONG: {says}" in printed and "WRONG, not timed: my_relu fp32" in printed
+
+    def test_results_out_of_place_are_wrong(self):
+        class Shifted(torch.nn.Module):
+            def forward(self, x):
+                y = torch.nn.functional.softsign(x)
+                return y if y.numel() <= 4096 else y.flatten().roll(1).view(y.shape)
+
+        x, dy = torch.randn(2, 100, 100).unbind()
+        (forward, gradient) = bench.check_places(registry.get("softsign"), bench.Subject(Shifted(), [x], [dy]))
+        assert forward == "forward is wrong at the size (100, 100)" and gradient.startswith("gradient")
+
+    @pytest.mark.parametrize(
+        ("arguments", "says"),
+        [
+            (["relux"], "no activation named 'relux': did you mean 'relu'"),
+            (["--dtype", "fp8"], "no dtype 'fp8'; choose from fp32, bf16, fp16, fp64"),
+            (["--dtype", "int32"], "no dtype 'int32'"),
+            (["--shape", "4096xmany"], "no shape '4096xmany'; write it like 4096x393216"),
+            (["--shape", "0x4"], "no shape '0x4'"),
+            (["--shape", "1000000x1000000x1000"], "GB"),
+            (["--device", "abacus"], "no device 'abacus'"),
+            (["--device", "cuda:99"], "no device 'cuda:99': this machine has"),
+            (["--json", "/no/such/place.json"], "there is no directory '/no/such'"),
+            (["--json", "/"], "is a directory"),
+            (["--fast"], "unrecognized arguments: --fast"),
+        ],
+    )
+    def test_bad_arguments(self, capsys, arguments, says):
+        with pytest.raises(SystemExit) as raised:
+            bench.main(arguments)
+        printed = capsys.readouterr()
+        assert raised.value.code == 2 and printed.out == ""
+        assert says in printed.err and printed.err.startswith("bench.py: ") and printed.err.count("\n") == 1
+
+    def test_plot_needs_matplotlib(self, capsys, monkeypatch, tmp_path):
+        monkeypatch.setattr(report, "can_plot", lambda: False)
+        with pytest.raises(SystemExit) as raised:
+            bench.main(["--plot", str(tmp_path / "a.png")])
+        assert raised.value.code == 2 and "pip install matplotlib" in capsys.readouterr().err
+
+    def test_as_a_script(self, tmp_path):
+        files = ["--json", str(tmp_path / "bench.json")]
+        picture = tmp_path / "bench.png"
+        if report.can_plot():
+            files += ["--plot", str(picture)]
+        command = [sys.executable, "bench.py", "relu", "--dtype", "fp32", "--shape", "8x64", "--device", "cpu", *files]
+        done = subprocess.run(command, cwd=report.ROOT, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        assert "\r" not in done.stdout and "first use in a new process" in done.stdout
+        use = json.loads((tmp_path / "bench.json").read_text())["first_use"]["relu"]
+        assert use["build_s"] > 0.1 and 0 < use["load_ms"] < 1000 * use["build_s"]
+        assert not report.can_plot() or picture.read_bytes().startswith(b"\x89PNG")
+
+
+class TestReport:
+    def test_geometric_means(self):
+        rows = [row_of("relu", eager=2.0), row_of("selu", eager=8.0), row_of("gelu", ours=None)]
+        (mean,) = report.geometric_means(rows)
+        assert (mean["dtype"], mean["peer"], mean["of"], mean["count"]) == ("fp32", "eager", "all", 2)
+        assert mean["forward"] == pytest.approx(4) and mean["step"] == pytest.approx(4)
+        every = [row_of(name) for name in sorted(report.CLASSIC)]
+        assert len(every) == 22 and [mean["of"] for mean in report.geometric_means(every)] == ["all", "classic"]
+
+    def test_summary_names_what_falls_short(self):
+        text = report.bench_summary(results_of(row_of("relu"), row_of("selu", ours=4.0)))
+        assert "below 97 % of the floor: 6 of 6: selu fp32 backward 0.23" in text
+        assert "over 1 % slower than eager: 3 of 6: selu fp32 backward 0.50" in text
+
+    @pytest.mark.skipif(not report.can_plot(), reason="matplotlib is not installed")
+    def test_plot_of_rows_with_gaps(self, tmp_path):
+        rows = [
+            row_of("relu"),
+            row_of("selu", "bf16", eager=None),
+            row_of("gelu", "bf16", ours=None),
+            row_of("mish", "fp16", ours=None),
+        ]
+        report.plot(results_of(*rows), tmp_path / "a.png")
+        assert (tmp_path / "a.png").stat().st_size > 10_000
+
+    def test_table_of_activations(self):
+        error = {"ulp": 0.5}
+        accurate = {
+            "name": "relu",
+            "dtype": "bf16",
+            "save": "bit",
+            "ours": {"forward": error, "gradient": error},
+            "torch": None,
+        }
+        text = report.activations_markdown({"machine": results_of()["machine"], "rows": [accurate]}, results_of(row_of("relu")))
+        (line,) = (line for line in text.splitlines() if line.startswith("| relu "))
+        assert line.endswith("| 1 bit, input | 0.50 / 0.50 | 90% / 90% / 90% | 2.00x / - |")
+        assert text.count("\n| ") == len(registry.names()) + 2
+
+    def test_activations_md_is_current(self):
+        text = (report.ROOT / "ACTIVATIONS.md").read_text()
+        assert text == report.current_activations_markdown(), "stale: run `python -m jitact.report`"
