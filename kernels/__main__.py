@@ -1,0 +1,166 @@
+"""``python -m jitact.kernels``: builds kernels in advance, and shows, clears and diagnoses what is kept."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import cache, folders
+from .errors import BuildError
+from .gpu import Arch, parse_archs
+from .plan import Plan
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command and returns the exit code: 0 if all is well."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (BuildError, ValueError, LookupError) as error:
+        print(f"jitact: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m jitact.kernels", description="Compiled kernels, and what compiling takes.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run, description: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=description, description=description)
+        sub.set_defaults(run=run)
+        return sub
+
+    build = command("build", _build, "Compiles activations, all or those named, as far as they are not cached.")
+    build.add_argument("names", nargs="*", metavar="NAME")
+    build.add_argument(
+        "--arch",
+        action="append",
+        default=[],
+        metavar="9.0",
+        help="a compute capability to compile for, beside those of this machine's GPUs; may be repeated",
+    )
+    build.add_argument("--fast-math", action="store_true", help="the builds for fast_math=True")
+    build.add_argument("--jobs", type=int, metavar="N", help="compilers at once; JITACT_JOBS, or what cores and memory allow")
+    command("list", _list, "Lists what is cached.")
+    command("where", _where, "Tells where builds are kept, and why there.")
+    clear = command("clear", _clear, "Removes builds, all or those named, and nothing that is not the loader's own.")
+    clear.add_argument("names", nargs="*", metavar="NAME")
+    command("doctor", _doctor, "Checks and explains all that compiling takes; the exit code tells. Compiles nothing.")
+    bench = command("bench", _bench, "Measures first use and hits beside torch's load_inline, and tortures the cache.")
+    bench.add_argument("--kills", type=int, default=100, metavar="N", help="builds to kill at random moments")
+    bench.add_argument("--processes", type=int, default=32, metavar="N", help="processes that ask for one activation at once")
+    bench.add_argument("--small", action="store_true", help="kill builds of a small stand-in for the kernels, to save time")
+    bench.add_argument("--json", action="store_true", help="print the figures as JSON")
+    return parser
+
+
+def _build(options: argparse.Namespace) -> int:
+    from .prebuild import prebuild
+
+    archs = [arch for text in options.arch for arch in parse_archs(text)]
+    plans = [_plan(name, options.fast_math, archs) for name in _registered(options.names)]
+    return prebuild(plans, options.jobs)
+
+
+def _registered(names: Sequence[str]) -> list[str]:
+    """The activations named, or all.
+
+    Raises:
+        LookupError: there is none of such a name; the message suggests near ones.
+    """
+    from jitact import registry  # not at the top: the registry imports this package
+
+    return [registry.resolve(name) for name in names] or registry.names()
+
+
+def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
+    from jitact import registry
+
+    from .plan import make_plan
+
+    return make_plan(registry.get(name).activation.source, fast_math=fast_math, archs=archs)
+
+
+def _list(options: argparse.Namespace) -> int:
+    from .build import find
+
+    current = set()
+    for name in _registered([]):
+        for fast_math in (False, True):
+            entry = find(_plan(name, fast_math))
+            current |= {entry.folder} if entry else set()
+    known = set(_registered([])) | {f"{name}_fast_math" for name in _registered([])}
+    rows = [("NAME", "KEY", "ARCHS", "CPU", "SIZE", "AGE", "STATE")]
+    for folder in folders.readable():
+        for entry in cache.entries(folder):
+            name, _, key = entry.folder.name.rpartition("-")
+            if entry.damage:
+                rows.append((name, key, "", "", "", "", f"damaged: {entry.damage}"))
+                continue
+            state = "current" if entry.folder in current else "superseded" if name in known else "usable"
+            archs = " ".join(entry.build.archs) or "none"
+            size = f"{entry.library.stat().st_size / 1024:.0f} KB"
+            rows.append((name, key, archs, entry.build.cpu, size, _age(time.time() - entry.build.created), state))
+        rows += [(*title.rpartition("-")[::2], "", "", "", "", "being built") for title in cache.at_work(folder)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def _age(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0):.0f} s"
+
+
+def _where(options: argparse.Namespace) -> int:
+    for folder, use in folders.explain():
+        print(f"{folder}  {use}")
+    return 0
+
+
+def _clear(options: argparse.Namespace) -> int:
+    busy = 0
+    wanted = {spelling for name in options.names for spelling in (name, f"{name}_fast_math")}
+    for folder in folders.readable():
+        removed, freed = 0, 0
+        for entry in cache.entries(folder):
+            if wanted and entry.folder.name.rpartition("-")[0] not in wanted:
+                continue
+            size = _size(entry.folder)
+            if cache.remove(entry):
+                removed, freed = removed + 1, freed + size
+            else:
+                busy += 1
+                print(f"{entry.folder.name} is being built: left alone")
+        if not wanted:
+            cache.tidy(folder)
+        print(f"{folder}: removed {removed} build{'s' * (removed != 1)}, {freed / 1024:.0f} KB")
+    return 1 if busy else 0
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from .doctor import diagnose
+
+    return diagnose([_plan(name) for name in _registered([])])
+
+
+def _bench(options: argparse.Namespace) -> int:
+    from .bench import bench
+
+    return bench(options.kills, options.processes, small=options.small, as_json=options.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

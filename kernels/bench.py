@@ -1,0 +1,108 @@
+"""Measures what users wait for beside load_inline as it is usually written, and kills builds to see what is left."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from . import folders
+from .errors import BuildError
+from .gpu import visible_archs
+from .memory import Memory
+from .torture import Torture
+from .usual import usual_program
+
+__all__ = ["bench"]
+
+_TASK = """
+import json, sys, time
+import torch
+started = time.perf_counter()
+processes = []
+starts = ("subprocess.Popen", "os.posix_spawn", "os.fork")
+sys.addaudithook(lambda event, _: processes.append(event) if event in starts else None)
+{use}
+x = torch.linspace(-4, 4, 1001, device="{device}")
+y = forward(x)
+seconds = time.perf_counter() - started
+assert torch.allclose(y, x / (1 + x.abs())), y
+print(json.dumps({{"seconds": seconds, "processes": len(processes)}}))
+"""
+
+_OURS = """
+import jitact
+forward = jitact.softsign
+"""
+
+
+def bench(kills: int, processes: int, *, small: bool = False, as_json: bool = False) -> int:
+    """Runs everything, prints the figures, and returns 0 if no build was lost, doubled or damaged.
+
+    Args:
+        kills: builds to kill at random moments.
+        processes: processes, of eight threads each, that ask for one activation at once.
+        small: whether to kill builds of a small stand-in for the kernels.
+        as_json: print the figures as JSON.
+    """
+    with tempfile.TemporaryDirectory(prefix="jitact-bench-") as name:
+        say = (lambda *_: None) if as_json else _print
+        figures = _waits(Path(name), say)
+        torture = Torture(Path(name) / "torture", small=small)
+        builds, wrong, seconds = torture.crowd(processes, threads=8)
+        figures |= {"crowd_builds": builds, "crowd_wrong": wrong, "crowd_s": round(seconds, 2)}
+        say(f"{processes} processes of 8 threads", f"{seconds:.1f} s", f"{builds} built, {wrong} failed or wrong")
+        recovered, moments, problems = torture.kill(kills)
+        figures |= {"kills": kills, "recovered": recovered, "moments": dict(moments), "problems": problems}
+        say("killed builds recovered", f"{recovered} of {kills}", ", ".join(f"{c} {m}" for m, c in moments.most_common()))
+        for problem in problems:
+            say("", "", problem)
+    if as_json:
+        print(json.dumps(figures))
+    return 0 if builds == 1 and not wrong and recovered == kills and not problems else 1
+
+
+def _print(subject: str, figure: str, note: str = "") -> None:
+    print(f"{subject:34}{figure:>12}  {note}".rstrip(), flush=True)
+
+
+def _waits(folder: Path, say: Callable[[str, str, str], None]) -> dict[str, object]:
+    """What a user waits for: at first use, at a hit, and for load_inline as usually written at both."""
+    device = "cuda" if visible_archs(Memory(folders.readable())) else "cpu"
+    firsts = [_run(_OURS, device, folder / f"first{i}")["seconds"] for i in range(3)]
+    hits = [_run(_OURS, device, folder / "first0") for _ in range(5)]
+    first, hit = statistics.median(firsts), statistics.median(hit["seconds"] for hit in hits)
+    say("first use", f"{first:.2f} s", f"{device}; from a new process, after import torch, to the first result")
+    started = max(hit["processes"] for hit in hits)
+    say("hit", f"{1e3 * hit:.1f} ms", f"{started} processes started")
+
+    usual = folder / "usual"
+    usual.mkdir()
+    usual_first, usual_hit = (_run(usual_program(device, str(usual)), device, folder)["seconds"] for _ in range(2))
+    say("load_inline as usually written", f"{usual_first:.2f} s", f"{usual_first / first:.0f} times as long")
+    say("the same, already built", f"{1e3 * usual_hit:.1f} ms", f"{usual_hit / hit:.0f} times as long")
+    return {
+        "device": device,
+        "first_use_s": round(first, 2),
+        "hit_ms": round(1e3 * hit, 1),
+        "hit_processes": started,
+        "usual_first_use_s": round(usual_first, 2),
+        "usual_hit_ms": round(1e3 * usual_hit, 1),
+    }
+
+
+def _run(program: str, device: str, cache: Path) -> dict[str, float]:
+    """Runs a program that defines ``forward`` in a new process; the seconds to the first result, the processes started."""
+    task = _TASK.format(use=program, device=device)
+    paths = os.pathsep.join(filter(None, sys.path))
+    environment = os.environ | {"JITACT_CACHE_DIR": str(cache), "PYTHONPATH": paths, "TORCH_CUDA_ARCH_LIST": ""}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program would compile the Python of this package too
+    done = subprocess.run([sys.executable, "-c", task], env=environment, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BuildError(f"a measured program failed:\n{done.stderr.strip()}")
+    return json.loads(done.stdout.splitlines()[-1])

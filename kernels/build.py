@@ -1,0 +1,177 @@
+"""From a plan to a build: the cached one that serves, or one made here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+from . import cache, folders, source
+from .cache import Build, Entry
+from .errors import BuildError, NoSpaceError, ToolchainError
+from .gpu import Arch, covered
+from .lock import locked
+from .log import logger, working
+from .plan import CPU_LEVELS, Plan
+from .toolchain import find_ninja
+
+__all__ = ["cannot_compile", "find", "obtain"]
+
+
+def obtain(plan: Plan, rejected: str | None = None) -> tuple[Entry, bool]:
+    """The build that serves ``plan``, from the cache or made here, and whether it was made here.
+
+    Args:
+        plan: what is wanted.
+        rejected: the checksum of a library that could not be loaded, which is to be made anew.
+
+    Raises:
+        BuildError: it is not cached and cannot be made.
+    """
+    entry = find(plan, rejected)
+    if entry is not None:
+        return entry, False
+    why = cannot_compile(plan)
+    if why is None:
+        return _make(plan, rejected)
+    entry = _find_made_elsewhere(plan, rejected)
+    if entry is None:
+        looked = ", ".join(str(folder) for folder in folders.readable()) or folders.configured()
+        raise ToolchainError(f"{plan.name} is not compiled yet (looked in {looked}) and cannot be: {why}")
+    return entry, False
+
+
+def find(plan: Plan, rejected: str | None = None) -> Entry | None:
+    """The cached build that serves ``plan`` no worse than one made here would."""
+    if plan.missing_cuda and plan.archs:  # one made where there was an nvcc serves better
+        entry = _find_made_elsewhere(plan, rejected, with_cuda=True)
+        if entry is not None:
+            return entry
+    for folder in folders.readable():
+        entry = _usable(cache.read(folder / plan.title), rejected)
+        if entry is not None:
+            return entry
+    cxx, nvcc = plan.compilers
+    archs = {str(arch) for arch in plan.made_archs}
+
+    def serves(build: Build) -> bool:
+        same = build.compiler == cxx and build.cpu == plan.cpu
+        return same and archs <= set(build.archs) and (not archs or build.nvcc == nvcc)
+
+    return _search(plan, rejected, serves)
+
+
+def cannot_compile(plan: Plan) -> str | None:
+    """Why nothing can be compiled here now, None if it can."""
+    if os.environ.get("JITACT_NO_BUILD", "0") not in ("", "0"):
+        own = plan.source.path == str(source.FOLDER / f"{plan.source.name}.cu")
+        command = "python -m jitact.kernels build " + plan.source.name + (" --fast-math" if plan.fast_math else "")
+        return f"JITACT_NO_BUILD is set\nto build it: {command if own else 'use it once without JITACT_NO_BUILD'}"
+    if plan.missing:
+        return plan.missing
+    try:
+        find_ninja()
+    except ToolchainError as error:
+        return str(error)
+    return None
+
+
+def _find_made_elsewhere(plan: Plan, rejected: str | None, *, with_cuda: bool = False) -> Entry | None:
+    """A build of the same sources by other compilers, or for an older processor, that runs here: on the GPUs, or at all."""
+    levels = list(CPU_LEVELS)[: list(CPU_LEVELS).index(plan.cpu) + 1]
+
+    def serves(build: Build) -> bool:
+        archs = [Arch.parse(arch) for arch in build.archs]
+        return build.cpu in levels and (not with_cuda or (plan.runs_cuda(build) and covered(plan.archs, archs)))
+
+    def merit(build: Build) -> tuple:
+        return plan.runs_cuda(build), levels.index(build.cpu), build.created
+
+    return _search(plan, rejected, serves, merit)
+
+
+def _search(
+    plan: Plan, rejected: str | None, serves: Callable[[Build], bool], merit: Callable[[Build], tuple] = lambda b: (b.created,)
+) -> Entry | None:
+    """The best build of the plan's sources that ``serves``."""
+    for folder in folders.readable():
+        found = [b for b in cache.builds(folder, plan.name) if b.sources == plan.sources and serves(b)]
+        for build in sorted(found, key=merit, reverse=True):
+            entry = _usable(cache.read(folder / build.title), rejected)
+            if entry is not None:
+                return entry
+    return None
+
+
+def _usable(entry: Entry | None, rejected: str | None) -> Entry | None:
+    """``entry`` if it can be loaded; says so if it is damaged."""
+    if entry is None:
+        return None
+    if entry.damage:
+        folders.say_once(f"{entry.folder.name} in {entry.folder.parent} is damaged: {entry.damage}")
+        return None
+    return None if entry.build.sha256 == rejected else entry
+
+
+def _make(plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
+    """Compiles in the first folder that has room."""
+    full: NoSpaceError | None = None
+    for folder in folders.writable():
+        try:
+            return _make_in(folder, plan, rejected)
+        except NoSpaceError as error:
+            logger.warning("%s", error)
+            full = error
+    raise full
+
+
+def _make_in(folder: Path, plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
+    """Compiles once for all processes that ask: the others wait and find the build."""
+    from .compile import compile_library  # not at the top: a hit needs none of it
+
+    with _disk_errors(folder), locked(cache.lock_of(folder, plan.title), plan.name) as alone:
+        entry = _usable(cache.read(folder / plan.title), rejected)
+        if entry is not None:
+            return entry, False
+        started = time.monotonic()
+        with cache.staging(folder, plan.title, alone=alone) as staging, working(f"compiling {plan.name}"):
+            content = compile_library(plan, folder, staging).read_bytes()
+            seconds = time.monotonic() - started
+            entry = cache.publish(folder, staging, _describe(plan, content, seconds), content)
+    logger.info("%s compiled in %.1f s", plan.name, seconds)
+    return entry, True
+
+
+def _describe(plan: Plan, content: bytes, seconds: float) -> Build:
+    cxx, nvcc = plan.compilers
+    return Build(
+        name=plan.name,
+        key=plan.title.rpartition("-")[2],
+        sources=plan.sources,
+        archs=tuple(str(arch) for arch in plan.made_archs),
+        cpu=plan.cpu,
+        torch=torch.__version__,
+        cuda=torch.version.cuda,
+        compiler=cxx,
+        nvcc=nvcc,
+        created=time.time(),
+        seconds=round(seconds, 3),
+        library=f"jitact_{plan.name}.so",
+        sha256=cache.checksum(content),
+    )
+
+
+@contextmanager
+def _disk_errors(folder: Path) -> Iterator[None]:
+    """Says of which folder a disk's error is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise NoSpaceError(f"no space left in {folder}; free some, or set JITACT_CACHE_DIR to a folder elsewhere") from None
+        raise BuildError(f"cannot build in {folder}: {error}") from None

@@ -1,0 +1,108 @@
+"""What is raised when a kernel cannot be had, and how a compiler's output becomes a few lines of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+__all__ = ["BuildError", "CompileError", "NoSpaceError", "ToolchainError", "explain"]
+
+
+class BuildError(RuntimeError):
+    """A kernel cannot be compiled or loaded. The message says what is missing or wrong and what mends it."""
+
+    def __reduce__(self) -> tuple:
+        """Errors cross processes, from those that build many kernels at once to the one that reports."""
+        return _revive, (type(self), str(self))
+
+
+class ToolchainError(BuildError):
+    """A compiler, or what it needs, is missing or does not fit."""
+
+
+class CompileError(BuildError):
+    """A compiler refused a kernel file."""
+
+
+class NoSpaceError(BuildError):
+    """The disk that holds the cache is full."""
+
+
+def _revive(kind: type[BuildError], message: str) -> BuildError:
+    return kind(message)
+
+
+SHOWN = 5  # errors in one message; the log has them all
+
+_GNU = r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::(?P<column>\d+))?: (?:fatal )?error: (?P<text>.*)$"
+_EDG = r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)$"
+_EXCERPT = r"^\s*(\d+ )?\|"  # the source line and the caret that gcc and clang print below an error
+_OTHER = r"(?i)undefined reference|cannot find|multiple definition|\berror\b|\bfatal\b"
+
+# What a compiler prints when the fault is the machine's and not the kernel's, and what mends it.
+_REMEDIES = (
+    (
+        r"Killed signal|\bKilled\b|signal 9|annot allocate memory|memory exhausted|out of memory",
+        "the compiler ran out of memory: set JITACT_JOBS=1, or give this machine or container more",
+    ),
+    (
+        r"unsupported (GNU|clang) version",
+        "nvcc does not accept this C++ compiler: install an older one and name it, as in CC=gcc-13 CXX=g++-13",
+    ),
+    (
+        r"Unsupported gpu architecture|is not defined for option 'gpu-architecture'",
+        "nvcc is older than the GPU, or too new for it: python -m jitact.kernels doctor",
+    ),
+    (
+        r"Unsupported \.version|nv/target: No such file|crt/\S+: No such file|libdevice not found",
+        "the parts of the CUDA toolkit do not fit together: python -m jitact.kernels doctor prints what installs them",
+    ),
+    (
+        r"fatal error: (c?std\w+|cmath|algorithm|string|bits/\S+): No such file",
+        "the headers of the C++ library are missing: install g++ as a whole (apt-get install g++)",
+    ),
+    (r"fatal error: Python\.h", "the kernel includes Python.h: install Python's headers (apt-get install python3-dev)"),
+)
+_FULL = r"No space left on device|Disk quota exceeded"
+
+
+def explain(name: str, output: str, path: str, log: Path | None) -> BuildError:
+    """The error to raise for a failed compilation.
+
+    Args:
+        name: the activation's name.
+        output: all that the compilers and the linker printed.
+        path: what compilers call the kernel file; errors in it come first.
+        log: where the output was written, None if it could not be.
+    """
+    full = f"full log: {log}" if log else "the log could not be written"
+    if re.search(_FULL, output):
+        return NoSpaceError(f"no space left to compile {name}; {full}")
+    for pattern, remedy in _REMEDIES:
+        match = re.search(pattern, output)
+        if match:
+            line = output[output.rfind("\n", 0, match.start()) + 1 :].split("\n", 1)[0].strip()
+            return ToolchainError(f"{name} could not be compiled: {remedy}\n{line}\n{full}")
+    found = _errors(output.splitlines(), path)
+    shown = "\n".join(found[:SHOWN]) or "\n".join(output.strip().splitlines()[-SHOWN:])
+    more = f"\n({len(found) - SHOWN} more)" if len(found) > SHOWN else ""
+    return CompileError(f"{name} does not compile\n{shown}{more}\n{full}")
+
+
+def _errors(lines: list[str], path: str) -> list[str]:
+    """Errors, each once though both compilers see it: in the user's file, then elsewhere, then the linker's."""
+    mine, elsewhere, other = {}, {}, {}
+    for i, line in enumerate(lines):
+        match = re.match(_GNU, line) or re.match(_EDG, line)
+        if match:
+            column = f":{match['column']}" if match.groupdict().get("column") else ""
+            text = f"{match['file']}:{match['line']}{column}: error: {match['text']}"
+            for excerpt in lines[i + 1 : i + 3]:
+                if not re.match(_EXCERPT, excerpt):
+                    break
+                text += f"\n{excerpt}"
+            group = mine if match["file"] == path else elsewhere
+            group.setdefault((match["file"], match["line"]), text)
+        elif re.search(_OTHER, line) and not line.startswith(("FAILED", "ninja:", "In file", "collect2", "c++ ", "/")):
+            other.setdefault(line, line)
+    return [*mine.values(), *elsewhere.values()] or list(other.values())

@@ -1,0 +1,221 @@
+"""Loads built libraries into this process and registers their operators with PyTorch's dispatcher."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from . import build, log
+from .cache import Entry
+from .errors import BuildError
+from .plan import Plan, make_plan
+from .source import KernelSource, state_of
+
+__all__ = ["Library", "generation", "load"]
+
+
+class Library(NamedTuple):
+    """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
+
+    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the source saves ``"output"``; and
+    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` if it saves ``"bit"``.
+
+    Attributes:
+        name: the first part of the operators' names.
+        path: the library's file.
+        cuda_problem: why the operators raise BuildError for CUDA tensors; None if they take them.
+    """
+
+    name: str
+    path: Path
+    cuda_problem: str | None
+
+    @property
+    def has_cuda(self) -> bool:
+        """Whether the operators take CUDA tensors."""
+        return self.cuda_problem is None
+
+
+_lock = threading.RLock()
+_by_state: dict[tuple, Library] = {}  # by source, options and the state of the headers: the way that repeats take
+_by_library: dict[tuple[str, str], Library] = {}  # by operator's base name and checksum
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have held the lock; in the child it holds nothing."""
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def load(source: KernelSource, *, fast_math: bool = False) -> Library:
+    """The operators of ``source``, compiled if no cached build exists.
+
+    A repeat returns the same library, unless a header changed meanwhile, which gives a new one under a new name.
+
+    Args:
+        source: what to compile.
+        fast_math: build with ``-use_fast_math`` (a separately cached build).
+
+    Raises:
+        BuildError: it cannot be compiled or loaded; the message says why and what to do.
+    """
+    headers = {path: state_of(path) for path in source.headers().values()}
+    state = (source, fast_math, *headers.items())
+    library = _by_state.get(state)
+    if library is None:
+        with _lock:
+            library = _by_state.get(state) or _load(source, fast_math)
+            _by_state[state] = library
+            for path, seen in headers.items():
+                _watched.setdefault(path, seen)
+    return library
+
+
+_watched: dict[Path, tuple | None] = {}  # the headers of what is loaded, as they were when the generation began
+_generation, _looked = 0, 0.0
+
+
+def generation() -> int:
+    """A number that grows when a header changes of which something loaded was compiled; looks once a second.
+
+    Whoever keeps a library's operators, to save the call of :func:`load`, keeps them for one generation.
+    """
+    global _generation, _looked
+    now = time.monotonic()
+    if now - _looked >= 1:
+        _looked = now
+        changed = {path: state for path, seen in tuple(_watched.items()) if (state := state_of(path)) != seen}
+        if changed:
+            _watched.update(changed)
+            _generation += 1
+    return _generation
+
+
+def _load(source: KernelSource, fast_math: bool) -> Library:
+    log.configure()
+    plan = make_plan(source, fast_math=fast_math)
+    entry, made = build.obtain(plan)
+    log.logger.debug("%s: %s", plan.name, entry.folder)
+    known = _by_library.get((plan.name, entry.build.sha256))
+    if known is not None:
+        return known
+    try:
+        register = _open(entry)
+    except (OSError, AttributeError) as error:
+        if made:
+            raise _unloadable(plan, entry, error) from None
+        log.logger.warning("%s in %s cannot be loaded (%s); compiling it again", plan.name, entry.folder, error)
+        entry, _ = build.obtain(plan, rejected=entry.build.sha256)
+        try:
+            register = _open(entry)
+        except (OSError, AttributeError) as error:
+            raise _unloadable(plan, entry, error) from None
+    library = _register(plan, entry, register)
+    _by_library[plan.name, entry.build.sha256] = library
+    return library
+
+
+def _unloadable(plan: Plan, entry: Entry, error: Exception) -> BuildError:
+    return BuildError(f"the library made for {plan.name} cannot be loaded: {error}\nit is {entry.library}")
+
+
+def _open(entry: Entry) -> Callable[[bytes, bytes], None]:
+    """The library's entry point.
+
+    What is loaded is a copy in memory of the bytes that were checked: no change to the file, by a crash elsewhere, a full
+    disk or another host of a network file system, can then reach the running program.
+
+    Raises:
+        OSError, AttributeError: it is no library of ours, or one of another machine.
+    """
+    try:
+        copy = os.memfd_create(entry.build.library)  # stays open: the dynamic linker takes one path for one library
+        with open(copy, "wb", closefd=False) as file:
+            file.write(entry.content)
+        handle = ctypes.CDLL(f"/proc/self/fd/{copy}")
+    except (OSError, AttributeError):  # a system that has no such files, or runs no programs from them
+        handle = ctypes.CDLL(str(entry.library))
+    return handle.jitact_register
+
+
+def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes], None]) -> Library:
+    """Registers the operators of a build under a name that this process has not used yet."""
+    name = _free_name(plan.name)
+    register(name.encode(), "".join(f", float {p}" for p in plan.source.params).encode())
+    library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
+    for kind in _kinds(plan.source):
+        torch.library.register_fake(f"jitact::{name}_{kind}", _FAKES[kind])
+        if not library.has_cuda:
+            _definitions().impl(f"{name}_{kind}", _refuse(library), "CUDA", allow_override=bool(entry.build.archs))
+    return library
+
+
+def _free_name(base: str) -> str:
+    name, version = base, 1
+    while hasattr(torch.ops.jitact, f"{name}_forward"):
+        version += 1
+        name = f"{base}_v{version}"
+    return name
+
+
+def _kinds(source: KernelSource) -> list[str]:
+    kinds = ["forward", "forward_", "backward"]
+    kinds += ["backward_from_output"] if "output" in source.saves else []
+    return kinds + (["forward_bit", "forward_bit_", "backward_from_bit"] if "bit" in source.saves else [])
+
+
+def _cuda_problem(plan: Plan, entry: Entry) -> str:
+    if plan.missing_cuda:
+        why = plan.missing_cuda
+    elif torch.version.cuda is None:
+        why = f"this torch ({torch.__version__}) is built without CUDA"
+    elif entry.build.archs:
+        gpus = ", ".join(map(str, plan.gpus))
+        why = f"the build in {entry.folder} is for {', '.join(entry.build.archs)}, the GPU is of compute capability {gpus}"
+    else:
+        why = "no GPU was in sight when it was loaded; name its compute capability, as in JITACT_ARCHS=9.0, and start again"
+    return f"{plan.name} has no CUDA kernels here: {why}\nCPU tensors work"
+
+
+def _refuse(library: Library) -> Callable:
+    def refuse(*_: object) -> None:
+        raise BuildError(library.cuda_problem)
+
+    return refuse
+
+
+_library: torch.library.Library | None = None
+
+
+def _definitions() -> torch.library.Library:
+    """What registrations made in Python hang on; they last as long as the process."""
+    global _library
+    if _library is None:
+        _library = torch.library.Library("jitact", "FRAGMENT")
+    return _library
+
+
+def _fake_mask(x: torch.Tensor) -> torch.Tensor:
+    return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
+
+
+# What each operator returns, in shape, strides and dtype: what torch.compile and meta tensors see.
+_FAKES: dict[str, Callable] = {
+    "forward": lambda x, *params: torch.empty_like(x),
+    "forward_": lambda x, *params: None,
+    "backward": lambda dy, x, *params: torch.empty_like(x),
+    "backward_from_output": lambda dy, y, *params: torch.empty_like(y),
+    "forward_bit": lambda x, *params: (torch.empty_like(x), _fake_mask(x)),
+    "forward_bit_": lambda x, *params: _fake_mask(x),
+    "backward_from_bit": lambda dy, mask, *params: torch.empty_like(dy),
+}

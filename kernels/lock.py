@@ -1,0 +1,161 @@
+"""A lock between processes that dies with its holder."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .errors import BuildError, CompileError
+from .log import logger
+
+__all__ = ["locked", "try_locked"]
+
+WAIT_LIMIT = 600.0  # seconds after which a waiting process says what to do; a build takes a few
+_SAY_AFTER = 1.0
+_POLL = 0.03
+
+_held: set[int] = set()  # descriptors of the locks that this process holds
+
+
+def _leave_to_parent() -> None:
+    """A forked child gives up the locks that it inherited, or they would outlive a parent that is killed."""
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@contextmanager
+def locked(path: Path, name: str) -> Iterator[bool]:
+    """Holds the lock ``path`` while the block runs; others wait, and get its CompileError if it raises one.
+
+    Gives False on a file system without locks, where several may run the block at once.
+
+    Args:
+        path: the lock file. It stays: removing it would let two hold it.
+        name: what is being built, for those who wait to say.
+
+    Raises:
+        BuildError: another process held the lock for WAIT_LIMIT seconds.
+        CompileError: the process that was waited for could not compile the same.
+    """
+    started = time.time()
+    descriptor = _wait(path, name, started)
+    if descriptor is None:
+        yield False
+        return
+    try:
+        failed = _read(descriptor).get("failed")
+        if failed and failed["at"] >= started:
+            raise CompileError(failed["message"])
+        _write(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "name": name})
+        try:
+            yield True
+        except CompileError as error:
+            _write(descriptor, {"failed": {"at": time.time(), "message": str(error)}})
+            raise
+    finally:
+        _release(descriptor)
+
+
+@contextmanager
+def try_locked(path: Path) -> Iterator[bool]:
+    """Holds the lock while the block runs, if nobody else does; tells whether."""
+    descriptor = _try(path)
+    if descriptor is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        _release(descriptor)
+
+
+def _wait(path: Path, name: str, started: float) -> int | None:
+    """The lock's descriptor; None on a file system that has no locks."""
+    said = False
+    while True:
+        try:
+            descriptor = _try(path)
+        except OSError as error:
+            if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                logger.debug("%s: no locks here (%s); building without", path.parent, error.strerror)
+                return None
+            raise
+        if descriptor is not None:
+            return descriptor
+        waited = time.time() - started
+        if waited >= WAIT_LIMIT:
+            raise BuildError(
+                f"waited {waited:.0f} s for {_holder(path)}, which compiles {name}\n"
+                f"if it hangs, end it and try again; JITACT_CACHE_DIR names another cache\nlock: {path}"
+            )
+        if waited >= _SAY_AFTER and not said:
+            said = True
+            logger.info("waiting for %s, which compiles %s", _holder(path), name)
+        time.sleep(_POLL)
+
+
+def _try(path: Path) -> int | None:
+    """The locked file's descriptor, or None if another process holds the lock."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(descriptor).st_ino == _inode(path):  # else `clear` removed it meanwhile
+                _held.add(descriptor)
+                return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except OSError:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _release(descriptor: int) -> None:
+    if descriptor in _held:  # not in a child that was forked meanwhile
+        _held.remove(descriptor)
+        os.close(descriptor)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text())
+        return f"process {holder['pid']} on {holder['host']}"
+    except (OSError, ValueError, KeyError):
+        return "another process"
+
+
+def _read(descriptor: int) -> dict:
+    try:
+        content = json.loads(os.pread(descriptor, 1 << 20, 0))
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _write(descriptor: int, content: dict) -> None:
+    """Tells others about the holder. A full disk must not stop a build that would fit once others make room."""
+    try:
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(content).encode(), 0)
+    except OSError as error:
+        logger.debug("cannot write to the lock: %s", error)

@@ -1,0 +1,181 @@
+"""What a build depends on: sources, flags, processor, GPUs, compilers. Its hash is the key of the cached build."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from . import folders
+from .cache import KEY_LENGTH, Build
+from .errors import ToolchainError
+from .gpu import Arch, covered, merge, requested_archs, visible_archs
+from .memory import Memory
+from .source import KernelSource, digest
+from .toolchain import Compiler, Nvcc, find_cxx, find_nvcc, nvcc_command
+
+__all__ = ["CPU_LEVELS", "Plan", "make_plan"]
+
+SCHEMA = 2  # part of every key: raise it when the meaning of a cached build changes
+
+CPU_LEVELS = {
+    "DEFAULT": (),
+    "AVX2": ("-mavx2", "-mfma", "-mf16c"),
+    "AVX512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
+}
+"""Instruction sets by the level that torch uses on a processor; code of one level runs on those that follow it."""
+
+CFLAGS = (
+    "-O2",  # with the vectoriser as -O3 has it: the same loops in two thirds of the time
+    "-ftree-vectorize",
+    "-fvect-cost-model=dynamic",
+    "-std=c++20",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=fast",
+    "-fvisibility=hidden",
+    "-DTORCH_TARGET_VERSION=0x020a000000000000",
+)
+NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler=-fvisibility=hidden")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a build depends on, and what of it this machine has.
+
+    Attributes:
+        source: what is compiled.
+        fast_math: whether with -use_fast_math.
+        sources: the hash of what does not depend on the machine.
+        cpu: the instruction set level of the CPU kernels, one of CPU_LEVELS.
+        gpus: capabilities of the GPUs that this process sees.
+        archs: what CUDA kernels are wanted for: those GPUs and what was asked for.
+        cxx: the C++ compiler, None if there is none.
+        nvcc: the CUDA compiler, None if there is none or none is wanted.
+        missing: why this machine cannot compile, None if it can.
+        missing_cuda: why it cannot compile for ``archs``, None if it can.
+    """
+
+    source: KernelSource
+    fast_math: bool
+    sources: str
+    cpu: str
+    gpus: tuple[Arch, ...]
+    archs: tuple[Arch, ...]
+    cxx: Compiler | None
+    nvcc: Nvcc | None
+    missing: str | None
+    missing_cuda: str | None
+
+    @property
+    def name(self) -> str:
+        """What operators are named after."""
+        return self.source.name + ("_fast_math" if self.fast_math else "")
+
+    @property
+    def made_archs(self) -> tuple[Arch, ...]:
+        """What a build made here has CUDA kernels for."""
+        return () if self.missing_cuda else self.archs
+
+    @property
+    def compilers(self) -> tuple[str | None, str | None]:
+        """What the compilers that a build made here takes say of themselves, C++ with the C library that it links with."""
+        cxx = f"{self.cxx.version}; {os.confstr('CS_GNU_LIBC_VERSION')}" if self.cxx else None
+        return cxx, self.nvcc.version if self.nvcc and self.made_archs else None
+
+    @property
+    def title(self) -> str:
+        """What the folder of a build made here is called: name and key."""
+        parts = [self.sources, self.cpu, [str(arch) for arch in self.made_archs], self.compilers]
+        return f"{self.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_LENGTH]}"
+
+    def runs_cuda(self, build: Build) -> bool:
+        """Whether a build's CUDA kernels run on the GPUs that this process sees; with none in sight, whether it has any."""
+        return bool(build.archs) and covered(self.gpus, [Arch.parse(arch) for arch in build.archs])
+
+    def defines(self) -> list[str]:
+        """What the sources are told of the kernel file."""
+        flags = [f"-DJITACT_PARAMS={len(self.source.params)}", *(f"-DJITACT_SAVES_{s.upper()}" for s in self.source.saves)]
+        flags += ["-DJITACT_FAST_MATH"] if self.fast_math else []
+        return flags + (["-DJITACT_CUDA", "-DUSE_CUDA"] if self.made_archs else [])
+
+    def cflags(self) -> list[str]:
+        """For the C++ compiler. fast_math is the GPU's alone: -ffast-math would lose NaN and reach the whole process."""
+        return [*CFLAGS, *CPU_LEVELS[self.cpu], *self.defines()]
+
+    def nvcc_flags(self) -> list[str]:
+        """For nvcc."""
+        archs = [flag for arch in self.made_archs for flag in arch.flags]
+        return [*NVCC_FLAGS, *(["-use_fast_math"] if self.fast_math else []), *archs, *self.defines()]
+
+
+def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[Arch] = ()) -> Plan:
+    """Looks at the sources, the machine and the environment; starts no process on a machine that was looked at before.
+
+    Args:
+        source: what to compile.
+        fast_math: whether with -use_fast_math.
+        archs: what to compile for beside the GPUs that there are and what the environment names.
+
+    Raises:
+        ValueError: the source's name is no identifier, or the environment names an arch that is none.
+    """
+    if not (source.name.isidentifier() and source.name.isascii()):
+        raise ValueError(f"an activation's name must be an identifier, got {source.name!r}")
+    memory = Memory(folders.readable())
+    gpus, asked = visible_archs(memory), tuple(archs)
+    wanted = merge([*gpus, *requested_archs(), *asked])
+    cxx, missing = _try(lambda: find_cxx(memory))
+    nvcc, missing_cuda = _try(lambda: find_nvcc(memory)) if wanted else (None, None)
+    if nvcc is not None:
+        unknown = [arch for arch in wanted if not nvcc.knows(arch)]
+        required = [arch for arch in unknown if arch in gpus or arch in asked]
+        if required:
+            missing_cuda = _unknown(nvcc, required)
+        elif unknown:
+            folders.say_once(f"nvcc {nvcc.release} does not know {', '.join(map(str, unknown))}: left out")
+            wanted = tuple(arch for arch in wanted if arch not in unknown)
+    return Plan(source, fast_math, _hash(source, fast_math), cpu_level(), gpus, wanted, cxx, nvcc, missing, missing_cuda)
+
+
+def cpu_level() -> str:
+    """The level of CPU_LEVELS that torch uses on this processor."""
+    level = torch.backends.cpu.get_cpu_capability()
+    return level if level in CPU_LEVELS else "DEFAULT"
+
+
+def _hash(source: KernelSource, fast_math: bool) -> str:
+    """Of what does not depend on the machine: sources, flags, torch, Python."""
+    python = [sys.implementation.cache_tag, getattr(sys, "abiflags", "")]
+    flags = [CFLAGS, NVCC_FLAGS, sorted(CPU_LEVELS.items()), fast_math]
+    flags += [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
+    parts = [SCHEMA, digest(source), flags, torch.__version__, torch.version.cuda, python, os.uname().machine]
+    return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _unknown(nvcc: Nvcc, archs: list[Arch]) -> str:
+    """What to do about archs that an nvcc does not know."""
+    known = sorted(Arch.parse(arch) for arch in nvcc.archs)
+    what = f"nvcc {nvcc.release} ({nvcc.path}) cannot compile for compute capability {', '.join(map(str, archs))}"
+    what += f": it knows {known[0]} to {known[-1]}"
+    if archs[-1] < known[0]:
+        return f"{what}\na torch of an older CUDA may: https://pytorch.org/get-started/locally prints the commands"
+    if nvcc.release != torch.version.cuda:
+        return f"{what}\none of torch's CUDA may: {nvcc_command()}"
+    return f"{what}\na torch of a newer CUDA may: https://pytorch.org/get-started/locally prints the commands"
+
+
+_T = TypeVar("_T")
+
+
+def _try(find: Callable[[], _T]) -> tuple[_T | None, str | None]:
+    """What was found, or why nothing was."""
+    try:
+        return find(), None
+    except ToolchainError as error:
+        return None, str(error)

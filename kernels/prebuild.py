@@ -1,0 +1,96 @@
+"""Builds many kernels at once, in processes that share the cores and the memory."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+
+from . import build
+from .cache import Entry
+from .compile import jobs
+from .errors import BuildError, ToolchainError
+from .log import logger
+from .plan import Plan
+
+__all__ = ["prebuild"]
+
+
+def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
+    """Builds what of ``plans`` is not cached, and prints one line for each; the exit code.
+
+    Args:
+        plans: what to build.
+        wanted_jobs: compilers that may run at once; what JITACT_JOBS or the machine says if None.
+
+    Raises:
+        BuildError: nothing can be built here, or not for the archs that were asked for.
+    """
+    started = time.monotonic()
+    cached, missing = [], []
+    for plan in plans:
+        if plan.archs and plan.missing_cuda:
+            raise ToolchainError(f"cannot build for {', '.join(map(str, plan.archs))}: {plan.missing_cuda}")
+        (cached if build.find(plan) else missing).append(plan)
+    why = build.cannot_compile(missing[0]) if missing else None
+    if why:
+        raise ToolchainError(f"{missing[0].name} cannot be built: {why}")
+    failed = _build_all(missing, wanted_jobs or jobs(), len(cached), len(plans)) if missing else 0
+    compiled = len(missing) - failed
+    summary = f"{compiled} compiled, {len(cached)} cached" + (f", {failed} failed" if failed else "")
+    print(f"jitact: {summary}, {time.monotonic() - started:.1f} s")
+    return 1 if failed else 0
+
+
+def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> int:
+    """How many failed. Workers are forked: this process runs nothing yet, and torch is imported once for all."""
+    workers = min(jobs_at_once, len(plans))
+    os.environ["JITACT_JOBS"] = str(max(1, jobs_at_once // workers))  # what each of them may start
+    context = multiprocessing.get_context("fork")
+    failed = 0
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool:
+        running = {pool.submit(_build_one, plan): plan for plan in plans}
+        _show(done, total, plans[:workers])
+        for future in as_completed(running):
+            name = running.pop(future).name
+            done += 1
+            try:
+                entry, seconds = future.result()
+                said = f"compiled in {seconds:.1f} s" + (f" for {', '.join(entry.build.archs)}" if entry.build.archs else "")
+            except BuildError as error:
+                failed += 1
+                said = f"failed\n{error}"
+            except BrokenProcessPool:
+                raise BuildError("a building process was killed, perhaps for want of memory: try --jobs 1") from None
+            _clear_line()
+            print(f"[{done}/{total}] {name} {said}", flush=True)
+            _show(done, total, list(running.values())[:workers])
+    _clear_line()
+    return failed
+
+
+def _become_worker() -> None:
+    logger.setLevel(logging.WARNING)
+
+
+def _build_one(plan: Plan) -> tuple[Entry, float]:
+    started = time.monotonic()
+    entry, _ = build.obtain(plan)
+    return entry, time.monotonic() - started
+
+
+def _show(done: int, total: int, plans: Sequence[Plan]) -> None:
+    """What is under way, on a terminal."""
+    if sys.stdout.isatty() and plans:
+        sys.stdout.write(f"[{done}/{total}] compiling {', '.join(plan.name for plan in plans)} ...")
+        sys.stdout.flush()
+
+
+def _clear_line() -> None:
+    if sys.stdout.isatty():
+        sys.stdout.write("\r\033[K")

@@ -1,0 +1,106 @@
+"""What is compiled: a kernel file, what is declared of it, and the local headers that it reads."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+__all__ = ["FOLDER", "KernelSource", "digest", "state_of"]
+
+FOLDER = Path(__file__).resolve().parent
+"""Where the library's own kernel files, headers and the binding are."""
+
+_INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"'
+
+
+@dataclass(frozen=True)
+class KernelSource:
+    """What is compiled: one kernel file and what is declared of it.
+
+    Attributes:
+        name: the activation's name; operators are registered as ``jitact::<name>_forward`` and so on.
+        params: names of the scalar parameters, in the order in which the file's functions take them.
+        saves: what backward can keep: any of ``"input"``, ``"output"``, ``"bit"``.
+        text: the kernel file's text.
+        path: where the text came from; compilers report errors against it, and headers beside it are found.
+    """
+
+    name: str
+    params: tuple[str, ...]
+    saves: tuple[str, ...]
+    text: str
+    path: str
+
+    @classmethod
+    def from_file(cls, name: str, params: tuple[str, ...], saves: tuple[str, ...]) -> KernelSource:
+        """The library's own ``kernels/<name>.cu``."""
+        path = FOLDER / f"{name}.cu"
+        return cls(name, params, saves, path.read_text(), str(path))
+
+    @property
+    def folder(self) -> Path:
+        """Where ``#include "..."`` looks first: beside the file, or in the current directory for a text that has none."""
+        path = Path(self.path)
+        try:
+            return path.parent.absolute() if path.is_file() else Path.cwd()
+        except FileNotFoundError:  # the current directory was removed
+            return FOLDER
+
+    def headers(self) -> dict[str, Path]:
+        """Every local file that the build reads beside the text, by the name that it goes by in the key."""
+        found = {}
+        for entry in os.scandir(FOLDER):
+            if entry.name.endswith((".h", ".cuh", ".cpp")):
+                found[entry.name] = Path(entry.path)
+        if self.path != str(FOLDER / f"{self.name}.cu"):
+            _follow(self.text, self.folder, self.folder, found)
+        return dict(sorted(found.items()))
+
+    def include_folders(self) -> list[Path]:
+        """What the compilers get as ``-I``. The user's folder comes first; the library's headers find each other anyway."""
+        beside = any(name.startswith(_USERS) for name in self.headers())
+        return [self.folder, FOLDER] if beside else [FOLDER]
+
+
+_USERS = "./"  # begins the names of the user's headers, so that none is taken for one of the library's
+
+
+def _follow(text: str, folder: Path, base: Path, found: dict[str, Path]) -> None:
+    """Adds to ``found`` the headers that ``text`` includes, and theirs, as far as they are files beside the user's."""
+    for name in re.findall(_INCLUDE, text):
+        for place in dict.fromkeys((folder, base)):
+            path = place / name
+            if path.is_file():
+                label = _USERS + os.path.relpath(path, base)
+                if label not in found and path.parent != FOLDER:
+                    found[label] = path
+                    _follow(_read(path, state_of(path)), path.parent, base, found)
+                break
+
+
+@lru_cache(maxsize=256)
+def _read(path: Path, state: tuple[int, ...] | None) -> str:
+    return path.read_text(errors="replace")
+
+
+def state_of(path: Path) -> tuple[int, ...] | None:
+    """A value that changes whenever the file does, without reading it; None if there is no file."""
+    try:
+        stat = path.stat()
+    except FileNotFoundError:
+        return None
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def digest(source: KernelSource) -> str:
+    """The hash of all that is compiled. Where the files lie does not enter, so a cache can move with an installation."""
+    digest = hashlib.sha256(repr((source.name, source.params, source.saves, source.text)).encode())
+    for name, path in source.headers().items():
+        content = path.read_bytes()
+        digest.update(f"\n{name} {len(content)}\n".encode())
+        digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,264 @@
+"""Finds the compilers, and says what is missing, where it was looked for and what mends it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .errors import ToolchainError
+from .gpu import Arch
+from .memory import Memory
+
+__all__ = ["Compiler", "Nvcc", "find_cudart", "find_cxx", "find_ninja", "find_nvcc", "nvcc_command"]
+
+
+class Compiler(NamedTuple):
+    """A C++ compiler: the command and what it says of itself."""
+
+    path: str
+    version: str
+
+
+class Nvcc(NamedTuple):
+    """A CUDA compiler.
+
+    Attributes:
+        path: the command.
+        version: what it says of itself.
+        release: the CUDA version, as ``"13.0"``.
+        root: the toolkit that it belongs to, which torch calls CUDA_HOME.
+        archs: what it can compile for, as ``"90"``; empty if it does not say.
+        origin: where it was found.
+    """
+
+    path: str
+    version: str
+    release: str
+    root: str
+    archs: tuple[str, ...]
+    origin: str
+
+    def knows(self, arch: Arch) -> bool:
+        """Whether it can compile for ``arch``."""
+        return not self.archs or arch.number in self.archs or f"{arch.major}{arch.minor}" in self.archs
+
+
+def find_cxx(memory: Memory) -> Compiler:
+    """The C++ compiler: ``$CXX``, else the first of c++, g++ and clang++ on the PATH.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    wanted = os.environ.get("CXX")
+    names = [wanted] if wanted else ["c++", "g++", "clang++"]
+    for name in names:
+        path = _program(name)
+        version = _version(memory, path) if path else None
+        if version:
+            return Compiler(path, version)
+    tried = f"{wanted} (from CXX)" if wanted else ", ".join(names)
+    raise ToolchainError(
+        f"no C++ compiler\nlooked for {tried} on PATH={os.environ.get('PATH', '')}\n"
+        f"install one: {_install('g++', 'gcc-c++', 'gxx')}, or name one with CXX"
+    )
+
+
+def find_ninja() -> str:
+    """The ninja to run, though its directory may not be on the PATH (as in notebooks that run in a virtual environment).
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    folders = [os.path.dirname(sys.executable), os.path.join(sys.prefix, "bin")]
+    spec = importlib.util.find_spec("ninja")
+    if spec and spec.submodule_search_locations:
+        package = spec.submodule_search_locations[0]
+        folders += [os.path.join(package, "data", "bin"), os.path.join(package, *[os.pardir] * 4, "bin")]
+    path = shutil.which("ninja") or shutil.which("ninja", path=os.pathsep.join(folders))
+    if path is None:
+        raise ToolchainError(
+            "no ninja, which torch compiles with\n"
+            f"looked for it on PATH={os.environ.get('PATH', '')} and in {', '.join(dict.fromkeys(folders))}\n"
+            f"install it: {shlex.quote(sys.executable)} -m pip install ninja"
+        )
+    return path
+
+
+def find_nvcc(memory: Memory) -> Nvcc:
+    """The nvcc whose CUDA is torch's: from CUDA_HOME, the PATH, /usr/local/cuda, or the pip packages of the ``nvcc`` extra.
+
+    Raises:
+        ToolchainError: there is none, or only of another major version.
+    """
+    wanted = torch.version.cuda
+    if wanted is None:
+        raise ToolchainError(
+            f"this torch ({torch.__version__}) is built without CUDA\n"
+            "install one that is: https://pytorch.org/get-started/locally prints the command"
+        )
+    others, looked = [], []
+    for origin, path in _nvcc_candidates(wanted.split(".")[0]):
+        looked.append(f"{origin} ({path or 'none'})")
+        if path is None or not os.access(path, os.X_OK):
+            continue
+        facts = _ask_once(memory, path, lambda path=path: _ask_nvcc(path))
+        if facts is None:
+            others.append(f"{path} does not run")
+        elif facts["release"].split(".")[0] != wanted.split(".")[0]:
+            others.append(f"{path} is of CUDA {facts['release']}")
+        elif misfits := _misfits(facts):
+            others.append(f"{path} is of CUDA {facts['release']}, but beside it pip installed {' and '.join(misfits)}")
+        else:
+            host = _program(os.environ.get("CC", ""))  # torch passes it to nvcc
+            version = facts["version"] + (f"; {_version(memory, host)}" if host else "")
+            return Nvcc(path, version, facts["release"], facts["root"], tuple(facts["archs"]), origin)
+    what = f"no nvcc of CUDA {wanted.split('.')[0]}, which this torch ({torch.__version__}) is built with"
+    found = f"found: {'; '.join(others)}\n" if others else ""
+    raise ToolchainError(f"{what}\n{found}looked in {', '.join(looked)}\ninstall it: {nvcc_command()}")
+
+
+def nvcc_command() -> str:
+    """The command that installs the nvcc that fits this torch."""
+    release = torch.version.cuda or "13.0"
+    if int(release.split(".")[0]) >= 13:  # before, the pip packages held no nvcc
+        parts = " ".join(f'"{part}=={release}.*"' for part in ("nvidia-cuda-nvcc", *_PARTS, "nvidia-cuda-cccl"))
+        return f"{shlex.quote(sys.executable)} -m pip install {parts}"
+    return f"conda install -c nvidia cuda-nvcc={release} cuda-cudart-dev={release}"
+
+
+def find_cudart(nvcc: Nvcc) -> Path:
+    """The CUDA runtime to link with, ``libcudart.so`` or, where pip brought it, ``libcudart.so.<major>``.
+
+    Raises:
+        ToolchainError: there is none.
+    """
+    root, major = Path(nvcc.root), nvcc.release.split(".")[0]
+    folders = [root / "lib64", root / "lib", *root.glob("targets/*/lib"), *_pip_folders(f"cu{major}/lib")]
+    folders += [*_pip_folders("cuda_runtime/lib"), Path(torch.__file__).parent / "lib"]
+    for name in ("libcudart.so", f"libcudart.so.{major}"):
+        for folder in folders:
+            if (folder / name).exists():
+                return folder / name
+    looked = ", ".join(map(str, folders))
+    raise ToolchainError(f"no libcudart.so, which CUDA kernels link with\nlooked in: {looked}\ninstall it: {nvcc_command()}")
+
+
+_PARTS = ("nvidia-nvvm", "nvidia-cuda-crt")  # what nvcc runs, and what must be of its version though pip does not know it
+
+
+def _misfits(facts: dict) -> list[str]:
+    """Pip packages beside an nvcc that are not of its version, as ``nvidia-nvvm 13.5.37``."""
+    packages, misfits = Path(facts["root"]).parent.parent, []
+    for part in _PARTS:
+        for record in packages.glob(f"{part.replace('-', '_')}-*.dist-info"):
+            version = record.name.removesuffix(".dist-info").rpartition("-")[2]
+            if not version.startswith(facts["release"] + "."):
+                misfits.append(f"{part} {version}")
+    return misfits
+
+
+_nvcc_default = "/usr/local/cuda/bin/nvcc"
+
+
+def _nvcc_candidates(major: str) -> Iterator[tuple[str, str | None]]:
+    """Where nvcc can be, the first choice first: the place's name, and the path or None."""
+    if os.environ.get("PYTORCH_NVCC"):  # torch runs this in place of CUDA_HOME's
+        yield "PYTORCH_NVCC", _program(os.environ["PYTORCH_NVCC"])
+    for variable in ("CUDA_HOME", "CUDA_PATH"):
+        home = os.environ.get(variable)
+        yield variable, os.path.join(home, "bin", "nvcc") if home else None
+    yield "PATH", shutil.which("nvcc")
+    yield "/usr/local/cuda", _nvcc_default if os.path.exists(_nvcc_default) else None
+    installed = [str(folder / "nvcc") for folder in _pip_folders(f"cu{major}/bin") if (folder / "nvcc").exists()]
+    yield "pip packages", installed[0] if installed else None
+
+
+def _pip_folders(relative: str) -> list[Path]:
+    """Folders of NVIDIA's pip packages, beside torch or wherever Python finds them."""
+    spec = importlib.util.find_spec("nvidia")
+    bases = [*(spec.submodule_search_locations or [] if spec else []), str(Path(torch.__file__).parent.parent / "nvidia")]
+    return [Path(base) / relative for base in dict.fromkeys(bases)]
+
+
+def _program(command: str) -> str | None:
+    """The path of the program that a variable like CXX names, without a compiler cache before it, which torch adds itself."""
+    words = [word for word in shlex.split(command) if os.path.basename(word) not in ("ccache", "sccache")]
+    return shutil.which(words[0]) if words else None
+
+
+def _version(memory: Memory, path: str) -> str | None:
+    """What a C++ compiler says of itself; None if it does not run."""
+    facts = _ask_once(memory, path, lambda: {"version": _output(path, "--version").partition("\n")[0]})
+    return facts and facts["version"]
+
+
+def _ask_once(memory: Memory, path: str, ask: Callable[[], dict | None]) -> dict | None:
+    """What ``ask`` finds out about the tool at ``path``, or found out before about the same file."""
+    key = _identity(path)
+    facts = memory.get(key)
+    if facts is None:
+        facts = ask()
+        if facts is None or not facts["version"]:
+            return None
+        memory.put(key, facts)
+    return facts
+
+
+def _identity(path: str) -> str:
+    """Changes when the tool does: of a script that starts another program, that program counts too."""
+    real = os.path.realpath(path)
+    if os.path.basename(real) in ("ccache", "sccache"):  # links of that name start the compiler found next on the PATH
+        folders = [f for f in os.environ.get("PATH", "").split(os.pathsep) if f != os.path.dirname(path)]
+        real = shutil.which(os.path.basename(path), path=os.pathsep.join(folders)) or real
+    files = [path, real]
+    with open(real, "rb") as file:
+        if file.read(2) == b"#!":
+            files += re.findall(r"/[\w./+-]+", file.read(4096).decode(errors="replace"))
+    stats = [f"{f} {s.st_size} {s.st_mtime_ns}" for f in dict.fromkeys(files) if os.path.isfile(f) for s in [os.stat(f)]]
+    return f"tool {'; '.join(stats)}"
+
+
+def _ask_nvcc(path: str) -> dict | None:
+    lines = _output(path, "--version").strip().splitlines()
+    release = re.search(r"release (\d+\.\d+)", "\n".join(lines))
+    if not release:
+        return None
+    top = re.search(r"^#\$ TOP=(.*)$", _output(path, "--dryrun", "-x", "cu", os.devnull), re.MULTILINE)
+    root = os.path.realpath(top[1].strip() if top else os.path.join(os.path.dirname(path), os.pardir))
+    archs = re.findall(r"sm_(\w+)", _output(path, "--list-gpu-code"))
+    return {"version": lines[-1], "release": release[1], "root": root, "archs": archs}
+
+
+def _output(*command: str) -> str:
+    """What the command prints, nothing if it cannot be run."""
+    import subprocess  # not at the top: a hit starts no process
+
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _install(apt: str, dnf: str, conda: str) -> str:
+    """The command that installs a system package here, for whichever package manager there is."""
+    commands = {
+        "apt-get": f"apt-get install -y {apt}",
+        "dnf": f"dnf install -y {dnf}",
+        "yum": f"yum install -y {dnf}",
+        "zypper": f"zypper install -y {dnf}",
+        "apk": f"apk add {apt}",
+        "pacman": "pacman -S gcc",
+        "conda": f"conda install -c conda-forge {conda}",
+    }
+    path = os.pathsep.join([os.environ.get("PATH", ""), "/usr/bin", "/bin", "/sbin"])
+    return next((command for manager, command in commands.items() if shutil.which(manager, path=path)), commands["conda"])

@@ -1,0 +1,275 @@
+"""Compiling at first use: what makes a new build and what does not, what a hit costs, what errors say."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from building import answer, forward, kernel, run_python
+
+from jitact import kernels
+from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError, build, cache, loader, log, plan, source
+from jitact.kernels.errors import explain
+from jitact.kernels.gpu import Arch
+from jitact.kernels.plan import make_plan
+from jitact.kernels.toolchain import Compiler, Nvcc
+
+pytest_plugins = ["building"]
+X = torch.linspace(-2, 2, 9)
+
+
+def test_builds_once_and_again_for_another_source(quick: Path) -> None:
+    first = kernel("0.5")
+    library = kernels.load(first)
+    assert torch.equal(forward(library, X), X * 0.5)
+    assert kernels.load(replace(first)) is library
+
+    second = kernels.load(replace(first, text=first.text.replace("0.5", "0.25")))
+    assert second.name == f"{first.name}_v2"
+    assert torch.equal(forward(second, X), X * 0.25)
+    assert torch.equal(forward(library, X), X * 0.5), "modules of the old source go on working"
+    assert kernels.load(first) is library
+    assert len(list(cache.entries(quick))) == 2
+    assert not list((quick / ".staging").iterdir())
+
+
+def test_a_header_beside_the_kernel_file_counts(quick: Path, tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "factor.h").write_text('#include "../value.h"\n')
+    (tmp_path / "value.h").write_text("#define FACTOR 0.5\n")
+    file = tmp_path / "mine.cu"
+    file.write_text('#include "elementwise.cuh"\n#include "sub/factor.h"\nELEMENTWISE T forward(T x) { return x * FACTOR; }\n')
+    mine = kernel(text=file.read_text(), path=str(file))
+
+    library = kernels.load(mine)
+    assert torch.equal(forward(library, X), X * 0.5)
+    assert kernels.load(mine) is library
+    (tmp_path / "value.h").write_text("#define FACTOR 0.25\n")
+    assert torch.equal(forward(kernels.load(mine), X), X * 0.25)
+    (tmp_path / "value.h").write_text("#define FACTOR 0.5\n")
+    assert kernels.load(mine) is library, "the old text has its build still"
+
+
+def test_a_header_beside_a_cell_counts(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("value.h").write_text("#define FACTOR 2\n")
+    cell = kernel(text='#include "elementwise.cuh"\n#include "value.h"\nELEMENTWISE T forward(T x) { return x * FACTOR; }\n')
+    assert torch.equal(forward(kernels.load(cell), X), X * 2)
+    Path("value.h").write_text("#define FACTOR 4\n")
+    assert torch.equal(forward(kernels.load(cell), X), X * 4)
+
+
+def test_an_edit_of_the_librarys_headers_takes_effect(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = tmp_path / "kernels"
+    shutil.copytree(source.FOLDER, copy, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    monkeypatch.setattr(source, "FOLDER", copy)
+    half = kernel(text='#include "elementwise.cuh"\n#include "math.cuh"\nELEMENTWISE T forward(T x) { return x * FACTOR; }\n')
+    (copy / "math.cuh").write_text((copy / "math.cuh").read_text() + "\n#define FACTOR 2\n")
+    assert torch.equal(forward(kernels.load(half), X), X * 2)
+
+    monkeypatch.setattr(loader, "_looked", 0.0)
+    before = kernels.generation()
+    assert kernels.generation() == before
+    (copy / "math.cuh").write_text((copy / "math.cuh").read_text().replace("FACTOR 2", "FACTOR 4"))
+    assert kernels.generation() == before, "it looks once a second"
+    monkeypatch.setattr(loader, "_looked", 0.0)
+    assert kernels.generation() == before + 1
+    assert torch.equal(forward(kernels.load(half), X), X * 4)
+
+
+HIT = """
+import sys, time
+import torch
+modules = set(sys.modules)
+events = []
+sys.addaudithook(lambda event, _: events.append(event) if event in ("subprocess.Popen", "os.posix_spawn", "os.fork") else None)
+started = time.process_time()
+import jitact
+imported = time.process_time()
+assert not torch.cuda.is_initialized()
+y = jitact.softsign(torch.ones(3))
+used = time.process_time()
+assert y.tolist() == [0.5] * 3
+new = {"setuptools", "torch.utils.cpp_extension", "subprocess"} & (set(sys.modules) - modules)
+print(f'{{"import": {imported - started}, "use": {used - imported}, "events": {len(events)}, "modules": "{new or ""}"}}')
+"""
+
+
+def test_a_hit_starts_no_process(folder: Path) -> None:
+    built = run_python(HIT)
+    assert built.returncode == 0, built.stderr
+    assert built.stderr.count("compiled in") == 1
+    hits = []
+    for _ in range(3):
+        hit = run_python(HIT)
+        assert hit.stderr == "", "silent on hits"
+        hits.append(json.loads(hit.stdout))
+    assert all(hit["events"] == 0 and hit["modules"] == "" for hit in hits)
+    fastest = min(hit["use"] for hit in hits)
+    assert fastest < 0.02, f"a hit takes {fastest * 1e3:.1f} ms of the processor"
+
+
+def nvcc(release: str) -> Nvcc:
+    return Nvcc("nvcc", f"Build cuda_{release}", release, "/usr/local/cuda", ("90",), "PATH")
+
+
+def test_the_key_depends_on_all_that_goes_in(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = make_plan(answer(1))
+    assert make_plan(answer(1)).title == base.title
+    assert make_plan(replace(answer(1), path="/elsewhere/x.cu")).title == base.title, "a cache can move with an installation"
+
+    one = answer(1)
+    changed = {
+        "text": make_plan(replace(one, text=one.text + " ")),
+        "params": make_plan(replace(one, params=("alpha",))),
+        "saves": make_plan(replace(one, saves=("input", "output"))),
+        "fast_math": make_plan(one, fast_math=True),
+        "cpu": replace(base, cpu="DEFAULT" if base.cpu != "DEFAULT" else "AVX2"),
+        "compiler": replace(base, cxx=Compiler("c++", "c++ 99.0")),
+        "archs": replace(base, archs=(Arch(9, 0),), nvcc=nvcc("13.0")),
+        "ptx": replace(base, archs=(Arch(9, 0, "", True),), nvcc=nvcc("13.0")),
+        "nvcc": replace(base, archs=(Arch(9, 0),), nvcc=nvcc("13.1")),
+    }
+    for name, value in (("SCHEMA", -1), ("CFLAGS", ("-O1",)), ("NVCC_FLAGS", ("-O1",))):
+        with monkeypatch.context() as patch:
+            patch.setattr(plan, name, value)
+            changed[name] = make_plan(one)
+    for name, owner, attribute, value in (
+        ("torch", torch, "__version__", "9.9.9"),
+        ("cuda", torch.version, "cuda", "99.9"),
+        ("python", sys.implementation, "cache_tag", "cpython-399"),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, attribute, value)
+            changed[name] = make_plan(one)
+    (source.FOLDER / "launch.cuh").write_text("// changed\n")
+    changed["header"] = make_plan(one)
+    (source.FOLDER / "launch.cuh").write_text("")
+    (source.FOLDER / "binding.cpp").write_text("// changed\n")
+    changed["binding"] = make_plan(one)
+
+    titles = {name: made.title for name, made in changed.items()}
+    assert base.title not in titles.values(), titles
+    assert len(set(titles.values())) == len(titles), titles
+
+
+@pytest.mark.parametrize("cell", [False, True])
+def test_compile_errors_are_the_users_own(quick: Path, tmp_path: Path, cell: bool) -> None:
+    path = "<ipython-input-3>" if cell else str(tmp_path / "mine.cu")
+    text = (
+        '#include "elementwise.cuh"\n\nELEMENTWISE T forward(T x) { return y * 2; }\nELEMENTWISE T other(T x) { retrun x; }\n'
+    )
+    if not cell:
+        Path(path).write_text(text)
+    with pytest.raises(CompileError) as raised:
+        kernels.load(kernel(text=text, path=path))
+    first, second, *_, last = str(raised.value).splitlines()
+    assert first.endswith("does not compile")
+    assert second.startswith(f"{path}:3:") and "error: 'y' was not declared" in second
+    assert f"{path}:4:" in str(raised.value)
+    log_file = Path(last.removeprefix("full log: "))
+    assert "ninja" in log_file.read_text() and "ninja" not in str(raised.value)
+    assert raised.value.__cause__ is None and raised.value.__suppress_context__
+    assert not list((quick / ".staging").iterdir()) and not list(cache.entries(quick))
+
+
+def test_errors_are_told_apart() -> None:
+    gnu = "/x/k.cu:7:12: error: 'foo' was not declared\n    7 | return foo;\n      |        ^~~\n"
+    edg = '/x/k.cu(7): error: identifier "foo" is undefined\n\n1 error detected in the compilation of "cuda.cu".\n'
+    elsewhere = "/lib/elementwise.cuh:3:1: error: static assertion failed\n"
+    both = str(explain("k", elsewhere + gnu + edg, "/x/k.cu", Path("/log")))
+    assert both.splitlines()[1] == "/x/k.cu:7:12: error: 'foo' was not declared", "the user's own come first"
+    assert both.count("/x/k.cu") == 1, "one error for both compilers"
+    assert "return foo;" in both and "static assertion" in both and both.endswith("full log: /log")
+    assert "/x/k.cu:7: error" in str(explain("k", edg, "/x/k.cu", None))
+    assert "undefined reference to `f'" in str(
+        explain("k", "a.o: undefined reference to `f'\ncollect2: error: ld\n", "k", None)
+    )
+    assert isinstance(explain("k", "fatal error: error writing to x.o: No space left on device", "k", None), NoSpaceError)
+    assert "JITACT_JOBS=1" in str(explain("k", "c++: fatal error: Killed signal terminated program cc1plus", "k", None))
+    assert isinstance(explain("k", "error: -- unsupported GNU version! gcc later than 15", "k", None), ToolchainError)
+    many = "".join(f"k.cu:{line}:1: error: e{line}\n" for line in range(1, 9))
+    assert "(3 more)" in str(explain("k", many, "k.cu", None))
+
+
+def test_says_one_line_and_more_if_asked(
+    stand_in: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    log.configure()
+    build.obtain(make_plan(answer(1, "quiet")))
+    said = capsys.readouterr().err
+    assert said.startswith("jitact: quiet compiled in ") and said.count("\n") == 1
+    build.obtain(make_plan(answer(1, "quiet")))
+    assert capsys.readouterr().err == "", "silent on hits"
+
+    monkeypatch.setenv("JITACT_VERBOSE", "1")
+    log.configure()
+    build.obtain(make_plan(answer(1, "verbose")))
+    assert "-fno-math-errno" in capsys.readouterr().err, "shows the commands"
+    monkeypatch.delenv("JITACT_VERBOSE")
+    log.configure()
+
+
+def test_goes_through_the_programs_own_logging(stand_in: Path, caplog: pytest.LogCaptureFixture) -> None:
+    log.configure()
+    build.obtain(make_plan(answer(2, "logged")))
+    assert [record.name for record in caplog.records if "logged compiled in" in record.getMessage()] == ["jitact"]
+
+
+def test_no_build_raises_and_names_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITACT_NO_BUILD", "1")
+    own = kernels.KernelSource.from_file("softsign", (), ("input", "output"))
+    with pytest.raises(BuildError, match=r"python -m jitact\.kernels build softsign"):
+        kernels.load(replace(own, text=own.text + "// not built\n"))
+    with pytest.raises(BuildError, match="use it once without JITACT_NO_BUILD"):
+        kernels.load(kernel())
+
+
+def test_fast_math_is_another_build(stand_in: Path) -> None:
+    plain, fast = make_plan(answer(1)), make_plan(answer(1), fast_math=True)
+    assert fast.name == "answer_fast_math" and fast.title != plain.title
+    assert "-use_fast_math" in fast.nvcc_flags() and "-DJITACT_FAST_MATH" in fast.cflags()
+    assert not any("fast-math" in flag for flag in fast.cflags()), "on the CPU it would reach the whole process"
+
+
+def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    monkeypatch.delenv("CXX", raising=False)
+    before, home = dict(os.environ), cpp_extension.CUDA_HOME
+    build.obtain(make_plan(answer(3)))
+    with pytest.raises(CompileError):
+        build.obtain(make_plan(replace(answer(3), text="nonsense")))
+    assert (dict(os.environ), cpp_extension.CUDA_HOME) == (before, home)
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+def test_jobs_must_be_a_number(stand_in: Path, monkeypatch: pytest.MonkeyPatch, jobs: str) -> None:
+    monkeypatch.setenv("JITACT_JOBS", jobs)
+    with pytest.raises(BuildError, match="JITACT_JOBS must be a positive number"):
+        build.obtain(make_plan(answer(1)))
+
+
+def test_names_must_be_identifiers(folder: Path) -> None:
+    with pytest.raises(ValueError, match="identifier"):
+        kernels.load(kernel(name="../evil"))
+
+
+def test_first_use_is_fast(folder: Path) -> None:
+    """Three seconds on two idle cores; the limit here allows for machines that are neither."""
+    fastest = 1e9
+    for i in range(2):
+        own = kernels.KernelSource.from_file("softsign", (), ("input", "output"))
+        started = time.perf_counter()
+        kernels.load(replace(own, name=f"softsign_{i}_{os.getpid()}"))
+        fastest = min(fastest, time.perf_counter() - started)
+    assert fastest < 15

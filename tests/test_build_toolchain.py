@@ -1,0 +1,363 @@
+"""Compilers and GPUs: found wherever they are, and what is said when they are missing or do not fit."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from building import answer, kernel, run_python
+
+from jitact import kernels
+from jitact.kernels import BuildError, ToolchainError, build, cache, gpu, plan, toolchain
+from jitact.kernels.gpu import Arch, covered, parse_archs
+from jitact.kernels.memory import Memory
+from jitact.kernels.plan import make_plan
+
+pytest_plugins = ["building"]
+
+NVCC = """#!/bin/sh
+case "$1" in
+  --version) echo "Cuda compilation tools, release {release}, V{release}.1"; echo "Build cuda_{release}.r{release}" ;;
+  --dryrun) echo "#\\$ TOP={root}" ;;
+  --list-gpu-code) echo sm_80; echo sm_90; echo sm_100 ;;
+esac
+"""
+
+
+def fake_nvcc(home: Path, release: str) -> Path:
+    """A toolkit whose nvcc answers questions and compiles nothing."""
+    (home / "bin").mkdir(parents=True)
+    (home / "lib64").mkdir()
+    (home / "lib64" / "libcudart.so").write_text("")
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text(NVCC.format(release=release, root=home))
+    nvcc.chmod(0o755)
+    return nvcc
+
+
+@pytest.fixture
+def cuda(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Torch built with CUDA 13.0, one GPU of capability 9.0, and no nvcc anywhere."""
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(9, 0),))
+    monkeypatch.setattr(toolchain, "_nvcc_default", str(tmp_path / "usr-local-cuda" / "bin" / "nvcc"))
+    monkeypatch.setattr(toolchain, "_pip_folders", lambda relative: [tmp_path / "site-packages" / "nvidia" / relative])
+    for name in ("CUDA_HOME", "CUDA_PATH", "PYTORCH_NVCC", "CC", "CXX"):
+        monkeypatch.delenv(name, raising=False)
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for tool in ("c++", "ninja"):
+        (tools / tool).symlink_to(shutil.which(tool))
+    monkeypatch.setenv("PATH", f"{tools}:/bin")
+    return tmp_path
+
+
+def memory() -> Memory:
+    return Memory([])
+
+
+def test_nvcc_is_found_in_order(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pip = fake_nvcc(cuda / "site-packages" / "nvidia" / "cu13", "13.0")
+    assert toolchain.find_nvcc(memory()).path == str(pip)
+    default = fake_nvcc(cuda / "usr-local-cuda", "13.0")
+    assert toolchain.find_nvcc(memory()).path == str(default)
+    on_path = fake_nvcc(cuda / "on-path", "13.0")
+    monkeypatch.setenv("PATH", f"{on_path.parent}:{os.environ['PATH']}")
+    assert toolchain.find_nvcc(memory()).path == str(on_path)
+    home = fake_nvcc(cuda / "home", "13.0")
+    monkeypatch.setenv("CUDA_HOME", str(cuda / "home"))
+    found = toolchain.find_nvcc(memory())
+    assert (found.path, found.release, found.root) == (str(home), "13.0", str(cuda / "home"))
+    assert found.archs == ("80", "90", "100") and found.origin == "CUDA_HOME"
+
+
+def test_an_nvcc_of_another_cuda_is_passed_over(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = fake_nvcc(cuda / "old", "12.8")
+    monkeypatch.setenv("CUDA_HOME", str(cuda / "old"))
+    with pytest.raises(ToolchainError) as raised:
+        toolchain.find_nvcc(memory())
+    assert f"{old} is of CUDA 12.8" in str(raised.value) and "no nvcc of CUDA 13" in str(raised.value)
+    assert '-m pip install "nvidia-cuda-nvcc==13.0.*" "nvidia-nvvm==13.0.*"' in str(raised.value)
+    pip = fake_nvcc(cuda / "site-packages" / "nvidia" / "cu13", "13.0")
+    assert toolchain.find_nvcc(memory()).path == str(pip)
+
+
+def test_the_command_fits_torchs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    parts = ("nvidia-cuda-nvcc", "nvidia-nvvm", "nvidia-cuda-crt", "nvidia-cuda-cccl")
+    assert toolchain.nvcc_command().endswith("-m pip install " + " ".join(f'"{part}==13.2.*"' for part in parts))
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert toolchain.nvcc_command() == "conda install -c nvidia cuda-nvcc=12.8 cuda-cudart-dev=12.8"
+
+
+def test_the_runtime_of_the_pip_packages_is_found(cuda: Path) -> None:
+    fake_nvcc(cuda / "site-packages" / "nvidia" / "cu13", "13.0")
+    (cuda / "site-packages" / "nvidia" / "cu13" / "lib64" / "libcudart.so").unlink()
+    found = toolchain.find_nvcc(memory())
+    with pytest.raises(ToolchainError, match="no libcudart"):
+        toolchain.find_cudart(found)
+    lib = cuda / "site-packages" / "nvidia" / "cu13" / "lib"
+    lib.mkdir()
+    (lib / "libcudart.so.13").write_text("")
+    assert toolchain.find_cudart(found) == lib / "libcudart.so.13"
+
+
+def test_parts_of_different_versions_are_told_of(cuda: Path) -> None:
+    """What ``pip install nvidia-cuda-nvcc==13.0.*`` alone gives: the newest nvvm, whose output the old ptxas refuses."""
+    packages = cuda / "site-packages"
+    fake_nvcc(packages / "nvidia" / "cu13", "13.0")
+    (packages / "nvidia_nvvm-13.0.88.dist-info").mkdir()
+    assert toolchain.find_nvcc(memory()).release == "13.0"
+    (packages / "nvidia_nvvm-13.0.88.dist-info").rename(packages / "nvidia_nvvm-13.5.37.dist-info")
+    with pytest.raises(ToolchainError, match=r"beside it pip installed nvidia-nvvm 13\.5\.37"):
+        toolchain.find_nvcc(memory())
+
+
+def test_a_script_changes_with_what_it_starts(tmp_path: Path) -> None:
+    inner = fake_nvcc(tmp_path / "toolkit", "13.0")
+    wrapper = tmp_path / "nvcc"
+    wrapper.write_text(f'#!/bin/sh\nexec {inner} "$@"\n')
+    before = toolchain._identity(str(wrapper))
+    assert toolchain._identity(str(wrapper)) == before
+    inner.write_text(inner.read_text().replace("13.0", "13.11"))
+    assert toolchain._identity(str(wrapper)) != before
+
+
+def test_without_nvcc_cpu_tensors_work_and_cuda_tensors_say_why(quick: Path, cuda: Path) -> None:
+    source = kernel()
+    library = kernels.load(source)
+    assert getattr(torch.ops.jitact, f"{library.name}_forward")(torch.ones(2)).tolist() == [0.5, 0.5]
+    assert not library.has_cuda
+    assert "no nvcc of CUDA 13" in library.cuda_problem and "CUDA_HOME (none)" in library.cuda_problem
+    assert "pip install" in library.cuda_problem and library.cuda_problem.endswith("CPU tensors work")
+    key = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
+    operator = getattr(torch.ops.jitact, f"{library.name}_forward").default
+    with pytest.raises(BuildError, match="no nvcc of CUDA 13"):
+        operator.redispatch(key, torch.ones(2))  # as the dispatcher does for a CUDA tensor
+
+
+def test_a_gpu_that_nvcc_does_not_know(cuda: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    fake_nvcc(cuda / "usr-local-cuda", "13.0")
+    assert make_plan(answer(1)).made_archs == (Arch(9, 0),)
+    monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(12, 1),))
+    unknown = make_plan(answer(1))
+    assert unknown.made_archs == () and "cannot compile for compute capability 12.1" in unknown.missing_cuda
+    assert "it knows 8.0 to 10.0" in unknown.missing_cuda and "torch of a newer CUDA" in unknown.missing_cuda
+    monkeypatch.setattr(torch.version, "cuda", "13.2")
+    assert "pip install" in make_plan(answer(1)).missing_cuda
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(7, 0),))
+    assert "torch of an older CUDA" in make_plan(answer(1)).missing_cuda
+
+    monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(9, 0),))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "7.0 9.0+PTX")
+    assert make_plan(answer(1)).made_archs == (Arch(9, 0, "", True),)
+    assert "does not know 7.0: left out" in caplog.text
+
+
+def made_for(entry: cache.Entry, *archs: str) -> cache.Entry:
+    """Has the record of a build say that it has CUDA kernels."""
+    key = "1" * 16
+    folder = entry.folder.rename(entry.folder.parent / f"{entry.build.name}-{key}")
+    described = entry.build._replace(key=key, archs=archs, nvcc="Build cuda_13.0")
+    (folder / cache.RECORD).write_text(described.to_json())
+    return cache.read(folder)
+
+
+def test_an_image_filled_elsewhere_serves_a_gpu_machine(
+    stand_in: Path, cuda: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "visible_archs", lambda memory: ())
+        entry = made_for(build.obtain(make_plan(answer(1)))[0], "9.0", "10.0")
+    assert build.obtain(make_plan(answer(1))) == (entry, False), "no nvcc here: the other build serves better"
+    assert make_plan(answer(1)).runs_cuda(entry.build)
+
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    found, made = build.obtain(make_plan(answer(1)))
+    assert found == entry and not made, "nor a compiler"
+
+    monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(8, 0),))
+    other = make_plan(answer(1))
+    assert build.obtain(other) == (entry, False), "CPU tensors work"
+    assert not other.runs_cuda(entry.build)
+
+
+def test_a_build_for_more_archs_serves(stand_in: Path, cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(plan, "visible_archs", lambda memory: ())
+        entry = made_for(build.obtain(make_plan(answer(1)))[0], "9.0", "10.0")
+    fake_nvcc(cuda / "usr-local-cuda", "13.0")
+    wanted = make_plan(answer(1))
+    record = entry.build._replace(nvcc=wanted.nvcc.version)
+    (entry.folder / cache.RECORD).write_text(record.to_json())
+    assert build.obtain(wanted)[0].folder == entry.folder
+    assert build.find(make_plan(answer(1), archs=[Arch(8, 0)])) is None
+
+
+def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CXX", "g++-99")
+    with pytest.raises(ToolchainError) as raised:
+        build.obtain(make_plan(answer(1)))
+    said = str(raised.value)
+    assert "answer is not compiled yet" in said and "no C++ compiler" in said
+    assert "looked for g++-99 (from CXX)" in said and f"PATH={tmp_path}" in said and "install" in said
+    assert len(said.splitlines()) <= 4
+
+
+def test_ninja_is_found_beside_python(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As in a notebook that runs in a virtual environment which nobody activated."""
+    for tool in ("c++", "ld", "as"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    beside = os.path.join(os.path.dirname(sys.executable), "ninja")
+    if os.path.exists(beside):
+        assert toolchain.find_ninja() == beside
+    assert build.obtain(make_plan(answer(1)))[1]
+
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(toolchain.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ToolchainError, match="-m pip install ninja"):
+        build.obtain(make_plan(answer(2)))
+
+
+def test_the_c_plus_plus_compiler_may_have_any_name(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "g++").symlink_to(shutil.which("c++"))
+    (tmp_path / "ninja").symlink_to(toolchain.find_ninja())
+    for tool in ("ld", "as"):
+        (tmp_path / tool).symlink_to(shutil.which(tool))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert toolchain.find_cxx(memory()).path == str(tmp_path / "g++")
+
+
+def test_python_headers_are_not_needed(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import sysconfig
+
+    monkeypatch.setattr(sysconfig, "get_path", lambda *_, **__: "/nonexistent/include")
+    assert build.obtain(make_plan(answer(1)))[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("9.0", "9.0"),
+        ("sm_90", "9.0"),
+        ("90", "9.0"),
+        ("100", "10.0"),
+        ("10.0a", "10.0a"),
+        ("compute_121f", "12.1f"),
+        ("8.0;9.0+PTX", "8.0 9.0+PTX"),
+        ("9.0 8.6,8.0", "8.0 8.6 9.0"),
+        ("9.0;9.0+PTX;9.0", "9.0+PTX"),
+        ("Hopper", "9.0+PTX"),
+        ("Ampere;native", "8.0 8.6+PTX"),
+        ("", ""),
+    ],
+)
+def test_arch_lists(text: str, expected: str) -> None:
+    assert " ".join(map(str, parse_archs(text))) == expected
+
+
+@pytest.mark.parametrize("text", ["nine", "9", "9.0b", "9.0+", "sm_", "1000"])
+def test_arch_lists_that_are_none(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write it as 9\.0"):
+        parse_archs(text)
+
+
+@pytest.mark.parametrize(
+    ("arch", "device", "runs"),
+    [
+        ("8.0", "8.0", True),
+        ("8.0", "8.6", True),
+        ("8.6", "8.0", False),
+        ("8.0", "9.0", False),
+        ("8.0+PTX", "9.0", True),
+        ("9.0+PTX", "8.0", False),
+        ("9.0a", "9.0", True),
+        ("10.0a", "10.3", False),
+        ("10.0f", "10.3", True),
+        ("10.0f", "12.0", False),
+    ],
+)
+def test_which_code_runs_where(arch: str, device: str, runs: bool) -> None:
+    assert Arch.parse(arch).runs_on(Arch.parse(device)) is runs
+    assert covered([Arch.parse(device)], [Arch(7, 5), Arch.parse(arch)]) is runs
+
+
+def test_a_wrong_arch_in_the_environment_is_named(folder: Path, cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITACT_ARCHS", "hopper!")
+    with pytest.raises(ValueError, match="JITACT_ARCHS: 'hopper!' is no compute capability"):
+        make_plan(answer(1))
+
+
+def test_flags_of_an_arch() -> None:
+    assert Arch(9, 0, "", True).flags == ["-gencode=arch=compute_90,code=sm_90", "-gencode=arch=compute_90,code=compute_90"]
+
+
+def test_hidden_gpus_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    asked = []
+    monkeypatch.setattr(gpu, "_ask_driver", lambda: asked.append(1) or [("0x2335", Arch(9, 0)), ("0x2335", Arch(9, 0))])
+    monkeypatch.setattr(gpu, "_kinds", lambda: ["0x2335", "0x2335"])
+    for value in ("", "-1", "-1,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        assert gpu.visible_archs(memory()) == ()
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    kept = memory()
+    assert gpu.visible_archs(kept) == (Arch(9, 0),) and gpu.visible_archs(kept) == (Arch(9, 0),)
+    assert asked == [1], "what kind of GPU has which capability is remembered"
+    monkeypatch.setattr(gpu, "_kinds", lambda: ["0x9999"])
+    gpu.visible_archs(kept)
+    assert asked == [1, 1]
+
+
+def test_the_driver_is_asked_without_cuda() -> None:
+    found = gpu._ask_driver()
+    assert not torch.cuda.is_initialized()
+    assert all(isinstance(arch, Arch) and kind.startswith("0x") for kind, arch in found)
+
+
+def test_the_cache_remembers_compilers(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_plan(answer(1))
+    kept = folder / "machine.json"
+    assert stat.S_ISREG(kept.stat().st_mode)
+    monkeypatch.setattr(toolchain, "_output", lambda *_: pytest.fail("asked again"))
+    make_plan(answer(1))
+
+
+ON_A_GPU = """
+import os, torch
+from jitact import kernels
+from jitact.kernels.gpu import visible_archs
+from jitact.kernels.memory import Memory
+
+archs = visible_archs(Memory([]))
+library = kernels.load(kernels.KernelSource.from_file("softsign", (), ("input", "output")))
+y = torch.ops.jitact.softsign_forward(torch.ones(3))
+assert not torch.cuda.is_initialized(), "neither looking nor compiling nor loading starts CUDA"
+child = os.fork()
+if not child:
+    os._exit(0 if torch.ones(3, device="cuda").sum().item() == 3 else 1)
+assert os.waitpid(child, 0)[1] == 0, "so a forked child can"
+found = {torch.cuda.get_device_capability(i) for i in range(torch.cuda.device_count())}
+assert found <= {(arch.major, arch.minor) for arch in archs}, archs
+assert library.has_cuda, library.cuda_problem
+assert torch.equal(torch.ops.jitact.softsign_forward(torch.ones(3, device="cuda")).cpu(), y)
+print("fine")
+"""
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu(folder: Path) -> None:
+    done = run_python(ON_A_GPU)
+    assert done.stdout == "fine\n", done.stderr
