@@ -6,17 +6,18 @@ import difflib
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from .activations import TABLE, Activation, ActivationModule, make_function, make_module
+from .activations import TABLE, Activation, make_function, make_module
+from .learned import LEARNED
 
 __all__ = ["REGISTRY", "function", "get", "names", "register", "resolve", "unregister"]
 
-_modules: dict[str, type[ActivationModule]] = {}
+_modules: dict[str, type[nn.Module]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
 
-REGISTRY: Mapping[str, type[ActivationModule]] = MappingProxyType(_modules)
+REGISTRY: Mapping[str, type[nn.Module]] = MappingProxyType(_modules)
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
 
 
@@ -53,7 +54,7 @@ class UnknownActivation(KeyError):
         return self.args[0]
 
 
-def get(name: str) -> type[ActivationModule]:
+def get(name: str) -> type[nn.Module]:
     """The ``ModelNew`` class of an activation: a ``torch.nn.Module`` that takes what PyTorch's counterpart takes.
 
     Raises:
@@ -71,10 +72,18 @@ def function(name: str) -> Callable[..., Tensor]:
     return _functions[resolve(name)]
 
 
-def register(activation: Activation) -> type[ActivationModule]:
-    """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
-    _modules[activation.name] = make_module(activation)
-    _functions[activation.name] = make_function(activation)
+def register(
+    activation: Activation, module: type[nn.Module] | None = None, function: Callable[..., Tensor] | None = None
+) -> type[nn.Module]:
+    """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class.
+
+    Args:
+        activation: the record.
+        module: its class, where that is not simply made from the record.
+        function: its function, likewise.
+    """
+    _modules[activation.name] = module or make_module(activation)
+    _functions[activation.name] = function or make_function(activation)
     for name in (activation.name, activation.title, *activation.aliases):
         _aliases[_normalise(name)] = activation.name
     return _modules[activation.name]
@@ -94,3 +103,11 @@ def unregister(name: str) -> None:
 
 for _activation in TABLE:
     register(_activation)
+for _activation, _module, _function in LEARNED:
+    register(_activation, _module, _function)
+
+
+if __name__ == "__main__":
+    from jitact.onefile import main
+
+    raise SystemExit(main())

@@ -8,8 +8,14 @@
 //   jitact::N_forward_bit_(Tensor(a!) x, float p...) -> Tensor mask
 //   jitact::N_backward_from_bit(Tensor dy, Tensor mask, float p...) -> Tensor
 //
+// With learned weights w, of which K have gradients, or with a seed for random numbers (call.h says how the loader asks for
+// them), each takes `Tensor w...` or `Tensor seed` before p, and there are
+//
+//   jitact::N_backward_weights(Tensor dy, Tensor x, Tensor w..., float p...) -> (Tensor dw, ...)            K tensors
+//   jitact::N_backward_all(Tensor dy, Tensor x, Tensor w..., float p...) -> (Tensor dx, Tensor dw, ...)     K + 1 tensors
+//
 // A result has the strides of torch.empty_like(x). Memory is walked in the order in which it lies, so a mask holds the
-// bits of y in the order of y's memory, and backward_from_bit wants dy in that order.
+// bits of y in the order of y's memory, and backward_from_bit wants dy in that order; random numbers go by that order too.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -31,9 +37,14 @@ void check(bool condition, const char* message) {
 // An owned reference to a torch tensor.
 class Tensor {
  public:
+  Tensor() : handle_(nullptr) {}
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
   explicit Tensor(StableIValue value) : handle_(reinterpret_cast<AtenTensorHandle>(value)) {}
   Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Tensor& operator=(Tensor&& other) noexcept {
+    std::swap(handle_, other.handle_);
+    return *this;
+  }
   ~Tensor() {
     if (handle_) aoti_torch_delete_tensor_object(handle_);
   }
@@ -126,17 +137,70 @@ Tensor laid_out_like(const Tensor& like, Tensor t) {
   return copy;
 }
 
-struct Params {
-  double values[JITACT_PARAMS + 1];
-  explicit Params(const StableIValue* stack) { std::memcpy(values, stack, JITACT_PARAMS * sizeof(double)); }
+bool same_device(const Tensor& a, const Tensor& b) {
+  return a.device_type() == b.device_type() && a.device_index() == b.device_index();
+}
+
+#if defined(JITACT_WEIGHTS)
+// Of weights, all of one size: 1, or that of dimension 1 of what they belong to.
+struct Extras {
+  static constexpr int count = JITACT_WEIGHTS;
+  Tensor weights[count];
+
+  explicit Extras(const StableIValue* stack) {
+    for (int k = 0; k < count; k++) weights[k] = dense(Tensor(stack[k]));
+  }
+  void enter(Call& call, const Tensor& a) const {
+    call.channels = weights[0].numel();
+    call.inner = 1;
+    for (int k = 0; k < count; k++) {
+      check(weights[k].dtype() == a.dtype(), "a weight's dtype differs from that of x");
+      check(same_device(weights[k], a), "a weight is on another device than x");
+      check(weights[k].numel() == call.channels, "the weights differ in size");
+      call.weights[k] = weights[k].data();
+    }
+    if (call.channels == 1) return;
+#ifdef JITACT_CHANNELS
+    check(a.dim() > 1 && a.sizes()[1] == call.channels, "a weight must hold one value, or one for each index of dimension 1 of x");
+    call.inner = a.strides()[1];
+#else
+    check(false, "a weight must hold one value");
+#endif
+  }
+};
+#elif defined(JITACT_RANDOM)
+struct Extras {
+  static constexpr int count = 1;
+  Tensor seed;
+
+  explicit Extras(const StableIValue* stack) : seed(stack[0]) {}
+  void enter(Call& call, const Tensor& a) const {
+    check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");
+    check(same_device(seed, a), "the seed is on another device than x");
+    call.seed = static_cast<const int64_t*>(seed.data());
+  }
+};
+#else
+struct Extras {
+  static constexpr int count = 0;
+  explicit Extras(const StableIValue*) {}
+  void enter(Call&, const Tensor&) const {}
+};
+#endif
+
+// What follows the tensors that an operator works on.
+struct Arguments {
+  Extras extras;
+  double params[JITACT_PARAMS + 1];
+  explicit Arguments(const StableIValue* stack) : extras(stack) {
+    std::memcpy(params, stack + Extras::count, JITACT_PARAMS * sizeof(double));
+  }
 };
 
-void run(Op op, const Tensor& a, const void* b, const Tensor& out, void* mask, const Params& params) {
-  const Call call{op, dtype_of(a), a.numel(), a.data(), b, out.data(), mask, params.values};
-  if (call.n == 0) return;
+void run(const Call& call, [[maybe_unused]] const Tensor& beside) {
 #ifdef JITACT_CUDA
-  if (a.device_type() == aoti_torch_device_type_cuda()) {
-    const int32_t device = a.device_index();
+  if (beside.device_type() == aoti_torch_device_type_cuda()) {
+    const int32_t device = beside.device_index();
     struct Guard {
       DeviceGuardHandle handle;
       explicit Guard(int32_t device) { SHIM(aoti_torch_create_device_guard(device, &handle)); }
@@ -144,72 +208,128 @@ void run(Op op, const Tensor& a, const void* b, const Tensor& out, void* mask, c
     } guard(device);
     void* stream;
     SHIM(aoti_torch_get_current_cuda_stream(device, &stream));
-    const char* error = run_cuda(call, stream);
+    const char* error = JITACT_RUN_CUDA(call, stream);
     check(error == nullptr, error);
     return;
   }
 #endif
-  run_cpu(call);
+  JITACT_RUN_CPU(call);
+}
+
+void run(Op op, const Tensor& a, const void* b, const Tensor& out, void* mask, const Arguments& arguments) {
+  Call call{op, dtype_of(a), a.numel(), a.data(), b, out.data(), mask, arguments.params};
+  arguments.extras.enter(call, a);
+  if (call.n > 0) run(call, a);
 }
 
 // The operators, in the calling convention of the stable ABI: arguments on the stack, owned; results in their place.
 
 void forward(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments arguments(stack + 1);
   const Tensor x = dense(Tensor(stack[0]));
   Tensor y = empty_like(x);
-  run(Op::forward, x, nullptr, y, nullptr, Params(stack + 1));
+  run(Op::forward, x, nullptr, y, nullptr, arguments);
   stack[0] = y.release();
 }
 
 #ifdef JITACT_SAVES_BIT
 void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments arguments(stack + 1);
   const Tensor x = dense(Tensor(stack[0]));
   Tensor y = empty_like(x), mask = empty_mask(x);
-  run(Op::forward_bit, x, nullptr, y, mask.data(), Params(stack + 1));
+  run(Op::forward_bit, x, nullptr, y, mask.data(), arguments);
   stack[0] = y.release();
   stack[1] = mask.release();
 }
 
 void backward_from_bit(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments arguments(stack + 2);
   const Tensor dy(stack[0]), mask(stack[1]);
   check(is_dense(dy), "backward_from_bit needs dy dense, in the memory order of y");
   check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && mask.is_contiguous() &&
-            mask.device_type() == dy.device_type() && mask.device_index() == dy.device_index(),
+            same_device(mask, dy),
         "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
   Tensor dx = empty_like(dy);
-  run(Op::backward_from_bit, dy, mask.data(), dx, nullptr, Params(stack + 2));
+  run(Op::backward_from_bit, dy, mask.data(), dx, nullptr, arguments);
   stack[0] = dx.release();
 }
 #endif
 
 template <Op op>
 void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments arguments(stack + 1);
   AtenTensorHandle again;
   SHIM(aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(stack[0]), &again));
   const Tensor x(again), y = dense(Tensor(stack[0]));
-  const Params params(stack + 1);
   if constexpr (op == Op::forward_bit) {
     Tensor mask = empty_mask(x);
-    run(op, y, nullptr, y, mask.data(), params);
+    run(op, y, nullptr, y, mask.data(), arguments);
     stack[0] = mask.release();
   } else {
-    run(op, y, nullptr, y, nullptr, params);
+    run(op, y, nullptr, y, nullptr, arguments);
   }
   if (y.data() != x.data()) SHIM(aoti_torch_copy_(x.get(), y.get(), false));
 }
 
-template <Op op>
-void backward(StableIValue* stack, uint64_t, uint64_t) {
-  Tensor dy(stack[0]);
-  const Tensor saved = dense(Tensor(stack[1]));
+// dy, in the memory order of the tensor that backward reads beside it.
+Tensor gradient_like(const Tensor& saved, Tensor dy) {
   check(same_shape(dy, saved), "dy and the tensor that backward reads beside it differ in shape");
   check(dy.dtype() == saved.dtype(), "dy and the tensor that backward reads beside it differ in dtype");
-  check(dy.device_type() == saved.device_type() && dy.device_index() == saved.device_index(),
-        "dy and the tensor that backward reads beside it are on different devices");
+  check(same_device(dy, saved), "dy and the tensor that backward reads beside it are on different devices");
+  return laid_out_like(saved, std::move(dy));
+}
+
+template <Op op>
+void backward(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments arguments(stack + 2);
+  Tensor given(stack[0]);
+  const Tensor saved = dense(Tensor(stack[1])), dy = gradient_like(saved, std::move(given));
   Tensor dx = empty_like(saved);
-  run(op, laid_out_like(saved, std::move(dy)), saved.data(), dx, nullptr, Params(stack + 2));
+  run(op, dy, saved.data(), dx, nullptr, arguments);
   stack[0] = dx.release();
 }
+
+#ifdef JITACT_WEIGHTS
+template <bool with_dx>
+void backward_weights(StableIValue* stack, uint64_t, uint64_t) {
+  const Arguments arguments(stack + 2);
+  Tensor given(stack[0]);
+  const Tensor x = dense(Tensor(stack[1])), dy = gradient_like(x, std::move(given));
+  Call call{Op::backward_weights, dtype_of(x), x.numel(), dy.data(), x.data(), nullptr, nullptr, arguments.params};
+  arguments.extras.enter(call, x);
+  Tensor gradients[JITACT_LEARNED], dx, workspace;
+  for (int k = 0; k < JITACT_LEARNED; k++) {
+    gradients[k] = empty_like(arguments.extras.weights[k]);
+    call.gradients[k] = gradients[k].data();
+  }
+  if (with_dx) {
+    dx = empty_like(x);
+    call.out = dx.data();
+  }
+  if (call.n > 0) {
+#ifdef JITACT_CUDA
+    if (x.device_type() == aoti_torch_device_type_cuda()) {
+      const int64_t bytes = workspace_bytes(call), stride = 1;
+      workspace = empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), x);
+      call.workspace = workspace.data();
+    }
+#endif
+    run(call, x);
+  } else {
+    for (const Tensor& gradient : gradients) SHIM(aoti_torch_zero_(gradient.get()));
+  }
+  if (with_dx) *stack++ = dx.release();
+  for (Tensor& gradient : gradients) *stack++ = gradient.release();
+}
+
+// "Tensor" or "(Tensor, Tensor, ...)".
+std::string tensors(int count) {
+  std::string list = "Tensor";
+  for (int i = 1; i < count; i++) list += ", Tensor";
+  return count == 1 ? list : "(" + list + ")";
+}
+const std::string learned = tensors(JITACT_LEARNED), one_and_learned = tensors(1 + JITACT_LEARNED);
+#endif
 
 struct Operator {
   const char* suffix;
@@ -222,6 +342,10 @@ const Operator operators[] = {
     {"_forward", "Tensor x", "Tensor", forward},
     {"_forward_", "Tensor(a!) x", "()", forward_inplace<Op::forward>},
     {"_backward", "Tensor dy, Tensor x", "Tensor", backward<Op::backward>},
+#ifdef JITACT_WEIGHTS
+    {"_backward_weights", "Tensor dy, Tensor x", learned.c_str(), backward_weights<false>},
+    {"_backward_all", "Tensor dy, Tensor x", one_and_learned.c_str(), backward_weights<true>},
+#endif
 #ifdef JITACT_SAVES_OUTPUT
     {"_backward_from_output", "Tensor dy, Tensor y", "Tensor", backward<Op::backward_from_output>},
 #endif
@@ -235,8 +359,14 @@ const Operator operators[] = {
 void register_operators(const std::string& name, const std::string& params) {
   TorchLibraryHandle schemas, implementations;
   SHIM(aoti_torch_library_init_fragment("jitact", __FILE__, __LINE__, &schemas));
+#ifdef JITACT_RANDOM
+  const std::string extras = ", Tensor seed";
+#else
+  std::string extras;
+  for (int k = 0; k < Extras::count; k++) extras += ", Tensor w" + std::to_string(k);
+#endif
   for (const Operator& op : operators) {
-    const std::string schema = name + op.suffix + "(" + op.arguments + params + ") -> " + op.returns;
+    const std::string schema = name + op.suffix + "(" + op.arguments + extras + params + ") -> " + op.returns;
     SHIM(aoti_torch_library_def(schemas, schema.c_str()));
   }
   for (const char* key : {"CPU", "CUDA"}) {

@@ -23,6 +23,7 @@ int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_dtype_float16();
 int32_t aoti_torch_dtype_bfloat16();
 int32_t aoti_torch_dtype_uint8();
+int32_t aoti_torch_dtype_int64();
 
 AOTITorchError aoti_torch_get_numel(AtenTensorHandle tensor, int64_t* numel);
 AOTITorchError aoti_torch_get_dim(AtenTensorHandle tensor, int64_t* dim);
@@ -39,6 +40,7 @@ AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const
 AOTITorchError aoti_torch_new_tensor_handle(AtenTensorHandle tensor, AtenTensorHandle* another);
 AOTITorchError aoti_torch_delete_tensor_object(AtenTensorHandle tensor);
 AOTITorchError aoti_torch_copy_(AtenTensorHandle to, AtenTensorHandle from, int32_t non_blocking);
+AOTITorchError aoti_torch_zero_(AtenTensorHandle self);
 AOTITorchError torch_call_dispatcher(const char* op, const char* overload, StableIValue* stack, uint64_t version);
 
 AOTITorchError aoti_torch_library_init_fragment(const char* ns, const char* file, uint32_t line, TorchLibraryHandle* library);

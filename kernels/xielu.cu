@@ -1,8 +1,7 @@
 #include "weights.cuh"
 
-// xielu(x)  = p x^2 + beta x                                     for x > 0
-//             (p, n) = (softplus(alpha_p), softplus(alpha_n))
-//           = (n + beta) (exp(min(x, eps)) - 1 - x) + beta x     else
+// xielu(x)  = p x^2 + beta x                                    for x > 0
+//             (n + beta) (exp(min(x, eps)) - 1 - x) + beta x    else, with p = softplus(alpha_p), n = softplus(alpha_n)
 // xielu'(x) = 2 p x + beta for x > 0, (n + beta) (exp(x) - 1) + beta for x <= eps, and -n between
 // Source: transformers' XIELUActivation, whose autograd has that -n too, at 0 as well; Huang and Schlag, Deriving Activation
 // Functions Using Integration (2024).
@@ -12,17 +11,16 @@ ELEMENTWISE void prepare(T& alpha_p, T& alpha_n, T&, T&) {
   alpha_n = softplus(alpha_n);
 }
 
-// (n + beta) (e - x) + beta x, with the x's put together: it loses less where the sum is near 0, and -inf gives inf.
+// With the x's put together, the left side loses less where it passes 0, and -inf gives inf, the limit.
 ELEMENTWISE T forward(T x, T p, T n, T beta, T eps) {
-  return x > 0 ? x * fma(p, x, beta) : fma(n + beta, expm1(min(x, eps)), -n * x);
+  return select(x > 0, x * fma(p, x, beta), fma(n + beta, expm1(min(x, eps)), -n * x));
 }
 
 ELEMENTWISE T backward(T dy, T x, T p, T n, T beta, T eps) {
-  const T slope = x > eps ? -n : fma(n + beta, expm1(min(x, eps)), beta);
-  return dy * (x > 0 ? fma(p + p, x, beta) : slope);
+  const T left = select(x > eps, -n, fma(n + beta, expm1(min(x, eps)), beta));
+  return dy * select(x > 0, fma(p + p, x, beta), left);
 }
 
 ELEMENTWISE Gradients<T, 2> weight_gradients(T dy, T x, T, T, T, T eps) {
-  const bool right = x > 0;
-  return {right ? dy * x * x : 0, right ? 0 : dy * (expm1(min(x, eps)) - x)};
+  return {select(x > 0, dy * x * x, 0), select(x > 0, 0, dy * (expm1(min(x, eps)) - x))};
 }
