@@ -5,12 +5,10 @@
 // Source: torch.nn.GELU; Hendrycks and Gimpel, Gaussian Error Linear Units (2016). x (1 + erf(x / sqrt(2))) / 2 loses the
 // left tail; this keeps it, down to the limit -0 at -inf.
 
-ELEMENTWISE T forward(T x) {
-  const T t = min(abs(x), 40);  // the tail is 0 in every type, and 0 * inf would be NaN
-  return (x < 0 ? T(-0.0) : x) - times_normal_tail(t, t);
-}
+ELEMENTWISE T forward(T x) { return (x < 0 ? T(-0.0) : x) - times_normal_tail(abs(x)); }
 
 ELEMENTWISE T backward(T dy, T x) {
-  const T t = min(abs(x), 40), left = times_normal_tail(T(1), t) - t * normal_pdf(t);  // the slope at -t; at t it is 1 - left
+  const T t = min(abs(x), 40);  // 0 * inf would be NaN
+  const T left = normal_tail(t) - t * normal_pdf(t);  // the slope at -t; at t it is 1 - left
   return dy * select(x < 0, left, 1 - left);
 }

@@ -4,12 +4,9 @@
 // gelu_10'(x) = gelu'(x) for x <= 10, else 0
 // Source: transformers' gelu_10. For gelu itself see gelu.cu.
 
-ELEMENTWISE T forward(T x) {
-  const T t = min(abs(x), 40);
-  return min((x < 0 ? T(-0.0) : x) - times_normal_tail(t, t), 10);
-}
+ELEMENTWISE T forward(T x) { return min((x < 0 ? T(-0.0) : x) - times_normal_tail(abs(x)), 10); }
 
 ELEMENTWISE T backward(T dy, T x) {
-  const T t = min(abs(x), 40), left = times_normal_tail(T(1), t) - t * normal_pdf(t);
+  const T t = min(abs(x), 40), left = normal_tail(t) - t * normal_pdf(t);
   return select(x > 10, 0, dy * select(x < 0, left, 1 - left));
 }

@@ -1,6 +1,6 @@
-// The GPU loop: two 16-byte vectors per thread, a block's width apart, both loaded before either is computed. Of 1, 2 and 4
-// vectors and blocks of 128 and 256 threads this is the one choice that serves light and heavy maths alike; the measurement
-// is in docs/decisions.md.
+// The GPU loop: two 16-byte vectors per thread, three in float32, a block's width apart, all loaded before any is computed. Of
+// 1 to 4 vectors and blocks of 64 to 256 threads this choice serves light and heavy maths alike; the measurement is in
+// docs/decisions.md.
 #pragma once
 
 #include "launch.cuh"
@@ -9,6 +9,8 @@ namespace jitact {
 
 constexpr int kThreads = 128;
 constexpr int kVectors = 2;  // per thread
+template <typename S>
+constexpr int kVectorsOf = sizeof(S) == 4 ? 3 : kVectors;
 
 // A 16-byte vector as it moves, and the elements in it.
 struct alignas(16) Words { uint32_t w[4]; };
@@ -106,24 +108,24 @@ __global__ void __launch_bounds__(kThreads)
                 const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size, stride = kThreads * size;
-  const int64_t block = int64_t(blockIdx.x) * (stride * kVectors);
+  const int64_t block = int64_t(blockIdx.x) * (stride * kVectorsOf<S>);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const auto* saved = static_cast<const S*>(b);
   const auto* saved_bits = static_cast<const uint8_t*>(b);
-  unsigned bits[kVectors] = {};
+  unsigned bits[kVectorsOf<S>] = {};
 
-  if (aligned && block + stride * kVectors <= n) {
+  if (aligned && block + stride * kVectorsOf<S> <= n) {
     // All loads are issued before the first of them is waited for.
-    Words va[kVectors], vb[kVectors];
+    Words va[kVectorsOf<S>], vb[kVectorsOf<S>];
 #pragma unroll
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < kVectorsOf<S>; v++) {
       const int64_t at = first + v * stride;
       va[v] = *reinterpret_cast<const Words*>(a + at);
       if constexpr (reads_two(op)) vb[v] = *reinterpret_cast<const Words*>(saved + at);
       if constexpr (op == Op::backward_from_bit) bits[v] = saved_bits[at >> 3] >> (at & 7);
     }
 #pragma unroll
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < kVectorsOf<S>; v++) {
       T ta[size], tb[size];
       Storage<S>::widen(va[v], ta);
       if constexpr (reads_two(op)) Storage<S>::widen(vb[v], tb);
@@ -139,7 +141,7 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element.
 #pragma unroll 1
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < kVectorsOf<S>; v++) {
       const int64_t at = first + v * stride;
       const int count = int(min(int64_t(size), n - at));
       if (op == Op::backward_from_bit && count > 0) bits[v] = saved_bits[at >> 3] >> (at & 7);
@@ -157,7 +159,7 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (op == Op::forward_bit) {
     // Threads side by side put their bits together until one of them has a byte.
 #pragma unroll
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < kVectorsOf<S>; v++) {
       const int64_t at = first + v * stride;
 #pragma unroll
       for (int lanes = 1; lanes * size < 8; lanes *= 2)
@@ -171,7 +173,7 @@ template <Op op, typename S>
 void launch(const Call& call, cudaStream_t stream) {
   const auto on_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
   const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
-  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectors;
+  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectorsOf<S>;
   elementwise<op, S><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
       static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n,
       aligned, Params<typename Storage<S>::T>(call.params));

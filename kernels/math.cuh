@@ -11,12 +11,14 @@
 //
 //   sigmoid(x)                 1 / (1 + exp(-x))
 //   softplus(x)                log(1 + exp(x)), without overflow
-//   sincos(x)                  both: const auto [s, c] = sincos(x)
+//   sincos(x, low)             sin and cos of x + low: const auto [s, c] = sincos(x)
+//   add_sin_squared(a, b, x, low)  a + b sin(x + low)^2, and a at infinite x
 //   decay(x)                   exp(-x) for x >= 0, in fewer instructions than exp takes
 //   log1p_unit(x)              log(1 + x) for 0 <= x <= 1, likewise
 //   normal_pdf(x)              exp(-x^2 / 2) / sqrt(2 pi)
 //   normal_cdf(x, low)         P(N < x + low) for a standard normal N
-//   times_normal_tail(a, x)    a P(N > x) for x >= 0
+//   normal_tail(x)             P(N > x) for x >= 0
+//   times_normal_tail(x)       x P(N > x) for x >= 0, 0 at inf
 //   times_sigmoid(a, x, low)   a sigmoid(x + low)
 //   times_tanh_softplus(a, x)  a tanh(softplus(x))
 //   x_minus_tanh(x)            x - tanh(x), without the cancellation
@@ -28,7 +30,7 @@
 // The times_ functions are exact also where the factor of a alone would be too small for a T; there, |a| is at most 2^100.
 // `low`, which may be left out, is what rounding took from a finite x: where the function falls steeply, it matters.
 //
-// With JITACT_FAST_MATH, Single's functions are those of Narrow.
+// With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 2e-5.
 #pragma once
 
 #include "math_narrow.cuh"
@@ -79,6 +81,8 @@ JITACT_OWN(decay)
 JITACT_OWN(log1p_unit)
 JITACT_OWN(reciprocal)
 JITACT_OWN(normal_pdf)
+JITACT_OWN(normal_tail)
+JITACT_OWN(times_normal_tail)
 JITACT_OWN(x_minus_tanh)
 
 JITACT_PLATFORM(exp2)
@@ -105,7 +109,6 @@ JITACT_PLATFORM_2(atan2)
 JITACT_PLATFORM_2(hypot)
 
 JITACT_OWN_2(times_sigmoid)
-JITACT_OWN_2(times_normal_tail)
 JITACT_OWN_2(times_tanh_softplus)
 JITACT_OWN(normal_cdf)
 JITACT_OWN_2(normal_cdf)
@@ -120,11 +123,24 @@ JITACT_INLINE Single select(bool condition, Single a, Single b) { return conditi
 JITACT_INLINE Narrow select(bool condition, Narrow a, Narrow b) { return condition ? a.v : b.v; }
 JITACT_INLINE Double reciprocal(Double x) { return 1 / x; }
 template <typename T> struct SinCos { T sin, cos; };
-JITACT_INLINE SinCos<Double> sincos(Double x) { return {sin(x), cos(x)}; }
+JITACT_INLINE SinCos<Double> sincos(Double x, Double = 0) { return {sin(x), cos(x)}; }
 template <Accuracy accuracy>
 JITACT_INLINE SinCos<Real<float, accuracy>> sincos(Real<float, accuracy> x) {
   const single::SinCos y = single::sincos(x.v);
   return {y.sin, y.cos};
+}
+template <Accuracy accuracy>
+JITACT_INLINE SinCos<Real<float, accuracy>> sincos(Real<float, accuracy> x, Real<float, accuracy> low) {
+  const single::SinCos y = single::sincos(x.v, low.v);
+  return {y.sin, y.cos};
+}
+JITACT_INLINE Double add_sin_squared(Double a, Double b, Double x, Double) {
+  const Double s = sin(min(abs(x), 1e300));
+  return fma(s * s, b, a);
+}
+template <Accuracy accuracy, typename T = Real<float, accuracy>>
+JITACT_INLINE Real<float, accuracy> add_sin_squared(Real<float, accuracy> a, T b, T x, T low) {
+  return single::add_sin_squared(a.v, b.v, x.v, low.v);
 }
 
 JITACT_INLINE Double decay(Double x) { return exp(-x); }
@@ -144,7 +160,8 @@ JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
 }
 JITACT_INLINE Double normal_pdf(Double x) { return 0.3989422804014327 * exp(x * x / -2); }
 JITACT_INLINE Double normal_cdf(Double x, Double low = 0) { return erfc((x + low) * -0.7071067811865476) / 2; }
-JITACT_INLINE Double times_normal_tail(Double a, Double x) { return a * erfc(x * 0.7071067811865476) / 2; }
+JITACT_INLINE Double normal_tail(Double x) { return erfc(x * 0.7071067811865476) / 2; }
+JITACT_INLINE Double times_normal_tail(Double x) { return min(x, 40) * normal_tail(x); }
 JITACT_INLINE Double x_minus_tanh(Double x) {
   // Minimax on |x| <= 5/8, where the difference cancels.
   const Double u = x * x;

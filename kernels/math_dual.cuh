@@ -49,6 +49,8 @@ JITACT_CHAIN(sigmoid, y * sigmoid(-x))
 JITACT_CHAIN(softplus, sigmoid(x))
 JITACT_CHAIN(normal_pdf, -x * y)
 JITACT_CHAIN(normal_cdf, normal_pdf(x))
+JITACT_CHAIN(normal_tail, -normal_pdf(x))
+JITACT_CHAIN(times_normal_tail, normal_tail(x) - x * normal_pdf(x))
 JITACT_CHAIN(x_minus_tanh, tanh(x) * tanh(x))
 
 #undef JITACT_CHAIN
@@ -80,7 +82,6 @@ JITACT_CHAIN_2(fmod, T(1), -trunc(a / b))
 JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)
 JITACT_CHAIN_2(times_sigmoid, sigmoid(b), y * sigmoid(-b))
-JITACT_CHAIN_2(times_normal_tail, normal_cdf(-b), -a * normal_pdf(b))
 JITACT_CHAIN_2(times_tanh_softplus, times_tanh_softplus(T(1), b), tanh_softplus_slope(b) * a)
 JITACT_CHAIN_2(normal_cdf, normal_pdf(a), normal_pdf(a))
 

@@ -128,7 +128,11 @@ JITACT_INLINE float tail(float t) {
   s = fmaf(s, r, 1.202344596e-1f);
   return s * r;
 }
-JITACT_INLINE float times_normal_tail(float a, float t) { return a * bell(t) * tail(t); }
+JITACT_INLINE float normal_tail(float t) { return bell(t) * tail(t); }
+JITACT_INLINE float times_normal_tail(float t) {
+  const float h = single::at_most(t, 40.0f);
+  return h * bell(h) * tail(h);
+}
 JITACT_INLINE float normal_cdf(float x) {
   const float y = bell(x) * tail(fabsf(x));
   return select(x < 0, y, 1.0f - y);

@@ -24,37 +24,51 @@ JITACT_INLINE Quadrant far_quadrant(float x) {
   const uint32_t high = a << shift | b >> 1 >> (31 - shift), low = b << shift | c >> 1 >> (31 - shift);
   const uint32_t magnitude = number * high + uint32_t(uint64_t(number) * low >> 32);
   const uint32_t turn = x < 0 ? 0u - magnitude : magnitude;
-  const float r = float(int32_t(turn << 2)) * (1.57079633f * 0x1p-32f);
-  return {select(fabsf(x) < INFINITY, r, NAN), (turn + 0x20000000u) >> 30};
+  return {float(int32_t(turn << 2)) * (1.57079633f * 0x1p-32f), (turn + 0x20000000u) >> 30};
 }
 
-JITACT_INLINE Quadrant quadrant(float x) {
+// Of x + low, where low counts for |x| below 2^15 only.
+JITACT_INLINE Quadrant quadrant(float x, float low, float at_infinity) {
   const float shifted = fmaf(x, 0.636619772f, 12582912.0f), n = shifted - 12582912.0f;
   const float r = fmaf(n, 1.715124510e-15f, fmaf(n, 4.371138829e-08f, fmaf(n, -1.570796371f, x)));
-  Quadrant q = {r, to_bits(shifted)};
+  Quadrant q = {r + low, to_bits(shifted)};
   if (fabsf(x) >= 0x1p15f) {
 #ifdef __CUDA_ARCH__
     asm volatile("");  // computing this for every x would cost three times the rest: keeps it behind a branch
 #endif
     q = far_quadrant(x);
+    q.r = fabsf(x) < INFINITY ? q.r : at_infinity;
   }
   return q;
 }
 
+JITACT_INLINE float sin_near_zero(float r) {
+  const float u = r * r;
+  return fmaf(r * u, fmaf(fmaf(-1.951809973e-4f, u, 8.332188241e-3f), u, -1.666665524e-1f), r);
+}
+JITACT_INLINE float cos_near_zero(float r) {
+  const float u = r * r;
+  const float s = fmaf(fmaf(2.443232734e-5f, u, -1.388730947e-3f), u, 4.166664556e-2f);
+  return fmaf(fmaf(s, u, -0.5f), u, 1.0f);
+}
 JITACT_INLINE float sine(Quadrant q) {
-  const float u = q.r * q.r;
-  const float sin_r = fmaf(q.r * u, fmaf(fmaf(-1.951809973e-4f, u, 8.332188241e-3f), u, -1.666665524e-1f), q.r);
-  const float cos_r =
-      fmaf(fmaf(fmaf(fmaf(2.443232734e-5f, u, -1.388730947e-3f), u, 4.166664556e-2f), u, -0.5f), u, 1.0f);
-  return from_bits(to_bits(select(q.n & 1, cos_r, sin_r)) ^ (q.n << 30 & 0x80000000u));
+  const float y = select(q.n & 1, cos_near_zero(q.r), sin_near_zero(q.r));
+  return from_bits(to_bits(y) ^ (q.n << 30 & 0x80000000u));
 }
 
 struct SinCos { float sin, cos; };
-JITACT_INLINE SinCos sincos(float x) {
-  const Quadrant q = quadrant(x);
+JITACT_INLINE SinCos sincos(float x, float low = -0.0f) {
+  const Quadrant q = quadrant(x, low, NAN);
   return {sine(q), sine({q.r, q.n + 1})};
 }
 JITACT_INLINE float sin(float x) { return sincos(x).sin; }
 JITACT_INLINE float cos(float x) { return sincos(x).cos; }
+
+// a + b sin(x + low)^2, where sin^2 may be taken for 1 - sin^2 of the nearest zero's distance, which cancels less.
+JITACT_INLINE float add_sin_squared(float a, float b, float x, float low) {
+  const Quadrant q = quadrant(x, low, 0.0f);
+  const float s = sin_near_zero(q.r), t = s * b;
+  return fmaf(select(q.n & 1, -t, t), s, select(q.n & 1, a + b, a));
+}
 
 }  // namespace jitact::single

@@ -2,7 +2,8 @@
 
 // sqrtsoftplus(x)  = sqrt(log(1 + exp(x)))
 // sqrtsoftplus'(x) = sigmoid(x) / (2 y) = (1 - exp(-y^2)) / (2 y)
-// Source: transformers' sqrtsoftplus. Below x = -40 this is exp(x / 2) in every type, also where exp(x) is too small for it.
+// Source: transformers' sqrtsoftplus. Below x = -40 this is exp(x / 2) in every type, also where exp(x) is too small for
+// it.
 
 ELEMENTWISE T forward(T x) {
   const T h = decay(abs(x) / 2);

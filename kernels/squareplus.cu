@@ -2,8 +2,8 @@
 
 // squareplus(x)  = (x + sqrt(x^2 + b)) / 2
 // squareplus'(x) = (1 + x / sqrt(x^2 + b)) / 2 = y^2 / (y^2 + b / 4)
-// Source: Barron, Squareplus (2021); jax.nn.squareplus. For b > 0. Left of 0 the sum cancels, and (b / 2) / (sqrt(x^2 + b) - x)
-// is the same.
+// Source: Barron, Squareplus (2021); jax.nn.squareplus. For b > 0. Left of 0 the sum cancels, and
+// (b / 2) / (sqrt(x^2 + b) - x) is the same.
 
 // sqrt(x^2 + b), where x^2 may overflow.
 ELEMENTWISE T root(T x, T b) { return select(abs(x) > 0x1p60, abs(x), sqrt(x * x + b)); }

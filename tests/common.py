@@ -21,8 +21,8 @@ USUAL_ULP = {torch.float16: 0.55, torch.bfloat16: 0.51}
 # Far tails of gelu and its kin in float32: where |x| > 5, or further out than 5 standard deviations.
 TAIL_ULP = 64.0
 TAILED = {"gelu", "gelu_tanh", "gelu_10", "laplace", "quick_gelu", "silu", "mish"}
-# Parameters other than the defaults: beta * x is rounded before it goes into an exponent.
-OTHER_PARAMETERS_ULP = 64.0
+# Parameters other than the defaults: beta * x and alpha * x are rounded before they go into an exponent or a sine.
+OTHER_PARAMETERS_ULP, OTHER_PARAMETERS_GRADIENT_ULP = 64.0, 256.0
 # Gradient with dy = 1, in ulp; where the exact gradient is smaller than the floor, in units of the ulp at the floor, as
 # gradients that cross zero are differences.
 GRADIENT_ULP = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 8.0, torch.float64: 64.0}
@@ -72,7 +72,7 @@ def assert_accurate(activation: Activation, save: str, x: Tensor, **params: floa
         assert_below(errors, torch.full_like(errors, FROM_OUTPUT[dtype]), x[finite], f"{name} gradient from the output")
     else:
         errors = ulp_error(dx, exact_dx, dtype, floor=GRADIENT_FLOOR[dtype])
-        bound = OTHER_PARAMETERS_ULP if params and dtype is torch.float32 else GRADIENT_ULP[dtype]
+        bound = OTHER_PARAMETERS_GRADIENT_ULP if params and dtype is torch.float32 else GRADIENT_ULP[dtype]
         assert_below(errors, torch.full_like(errors, bound), x, f"{name} gradient")
 
 

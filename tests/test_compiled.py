@@ -6,10 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
-import jitact
 import pytest
 import torch
 from common import TABLE_IDS
+
+import jitact
 from jitact import kernels
 
 FOLDER = Path(kernels.__file__).parent

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import jitact
 import pytest
 import torch
+
+import jitact
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 
