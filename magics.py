@@ -1,0 +1,177 @@
+"""What ``%load_ext jitact`` adds to IPython and Jupyter: a cell magic, completion of names, classes that show themselves."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from functools import lru_cache
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .accuracy import value_and_gradient
+from .activations import Activation, ActivationModule
+from .checks import check
+from .definitions import define
+from .kernels import BuildError
+from .registry import names
+from .report import figure
+
+__all__ = ["describe", "describe_html", "load_ipython_extension"]
+
+RESULTS = Path(__file__).parent / "results"
+CURVE = (-4.0, 4.0, 161)  # where a class's picture starts and ends, and its points
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """What ``%load_ext jitact`` runs."""
+    ipython.register_magic_function(lambda line, cell: _activation(ipython, line, cell), "cell", "activation")
+    ipython.display_formatter.formatters["text/html"].for_type(type, _html)
+    plain = ipython.display_formatter.formatters["text/plain"]
+    others = plain.for_type(type)
+    plain.for_type(type, lambda cls, printer, cycle: _plain(others, cls, printer, cycle))
+    if ipython.Completer is not None:
+        ipython.Completer.custom_matchers.append(lambda text: _complete(ipython.Completer.line_buffer, text))
+
+
+ARGUMENT = re.compile(r"(\w+)\s*=\s*(\S+)")
+BACKWARD = re.compile(r"^\s*(backward|backward_from_output)\s*:\s*", re.MULTILINE)
+
+
+def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
+    """The magic: ``%%activation NAME [PARAMETER=DEFAULT ...] [--check]``, and below it an expression or a kernel file.
+
+    Lines ``backward: ...`` and ``backward_from_output: ...`` below an expression give the gradient. Compiles, binds the class
+    to its title (``swoosh`` to ``Swoosh``), and shows it.
+    """
+    from IPython.core.error import UsageError  # shown without a traceback
+
+    words = ARGUMENT.sub("", line).split()
+    unknown = [word for word in words[1:] if word != "--check"]
+    if not words or unknown:
+        raise UsageError(f"%%activation NAME [PARAMETER=DEFAULT ...] [--check], not {' '.join(unknown) or 'nothing'!r}")
+    try:
+        cls = _define(words[0], {param: ast.literal_eval(value) for param, value in ARGUMENT.findall(line)}, cell)
+        cls()(torch.zeros(1))  # compiled here, where its source is in sight
+    except (ValueError, TypeError, BuildError) as error:
+        raise UsageError(str(error)) from None
+    ipython.push({cls.activation.title: cls})
+    if "--check" in words:
+        check(cls)
+    return cls
+
+
+def _define(name: str, params: dict[str, float], cell: str) -> type[ActivationModule]:
+    if "ELEMENTWISE" in cell:
+        return define(name, source=cell, **params)
+    expression, *parts = BACKWARD.split(cell)
+    return define(name, expression.strip(), **dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True)), **params)
+
+
+NAME_EXPECTED = re.compile(
+    r"""(?:\b(?:get|function|plot|check|export)\((?:\s*["']\w*["']\s*,)*\s*["']|^%%activation\s+)(\w*)$"""
+)
+
+
+def _complete(line: str, text: str) -> list[str]:
+    """Names of activations where one is expected: ``jitact.get("so``."""
+    expected = NAME_EXPECTED.search(line)
+    if not expected:
+        return []
+    start = text[: len(text) - len(expected[1])]
+    return [start + name for name in names() if name.startswith(expected[1])]
+
+
+def _is_activation(cls: type) -> bool:
+    return issubclass(cls, ActivationModule) and hasattr(cls, "activation")
+
+
+def _html(cls: type) -> str | None:
+    return describe_html(cls) if _is_activation(cls) else None
+
+
+def _plain(others: Any, cls: type, printer: Any, cycle: bool) -> None:
+    if _is_activation(cls):
+        printer.text(describe(cls))
+    elif others:
+        others(cls, printer, cycle)
+    else:
+        printer.text(repr(cls))
+
+
+def _facts(cls: type[ActivationModule]) -> dict[str, str]:
+    """What is to be known of a class, in the order in which it is shown."""
+    record = cls.activation
+    keeps = {"input": "the input", "output": "the output", "bit": "one bit per element"}
+    facts = {
+        "parameters": ", ".join(f"{name}={value:g}" for name, value in record.params),
+        "backward keeps": " or ".join(f"{keeps[save]}{' (default)' * (i == 0)}" for i, save in enumerate(record.saves)),
+        "worst error": ", ".join(_worst(record)),
+        "notes": record.notes,
+    }
+    return {key: fact for key, fact in facts.items() if fact}
+
+
+@lru_cache(maxsize=1)
+def _rows() -> list[dict]:
+    """What the accuracy tool found, on a GPU if it was run there."""
+    for device in ("cuda", "cpu"):
+        path = RESULTS / f"accuracy-{device}.json"
+        if path.is_file():
+            return json.loads(path.read_text())["rows"]
+    return []
+
+
+def _worst(record: Activation) -> list[str]:
+    """The worst measured errors of the default by dtype, of forward and gradient."""
+    rows = [row for row in _rows() if row["name"] == record.name and row.get("save") == record.saves[0]]
+    rows = [row for row in rows if "ours" in row and not row["fast_math"]]
+    return [f"{row['dtype']} {figure(max(float(each['ulp']) for each in row['ours'].values()))} ulp" for row in rows]
+
+
+def describe(cls: type[ActivationModule]) -> str:
+    """A class in a few lines of text: formula, parameters, what backward keeps, worst errors."""
+    record = cls.activation
+    lines = [f"{record.title}: {record.name}(x) = {record.formula}"]
+    return "\n".join(lines + [f"  {key}: {fact}" for key, fact in _facts(cls).items()])
+
+
+def describe_html(cls: type[ActivationModule]) -> str:
+    """The same as HTML, with a picture of the function and, in a lighter tone, its gradient."""
+    record = cls.activation
+    left = "style='text-align:left'"
+    rows = "".join(f"<tr><th {left}>{escape(key)}</th><td {left}>{escape(fact)}</td></tr>" for key, fact in _facts(cls).items())
+    heading = f"<b>{escape(record.title)}</b>&emsp;<code>{escape(record.name)}(x) = {escape(record.formula)}</code>"
+    return (
+        f"<div style='display:flex;gap:1.5em;align-items:center'>{_picture(record)}"
+        f"<div>{heading}<table style='margin:0.5em 0'>{rows}</table></div></div>"
+    )
+
+
+def _picture(record: Activation) -> str:
+    """An SVG of the function and its gradient, by the reference, so that nothing need be compiled."""
+    low, high, points = CURVE
+    x = torch.linspace(low, high, points, dtype=torch.float64)
+    try:
+        curves = value_and_gradient(lambda x: record.reference(x, *(value for _, value in record.params)), x)
+    except Exception:  # a user's reference: no picture is better than no repr
+        return ""
+    shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)
+    bottom, top = min(float(shown.min()), -0.1), max(float(shown.max()), 0.1)
+
+    def at(x: float, y: float) -> str:
+        return f"{(x - low) / (high - low) * 140:.1f},{(top - max(min(y, 9), -9)) / (top - bottom) * 90:.1f}"
+
+    lines = "".join(
+        f"<polyline fill='none' stroke='{color}' stroke-width='1.6' points='"
+        f"{' '.join(at(a, b) for a, b in zip(x.tolist(), curve.tolist(), strict=True) if b == b)}'/>"
+        for color, curve in (("#f0a868", curves[1]), ("#1f77b4", curves[0]))
+    )
+    axes = "".join(
+        f"<polyline fill='none' stroke='#bbb' stroke-width='0.7' points='{at(*a)} {at(*b)}'/>"
+        for a, b in (((low, 0), (high, 0)), ((0, bottom), (0, top)))
+    )
+    return f"<svg width='140' height='90' style='flex:none;overflow:hidden'>{axes}{lines}</svg>"

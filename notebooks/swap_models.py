@@ -1,0 +1,186 @@
+"""What ``jitact.replace`` does to whole models: results, the time of a training step, and memory, before and after.
+
+``python notebooks/swap_models.py bert resnet --dtype bfloat16``. Models are built from configurations, with random weights;
+bert, gpt2 and llama need transformers. Sizes are those of base models on a GPU, and small on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import statistics
+import time
+from collections.abc import Callable
+
+import jitact.swap
+import torch
+from torch import Tensor, nn
+
+# What results may differ by: each of a model's layers rounds anew.
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        """Takes the numbers of channels."""
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        same = stride == 1 and inputs == outputs
+        self.shortcut = nn.Identity() if same else nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block, with the second activation after the sum."""
+        return self.relu(self.body(x) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """ResNet-18, as its paper has it but for the width."""
+
+    def __init__(self, width: int) -> None:
+        """Takes the number of channels of the first stage; the paper's is 64."""
+        super().__init__()
+        stem = [nn.Conv2d(3, width, 7, 2, 3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+        blocks, inputs = [], width
+        for stage in range(4):
+            for i in range(2):
+                outputs = width << stage
+                blocks.append(Block(inputs, outputs, 2 if stage and i == 0 else 1))
+                inputs = outputs
+        self.body = nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 1000))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        return self.body(x)
+
+
+def make(name: str, large: bool) -> tuple[nn.Module, Callable[[], Tensor], Callable[[nn.Module, Tensor], Tensor]]:
+    """A model, a maker of inputs, and the loss of a model on inputs."""
+    if name == "resnet":
+        batch, size = (128, 224) if large else (8, 64)
+
+        def images() -> Tensor:
+            return torch.randn(batch, 3, size, size)
+
+        return ResNet(64 if large else 16), images, lambda model, x: model(x).float().square().mean()
+
+    import transformers
+
+    layers, hidden, heads, batch, length = (12, 768, 12, 16, 512) if large else (2, 64, 4, 4, 64)
+    sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 8192}
+    sizes |= {"intermediate_size": 4 * hidden, "bos_token_id": 0, "eos_token_id": 0}
+    if name == "gpt2":
+        config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    elif name == "bert":
+        config = transformers.BertConfig(**sizes, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    else:
+        config = transformers.LlamaConfig(**sizes)
+    model = transformers.AutoModel.from_config(config)
+
+    def tokens() -> Tensor:
+        return torch.randint(0, 8192, (batch, length))
+
+    return model, tokens, lambda model, x: model(input_ids=x)[0].float().square().mean()
+
+
+def gradients(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> list[Tensor]:
+    """The loss and the gradient of every parameter."""
+    model.zero_grad()
+    value = loss(model, x)
+    value.backward()
+    return [value.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+def difference(a: list[Tensor], b: list[Tensor]) -> float:
+    """The distance of all that is in ``b`` from ``a``, relative to ``a``."""
+    a, b = (torch.cat([tensor.float().flatten() for tensor in each]) for each in (a, b))
+    return float((a - b).norm() / a.norm())
+
+
+def step_time(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor, steps: int) -> float:
+    """The median milliseconds of a training step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    times = []
+    for _ in range(steps + 3):
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        loss(model, x).backward()
+        optimizer.step()
+        if x.is_cuda:
+            torch.cuda.synchronize()
+        times.append(1000 * (time.perf_counter() - begin))
+    return statistics.median(times[3:])
+
+
+def memory(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> float:
+    """Megabytes at the end of forward beyond those before it: what autograd keeps, each tensor counted once."""
+    if x.is_cuda:
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        value = loss(model, x)
+        torch.cuda.synchronize()
+        kept = torch.cuda.memory_allocated() - before
+        del value
+        return kept / 1e6
+    own = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    sizes: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = loss(model, x)
+    del value
+    return sum(sizes.values()) / 1e6
+
+
+def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> bool:
+    """Measures a model before and after, prints it, and returns whether results agree."""
+    torch.manual_seed(0)
+    model, inputs, loss = make(name, large=device.type == "cuda")
+    model = model.to(device, dtype).train()
+    x = inputs().to(device)
+    x = x.to(dtype) if x.is_floating_point() else x
+    swapped = copy.deepcopy(model)
+    report = jitact.swap.replace(swapped)
+    print(f"\n{name}, {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, input {tuple(x.shape)}\n{report}")
+    apart = difference(gradients(model, loss, x), gradients(swapped, loss, x))
+    agree = apart <= TOLERANCE[dtype]
+    print(f"loss and gradients: relative difference {apart:.1e}, {'within' if agree else 'BEYOND'} {TOLERANCE[dtype]:g}")
+    kept = [memory(each, loss, x) for each in (model, swapped)]
+    times = [step_time(each, loss, x, steps) for each in (model, swapped)]
+    print(f"training step: {times[0]:.2f} ms before, {times[1]:.2f} ms after ({times[0] / times[1]:.2f}x)")
+    print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
+    with torch.no_grad(), jitact.swap.patched() as calls:
+        close = torch.allclose(loss(model, x), loss(swapped, x), rtol=TOLERANCE[dtype])
+    print(f"with patched() instead: {'the same loss' if close else 'ANOTHER LOSS'}; {calls}")
+    return agree and close
+
+
+def main() -> int:
+    """The command line; returns 1 if results differ."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("models", nargs="*", default=["bert", "gpt2", "llama", "resnet"], help="bert, gpt2, llama, resnet")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", type=torch.device)
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
+    parser.add_argument("--steps", type=int, default=20)
+    args = parser.parse_args()
+    results = [compare(name, args.device, getattr(torch, args.dtype), args.steps) for name in args.models]
+    return 0 if all(results) else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

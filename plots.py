@@ -1,0 +1,135 @@
+"""Pictures of activations: functions, gradients, and how far off results are. Needs matplotlib, the extra ``plot``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
+from .activations import ActivationModule
+from .checks import converted, exact_function
+from .learned import Learned
+from .registry import get
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["plot"]
+
+POINTS = 801
+BINS = 120
+SAMPLE = 2**18
+
+
+def plot(
+    *activations: str | type[ActivationModule] | ActivationModule,
+    error: bool = False,
+    low: float = -6.0,
+    high: float = 6.0,
+    dtype: torch.dtype = torch.bfloat16,
+) -> Figure:
+    """Draws functions and gradients, and with ``error=True`` the measured error of both in ulp.
+
+    Args:
+        activations: names, classes, or modules, which are drawn with their parameters.
+        error: also draw how far results in ``dtype`` are from exact, in units in the last place: the largest error within
+            each of 120 intervals, PyTorch's own dashed. Every value of a 16-bit type is tried, a sample of the others.
+        low: where the x axis starts.
+        high: where it ends.
+        dtype: what errors are measured in.
+
+    Returns:
+        The figure: a notebook shows it, ``figure.savefig("gelu.png")`` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        KeyError: unknown name.
+    """
+    pyplot = _pyplot()
+    if not activations or not low < high:
+        raise ValueError("plot() takes at least one activation, and low < high")
+    rows = 2 if error else 1
+    figure, axes = pyplot.subplots(rows, 2, figsize=(10, 3.6 * rows), sharex=True, squeeze=False, layout="constrained")
+    x = torch.linspace(low, high, POINTS, dtype=torch.float64)
+    for number, activation in enumerate(activations):
+        module, label = _module(activation)
+        for ax, values in zip(axes[0], value_and_gradient(converted(module, x), x), strict=True):
+            ax.plot(x, values, color=f"C{number}", label=label)
+        if error:
+            _draw_errors(axes[1], module, low, high, dtype, f"C{number}")
+    name = str(dtype).removeprefix("torch.")
+    titles = ["forward", "gradient", f"error of forward, {name}", f"error of gradient, {name}"]
+    for ax, title in zip(axes.flat, titles, strict=False):
+        ax.set_title(title, fontsize=10)
+        ax.grid(alpha=0.25, linewidth=0.6)
+        ax.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(frameon=False)
+    for ax in axes[-1]:
+        ax.set_xlabel("x")
+        ax.set_xlim(low, high)
+    if error:
+        _finish_errors(axes[1])
+    if "inline" in pyplot.matplotlib.get_backend():
+        pyplot.close(figure)  # a notebook shows what a cell returns; it would show an open figure once more
+    return figure
+
+
+def _pyplot():
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise ImportError("jitact.plot needs matplotlib: pip install 'jitact[plot]'") from None
+    return pyplot
+
+
+def _module(activation: str | type[ActivationModule] | ActivationModule) -> tuple[ActivationModule, str]:
+    """The module, and what the legend calls it."""
+    if isinstance(activation, str):
+        activation = get(activation)
+    if isinstance(activation, type):
+        return activation(), activation.activation.name
+    return activation, f"{activation.activation.name}({activation.extra_repr()})"
+
+
+def _draw_errors(axes: list[Axes], module: ActivationModule, low: float, high: float, dtype: torch.dtype, color: str) -> None:
+    """The largest errors of forward and gradient along x, and PyTorch's."""
+    x = _inputs(low, high, dtype)
+    f = exact_function(converted(module, x))
+    exact = value_and_gradient(f, x.double())
+    reference = module.activation.reference
+    theirs = f if isinstance(module.activation, Learned) else lambda x: reference(x, *module._params())
+    for subject, style, width in ((theirs, "--", 0.8), (converted(module, x), "-", 1.4)):
+        for ax, actual, wanted, floor in zip(axes, value_and_gradient(subject, x), exact, (None, GRADIENT_FLOOR), strict=True):
+            ulp = ulp_error(actual, wanted, dtype, floor)
+            ax.plot(*_largest(x, ulp, low, high), style, color=color, linewidth=width)
+
+
+def _finish_errors(axes: list[Axes]) -> None:
+    """A logarithmic scale on which 1/2 ulp, the error of correct rounding, is marked."""
+    for ax in axes:
+        highest = max(float(torch.as_tensor(line.get_ydata()).nan_to_num().max()) for line in ax.lines)
+        ax.axhline(0.5, color="black", linewidth=0.6, zorder=0)
+        ax.set_yscale("log")
+        ax.set_ylim(0.05, min(max(4.0, 1.5 * highest), 1e8))
+        ax.yaxis.set_major_formatter("{x:g}")
+    axes[0].set_ylabel("ulp (line: 1/2, correct rounding)")
+    axes[0].plot([], [], color="gray", linestyle="--", linewidth=0.8, label="PyTorch")
+    axes[0].legend(frameon=False)
+
+
+def _inputs(low: float, high: float, dtype: torch.dtype) -> Tensor:
+    if dtype.itemsize == 2:
+        x = every_16bit_value(dtype)
+        return x[(x >= low) & (x <= high)]
+    return torch.linspace(low, high, SAMPLE, dtype=dtype)
+
+
+def _largest(x: Tensor, ulp: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
+    """The largest error within each interval, at the intervals' middles; NaN where there is no input."""
+    index = ((x.double() - low) / (high - low) * BINS).long().clamp(0, BINS - 1)
+    largest = torch.full((BINS,), -1.0, dtype=torch.float64).scatter_reduce(0, index, ulp.double(), "amax")
+    middles = low + (torch.arange(BINS) + 0.5) * (high - low) / BINS
+    return middles, largest.masked_fill(largest < 0, torch.nan).masked_fill(largest.isinf(), torch.finfo(torch.float32).max)

@@ -1,0 +1,122 @@
+"""IPython: the cell magic, completion, what classes show; and the tour, run anew."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import jitact
+from jitact import registry
+from jitact.magics import describe, describe_html
+
+TOUR = Path(__file__).parents[1] / "notebooks" / "tour.ipynb"
+
+
+@pytest.fixture(scope="module")
+def shell():
+    pytest.importorskip("IPython")
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    shell.run_line_magic("load_ext", "jitact")
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+@pytest.fixture(autouse=True)
+def only_here():
+    before = set(jitact.names())
+    yield
+    for name in set(jitact.names()) - before:
+        registry.unregister(name)
+
+
+def run(shell, cell: str):
+    return shell.run_cell(cell, silent=False)
+
+
+def test_magic_takes_an_expression(shell, capsys: pytest.CaptureFixture) -> None:
+    done = run(shell, "%%activation swoosh --check\nx * sin(x)\nbackward: dy * (sin(x) + x * cos(x))\n")
+    assert done.success and shell.user_ns["Swoosh"] is jitact.get("swoosh") is done.result
+    assert "backward" in done.result.activation.functions
+    assert " pass" in capsys.readouterr().out
+    done = run(shell, "%%activation snake2 a=1.5\nx + pow(sin(a * x), 2) / a\n")
+    assert done.result.activation.params == (("a", 1.5),)
+
+
+def test_magic_takes_a_kernel_file(shell) -> None:
+    done = run(shell, "%%activation soft a=1\nELEMENTWISE T forward(T x, T a) {\n  return x / (1 + a * abs(x));\n}\n")
+    x = torch.randn(5)
+    torch.testing.assert_close(done.result()(x), x / (1 + x.abs()))
+
+
+@pytest.mark.parametrize(
+    ("cell", "message"),
+    [
+        ("%%activation swoosh\nx * sine(x)\n", "did you mean sin or sinh?\n    x * sine(x)\n        ^^^^"),
+        ("%%activation swoosh\nELEMENTWISE T forward(T x) {\n  return x * sine(x);\n}\n", "<swoosh>:2:"),
+        ("%%activation\nx\n", "%%activation NAME"),
+        ("%%activation swoosh now\nx\n", "not now"),
+        ("%%activation swoosh a=much\na * x\n", "swoosh"),
+    ],
+)
+def test_mistakes_are_told_without_a_traceback(shell, cell: str, message: str, capsys: pytest.CaptureFixture) -> None:
+    done = run(shell, cell)
+    told = capsys.readouterr().err
+    assert not done.success and message in told and "Traceback" not in told
+
+
+def test_define_shows_the_expression_alone(shell, capsys: pytest.CaptureFixture) -> None:
+    run(shell, "import jitact\njitact.define('swoosh', 'x * sine(x)')")
+    captured = capsys.readouterr()
+    told = captured.out + captured.err
+    assert "ExpressionError: swoosh, forward: unknown function 'sine'" in told and "Traceback" not in told
+
+
+def test_completion(shell) -> None:
+    run(shell, "import jitact")
+    for line in ('jitact.get("so', "jitact.plot('gelu', 'so", "%%activation so", "jitact.export('so"):
+        assert "softsign" in shell.complete(None, line, len(line))[1], line
+    assert "softsign" not in shell.complete(None, 'print("so', 9)[1]
+    assert "softsign" in dir(jitact) and "define" in dir(jitact)
+
+
+def test_classes_show_themselves(shell) -> None:
+    formats, _ = shell.display_formatter.format(jitact.get("softplus"))
+    assert formats["text/plain"] == describe(jitact.get("softplus")) and formats["text/html"].startswith("<div")
+    formats, _ = shell.display_formatter.format([jitact.get("softplus"), int])
+    assert formats["text/plain"].endswith("int]") and "text/html" not in formats
+    assert shell.display_formatter.format(int)[0] == {"text/plain": "int"}
+
+
+@pytest.mark.parametrize("name", jitact.names())
+def test_describe(name: str) -> None:
+    text, html = describe(jitact.get(name)), describe_html(jitact.get(name))
+    assert text.startswith(f"{jitact.get(name).activation.title}: {name}(x) = ") and "backward keeps: " in text
+    assert "<svg" in html and html.count("<polyline") == 4 and "nan" not in html
+
+
+def test_worst_errors_come_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jitact import magics
+
+    errors = {"forward": {"ulp": 0.5}, "gradient": {"ulp": 0.75}}
+    rows = [{"name": "relu", "dtype": "bf16", "save": "bit", "fast_math": False, "ours": errors}]
+    monkeypatch.setattr(magics, "_rows", lambda: rows)
+    assert "worst error: bf16 0.75 ulp" in describe(jitact.get("relu"))
+
+
+def test_the_tour_runs() -> None:
+    nbformat = pytest.importorskip("nbformat")
+    nbclient = pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(TOUR, as_version=4)
+    outputs = [cell.outputs for cell in notebook.cells if cell.cell_type == "code"]
+    assert outputs and all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code"), (
+        "committed unrun"
+    )
+    kernel = {"kernel_name": "python3"}
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(TOUR.parent)}}, **kernel).execute()
+    assert sys.version_info >= (3, 10)
