@@ -30,7 +30,7 @@
 // The times_ functions are exact also where the factor of a alone would be too small for a T; there, |a| is at most 2^100.
 // `low`, which may be left out, is what rounding took from a finite x: where the function falls steeply, it matters.
 //
-// With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 2e-5.
+// With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 3e-5.
 #pragma once
 
 #include "math_narrow.cuh"

@@ -33,6 +33,9 @@ struct Real {
   V v;
 
   JITACT_INLINE Real() : v(0) {}
+  // Written out, so that `c ? a : b` of two variables is a choice of values, which g++ vectorises, and not of addresses.
+  JITACT_INLINE constexpr Real(const Real& b) : v(b.v) {}
+  JITACT_INLINE constexpr Real& operator=(const Real& b) { v = b.v; return *this; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
   JITACT_INLINE constexpr Real(N n) : v(static_cast<V>(n)) {}
 
@@ -68,7 +71,8 @@ struct Real {
       return Real(r);
     }
 #endif
-    return a.v < b.v || a.v != a.v ? a : b;
+    const V r = b.v < a.v ? b.v : a.v;
+    return Real(b.v != b.v ? b.v : r);  // on values, one at a time: g++ vectorises that
   }
   friend JITACT_INLINE Real max(Real a, Real b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -78,7 +82,8 @@ struct Real {
       return Real(r);
     }
 #endif
-    return a.v > b.v || a.v != a.v ? a : b;
+    const V r = b.v > a.v ? b.v : a.v;
+    return Real(b.v != b.v ? b.v : r);  // on values, one at a time: g++ vectorises that
   }
   // x held between lo and hi; NaN stays NaN, also where a bound is NaN.
   friend JITACT_INLINE Real clamp(Real x, Real lo, Real hi) { return min(max(x, lo), hi); }

@@ -12,9 +12,9 @@
 // Branch-free, with exp(x) - 1 in place of expm1(x): absolute error up to 2e-7 near 0, which is a large relative one there.
 ELEMENTWISE T forward(T x) { return SELU_SCALE * max(x, 0) + SELU_SCALE_ALPHA * (exp(min(x, 0)) - 1); }
 #else
-ELEMENTWISE T forward(T x) { return x > 0 ? SELU_SCALE * x : SELU_SCALE_ALPHA * expm1(x); }
+ELEMENTWISE T forward(T x) { return select(x > 0, SELU_SCALE * x, SELU_SCALE_ALPHA * expm1(x)); }
 #endif
 
-ELEMENTWISE T backward(T dy, T x) { return dy * (x > 0 ? T(SELU_SCALE) : SELU_SCALE_ALPHA * exp(x)); }
+ELEMENTWISE T backward(T dy, T x) { return dy * select(x > 0, T(SELU_SCALE), SELU_SCALE_ALPHA * exp(x)); }
 
-ELEMENTWISE T backward_from_output(T dy, T y) { return dy * (y > 0 ? T(SELU_SCALE) : y + SELU_SCALE_ALPHA); }
+ELEMENTWISE T backward_from_output(T dy, T y) { return dy * select(y > 0, T(SELU_SCALE), y + SELU_SCALE_ALPHA); }
