@@ -125,11 +125,16 @@ Errors = dict[str, Error]  # "forward", "gradient" and, for save="output", "grad
 
 
 def exact_function(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """An activation with its defaults in float64: the record's ``exact`` where it has one, else PyTorch's counterpart."""
-    formula = getattr(cls.activation, "exact", None)
+    """An activation with its defaults in float64: the record's ``exact`` where it has one, else PyTorch's counterpart.
+
+    Parameters are rounded to float32 where ``dtype`` is no wider, as kernels and PyTorch round them.
+    """
+    formula = cls.activation.exact or (cls.activation.reference if cls.activation.params else None)
     if formula is None:
         return cls.Model().to(device, dtype).double().eval()
-    params = [p.detach().double() if isinstance(p, Tensor) else p for p in cls().to(device, dtype)._params()]
+    params = [default for _, default in cls.activation.params]
+    if dtype is not torch.float64:
+        params = torch.tensor(params).tolist()
     return lambda x: formula(x, *params)
 
 
@@ -195,7 +200,8 @@ def measure(
         for name, module in subjects.items():
             own_y, own_dx = value_and_gradient(module, x)
             found = errors[name]
-            error = ulp_error(own_y, y, dtype).masked_fill((y.abs() < tiny) & (own_y.abs() <= tiny), 0.0)
+            floor = cls.activation.zero_crossing if dtype is torch.float32 else None
+            error = ulp_error(own_y, y, dtype, floor).masked_fill((y.abs() < tiny) & (own_y.abs() <= tiny), 0.0)
             found["forward"].add(x, error, bound.usual, forward_bound)
             found["gradient"].add(x, ulp_error(own_dx, dx, dtype, bound.floor), bound.gradient, bound.gradient)
             if isinstance(module, ActivationModule) and (module.save or cls.activation.saves[0]) == "output":

@@ -52,6 +52,7 @@ class Activation:
         aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
         variant: a constructor argument that chooses among activations, and the names that its values lead to.
         kernel: what to compile, where that is not ``kernels/<name>.cu``.
+        zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Activation:
     aliases: tuple[str, ...] = ()
     variant: tuple[str, dict[str, str]] | None = None
     kernel: KernelSource | None = None
+    zero_crossing: float = 0.0
 
     def __post_init__(self) -> None:
         """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""

@@ -118,7 +118,8 @@ class _Activate(torch.autograd.Function):
         if config.inplace:
             ctx.mark_dirty(x)
         ctx.save_for_backward(kept)
-        ctx.save_for_forward(kept)
+        if not torch.compiler.is_compiling() and _transformed():
+            ctx.save_for_forward(kept)  # a plain reference: always made, a kept output would hold itself alive
         ctx.set_materialize_grads(False)
         ctx.config, ctx.strides = config, y.stride()
 
@@ -147,7 +148,8 @@ class _Gradient(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         dy, kept, config = inputs
         ctx.save_for_backward(dy, kept)
-        ctx.save_for_forward(dy, kept)
+        if not torch.compiler.is_compiling() and _transformed():
+            ctx.save_for_forward(dy, kept)
         ctx.set_materialize_grads(False)
         ctx.config, ctx.strides = config, output.stride()
 

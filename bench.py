@@ -67,6 +67,12 @@ class Subject:
         self.graphs = self.graphs or [self.module(leaf) for leaf in self.leaves]
         return torch.autograd.grad(self.graphs[i], [self.leaves[i], *self.parameters], self.dys[i], retain_graph=True)
 
+    def free(self) -> None:
+        """Lets the graphs go. A compiled one whose backward never ends keeps its tensors, even when nothing refers to it."""
+        for graph, leaf, dy in zip(self.graphs, self.leaves, self.dys, strict=True):
+            torch.autograd.grad(graph, [leaf, *self.parameters], dy)
+        self.graphs = []
+
     def kept(self) -> float:
         """Bytes per element that autograd keeps for backward."""
         sizes: list[int] = []
@@ -226,6 +232,7 @@ def measure_row(
 ) -> report.Row:
     """One activation and dtype: a row of the results. What is wrong gets no time."""
     x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, cls.activation.saves[0]
+    release(device)
     row: report.Row = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
     row |= {"errors": None, "ours": None, "eager": None, "compile": None}
     try:
@@ -238,7 +245,7 @@ def measure_row(
         return row
     subjects = {"ours": ours, "eager": Subject(cls.Model().to(device, dtype), xs, dys)}
     if compiles:
-        torch._dynamo.reset()
+        torch.compiler.reset()
         subjects["compile"] = Subject(torch.compile(cls.Model().to(device, dtype), dynamic=False), xs, dys)
     for peer in [name for name in PEERS if name in subjects]:
         trouble = subjects[peer].trouble()
@@ -256,6 +263,8 @@ def measure_row(
         subjects = {"ours": ours}
         release(device)
         times = time_all(xs, subjects)
+    for subject in subjects.values():
+        subject.free()
     return row | (times or {})
 
 
@@ -362,6 +371,8 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line. Returns the exit code: 1 if an activation is wrong; bad arguments exit with 2."""
+    # Tensors of many sizes come and go here, each a good part of the memory: none of it may be lost between them.
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = Parser(prog="bench.py", description=__doc__)
     parser.add_argument(
         "--shape", type=parse_shape, metavar="NxM", help="by default 4096x393216 on a GPU, 4096x4096 on the CPU"
@@ -378,10 +389,9 @@ def main(arguments: list[str] | None = None) -> int:
     if args.plot and not report.can_plot():
         parser.error("--plot needs matplotlib: pip install matplotlib")
     if args.compile:
-        import torch._dynamo
-        import torch._functorch.config
+        from torch._functorch import config
 
-        torch._functorch.config.donated_buffer = False  # so that backward can run many times on one graph
+        config.donated_buffer = False  # so that backward can run many times on one graph
     dtypes = args.dtype or DTYPES[args.device.type]
     if args.shape:
         needed, memory = (

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
-from .activations import DTYPES, ActivationModule
+from .activations import DTYPES, Activation, ActivationModule, _variant
 from .definitions import Definition
 from .learned import Learned
 from .registry import get
@@ -150,8 +150,7 @@ def check(
     if isinstance(activation, str):
         activation = get(activation)
     module = activation() if isinstance(activation, type) else activation
-    record = module.activation
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    record, device = record_of(module), default_device(device)
     oracle = _Oracle(module)
     rows = [row for dtype in dtypes for row in _rows(module, _inputs(dtype, low, high, device))]
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, oracle.params, strict=True))
@@ -161,9 +160,19 @@ def check(
     return result
 
 
+def default_device(device: str | torch.device | None) -> torch.device:
+    """What is asked for, else the GPU, if there is one."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+
+
+def record_of(module: ActivationModule) -> Activation:
+    """The record of what a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
+    return _variant(module.activation, vars(module))
+
+
 def exact_function(module: ActivationModule) -> Callable[[Tensor], Tensor]:
     """What a module computes, with its parameters, as a function in PyTorch that is exact in float64."""
-    record = module.activation
+    record = record_of(module)
     if isinstance(record, Learned) and record.learned:
         weights = [weight.detach() for weight in (*module.parameters(), *module.buffers())]
         return lambda x: record.formula_of(x, *(weight.to(x.device, x.dtype) for weight in weights))
@@ -177,7 +186,9 @@ def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> A
         own = copy.deepcopy(module).to(x.device, x.dtype)
         own.save = save
     else:
-        own = type(module)(*module._params(), save=save)
+        variant = module.activation.variant
+        chosen = {variant[0]: getattr(module, variant[0])} if variant else {}
+        own = type(module)(*module._params(), **chosen, save=save)
     return own.eval()
 
 
@@ -185,7 +196,7 @@ class _Oracle:
     """What an activation with given parameters should compute, in float64."""
 
     def __init__(self, module: ActivationModule) -> None:
-        record, self.params = module.activation, module._params()
+        record, self.params = record_of(module), module._params()
         self.has_reference = not isinstance(record, Definition) or record.has_reference
         self.name = "PyTorch in float64" if self.has_reference else "its own float64, gradient by finite differences"
         self.value = exact_function(module)
@@ -227,7 +238,7 @@ def _inputs(dtype: torch.dtype, low: float, high: float, device: torch.device) -
 
 def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
     """A row for each thing that backward can keep."""
-    record, exact_x, oracle = module.activation, x.double(), _Oracle(converted(module, x))
+    record, exact_x, oracle = record_of(module), x.double(), _Oracle(converted(module, x))
     exact_y = oracle.value(exact_x).detach()
     exact_dx, doubt = (each.detach() for each in oracle.gradient(exact_x))
     yardstick = x.dtype is torch.float64 and not oracle.has_reference

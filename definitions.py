@@ -184,7 +184,7 @@ CPP_WORDS = frozenset(
     else enum explicit extern false float for friend goto if inline int long mutable namespace new noexcept nullptr operator
     private protected public register requires return short signed sizeof static struct switch template this throw true try
     typedef typename union unsigned using virtual void volatile while activation forward backward backward_from_output
-    backward_from_bit keeps jitact std T ELEMENTWISE x y dy torch math minimum maximum round_half_up""".split()  # noqa: SIM905
+    backward_from_bit keeps jitact std T ELEMENTWISE x y dy torch math minimum maximum round_half_up exact_tanhshrink""".split()  # noqa: SIM905
 )
 
 

@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .references import exact_tanhshrink
+
 __all__ = ["CONSTANTS", "FUNCTIONS", "Expression", "ExpressionError"]
 
 CONSTANTS = {"pi": math.pi}
@@ -64,10 +66,6 @@ def normal_cdf(x: Tensor) -> Tensor:
     return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
 
 
-def x_minus_tanh(x: Tensor) -> Tensor:
-    return x - torch.tanh(x)
-
-
 HELPERS: dict[str, Callable[..., Tensor]] = {
     "min": minimum,
     "max": maximum,
@@ -78,7 +76,7 @@ HELPERS: dict[str, Callable[..., Tensor]] = {
     "softplus": softplus,
     "normal_pdf": normal_pdf,
     "normal_cdf": normal_cdf,
-    "x_minus_tanh": x_minus_tanh,
+    "x_minus_tanh": exact_tanhshrink,
 }
 
 

@@ -1,229 +1,25 @@
-"""Activations that take tensors beside ``x``: prelu and xielu, which learn weights, and rrelu, which draws random slopes.
+"""prelu and xielu, which learn weights, and rrelu, which draws random slopes.
 
 Each is a module, in place of PyTorch's or transformers', a function and a record; :data:`LEARNED` lists them. How their kernel
 files get weights and random numbers is told in ``kernels/weights.cuh`` and ``kernels/random.cuh``.
-
-Inside torch.func's transforms, in forward mode and for second derivatives by weights they are PyTorch's formulas: rare paths,
-which need rules for batches and tangents that elementwise kernels cannot give to sums and random numbers.
 """
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, lru_cache, reduce
-from inspect import Parameter
+from functools import reduce
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import kernels
-from .activations import OPTIONS, TABLE, Activation, ActivationModule
-from .autograd import ACCEPTED, DTYPES, _describe, _transformed, by_token, run
-from .kernels import KernelSource
+from .activations import TABLE, ActivationModule
+from .autograd import ACCEPTED, DTYPES, _describe, run
+from .learned_autograd import Learned, run_learned, run_random
 
-__all__ = ["LEARNED", "XIELU", "PReLU", "RReLU", "prelu", "rrelu", "xielu"]
-
-
-@dataclass(eq=False)
-class Learned(Activation):
-    """The record of an activation whose functions take tensors beside ``x``.
-
-    Attributes:
-        extras: what the build is told of those tensors; ``kernels/call.h`` lists it.
-        learned: how many of them have gradients.
-        formula_of: the activation in PyTorch, ``formula_of(x, *tensors, *params)``, differentiable as often as wanted.
-        constructor: arguments of the module with their defaults, as PyTorch's has them.
-    """
-
-    extras: tuple[str, ...] = ()
-    learned: int = 0
-    formula_of: Callable[..., Tensor] | None = None
-    constructor: tuple[tuple[str, Any], ...] = ()
-
-    @cached_property
-    def source(self) -> KernelSource:
-        """The kernel file, followed by the loops that its functions fit."""
-        plain = KernelSource.from_file(self.name, tuple(name for name, _ in self.params), (*self.saves, *self.extras))
-        text = f'{plain.text}\n#include "launch_extras.cuh"\n'
-        return KernelSource(plain.name, plain.params, plain.saves, text, plain.path)
-
-    @cached_property
-    def signature(self) -> inspect.Signature:
-        """Of the constructor: PyTorch's arguments, then ``save`` and ``fast_math``."""
-        positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.constructor]
-        keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in OPTIONS.items()]
-        return inspect.Signature([*positional, *keyword])
-
-
-@dataclass(eq=False)
-class Config:
-    """How a call runs, everything but the tensors."""
-
-    record: Learned
-    library: str
-    params: tuple[float, ...]
-    inplace: bool
-
-    def operator(self, kind: str) -> Callable:
-        """``jitact::<library>_<kind>``."""
-        return getattr(torch.ops.jitact, f"{self.library}_{kind}").default
-
-
-def _configure(token: str, fast_math: bool, params: tuple[float, ...] = (), inplace: bool = False) -> Config:
-    return Config(by_token[token], _load(token, fast_math), params, inplace)
-
-
-_configure_once = lru_cache(maxsize=4096)(_configure)
-
-
-def _load(token: str, fast_math: bool) -> str:
-    """Compiles what has not been, and returns the first part of the operators' names."""
-    record = by_token[token]
-    name = kernels.load(record.source, fast_math=fast_math).name
-    if record.learned and name not in _faked:
-        _faked.add(name)
-        for kind, with_dx in (("backward_weights", False), ("backward_all", True)):
-            torch.library.register_fake(f"jitact::{name}_{kind}", _fake_gradients(record.learned, with_dx))
-    return name
-
-
-_load._dynamo_marked_constant = True  # as in autograd.py
-_faked: set[str] = set()
-
-
-def _fake_gradients(learned: int, with_dx: bool) -> Callable:
-    """What backward_weights and backward_all return, in shape, strides and dtype."""
-
-    def fake(dy: Tensor, x: Tensor, *weights: Any) -> Any:
-        gradients = tuple(torch.empty_like(t) for t in ((x,) if with_dx else ()) + weights[:learned])
-        return gradients if len(gradients) > 1 else gradients[0]
-
-    return fake
-
-
-# None of these sees torch.func, so they have forward(ctx, ...): with setup_context apart, PyTorch looks at the signature of
-# forward in every call, which takes longer than all the rest.
-
-
-class _KeepInput(torch.autograd.Function):
-    """Forward, keeping ``x`` and the weights: the gradient of a weight needs ``x`` itself."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, config: Config, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *weights)
-        ctx.set_materialize_grads(False)
-        ctx.config = config
-        return config.operator("forward")(x, *weights, *config.params)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None) -> tuple:
-        (x, *weights), config = ctx.saved_tensors, ctx.config
-        if dy is None:
-            return None, None, *[None] * len(weights)
-        way = _way()
-        if way == "formula":
-            dx, *dw = _formula_gradients(config, dy, x, *weights)
-        elif way == "differentiable":
-            dx, *dw = _Gradients.apply(dy, x, config, *weights)
-        else:
-            dx, *dw = _gradients(config, dy, x, weights, ctx.needs_input_grad[0], any(ctx.needs_input_grad[2:]))
-        return dx, None, *dw, *[None] * (len(weights) - len(dw))
-
-
-class _Gradients(torch.autograd.Function):
-    """The gradients of ``x`` and of the weights as functions of ``dy``, ``x`` and the weights, themselves differentiable."""
-
-    @staticmethod
-    def forward(ctx: Any, dy: Tensor, x: Tensor, config: Config, *weights: Tensor) -> tuple[Tensor, ...]:
-        ctx.save_for_backward(dy, x, *weights)
-        ctx.config = config
-        return tuple(_gradients(config, dy, x, weights, True, True))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        _, vjp = torch.func.vjp(lambda *tensors: _formula_gradients(ctx.config, *tensors), *ctx.saved_tensors)
-        dy, x, *weights = vjp(gradients)
-        return dy, x, None, *weights
-
-
-class _KeepBit(torch.autograd.Function):
-    """Forward, keeping one bit per element and the tensors beside ``x``, none of which has a gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, config: Config, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-        # The order of the bits is that of y's memory; where x is a view with gaps, that of a dense copy's.
-        if config.inplace:
-            mask = config.operator("forward_bit_")(x, *tensors, *config.params)
-            ctx.mark_dirty(x)
-            y, ctx.strides = x, torch.empty_like(x, device="meta").stride()
-        else:
-            y, mask = config.operator("forward_bit")(x, *tensors, *config.params)
-            ctx.strides = y.stride()
-        ctx.mark_non_differentiable(mask)
-        ctx.save_for_backward(mask, *tensors)
-        ctx.set_materialize_grads(False)
-        ctx.config = config
-        return y, mask
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple:
-        (mask, *tensors), config = ctx.saved_tensors, ctx.config
-        none = (None,) * (1 + len(tensors))
-        if dy is None:
-            return None, *none
-        gradient = config.operator("backward_from_bit")
-        if _way() != "operators":  # the slope is constant: dy times it has all derivatives
-            ones = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).fill_(1)
-            return dy * gradient(ones, mask, *tensors, *config.params), *none
-        if dy.stride() != ctx.strides:
-            dy = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).copy_(dy)
-        return gradient(dy, mask, *tensors, *config.params), *none
-
-
-def _way() -> str:
-    """How to compute gradients: by "operators", by operators that are "differentiable", or by "formula"."""
-    if torch.compiler.is_compiling():  # which knows no second derivatives
-        return "operators"
-    if _transformed():
-        return "formula"
-    return "differentiable" if torch.is_grad_enabled() else "operators"
-
-
-def _gradients(config: Config, dy: Tensor, x: Tensor, weights: Any, with_dx: bool, with_dw: bool) -> list[Tensor | None]:
-    """Of ``x`` and, if wanted, of the learned weights."""
-    tensors = (dy, x, *weights, *config.params)
-    if not with_dw:
-        return [config.operator("backward")(*tensors)]
-    if with_dx:
-        return list(config.operator("backward_all")(*tensors))
-    dw = config.operator("backward_weights")(*tensors)
-    return [None, dw] if isinstance(dw, Tensor) else [None, *dw]
-
-
-def _formula_gradients(config: Config, dy: Tensor, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-    """Of ``x`` and of the learned weights, in PyTorch."""
-    learned, fixed = weights[: config.record.learned], weights[config.record.learned :]
-    _, vjp = torch.func.vjp(lambda x, *learned: config.record.formula_of(x, *learned, *fixed, *config.params), x, *learned)
-    return vjp(dy)
-
-
-def _run_learned(x: Tensor, record: Learned, weights: tuple[Tensor, ...], fast_math: bool) -> Tensor:
-    """Applies an activation that learns weights."""
-    compiling = torch.compiler.is_compiling()
-    if not compiling and _transformed():
-        return record.formula_of(x, *weights)
-    config = (_configure if compiling else _configure_once)(record.token, fast_math)
-    if torch.is_grad_enabled():
-        if any([weight.requires_grad for weight in weights[: record.learned]]):
-            return _KeepInput.apply(x, config, *weights)
-        if x.requires_grad:
-            return _KeepBit.apply(x, config, *weights)[0] if record is PRELU else _KeepInput.apply(x, config, *weights)
-    return config.operator("forward")(x, *weights)
+__all__ = ["LEARNED", "XIELU", "Learned", "PReLU", "RReLU", "prelu", "rrelu", "xielu"]
 
 
 def _check_input(record: Learned, x: Any, save: str | None = None) -> None:
@@ -282,18 +78,21 @@ def prelu(x: Tensor, weight: Tensor, *, save: str | None = None, fast_math: bool
     """
     _check_input(PRELU, x, save)
     _check_weight(PRELU, "weight", weight, x)
-    if torch.is_autocast_enabled(x.device.type) and torch.float64 not in (x.dtype, weight.dtype):
-        dtype = torch.get_autocast_dtype(x.device.type)
-        x, weight = x.to(dtype), weight.to(dtype)
+    if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+        x, weight = _autocast(x), _autocast(weight)
     if weight.dtype != x.dtype:
         raise TypeError(f"prelu: weight must be of x's dtype, {_name(x.dtype)}, got {_describe(weight)}")
     if weight.dim() > 1:
         raise ValueError(f"prelu: weight must have at most 1 dimension, got {weight.dim()}: {tuple(weight.shape)}")
-    channels = x.shape[1] if x.dim() > 1 else 1
-    if weight.numel() not in (1, channels) or (weight.numel() != 1 and x.dim() == 0):
-        what = f"1 or {channels} values, as dimension 1 of x has {channels}" if x.dim() > 1 else f"1 value for a {x.dim()}-d x"
-        raise ValueError(f"prelu: weight must hold {what}; got {weight.numel()}")
-    return _run_learned(x, PRELU, (weight,), fast_math)
+    if weight.numel() != 1 and (x.dim() == 0 or weight.numel() != (x.shape[1] if x.dim() > 1 else 1)):
+        size = f" or {x.shape[1]}, as dimension 1 of x has {x.shape[1]}" if x.dim() > 1 else f", as x has {x.dim()} dimensions"
+        raise ValueError(f"prelu: the number of weights must be 1{size}; got {weight.numel()}")
+    return run_learned(x, PRELU, (weight,), fast_math)
+
+
+def _autocast(t: Tensor) -> Tensor:
+    """What PyTorch's autocast makes of an argument of prelu."""
+    return t if t.dtype is torch.float64 else t.to(torch.get_autocast_dtype(t.device.type))
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -358,9 +157,9 @@ class PReLU(LearnedModule, nn.PReLU):
 
 def _xielu_formula(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
     """As transformers' ``XIELUActivation`` has it."""
-    alpha_p, alpha_n, beta, eps = (t.reshape(()) for t in (alpha_p, alpha_n, beta, eps))
     p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
-    return torch.where(x > 0, p * x * x + beta * x, (torch.expm1(torch.min(x, eps)) - x) * n + beta * x)
+    y = torch.where(x > 0, p * x * x + beta * x, (torch.expm1(torch.min(x, eps)) - x) * n + beta * x)
+    return y.reshape(x.shape)  # the parameters have a dimension where x may have none
 
 
 def xielu(
@@ -394,19 +193,19 @@ def xielu(
         ValueError: a weight holds more than one value, is on another device, or, of beta and eps, has a gradient.
     """
     _check_input(XIELU_RECORD, x, save)
-    given = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
+    weights = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
+    dtype = reduce(torch.promote_types, [x.dtype] + [w.dtype for w in (alpha_p, alpha_n) if isinstance(w, Tensor)])
     for name in ("beta", "eps"):
-        if isinstance(given[name], (int, float)) and not isinstance(given[name], bool):
-            given[name] = x.new_full((), given[name])
-        elif isinstance(given[name], Tensor) and given[name].requires_grad:
+        if isinstance(weights[name], (int, float)) and not isinstance(weights[name], bool):
+            weights[name] = x.new_full((), weights[name], dtype=dtype)
+        elif isinstance(weights[name], Tensor) and weights[name].requires_grad:
             raise ValueError(f"xielu: {name} is not learned, got a tensor that requires a gradient")
-    for name, weight in given.items():
+    for name, weight in weights.items():
         _check_weight(XIELU_RECORD, name, weight, x)
         if weight.numel() != 1:
             raise ValueError(f"xielu: {name} must hold one value, got {weight.numel()}: {tuple(weight.shape)}")
-    dtype = reduce(torch.promote_types, (x.dtype, alpha_p.dtype, alpha_n.dtype))
-    x, *weights = (t if t.dtype is dtype else t.to(dtype) for t in (x, *given.values()))
-    return _run_learned(x, XIELU_RECORD, tuple(weights), fast_math)
+    x, *given = (t if t.dtype is dtype else t.to(dtype) for t in (x, *weights.values()))
+    return run_learned(x, XIELU_RECORD, tuple(given), fast_math)
 
 
 def _xielu_alphas(alpha_p_init: float, alpha_n_init: float, beta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -445,13 +244,24 @@ def _xielu_default(x: Tensor) -> Tensor:
     return _xielu_formula(x, *(t.detach().to(x.device, x.dtype) for t in (model.alpha_p, model.alpha_n, model.beta, model.eps)))
 
 
+def _xielu_exact(x: Tensor) -> Tensor:
+    """The same with all of the slope at ``x == eps``, of which torch.min gives half."""
+    model = XIELUModel()
+    alpha_p, alpha_n, beta, eps = (t.detach().to(x) for t in (model.alpha_p, model.alpha_n, model.beta, model.eps))
+    p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
+    left = torch.where(x > eps, torch.expm1(eps), torch.expm1(x.clamp(max=0)))
+    return torch.where(x > 0, p * x * x + beta * x, (left - x) * n + beta * x)
+
+
 XIELU_RECORD = Learned(
     name="xielu",
     title="XIELU",
     formula="p x^2 + beta x for x > 0, else (n + beta) (exp(min(x, eps)) - 1 - x) + beta x; p = softplus(alpha_p) and "
     "n = softplus(alpha_n) are learned",
     reference=_xielu_default,
+    exact=_xielu_exact,
     aliases=("xielu_activation",),
+    zero_crossing=0.5,
     extras=("weights=4", "learned=2"),
     learned=2,
     formula_of=_xielu_formula,
@@ -547,22 +357,7 @@ def rrelu(
     _check_bounds(lower, upper)
     if not training:
         return run(x, _LEAKY_RELU, ((lower + upper) / 2,), inplace, None, fast_math)
-    compiling = torch.compiler.is_compiling()
-    if not compiling and _transformed():
-        y = _rrelu_formula(x, lower, upper)
-        return x.copy_(y) if inplace else y
-    config = (_configure if compiling else _configure_once)(RRELU.token, fast_math, (float(lower), float(upper)), inplace)
-    if not (torch.is_grad_enabled() and x.requires_grad):
-        y = config.operator("forward_" if inplace else "forward")(x, _seed(x), *config.params)
-        return x if inplace else y
-    if inplace and x.is_leaf:
-        raise RuntimeError("rrelu: a leaf that requires a gradient cannot be changed in place")
-    return _KeepBit.apply(x, config, _seed(x))[0]
-
-
-def _seed(x: Tensor) -> Tensor:
-    """From PyTorch's generator, on ``x``'s device: no synchronisation, and a CUDA graph draws anew with each replay."""
-    return torch.randint(2**63 - 1, (1,), device=x.device)
+    return run_random(x, RRELU, (float(lower), float(upper)), inplace, fast_math)
 
 
 def _check_bounds(lower: float, upper: float) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from functools import lru_cache
@@ -54,7 +53,7 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     if not words or unknown:
         raise UsageError(f"%%activation NAME [PARAMETER=DEFAULT ...] [--check], not {' '.join(unknown) or 'nothing'!r}")
     try:
-        cls = _define(words[0], {param: ast.literal_eval(value) for param, value in ARGUMENT.findall(line)}, cell)
+        cls = _define(words[0], {param: float(value) for param, value in ARGUMENT.findall(line)}, cell)
         cls()(torch.zeros(1))  # compiled here, where its source is in sight
     except (ValueError, TypeError, BuildError) as error:
         raise UsageError(str(error)) from None

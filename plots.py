@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
 from .activations import ActivationModule
-from .checks import converted, exact_function
+from .checks import converted, default_device, exact_function, record_of
 from .learned import Learned
 from .registry import get
 
@@ -30,6 +30,7 @@ def plot(
     low: float = -6.0,
     high: float = 6.0,
     dtype: torch.dtype = torch.bfloat16,
+    device: str | torch.device | None = None,
 ) -> Figure:
     """Draws functions and gradients, and with ``error=True`` the measured error of both in ulp.
 
@@ -40,6 +41,7 @@ def plot(
         low: where the x axis starts.
         high: where it ends.
         dtype: what errors are measured in.
+        device: where errors are measured; the GPU by default, if there is one.
 
     Returns:
         The figure: a notebook shows it, ``figure.savefig("gelu.png")`` writes it.
@@ -59,9 +61,9 @@ def plot(
         for ax, values in zip(axes[0], value_and_gradient(converted(module, x), x), strict=True):
             ax.plot(x, values, color=f"C{number}", label=label)
         if error:
-            _draw_errors(axes[1], module, low, high, dtype, f"C{number}")
-    name = str(dtype).removeprefix("torch.")
-    titles = ["forward", "gradient", f"error of forward, {name}", f"error of gradient, {name}"]
+            _draw_errors(axes[1], module, _inputs(low, high, dtype).to(default_device(device)), (low, high), f"C{number}")
+    where = f"{str(dtype).removeprefix('torch.')}, {default_device(device).type}"
+    titles = ["forward", "gradient", f"error of forward, {where}", f"error of gradient, {where}"]
     for ax, title in zip(axes.flat, titles, strict=False):
         ax.set_title(title, fontsize=10)
         ax.grid(alpha=0.25, linewidth=0.6)
@@ -94,17 +96,16 @@ def _module(activation: str | type[ActivationModule] | ActivationModule) -> tupl
     return activation, f"{activation.activation.name}({activation.extra_repr()})"
 
 
-def _draw_errors(axes: list[Axes], module: ActivationModule, low: float, high: float, dtype: torch.dtype, color: str) -> None:
+def _draw_errors(axes: list[Axes], module: ActivationModule, x: Tensor, span: tuple[float, float], color: str) -> None:
     """The largest errors of forward and gradient along x, and PyTorch's."""
-    x = _inputs(low, high, dtype)
-    f = exact_function(converted(module, x))
+    own = converted(module, x)
+    f, reference = exact_function(own), record_of(module).reference
     exact = value_and_gradient(f, x.double())
-    reference = module.activation.reference
     theirs = f if isinstance(module.activation, Learned) else lambda x: reference(x, *module._params())
-    for subject, style, width in ((theirs, "--", 0.8), (converted(module, x), "-", 1.4)):
+    for subject, style, width in ((theirs, "--", 0.8), (own, "-", 1.4)):
         for ax, actual, wanted, floor in zip(axes, value_and_gradient(subject, x), exact, (None, GRADIENT_FLOOR), strict=True):
-            ulp = ulp_error(actual, wanted, dtype, floor)
-            ax.plot(*_largest(x, ulp, low, high), style, color=color, linewidth=width)
+            ulp = ulp_error(actual, wanted, x.dtype, floor)
+            ax.plot(*_largest(x.cpu(), ulp.cpu(), *span), style, color=color, linewidth=width)
 
 
 def _finish_errors(axes: list[Axes]) -> None:

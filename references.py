@@ -206,4 +206,5 @@ def softcap_from_output(dy: Tensor, y: Tensor, c: float) -> Tensor:  # noqa: D10
 
 
 def sqrtsoftplus_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
-    return dy * -torch.expm1(-y.square()) / (2 * y)
+    u = y.clamp(min=1e-30)  # below, y / 2 is all there is
+    return dy * torch.where(y < 1e-30, y / 2, -torch.expm1(-u.square()) / (2 * u))

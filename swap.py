@@ -148,9 +148,13 @@ def replace(model: nn.Module) -> Report:
         if reason is not None:
             left += [Left(paths[0], type(module).__name__, reason)] if reason else []
             continue
-        new = _counterpart(module)
+        try:
+            new = _counterpart(module)
+        except (TypeError, ValueError) as why:
+            left.append(Left(paths[0], _describe(module), str(why)))
+            continue
         if new is None:
-            left.append(Left(paths[0], repr(module), "jitact has no counterpart with these parameters"))
+            left.append(Left(paths[0], _describe(module), "jitact has no counterpart with these parameters"))
             continue
         _take_over(new, module)
         new._replaced = (module,)  # in a tuple, so that it does not count as a submodule

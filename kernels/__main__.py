@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # as in `... list | head -1`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141
 
 
 def _parser() -> argparse.ArgumentParser:

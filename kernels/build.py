@@ -140,7 +140,7 @@ def _make_in(folder: Path, plan: Plan, rejected: str | None) -> tuple[Entry, boo
             return entry, False
         started = time.monotonic()
         with cache.staging(folder, plan.title, alone=alone) as staging, working(f"compiling {plan.name}"):
-            content = compile_library(plan, folder, staging).read_bytes()
+            content = compile_library(plan, folder, staging)
             seconds = time.monotonic() - started
             entry = cache.publish(folder, staging, _describe(plan, content, seconds), content)
     logger.info("%s compiled in %.1f s", plan.name, seconds)

@@ -214,7 +214,9 @@ def _sweep(cache: Path, title: str) -> None:
 
 def _discard(folder: Path) -> None:
     """Ends the compilers that work in ``folder``, left by a killed or interrupted build, and removes it."""
-    while _kill_inside(folder):
+    for _ in range(100):  # a compiler may start another before it is ended
+        if not _kill_inside(folder):
+            break
         time.sleep(0.01)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -22,8 +22,8 @@ __all__ = ["compile_library", "jobs"]
 _MEMORY_PER_COMPILER = 1 << 30  # bytes; nvcc takes the most, a quarter of this for a plain kernel
 
 
-def compile_library(plan: Plan, folder: Path, staging: Path) -> Path:
-    """Compiles the plan's kernels and binding in ``staging`` and returns the library there.
+def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
+    """Compiles the plan's kernels and binding in ``staging`` and returns the library.
 
     Args:
         plan: what to compile, and how.
@@ -35,7 +35,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> Path:
         ToolchainError, NoSpaceError, BuildError: something else is wrong; the message says what.
     """
     kernel = _kernel_text(plan)
-    with _environment(plan) as cpp_extension:
+    with _environment(plan) as cpp_extension, _path_for_ninja(staging) as staging:
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
@@ -44,7 +44,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> Path:
                 extra_cflags=plan.cflags(),
                 extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), f"--threads={jobs()}"],
                 extra_ldflags=_link_flags(plan, staging),
-                extra_include_paths=[str(path) for path in plan.source.include_folders()],
+                extra_include_paths=[str(path).replace("$", "$$") for path in plan.source.include_folders()],
                 build_directory=str(staging),
                 is_python_module=False,
                 no_implicit_headers=True,
@@ -58,8 +58,8 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> Path:
             if error.errno is not None:
                 raise
             raise BuildError(f"the library made for {plan.name} cannot be loaded: {error}") from None
-    _log_commands(staging)
-    return Path(library)
+        _log_commands(staging)
+        return Path(library).read_bytes()
 
 
 def jobs() -> int:
@@ -110,6 +110,19 @@ def _link_flags(plan: Plan, staging: Path) -> list[str]:
     folder.mkdir()
     (folder / "libcudart.so").symlink_to(find_cudart(plan.nvcc))
     return [f"-L{shlex.quote(str(folder))}"]
+
+
+@contextmanager
+def _path_for_ninja(folder: Path) -> Iterator[Path]:
+    """A path of ``folder`` without what ninja takes for its own, which torch does not escape."""
+    if not set(str(folder)) & set("$:\n"):
+        yield folder
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

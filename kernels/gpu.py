@@ -147,20 +147,11 @@ def _kinds() -> list[str]:
         return []
 
 
-class _PciInfo(ctypes.Structure):
-    _fields_ = (
-        ("legacy", ctypes.c_char * 16),
-        ("domain", ctypes.c_uint),
-        ("bus", ctypes.c_uint),
-        ("device", ctypes.c_uint),
-        ("kind", ctypes.c_uint),  # the PCI device in the high half, the vendor in the low
-        ("subsystem", ctypes.c_uint),
-        ("address", ctypes.c_char * 32),
-    )
-
-
 def _ask_driver() -> list[tuple[str, Arch]]:
     """PCI device and capability of each GPU, from NVML; nothing where that is missing or refuses."""
+    names = ("domain", "bus", "device", "kind", "subsystem")  # kind: the PCI device in the high half, the vendor in the low
+    parts = [("legacy", ctypes.c_char * 16), *((name, ctypes.c_uint) for name in names), ("address", ctypes.c_char * 32)]
+    pci = type("PciInfo", (ctypes.Structure,), {"_fields_": parts})()
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
         if nvml.nvmlInit_v2() != 0:
@@ -171,7 +162,7 @@ def _ask_driver() -> list[tuple[str, Arch]]:
     count = ctypes.c_uint()
     if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0:
         for i in range(count.value):
-            device, major, minor, pci = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int(), _PciInfo()
+            device, major, minor = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
             asked = [
                 nvml.nvmlDeviceGetHandleByIndex_v2(i, ctypes.byref(device)),
                 nvml.nvmlDeviceGetCudaComputeCapability(device, ctypes.byref(major), ctypes.byref(minor)),

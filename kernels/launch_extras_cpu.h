@@ -1,23 +1,33 @@
 // The CPU loop with extras: as launch_cpu.h's, whose blocks it shares, with an array for each extra.
 #pragma once
 
-#include <cstdlib>
-#include <memory>
-
 #include "launch_extras.cuh"
 
 namespace jitact {
 
 #ifdef JITACT_WEIGHTS
 
-// The weights of a call, prepared: those of channel c at c.
+// Memory that is given back; <memory> takes longer to compile than it.
+template <typename T>
+class Array {
+ public:
+  explicit Array(int64_t n) : data_(new T[n]()) {}
+  Array(const Array&) = delete;
+  ~Array() { delete[] data_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+// The weights of a call, prepared.
 template <typename S>
 class Extras {
  public:
   using T = typename Storage<S>::T;
 
   explicit Extras(const Call& call)
-      : channels_(call.channels), inner_(call.inner), table_(new T[kExtras * call.channels]) {
+      : channels_(call.channels), inner_(call.inner), table_(kExtras * call.channels) {
     for (int k = 0; k < kExtras; k++) Storage<S>::widen(static_cast<const S*>(call.weights[k]), row(k), channels_);
     for (int64_t c = 0; c < channels_; c++) {
       T w[kExtras];
@@ -58,15 +68,15 @@ class Extras {
   }
 
  private:
-  T* row(int k) const { return table_.get() + k * channels_; }
+  T* row(int k) const { return &table_[k * channels_]; }
 
   int64_t channels_, inner_;
-  std::unique_ptr<T[]> table_;
+  Array<T> table_;
 };
 
 #else
 
-// Random numbers, 16 bytes of which serve `per_call` elements.
+// The random numbers of a call.
 template <typename S>
 class Extras {
  public:
@@ -190,14 +200,14 @@ void run_backward_weights(const Call& call) {
     const Call& call;
     const Extras<S> extras;
     const int64_t blocks, chunks, values;
-    const std::unique_ptr<double[]> sums;
-  } work{call, Extras<S>(call), blocks, chunks, values, std::unique_ptr<double[]>(new double[chunks * values]())};
+    const Array<double> sums;
+  } work{call, Extras<S>(call), blocks, chunks, values, Array<double>(chunks * values)};
 
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Work& w = *static_cast<const Work*>(context);
     for (int64_t i = begin; i < end; i++)
       run_blocks_with<Op::backward_weights>(w.call, w.extras, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks,
-                                            w.sums.get() + i * w.values);
+                                            &w.sums[i * w.values]);
   };
   torch_parallel_for(0, chunks, 1, run, &work);
 

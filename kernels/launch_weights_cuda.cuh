@@ -9,9 +9,6 @@
 //     stays with its channels and adds up in registers.
 #pragma once
 
-#include <algorithm>
-#include <numeric>
-
 #include "launch_extras_cuda.cuh"
 
 namespace jitact {
@@ -20,6 +17,11 @@ constexpr int64_t kLongPlane = 32;
 constexpr int kColumnThreads = 1 << 18;  // of column_sums: what fills a large GPU
 constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: their partial sums are then a small part of the traffic
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
+
+// Without <algorithm> and <numeric>, which three compilers would read for every build.
+constexpr int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
+constexpr int64_t clamp(int64_t x, int64_t low, int64_t high) { return greater(low, lesser(x, high)); }
 
 template <typename T>
 __device__ __forceinline__ T warp_sum(T v, int lanes = 32) {
@@ -165,7 +167,7 @@ struct Columns {
   int64_t period;   // after which channels repeat
   int64_t threads;  // that take part: a multiple of period
   int active;       // threads of a block that take part: all, or a multiple of period
-  int64_t width;    // sums that a block or, if period is longer than a block, all of them write
+  int64_t width;    // sums that a block writes, unless period is longer than a block: then each thread writes its own
 };
 
 template <typename S>
@@ -246,9 +248,9 @@ struct Sums {
   int64_t splits;  // blocks that share the same channels
 
   Sums(int64_t outer, int64_t channels, int64_t inner) : outer(outer), channels(channels), inner(inner) {
-    wide = int(std::min(channels, std::max(int64_t(1), 32 / inner)));
+    wide = int(clamp(32 / inner, 1, channels));
     const int64_t all = outer * wide * inner;
-    splits = std::clamp((all + kSumsPerBlock - 1) / kSumsPerBlock, int64_t(1), kSumsPerBlock / wide);
+    splits = clamp((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / wide);
     const int64_t step = active();
     length = ((all + splits - 1) / splits + step - 1) / step * step;
   }
@@ -303,6 +305,12 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// The fewest vectors of `size` elements, a power of 2, that hold a multiple of `elements`.
+constexpr int64_t period_of(int64_t elements, int64_t size) {
+  for (; elements % 2 == 0 && size > 1; elements /= 2) size /= 2;
+  return elements;
+}
+
 // How a call is carried out.
 template <typename S>
 struct WeightPlan {
@@ -331,24 +339,24 @@ struct WeightPlan {
     }
 #ifdef JITACT_CHANNELS
     if (columnwise) {
-      const int64_t plane_set = call.channels * call.inner, period = std::lcm(plane_set, size) / size;
+      const int64_t plane_set = call.channels * call.inner, period = period_of(plane_set, size);
       const int64_t vectors = (call.n + size - 1) / size;
       columns.period = period;
       if (period <= kThreads) {
         columns.active = int(kThreads / period * period);
         columns.width = period * size;
-        blocks = std::clamp(vectors / (columns.active * kRowsPerThread), int64_t(1), int64_t(kColumnThreads / kThreads));
+        blocks = clamp(vectors / (columns.active * kRowsPerThread), 1, kColumnThreads / kThreads);
         columns.threads = blocks * columns.active;
         return Sums(blocks * columns.width / plane_set, call.channels, call.inner);
       }
-      const int64_t rows = std::min(kColumnThreads / period, vectors / (period * kRowsPerThread));
+      const int64_t rows = lesser(kColumnThreads / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
-      columns.threads = std::max(int64_t(1), rows) * period;
+      columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
       return Sums(columns.threads * size / plane_set, call.channels, call.inner);
     }
 #endif
-    const int64_t entries = 2 * std::min(per_block, call.inner) / size;  // that a plane has in a block
+    const int64_t entries = 2 * lesser(per_block, call.inner) / size;  // that a plane has in a block
     segments = {(call.inner - 1 + per_block - 1) / per_block + 1, call.n / call.inner, 1};
     while (segments.lanes < 32 && segments.lanes * 8 <= entries) segments.lanes *= 2;
     return Sums(segments.planes / call.channels, call.channels, segments.slots);

@@ -13,7 +13,7 @@ namespace jitact {
 
 struct Random16 { uint32_t w[4]; };
 
-JITACT_INLINE Random16 philox(uint64_t place, uint64_t seed) {
+JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed) {
   uint32_t c0 = uint32_t(place), c1 = uint32_t(place >> 32), c2 = uint32_t(seed), c3 = uint32_t(seed >> 32);
   for (uint32_t round = 0; round < 10; round++) {
     const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -88,7 +87,7 @@ def find_ninja() -> str:
         raise ToolchainError(
             "no ninja, which torch compiles with\n"
             f"looked for it on PATH={os.environ.get('PATH', '')} and in {', '.join(dict.fromkeys(folders))}\n"
-            f"install it: {shlex.quote(sys.executable)} -m pip install ninja"
+            f"install it: {_pip_install('ninja')}"
         )
     return path
 
@@ -130,8 +129,7 @@ def nvcc_command() -> str:
     """The command that installs the nvcc that fits this torch."""
     release = torch.version.cuda or "13.0"
     if int(release.split(".")[0]) >= 13:  # before, the pip packages held no nvcc
-        parts = " ".join(f'"{part}=={release}.*"' for part in ("nvidia-cuda-nvcc", *_PARTS, "nvidia-cuda-cccl"))
-        return f"{shlex.quote(sys.executable)} -m pip install {parts}"
+        return _pip_install(*(f'"{part}=={release}.*"' for part in ("nvidia-cuda-nvcc", *_PARTS, "nvidia-cuda-cccl")))
     return f"conda install -c nvidia cuda-nvcc={release} cuda-cudart-dev={release}"
 
 
@@ -191,7 +189,7 @@ def _pip_folders(relative: str) -> list[Path]:
 
 def _program(command: str) -> str | None:
     """The path of the program that a variable like CXX names, without a compiler cache before it, which torch adds itself."""
-    words = [word for word in shlex.split(command) if os.path.basename(word) not in ("ccache", "sccache")]
+    words = [word for word in command.split() if os.path.basename(word) not in ("ccache", "sccache")]
     return shutil.which(words[0]) if words else None
 
 
@@ -247,6 +245,11 @@ def _output(*command: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+
+
+def _pip_install(*packages: str) -> str:
+    """The command that installs packages for this Python."""
+    return f"{sys.executable} -m pip install {' '.join(packages)}"
 
 
 def _install(apt: str, dnf: str, conda: str) -> str:

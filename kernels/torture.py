@@ -185,7 +185,7 @@ class Torture:
         if any(name.endswith(".so") and name != "libcudart.so" for name in files):
             return "publishing"
         objects = sum(name.endswith(".o") for name in files)
-        sources = sum(name in ("main.cpp", "sycl.sycl", "cuda.cu") for name in files)
+        sources = sum(name in ("main.cpp", "cuda.cu") for name in files)
         return "linking" if objects and objects == sources else "compiling" if sources else "preparing"
 
     def _still_running(self) -> list[str]:

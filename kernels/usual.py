@@ -72,7 +72,6 @@ def usual_program(device: str, folder: str) -> str:
     """A program that compiles softsign into ``folder``, or finds it there, and leaves it in the variable ``forward``."""
     cpp, cuda = (DECLARATIONS, CUDA) if device == "cuda" else (CPP, None)
     return f"""
-from torch.utils.cpp_extension import load_inline
 forward = load_inline(
     "softsign_usual", cpp_sources={cpp!r}, cuda_sources={cuda!r}, functions=["softsign_forward", "softsign_backward"],
     extra_cflags=["-O3"], build_directory={folder!r},

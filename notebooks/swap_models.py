@@ -12,9 +12,10 @@ import statistics
 import time
 from collections.abc import Callable
 
-import jitact.swap
 import torch
 from torch import Tensor, nn
+
+import jitact.swap
 
 # What results may differ by: each of a model's layers rounds anew.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
@@ -105,21 +106,22 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def step_time(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor, steps: int) -> float:
-    """The median milliseconds of a training step."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-    times = []
+def step_times(models: list[nn.Module], loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor, steps: int) -> list[float]:
+    """The median milliseconds of each model's training step; the models take turns, so that a drift hits all alike."""
+    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-4) for model in models]
+    times: list[list[float]] = [[] for _ in models]
     for _ in range(steps + 3):
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        loss(model, x).backward()
-        optimizer.step()
-        if x.is_cuda:
-            torch.cuda.synchronize()
-        times.append(1000 * (time.perf_counter() - begin))
-    return statistics.median(times[3:])
+        for model, optimizer, own in zip(models, optimizers, times, strict=True):
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            begin = time.perf_counter()
+            optimizer.zero_grad()
+            loss(model, x).backward()
+            optimizer.step()
+            if x.is_cuda:
+                torch.cuda.synchronize()
+            own.append(1000 * (time.perf_counter() - begin))
+    return [statistics.median(own[3:]) for own in times]
 
 
 def memory(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> float:
@@ -161,7 +163,7 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> 
     agree = apart <= TOLERANCE[dtype]
     print(f"loss and gradients: relative difference {apart:.1e}, {'within' if agree else 'BEYOND'} {TOLERANCE[dtype]:g}")
     kept = [memory(each, loss, x) for each in (model, swapped)]
-    times = [step_time(each, loss, x, steps) for each in (model, swapped)]
+    times = step_times([model, swapped], loss, x, steps)
     print(f"training step: {times[0]:.2f} ms before, {times[1]:.2f} ms after ({times[0] / times[1]:.2f}x)")
     print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
     with torch.no_grad(), jitact.swap.patched() as calls:

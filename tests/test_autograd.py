@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from common import CASE_IDS, CASES, TABLE_IDS
@@ -107,6 +110,19 @@ def test_checkpointing_and_hooks(device: str) -> None:
     (plain,) = torch.autograd.grad(module(x).sum(), x)
     (recomputed,) = torch.autograd.grad(torch.utils.checkpoint.checkpoint(module, x, use_reentrant=False).sum(), x)
     torch.testing.assert_close(plain, recomputed)
+
+
+@pytest.mark.parametrize(("activation", "save"), CASES, ids=CASE_IDS)
+def test_graphs_do_not_keep_themselves_alive(activation: Activation, save: str) -> None:
+    """Memory of a graph that was let go is free at once, without the garbage collector."""
+    gc.disable()
+    try:
+        y = jitact.get(activation.name)(save=save)(torch.randn(8, requires_grad=True))
+        graph = weakref.ref(y.grad_fn)
+        del y
+        assert graph() is None
+    finally:
+        gc.enable()
 
 
 def test_a_kept_tensor_changed_in_place_is_noticed(device: str) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import logging
 import os
@@ -257,6 +258,17 @@ def test_jobs_must_be_a_number(stand_in: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("JITACT_JOBS", jobs)
     with pytest.raises(BuildError, match="JITACT_JOBS must be a positive number"):
         build.obtain(make_plan(answer(1)))
+
+
+def test_paths_may_hold_anything(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    odd = tmp_path / 'a folder: $HOME, it\'s "ü"'
+    odd.mkdir()
+    (odd / "value.h").write_text("#define VALUE 5\n")
+    text = '#include "value.h"\n' + answer(0).text.replace("return 0", "return VALUE")
+    (odd / "odd.cu").write_text(text)
+    monkeypatch.setenv("JITACT_CACHE_DIR", str(odd / "cache"))
+    entry, made = build.obtain(make_plan(replace(answer(0), text=text, path=str(odd / "odd.cu"))))
+    assert made and ctypes.CDLL(str(entry.library)).answer() == 5
 
 
 def test_names_must_be_identifiers(folder: Path) -> None:

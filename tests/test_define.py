@@ -271,6 +271,8 @@ def test_check_passes(capsys: pytest.CaptureFixture) -> None:
     out = capsys.readouterr().out
     assert result and len(result.rows) == 4 and out.count(" pass") == 4 and "against PyTorch" in out
     assert jitact.check("softsign", dtypes=[torch.bfloat16])
+    assert "gelu_tanh" in jitact.check(jitact.get("gelu")("tanh"), dtypes=[torch.float64]).title
+    assert jitact.check(jitact.get("prelu")(init=0.7), dtypes=[torch.float32])
     assert len(jitact.check(jitact.get("relu")(), low=-math.inf, high=math.inf, dtypes=[torch.float16]).rows) == 2
 
 

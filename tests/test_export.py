@@ -80,6 +80,13 @@ def test_defined_activation(swoosh: str) -> None:
     assert "return x * torch.sin(self.a * x)" in jitact.export(swoosh)
 
 
+def test_helpers_and_constants_come_along(swoosh: str) -> None:
+    jitact.define("swoosh", "max(x_minus_tanh(x), 0) * sqrt(2 / pi)")
+    space = load(swoosh)
+    x = torch.randn(100, dtype=torch.float64)
+    torch.testing.assert_close(space["ModelNew"]()(x), space["Model"]()(x))
+
+
 @pytest.mark.parametrize("make", [
     lambda: torch.randn(()), lambda: torch.randn(0, 3), lambda: torch.randn(4, 6, 5).transpose(0, 2),
     lambda: torch.randn(7, 9)[:, ::2], lambda: torch.randn(3, 1).expand(3, 4),

@@ -38,7 +38,7 @@ def test_one_builds_for_many_processes_and_threads(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["small", "real"])
 def test_killed_builds_are_recovered(tmp_path: Path, kind: str) -> None:
     """JITACT_KILLS sets how many; ``python -m jitact.kernels bench`` kills 100."""
-    kills = int(os.environ.get("JITACT_KILLS", "24" if kind == "small" else "4"))
+    kills = int(os.environ.get("JITACT_KILLS", "16" if kind == "small" else "2"))
     program = TORTURE.format(task=f"print(json.dumps(torture.kill({kills})))")
     done = run_python(program, str(tmp_path / "kills"), kind, str(time.time_ns() % 1000))
     recovered, moments, problems = json.loads(done.stdout.splitlines()[-1])
@@ -129,8 +129,8 @@ def test_workers_of_a_data_loader(folder: Path, tmp_path: Path) -> None:
 
 
 RANK = """
-import torch, jitact
-print(jitact.softsign(torch.ones(1)).item(), flush=True)
+import os, torch, jitact
+os.write(1, f"{jitact.softsign(torch.ones(1)).item()}\\n".encode())  # at once, or ranks print into each other's lines
 """
 
 

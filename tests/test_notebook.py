@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -59,8 +58,8 @@ def test_magic_takes_a_kernel_file(shell) -> None:
         ("%%activation swoosh\nx * sine(x)\n", "did you mean sin or sinh?\n    x * sine(x)\n        ^^^^"),
         ("%%activation swoosh\nELEMENTWISE T forward(T x) {\n  return x * sine(x);\n}\n", "<swoosh>:2:"),
         ("%%activation\nx\n", "%%activation NAME"),
-        ("%%activation swoosh now\nx\n", "not now"),
-        ("%%activation swoosh a=much\na * x\n", "swoosh"),
+        ("%%activation swoosh now\nx\n", "not 'now'"),
+        ("%%activation swoosh a=much\na * x\n", "'much'"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(shell, cell: str, message: str, capsys: pytest.CaptureFixture) -> None:
@@ -117,6 +116,5 @@ def test_the_tour_runs() -> None:
     assert outputs and all(cell.get("execution_count") for cell in notebook.cells if cell.cell_type == "code"), (
         "committed unrun"
     )
-    kernel = {"kernel_name": "python3"}
-    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(TOUR.parent)}}, **kernel).execute()
-    assert sys.version_info >= (3, 10)
+    folder = {"metadata": {"path": str(TOUR.parent)}}
+    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=folder).execute()

@@ -1,0 +1,245 @@
+"""How activations run that take tensors beside ``x``: learned weights, or the seed of random numbers.
+
+Inside torch.func's transforms, in forward mode and for second derivatives by weights they are PyTorch's formulas: rare paths,
+which need rules for batches and tangents that elementwise kernels cannot give to sums and random numbers.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from inspect import Parameter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import kernels
+from .activations import OPTIONS, Activation
+from .autograd import _transformed, by_token
+from .kernels import KernelSource
+
+__all__ = ["Config", "Learned", "configure", "run_learned", "run_random"]
+
+
+@dataclass(eq=False)
+class Learned(Activation):
+    """The record of an activation whose functions take tensors beside ``x``.
+
+    Attributes:
+        extras: what the build is told of those tensors; ``kernels/call.h`` lists it.
+        learned: how many of them have gradients.
+        formula_of: the activation in PyTorch, ``formula_of(x, *tensors, *params)``, differentiable as often as wanted.
+        constructor: arguments of the module with their defaults, as PyTorch's has them.
+    """
+
+    extras: tuple[str, ...] = ()
+    learned: int = 0
+    formula_of: Callable[..., Tensor] | None = None
+    constructor: tuple[tuple[str, Any], ...] = ()
+
+    @cached_property
+    def source(self) -> KernelSource:
+        """The kernel file, followed by the loops that its functions fit."""
+        plain = KernelSource.from_file(self.name, tuple(name for name, _ in self.params), (*self.saves, *self.extras))
+        text = f'{plain.text}\n#include "launch_extras.cuh"\n'
+        return KernelSource(plain.name, plain.params, plain.saves, text, plain.path)
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of the constructor: PyTorch's arguments, then ``save`` and ``fast_math``."""
+        positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.constructor]
+        keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in OPTIONS.items()]
+        return inspect.Signature([*positional, *keyword])
+
+
+@dataclass(eq=False)
+class Config:
+    """How a call runs, everything but the tensors."""
+
+    record: Learned
+    library: str
+    params: tuple[float, ...]
+    inplace: bool
+
+    def operator(self, kind: str) -> Callable:
+        """``jitact::<library>_<kind>``."""
+        return getattr(torch.ops.jitact, f"{self.library}_{kind}").default
+
+
+def configure(token: str, fast_math: bool, params: tuple[float, ...] = (), inplace: bool = False) -> Config:
+    """Compiles what a call needs, unless it is there."""
+    return Config(by_token[token], _load(token, fast_math), params, inplace)
+
+
+_configure_once = lru_cache(maxsize=4096)(configure)
+
+
+def _load(token: str, fast_math: bool) -> str:
+    """Compiles what has not been, and returns the first part of the operators' names."""
+    record = by_token[token]
+    name = kernels.load(record.source, fast_math=fast_math).name
+    if record.learned and name not in _faked:
+        _faked.add(name)
+        for kind, with_dx in (("backward_weights", False), ("backward_all", True)):
+            torch.library.register_fake(f"jitact::{name}_{kind}", _fake_gradients(record.learned, with_dx))
+    return name
+
+
+_load._dynamo_marked_constant = True  # as in autograd.py
+_faked: set[str] = set()
+
+
+def _fake_gradients(learned: int, with_dx: bool) -> Callable:
+    """What backward_weights and backward_all return, in shape, strides and dtype."""
+
+    def fake(dy: Tensor, x: Tensor, *weights: Any) -> Any:
+        gradients = tuple(torch.empty_like(t) for t in ((x,) if with_dx else ()) + weights[:learned])
+        return gradients if len(gradients) > 1 else gradients[0]
+
+    return fake
+
+
+# None of these sees torch.func, so they have forward(ctx, ...): where setup_context stands apart, PyTorch inspects the
+# signature of forward in every call, which takes longer than all the rest.
+
+
+class _KeepInput(torch.autograd.Function):
+    """Forward, keeping ``x`` and the weights: the gradient of a weight needs ``x`` itself."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, config: Config, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(x, *weights)
+        ctx.set_materialize_grads(False)
+        ctx.config = config
+        return config.operator("forward")(x, *weights, *config.params)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple:
+        (x, *weights), config = ctx.saved_tensors, ctx.config
+        if dy is None:
+            return None, None, *[None] * len(weights)
+        way = _way()
+        if way == "formula":
+            dx, *dw = _formula_gradients(config, dy, x, *weights)
+        elif way == "differentiable":
+            dx, *dw = _Gradients.apply(dy, x, config, *weights)
+        else:
+            dx, *dw = _gradients(config, dy, x, weights, ctx.needs_input_grad[0], any(ctx.needs_input_grad[2:]))
+        return dx, None, *dw, *[None] * (len(weights) - len(dw))
+
+
+class _Gradients(torch.autograd.Function):
+    """The gradients of ``x`` and of the weights as functions of ``dy``, ``x`` and the weights, themselves differentiable."""
+
+    @staticmethod
+    def forward(ctx: Any, dy: Tensor, x: Tensor, config: Config, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(dy, x, *weights)
+        ctx.config = config
+        return tuple(_gradients(config, dy, x, weights, True, True))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        _, vjp = torch.func.vjp(lambda *tensors: _formula_gradients(ctx.config, *tensors), *ctx.saved_tensors)
+        dy, x, *weights = vjp(gradients)
+        return dy, x, None, *weights
+
+
+class _KeepBit(torch.autograd.Function):
+    """Forward, keeping one bit per element and the tensors beside ``x``, none of which has a gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, config: Config, *tensors: Tensor) -> Tensor:
+        # The order of the bits is that of y's memory; where x is a view with gaps, that of a dense copy's.
+        if config.inplace:
+            mask = config.operator("forward_bit_")(x, *tensors, *config.params)
+            ctx.mark_dirty(x)
+            y, ctx.strides = x, torch.empty_like(x, device="meta").stride()
+        else:
+            y, mask = config.operator("forward_bit")(x, *tensors, *config.params)
+            ctx.strides = y.stride()
+        ctx.save_for_backward(mask, *tensors)
+        ctx.set_materialize_grads(False)
+        ctx.config = config
+        return y  # and not the mask: in place on a view, a Function may return one tensor only
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple:
+        (mask, *tensors), config = ctx.saved_tensors, ctx.config
+        none = (None,) * (1 + len(tensors))
+        if dy is None:
+            return None, *none
+        gradient = config.operator("backward_from_bit")
+        if _way() != "operators":  # the slope is constant: dy times it has all derivatives
+            ones = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).fill_(1)
+            return dy * gradient(ones, mask, *tensors, *config.params), *none
+        if dy.stride() != ctx.strides:
+            dy = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).copy_(dy)
+        return gradient(dy, mask, *tensors, *config.params), *none
+
+
+def _way() -> str:
+    """How to compute gradients: by "operators", by operators that are "differentiable", or by "formula"."""
+    if torch.compiler.is_compiling():  # which knows no second derivatives
+        return "operators"
+    if _transformed():
+        return "formula"
+    return "differentiable" if torch.is_grad_enabled() else "operators"
+
+
+def _gradients(config: Config, dy: Tensor, x: Tensor, weights: Any, with_dx: bool, with_dw: bool) -> list[Tensor | None]:
+    """Of ``x`` and, if wanted, of the learned weights."""
+    tensors = (dy, x, *weights, *config.params)
+    if not with_dw:
+        return [config.operator("backward")(*tensors)]
+    if with_dx:
+        return list(config.operator("backward_all")(*tensors))
+    dw = config.operator("backward_weights")(*tensors)
+    return [None, dw] if isinstance(dw, Tensor) else [None, *dw]
+
+
+def _formula_gradients(config: Config, dy: Tensor, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Of ``x`` and of the learned weights, in PyTorch."""
+    learned, fixed = weights[: config.record.learned], weights[config.record.learned :]
+    _, vjp = torch.func.vjp(lambda x, *learned: config.record.formula_of(x, *learned, *fixed, *config.params), x, *learned)
+    return vjp(dy)
+
+
+def run_learned(x: Tensor, record: Learned, weights: tuple[Tensor, ...], fast_math: bool) -> Tensor:
+    """Applies an activation that learns weights. The arguments are checked."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _transformed():
+        return record.formula_of(x, *weights)
+    config = (configure if compiling else _configure_once)(record.token, fast_math)
+    if torch.is_grad_enabled():
+        if any([weight.requires_grad for weight in weights[: record.learned]]):
+            return _KeepInput.apply(x, config, *weights)
+        if x.requires_grad:
+            return (_KeepBit if "bit" in record.extras else _KeepInput).apply(x, config, *weights)
+    return config.operator("forward")(x, *weights)
+
+
+def run_random(x: Tensor, record: Learned, params: tuple[float, ...], inplace: bool, fast_math: bool) -> Tensor:
+    """Applies an activation that draws random numbers. The arguments are checked.
+
+    Raises:
+        RuntimeError: in place on a leaf that requires a gradient.
+    """
+    compiling = torch.compiler.is_compiling()
+    if not compiling and _transformed():
+        y = record.formula_of(x, *params)
+        return x.copy_(y) if inplace else y
+    config = (configure if compiling else _configure_once)(record.token, fast_math, params, inplace)
+    if not (torch.is_grad_enabled() and x.requires_grad):
+        y = config.operator("forward_" if inplace else "forward")(x, _seed(x), *params)
+        return x if inplace else y
+    if inplace and x.is_leaf:
+        raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
+    return _KeepBit.apply(x, config, _seed(x))
+
+
+def _seed(x: Tensor) -> Tensor:
+    """From PyTorch's generator, on ``x``'s device: no synchronisation, and a CUDA graph draws anew with each replay."""
+    return torch.randint(2**63 - 1, (1,), device=x.device)

@@ -1,0 +1,98 @@
+"""Runs the code in README.md and docs/*.md. The word after the fence says how:
+
+python       run, all of a file's in one namespace
+python gpu   the same, where there is a GPU; elsewhere it is compiled as Python alone
+cuda         a kernel file: defined, compiled and called
+sh           run by bash in an empty folder, line by line; $REPOSITORY is this checkout; lines of NOT_HERE are left to CI
+text         no code
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import jitact
+from jitact import registry
+
+ROOT = Path(__file__).parents[1]
+FILES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
+FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
+# What installs, or takes longer than a test may: CI runs the README's commands word for word.
+NOT_HERE = re.compile(
+    r"pip install|git clone|pytest|python bench\.py|python -m jitact\.(bench|accuracy)$|kernels (clear|build)"
+)
+
+
+class Block(NamedTuple):
+    """Code in a document."""
+
+    kind: str
+    code: str
+    line: int
+
+
+def blocks(path: Path) -> list[Block]:
+    text = path.read_text()
+    found = []
+    for match in FENCE.finditer(text):
+        indent = len(match[1])
+        code = "".join(line[indent:] for line in match[3].splitlines(keepends=True))
+        found.append(Block(match[2].strip(), code, text.count("\n", 0, match.start()) + 2))
+    return found
+
+
+def run_shell(block: Block, folder: Path) -> None:
+    lines = [line for line in block.code.splitlines() if not NOT_HERE.search(line)]
+    environment = os.environ | {"REPOSITORY": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, f"line {block.line}: {done.stderr}"
+
+
+@pytest.fixture
+def only_here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    before = set(jitact.names())
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "Agg")
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(request.config.cache.mkdir("exported")))
+    yield
+    for name in set(jitact.names()) - before:
+        registry.unregister(name)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_code_runs(path: Path, only_here: None, tmp_path: Path) -> None:
+    space: dict = {"__name__": "__main__"}
+    for block in blocks(path):
+        where = f"{path.relative_to(ROOT)}, line {block.line}"
+        if block.kind in ("python", "python gpu"):
+            code = compile("\n" * (block.line - 1) + block.code, str(path), "exec")
+            if block.kind == "python" or torch.cuda.is_available():
+                if "plot(" in block.code:
+                    pytest.importorskip("matplotlib")
+                exec(code, space)
+        elif block.kind == "cuda":
+            cls = jitact.define(f"line_{block.line}", source=block.code)
+            assert cls()(torch.zeros(3)).shape == (3,), where
+        elif block.kind in ("sh", "bash"):
+            run_shell(block, tmp_path)
+        else:
+            assert block.kind in ("text", "dockerfile"), f"{where}: no such kind of code, {block.kind!r}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_links_lead_somewhere(path: Path) -> None:
+    for target, anchor in LINK.findall(path.read_text()):
+        if not re.match(r"https?:", target):
+            assert (path.parent / target).exists(), target
+            headings = re.findall(r"^#+ (.*)", (path.parent / target).read_text(), re.MULTILINE) if anchor else []
+            assert not anchor or anchor[1:] in [re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings]
