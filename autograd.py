@@ -221,7 +221,9 @@ def run(
     compiling = torch.compiler.is_compiling()
     transformed = not compiling and _transformed()
     records = transformed or (torch.is_grad_enabled() and x.requires_grad)
-    in_place = inplace and not transformed  # forward mode would want the tangent written in place too
+    # Forward mode would want the tangent written in place too, and a Function of two outputs changes no view.
+    copies = inplace and (transformed or (records and not compiling and x._is_view()))
+    in_place = inplace and not copies
     if not records or (transformed and (save or activation.saves[0]) == "bit"):
         save = "input"  # nothing to keep, or a mask in the order of memory, which vmap hides
     config = (configure if compiling else _configure_once)(activation, params, in_place, save, fast_math)
@@ -230,9 +232,10 @@ def run(
         return x if in_place else y
     if in_place and x.is_leaf:
         raise RuntimeError(f"{activation.name}: a leaf that requires a gradient cannot be changed in place")
-    y = (_ActivateCompiled if compiling else _Activate).apply(x, config)
+    source = x.clone() if copies else x  # what is kept of x must outlive the change of x
+    y = (_ActivateCompiled if compiling else _Activate).apply(source, config)
     y = y[0] if isinstance(y, tuple) else y
-    return x.copy_(y) if inplace and transformed else y
+    return x.copy_(y) if copies else y
 
 
 def _transformed() -> bool:

@@ -145,6 +145,18 @@ def test_in_place(name: str, device: str) -> None:
     assert torch.equal(leaf.detach(), kept), "nothing was changed before the error"
 
 
+@pytest.mark.parametrize("name", ["relu", "selu", "silu"])
+def test_in_place_on_a_view(name: str, device: str) -> None:
+    for view in (lambda t: t.view(-1), lambda t: t[:, ::2]):
+        x = torch.randn(6, 8, device=device, requires_grad=True)
+        reference = x.detach().clone().requires_grad_()
+        for leaf, act in ((x, jitact.get(name)(inplace=True)), (reference, jitact.get(name).Model(inplace=True))):
+            hidden = leaf * 1
+            act(view(hidden))
+            (hidden * 3).sum().backward()
+        torch.testing.assert_close(x.grad, reference.grad)
+
+
 def test_one_bit_is_kept(device: str) -> None:
     """Bytes kept for backward: an eighth of a byte per element, and never more than PyTorch keeps."""
     n = 8000
