@@ -118,7 +118,7 @@ class _Activate(torch.autograd.Function):
         if config.inplace:
             ctx.mark_dirty(x)
         ctx.save_for_backward(kept)
-        if not torch.compiler.is_compiling() and _transformed():
+        if _transformed():
             ctx.save_for_forward(kept)  # a plain reference: always made, a kept output would hold itself alive
         ctx.set_materialize_grads(False)
         ctx.config, ctx.strides = config, y.stride()
@@ -148,7 +148,7 @@ class _Gradient(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         dy, kept, config = inputs
         ctx.save_for_backward(dy, kept)
-        if not torch.compiler.is_compiling() and _transformed():
+        if _transformed():
             ctx.save_for_forward(dy, kept)
         ctx.set_materialize_grads(False)
         ctx.config, ctx.strides = config, output.stride()
@@ -219,7 +219,7 @@ def run(
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided:
         raise TypeError(f"{activation.name}: expected {ACCEPTED}, got {_describe(x)}")
     compiling = torch.compiler.is_compiling()
-    transformed = not compiling and _transformed()
+    transformed = _transformed()
     records = transformed or (torch.is_grad_enabled() and x.requires_grad)
     # Forward mode would want the tangent written in place too, and a Function of two outputs changes no view.
     copies = inplace and (transformed or (records and not compiling and x._is_view()))
@@ -239,7 +239,9 @@ def run(
 
 
 def _transformed() -> bool:
-    """Whether torch.func transforms or forward-mode AD are at work. Neither has a public query."""
+    """Whether torch.func transforms or forward-mode AD are at work, outside of torch.compile. Neither has a public query."""
+    if torch.compiler.is_compiling():
+        return False
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 

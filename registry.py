@@ -111,9 +111,3 @@ if __name__ == "__main__":
     from jitact.onefile import main
 
     raise SystemExit(main())
-
-
-if __name__ == "__main__":
-    from jitact.onefile import main
-
-    raise SystemExit(main())
