@@ -210,7 +210,7 @@ def _formula_gradients(config: Config, dy: Tensor, x: Tensor, *weights: Tensor) 
 def run_learned(x: Tensor, record: Learned, weights: tuple[Tensor, ...], fast_math: bool) -> Tensor:
     """Applies an activation that learns weights. The arguments are checked."""
     compiling = torch.compiler.is_compiling()
-    if not compiling and _transformed():
+    if _transformed():
         return record.formula_of(x, *weights)
     config = (configure if compiling else _configure_once)(record.token, fast_math)
     if torch.is_grad_enabled():
@@ -228,7 +228,7 @@ def run_random(x: Tensor, record: Learned, params: tuple[float, ...], inplace: b
         RuntimeError: in place on a leaf that requires a gradient.
     """
     compiling = torch.compiler.is_compiling()
-    if not compiling and _transformed():
+    if _transformed():
         y = record.formula_of(x, *params)
         return x.copy_(y) if inplace else y
     config = (configure if compiling else _configure_once)(record.token, fast_math, params, inplace)
