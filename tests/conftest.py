@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import os
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 
+import jitact
+
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+
+# pytest imports __init__.py of the checkout as a module named like its folder. It must not become a second jitact.
+sys.modules.setdefault(Path(__file__).parents[1].name, jitact)
 
 
 def pytest_configure(config: pytest.Config) -> None:
