@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,18 @@ from . import kernels
 if TYPE_CHECKING:
     from .activations import Activation
 
-__all__ = ["ACCEPTED", "DTYPES", "check", "run"]
+__all__ = [
+    "ACCEPTED",
+    "DTYPES",
+    "by_token",
+    "call",
+    "check",
+    "describe",
+    "is_transformed",
+    "kept_for_a_generation",
+    "run",
+    "strides_of_bits",
+]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
@@ -25,8 +35,7 @@ by_token: dict[str, Activation] = {}
 """Every record by its token, a constant string, which is all that torch.compile can carry to the loader."""
 
 
-@dataclass(eq=False)
-class Config:
+class Config(NamedTuple):
     """How a call runs, everything but the tensor: the options, completed, and the operators they lead to."""
 
     activation: Activation
@@ -82,7 +91,20 @@ def configure(activation: Activation, params: tuple[float, ...], inplace: bool, 
     return Config(activation, tuple([float(p) for p in params]), inplace, save, *ops)
 
 
-_configure_once = lru_cache(maxsize=4096)(configure)
+def kept_for_a_generation(configure: Callable) -> Callable:
+    """``configure``, with what it returns kept until a header of a kernel changes; not where torch.compile traces it."""
+
+    @lru_cache(maxsize=4096)
+    def keep(generation: int, *options: Any) -> Any:
+        return configure(*options)
+
+    def configured(*options: Any) -> Any:
+        return configure(*options) if torch.compiler.is_compiling() else keep(kernels.generation(), *options)
+
+    return configured
+
+
+_configured = kept_for_a_generation(configure)
 
 
 def _load(token: str, fast_math: bool) -> str:
@@ -93,48 +115,83 @@ def _load(token: str, fast_math: bool) -> str:
 _load._dynamo_marked_constant = True
 
 
+def call(operator: Callable, *arguments: Any) -> Any:
+    """Calls an operator, with PyTorch's own error where memory is short.
+
+    Through the C interface of the operators every exception is a RuntimeError. Asking for the memory again raises the one
+    that users know how to catch, torch.OutOfMemoryError.
+    """
+    try:
+        return operator(*arguments)
+    except RuntimeError as error:
+        raise _torchs_own(error, arguments[0]) from None
+
+
+def _torchs_own(error: RuntimeError, x: Tensor) -> RuntimeError:
+    try:
+        torch.empty_like(x)
+    except RuntimeError as own:
+        return own
+    return error
+
+
+def strides_of_bits(y: Tensor) -> tuple[int, ...]:
+    """The strides in whose order a mask holds the bits of ``y``: those of a dense copy where ``y`` is a view with gaps."""
+    return y.stride() if y.is_contiguous() else torch.empty_like(y, device="meta").stride()
+
+
 class _Activate(torch.autograd.Function):
     """Forward, keeping for backward what ``config.save`` names.
 
-    Returns ``y``, or ``(y, kept)`` where what backward needs is neither ``x`` nor ``y`` as they are.
+    It has forward(ctx, ...), because where setup_context stands apart, PyTorch inspects the signature of forward in every call,
+    which takes longer than all the rest; and no jvp, because torch.compile accepts no Function that defines one.
     """
 
     @staticmethod
-    def forward(x: Tensor, config: Config) -> Any:
-        if not config.inplace:
-            return config.forward_op(x, *config.params)
-        kept = x.clone() if config.save == "input" else None
-        mask = config.forward_op(x, *config.params)
-        return x if config.save == "output" else (x, mask if kept is None else kept)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple, output: Any) -> None:
-        x, config = inputs
-        if isinstance(output, tuple):
-            y, kept = output
-            ctx.mark_non_differentiable(kept)
-        else:
-            y, kept = output, x if config.save == "input" else output
+    def forward(ctx: Any, x: Tensor, config: Config) -> Tensor:
+        kept = x.clone() if config.inplace and config.save == "input" else x
+        y = call(config.forward_op, x, *config.params)
+        if config.save == "bit":
+            y, kept = (x, y) if config.inplace else y
+            ctx.strides = strides_of_bits(y)
         if config.inplace:
+            y = x
             ctx.mark_dirty(x)
-        ctx.save_for_backward(kept)
-        if _transformed():
-            ctx.save_for_forward(kept)  # a plain reference: always made, a kept output would hold itself alive
+        ctx.save_for_backward(y if config.save == "output" else kept)
         ctx.set_materialize_grads(False)
-        ctx.config, ctx.strides = config, y.stride()
+        ctx.config = config
+        return y
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, *_: Any) -> tuple:
+    def backward(ctx: Any, dy: Tensor | None) -> tuple:
+        return None if dy is None else _gradient(ctx, dy), None
+
+
+class _ActivateTransformed(torch.autograd.Function):
+    """Forward within torch.func's transforms and forward mode: never in place, keeping the input."""
+
+    @staticmethod
+    def forward(x: Tensor, config: Config) -> Tensor:
+        return call(config.forward_op, x, *config.params)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
+        x, ctx.config = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor | None) -> tuple:
         return None if dy is None else _gradient(ctx, dy), None
 
     @staticmethod
-    def jvp(ctx: Any, dx: Tensor, _: Any) -> Any:
-        dy = _gradient(ctx, dx)
-        return (dy, None) if ctx.config.save == "bit" else dy
+    def jvp(ctx: Any, dx: Tensor, _: Any) -> Tensor:
+        return _gradient(ctx, dx)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, config: Config) -> tuple:
-        return _Activate.apply(x, config), in_dims[0]
+        return _ActivateTransformed.apply(x, config), in_dims[0]
 
 
 class _Gradient(torch.autograd.Function):
@@ -142,16 +199,16 @@ class _Gradient(torch.autograd.Function):
 
     @staticmethod
     def forward(dy: Tensor, kept: Tensor, config: Config) -> Tensor:
-        return config.backward_op(dy, kept, *config.params)
+        return call(config.backward_op, dy, kept, *config.params)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
-        dy, kept, config = inputs
+        dy, kept, ctx.config = inputs
         ctx.save_for_backward(dy, kept)
-        if _transformed():
+        if is_transformed():
             ctx.save_for_forward(dy, kept)
         ctx.set_materialize_grads(False)
-        ctx.config, ctx.strides = config, output.stride()
+        ctx.strides = output.stride()
 
     @staticmethod
     def backward(ctx: Any, ddx: Tensor | None) -> tuple:
@@ -176,14 +233,9 @@ class _Gradient(torch.autograd.Function):
         return _Gradient.apply(dy, kept, config), 0
 
 
-# torch.compile accepts no Function that defines jvp; it needs neither forward mode nor batching from these.
-
-
-class _ActivateCompiled(_Activate):
-    jvp = torch.autograd.Function.jvp
-
-
 class _GradientCompiled(_Gradient):
+    """For torch.compile, which accepts no Function that defines jvp, and needs none."""
+
     jvp = torch.autograd.Function.jvp
 
 
@@ -217,35 +269,35 @@ def run(
         RuntimeError: in place on a leaf that requires a gradient.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided:
-        raise TypeError(f"{activation.name}: expected {ACCEPTED}, got {_describe(x)}")
+        raise TypeError(f"{activation.name}: expected {ACCEPTED}, got {describe(x)}")
     compiling = torch.compiler.is_compiling()
-    transformed = _transformed()
+    transformed = is_transformed()
     records = transformed or (torch.is_grad_enabled() and x.requires_grad)
-    # Forward mode would want the tangent written in place too, and a Function of two outputs changes no view.
+    # Forward mode would want the tangent written in place too, and a view in place cannot keep its output.
     copies = inplace and (transformed or (records and not compiling and x._is_view()))
     in_place = inplace and not copies
-    if not records or (transformed and (save or activation.saves[0]) == "bit"):
-        save = "input"  # nothing to keep, or a mask in the order of memory, which vmap hides
-    config = (configure if compiling else _configure_once)(activation, params, in_place, save, fast_math)
+    if not records or transformed:
+        save = "input"  # nothing to keep; or a mask, in the order of memory, which vmap hides
+    config = _configured(activation, params, in_place, save, fast_math)
     if not records:
-        y = config.forward_op(x, *config.params)
+        y = call(config.forward_op, x, *config.params)
         return x if in_place else y
     if in_place and x.is_leaf:
         raise RuntimeError(f"{activation.name}: a leaf that requires a gradient cannot be changed in place")
     source = x.clone() if copies else x  # what is kept of x must outlive the change of x
-    y = (_ActivateCompiled if compiling else _Activate).apply(source, config)
-    y = y[0] if isinstance(y, tuple) else y
+    y = (_ActivateTransformed if transformed else _Activate).apply(source, config)
     return x.copy_(y) if copies else y
 
 
-def _transformed() -> bool:
+def is_transformed() -> bool:
     """Whether torch.func transforms or forward-mode AD are at work, outside of torch.compile. Neither has a public query."""
     if torch.compiler.is_compiling():
         return False
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
-def _describe(x: object) -> str:
+def describe(x: object) -> str:
+    """What was given in place of a tensor that an activation takes, for an error."""
     if not isinstance(x, Tensor):
         return "None" if x is None else f"a {type(x).__name__}"
     layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "

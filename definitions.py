@@ -70,7 +70,7 @@ ELEMENTWISE T forward({arguments}) {{ return {slope}; }}
         definition,
         name=name,
         saves=("input",),
-        kernel=replace(kernel, name=name, saves=("input",), text=text),
+        kernel=kernel._replace(name=name, saves=("input",), text=text),
         functions=frozenset({"forward"}),
     )
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .activations import TABLE, ActivationModule
-from .autograd import ACCEPTED, DTYPES, _describe, run
+from .autograd import ACCEPTED, DTYPES, describe, run
 from .learned_autograd import Learned, run_learned, run_random
 
 __all__ = ["LEARNED", "XIELU", "Learned", "PReLU", "RReLU", "prelu", "rrelu", "xielu"]
@@ -24,7 +24,7 @@ __all__ = ["LEARNED", "XIELU", "Learned", "PReLU", "RReLU", "prelu", "rrelu", "x
 
 def _check_input(record: Learned, x: Any, save: str | None = None) -> None:
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided:
-        raise TypeError(f"{record.name}: expected {ACCEPTED}, got {_describe(x)}")
+        raise TypeError(f"{record.name}: expected {ACCEPTED}, got {describe(x)}")
     _check_save(record, save)
 
 
@@ -35,7 +35,7 @@ def _check_save(record: Learned, save: str | None) -> None:
 
 def _check_weight(record: Learned, name: str, weight: Any, x: Tensor) -> None:
     if not isinstance(weight, Tensor) or weight.dtype not in DTYPES or weight.layout is not torch.strided:
-        raise TypeError(f"{record.name}: {name} must be {ACCEPTED}, got {_describe(weight)}")
+        raise TypeError(f"{record.name}: {name} must be {ACCEPTED}, got {describe(weight)}")
     if weight.device != x.device:
         raise ValueError(f"{record.name}: {name} must be on the device of x, {x.device}, got one on {weight.device}")
 
@@ -81,7 +81,7 @@ def prelu(x: Tensor, weight: Tensor, *, save: str | None = None, fast_math: bool
     if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         x, weight = _autocast(x), _autocast(weight)
     if weight.dtype != x.dtype:
-        raise TypeError(f"prelu: weight must be of x's dtype, {_name(x.dtype)}, got {_describe(weight)}")
+        raise TypeError(f"prelu: weight must be of x's dtype, {_name(x.dtype)}, got {describe(weight)}")
     if weight.dim() > 1:
         raise ValueError(f"prelu: weight must have at most 1 dimension, got {weight.dim()}: {tuple(weight.shape)}")
     if weight.numel() != 1 and (x.dim() == 0 or weight.numel() != (x.shape[1] if x.dim() > 1 else 1)):
@@ -106,8 +106,10 @@ PRELU = Learned(
     reference=lambda x: F.prelu(x, x.new_full((1,), 0.25)),
     module=nn.PReLU,
     notes="Backward keeps x, which the weight's gradient needs; one bit per element where the weight has none.",
-    extras=("bit", "weights=1", "learned=1", "channels"),
+    weights=1,
     learned=1,
+    channels=True,
+    bit=True,
     formula_of=F.prelu,
     constructor=(("num_parameters", 1), ("init", 0.25), ("device", None), ("dtype", None)),
 )
@@ -262,7 +264,7 @@ XIELU_RECORD = Learned(
     exact=_xielu_exact,
     aliases=("xielu_activation",),
     zero_crossing=0.5,
-    extras=("weights=4", "learned=2"),
+    weights=4,
     learned=2,
     formula_of=_xielu_formula,
     constructor=(("alpha_p_init", 0.8), ("alpha_n_init", 0.8), ("beta", 0.5), ("eps", -1e-6), ("dtype", torch.bfloat16),
@@ -380,7 +382,7 @@ RRELU = Learned(
     inplace=True,
     module=nn.RReLU,
     notes="Slopes are made again in backward, from 8 bytes that PyTorch's generator drew; no noise is kept.",
-    extras=("random",),
+    random=True,
     formula_of=_rrelu_formula,
     constructor=(("lower", 1 / 8), ("upper", 1 / 3), ("inplace", False)),
 )

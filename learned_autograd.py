@@ -9,16 +9,16 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from inspect import Parameter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from . import kernels
 from .activations import OPTIONS, Activation
-from .autograd import _transformed, by_token
+from .autograd import by_token, call, is_transformed, kept_for_a_generation, strides_of_bits
 from .kernels import KernelSource
 
 __all__ = ["Config", "Learned", "configure", "run_learned", "run_random"]
@@ -29,23 +29,29 @@ class Learned(Activation):
     """The record of an activation whose functions take tensors beside ``x``.
 
     Attributes:
-        extras: what the build is told of those tensors; ``kernels/call.h`` lists it.
-        learned: how many of them have gradients.
+        weights: how many they are.
+        learned: how many of them, the first, have gradients.
+        channels: whether they may have one value for each channel.
+        random: whether they are one, the seed of random numbers.
+        bit: whether one bit per element is enough where no weight has a gradient.
         formula_of: the activation in PyTorch, ``formula_of(x, *tensors, *params)``, differentiable as often as wanted.
         constructor: arguments of the module with their defaults, as PyTorch's has them.
     """
 
-    extras: tuple[str, ...] = ()
+    weights: int = 0
     learned: int = 0
+    channels: bool = False
+    random: bool = False
+    bit: bool = False
     formula_of: Callable[..., Tensor] | None = None
     constructor: tuple[tuple[str, Any], ...] = ()
 
     @cached_property
     def source(self) -> KernelSource:
-        """The kernel file, followed by the loops that its functions fit."""
-        plain = KernelSource.from_file(self.name, tuple(name for name, _ in self.params), (*self.saves, *self.extras))
-        text = f'{plain.text}\n#include "launch_extras.cuh"\n'
-        return KernelSource(plain.name, plain.params, plain.saves, text, plain.path)
+        """The kernel file, and what its functions take."""
+        params, saves = tuple(name for name, _ in self.params), (*self.saves, *(["bit"] if self.bit else []))
+        tensors = {name: getattr(self, name) for name in ("weights", "learned", "channels", "random")}
+        return KernelSource.from_file(self.name, params, saves, **tensors)
 
     @cached_property
     def signature(self) -> inspect.Signature:
@@ -55,8 +61,7 @@ class Learned(Activation):
         return inspect.Signature([*positional, *keyword])
 
 
-@dataclass(eq=False)
-class Config:
+class Config(NamedTuple):
     """How a call runs, everything but the tensors."""
 
     record: Learned
@@ -74,36 +79,14 @@ def configure(token: str, fast_math: bool, params: tuple[float, ...] = (), inpla
     return Config(by_token[token], _load(token, fast_math), params, inplace)
 
 
-_configure_once = lru_cache(maxsize=4096)(configure)
+_configured = kept_for_a_generation(configure)
 
 
 def _load(token: str, fast_math: bool) -> str:
-    """Compiles what has not been, and returns the first part of the operators' names."""
-    record = by_token[token]
-    name = kernels.load(record.source, fast_math=fast_math).name
-    if record.learned and name not in _faked:
-        _faked.add(name)
-        for kind, with_dx in (("backward_weights", False), ("backward_all", True)):
-            torch.library.register_fake(f"jitact::{name}_{kind}", _fake_gradients(record.learned, with_dx))
-    return name
+    return kernels.load(by_token[token].source, fast_math=fast_math).name
 
 
 _load._dynamo_marked_constant = True  # as in autograd.py
-_faked: set[str] = set()
-
-
-def _fake_gradients(learned: int, with_dx: bool) -> Callable:
-    """What backward_weights and backward_all return, in shape, strides and dtype."""
-
-    def fake(dy: Tensor, x: Tensor, *weights: Any) -> Any:
-        gradients = tuple(torch.empty_like(t) for t in ((x,) if with_dx else ()) + weights[:learned])
-        return gradients if len(gradients) > 1 else gradients[0]
-
-    return fake
-
-
-# None of these sees torch.func, so they have forward(ctx, ...): where setup_context stands apart, PyTorch inspects the
-# signature of forward in every call, which takes longer than all the rest.
 
 
 class _KeepInput(torch.autograd.Function):
@@ -114,7 +97,7 @@ class _KeepInput(torch.autograd.Function):
         ctx.save_for_backward(x, *weights)
         ctx.set_materialize_grads(False)
         ctx.config = config
-        return config.operator("forward")(x, *weights, *config.params)
+        return call(config.operator("forward"), x, *weights, *config.params)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
@@ -152,14 +135,12 @@ class _KeepBit(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, config: Config, *tensors: Tensor) -> Tensor:
-        # The order of the bits is that of y's memory; where x is a view with gaps, that of a dense copy's.
         if config.inplace:
-            mask = config.operator("forward_bit_")(x, *tensors, *config.params)
+            y, mask = x, call(config.operator("forward_bit_"), x, *tensors, *config.params)
             ctx.mark_dirty(x)
-            y, ctx.strides = x, torch.empty_like(x, device="meta").stride()
         else:
-            y, mask = config.operator("forward_bit")(x, *tensors, *config.params)
-            ctx.strides = y.stride()
+            y, mask = call(config.operator("forward_bit"), x, *tensors, *config.params)
+        ctx.strides = strides_of_bits(y)
         ctx.save_for_backward(mask, *tensors)
         ctx.set_materialize_grads(False)
         ctx.config = config
@@ -177,14 +158,14 @@ class _KeepBit(torch.autograd.Function):
             return dy * gradient(ones, mask, *tensors, *config.params), *none
         if dy.stride() != ctx.strides:
             dy = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).copy_(dy)
-        return gradient(dy, mask, *tensors, *config.params), *none
+        return call(gradient, dy, mask, *tensors, *config.params), *none
 
 
 def _way() -> str:
     """How to compute gradients: by "operators", by operators that are "differentiable", or by "formula"."""
     if torch.compiler.is_compiling():  # which knows no second derivatives
         return "operators"
-    if _transformed():
+    if is_transformed():
         return "formula"
     return "differentiable" if torch.is_grad_enabled() else "operators"
 
@@ -193,10 +174,10 @@ def _gradients(config: Config, dy: Tensor, x: Tensor, weights: Any, with_dx: boo
     """Of ``x`` and, if wanted, of the learned weights."""
     tensors = (dy, x, *weights, *config.params)
     if not with_dw:
-        return [config.operator("backward")(*tensors)]
+        return [call(config.operator("backward"), *tensors)]
     if with_dx:
-        return list(config.operator("backward_all")(*tensors))
-    dw = config.operator("backward_weights")(*tensors)
+        return list(call(config.operator("backward_all"), *tensors))
+    dw = call(config.operator("backward_weights"), *tensors)
     return [None, dw] if isinstance(dw, Tensor) else [None, *dw]
 
 
@@ -209,16 +190,15 @@ def _formula_gradients(config: Config, dy: Tensor, x: Tensor, *weights: Tensor) 
 
 def run_learned(x: Tensor, record: Learned, weights: tuple[Tensor, ...], fast_math: bool) -> Tensor:
     """Applies an activation that learns weights. The arguments are checked."""
-    compiling = torch.compiler.is_compiling()
-    if _transformed():
+    if is_transformed():
         return record.formula_of(x, *weights)
-    config = (configure if compiling else _configure_once)(record.token, fast_math)
+    config = _configured(record.token, fast_math)
     if torch.is_grad_enabled():
         if any([weight.requires_grad for weight in weights[: record.learned]]):
             return _KeepInput.apply(x, config, *weights)
         if x.requires_grad:
-            return (_KeepBit if "bit" in record.extras else _KeepInput).apply(x, config, *weights)
-    return config.operator("forward")(x, *weights)
+            return (_KeepBit if record.bit else _KeepInput).apply(x, config, *weights)
+    return call(config.operator("forward"), x, *weights)
 
 
 def run_random(x: Tensor, record: Learned, params: tuple[float, ...], inplace: bool, fast_math: bool) -> Tensor:
@@ -227,13 +207,12 @@ def run_random(x: Tensor, record: Learned, params: tuple[float, ...], inplace: b
     Raises:
         RuntimeError: in place on a leaf that requires a gradient.
     """
-    compiling = torch.compiler.is_compiling()
-    if _transformed():
+    if is_transformed():
         y = record.formula_of(x, *params)
         return x.copy_(y) if inplace else y
-    config = (configure if compiling else _configure_once)(record.token, fast_math, params, inplace)
+    config = _configured(record.token, fast_math, params, inplace)
     if not (torch.is_grad_enabled() and x.requires_grad):
-        y = config.operator("forward_" if inplace else "forward")(x, _seed(x), *params)
+        y = call(config.operator("forward_" if inplace else "forward"), x, _seed(x), *params)
         return x if inplace else y
     if inplace and x.is_leaf:
         raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")

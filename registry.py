@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 
 from torch import Tensor, nn
 
 from .activations import TABLE, Activation, make_function, make_module
-from .learned import LEARNED
 
 __all__ = ["REGISTRY", "function", "get", "names", "register", "resolve", "unregister"]
 
@@ -17,8 +16,38 @@ _modules: dict[str, type[nn.Module]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
 
-REGISTRY: Mapping[str, type[nn.Module]] = MappingProxyType(_modules)
+
+class _Registry(Mapping[str, type[nn.Module]]):
+    """Reads ``_modules``, completed where a name is not found or all are wanted."""
+
+    def __getitem__(self, name: str) -> type[nn.Module]:
+        if name not in _modules:
+            _complete()
+        return _modules[name]
+
+    def __iter__(self) -> Iterator[str]:
+        _complete()
+        return iter(_modules)
+
+    def __len__(self) -> int:
+        _complete()
+        return len(_modules)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+REGISTRY: Mapping[str, type[nn.Module]] = _Registry()
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
+
+
+@cache
+def _complete() -> None:
+    """Registers the activations that take more than a line of the table, which few programs ask for."""
+    from .learned import LEARNED
+
+    for activation, module, function in LEARNED:
+        register(activation, module, function)
 
 
 def _normalise(name: str) -> str:
@@ -27,7 +56,7 @@ def _normalise(name: str) -> str:
 
 def names() -> list[str]:
     """Canonical names of all registered activations, sorted."""
-    return sorted(_modules)
+    return sorted(REGISTRY)
 
 
 def resolve(name: str) -> str:
@@ -39,6 +68,8 @@ def resolve(name: str) -> str:
     spelling = _normalise(name) if isinstance(name, str) else ""
     if spelling in ("linear", "identity"):
         raise UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
+    if spelling not in _aliases:
+        _complete()
     canonical = _aliases.get(spelling)
     if canonical is None:
         near = difflib.get_close_matches(_normalise(str(name)), _aliases, n=3)
@@ -60,7 +91,7 @@ def get(name: str) -> type[nn.Module]:
     Raises:
         KeyError: unknown name; the message suggests near names and lists the known ones.
     """
-    return _modules[resolve(name)]
+    return REGISTRY[resolve(name)]
 
 
 def function(name: str) -> Callable[..., Tensor]:
@@ -69,7 +100,10 @@ def function(name: str) -> Callable[..., Tensor]:
     Raises:
         KeyError: unknown name.
     """
-    return _functions[resolve(name)]
+    canonical = resolve(name)
+    if canonical not in _functions:
+        _functions[canonical] = make_function(REGISTRY[canonical].activation)
+    return _functions[canonical]
 
 
 def register(
@@ -83,7 +117,9 @@ def register(
         function: its function, likewise.
     """
     _modules[activation.name] = module or make_module(activation)
-    _functions[activation.name] = function or make_function(activation)
+    _functions.pop(activation.name, None)  # made when it is asked for
+    if function:
+        _functions[activation.name] = function
     for name in (activation.name, activation.title, *activation.aliases):
         _aliases[_normalise(name)] = activation.name
     return _modules[activation.name]
@@ -96,15 +132,14 @@ def unregister(name: str) -> None:
         KeyError: unknown name.
     """
     canonical = resolve(name)
-    del _modules[canonical], _functions[canonical]
+    del _modules[canonical]
+    _functions.pop(canonical, None)
     for alias in [alias for alias, target in _aliases.items() if target == canonical]:
         del _aliases[alias]
 
 
 for _activation in TABLE:
     register(_activation)
-for _activation, _module, _function in LEARNED:
-    register(_activation, _module, _function)
 
 
 if __name__ == "__main__":

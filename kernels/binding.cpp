@@ -32,7 +32,13 @@ void check(bool condition, const char* message) {
   if (!condition) throw std::runtime_error(std::string("jitact: ") + message);
 }
 
-#define SHIM(call) check((call) == 0, "torch refused " #call "; its reason is in the log")
+[[noreturn]] void refused(const char* call) {
+  const char* reason = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
+  throw std::runtime_error(std::string("jitact: torch refused ") + call + ": " + (reason ? reason : "the reason is in the log"));
+}
+
+#define SHIM(call) \
+  if ((call) != 0) refused(#call)
 
 // An owned reference to a torch tensor.
 class Tensor {

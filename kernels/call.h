@@ -8,16 +8,6 @@
 //   JITACT_WEIGHTS=W   W tensors of weights, of which the first JITACT_LEARNED have gradients; with JITACT_CHANNELS, a weight
 //                      may have one value for each channel
 //   JITACT_RANDOM      a random number for each element, drawn from a seed
-#ifdef JITACT_SAVES_WEIGHTS
-#define JITACT_WEIGHTS JITACT_SAVES_WEIGHTS
-#define JITACT_LEARNED JITACT_SAVES_LEARNED
-#endif
-#ifdef JITACT_SAVES_CHANNELS
-#define JITACT_CHANNELS
-#endif
-#ifdef JITACT_SAVES_RANDOM
-#define JITACT_RANDOM
-#endif
 #if defined(JITACT_WEIGHTS) || defined(JITACT_RANDOM)
 #define JITACT_EXTRAS
 #endif

@@ -12,6 +12,10 @@
 
 namespace jitact {
 
+// 16-bit elements as they lie in memory.
+struct Half { uint16_t bits; };
+struct Bfloat16 { uint16_t bits; };
+
 template <typename T>
 struct Params {
   T values[JITACT_PARAMS + 1];
@@ -63,7 +67,8 @@ JITACT_INLINE T element(T a, T b, bool& bit, const Params<T>& params) {
 
 // Calls f.template operator()<op>() for the operation of the call, among those that the activation declares.
 template <typename F>
-void dispatch(Op op, const F& f) {
+void dispatch([[maybe_unused]] Op op, [[maybe_unused]] const F& f) {
+#ifndef JITACT_EXTRAS  // functions that take more arguments than these loops have are launch_extras.cuh's
   switch (op) {
     case Op::forward: return f.template operator()<Op::forward>();
     case Op::backward: return f.template operator()<Op::backward>();
@@ -76,6 +81,18 @@ void dispatch(Op op, const F& f) {
 #endif
     default: return;
   }
+#endif
+}
+
+// Calls f.template operator()<S>() for the dtype of the call.
+template <typename F>
+auto dispatch_dtype(Dtype dtype, const F& f) {
+  switch (dtype) {
+    case Dtype::f64: return f.template operator()<double>();
+    case Dtype::f32: return f.template operator()<float>();
+    case Dtype::f16: return f.template operator()<Half>();
+    default: return f.template operator()<Bfloat16>();
+  }
 }
 
 JITACT_INLINE constexpr bool reads_two(Op op) { return op == Op::backward || op == Op::backward_from_output; }
@@ -86,4 +103,8 @@ JITACT_INLINE constexpr bool reads_two(Op op) { return op == Op::backward || op 
 #include "launch_cuda.cuh"
 #else
 #include "launch_cpu.h"
+#endif
+
+#ifdef JITACT_EXTRAS
+#include "launch_extras.cuh"
 #endif

@@ -17,8 +17,6 @@ constexpr int64_t kLanes = 64;                     // elements; no vector is lon
 constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
 constexpr int64_t kLargeBytes = int64_t(8) << 20;  // outputs from here on get huge pages and are written past the cache
 
-struct Half { uint16_t bits; };
-struct Bfloat16 { uint16_t bits; };
 
 using Bytes32 = long long __attribute__((vector_size(32)));
 
@@ -197,21 +195,13 @@ void run_blocks(const Call& call, int64_t begin, int64_t end) {
   if (past_cache) stream_fence();
 }
 
-template <Op op>
-void run_blocks(const Call& call, int64_t begin, int64_t end) {
-  switch (call.dtype) {
-    case Dtype::f64: return run_blocks<op, double>(call, begin, end);
-    case Dtype::f32: return run_blocks<op, float>(call, begin, end);
-    case Dtype::f16: return run_blocks<op, Half>(call, begin, end);
-    case Dtype::bf16: return run_blocks<op, Bfloat16>(call, begin, end);
-  }
-}
-
 void run_cpu(const Call& call) {
   if (is_large_output(call)) prefer_huge_pages(call.out, bytes_of(call));
   const auto blocks = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
-    dispatch(call.op, [&]<Op op>() { run_blocks<op>(call, begin, end); });
+    dispatch(call.op, [&]<Op op>() {
+      dispatch_dtype(call.dtype, [&]<typename S>() { run_blocks<op, S>(call, begin, end); });
+    });
   };
   torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, blocks, const_cast<Call*>(&call));
 }

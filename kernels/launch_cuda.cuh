@@ -15,9 +15,6 @@ constexpr int kVectorsOf = sizeof(S) == 4 ? 3 : kVectors;
 // A 16-byte vector as it moves, and the elements in it.
 struct alignas(16) Words { uint32_t w[4]; };
 
-struct Half { uint16_t bits; };
-struct Bfloat16 { uint16_t bits; };
-
 // How the words of a vector become elements and back. 16-bit elements go in pairs, one word at a time, because the
 // hardware rounds two floats into a word in one instruction. `load` and `store` move a single element.
 template <typename S> struct Storage;
@@ -102,6 +99,15 @@ template <> struct Storage<Bfloat16> : Storage16<Bfloat16> {
   }
 };
 
+// The bits of a vector's elements, the first of which is `at`: threads side by side put theirs together until one of them
+// has a byte. All threads of a warp must call it.
+template <int size>
+__device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
+#pragma unroll
+  for (int lanes = 1; lanes * size < 8; lanes *= 2) bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
+  if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
+}
+
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
     elementwise(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned,
@@ -157,37 +163,26 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   if constexpr (op == Op::forward_bit) {
-    // Threads side by side put their bits together until one of them has a byte.
 #pragma unroll
-    for (int v = 0; v < kVectorsOf<S>; v++) {
-      const int64_t at = first + v * stride;
-#pragma unroll
-      for (int lanes = 1; lanes * size < 8; lanes *= 2)
-        bits[v] |= __shfl_down_sync(0xffffffffu, bits[v], lanes) << (lanes * size);
-      if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits[v]);
-    }
+    for (int v = 0; v < kVectorsOf<S>; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
   }
 }
 
-template <Op op, typename S>
-void launch(const Call& call, cudaStream_t stream) {
-  const auto on_16_bytes = [](const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; };
+inline bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// Starts one of the loops above or below; `last` are the arguments that follow those that all of them have.
+template <Op op, typename S, typename Loop, typename... Last>
+void start(Loop loop, const Call& call, cudaStream_t stream, const Last&... last) {
   const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
   constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectorsOf<S>;
-  elementwise<op, S><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
-      static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n,
-      aligned, Params<typename Storage<S>::T>(call.params));
+  loop<<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
+      static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n, aligned,
+      last..., Params<typename Storage<S>::T>(call.params));
 }
 
 const char* run_cuda(const Call& call, void* stream) {
   dispatch(call.op, [&]<Op op>() {
-    const auto s = static_cast<cudaStream_t>(stream);
-    switch (call.dtype) {
-      case Dtype::f64: return launch<op, double>(call, s);
-      case Dtype::f32: return launch<op, float>(call, s);
-      case Dtype::f16: return launch<op, Half>(call, s);
-      case Dtype::bf16: return launch<op, Bfloat16>(call, s);
-    }
+    dispatch_dtype(call.dtype, [&]<typename S>() { start<op, S>(elementwise<op, S>, call, static_cast<cudaStream_t>(stream)); });
   });
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

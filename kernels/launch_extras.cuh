@@ -3,15 +3,6 @@
 // weights.
 #pragma once
 
-#include "call.h"
-
-namespace jitact {
-// The loops of launch.cuh, which have no extras to give, call this in place of launch.cuh's own, so none is compiled.
-template <typename F>
-  requires true
-void dispatch(Op, const F&) {}
-}  // namespace jitact
-
 #include "launch.cuh"
 
 namespace jitact {
@@ -62,17 +53,6 @@ void dispatch_with_extras(Op op, const F& f) {
     case Op::backward_from_bit: return f.template operator()<Op::backward_from_bit>();
 #endif
     default: return;
-  }
-}
-
-// Calls f.template operator()<S>() for the dtype of the call.
-template <typename F>
-auto dispatch_dtype(Dtype dtype, const F& f) {
-  switch (dtype) {
-    case Dtype::f64: return f.template operator()<double>();
-    case Dtype::f32: return f.template operator()<float>();
-    case Dtype::f16: return f.template operator()<Half>();
-    default: return f.template operator()<Bfloat16>();
   }
 }
 

@@ -5,8 +5,6 @@
 
 namespace jitact {
 
-inline bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
 #ifdef JITACT_WEIGHTS
 
 // Division of 0 <= n < 2^63 by a constant 0 < d <= 2^62 in one multiplication (Granlund and Montgomery, Division by
@@ -200,23 +198,8 @@ __global__ void __launch_bounds__(kThreads)
     } else {
       store_some<S>(out, at, n, ta);
     }
-    if constexpr (op == Op::forward_bit) {
-      // Threads side by side put their bits together until one of them has a byte.
-#pragma unroll
-      for (int lanes = 1; lanes * size < 8; lanes *= 2)
-        bits[v] |= __shfl_down_sync(0xffffffffu, bits[v], lanes) << (lanes * size);
-      if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits[v]);
-    }
+    if constexpr (op == Op::forward_bit) store_bits<size>(bits[v], mask, at, n);
   }
-}
-
-template <Op op, typename S>
-void launch_with_extras(const Call& call, cudaStream_t stream) {
-  const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
-  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectorsOf<S>;
-  elementwise_with_extras<op, S><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
-      static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n, aligned,
-      Extras<S>(call), Params<typename Storage<S>::T>(call.params));
 }
 
 }  // namespace jitact
@@ -235,7 +218,7 @@ const char* run_cuda_with_extras(const Call& call, void* stream) {
   }
 #endif
   dispatch_with_extras(call.op, [&]<Op op>() {
-    dispatch_dtype(call.dtype, [&]<typename S>() { launch_with_extras<op, S>(call, s); });
+    dispatch_dtype(call.dtype, [&]<typename S>() { start<op, S>(elementwise_with_extras<op, S>, call, s, Extras<S>(call)); });
   });
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

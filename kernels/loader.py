@@ -24,8 +24,9 @@ __all__ = ["Library", "generation", "load"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the source saves ``"output"``; and
-    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` if it saves ``"bit"``.
+    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the source saves ``"output"``;
+    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` if it saves ``"bit"``; and ``backward_weights``,
+    ``backward_all`` if it learns weights.
 
     Attributes:
         name: the first part of the operators' names.
@@ -129,8 +130,8 @@ def _unloadable(plan: Plan, entry: Entry, error: Exception) -> BuildError:
     return BuildError(f"the library made for {plan.name} cannot be loaded: {error}\nit is {entry.library}")
 
 
-def _open(entry: Entry) -> Callable[[bytes, bytes], None]:
-    """The library's entry point.
+def _open(entry: Entry) -> Callable[[bytes, bytes], bytes | None]:
+    """The library's entry point, which registers its operators and returns what went wrong, if anything.
 
     What is loaded is a copy in memory of the bytes that were checked: no change to the file, by a crash elsewhere, a full
     disk or another host of a network file system, can then reach the running program.
@@ -145,16 +146,23 @@ def _open(entry: Entry) -> Callable[[bytes, bytes], None]:
         handle = ctypes.CDLL(f"/proc/self/fd/{copy}")
     except (OSError, AttributeError):  # a system that has no such files, or runs no programs from them
         handle = ctypes.CDLL(str(entry.library))
+    handle.jitact_register.restype = ctypes.c_char_p
     return handle.jitact_register
 
 
-def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes], None]) -> Library:
-    """Registers the operators of a build under a name that this process has not used yet."""
+def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes], bytes | None]) -> Library:
+    """Registers the operators of a build under a name that this process has not used yet.
+
+    Raises:
+        BuildError: PyTorch refuses them.
+    """
     name = _free_name(plan.name)
-    register(name.encode(), "".join(f", float {p}" for p in plan.source.params).encode())
+    problem = register(name.encode(), "".join(f", float {p}" for p in plan.source.params).encode())
+    if problem:
+        raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
-    for kind in _kinds(plan.source):
-        torch.library.register_fake(f"jitact::{name}_{kind}", _FAKES[kind])
+    for kind, fake in _fakes(plan.source).items():
+        _definitions().impl(f"{name}_{kind}", fake, "Meta")
         if not library.has_cuda:
             _definitions().impl(f"{name}_{kind}", _refuse(library), "CUDA", allow_override=bool(entry.build.archs))
     return library
@@ -166,12 +174,6 @@ def _free_name(base: str) -> str:
         version += 1
         name = f"{base}_v{version}"
     return name
-
-
-def _kinds(source: KernelSource) -> list[str]:
-    kinds = ["forward", "forward_", "backward"]
-    kinds += ["backward_from_output"] if "output" in source.saves else []
-    return kinds + (["forward_bit", "forward_bit_", "backward_from_bit"] if "bit" in source.saves else [])
 
 
 def _cuda_problem(plan: Plan, entry: Entry) -> str:
@@ -209,13 +211,25 @@ def _fake_mask(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
 
 
-# What each operator returns, in shape, strides and dtype: what torch.compile and meta tensors see.
-_FAKES: dict[str, Callable] = {
-    "forward": lambda x, *params: torch.empty_like(x),
-    "forward_": lambda x, *params: None,
-    "backward": lambda dy, x, *params: torch.empty_like(x),
-    "backward_from_output": lambda dy, y, *params: torch.empty_like(y),
-    "forward_bit": lambda x, *params: (torch.empty_like(x), _fake_mask(x)),
-    "forward_bit_": lambda x, *params: _fake_mask(x),
-    "backward_from_bit": lambda dy, mask, *params: torch.empty_like(dy),
-}
+def _fakes(source: KernelSource) -> dict[str, Callable]:
+    """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
+    fakes: dict[str, Callable] = {
+        "forward": lambda x, *others: torch.empty_like(x),
+        "forward_": lambda x, *others: None,
+        "backward": lambda dy, x, *others: torch.empty_like(x),
+    }
+    if "output" in source.saves:
+        fakes["backward_from_output"] = lambda dy, y, *others: torch.empty_like(y)
+    if "bit" in source.saves:
+        fakes["forward_bit"] = lambda x, *others: (torch.empty_like(x), _fake_mask(x))
+        fakes["forward_bit_"] = lambda x, *others: _fake_mask(x)
+        fakes["backward_from_bit"] = lambda dy, mask, *others: torch.empty_like(dy)
+    if source.learned:
+        fakes["backward_weights"] = lambda dy, x, *others: _fake_gradients(*others[: source.learned])
+        fakes["backward_all"] = lambda dy, x, *others: _fake_gradients(x, *others[: source.learned])
+    return fakes
+
+
+def _fake_gradients(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    gradients = tuple(torch.empty_like(t) for t in tensors)
+    return gradients if len(gradients) > 1 else gradients[0]

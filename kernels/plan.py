@@ -6,8 +6,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 
@@ -44,8 +43,7 @@ CFLAGS = (
 NVCC_FLAGS = ("-O3", "-std=c++20", "-Xcompiler=-fvisibility=hidden")
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """All that a build depends on, and what of it this machine has.
 
     Attributes:
@@ -100,8 +98,7 @@ class Plan:
 
     def defines(self) -> list[str]:
         """What the sources are told of the kernel file."""
-        flags = [f"-DJITACT_PARAMS={len(self.source.params)}", *(f"-DJITACT_SAVES_{s.upper()}" for s in self.source.saves)]
-        flags += ["-DJITACT_FAST_MATH"] if self.fast_math else []
+        flags = [*self.source.defines(), *(["-DJITACT_FAST_MATH"] if self.fast_math else [])]
         return flags + (["-DJITACT_CUDA", "-DUSE_CUDA"] if self.made_archs else [])
 
     def cflags(self) -> list[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["FOLDER", "KernelSource", "digest", "state_of"]
 
@@ -17,8 +17,7 @@ FOLDER = Path(__file__).resolve().parent
 _INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"'
 
 
-@dataclass(frozen=True)
-class KernelSource:
+class KernelSource(NamedTuple):
     """What is compiled: one kernel file and what is declared of it.
 
     Attributes:
@@ -27,6 +26,10 @@ class KernelSource:
         saves: what backward can keep: any of ``"input"``, ``"output"``, ``"bit"``.
         text: the kernel file's text.
         path: where the text came from; compilers report errors against it, and headers beside it are found.
+        weights: how many tensors of weights the file's functions take before the parameters; ``weights.cuh`` tells more.
+        learned: how many of these, the first, have gradients.
+        channels: whether a weight may have one value for each channel.
+        random: whether the file's functions take a random number for each element; ``random.cuh`` tells more.
     """
 
     name: str
@@ -34,12 +37,23 @@ class KernelSource:
     saves: tuple[str, ...]
     text: str
     path: str
+    weights: int = 0
+    learned: int = 0
+    channels: bool = False
+    random: bool = False
 
     @classmethod
-    def from_file(cls, name: str, params: tuple[str, ...], saves: tuple[str, ...]) -> KernelSource:
-        """The library's own ``kernels/<name>.cu``."""
+    def from_file(cls, name: str, params: tuple[str, ...], saves: tuple[str, ...], **tensors: int) -> KernelSource:
+        """The library's own ``kernels/<name>.cu``; ``tensors`` are the fields after ``path``."""
         path = FOLDER / f"{name}.cu"
-        return cls(name, params, saves, path.read_text(), str(path))
+        return cls(name, params, saves, path.read_text(), str(path), **tensors)
+
+    def defines(self) -> list[str]:
+        """What the compilers are told of the file."""
+        flags = [f"-DJITACT_PARAMS={len(self.params)}", *(f"-DJITACT_SAVES_{save.upper()}" for save in self.saves)]
+        flags += [f"-DJITACT_WEIGHTS={self.weights}", f"-DJITACT_LEARNED={self.learned}"] if self.weights else []
+        flags += ["-DJITACT_CHANNELS"] if self.channels else []
+        return flags + (["-DJITACT_RANDOM"] if self.random else [])
 
     @property
     def folder(self) -> Path:
@@ -98,7 +112,7 @@ def state_of(path: Path) -> tuple[int, ...] | None:
 
 def digest(source: KernelSource) -> str:
     """The hash of all that is compiled. Where the files lie does not enter, so a cache can move with an installation."""
-    digest = hashlib.sha256(repr((source.name, source.params, source.saves, source.text)).encode())
+    digest = hashlib.sha256(repr((source.name, source.params, source.defines(), source.text)).encode())
     for name, path in source.headers().items():
         content = path.read_bytes()
         digest.update(f"\n{name} {len(content)}\n".encode())

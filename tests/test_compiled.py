@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import TABLE_IDS
 
 import jitact
 from jitact import kernels
@@ -29,12 +28,11 @@ def kernel_text(name: str) -> str:
 
 
 def defines(name: str) -> list[str]:
-    activation = jitact.get(name).activation
-    return [f"-DJITACT_PARAMS={len(activation.params)}", *(f"-DJITACT_SAVES_{save.upper()}" for save in activation.saves)]
+    return jitact.get(name).activation.source.defines()
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-@pytest.mark.parametrize("name", TABLE_IDS)
+@pytest.mark.parametrize("name", jitact.names())
 def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
     command = [
@@ -67,5 +65,5 @@ def test_the_abi_is_declared_as_torch_declares_it(tmp_path: Path) -> None:
 def test_nothing_is_promoted_to_double(tmp_path: Path) -> None:
     """One float64 literal in a float kernel would double its time; the compiler finds any."""
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{FOLDER}"]
-    for name in TABLE_IDS:
+    for name in jitact.names():
         compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])

@@ -5,15 +5,12 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-import shutil
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from common import DTYPES
-from test_compiled import FOLDER, INCLUDE, compile_text
 from torch import Tensor
 
 import jitact
@@ -386,31 +383,7 @@ def test_errors(call: Callable[[], object], error: type[Exception], message: str
         call()
 
 
-# Compilers and GPUs.
-
-
-def kernel_text(name: str) -> str:
-    return f'#include "elementwise.cuh"\n{RECORDS[name].source.text}\n#include "launch.cuh"\n'
-
-
-def defines(name: str) -> list[str]:
-    source = RECORDS[name].source
-    return [f"-DJITACT_PARAMS={len(source.params)}", *(f"-DJITACT_SAVES_{save.upper()}" for save in source.saves)]
-
-
-@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-@pytest.mark.parametrize("name", RECORDS)
-def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
-    archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
-    command = ["nvcc", "-c", "-O1", "-std=c++20", "--threads=0", "-DJITACT_CUDA", *archs, f"-I{FOLDER}"]
-    compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(tmp_path / "kernel.o")])
-
-
-@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
-@pytest.mark.parametrize("name", RECORDS)
-def test_nothing_is_promoted_to_double(name: str, tmp_path: Path) -> None:
-    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{FOLDER}"]
-    compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])
+# GPUs.
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
