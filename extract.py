@@ -18,13 +18,14 @@ __all__ = ["declared", "extract", "geometry"]
 
 WORD = re.compile(r"(?:\w*::)?\b[A-Za-z_]\w*")
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
+LOCAL = re.compile(r"\b(?:u?int\d+_t|int|float|double|T) (\w+) = ")
 NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"|^#[^\n]*', re.DOTALL | re.MULTILINE)
 FAST_MATH = re.compile(r"^#ifdef JITACT_FAST_MATH\n(?:.*\n)*?(?:#else\n((?:.*\n)*?))?#endif.*\n?", re.MULTILINE)
 MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)$", re.MULTILINE)
 TEMPLATE = re.compile(r"^template <[^\n]*?>(?=\s*(?:\n|JITACT|struct))\s*", re.MULTILINE)
 NAMES = (  # of what a declaration declares, the first that fits
     r"#define (\w+)",
-    r"(?:struct|enum class|namespace) (\w+)",
+    r"(?:struct|class|enum class|namespace) (\w+)",
     r"using (?:\w+::)*(\w+)",
     r"constexpr \w+ (\w+)",
     r"(\w+)\(",
@@ -54,8 +55,8 @@ class Declaration:
 
     @cached_property
     def words(self) -> set[str]:
-        """The names in it, with the namespace before those that have one: ``single::exp``."""
-        return {word.removeprefix("for_") for word in WORD.findall(self.code)}
+        """The names in it but for variables, with the namespace before those that have one: ``single::exp``."""
+        return {word.removeprefix("for_") for word in WORD.findall(self.code)} - set(LOCAL.findall(self.code))
 
     def uses(self, other: Declaration, known: set[tuple[str, str]]) -> bool:
         """Whether it names another: by its namespace, or alone if it is in the same one or in jitact, and none is nearer."""
@@ -84,7 +85,9 @@ def extract(kernel: str, roots: Iterable[str]) -> tuple[str, str]:
     """
     roots = set(roots)
     own = list(_declarations(kernel))
-    library = [each for each in _declarations(_expanded("elementwise.cuh", set())) if each.name not in ("", "for_single")]
+    header = INCLUDE.search(kernel)
+    headers = _expanded(header[1] if header else "elementwise.cuh", set())
+    library = [each for each in _declarations(headers) if each.name not in ("", "for_single")]
     if "Dual" not in roots:
         library = [each for each in library if "Dual" not in each.code]
     pending = [each for each in [*own, *library] if each.name in roots and each.namespace in ("", "jitact")]
@@ -156,7 +159,7 @@ def _declarations(text: str) -> Iterator[Declaration]:
         opening = re.match(r"namespace ([\w:]+) \{", line)
         if opening:
             namespace = opening[1]
-        elif line.strip() and not re.match(r"\}|#(?!define \w+ )|#define (JITACT_INLINE|ELEMENTWISE)", line):
+        elif line.strip() and not re.match(r"\}|#(?!define \w+ )|#define (JITACT_INLINE|ELEMENTWISE)|using jitact::", line):
             declaration = line
             while not _is_whole(declaration):
                 declaration += next(lines)

@@ -18,15 +18,25 @@ from string import Template
 import torch
 import torch.nn.functional as F
 
+from . import onefile_weights as weights
 from . import registry
 from .activations import Activation
 from .definitions import Definition, load_folder
 from .extract import extract, geometry
-from .learned import Learned
-from .onefile_text import CPU, ELEMENTS, FILE, FUNCTION, GPU
+from .learned_autograd import Learned
+from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE
 
 __all__ = ["export", "main"]
 
+KINDS = {  # of activations, and of lines of the templates, by what backward keeps
+    "input": ("tensor", "input", "params"),
+    "output": ("tensor", "output", "params"),
+    "bit": ("bits", "bit", "params"),
+    "random": ("bits", "random", "params"),
+    "channels": ("weights", "channels"),
+    "single": ("weights", "single"),
+}
+MARK = re.compile(rf"@({'|'.join({mark for marks in KINDS.values() for mark in marks})})\b ?")
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
 
 
@@ -41,13 +51,12 @@ def export(name: str) -> str:
 
     Raises:
         KeyError: unknown name.
-        ValueError: the activation takes tensors beside ``x`` (prelu, rrelu, xielu), or has no PyTorch counterpart to write
-            as ``Model``, or its text has a word that the form does not allow.
+        ValueError: the activation has no PyTorch counterpart to write as ``Model``, or its text has a word that the form does
+            not allow.
     """
     record = registry.get(name).activation
-    if isinstance(record, Learned):
-        raise ValueError(f"{record.name} cannot be exported: it takes tensors beside x, weights or random numbers")
-    text = Template(FILE).substitute(_fields(record))
+    kind = _kind(record)
+    text = Template(_lines(FILE, kind)).substitute(_fields(record, kind))
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     # Comments are free to say what they like in the library; here a few words are not allowed in them either.
     text = "\n".join(
@@ -83,55 +92,112 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _fields(record: Activation) -> dict[str, str]:
+def _kind(record: Activation) -> str:
+    """Which of :data:`KINDS` an activation is of."""
+    if not isinstance(record, Learned):
+        return record.saves[0]
+    return "random" if record.random else "channels" if record.channels else "single"
+
+
+def _fields(record: Activation, kind: str) -> dict[str, str]:
     """What the template's placeholders stand for."""
-    save, functions = record.saves[0], set(re.findall(r"\bELEMENTWISE \w+ (\w+)\(", record.source.text))
-    names = [name for name, _ in record.params]
+    names = [] if kind == "random" else [name for name, _ in record.params]
     listed = "".join(f", {name}" for name in names)
-    kept = {"input": "x", "output": "y", "bit": "bit"}[save]
-    backward = "backward" if save == "input" else f"backward_from_{save}"
-    gradient, roots = f"{backward}(dy, {kept}{listed})", {"forward", backward}
-    if save == "bit":
-        roots |= {"keeps"}
-    elif backward not in functions:
-        duals = ["numbers::Dual<T>(x, T(1))", *(f"numbers::Dual<T>({name})" for name in names)]
-        gradient = f"dy * forward({', '.join(duals)}).derivative"
-        roots = {"forward", "Dual"}
-    maths, kernel = extract(record.source.text, {*roots, "Double", "Single", "Narrow"})
-    fields = "".join(f"  T {name};\n" for name in names)
     values = {
         "version": sys.modules[__package__].__version__,
         "name": record.name,
         "title": record.title,
-        "formula": record.formula.replace("\\", "\\\\"),
-        "maths": maths,
-        "kernel": kernel,
-        "fields": fields,
+        "formula": textwrap.fill(f"{record.name}(x) = {record.formula}", 127).replace("\\", "\\\\"),
+        "fields": "".join(f"  T {name};\n" for name in names),
         "listed": listed,
-        "gradient": gradient,
-        "kept": kept,
         "values": ", ".join(f"T(params[{i}])" for i in range(len(names))),
         "signature": "".join(f", {name}={value!r}" for name, value in record.params),
         "assigned": "".join(f"        self.{name} = {name}\n" for name in names),
         "given": "".join(f", self.{name}" for name in names),
         "geometry": geometry(),
-        **_reference(record),
+        "init_inputs": "",
+        **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
     }
-    for key, template in (("elements", ELEMENTS), ("gpu", GPU), ("cpu", CPU), ("function", FUNCTION)):
-        values[key] = Template(_lines(template, save)).substitute(values)
+    if kind == "random":
+        values |= {"taken": ", T slope", "listed": ", slope", "seed": ", seed"}
+        values |= {"seed_taken": ", void* seed", "seed_typed": ", const int64_t* seed"}
+    if kind in ("channels", "single"):
+        values |= {"weights": str(record.weights), "learned": str(record.learned), "sizes": "", "sizes_taken": ""}
+        values |= {"given": ", ".join(f"w.of[{i}]" for i in range(record.weights))}
+        if kind == "channels":
+            values |= {"sizes": ", channels, inner", "sizes_taken": ", int64_t channels, int64_t inner"}
+    values |= _maths(record, kind, values["listed"], names)
+    values |= _modules(record, values)
+    templates = {"elements": ELEMENTS, "gpu": GPU_STORAGE + GPU, "cpu": CPU_STORAGE + CPU, "function": FUNCTION}
+    if "weights" in KINDS[kind]:
+        templates = {
+            "elements": weights.ELEMENTS,
+            "gpu": GPU_STORAGE + weights.GPU,
+            "cpu": weights.CPU_HEADERS + CPU_STORAGE + weights.CPU,
+            "function": weights.FUNCTION,
+        }
+    values |= {key: Template(_lines(template, kind)).substitute(values) for key, template in templates.items()}
     for key in ("maths", "kernel", "elements"):
         values[key] = values[key].replace("JITACT_INLINE", "INLINE").replace("jitact", "numbers")
     return values | {"key": hashlib.sha256("".join(values.values()).encode()).hexdigest()[:8]}
 
 
-def _lines(template: str, save: str) -> str:
-    """A template's lines for what is kept: those that start with ``@`` and a name are for that alone."""
-    marked = [re.match(r"(?:@(\w+) ?)?(.*)", line).groups() for line in template.split("\n")]
-    return "\n".join(line for mark, line in marked if mark in (None, save) or (mark == "tensor" and save != "bit"))
+def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict[str, str]:
+    """What the file has of the headers and of the kernel file, and the expression of the gradient."""
+    if "weights" in KINDS[kind]:
+        roots = {"forward", "backward", "weight_gradients"}
+        gradient = kept = ""
+    else:
+        save = record.saves[0]
+        kept = {"input": "x", "output": "y", "bit": "bit"}[save]
+        backward = "backward" if save == "input" else f"backward_from_{save}"
+        gradient, roots = f"{backward}(dy, {kept}{listed})", {"forward", backward}
+        if save == "bit":
+            roots |= {"keeps"} | ({"philox", "Uniform"} if kind == "random" else set())
+        elif not re.search(rf"\bELEMENTWISE \w+ {backward}\(", record.source.text):
+            duals = ["numbers::Dual<T>(x, T(1))", *(f"numbers::Dual<T>({name})" for name in names)]
+            gradient = f"dy * forward({', '.join(duals)}).derivative"
+            roots = {"forward", "Dual"}
+    maths, kernel = extract(record.source.text, {*roots, "Double", "Single", "Narrow"})
+    if "weights" in KINDS[kind]:
+        maths += "\nusing numbers::Gradients;\n"
+    return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
+
+
+def _lines(template: str, kind: str) -> str:
+    """A template's lines for a kind: those that start with ``@`` and a word are for that alone."""
+    lines = []
+    for line in template.split("\n"):
+        mark = MARK.match(line)
+        if mark is None or mark[1] in KINDS[kind]:
+            lines.append(line[mark.end() :] if mark else line)
+    return "\n".join(lines)
+
+
+def _modules(record: Activation, values: dict[str, str]) -> dict[str, str]:
+    """ModelNew and Model, what get_init_inputs gives, and the imports that they need.
+
+    Raises:
+        ValueError: nothing tells what they are like.
+    """
+    if record.name in weights.MODULES and isinstance(record, Learned):
+        classes, init_inputs = weights.MODULES[record.name]
+        helpers = classes
+    elif isinstance(record, Learned):
+        raise ValueError(f"{record.name} cannot be exported: nothing tells what its modules are like")
+    else:
+        reference = _reference(record)
+        classes, init_inputs, helpers = Template(CLASSES).substitute(values | reference), "", "".join(reference.values())
+    return {
+        "classes": classes,
+        "init_inputs": init_inputs,
+        "imports": "import math\n" * ("math." in helpers),
+        "functional": "import torch.nn.functional as F\n" * ("F." in helpers),
+    }
 
 
 def _reference(record: Activation) -> dict[str, str]:
-    """Model's expression in PyTorch, the helpers that it calls and the imports that it needs."""
+    """Model's expression in PyTorch, and the helpers that it calls."""
     helpers, own = "", [f"self.{name}" for name, _ in record.params]
     expression = record.expression if isinstance(record, Definition) else None
     if expression:
@@ -144,13 +210,7 @@ def _reference(record: Activation) -> dict[str, str]:
         python = f"torch.{record.name}(x)"
     else:
         python = _one_line(record, ["x", *own])
-    used = python + helpers
-    return {
-        "reference": python,
-        "helpers": helpers,
-        "imports": "import math\n" * ("math." in used),
-        "functional": "import torch.nn.functional as F\n" * ("F." in used),
-    }
+    return {"reference": python, "helpers": helpers}
 
 
 def _one_line(record: Activation, arguments: list[str]) -> str:

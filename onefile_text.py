@@ -1,11 +1,12 @@
 """The texts that :mod:`jitact.onefile` fills in: the file, and what it says in C++ and CUDA.
 
-``$name`` stands for a field. A line that starts with ``@`` and a word is for activations whose backward keeps that: ``@bit``,
-``@input``, ``@output``, or ``@tensor`` for one of the last two.
+``$name`` stands for a field. A line that starts with ``@`` and a word is for activations of that kind alone: what backward
+keeps, ``@input``, ``@output`` (``@tensor`` is either) or ``@bits``; of the last, ``@bit`` are those that need the bit alone and
+``@random`` those that draw numbers too. :mod:`jitact.onefile_weights` has the texts of those that learn ``@weights``.
 """
 
 FILE = """\
-\"\"\"$name(x) = $formula
+\"\"\"$formula
 
 Forward and backward as CUDA kernels, compiled at first use; where there is no GPU, for the CPU. For float32, float64, float16
 and bfloat16 tensors of any shape. Written by jitact $version (MIT licence).
@@ -61,14 +62,16 @@ def library():
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
-def launch(function, params, *tensors):
+@params def launch(function, params, *tensors):
+@weights def launch(function, sizes, *tensors):
     \"\"\"Runs a compiled function on the memory of tensors, on their device and its current stream.\"\"\"
     first = tensors[0]
     if first.dtype not in DTYPES:
         raise TypeError(f"$name: expected a float32, float64, float16 or bfloat16 tensor, got {first.dtype}")
     pointers = [ctypes.c_void_p(None if tensor is None else tensor.data_ptr()) for tensor in tensors]
-    values = (ctypes.c_double * max(1, len(params)))(*params)
-    arguments = [DTYPES.index(first.dtype), *pointers, ctypes.c_int64(first.numel()), values]
+@params     values = (ctypes.c_double * max(1, len(params)))(*params)
+@params     arguments = [DTYPES.index(first.dtype), *pointers, ctypes.c_int64(first.numel()), values]
+@weights     arguments = [DTYPES.index(first.dtype), *pointers, *map(ctypes.c_int64, (first.numel(), *sizes))]
     if not first.is_cuda:
         getattr(library(), f"{function}_cpu")(*arguments)
         return
@@ -87,6 +90,22 @@ def laid_out_like(like, tensor):
 
 $function
 
+$classes
+
+batch_size = 4096
+dim = 393216
+
+
+def get_inputs():
+    return [torch.randn(batch_size, dim)]
+
+
+def get_init_inputs():
+    return [$init_inputs]
+"""
+
+# The modules.
+CLASSES = """\
 class ModelNew(nn.Module):
     \"\"\"$title, as compiled above.\"\"\"
 
@@ -105,18 +124,6 @@ ${helpers}class Model(nn.Module):
 $assigned
     def forward(self, x):
         return $reference
-
-
-batch_size = 4096
-dim = 393216
-
-
-def get_inputs():
-    return [torch.randn(batch_size, dim)]
-
-
-def get_init_inputs():
-    return []
 """
 
 # What one element goes through.
@@ -132,30 +139,44 @@ ELEMENTS = """\
 @tensor   static constexpr bool reads_two = true;
 @tensor $fields  INLINE T operator()(T dy, T $kept) const { return $gradient; }
 @tensor };
-@bit // Beside the number, each takes and gives one bit of the element.
-@bit template <typename T>
-@bit struct Forward {
-@bit   static constexpr bool reads_bits = false, writes_bits = false;
-@bit $fields  INLINE T operator()(T x, bool&) const { return forward(x$listed); }
-@bit };
-@bit
-@bit template <typename T>
-@bit struct ForwardBits {
-@bit   static constexpr bool reads_bits = false, writes_bits = true;
-@bit $fields  INLINE T operator()(T x, bool& bit) const {
-@bit     bit = keeps(x$listed);
-@bit     return forward(x$listed);
-@bit   }
-@bit };
-@bit
-@bit template <typename T>
-@bit struct Backward {
-@bit   static constexpr bool reads_bits = true, writes_bits = false;
-@bit $fields  INLINE T operator()(T dy, bool& bit) const { return $gradient; }
-@bit };
+@random // The random slopes of the elements of a vector of 16 bytes, by its place in memory and the seed.
+@random template <typename T, int bytes>
+@random struct Slopes {
+@random   T of[16 / bytes];
+@random   INLINE Slopes(const numbers::Uniform<T, bytes>& uniform, uint64_t place, uint64_t seed) {
+@random     const numbers::Random16 random = numbers::philox(place, seed);
+@random     for (int i = 0; i < 16 / bytes; i++) {
+@random       if constexpr (bytes == 8) of[i] = uniform(uint64_t(random.w[2 * i + 1]) << 32 | random.w[2 * i]);
+@random       if constexpr (bytes == 4) of[i] = uniform(random.w[i]);
+@random       if constexpr (bytes == 2) of[i] = uniform(random.w[i / 2] >> i % 2 * 16 & 0xffff);
+@random     }
+@random   }
+@random };
+@random
+@bits // Beside the number, each takes and gives one bit of the element.
+@bits template <typename T>
+@bits struct Forward {
+@bits   static constexpr bool reads_bits = false, writes_bits = false;
+@bits $fields  INLINE T operator()(T x, bool&$taken) const { return forward(x$listed); }
+@bits };
+@bits
+@bits template <typename T>
+@bits struct ForwardBits {
+@bits   static constexpr bool reads_bits = false, writes_bits = true;
+@bits $fields  INLINE T operator()(T x, bool& bit$taken) const {
+@bits     bit = keeps(x$listed);
+@bits     return forward(x$listed);
+@bits   }
+@bits };
+@bits
+@bits template <typename T>
+@bits struct Backward {
+@bits   static constexpr bool reads_bits = true, writes_bits = false;
+@bits $fields  INLINE T operator()(T dy, bool& bit$taken) const { return $gradient; }
+@bits };
 """
 
-GPU = """
+GPU_STORAGE = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
@@ -184,11 +205,15 @@ struct alignas(16) Vector {
   static constexpr int size = 16 / sizeof(S);
   typename Storage<S>::Pair pairs[size / 2];
 };
+"""
 
+GPU = """
 template <typename S, template <typename> class F>
 __global__ void __launch_bounds__(kThreads)
 @tensor     apply(const S* a, const S* b, S* out, int64_t n, bool aligned, const F<typename Storage<S>::T> f) {
 @bit     apply(const S* a, S* out, uint8_t* mask, int64_t n, bool aligned, const F<typename Storage<S>::T> f) {
+@random     apply(const S* a, S* out, uint8_t* mask, int64_t n, bool aligned, const F<typename Storage<S>::T> f,
+@random           const numbers::Uniform<typename Storage<S>::T, sizeof(S)> uniform, const int64_t* seeds) {
   using T = typename Storage<S>::T;
   using Pair = typename Storage<S>::Pair;
   constexpr int size = Vector<S>::size, stride = kThreads * size;
@@ -199,74 +224,90 @@ __global__ void __launch_bounds__(kThreads)
 @tensor     narrow({f(T(x.x), T(y.x)).v, f(T(x.y), T(y.y)).v}, p);
 @tensor     return p;
 @tensor   };
-@bit   unsigned bits[kVectorsOf<S>] = {};  // of each vector's elements, that of the first one lowest
+@bits   unsigned bits[kVectorsOf<S>] = {};  // of each vector's elements, that of the first one lowest
+@random   using Random = Slopes<T, sizeof(S)>;
+@random   const uint64_t seed = seeds ? *seeds : 0;
 @bit   const auto compute = [&](Pair p, unsigned& bits, int i) {
-@bit     const auto x = widen(p);
-@bit     bool low = bits >> i & 1, high = bits >> (i + 1) & 1;
+@random   const auto compute = [&](Pair p, unsigned& bits, int i, T slope, T next) {
+@bits     const auto x = widen(p);
+@bits     bool low = bits >> i & 1, high = bits >> (i + 1) & 1;
 @bit     narrow({f(T(x.x), low).v, f(T(x.y), high).v}, p);
-@bit     if constexpr (F<T>::writes_bits) bits |= unsigned(low) << i | unsigned(high) << (i + 1);
-@bit     return p;
-@bit   };
+@random     narrow({f(T(x.x), low, slope).v, f(T(x.y), high, next).v}, p);
+@bits     if constexpr (F<T>::writes_bits) bits |= unsigned(low) << i | unsigned(high) << (i + 1);
+@bits     return p;
+@bits   };
 
   if (aligned && block + stride * kVectorsOf<S> <= n) {
     // All loads are under way before the first of them is waited for.
 @tensor     Vector<S> va[kVectorsOf<S>], vb[kVectorsOf<S>] = {};
-@bit     Vector<S> va[kVectorsOf<S>];
+@bits     Vector<S> va[kVectorsOf<S>];
 #pragma unroll
     for (int v = 0; v < kVectorsOf<S>; v++) {
       const int64_t at = first + v * stride;
       va[v] = *reinterpret_cast<const Vector<S>*>(a + at);
 @tensor       if constexpr (F<T>::reads_two) vb[v] = *reinterpret_cast<const Vector<S>*>(b + at);
-@bit       if constexpr (F<T>::reads_bits) bits[v] = mask[at >> 3] >> (at & 7);
+@bits       if constexpr (F<T>::reads_bits) bits[v] = mask[at >> 3] >> (at & 7);
     }
 #pragma unroll
     for (int v = 0; v < kVectorsOf<S>; v++) {
+@random       const Random slopes(uniform, uint64_t(first + v * stride) / size, seed);
 #pragma unroll
 @tensor       for (int i = 0; i < size / 2; i++) va[v].pairs[i] = compute(va[v].pairs[i], vb[v].pairs[i]);
 @bit       for (int i = 0; i < size / 2; i++) va[v].pairs[i] = compute(va[v].pairs[i], bits[v], 2 * i);
+@random       for (int i = 0; i < size / 2; i++)
+@random         va[v].pairs[i] = compute(va[v].pairs[i], bits[v], 2 * i, slopes.of[2 * i], slopes.of[2 * i + 1]);
       *reinterpret_cast<Vector<S>*>(out + first + v * stride) = va[v];
     }
   } else {
     // The last block, or memory that does not lie on 16 bytes.
     for (int v = 0; v < kVectorsOf<S>; v++) {
       const int64_t at = first + v * stride;
-@bit       const unsigned read = F<T>::reads_bits && at < n ? mask[at >> 3] >> (at & 7) : 0;
-      for (int i = 0; i < size && at + i < n; i++) {
+@bits       const unsigned read = F<T>::reads_bits && at < n ? mask[at >> 3] >> (at & 7) : 0;
+@random       const Random slopes(uniform, uint64_t(at) / size, seed);
+@random #pragma unroll
+@random       for (int i = 0; i < size; i++) {
+@random         if (at + i >= n) break;
+@tensor       for (int i = 0; i < size && at + i < n; i++) {
+@bit       for (int i = 0; i < size && at + i < n; i++) {
 @tensor         Pair p{}, q{};
-@bit         Pair p{};
+@bits         Pair p{};
         p.x = a[at + i];
 @tensor         if constexpr (F<T>::reads_two) q.x = b[at + i];
 @tensor         out[at + i] = compute(p, q).x;
-@bit         unsigned bit = read >> i & 1;
+@bits         unsigned bit = read >> i & 1;
 @bit         out[at + i] = compute(p, bit, 0).x;
-@bit         if constexpr (F<T>::writes_bits) bits[v] |= (bit & 1) << i;
+@random         out[at + i] = compute(p, bit, 0, slopes.of[i], slopes.of[i]).x;
+@bits         if constexpr (F<T>::writes_bits) bits[v] |= (bit & 1) << i;
       }
     }
   }
-@bit
-@bit   if constexpr (F<T>::writes_bits) {
-@bit     // Threads side by side put their bits together until one of them has a byte.
-@bit #pragma unroll
-@bit     for (int v = 0; v < kVectorsOf<S>; v++) {
-@bit       const int64_t at = first + v * stride;
-@bit #pragma unroll
-@bit       for (int lanes = 1; lanes * size < 8; lanes *= 2)
-@bit         bits[v] |= __shfl_down_sync(0xffffffffu, bits[v], lanes) << (lanes * size);
-@bit       if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits[v]);
-@bit     }
-@bit   }
+@bits
+@bits   if constexpr (F<T>::writes_bits) {
+@bits     // Threads side by side put their bits together until one of them has a byte.
+@bits #pragma unroll
+@bits     for (int v = 0; v < kVectorsOf<S>; v++) {
+@bits       const int64_t at = first + v * stride;
+@bits #pragma unroll
+@bits       for (int lanes = 1; lanes * size < 8; lanes *= 2)
+@bits         bits[v] |= __shfl_down_sync(0xffffffffu, bits[v], lanes) << (lanes * size);
+@bits       if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits[v]);
+@bits     }
+@bits   }
 }
 
 template <typename S, template <typename> class F>
 @tensor void launch(const void* a, const void* b, void* out, int64_t n, const double* params, void* stream) {
 @bit void launch(const void* a, void* out, void* mask, int64_t n, const double* params, void* stream) {
+@random void launch(const void* a, void* out, void* mask, const void* seed, int64_t n, const double* params, void* stream) {
   using T = typename Storage<S>::T;
 @tensor   const bool aligned = (uintptr_t(a) | uintptr_t(b) | uintptr_t(out)) % 16 == 0;
-@bit   const bool aligned = (uintptr_t(a) | uintptr_t(out)) % 16 == 0;
+@bits   const bool aligned = (uintptr_t(a) | uintptr_t(out)) % 16 == 0;
   constexpr int64_t per_block = int64_t(kThreads) * Vector<S>::size * kVectorsOf<S>;
   apply<S, F><<<unsigned((n + per_block - 1) / per_block), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
 @tensor       static_cast<const S*>(a), static_cast<const S*>(b), static_cast<S*>(out), n, aligned, F<T>{$values});
 @bit       static_cast<const S*>(a), static_cast<S*>(out), static_cast<uint8_t*>(mask), n, aligned, F<T>{$values});
+@random       static_cast<const S*>(a), static_cast<S*>(out), static_cast<uint8_t*>(mask), n, aligned, F<T>{},
+@random       numbers::Uniform<T, sizeof(S)>(params[0], params[1]), static_cast<const int64_t*>(seed));
 }
 
 template <template <typename> class F, typename... Arguments>
@@ -290,17 +331,18 @@ const char* run(int dtype, int64_t n, Arguments... arguments) {
 @tensor                                      void* stream) {
 @tensor   return run<Backward>(dtype, n, dy, $kept, dx, n, params, stream);
 @tensor }
-@bit extern "C" const char* forward_cuda(int dtype, void* x, void* y, void* mask, int64_t n, double* params, void* stream) {
-@bit   if (mask == nullptr) return run<Forward>(dtype, n, x, y, mask, n, params, stream);
-@bit   return run<ForwardBits>(dtype, n, x, y, mask, n, params, stream);
-@bit }
-@bit extern "C" const char* backward_cuda(int dtype, void* dy, void* dx, void* mask, int64_t n, double* params,
-@bit                                      void* stream) {
-@bit   return run<Backward>(dtype, n, dy, dx, mask, n, params, stream);
-@bit }
+@bits extern "C" const char* forward_cuda(int dtype, void* x, void* y, void* mask$seed_taken, int64_t n, double* params,
+@bits                                     void* stream) {
+@bits   if (mask == nullptr) return run<Forward>(dtype, n, x, y, mask$seed, n, params, stream);
+@bits   return run<ForwardBits>(dtype, n, x, y, mask$seed, n, params, stream);
+@bits }
+@bits extern "C" const char* backward_cuda(int dtype, void* dy, void* dx, void* mask$seed_taken, int64_t n, double* params,
+@bits                                      void* stream) {
+@bits   return run<Backward>(dtype, n, dy, dx, mask$seed, n, params, stream);
+@bits }
 """
 
-CPU = """
+CPU_STORAGE = """
 namespace {
 
 struct Half { uint16_t bits; };
@@ -333,7 +375,9 @@ void narrow(float v, Half& s) {
   const uint32_t half = u < 0x38800000 ? small : u < 0x477ff000 ? normal : 0x7c00u;
   s.bits = uint16_t(sign | (v != v ? 0x7e00 : half));
 }
+"""
 
+CPU = """
 @tensor template <typename S, typename T, template <typename> class F>
 @tensor void apply(const void* a, const void* b, void* out, int64_t n, const double* params) {
 @tensor   const F<T> f{$values};
@@ -342,19 +386,26 @@ void narrow(float v, Half& s) {
 @tensor     narrow(f(T(widen(static_cast<const S*>(a)[i])), second).v, static_cast<S*>(out)[i]);
 @tensor   }
 @tensor }
-@bit template <typename S, typename T, template <typename> class F>
+@bits template <typename S, typename T, template <typename> class F>
 @bit void apply(const void* a, void* out, uint8_t* mask, int64_t n, const double* params) {
 @bit   const F<T> f{$values};
-@bit   for (int64_t first = 0; first < n; first += 8) {
-@bit     unsigned bits = F<T>::reads_bits ? mask[first / 8] : 0;
-@bit     for (int64_t i = first; i < n && i < first + 8; i++) {
-@bit       bool bit = bits >> (i - first) & 1;
+@random void apply(const void* a, void* out, uint8_t* mask, const int64_t* seed, int64_t n, const double* params) {
+@random   constexpr int size = 16 / sizeof(S);
+@random   const F<T> f{};
+@random   const numbers::Uniform<T, sizeof(S)> uniform(params[0], params[1]);
+@random   Slopes<T, sizeof(S)> slopes(uniform, 0, 0);
+@bits   for (int64_t first = 0; first < n; first += 8) {
+@bits     unsigned bits = F<T>::reads_bits ? mask[first / 8] : 0;
+@bits     for (int64_t i = first; i < n && i < first + 8; i++) {
+@bits       bool bit = bits >> (i - first) & 1;
+@random       if (i % size == 0) slopes = Slopes<T, sizeof(S)>(uniform, uint64_t(i) / size, seed ? *seed : 0);
 @bit       narrow(f(T(widen(static_cast<const S*>(a)[i])), bit).v, static_cast<S*>(out)[i]);
-@bit       if (F<T>::writes_bits) bits |= unsigned(bit) << (i - first);
-@bit     }
-@bit     if (F<T>::writes_bits) mask[first / 8] = uint8_t(bits);
-@bit   }
-@bit }
+@random       narrow(f(T(widen(static_cast<const S*>(a)[i])), bit, slopes.of[i % size]).v, static_cast<S*>(out)[i]);
+@bits       if (F<T>::writes_bits) bits |= unsigned(bit) << (i - first);
+@bits     }
+@bits     if (F<T>::writes_bits) mask[first / 8] = uint8_t(bits);
+@bits   }
+@bits }
 
 template <template <typename> class F, typename... Arguments>
 void run(int dtype, Arguments... arguments) {
@@ -372,12 +423,12 @@ void run(int dtype, Arguments... arguments) {
 @tensor extern "C" void backward_cpu(int dtype, void* dy, void* $kept, void* dx, int64_t n, double* params) {
 @tensor   run<Backward>(dtype, dy, $kept, dx, n, params);
 @tensor }
-@bit extern "C" void forward_cpu(int dtype, void* x, void* y, uint8_t* mask, int64_t n, double* params) {
-@bit   mask ? run<ForwardBits>(dtype, x, y, mask, n, params) : run<Forward>(dtype, x, y, mask, n, params);
-@bit }
-@bit extern "C" void backward_cpu(int dtype, void* dy, void* dx, uint8_t* mask, int64_t n, double* params) {
-@bit   run<Backward>(dtype, dy, dx, mask, n, params);
-@bit }
+@bits extern "C" void forward_cpu(int dtype, void* x, void* y, uint8_t* mask$seed_typed, int64_t n, double* params) {
+@bits   mask ? run<ForwardBits>(dtype, x, y, mask$seed, n, params) : run<Forward>(dtype, x, y, mask$seed, n, params);
+@bits }
+@bits extern "C" void backward_cpu(int dtype, void* dy, void* dx, uint8_t* mask$seed_typed, int64_t n, double* params) {
+@bits   run<Backward>(dtype, dy, dx, mask$seed, n, params);
+@bits }
 """
 
 # The autograd function.
@@ -386,29 +437,37 @@ class $title(torch.autograd.Function):
 @input     \"\"\"Forward, keeping the input for backward.\"\"\"
 @output     \"\"\"Forward, keeping the output for backward.\"\"\"
 @bit     \"\"\"Forward, keeping one bit of each element for backward.\"\"\"
+@random     \"\"\"Forward, keeping one bit of each element and the seed of the slopes for backward.\"\"\"
 
     @staticmethod
     def forward(ctx, x, *params):
         y = torch.empty_like(x)
         x = laid_out_like(y, x)
 @tensor         launch("forward", params, x, y)
-@bit         bits = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8) if ctx.needs_input_grad[0] else None
+@bits         bits = x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8) if ctx.needs_input_grad[0] else None
+@random         lower, upper = params
+@random         seed = torch.randint(2**63 - 1, (1,), device=x.device) if lower < upper else None
 @bit         launch("forward", params, x, y, bits)
+@random         launch("forward", params, x, y, bits, seed)
 @input         ctx.save_for_backward(x)
 @output         ctx.save_for_backward(y)
 @bit         ctx.save_for_backward(bits)
-@bit         ctx.strides = y.stride()
+@random         ctx.save_for_backward(bits, seed)
+@bits         ctx.strides = y.stride()
         ctx.params = params
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
-        (kept,) = ctx.saved_tensors
+@tensor         (kept,) = ctx.saved_tensors
+@bit         (bits,) = ctx.saved_tensors
+@random         bits, seed = ctx.saved_tensors
 @tensor         dx = torch.empty_like(kept)
 @tensor         launch("backward", ctx.params, laid_out_like(dx, dy), kept, dx)
-@bit         dx = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)
-@bit         launch("backward", ctx.params, laid_out_like(dx, dy), dx, kept)
+@bits         dx = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)
+@bit         launch("backward", ctx.params, laid_out_like(dx, dy), dx, bits)
+@random         launch("backward", ctx.params, laid_out_like(dx, dy), dx, bits, seed)
         return dx, *[None] * len(ctx.params)
 
 """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import re
 import shutil
@@ -14,10 +16,16 @@ import torch
 
 import jitact
 from jitact import onefile, registry
-from jitact.learned import LEARNED
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-NAMES = sorted(set(jitact.names()) - {record.name for record, *_ in LEARNED})
+LAYOUTS = {
+    "scalar": lambda: torch.randn(()),
+    "nothing": lambda: torch.randn(0, 3),
+    "transposed": lambda: torch.randn(4, 6, 5).transpose(0, 2),
+    "gaps": lambda: torch.randn(7, 9)[:, ::2],
+    "expanded": lambda: torch.randn(3, 1).expand(3, 4),
+    "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+}
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -41,32 +49,42 @@ def load(name: str) -> dict:
     return space
 
 
-def compare(name: str, device: str, x: torch.Tensor, *args: float) -> None:
-    """The file's module beside the library's: forward and gradient, equal but for the compiler's choice of fused operations."""
-    space = load(name)
+def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None = None) -> None:
+    """The file's module beside the library's: equal but for the compiler's choice of fused operations."""
+    space = space or load(name)
+    ours, theirs = (make(*args).to(device) for make in (space["ModelNew"], jitact.get(name)))
+    theirs.load_state_dict(ours.state_dict())
     a, b = (x.detach().to(device).requires_grad_() for _ in range(2))
-    y, expected = space["ModelNew"](*args).to(device)(a), jitact.get(name)(*args)(b)
-    assert y.stride() == expected.stride()
-    dy = torch.randn(x.shape, device=device).to(x.dtype)
-    y.backward(dy)
-    expected.backward(dy)
-    for ours, theirs in ((y, expected), (a.grad, b.grad)):
-        torch.testing.assert_close(ours, theirs, rtol=4 * torch.finfo(x.dtype).eps, atol=1e-7)
+    dy, results = torch.randn(x.shape, device=device).to(x.dtype), []
+    for module, given in ((ours, a), (theirs, b)):
+        torch.manual_seed(0)  # rrelu draws
+        y = module(given)
+        y.backward(dy)
+        results.append({"y": y, "dx": given.grad, **{name: p.grad for name, p in module.named_parameters()}})
+    assert results[0]["y"].stride() == results[1]["y"].stride()
+    for key, value in results[0].items():
+        eps = torch.finfo(value.dtype).eps
+        # A weight's gradient is a sum of terms that nearly cancel, in another order.
+        rtol, atol = (4 * eps, 1e-7) if key in ("y", "dx") else (8 * eps, max(eps, 1e-6) * x.numel() ** 0.5)
+        torch.testing.assert_close(value, results[1][key], rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
     near = 1e-5 if x.dtype in (torch.float32, torch.float64) else 2e-2
-    torch.testing.assert_close(space["Model"](*args)(x), y.detach().cpu(), rtol=near, atol=near)
+    reference = space["Model"](*args)
+    reference.load_state_dict(ours.state_dict())
+    torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", jitact.names())
 def test_form(name: str) -> None:
     text = jitact.export(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
     assert "import jitact" not in text and "JITACT" not in text and "__file__" not in text
-    assert max(map(len, text.splitlines())) <= 132 and len(text.splitlines()) < 650
+    assert max(map(len, text.splitlines())) <= 132 and len(text.splitlines()) < 700
     space = load(name)  # compiles nothing
-    assert (space["batch_size"], space["dim"]) == (4096, 393216) and space["get_init_inputs"]() == []
+    assert (space["batch_size"], space["dim"]) == (4096, 393216)
     space["batch_size"], space["dim"] = 2, 3
     (x,) = space["get_inputs"]()
-    assert x.shape == (2, 3) and space["Model"]()(x).shape == (2, 3)
+    assert x.shape == (2, 3) and space["Model"](*space["get_init_inputs"]())(x).shape == (2, 3)
+    assert space["ModelNew"](*space["get_init_inputs"]()).state_dict().keys() == jitact.get(name)().state_dict().keys()
 
 
 @pytest.mark.parametrize("name", ["softsign", "sigmoid", "leaky_relu"])  # one for each thing that backward keeps
@@ -87,20 +105,77 @@ def test_helpers_and_constants_come_along(swoosh: str) -> None:
     torch.testing.assert_close(space["ModelNew"]()(x), space["Model"]()(x))
 
 
-@pytest.mark.parametrize("make", [
-    lambda: torch.randn(()), lambda: torch.randn(0, 3), lambda: torch.randn(4, 6, 5).transpose(0, 2),
-    lambda: torch.randn(7, 9)[:, ::2], lambda: torch.randn(3, 1).expand(3, 4),
-    lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
-])  # fmt: skip
-def test_layouts(make) -> None:
-    compare("leaky_relu", "cpu", make())
-    compare("softsign", "cpu", make())
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS.keys())
+@pytest.mark.parametrize("name", ["leaky_relu", "softsign", "prelu", "rrelu"])
+def test_layouts(name: str, make) -> None:
+    compare(name, "cpu", make())
 
 
-@pytest.mark.parametrize("name", [record.name for record, *_ in LEARNED])
-def test_activations_of_more_than_x(name: str) -> None:
-    with pytest.raises(ValueError, match="tensors beside x"):
-        jitact.export(name)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_learned_weights(dtype: torch.dtype) -> None:
+    for channels, shape in ((1, (33, 1001)), (5, (9, 5)), (3, (2, 3, 11, 13)), (4, (0, 4))):
+        compare("prelu", "cpu", torch.randn(shape).to(dtype), channels, 0.3, None, dtype)
+    compare("xielu", "cpu", (3 * torch.randn(33, 1001)).to(dtype), 0.7, 0.9, 0.25, -1e-6, dtype)
+    by_channel = torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)
+    compare("prelu", "cpu", by_channel.to(dtype), 3, 0.3, None, dtype)
+
+
+def test_weights_without_gradients_and_those_that_do_not_fit() -> None:
+    module, x = load("prelu")["ModelNew"](3), torch.randn(2, 3, 4)
+    module(x).sum().backward()
+    torch.testing.assert_close(module.weight.grad, x.clamp(max=0).sum((0, 2)))
+    module.weight.requires_grad_(False)
+    module(x.requires_grad_()).sum().backward()
+    torch.testing.assert_close(x.grad, torch.where(x > 0, 1.0, 0.25))
+    with pytest.raises(ValueError, match=r"prelu: 3 weights do not fit dimension 1 .* \(2, 4\)"):
+        module(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_random_slopes(dtype: torch.dtype) -> None:
+    compare("rrelu", "cpu", torch.randn(33, 1001).to(dtype), 0.1, 0.4)
+    module, x = load("rrelu")["ModelNew"](), -torch.ones(1000, dtype=dtype)
+    assert not torch.equal(module(x), module(x))
+    state = torch.get_rng_state()
+    assert len(module.eval()(x).unique()) == 1 and torch.equal(state, torch.get_rng_state())
+
+
+def emulated(name: str, folder: Path) -> dict:
+    """The file with its GPU path, Python and CUDA, in threads of the CPU."""
+    text = jitact.export(name).replace(".is_cuda", ".is_cpu").replace("torch.cuda.device(first.device)", "nullcontext()")
+    space = {"__name__": "exported", "nullcontext": contextlib.nullcontext}
+    exec(text.replace("torch.cuda.current_stream().cuda_stream", "None"), space)
+    launches = r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\("
+    source = re.sub(r"#include <cuda_\w+.h>\n", "", space["MATHS"] + space["GPU"])
+    source = re.sub(launches, r"launch_emulated(\2, \3, [](auto... a) { \1(a...); }, ", source)
+    (folder / "kernel.cpp").write_text(f'#include "{Path(__file__).parent / "emulated_cuda.h"}"\n{source}')
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "kernel.cpp", "-o", "kernel.so"]
+    subprocess.run(command, cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / "kernel.so"))
+    space["library"] = lambda: library
+    return space
+
+
+@pytest.mark.parametrize(("name", "arguments", "shapes"), [
+    ("softsign", (), [(3000,)]),
+    ("leaky_relu", (0.2,), [(3000,)]),
+    ("rrelu", (0.1, 0.4), [(1,), (9001,)]),
+    ("xielu", (0.7, 0.9, 0.25, -1e-6), [(1,), (9001,)]),
+    ("prelu", (), [(), (9001,)]),
+    # Planes that are shorter than a vector, than a warp, and longer than a block's piece of memory; many channels, and sums of
+    # so many rows that they are folded twice.
+    ("prelu", (3,), [(5, 3), (2, 3, 5, 5), (2, 3, 50, 51), (0, 3)]),
+    ("prelu", (1000,), [(9, 1000)]),
+    ("prelu", (64,), [(100, 64, 2, 2)]),
+], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
+    space = emulated(name, tmp_path)
+    for dtype in DTYPES if len(shapes) < 4 else (torch.float32, torch.bfloat16):
+        given = {"prelu": (*(arguments or (1,)), 0.3, None, dtype), "xielu": (*arguments, dtype)}.get(name, arguments)
+        for shape in shapes:
+            compare(name, "cpu", torch.randn(shape).to(dtype), *given, space=space)
+        if shapes[-1] == (9001,):
+            compare(name, "cpu", torch.randn(9002).to(dtype)[1:], *given, space=space)  # no 16-byte vectors
 
 
 def test_refuses_what_it_cannot_run() -> None:
@@ -123,11 +198,11 @@ def test_words_that_the_form_forbids(swoosh: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-@pytest.mark.parametrize("name", ["gelu", "hardtanh", "tanh"])
+@pytest.mark.parametrize("name", ["gelu", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
 def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)
     (tmp_path / "kernel.cu").write_text(space["MATHS"] + space["GPU"])
-    archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90)]
+    archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
     command = ["nvcc", "-O3", "-std=c++20", "-Werror=all-warnings", *archs, "-c", "kernel.cu", "-o", "kernel.o"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -163,18 +238,27 @@ def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
 
 
 @GPU
-@pytest.mark.parametrize("name", ["softsign", "leaky_relu", "gelu"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_and_slopes_on_a_gpu(dtype: torch.dtype) -> None:
+    for channels, shape in ((1, (2**20 + 3,)), (1000, (999, 1000)), (3, (2, 3, 101, 103)), (64, (32, 64, 28, 28)), (7, (0, 7))):
+        compare("prelu", "cuda", torch.randn(shape).to(dtype), channels, 0.3, None, dtype)
+    compare("xielu", "cuda", (3 * torch.randn(2**20 + 3)).to(dtype), 0.7, 0.9, 0.25, -1e-6, dtype)
+    compare("rrelu", "cuda", torch.randn(2**20 + 3).to(dtype))
+
+
+@GPU
+@pytest.mark.parametrize("name", ["softsign", "leaky_relu", "gelu", "prelu", "rrelu", "xielu"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_as_fast_as_the_library(name: str, dtype: torch.dtype) -> None:
     x = torch.randn(2**28, device="cuda", dtype=dtype).requires_grad_()
     dy = torch.randn_like(x)
-    modules = {"ours": jitact.get(name)(), "exported": load(name)["ModelNew"]()}
+    modules = {"ours": jitact.get(name)().to(x), "exported": load(name)["ModelNew"]().to(x)}
     times: dict[str, list[float]] = {key: [] for key in modules}
     for _ in range(12):
         for key, module in modules.items():
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
-            torch.autograd.grad(module(x), x, dy)
+            torch.autograd.grad(module(x), [x, *module.parameters()], dy)
             end.record()
             end.synchronize()
             times[key].append(start.elapsed_time(end))
