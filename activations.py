@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -134,6 +135,12 @@ class ActivationModule(nn.Module):
     def __reduce__(self) -> tuple:
         """By the activation's name: a class that was defined in a notebook has no other address."""
         return _revive, (self.activation.name,), self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActivationModule:
+        """Of this very class, also where another has its name by now."""
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
 
     @staticmethod
     def get_inputs(

@@ -219,6 +219,8 @@ def test_defining_again_replaces() -> None:
     assert torch.allclose(module(X), X * X.sin()) and torch.allclose(jitact.swoosh(X), X * X.cos())
     assert type(pickle.loads(pickle.dumps(new()))) is new
     assert type(copy.deepcopy(new())) is new
+    model = copy.deepcopy(torch.nn.Sequential(module, module))
+    assert type(model[0]) is old and model[1] is model[0] and torch.equal(model[0](X), module(X))
 
 
 def test_compiled_by_torch() -> None:
