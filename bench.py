@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitact import kernels, report
+from jitact import kernels, page, report
 from jitact.accuracy import broken_rules, exact_function, measure, sample
 from jitact.activations import ActivationModule
 from jitact.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
@@ -384,6 +384,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--json", type=parser.output_file, metavar="FILE", help="write all figures and the facts of the machine"
     )
+    parser.add_argument(
+        "--html", type=parser.output_file, metavar="FILE.html", help="write a page to look at: speed, memory, errors, builds"
+    )
     parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
     args = parser.parse(arguments)
     if args.plot and not report.can_plot():
@@ -411,6 +414,8 @@ def main(arguments: list[str] | None = None) -> int:
     print(report.bench_summary(results))
     if args.json:
         write_json(args.json, results)
+    if args.html:
+        args.html.write_text(page.report_html(results), encoding="utf-8")
     if args.plot:
         report.plot(results, args.plot)
     return 1 if wrong else 0

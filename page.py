@@ -177,13 +177,13 @@ def _memory(rows: list[Row]) -> str:
         for peer, dy, thick in (("eager", 2, 12), ("ours", 5, 6)):
             if peer in row["kept"]:
                 width = max(1.0, 2 * WIDTH * row["kept"][peer] / widest)
-                told = f"{row['name']}, {NAMES[peer]}: {row['kept'][peer]:g} bytes per element"
+                told = f"{row['name']}, {NAMES[peer]}: {row['kept'][peer]:.3g} bytes per element"
                 parts.append(
                     f"<rect x='{LEFT}' y='{y + dy}' width='{width:.1f}' height='{thick}' fill='{COLORS[peer]}'"
                     f" opacity='{1 if peer == 'ours' else 0.45}'><title>{escape(told)}</title></rect>"
                 )
         ours, eager = row["kept"]["ours"], row["kept"].get("eager")
-        kept = f"{ours:g}" if eager in (None, ours) else f"{ours:g} instead of {eager:g}"
+        kept = f"{ours:.3g}" if eager in (None, ours) else f"{ours:.3g} instead of {eager:.3g}"
         longest = max(1.0, 2 * WIDTH * max(row["kept"].get(peer, 0) for peer in ("ours", "eager")) / widest)
         parts.append(f"<text class='axis' x='{LEFT + longest + 6:.1f}' y='{y + 12}'>{kept}</text>")
     chart = f"<svg width='{LEFT + 2 * WIDTH + 130}' height='{height}' role='img' aria-label='memory'>{''.join(parts)}</svg>"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
+import pytest
+
+from jitact import bench
 from jitact.page import report_html
 
 DIRECTIONS = ("forward", "forward_save", "backward")
@@ -86,3 +90,17 @@ def test_page() -> None:
 def test_page_of_little() -> None:
     found = results() | {"rows": [], "geometric_means": [], "first_use": None}
     assert "Speed in fp32" in report_html(found)
+
+
+def test_bench_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.setattr(bench, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
+    use = {"import_ms": 1.0, "first_use": {"softsign": {"build_s": 1.5, "load_ms": 2.5}}}
+    monkeypatch.setattr(bench, "first_use", lambda *_: use)
+    out = tmp_path / "report.html"
+    assert bench.main(["softsign", "--dtype", "fp32", "--shape", "3x1001", "--device", "cpu", "--html", str(out)]) == 0
+    page = out.read_text()
+    for text in ("Speed in fp32, 3 x 1001", "4 instead of 12", "Errors", "2.5"):
+        assert text in page, text
+    with pytest.raises(SystemExit):
+        bench.main(["softsign", "--html", str(tmp_path / "nowhere" / "report.html")])
+    assert "no directory" in capsys.readouterr().err
