@@ -9,7 +9,6 @@ import os
 import shutil
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,9 @@ def test_builds_once_and_again_for_another_source(quick: Path) -> None:
     first = kernel("0.5")
     library = kernels.load(first)
     assert torch.equal(forward(library, X), X * 0.5)
-    assert kernels.load(replace(first)) is library
+    assert kernels.load(first._replace()) is library
 
-    second = kernels.load(replace(first, text=first.text.replace("0.5", "0.25")))
+    second = kernels.load(first._replace(text=first.text.replace("0.5", "0.25")))
     assert second.name == f"{first.name}_v2"
     assert torch.equal(forward(second, X), X * 0.25)
     assert torch.equal(forward(library, X), X * 0.5), "modules of the old source go on working"
@@ -125,19 +124,19 @@ def nvcc(release: str) -> Nvcc:
 def test_the_key_depends_on_all_that_goes_in(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     base = make_plan(answer(1))
     assert make_plan(answer(1)).title == base.title
-    assert make_plan(replace(answer(1), path="/elsewhere/x.cu")).title == base.title, "a cache can move with an installation"
+    assert make_plan(answer(1)._replace(path="/elsewhere/x.cu")).title == base.title, "a cache can move with an installation"
 
     one = answer(1)
     changed = {
-        "text": make_plan(replace(one, text=one.text + " ")),
-        "params": make_plan(replace(one, params=("alpha",))),
-        "saves": make_plan(replace(one, saves=("input", "output"))),
+        "text": make_plan(one._replace(text=one.text + " ")),
+        "params": make_plan(one._replace(params=("alpha",))),
+        "saves": make_plan(one._replace(saves=("input", "output"))),
         "fast_math": make_plan(one, fast_math=True),
-        "cpu": replace(base, cpu="DEFAULT" if base.cpu != "DEFAULT" else "AVX2"),
-        "compiler": replace(base, cxx=Compiler("c++", "c++ 99.0")),
-        "archs": replace(base, archs=(Arch(9, 0),), nvcc=nvcc("13.0")),
-        "ptx": replace(base, archs=(Arch(9, 0, "", True),), nvcc=nvcc("13.0")),
-        "nvcc": replace(base, archs=(Arch(9, 0),), nvcc=nvcc("13.1")),
+        "cpu": base._replace(cpu="DEFAULT" if base.cpu != "DEFAULT" else "AVX2"),
+        "compiler": base._replace(cxx=Compiler("c++", "c++ 99.0")),
+        "archs": base._replace(archs=(Arch(9, 0),), nvcc=nvcc("13.0")),
+        "ptx": base._replace(archs=(Arch(9, 0, "", True),), nvcc=nvcc("13.0")),
+        "nvcc": base._replace(archs=(Arch(9, 0),), nvcc=nvcc("13.1")),
     }
     for name, value in (("SCHEMA", -1), ("CFLAGS", ("-O1",)), ("NVCC_FLAGS", ("-O1",))):
         with monkeypatch.context() as patch:
@@ -230,7 +229,7 @@ def test_no_build_raises_and_names_the_command(folder: Path, monkeypatch: pytest
     monkeypatch.setenv("JITACT_NO_BUILD", "1")
     own = kernels.KernelSource.from_file("softsign", (), ("input", "output"))
     with pytest.raises(BuildError, match=r"python -m jitact\.kernels build softsign"):
-        kernels.load(replace(own, text=own.text + "// not built\n"))
+        kernels.load(own._replace(text=own.text + "// not built\n"))
     with pytest.raises(BuildError, match="use it once without JITACT_NO_BUILD"):
         kernels.load(kernel())
 
@@ -249,7 +248,7 @@ def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.M
     before, home = dict(os.environ), cpp_extension.CUDA_HOME
     build.obtain(make_plan(answer(3)))
     with pytest.raises(CompileError):
-        build.obtain(make_plan(replace(answer(3), text="nonsense")))
+        build.obtain(make_plan(answer(3)._replace(text="nonsense")))
     assert (dict(os.environ), cpp_extension.CUDA_HOME) == (before, home)
 
 
@@ -267,7 +266,7 @@ def test_paths_may_hold_anything(stand_in: Path, monkeypatch: pytest.MonkeyPatch
     text = '#include "value.h"\n' + answer(0).text.replace("return 0", "return VALUE")
     (odd / "odd.cu").write_text(text)
     monkeypatch.setenv("JITACT_CACHE_DIR", str(odd / "cache"))
-    entry, made = build.obtain(make_plan(replace(answer(0), text=text, path=str(odd / "odd.cu"))))
+    entry, made = build.obtain(make_plan(answer(0)._replace(text=text, path=str(odd / "odd.cu"))))
     assert made and ctypes.CDLL(str(entry.library)).answer() == 5
 
 
@@ -282,6 +281,6 @@ def test_first_use_is_fast(folder: Path) -> None:
     for i in range(2):
         own = kernels.KernelSource.from_file("softsign", (), ("input", "output"))
         started = time.perf_counter()
-        kernels.load(replace(own, name=f"softsign_{i}_{os.getpid()}"))
+        kernels.load(own._replace(name=f"softsign_{i}_{os.getpid()}"))
         fastest = min(fastest, time.perf_counter() - started)
     assert fastest < 15

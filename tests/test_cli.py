@@ -6,7 +6,6 @@ import json
 import os
 import re
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,7 +84,7 @@ def test_archs_that_will_not_do(folder: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_a_kernel_that_does_not_compile_fails_the_command(stand_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    plans = [make_plan(answer(1)), make_plan(replace(answer(2, "broken"), text="nonsense"))]
+    plans = [make_plan(answer(1)), make_plan(answer(2, "broken")._replace(text="nonsense"))]
     assert prebuild.prebuild(plans) == 1
     said = capfd.readouterr().out
     assert "broken failed" in said and "error:" in said and "1 compiled, 0 cached, 1 failed" in said
