@@ -183,6 +183,7 @@ class _Node:
             "tensor" for what depends on a tensor.
         truth: whether it is true or false.
         integer: whether C++ would take it for an int.
+        builtin: whether it is a bool, an int or a double in C++ and no ``T``.
     """
 
     python: str
@@ -191,6 +192,7 @@ class _Node:
     kind: str = "tensor"
     truth: bool = False
     integer: bool = False
+    builtin: bool = False
 
 
 def _kind(*parts: _Node) -> str:
@@ -319,7 +321,8 @@ class _Parser:
         else:  # torch.where takes a number beside a tensor, but makes float32 of two numbers
             first = self.as_tensor(a) if b.kind != "tensor" else self.as_number(a)
             python = f"torch.where({_bare(condition.python)}, {_bare(first)}, {_bare(self.as_number(b))})"
-        return _Node(python, condition.start, b.end, kind)
+        integer, builtin = a.integer and b.integer, a.builtin and b.builtin
+        return _Node(python, condition.start, b.end, kind, integer=integer, builtin=builtin)
 
     def operation(self, lowest: int) -> _Node:
         """Operators that bind at least as tight as ``lowest``."""
@@ -334,15 +337,16 @@ class _Parser:
         if sign in LOGICAL:
             self.need_truth(left)
             self.need_truth(right)
-            return _Node(f"({left.python} {LOGICAL[sign]} {right.python})", start, end, kind, truth=True)
+            return _Node(f"({left.python} {LOGICAL[sign]} {right.python})", start, end, kind, True, True, True)
         if sign in COMPARISONS:
             if left.truth:
                 self.fail("comparisons do not chain; join two with &&", start, end)
-            return _Node(f"({self.as_number(left)} {sign} {self.as_number(right)})", start, end, kind, truth=True)
-        integer = left.integer and right.integer
+            return _Node(f"({self.as_number(left)} {sign} {self.as_number(right)})", start, end, kind, True, True, True)
+        integer, builtin = left.integer and right.integer, left.builtin and right.builtin
         if sign == "/" and integer:
             self.fail("a quotient of whole numbers is a whole number in C++; write one of them as 1.0", start, end)
-        return _Node(f"{self.as_number(left)} {sign} {self.as_number(right)}", start, end, kind, integer=integer)
+        python = f"{self.as_number(left)} {sign} {self.as_number(right)}"
+        return _Node(python, start, end, kind, integer=integer, builtin=builtin)
 
     def unary(self) -> _Node:
         if self.token.text not in ("-", "+", "!"):
@@ -351,8 +355,9 @@ class _Parser:
         if sign.text == "!":
             self.need_truth(operand)
             python = f"(~{operand.python})" if operand.kind == "tensor" else f"(not {operand.python})"
-            return _Node(python, sign.start, operand.end, operand.kind, truth=True)
-        return _Node(f"{sign.text}{self.as_number(operand)}", sign.start, operand.end, operand.kind, integer=operand.integer)
+            return _Node(python, sign.start, operand.end, operand.kind, True, True, True)
+        python = f"{sign.text}{self.as_number(operand)}"
+        return _Node(python, sign.start, operand.end, operand.kind, False, operand.integer, operand.builtin)
 
     def primary(self) -> _Node:
         token = self.token
@@ -367,7 +372,7 @@ class _Parser:
         inner = self.choice()
         closing = self.expect(")", "to close the parenthesis")
         python = inner.python if inner.truth else f"({_bare(inner.python)})"
-        return _Node(python, token.start, closing.end, inner.kind, inner.truth, inner.integer)
+        return _Node(python, token.start, closing.end, inner.kind, inner.truth, inner.integer, inner.builtin)
 
     def number(self, token: _Token) -> _Node:
         if not NUMBER.fullmatch(token.text):
@@ -375,9 +380,8 @@ class _Parser:
         integer = token.text.isdigit()
         if integer and len(token.text) > 9:
             self.fail("too large for a whole number; write it with a point", token.start, token.end)
-        return _Node(
-            token.text.lstrip("0") or "0" if integer else token.text, token.start, token.end, "number", integer=integer
-        )
+        python = token.text.lstrip("0") or "0" if integer else token.text
+        return _Node(python, token.start, token.end, "number", False, integer, True)
 
     def variable(self, token: _Token) -> _Node:
         name = token.text
@@ -392,7 +396,7 @@ class _Parser:
         self.names.add(name)
         if name in self.tensors or name in self.parameters:
             return _Node(name, token.start, token.end, "tensor" if name in self.tensors else "scalar")
-        return _Node(f"math.{name}", token.start, token.end, "number")
+        return _Node(f"math.{name}", token.start, token.end, "number", builtin=True)
 
     def call(self, token: _Token) -> _Node:
         name = token.text
@@ -412,6 +416,9 @@ class _Parser:
             self.fail(f"{name} takes {function.arity} {plural}, got {len(arguments)}", token.start, closing.end)
         if kind == "number":
             return self.number_call(token, arguments, closing)
+        if all(node.builtin for node in arguments):
+            message = f"{name} of comparisons and numbers alone; write its values, as in x > 1 ? 0.5 : 2"
+            self.fail(message, token.start, closing.end)
         self.names.add(name)
         # A function of parameters alone is computed on tensors too, which know infinities and NaN where Python raises.
         may_be_numbers = function.numbers if kind == "tensor" else ()
@@ -428,4 +435,4 @@ class _Parser:
             eval(python, {"math": math})
         except (ArithmeticError, ValueError) as error:
             self.fail(f"{name} of these numbers is no number: {error}", token.start, closing.end)
-        return _Node(python, token.start, closing.end, "number")
+        return _Node(python, token.start, closing.end, "number", builtin=True)

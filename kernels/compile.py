@@ -53,7 +53,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
             output = str(error)
             log = cache.write_log(folder, plan.title, output)
             logger.debug("%s", output)
-            raise explain(plan.name, output, plan.source.path, log) from None
+            raise explain(plan.name, output, plan.source.path, log, plan.source.text) from None
         except OSError as error:
             if error.errno is not None:
                 raise

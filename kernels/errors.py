@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from pathlib import Path
 
 __all__ = ["BuildError", "CompileError", "NoSpaceError", "ToolchainError", "explain"]
@@ -66,7 +67,7 @@ _REMEDIES = (
 _FULL = r"No space left on device|Disk quota exceeded"
 
 
-def explain(name: str, output: str, path: str, log: Path | None) -> BuildError:
+def explain(name: str, output: str, path: str, log: Path | None, text: str = "") -> BuildError:
     """The error to raise for a failed compilation.
 
     Args:
@@ -74,6 +75,7 @@ def explain(name: str, output: str, path: str, log: Path | None) -> BuildError:
         output: all that the compilers and the linker printed.
         path: what compilers call the kernel file; errors in it come first.
         log: where the output was written, None if it could not be.
+        text: the kernel file's own, whose lines are shown where the compiler could not read it from ``path``.
     """
     full = f"full log: {log}" if log else "the log could not be written"
     if re.search(_FULL, output):
@@ -83,26 +85,36 @@ def explain(name: str, output: str, path: str, log: Path | None) -> BuildError:
         if match:
             line = output[output.rfind("\n", 0, match.start()) + 1 :].split("\n", 1)[0].strip()
             return ToolchainError(f"{name} could not be compiled: {remedy}\n{line}\n{full}")
-    found = _errors(output.splitlines(), path)
+    found = _errors(output.splitlines(), path, text.splitlines())
     shown = "\n".join(found[:SHOWN]) or "\n".join(output.strip().splitlines()[-SHOWN:])
     more = f"\n({len(found) - SHOWN} more)" if len(found) > SHOWN else ""
     return CompileError(f"{name} does not compile\n{shown}{more}\n{full}")
 
 
-def _errors(lines: list[str], path: str) -> list[str]:
+def _errors(lines: list[str], path: str, source: list[str]) -> list[str]:
     """Errors, each once though both compilers see it: in the user's file, then elsewhere, then the linker's."""
     mine, elsewhere, other = {}, {}, {}
     for i, line in enumerate(lines):
         match = re.match(_GNU, line) or re.match(_EDG, line)
         if match:
-            column = f":{match['column']}" if match.groupdict().get("column") else ""
-            text = f"{match['file']}:{match['line']}{column}: error: {match['text']}"
-            for excerpt in lines[i + 1 : i + 3]:
-                if not re.match(_EXCERPT, excerpt):
-                    break
-                text += f"\n{excerpt}"
+            number, column = int(match["line"]), int(match.groupdict().get("column") or 0)
+            text = f"{match['file']}:{number}{f':{column}' if column else ''}: error: {match['text']}"
+            excerpt = list(takewhile(re.compile(_EXCERPT).match, lines[i + 1 : i + 3]))
+            if not excerpt and match["file"] == path and 0 < number <= len(source):
+                excerpt = _excerpt(source[number - 1], number, column, re.findall(r"'(\w+)'", match["text"]))
             group = mine if match["file"] == path else elsewhere
-            group.setdefault((match["file"], match["line"]), text)
+            group.setdefault((match["file"], match["line"]), "\n".join([text, *excerpt]))
         elif re.search(_OTHER, line) and not line.startswith(("FAILED", "ninja:", "In file", "collect2", "c++ ", "/")):
             other.setdefault(line, line)
     return [*mine.values(), *elsewhere.values()] or list(other.values())
+
+
+def _excerpt(line: str, number: int, column: int, names: list[str]) -> list[str]:
+    """A line of the source, and below it what is wrong with it, if that is known, as gcc and clang print them."""
+    line = line.expandtabs(8)  # as columns are counted
+    shown = [f"{number:5} | {line}"]
+    if 0 < column <= len(line) + 1:
+        # Of a call, the column is that of the parenthesis.
+        called = next((name for name in names if line[: column - 1].endswith(name)), "")
+        shown.append(f"{'':5} | {'~' * len(called) + '^':>{column}}")
+    return shown

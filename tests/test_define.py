@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from jitact.definitions import Definition
 from jitact.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.extract import declared
 from jitact.kernels import BuildError
+from jitact.kernels.errors import explain
 
 X = torch.linspace(-3, 3, 61, dtype=torch.float64)
 WITH_HELPER = """#include "elementwise.cuh"
@@ -76,6 +78,10 @@ def test_expression_in_python(text: str, python: str) -> None:
         ("x ** 2", "write pow(a, b)", "**"),
         ("x ^ 2", "write pow(a, b)", "^"),
         ("1 / 2 * x", "a quotient of whole numbers is a whole number in C++", "1 / 2"),
+        ("x * ((x > 1) / 2)", "a quotient of whole numbers is a whole number in C++", "(x > 1) / 2"),
+        ("x * ((x > 1 ? 1 : 0) / 2)", "a quotient of whole numbers", "(x > 1 ? 1 : 0) / 2"),
+        ("x * min(x > 1, 2)", "min of comparisons and numbers alone", "min(x > 1, 2)"),
+        ("x * exp(x > 1 ? 1 : 0)", "exp of comparisons and numbers alone", "exp(x > 1 ? 1 : 0)"),
         ("x * 2.0f", "a number has no suffix", "2.0f"),
         ("math.sin(x)", "write the function's name alone", "."),
         ("x if x > 0 else 0", "write condition ? a : b", "if"),
@@ -207,8 +213,33 @@ def test_arguments_that_do_not_fit() -> None:
 
 def test_compiler_errors_name_the_line() -> None:
     cls = jitact.define("wrong", source=WITH_HELPER.replace("abs(x)", "absolute(x)"), a=1.0)
-    with pytest.raises(BuildError, match=r"<wrong>:3:.*error: .*absolute"):
+    with pytest.raises(BuildError) as raised:
         cls()(X)
+    first, error, line, mark, log = str(raised.value).splitlines()
+    assert first == "wrong does not compile" and log.startswith("full log: ")
+    assert re.match(r"<wrong>:3:55: error: .*absolute", error)
+    assert line == "    3 | ELEMENTWISE T size(T x, T a) { return 1 + a * absolute(x); }"
+    assert mark.index("^") == line.index("(x);") and "~" * len("absolute") + "^" in mark
+
+
+def test_compiler_errors_of_files_and_gradients(tmp_path: Path) -> None:
+    (tmp_path / "wrong.cu").write_text("ELEMENTWISE T forward(T x) {\n\treturn x +* 2;\n}\n")
+    jitact.load_folder(tmp_path)
+    with pytest.raises(BuildError, match=re.escape(f"{tmp_path}/wrong.cu:2:")) as raised:
+        jitact.get("wrong")()(X)
+    assert re.search(r"\n    2 | +return x \+\* 2;\n      \| +.*\^", str(raised.value))
+
+
+def test_errors_without_an_excerpt_show_the_line() -> None:
+    source = "a\n\tb c\n"
+    shown = [
+        ("k.cu:2:9: error: what", "    2 |         b c\n      |         ^"),
+        ("k.cu(2): error: what", "    2 |         b c\nthe log"),  # nvcc tells no column
+        ("k.cu:3:1: error: past the end", "error: past the end\nthe log"),
+        ("other.cuh:1:1: error: elsewhere", "error: elsewhere\nthe log"),
+    ]
+    for output, expected in shown:
+        assert expected in str(explain("k", output, "k.cu", None, source)), output
 
 
 def test_defining_again_replaces() -> None:
