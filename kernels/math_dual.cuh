@@ -83,6 +83,7 @@ JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)
 JITACT_CHAIN_2(times_sigmoid, sigmoid(b), y * sigmoid(-b))
 JITACT_CHAIN_2(times_tanh_softplus, times_tanh_softplus(T(1), b), tanh_softplus_slope(b) * a)
+JITACT_CHAIN_2(x_plus_sin_squared, 1 + sin(2 * a * b), (a * sin(2 * a * b) - (y - a)) / b)
 JITACT_CHAIN_2(normal_cdf, normal_pdf(a), normal_pdf(a))
 
 #undef JITACT_CHAIN_2

@@ -64,11 +64,32 @@ JITACT_INLINE SinCos sincos(float x, float low = -0.0f) {
 JITACT_INLINE float sin(float x) { return sincos(x).sin; }
 JITACT_INLINE float cos(float x) { return sincos(x).cos; }
 
-// a + b sin(x + low)^2, where sin^2 may be taken for 1 - sin^2 of the nearest zero's distance, which cancels less.
-JITACT_INLINE float add_sin_squared(float a, float b, float x, float low) {
-  const Quadrant q = quadrant(x, low, 0.0f);
-  const float s = sin_near_zero(q.r), t = s * b;
-  return fmaf(select(q.n & 1, -t, t), s, select(q.n & 1, a + b, a));
+// x + sin(alpha x)^2 / alpha, where sin^2 may be taken for 1 - sin^2 of the nearest zero's distance, which cancels less.
+JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
+  const float v = alpha * x, inverse = reciprocal(alpha);
+  const Quadrant q = quadrant(v, fmaf(alpha, x, -v), 0.0f);
+  const float s = sin_near_zero(q.r), t = s * inverse;
+  return fmaf(select(q.n & 1, -t, t), s, select(q.n & 1, x + inverse, x));
 }
 
 }  // namespace jitact::single
+
+namespace jitact::narrow {
+
+// The same. From |alpha x| = 2^15 on, what is added is less than half an ulp of x, and may be anything small.
+JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
+  const float v = alpha * x, n = fmaf(v, 0.318309886f, 12582912.0f) - 12582912.0f;
+  const float near = fmaf(n, 8.74227766e-08f, fmaf(n, -3.14159274f, v));  // to the nearest multiple of pi
+  const float r = single::select(fabsf(v) < 0x1p15f, near, 0.0f);
+#ifdef __CUDA_ARCH__
+  float s;
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(r));
+#else
+  const float u = r * r;
+  const float p = fmaf(fmaf(fmaf(2.624901072e-6f, u, -1.981950918e-4f), u, 8.333216421e-3f), u, -1.666666567e-1f);
+  const float s = fmaf(r * u, p, r);
+#endif
+  return fmaf(s * s, single::reciprocal(alpha), x);
+}
+
+}  // namespace jitact::narrow

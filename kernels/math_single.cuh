@@ -272,10 +272,10 @@ JITACT_INLINE Tail tail(float t) {
   const float h = at_most(t, kTailEnd), r = tail_reciprocal(h), v = h * r;
   return {bell(h), tail_polynomial(v), r, v};
 }
-// Q(t + low), by the slope of log Q, near -(t + 3/2 r).
+// Q(t + low), by the slope of log Q, near -(t + 1.4 r).
 JITACT_INLINE Tail tail(float t, float low) {
   const float h = at_most(t, kTailEnd), r = tail_reciprocal(h), v = h * r;
-  return {bell(h, -low * fmaf(1.5f, r, h)), tail_polynomial(v), r, v};
+  return {bell(h, -low * fmaf(1.4f, r, h)), tail_polynomial(v), r, v};
 }
 
 JITACT_INLINE float normal_tail(float t) { return tail(t).q(); }
@@ -288,7 +288,7 @@ JITACT_INLINE float normal_cdf(float x, Tail tail) {
   return select(x < 0, y, 1.0f - y);
 }
 JITACT_INLINE float normal_cdf(float x) { return normal_cdf(x, tail(fabsf(x))); }
-JITACT_INLINE float normal_cdf(float x, float low) { return normal_cdf(x, tail(fabsf(x), select(x < 0, -low, low))); }
+JITACT_INLINE float normal_cdf(float x, float low) { return normal_cdf(x, tail(fabsf(x), select(x < 0, -low, 0.0f))); }
 JITACT_INLINE float normal_pdf(float x) {
   const Reduced e = bell(at_most(fabsf(x), kTailEnd));
   return e.times(0.398942280f) * e.power(24) * kUnscale;
