@@ -51,7 +51,8 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     words = ARGUMENT.sub("", line).split()
     unknown = [word for word in words[1:] if word != "--check"]
     if not words or unknown:
-        raise UsageError(f"%%activation NAME [PARAMETER=DEFAULT ...] [--check], not {' '.join(unknown) or 'nothing'!r}")
+        found = f"not {' '.join(unknown)!r}" if unknown else "and there is no name"
+        raise UsageError(f"it is %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
         cls = _define(words[0], {param: float(value) for param, value in ARGUMENT.findall(line)}, cell)
         cls()(torch.zeros(1))  # compiled here, where its source is in sight

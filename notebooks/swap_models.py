@@ -11,12 +11,14 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
 
 import jitact.swap
 
+MODELS = ("bert", "gpt2", "llama", "resnet")
 # What results may differ by: each of a model's layers rounds anew.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -174,13 +176,19 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> 
 
 def main() -> int:
     """The command line; returns 1 if results differ."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("models", nargs="*", default=["bert", "gpt2", "llama", "resnet"], help="bert, gpt2, llama, resnet")
+    parser = argparse.ArgumentParser(description=__doc__.replace("``", ""))
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}; all by default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", type=torch.device)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--steps", type=int, default=20)
     args = parser.parse_args()
-    results = [compare(name, args.device, getattr(torch, args.dtype), args.steps) for name in args.models]
+    if unknown := set(args.models) - set(MODELS):
+        parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
+    models = [name for name in args.models or MODELS if name == "resnet" or find_spec("transformers")]
+    left = [name for name in args.models or MODELS if name not in models]
+    if left:
+        print(f"{', '.join(left)} left out: pip install transformers")
+    results = [compare(name, args.device, getattr(torch, args.dtype), args.steps) for name in models]
     return 0 if all(results) else 1
 
 
