@@ -35,7 +35,7 @@ class Parser(argparse.ArgumentParser):
         """Takes what ArgumentParser takes."""
         super().__init__(allow_abbrev=False, **kwargs)
         self.add_argument("names", nargs="*", metavar="NAME", help="activations, by any name they are known by; all by default")
-        self.add_argument("--dtype", type=self._dtypes, help=f"some of {','.join(DTYPES)}, joined by commas")
+        self.add_argument("--dtype", type=self._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         self.add_argument("--device", type=self._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
     def parse(self, arguments: list[str] | None) -> argparse.Namespace:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 from common import DTYPES, TABLE_IDS
@@ -113,6 +115,16 @@ def test_what_is_refused(name: str, given: str) -> None:
     message = str(error.value)
     assert name in message and "float32, float64, float16 or bfloat16" in message
     assert given.removeprefix("an ").removeprefix("a ") in message
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "prelu", "rrelu"])
+def test_memory_that_is_short_is_torchs_own_error(name: str, device: str) -> None:
+    x = torch.zeros((), device=device).expand(2**45)
+    with pytest.raises(RuntimeError) as theirs:
+        torch.empty_like(x)
+    for requires_grad in (False, True):
+        with pytest.raises(type(theirs.value), match=re.escape(str(theirs.value)[:40])):
+            jitact.get(name)().to(device)(x.detach().requires_grad_(requires_grad))
 
 
 def test_meta_tensors() -> None:
