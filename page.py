@@ -85,7 +85,7 @@ def _summary(results: dict[str, Any]) -> str:
     for mean in results.get("geometric_means") or []:
         if mean["of"] == "all":
             title = f"{mean['dtype']}, times as fast as {PEERS[mean['peer']]}, {mean['count']} activations"
-            tiles.append(f"<div class='tile'><b>{mean['step']:.2f}x</b>{escape(title)}</div>")
+            tiles.append(f"<div class='tile'><b>{float(mean['step']):.2f}x</b>{escape(title)}</div>")
     wrong = [row for row in results["rows"] if row["wrong"]]
     listed = "".join(f"<li>{escape(row['name'])} {row['dtype']}: {escape('; '.join(row['wrong']))}</li>" for row in wrong)
     told = f"<p class='wrong'>Wrong, and not timed:</p><ul class='wrong'>{listed}</ul>" if wrong else ""
