@@ -1,5 +1,5 @@
-// The CPU loop: blocks that stay in the first-level cache, widened, computed and narrowed by loops that the compiler
-// vectorises. Bytes that will not fit a cache are written past it, which saves reading each line before overwriting it.
+// The CPU loop: blocks that stay in the first-level cache, computed by loops that the compiler vectorises. Outputs in memory
+// that was never touched are written past the cache, which saves reading each line before overwriting it.
 #pragma once
 
 #include <sys/mman.h>
@@ -15,8 +15,9 @@ namespace jitact {
 constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8, so that no mask byte is shared
 constexpr int64_t kLanes = 64;                     // elements; no vector is longer
 constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
-constexpr int64_t kLargeBytes = int64_t(8) << 20;  // outputs from here on get huge pages and are written past the cache
-
+// Outputs from here on get huge pages and are written past the cache: glibc maps memory anew for each, where smaller ones
+// get what others gave back.
+constexpr int64_t kLargeBytes = int64_t(32) << 20;
 
 using Bytes32 = long long __attribute__((vector_size(32)));
 
@@ -29,27 +30,21 @@ inline bool is_large_output(const Call& call) { return call.out != call.a && byt
 inline float as_float(uint32_t u) { float f; std::memcpy(&f, &u, 4); return f; }
 inline uint32_t as_bits(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
 
+// Elements as they lie in memory and as they are computed.
 template <typename S> struct Storage;
 
-template <> struct Storage<double> {
-  using T = Double;
-  static void widen(const double* s, T* t, int64_t n) {
+template <typename Number> struct AsItIs {
+  using T = Number;
+  using S = typename T::Value;
+  static void widen(const S* s, T* t, int64_t n) {
     for (int64_t i = 0; i < n; i++) t[i].v = s[i];
   }
-  static void narrow(const T* t, double* s, int64_t n) {
+  static void narrow(const T* t, S* s, int64_t n) {
     for (int64_t i = 0; i < n; i++) s[i] = t[i].v;
   }
 };
-
-template <> struct Storage<float> {
-  using T = Single;
-  static void widen(const float* s, T* t, int64_t n) {
-    for (int64_t i = 0; i < n; i++) t[i].v = s[i];
-  }
-  static void narrow(const T* t, float* s, int64_t n) {
-    for (int64_t i = 0; i < n; i++) s[i] = t[i].v;
-  }
-};
+template <> struct Storage<double> : AsItIs<Double> {};
+template <> struct Storage<float> : AsItIs<Single> {};
 
 template <> struct Storage<Bfloat16> {
   using T = Narrow;
@@ -70,10 +65,10 @@ template <> struct Storage<Half> {
   static void widen(const Half* s, T* t, int64_t n) {
     int64_t i = 0;
 #ifdef __F16C__
-    for (; i + 8 <= n; i += 8) {
-      Bytes32 wide;
-      asm("vcvtph2ps %1, %0" : "=x"(wide) : "m"(*reinterpret_cast<const char(*)[16]>(s + i)));
-      std::memcpy(&t[i].v, &wide, 32);
+    for (; i + kWide <= n; i += kWide) {
+      Wide wide;
+      asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const char(*)[2 * kWide]>(s + i)));
+      std::memcpy(&t[i].v, &wide, sizeof(wide));
     }
 #endif
     for (; i < n; i++) t[i].v = widen_one(s[i].bits);
@@ -81,16 +76,23 @@ template <> struct Storage<Half> {
   static void narrow(const T* t, Half* s, int64_t n) {
     int64_t i = 0;
 #ifdef __F16C__
-    for (; i + 8 <= n; i += 8) {
-      Bytes32 wide;
-      std::memcpy(&wide, &t[i].v, 32);
-      asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<char(*)[16]>(s + i)) : "x"(wide));  // $0: to nearest even
+    for (; i + kWide <= n; i += kWide) {
+      Wide wide;
+      std::memcpy(&wide, &t[i].v, sizeof(wide));
+      asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<char(*)[2 * kWide]>(s + i)) : "v"(wide));  // $0: to nearest even
     }
 #endif
     for (; i < n; i++) s[i].bits = narrow_one(t[i].v);
   }
 
  private:
+#ifdef __AVX512F__
+  using Wide = long long __attribute__((vector_size(64)));
+#else
+  using Wide = Bytes32;
+#endif
+  static constexpr int64_t kWide = sizeof(Wide) / 4;  // elements
+
   // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
   static float widen_one(uint16_t h) {
     const uint32_t magnitude = h & 0x7fff;
@@ -109,16 +111,47 @@ template <> struct Storage<Half> {
   }
 };
 
-// Eight bytes of 0 or 1 to the bits of one byte, and back.
-inline uint8_t pack(const uint8_t* bytes) {
-  uint64_t word;
-  std::memcpy(&word, bytes, 8);
-  return uint8_t(word * 0x0102040810204080u >> 56);
+// n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
+inline void pack(const uint8_t* bytes, uint8_t* bits, int64_t n) {
+  int64_t i = 0;
+#ifdef __AVX2__
+  for (; i + 32 <= n; i += 32) {
+    Bytes32 vector;
+    uint32_t word;
+    std::memcpy(&vector, bytes + i, 32);
+    vector <<= 7;
+    asm("vpmovmskb %1, %0" : "=r"(word) : "x"(vector));
+    std::memcpy(bits + i / 8, &word, 4);
+  }
+#endif
+  for (; i < n; i += 8) {
+    uint64_t word;
+    std::memcpy(&word, bytes + i, 8);
+    bits[i / 8] = uint8_t((word & 0x0101010101010101u) * 0x0102040810204080u >> 56);
+  }
 }
-inline void unpack(uint8_t bits, uint8_t* bytes) {
-  const uint64_t spread = bits * 0x0101010101010101u & 0x8040201008040201u;
-  const uint64_t word = (spread + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
-  std::memcpy(bytes, &word, 8);
+inline void unpack(const uint8_t* bits, uint8_t* bytes, int64_t n) {
+  int64_t i = 0;
+#ifdef __AVX2__
+  const Bytes32 places = {0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303};
+  const long long each = int64_t(0x8040201008040201u);
+  const Bytes32 bit = {each, each, each, each};
+  for (; i + 32 <= n; i += 32) {
+    uint32_t word;
+    std::memcpy(&word, bits + i / 8, 4);
+    Bytes32 vector;
+    asm("vmovd %1, %x0\n\tvpbroadcastd %x0, %0" : "=x"(vector) : "r"(word));
+    asm("vpshufb %2, %1, %0" : "=x"(vector) : "x"(vector), "x"(places));
+    vector &= bit;
+    asm("vpcmpeqb %2, %1, %0" : "=x"(vector) : "x"(vector), "x"(bit));
+    std::memcpy(bytes + i, &vector, 32);
+  }
+#endif
+  for (; i < n; i += 8) {
+    const uint64_t spread = bits[i / 8] * 0x0101010101010101u & 0x8040201008040201u;
+    const uint64_t word = (spread + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
+    std::memcpy(bytes + i, &word, 8);
+  }
 }
 
 // Copies past the cache where the processor can; `to` lies on 32 bytes.
@@ -154,43 +187,65 @@ inline void prefer_huge_pages(void* p, int64_t bytes) {
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
+// Computes up to kBlock elements at a time.
+template <Op op, typename S>
+class Block {
+ public:
+  explicit Block(const double* params) : params_(params) {}
+
+  // n elements; where n is no multiple of kLanes, some more past the end of all that is read and written: each element goes
+  // through the same instructions, wherever it stands. `bits` are read or written as bytes.
+  void run(const S* a, const S* b, S* out, uint8_t* bits, int64_t n) {
+    const int64_t padded = (n + kLanes - 1) & -kLanes;  // which tells the compiler that no single ones are left
+    if constexpr (kSame) {
+#pragma GCC ivdep
+      for (int64_t i = 0; i < padded; i++) {
+        bool bit = op == Op::backward_from_bit && bits[i];
+        out[i] = element<op>(T(a[i]), reads_two(op) ? T(b[i]) : T(), bit, params_).v;
+        if constexpr (op == Op::forward_bit) bits[i] = bit;
+      }
+    } else {
+      Storage<S>::widen(a, a_, n);
+      if constexpr (reads_two(op)) Storage<S>::widen(b, b_, n);
+#pragma GCC ivdep
+      for (int64_t i = 0; i < padded; i++) {
+        bool bit = op == Op::backward_from_bit && bits[i];
+        a_[i] = element<op>(a_[i], reads_two(op) ? b_[i] : T(), bit, params_);
+        if constexpr (op == Op::forward_bit) bits[i] = bit;
+      }
+      Storage<S>::narrow(a_, out, n);
+    }
+  }
+
+ private:
+  using T = typename Storage<S>::T;
+  static constexpr bool kSame = std::is_same_v<S, typename T::Value>;  // in memory and in computation
+  const Params<T> params_;
+  alignas(64) T a_[kSame ? 1 : kBlock], b_[kSame ? 1 : kBlock];
+};
+
 template <Op op, typename S>
 void run_blocks(const Call& call, int64_t begin, int64_t end) {
-  using T = typename Storage<S>::T;
-  const Params<T> params(call.params);
-  const auto* a = static_cast<const S*>(call.a);
-  auto* out = static_cast<S*>(call.out);
+  Block<op, S> compute(call.params);
   const bool past_cache = is_large_output(call) && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
-  alignas(64) T ta[kBlock], tb[kBlock];
-  alignas(64) S result[kBlock];
-  alignas(64) uint8_t bits[kBlock] = {};  // pack() wants 0 or 1 past the end too
+  alignas(64) S copy_a[kBlock], copy_b[kBlock], result[kBlock];
+  alignas(64) uint8_t bits[kBlock];
 
   for (int64_t block = begin; block < end; block++) {
-    const int64_t first = block * kBlock;
-    const int64_t n = std::min(kBlock, call.n - first);
-    Storage<S>::widen(a + first, ta, n);
-    if constexpr (reads_two(op)) Storage<S>::widen(static_cast<const S*>(call.b) + first, tb, n);
-    if constexpr (op == Op::backward_from_bit)
-      for (int64_t i = 0; i < n; i += 8) unpack(static_cast<const uint8_t*>(call.b)[(first + i) / 8], bits + i);
-
-    // Whole vectors, past the end too: every element goes through the same instructions, wherever it stands.
-    const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
-#pragma GCC ivdep
-    for (int64_t i = 0; i < padded; i++) {
-      bool bit = false;
-      if constexpr (op == Op::backward_from_bit) bit = bits[i];
-      ta[i] = element<op>(ta[i], reads_two(op) ? tb[i] : T(), bit, params);
-      if constexpr (op == Op::forward_bit) bits[i] = bit;
+    const int64_t first = block * kBlock, n = std::min(kBlock, call.n - first);
+    const auto *a = static_cast<const S*>(call.a) + first, *b = static_cast<const S*>(call.b) + (reads_two(op) ? first : 0);
+    S* const out = static_cast<S*>(call.out) + first;
+    if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.b) + first / 8, bits, n);
+    if (n < kBlock) {
+      std::memcpy(copy_a, a, n * sizeof(S));
+      if constexpr (reads_two(op)) std::memcpy(copy_b, b, n * sizeof(S));
+      a = copy_a, b = copy_b;
     }
-
-    if (past_cache) {
-      Storage<S>::narrow(ta, result, n);
-      stream(out + first, result, n * int64_t(sizeof(S)));
-    } else {
-      Storage<S>::narrow(ta, out + first, n);
-    }
-    if constexpr (op == Op::forward_bit)
-      for (int64_t i = 0; i < n; i += 8) static_cast<uint8_t*>(call.mask)[(first + i) / 8] = pack(bits + i);
+    S* const to = past_cache || n < kBlock ? result : out;
+    compute.run(a, b, to, bits, n);
+    if (past_cache) stream(out, result, n * int64_t(sizeof(S)));
+    else if (to != out) std::memcpy(out, result, n * sizeof(S));
+    if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
   }
   if (past_cache) stream_fence();
 }

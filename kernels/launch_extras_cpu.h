@@ -109,54 +109,48 @@ class Extras {
 template <Op op, typename S>
 void run_blocks_with(const Call& call, const Extras<S>& extras, int64_t begin, int64_t end, [[maybe_unused]] double* sums) {
   using T = typename Storage<S>::T;
-  constexpr bool two = reads_two(op) || op == Op::backward_weights;
+  constexpr bool two = reads_two(op) || op == Op::backward_weights, same = std::is_same_v<S, typename T::Value>;
   const Params<T> params(call.params);
-  const auto* a = static_cast<const S*>(call.a);
-  auto* out = static_cast<S*>(call.out);
-  const bool past_cache = out && is_large_output(call) && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
-  alignas(64) T ta[kBlock], tb[kBlock], extra[kExtras][kBlock];
+  const bool past_cache = call.out && is_large_output(call) && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
+  alignas(64) T ta[kBlock], tb[two ? kBlock : 1], extra[kExtras][kBlock];
   alignas(64) S result[kBlock];
-  alignas(64) uint8_t bits[kBlock] = {};  // pack() wants 0 or 1 past the end too
+  alignas(64) uint8_t bits[kBlock];
 #ifdef JITACT_WEIGHTS
   alignas(64) T gains[op == Op::backward_weights ? kLearned : 1][kBlock];
 #endif
 
   for (int64_t block = begin; block < end; block++) {
-    const int64_t first = block * kBlock;
-    const int64_t n = std::min(kBlock, call.n - first);
-    Storage<S>::widen(a + first, ta, n);
+    const int64_t first = block * kBlock, n = std::min(kBlock, call.n - first);
+    S* const out = call.out ? static_cast<S*>(call.out) + first : nullptr;
+    Storage<S>::widen(static_cast<const S*>(call.a) + first, ta, n);
     if constexpr (two) Storage<S>::widen(static_cast<const S*>(call.b) + first, tb, n);
-    if constexpr (op == Op::backward_from_bit)
-      for (int64_t i = 0; i < n; i += 8) unpack(static_cast<const uint8_t*>(call.b)[(first + i) / 8], bits + i);
+    if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.b) + first / 8, bits, n);
     if (block == begin || !extras.constant()) extras.fill(first, n, extra);
+    // float and double go straight where they belong.
+    S* const to = past_cache || out == nullptr || n < kBlock ? result : out;
 
-    const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;  // as in launch_cpu.h
+    const int64_t padded = (n + kLanes - 1) & -kLanes;  // as in launch_cpu.h
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       const auto at = [&](size_t k) { return extra[k][i]; };
-      if constexpr (op == Op::backward_weights) {
+      bool bit = op == Op::backward_from_bit && bits[i];
+      const T y = element_with<op == Op::backward_weights ? Op::backward : op>(ta[i], two ? tb[i] : T(), bit, at, params);
 #ifdef JITACT_WEIGHTS
+      if constexpr (op == Op::backward_weights) {
         const auto gain = weight_gradients_with<T>(ta[i], tb[i], at, params);
         for (int k = 0; k < kLearned; k++) gains[k][i].v = gain.of[k].v;
-        bool bit = false;
-        ta[i] = element_with<Op::backward>(ta[i], tb[i], bit, at, params);
-#endif
-      } else {
-        bool bit = false;
-        if constexpr (op == Op::backward_from_bit) bit = bits[i];
-        ta[i] = element_with<op>(ta[i], two ? tb[i] : T(), bit, at, params);
-        if constexpr (op == Op::forward_bit) bits[i] = bit;
       }
+#endif
+      if constexpr (same) to[i] = y.v;
+      else ta[i] = y;
+      if constexpr (op == Op::forward_bit) bits[i] = bit;
     }
 
-    if (past_cache) {
-      Storage<S>::narrow(ta, result, n);
-      stream(out + first, result, n * int64_t(sizeof(S)));
-    } else if (out) {
-      Storage<S>::narrow(ta, out + first, n);
-    }
-    if constexpr (op == Op::forward_bit)
-      for (int64_t i = 0; i < n; i += 8) static_cast<uint8_t*>(call.mask)[(first + i) / 8] = pack(bits + i);
+    if constexpr (!same)
+      if (out) Storage<S>::narrow(ta, to, n);
+    if (past_cache) stream(out, result, n * int64_t(sizeof(S)));
+    else if (out && to != out) std::memcpy(out, result, n * sizeof(S));
+    if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
 #ifdef JITACT_WEIGHTS
     if constexpr (op == Op::backward_weights)
       extras.for_runs(first, n, [&](int64_t i, int64_t count, int64_t c, bool across) {
