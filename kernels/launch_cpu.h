@@ -205,8 +205,8 @@ class Block {
         if constexpr (op == Op::forward_bit) bits[i] = bit;
       }
     } else {
-      Storage<S>::widen(a, a_, n);
-      if constexpr (reads_two(op)) Storage<S>::widen(b, b_, n);
+      Storage<S>::widen(a, a_, padded);
+      if constexpr (reads_two(op)) Storage<S>::widen(b, b_, padded);
 #pragma GCC ivdep
       for (int64_t i = 0; i < padded; i++) {
         bool bit = op == Op::backward_from_bit && bits[i];
@@ -224,6 +224,14 @@ class Block {
   alignas(64) T a_[kSame ? 1 : kBlock], b_[kSame ? 1 : kBlock];
 };
 
+// The n elements of a last block in `copy`, with zeros up to a multiple of kLanes.
+template <typename S>
+const S* with_zeros(const S* last, S* copy, int64_t n) {
+  std::memcpy(copy, last, n * sizeof(S));
+  std::memset(copy + n, 0, (-n & (kLanes - 1)) * sizeof(S));
+  return copy;
+}
+
 template <Op op, typename S>
 void run_blocks(const Call& call, int64_t begin, int64_t end) {
   Block<op, S> compute(call.params);
@@ -237,9 +245,8 @@ void run_blocks(const Call& call, int64_t begin, int64_t end) {
     S* const out = static_cast<S*>(call.out) + first;
     if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.b) + first / 8, bits, n);
     if (n < kBlock) {
-      std::memcpy(copy_a, a, n * sizeof(S));
-      if constexpr (reads_two(op)) std::memcpy(copy_b, b, n * sizeof(S));
-      a = copy_a, b = copy_b;
+      a = with_zeros(a, copy_a, n);
+      if constexpr (reads_two(op)) b = with_zeros(b, copy_b, n);
     }
     S* const to = past_cache || n < kBlock ? result : out;
     compute.run(a, b, to, bits, n);

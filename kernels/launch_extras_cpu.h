@@ -130,6 +130,7 @@ void run_blocks_with(const Call& call, const Extras<S>& extras, int64_t begin, i
     S* const to = past_cache || out == nullptr || n < kBlock ? result : out;
 
     const int64_t padded = (n + kLanes - 1) & -kLanes;  // as in launch_cpu.h
+    std::fill(ta + n, ta + padded, T(0));
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       const auto at = [&](size_t k) { return extra[k][i]; };
