@@ -335,9 +335,11 @@ def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[s
         device: where they run.
         cold: those to build anew; of the others, the cache tells how long their build took.
     """
-    loads = _seconds_of_first_use(names, device, dict(os.environ))
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process would compile the Python of this package too
     with tempfile.TemporaryDirectory() as empty:
-        builds = _seconds_of_first_use(cold, device, {**os.environ, "JITACT_CACHE_DIR": empty})
+        builds = _seconds_of_first_use(cold, device, {**environment, "JITACT_CACHE_DIR": empty})
+    loads = _seconds_of_first_use(names, device, environment)
     loads_ms = {name: 1000 * seconds for name, seconds in loads.items()}
     uses = {name: {"build_s": builds.get(name) or _recorded_seconds(name), "load_ms": loads_ms.get(name)} for name in names}
     return {"import_ms": loads_ms.get("import"), "first_use": uses}
