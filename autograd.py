@@ -22,6 +22,7 @@ __all__ = [
     "call",
     "check",
     "describe",
+    "in_order",
     "is_transformed",
     "kept_for_a_generation",
     "run",
@@ -140,6 +141,13 @@ def strides_of_bits(y: Tensor) -> tuple[int, ...]:
     return y.stride() if y.is_contiguous() else torch.empty_like(y, device="meta").stride()
 
 
+def in_order(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """``dy`` with these strides, copied if it has others."""
+    if dy.stride() == strides:
+        return dy
+    return torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device).copy_(dy)
+
+
 class _Activate(torch.autograd.Function):
     """Forward, keeping for backward what ``config.save`` names.
 
@@ -167,7 +175,7 @@ class _Activate(torch.autograd.Function):
         return None if dy is None else _gradient(ctx, dy), None
 
 
-class _ActivateTransformed(torch.autograd.Function):
+class _ActivateTransformed(_Activate):
     """Forward within torch.func's transforms and forward mode: never in place, keeping the input."""
 
     @staticmethod
@@ -180,10 +188,6 @@ class _ActivateTransformed(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
         ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor | None) -> tuple:
-        return None if dy is None else _gradient(ctx, dy), None
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor, _: Any) -> Tensor:
@@ -242,8 +246,8 @@ class _GradientCompiled(_Gradient):
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
     """``dy`` times the slope: an activation being elementwise, the derivative in forward and in reverse mode alike."""
     kept, config = ctx.saved_tensors[-1], ctx.config
-    if config.save == "bit" and dy.stride() != ctx.strides:
-        dy = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).copy_(dy)
+    if config.save == "bit":
+        dy = in_order(dy, ctx.strides)
     if not torch.is_grad_enabled():
         return _Gradient.forward(dy, kept, config)
     return (_GradientCompiled if torch.compiler.is_compiling() else _Gradient).apply(dy, kept, config)

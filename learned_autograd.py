@@ -18,7 +18,7 @@ from torch import Tensor
 
 from . import kernels
 from .activations import OPTIONS, Activation
-from .autograd import by_token, call, is_transformed, kept_for_a_generation, strides_of_bits
+from .autograd import by_token, call, in_order, is_transformed, kept_for_a_generation, strides_of_bits
 from .kernels import KernelSource
 
 __all__ = ["Config", "Learned", "configure", "run_learned", "run_random"]
@@ -156,9 +156,7 @@ class _KeepBit(torch.autograd.Function):
         if _way() != "operators":  # the slope is constant: dy times it has all derivatives
             ones = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).fill_(1)
             return dy * gradient(ones, mask, *tensors, *config.params), *none
-        if dy.stride() != ctx.strides:
-            dy = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).copy_(dy)
-        return call(gradient, dy, mask, *tensors, *config.params), *none
+        return call(gradient, in_order(dy, ctx.strides), mask, *tensors, *config.params), *none
 
 
 def _way() -> str:

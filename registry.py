@@ -47,7 +47,8 @@ def _complete() -> None:
     from .learned import LEARNED
 
     for activation, module, function in LEARNED:
-        register(activation, module, function)
+        if activation.name not in _modules:  # replaced before it was asked for
+            register(activation, module, function)
 
 
 def _normalise(name: str) -> str:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import jitact
+from jitact import registry
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -25,3 +26,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def device(request: pytest.FixtureRequest) -> str:
     """Every device here, one after the other."""
     return request.param
+
+
+@pytest.fixture
+def only_here():
+    """Takes what a test defines out of the registry again."""
+    before = set(jitact.names())
+    yield
+    for name in set(jitact.names()) - before:
+        registry.unregister(name)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import jitact
-from jitact import registry
 from jitact.definitions import Definition
 from jitact.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.extract import declared
 from jitact.kernels import BuildError
 from jitact.kernels.errors import explain
 
+pytestmark = pytest.mark.usefixtures("only_here")
 X = torch.linspace(-3, 3, 61, dtype=torch.float64)
 WITH_HELPER = """#include "elementwise.cuh"
 
@@ -29,15 +29,6 @@ ELEMENTWISE T forward(T x, T a) {
   return x / size(x, a);
 }
 """
-
-
-@pytest.fixture(autouse=True)
-def only_here():
-    """Takes what a test defines out of the registry again."""
-    before = set(jitact.names())
-    yield
-    for name in set(jitact.names()) - before:
-        registry.unregister(name)
 
 
 def gradient(f, x: Tensor) -> Tensor:

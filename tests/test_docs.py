@@ -20,7 +20,6 @@ import pytest
 import torch
 
 import jitact
-from jitact import registry
 
 ROOT = Path(__file__).parents[1]
 FILES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
@@ -59,18 +58,14 @@ def run_shell(block: Block, folder: Path) -> None:
 
 
 @pytest.fixture
-def only_here(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    before = set(jitact.names())
+def set_apart(only_here: None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(request.config.cache.mkdir("exported")))
-    yield
-    for name in set(jitact.names()) - before:
-        registry.unregister(name)
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_code_runs(path: Path, only_here: None, tmp_path: Path) -> None:
+def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
     space: dict = {"__name__": "__main__"}
     for block in blocks(path):
         where = f"{path.relative_to(ROOT)}, line {block.line}"

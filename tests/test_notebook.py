@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import jitact
-from jitact import registry
 from jitact.magics import describe, describe_html
 
+pytestmark = pytest.mark.usefixtures("only_here")
 TOUR = Path(__file__).parents[1] / "notebooks" / "tour.ipynb"
 
 
@@ -23,14 +23,6 @@ def shell():
     shell.run_line_magic("load_ext", "jitact")
     yield shell
     InteractiveShell.clear_instance()
-
-
-@pytest.fixture(autouse=True)
-def only_here():
-    before = set(jitact.names())
-    yield
-    for name in set(jitact.names()) - before:
-        registry.unregister(name)
 
 
 def run(shell, cell: str):
