@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jitact import kernels, page, report
+from jitact import kernels, onefile, page, report
 from jitact.accuracy import broken_rules, exact_function, measure, sample
 from jitact.activations import ActivationModule
 from jitact.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
@@ -228,13 +228,13 @@ def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
 
 
 def measure_row(
-    cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor], rates: dict[str, dict[str, float]], compiles: bool
+    cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor], rates: dict[str, dict[str, float]], peers: list[str]
 ) -> report.Row:
     """One activation and dtype: a row of the results. What is wrong gets no time."""
     x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, cls.activation.saves[0]
     release(device)
     row: report.Row = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
-    row |= {"errors": None, "ours": None, "eager": None, "compile": None}
+    row |= {"errors": None, "ours": None, **dict.fromkeys(PEERS)}
     try:
         row["errors"], row["wrong"] = check(cls, dtype, device)
         ours = Subject(cls().to(device, dtype), xs, dys)
@@ -243,16 +243,14 @@ def measure_row(
         row["wrong"].append(first_line(error))
     if row["wrong"]:
         return row
-    subjects = {"ours": ours, "eager": Subject(cls.Model().to(device, dtype), xs, dys)}
-    if compiles:
-        torch.compiler.reset()
-        subjects["compile"] = Subject(torch.compile(cls.Model().to(device, dtype), dynamic=False), xs, dys)
-    for peer in [name for name in PEERS if name in subjects]:
-        trouble = subjects[peer].trouble()
+    subjects = {"ours": ours}
+    for peer in peers:
+        subject, trouble = make_peer(peer, cls, xs, dys)
         if trouble:
             row["notes"].append(f"{peer}: {trouble}")
-            del subjects[peer]
             release(device)
+        else:
+            subjects[peer] = subject
     least = traffic(save, dtype)
     row["bytes"] = {direction: per_element * x.numel() for direction, (per_element, _) in least.items()}
     row["floor"] = {d: 1000 * row["bytes"][d] / rates[pattern]["best"] for d, (_, pattern) in least.items()}
@@ -266,6 +264,26 @@ def measure_row(
     for subject in subjects.values():
         subject.free()
     return row | (times or {})
+
+
+def make_peer(peer: str, cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor]) -> tuple[Subject | None, str | None]:
+    """What an activation is compared with, after it has done everything once, or None and why it cannot take part."""
+    try:
+        if peer == "exported":
+            file: dict[str, Any] = {"__name__": "exported"}
+            exec(onefile.export(cls.activation.name), file)
+            module = file["ModelNew"]()
+        else:
+            module = cls.Model()
+        module = module.to(xs[0].device, xs[0].dtype)
+        if peer == "compile":
+            torch.compiler.reset()
+            module = torch.compile(module, dynamic=False)
+    except Exception as error:  # what cannot be exported or moved is one of the things to report
+        return None, first_line(error)
+    subject = Subject(module, xs, dys)
+    trouble = subject.trouble()
+    return (None, trouble) if trouble else (subject, None)
 
 
 def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, dict[str, float]] | None:
@@ -288,14 +306,13 @@ def release(device: torch.device) -> None:
 
 
 def run(
-    names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, compiles: bool
+    names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, peers: list[str]
 ) -> dict[str, Any]:
     """Measures everything, saying it row by row, and returns the results."""
     tasks = [(dtype, name) for dtype in dtypes for name in names]
     shape, remark = (shape, "") if shape else default_shape(max(dtypes, key=lambda dtype: dtype.itemsize), device, len(tasks))
-    results: dict[str, Any] = {"machine": machine(device), "compile": compiles, "dtypes": {}, "rows": []}
+    results: dict[str, Any] = {"machine": machine(device), "dtypes": {}, "rows": []}
     say(f"{report.describe(results['machine'])} · {report.size(shape)}{remark}")
-    peers = [peer for peer in PEERS if compiles or peer != "compile"]
     xs: list[Tensor] = []
     for dtype, name in progress(tasks, len(tasks)):
         if not xs or xs[0].dtype != dtype:
@@ -305,7 +322,7 @@ def run(
             rates = ceilings(xs, dys)
             results["dtypes"][dtype_name(dtype)] = {"shape": shape, "bytes_per_second": rates}
             say(report.bench_heading(dtype_name(dtype), rates, peers))
-        row = measure_row(REGISTRY[name], xs, dys, rates, compiles)
+        row = measure_row(REGISTRY[name], xs, dys, rates, peers)
         results["rows"].append(row)
         say(report.bench_row(row, peers))
         release(device)
@@ -380,6 +397,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--shape", type=parse_shape, metavar="NxM", help="by default 4096x393216 on a GPU, 4096x4096 on the CPU"
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
+    parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
     )
@@ -398,6 +416,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         config.donated_buffer = False  # so that backward can run many times on one graph
     dtypes = args.dtype or DTYPES[args.device.type]
+    peers = ["eager", *(peer for peer in ("compile", "exported") if getattr(args, peer))]
     if args.shape:
         needed, memory = (
             LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes),
@@ -406,7 +425,7 @@ def main(arguments: list[str] | None = None) -> int:
         if needed > memory:
             parser.error(f"--shape needs about {needed / 1e9:.3g} GB, and {args.device} has {memory / 1e9:.3g}")
     try:
-        results = run(args.names, dtypes, args.device, args.shape, args.compile)
+        results = run(args.names, dtypes, args.device, args.shape, peers)
     except torch.OutOfMemoryError:
         parser.error(f"{args.device} has too little memory for this size; choose another with --shape")
     wrong = {row["name"] for row in results["rows"] if row["wrong"]}

@@ -204,6 +204,13 @@ template <typename S>
 struct alignas(16) Vector {
   static constexpr int size = 16 / sizeof(S);
   typename Storage<S>::Pair pairs[size / 2];
+
+  // Each is one instruction; as a copy of the struct, the compiler would split it.
+  static __device__ Vector load(const S* from) {
+    const uint4 words = *reinterpret_cast<const uint4*>(from);
+    return reinterpret_cast<const Vector&>(words);
+  }
+  __device__ void store(S* to) const { __stcg(reinterpret_cast<uint4*>(to), reinterpret_cast<const uint4&>(*this)); }
 };
 """
 
@@ -244,8 +251,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int v = 0; v < kVectorsOf<S>; v++) {
       const int64_t at = first + v * stride;
-      va[v] = *reinterpret_cast<const Vector<S>*>(a + at);
-@tensor       if constexpr (F<T>::reads_two) vb[v] = *reinterpret_cast<const Vector<S>*>(b + at);
+      va[v] = Vector<S>::load(a + at);
+@tensor       if constexpr (F<T>::reads_two) vb[v] = Vector<S>::load(b + at);
 @bits       if constexpr (F<T>::reads_bits) bits[v] = mask[at >> 3] >> (at & 7);
     }
 #pragma unroll
@@ -256,7 +263,7 @@ __global__ void __launch_bounds__(kThreads)
 @bit       for (int i = 0; i < size / 2; i++) va[v].pairs[i] = compute(va[v].pairs[i], bits[v], 2 * i);
 @random       for (int i = 0; i < size / 2; i++)
 @random         va[v].pairs[i] = compute(va[v].pairs[i], bits[v], 2 * i, slopes.of[2 * i], slopes.of[2 * i + 1]);
-      *reinterpret_cast<Vector<S>*>(out + first + v * stride) = va[v];
+      va[v].store(out + first + v * stride);
     }
   } else {
     // The last block, or memory that does not lie on 16 bytes.

@@ -34,7 +34,8 @@ using Value = typename Storage<S>::T::Value;
 
 // How memory is walked: in pieces, as long as a block's vectors.
 @channels // Element i has the weights of channel i / inner % channels. After a row, a multiple of all channels, these begin
-@channels // again: a block takes one piece of many rows, so its threads keep their weights and sums in registers.
+@channels // again: a block takes one piece of many rows, so its threads keep their weights and sums in registers. One channel
+@channels // is one row, and each block takes a piece of it.
 template <typename S>
 struct Walk {
   static constexpr int size = Vector<S>::size, stride = kThreads * size, piece = stride * kVectorsOf<S>;
@@ -43,36 +44,48 @@ struct Walk {
 @channels   unsigned pieces, groups;  // blocks side by side on a row, and blocks that share the rows of a piece
 @channels   int64_t slots;            // pieces that a plane, `inner` elements of one channel, may have a part of
 @single   int64_t n;
-@single   unsigned blocks;
+@single   unsigned blocks;  // one for each piece
 
-@channels   Walk(int64_t n, int64_t channels, int64_t inner)
-@channels       : n(n), channels(channels), inner(channels > 1 ? inner : 4 * piece) {
-@channels     const int64_t all = channels * this->inner;
+@channels   Walk(int64_t n, int64_t channels, int64_t inner) : n(n), channels(channels), inner(inner) {
+@channels     const int64_t all = channels * inner;
 @channels     int64_t times = (4 * piece + all - 1) / all;
 @channels     if (all % size) times = (times + size - 1) / size * size;  // a row begins on 16 bytes, as the first does
-@channels     row = all * times;
+@channels     row = channels > 1 ? all * times : n;
 @channels     rows = (n + row - 1) / row;
 @channels     pieces = unsigned(((row < n ? row : n) + piece - 1) / piece);
 @channels     groups = unsigned(between(1, between(512, n / (16 * piece), 8192) / pieces, rows));
-@channels     slots = (this->inner + piece - 2) / piece + 1;
+@channels     slots = (inner + piece - 2) / piece + 1;
 @channels   }
 @channels   INLINE int64_t planes() const { return row / inner; }
 @channels   // Of each weight: a sum for each group, slot and plane, laid out in this order.
 @channels   int64_t sums() const { return groups * slots * planes(); }
-@single   explicit Walk(int64_t n) : n(n), blocks(unsigned(between(1, (n + piece - 1) / piece, 8192))) {}
+@single   explicit Walk(int64_t n) : n(n), blocks(unsigned((n + piece - 1) / piece)) {}
 @single   int64_t sums() const { return blocks; }  // of each weight
-
-  static int64_t between(int64_t low, int64_t x, int64_t high) { return x < low ? low : x < high ? x : high; }
+@channels
+@channels   static int64_t between(int64_t low, int64_t x, int64_t high) { return x < low ? low : x < high ? x : high; }
 };
 
-@channels // The sum over `lanes` threads side by side, in the first of them.
-@single // The sum over a warp, in its first thread.
+// The sum over `lanes` threads side by side, in the first of them.
 template <typename V>
-@channels __device__ V warp_sum(V v, int lanes) {
-@channels   for (int step = lanes / 2; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step, lanes);
-@single __device__ V warp_sum(V v) {
-@single   for (int step = 16; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step);
+__device__ V warp_sum(V v, int lanes = 32) {
+  for (int step = lanes / 2; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step, lanes);
   return v;
+}
+
+// Adds up over a block, and writes the sum of weight k to sums[k * stride + blockIdx.x].
+template <typename T, typename V>
+__device__ void add_up(const Gradients<T, kLearned>& sum, V* sums, int64_t stride) {
+  __shared__ V shared[kLearned][kThreads / 32];
+  const int t = threadIdx.x;
+  for (int k = 0; k < kLearned; k++) {
+    const V v = warp_sum(sum.of[k].v);
+    if (t % 32 == 0) shared[k][t / 32] = v;
+  }
+  __syncthreads();
+  if (t >= kLearned) return;
+  V v = 0;
+  for (int i = 0; i < kThreads / 32; i++) v += shared[t][i];
+  sums[t * stride + blockIdx.x] = v;
 }
 
 // The first `count` elements of a vector, one by one.
@@ -96,7 +109,8 @@ __device__ void store_some(S* to, int64_t count, const Vector<S>& v) {
 enum class Task { forward, backward, backward_with_sums };
 
 // a is x, or dy in backward, where b is x; out is y, or dx, which may be null.
-template <typename S, Task task>
+@channels template <typename S, Task task, bool one_channel>
+@single template <typename S, Task task>
 __global__ void __launch_bounds__(kThreads)
     apply(const S* __restrict__ a, const S* __restrict__ b, S* __restrict__ out, const Value<S>* __restrict__ weights,
           Value<S>* __restrict__ sums, bool aligned, const Walk<S> walk) {
@@ -104,18 +118,19 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int size = Walk<S>::size, stride = Walk<S>::stride, piece = Walk<S>::piece, vectors = kVectorsOf<S>;
   const int t = threadIdx.x;
 @channels   const int64_t begin = int64_t(blockIdx.x) * piece;  // in a row
-@channels   Weights<T> w[vectors][size];
+@channels   constexpr int columns = one_channel ? 1 : vectors * size;  // of a thread, with own weights and sums
+@channels   Weights<T> w[columns];
 @channels #pragma unroll
-@channels   for (int v = 0; v < vectors; v++) {
-@channels     const int64_t column = begin + v * stride + t * size, plane = column / walk.inner;
-@channels     int64_t c = plane % walk.channels, left = (plane + 1) * walk.inner - column;
+@channels   for (int v = 0; v < columns; v += size) {
+@channels     const int64_t column = begin + v * kThreads + t * size, plane = one_channel ? 0 : column / walk.inner;
+@channels     int64_t c = one_channel ? 0 : plane % walk.channels, left = (plane + 1) * walk.inner - column;
 @channels #pragma unroll
-@channels     for (int i = 0; i < size; i++) {
-@channels       for (int k = 0; k < kWeights; k++) w[v][i].of[k] = weights[k * walk.channels + c];
+@channels     for (int i = v; i < columns && i < v + size; i++) {
+@channels       for (int k = 0; k < kWeights; k++) w[i].of[k] = weights[k * walk.channels + c];
 @channels       if (--left == 0) left = walk.inner, c = c + 1 == walk.channels ? 0 : c + 1;
 @channels     }
 @channels   }
-@channels   Gradients<T, kLearned> sum[vectors][size] = {};
+@channels   Gradients<T, kLearned> sum[columns] = {};
 @single   Weights<T> w;
 @single   for (int k = 0; k < kWeights; k++) w.of[k] = weights[k];
 @single   Gradients<T, kLearned> sum{};
@@ -132,8 +147,8 @@ __global__ void __launch_bounds__(kThreads)
 @single       const int64_t at = first + v * stride + t * size;
 @single       count[v] = walk.n - at;
       if (aligned && count[v] >= size) {
-        va[v] = *reinterpret_cast<const Vector<S>*>(a + at);
-        if constexpr (task != Task::forward) vb[v] = *reinterpret_cast<const Vector<S>*>(b + at);
+        va[v] = Vector<S>::load(a + at);
+        if constexpr (task != Task::forward) vb[v] = Vector<S>::load(b + at);
       }
     }
 #pragma unroll
@@ -146,10 +161,10 @@ __global__ void __launch_bounds__(kThreads)
         if constexpr (task != Task::forward) load_some(b + at, count[v], vb[v]);
       }
       const auto compute = [&](T a, [[maybe_unused]] T b, [[maybe_unused]] int i) {
-@channels         const Weights<T>& weight = w[v][i];
-@channels         if constexpr (task == Task::backward_with_sums) sum[v][i] += weight_gradients(a, b, weight);
-@channels         if constexpr (task == Task::forward) return forward(a, weight).v;
-@channels         else return backward(a, b, weight).v;
+@channels         const int own = one_channel ? 0 : v * size + i;
+@channels         if constexpr (task == Task::backward_with_sums) sum[own] += weight_gradients(a, b, w[own]);
+@channels         if constexpr (task == Task::forward) return forward(a, w[own]).v;
+@channels         else return backward(a, b, w[own]).v;
 @single         if constexpr (task == Task::backward_with_sums) sum += weight_gradients(a, b, w);
 @single         if constexpr (task == Task::forward) return forward(a, w).v;
 @single         else return backward(a, b, w).v;
@@ -160,12 +175,15 @@ __global__ void __launch_bounds__(kThreads)
         narrow({compute(T(x.x), T(y.x), 2 * i), compute(T(x.y), T(y.y), 2 * i + 1)}, va[v].pairs[i]);
       }
       if (out == nullptr) continue;
-      if (whole) *reinterpret_cast<Vector<S>*>(out + at) = va[v];
-      else store_some(out + at, count[v], va[v]);
+      if (whole) va[v].store(out + at);
+      if (!whole) store_some(out + at, count[v], va[v]);
     }
   }
 
-  if constexpr (task == Task::backward_with_sums) {
+@single   if constexpr (task == Task::backward_with_sums) add_up(sum, sums, gridDim.x);
+@channels   if constexpr (task == Task::backward_with_sums && one_channel) {
+@channels     add_up(sum[0], sums, walk.slots);
+@channels   } else if constexpr (task == Task::backward_with_sums) {
 @channels     // The sums of the piece, put together for each plane that has a part of it, by `lanes` threads.
 @channels     __shared__ Value<S> shared[piece];
 @channels     const int64_t end = begin + piece < walk.row ? begin + piece : walk.row;
@@ -173,10 +191,7 @@ __global__ void __launch_bounds__(kThreads)
 @channels     for (int k = 0; k < kLearned; k++) {
 @channels       __syncthreads();
 @channels #pragma unroll
-@channels       for (int v = 0; v < vectors; v++) {
-@channels #pragma unroll
-@channels         for (int i = 0; i < size; i++) shared[v * stride + t * size + i] = sum[v][i].of[k].v;
-@channels       }
+@channels       for (int i = 0; i < columns; i++) shared[i / size * stride + t * size + i % size] = sum[i].of[k].v;
 @channels       __syncthreads();
 @channels       for (int64_t base = begin / walk.inner; base * walk.inner < end; base += side_by_side) {
 @channels         const int64_t plane = base + t / lanes, from = plane * walk.inner, slot = blockIdx.x - from / piece;
@@ -189,18 +204,7 @@ __global__ void __launch_bounds__(kThreads)
 @channels           sums[((int64_t(k) * gridDim.y + blockIdx.y) * walk.slots + slot) * walk.planes() + plane] = v;
 @channels       }
 @channels     }
-@single     __shared__ Value<S> shared[kLearned][kThreads / 32];
-@single     for (int k = 0; k < kLearned; k++) {
-@single       const Value<S> v = warp_sum(sum.of[k].v);
-@single       if (t % 32 == 0) shared[k][t / 32] = v;
-@single     }
-@single     __syncthreads();
-@single     if (t < kLearned) {
-@single       Value<S> v = 0;
-@single       for (int i = 0; i < kThreads / 32; i++) v += shared[t][i];
-@single       sums[t * gridDim.x + blockIdx.x] = v;
-@single     }
-  }
+@channels   }
 }
 
 constexpr int kFoldThreads = 256;
@@ -235,24 +239,28 @@ constexpr int kFoldThreads = 256;
 @channels   fold<<<dim3(x, y, kLearned), kFoldThreads, 0, stream>>>(sums, folded, rows, channels, wide);
 @channels   if (y > 1) fold<<<dim3(x, 1, kLearned), kFoldThreads, 0, stream>>>(folded, gradients, y, channels, wide);
 @channels }
-@single // Block k adds up the sums of weight k.
+@single constexpr int kParts = 64;  // of the sums of a weight, folded to one sum each before these are folded too
+@single
+@single // Block (x, k) adds up part x of gridDim.x of the sums of weight k.
 @single template <typename V>
-@single __global__ void fold(const V* sums, V* gradients, int count) {
+@single __global__ void fold(const V* sums, V* folded, int64_t count) {
 @single   V v = 0;
-@single   for (int i = threadIdx.x; i < count; i += kFoldThreads) v += sums[blockIdx.x * count + i];
+@single   for (int64_t i = blockIdx.x * kFoldThreads + threadIdx.x; i < count; i += int64_t(gridDim.x) * kFoldThreads)
+@single     v += sums[blockIdx.y * count + i];
 @single   __shared__ V shared[kFoldThreads / 32];
 @single   v = warp_sum(v);
 @single   if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v;
 @single   __syncthreads();
 @single   v = warp_sum(threadIdx.x < kFoldThreads / 32 ? shared[threadIdx.x] : V(0));
-@single   if (threadIdx.x == 0) gradients[blockIdx.x] = v;
+@single   if (threadIdx.x == 0) folded[blockIdx.y * gridDim.x + blockIdx.x] = v;
 @single }
 
 template <typename S, Task task>
 void launch(const void* a, const void* b, void* out, const void* weights, void* sums, const Walk<S>& walk,
             cudaStream_t stream) {
   const bool aligned = (uintptr_t(a) | uintptr_t(b) | uintptr_t(out)) % 16 == 0;
-@channels   apply<S, task><<<dim3(walk.pieces, walk.groups), kThreads, 0, stream>>>(
+@channels   const auto kernel = walk.channels == 1 ? apply<S, task, true> : apply<S, task, false>;
+@channels   kernel<<<dim3(walk.pieces, walk.groups), kThreads, 0, stream>>>(
 @single   apply<S, task><<<walk.blocks, kThreads, 0, stream>>>(
       static_cast<const S*>(a), static_cast<const S*>(b), static_cast<S*>(out), static_cast<const Value<S>*>(weights),
       static_cast<Value<S>*>(sums), aligned, walk);
@@ -282,7 +290,7 @@ extern "C" int64_t sums_cuda(int dtype, int64_t n$sizes_taken) {
     const Walk<S> walk(n$sizes);
 @channels     const int64_t rows = walk.sums() / channels;
 @channels     return kLearned * (walk.sums() + parts(rows) * channels);
-@single     return kLearned * walk.sums();
+@single     return kLearned * (walk.sums() + kParts);
   });
 }
 
@@ -307,7 +315,9 @@ extern "C" const char* backward_cuda(int dtype, void* dy, void* x, void* weights
     launch<S, Task::backward_with_sums>(dy, x, dx, weights, sums, walk, s);
     auto* of = static_cast<Value<S>*>(sums);
 @channels     fold_all(of, of + kLearned * walk.sums(), static_cast<Value<S>*>(gradients), walk.sums() / channels, channels, s);
-@single     fold<<<kLearned, kFoldThreads, 0, s>>>(of, static_cast<Value<S>*>(gradients), int(walk.sums()));
+@single     Value<S>* folded = of + kLearned * walk.sums();
+@single     fold<<<dim3(kParts, kLearned), kFoldThreads, 0, s>>>(of, folded, walk.sums());
+@single     fold<<<dim3(1, kLearned), kFoldThreads, 0, s>>>(folded, static_cast<Value<S>*>(gradients), kParts);
   });
   return last_error();
 }

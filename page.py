@@ -10,7 +10,7 @@ from .report import DIRECTIONS, PEERS, Row, describe, figure, size
 
 __all__ = ["report_html"]
 
-COLORS = {"ours": "var(--ours)", "eager": "var(--eager)", "compile": "var(--compile)"}
+COLORS = {"ours": "var(--ours)", "eager": "var(--eager)", "compile": "var(--compile)", "exported": "var(--exported)"}
 NAMES = {"ours": "jitact", **PEERS}
 LINE, TOP, LEFT, WIDTH, GAP = 17, 26, 110, 250, 40  # of charts, in pixels: a row, above the rows, names, scale, to the next
 
@@ -47,12 +47,12 @@ def report_html(results: dict[str, Any]) -> str:
 
 STYLE = """
 :root {
-  --ours: #1f6fb2; --eager: #e08a2e; --compile: #5a9e4b;
+  --ours: #1f6fb2; --eager: #e08a2e; --compile: #5a9e4b; --exported: #8a5fb0;
   --ink: #1d2126; --faint: #68707a; --line: #d9dde2; --page: #fff; --wrong: #c62828;
 }
 @media (prefers-color-scheme: dark) {
   :root {
-    --ours: #62aee8; --eager: #f0a860; --compile: #86c777;
+    --ours: #62aee8; --eager: #f0a860; --compile: #86c777; --exported: #b79ad6;
     --ink: #e6e8ea; --faint: #9aa2ab; --line: #3a4048; --page: #16191d; --wrong: #ff8a80;
   }
 }

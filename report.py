@@ -32,7 +32,7 @@ ROOT = Path(__file__).resolve().parent
 DIRECTIONS = {"forward": "forward", "forward_save": "forward + save", "backward": "backward"}
 STEP = "forward + save + backward"
 NOT_OF_THE_FORMULA = ("inplace", "save", "fast_math", "device", "dtype")  # among the parameters of a constructor
-PEERS = {"eager": "eager", "compile": "torch.compile"}
+PEERS = {"eager": "eager", "compile": "torch.compile", "exported": "exported file"}
 
 # The activations that torch.nn has and whose speed-up is the headline: those without learned parameters or randomness.
 PIECEWISE_LINEAR = ("relu", "leaky_relu", "relu6", "hardtanh", "hardsigmoid", "threshold", "hardshrink", "softshrink")
@@ -110,7 +110,7 @@ def geometric_means(rows: list[Row]) -> list[Row]:
     means = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         for peer in PEERS:
-            found = [row for row in rows if row["dtype"] == dtype and row["ours"] and row[peer]]
+            found = [row for row in rows if row["dtype"] == dtype and row["ours"] and row.get(peer)]
             classic = [row for row in found if row["name"] in CLASSIC]
             for of, some in {"all": found, "classic": classic if len(classic) == len(CLASSIC) else []}.items():
                 if some:
@@ -135,7 +135,7 @@ def bench_summary(results: Row) -> str:
     timed = [row for row in results["rows"] if row["ours"]]
     lines.append(_short("below 97 % of the floor", 0.97, timed, share))
     for peer in dict.fromkeys(mean["peer"] for mean in results["geometric_means"]):
-        compared = [row for row in timed if row[peer]]
+        compared = [row for row in timed if row.get(peer)]
         lines.append(
             _short(f"over 1 % slower than {PEERS[peer]}", 0.99, compared, lambda row, d, p=peer: row[p][d] / row["ours"][d])
         )
@@ -170,6 +170,7 @@ INK, MUTED, RULE = "#1b1f24", "#6a737d", "#e4e7eb"
 MARKS = {  # colour, filled or not, size, which is on top
     "eager": ("#9aa4ae", True, 34, 2),
     "compile": ("#d9822b", False, 34, 3),
+    "exported": ("#2f8f4e", False, 34, 3.5),
     "ours": ("#0b62c4", True, 46, 4),
 }
 
@@ -193,14 +194,13 @@ def plot(results: Row, path: Path) -> None:
     }
     panels = {dtype: rows for dtype, rows in panels.items() if rows}
     names = _from_most_to_least_gained(panels)
-    subjects = [name for name in ("ours", *PEERS) if any(row[name] for rows in panels.values() for row in rows.values())]
+    rows = [row for panel in panels.values() for row in panel.values()]
+    subjects = [name for name in ("ours", *PEERS) if any(row.get(name) for row in rows)]
     height = 0.235 * max(len(names), 4) + 1.85
     picture = Figure(figsize=(9, height), dpi=200, facecolor="white")
     axes = picture.subplots(1, max(len(panels), 1), sharey=True, squeeze=False)[0]
     picture.subplots_adjust(left=0.145, right=0.985, top=1 - 1.4 / height, bottom=0.42 / height, wspace=0.12)
-    most = max(
-        [1.0, *(step_share(row, name) for rows in panels.values() for row in rows.values() for name in subjects if row[name])]
-    )
+    most = max([1.0, *(step_share(row, name) for row in rows for name in subjects if row.get(name))])
     for axis, (dtype, rows) in zip(axes, panels.items(), strict=False):
         _panel(axis, dtype, rows, names, subjects, most)
     _legend(picture, results, subjects, height)
@@ -220,7 +220,7 @@ def _panel(axis: Any, dtype: str, rows: dict[str, Row], names: list[str], subjec
     for y, name in enumerate(names):
         if name not in rows:
             continue
-        shares = {subject: step_share(rows[name], subject) for subject in subjects if rows[name][subject]}
+        shares = {subject: step_share(rows[name], subject) for subject in subjects if rows[name].get(subject)}
         axis.plot(
             [min(shares.values()), max(shares.values())], [y, y], color=RULE, linewidth=2.2, solid_capstyle="round", zorder=1
         )
@@ -342,7 +342,7 @@ def activations_markdown(accuracy: Row | None, bench: Row | None) -> str:
         for dtype in timed:
             row = _find(bench, name=name, dtype=dtype)
             cells.append(" / ".join(f"{share(row, direction):.0%}" for direction in DIRECTIONS) if row else "-")
-            cells.append(" / ".join(_faster(row, peer) for peer in PEERS) if row else "-")
+            cells.append(" / ".join(_faster(row, peer) for peer in ("eager", "compile")) if row else "-")
         lines.append(_cells(*cells))
     return "\n".join(lines) + "\n"
 

@@ -28,7 +28,10 @@ from .source import KernelSource
 __all__ = ["Torture"]
 
 _STAND_IN = {"binding.cpp": "", "elementwise.cuh": "", "launch.cuh": ""}
-_STAND_IN_KERNEL = 'extern "C" __attribute__((visibility("default"))) int answer() {{ return {attempt}; }}\n'
+_STAND_IN_KERNEL = """#ifndef __CUDACC__
+extern "C" __attribute__((visibility("default"))) int answer() {{ return {attempt}; }}
+#endif
+"""
 _TIME_LIMIT = 300.0  # seconds that one attempt may take
 
 

@@ -63,7 +63,10 @@ def stand_in(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 def answer(number: int, name: str = "answer") -> KernelSource:
     """A library with a function ``answer`` that returns ``number``; for :func:`stand_in`."""
-    text = f'extern "C" __attribute__((visibility("default"))) int answer() {{ return {number}; }}\n'
+    text = f"""#ifndef __CUDACC__  // of the library's two parts, one has it
+extern "C" __attribute__((visibility("default"))) int answer() {{ return {number}; }}
+#endif
+"""
     return KernelSource(name, (), ("input",), text, "<answer>")
 
 

@@ -23,6 +23,7 @@ inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 
 struct double2 { double x, y; };
 struct float2 { float x, y; };
+struct uint4 { uint32_t x, y, z, w; };
 using __half = _Float16;
 struct __half2 { __half x, y; };
 inline float2 __half22float2(__half2 p) { return {float(p.x), float(p.y)}; }
@@ -42,6 +43,11 @@ inline __nv_bfloat16 __float2bfloat16_rn(float f) {
 }
 inline float2 __bfloat1622float2(__nv_bfloat162 p) { return {__bfloat162float(p.x), __bfloat162float(p.y)}; }
 inline __nv_bfloat162 __float22bfloat162_rn(float2 p) { return {__float2bfloat16_rn(p.x), __float2bfloat16_rn(p.y)}; }
+
+template <typename V>
+void __stcg(V* to, const V& v) {
+  *to = v;
+}
 
 struct dim3 {
   unsigned x, y, z;

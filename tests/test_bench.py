@@ -170,6 +170,7 @@ class TestBench:
             "3x1001",
             "--device",
             "cpu",
+            "--exported",
             "--json",
             str(file),
         ]
@@ -181,10 +182,10 @@ class TestBench:
         assert results["dtypes"]["bf16"]["shape"] == [3, 1001]
         for row in rows.values():
             assert row["wrong"] == [] and row["compile"] is None
-            assert all(row[of][direction] > 0 for of in ("ours", "eager", "floor", "bytes") for direction in report.DIRECTIONS)
+            assert all(row[of][direction] > 0 for of in ("ours", "eager", "exported", "floor", "bytes") for direction in report.DIRECTIONS)
         relu, softsign = rows["relu", "fp32"], rows["softsign", "fp32"]
-        assert softsign["kept"] == {"ours": 4, "eager": 12}
-        assert relu["kept"] == {"ours": 376 / 3003, "eager": 4}
+        assert softsign["kept"] == {"ours": 4, "eager": 12, "exported": 4}
+        assert relu["kept"] == {"ours": 376 / 3003, "eager": 4, "exported": 376 / 3003}
         assert softsign["bytes"] == {"forward": 8 * 3003, "forward_save": 8 * 3003, "backward": 12 * 3003}
         assert relu["bytes"] == {"forward": 8 * 3003, "forward_save": 8.125 * 3003, "backward": 8.125 * 3003}
         best = results["dtypes"]["fp32"]["bytes_per_second"]
