@@ -15,13 +15,14 @@
 //   decay(x)                   exp(-x) for x >= 0, in fewer instructions than exp takes
 //   log1p_unit(x)              log(1 + x) for 0 <= x <= 1, likewise
 //   normal_pdf(x)              exp(-x^2 / 2) / sqrt(2 pi)
-//   normal_cdf(x, low)         P(N < x + low) for a standard normal N; low counts for x < 0 only
+//   normal_cdf(x)              P(N < x) for a standard normal N
+//   normal_cdf(x, mu, sigma)   P(mu + sigma N < x) for sigma > 0
 //   normal_tail(x)             P(N > x) for x >= 0
 //   times_normal_tail(x)       x P(N > x) for x >= 0, 0 at inf
 //   times_sigmoid(a, x, low)   a sigmoid(x + low)
 //   times_tanh_softplus(a, x)  a tanh(softplus(x))
 //   x_minus_tanh(x)            x - tanh(x), without the cancellation
-//   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x
+//   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
 //   rsqrt(x)                   1 / sqrt(x)
 //   reciprocal(x)              1 / x for |x| from 2^-126 to 2^126, without the slow path that the GPU's division has
 //   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
@@ -111,9 +112,11 @@ JITACT_PLATFORM_2(hypot)
 JITACT_OWN_2(times_sigmoid)
 JITACT_OWN_2(times_tanh_softplus)
 JITACT_OWN_2(x_plus_sin_squared)
+JITACT_OWN_2(x_plus_sin_squared_slope)
 JITACT_OWN(normal_cdf)
-JITACT_OWN_2(normal_cdf)
 JITACT_INLINE Single times_sigmoid(Single a, Single x, Single low) { return for_single::times_sigmoid(a.v, x.v, low.v); }
+JITACT_INLINE Single normal_cdf(Single x, Single mu, Single sigma) { return for_single::normal_cdf(x.v, mu.v, sigma.v); }
+JITACT_INLINE Narrow normal_cdf(Narrow x, Narrow mu, Narrow sigma) { return narrow::normal_cdf(x.v, mu.v, sigma.v); }
 JITACT_INLINE Narrow times_sigmoid(Narrow a, Narrow x, Narrow low) { return narrow::times_sigmoid(a.v, x.v, low.v); }
 
 template <typename V, Accuracy accuracy>
@@ -152,12 +155,17 @@ JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
   return a * h * (h * (e + 2) / (e * (e + 2) + 2));
 }
 JITACT_INLINE Double normal_pdf(Double x) { return 0.3989422804014327 * exp(x * x / -2); }
-JITACT_INLINE Double normal_cdf(Double x, Double low = 0) { return erfc((x < 0 ? x + low : x) * -0.7071067811865476) / 2; }
+JITACT_INLINE Double normal_cdf(Double x) { return erfc(x * -0.7071067811865476) / 2; }
+JITACT_INLINE Double normal_cdf(Double x, Double mu, Double sigma) { return normal_cdf((x - mu) / sigma); }
 JITACT_INLINE Double normal_tail(Double x) { return erfc(x * 0.7071067811865476) / 2; }
 JITACT_INLINE Double times_normal_tail(Double x) { return min(x, 40) * normal_tail(x); }
 JITACT_INLINE Double x_plus_sin_squared(Double x, Double alpha) {
   const Double s = sin(clamp(alpha * x, -1e300, 1e300));
   return x + s * s / alpha;
+}
+JITACT_INLINE Double x_plus_sin_squared_slope(Double x, Double alpha) {
+  const Double s = sin(alpha * x) + cos(alpha * x);
+  return s * s;
 }
 JITACT_INLINE Double x_minus_tanh(Double x) {
   // Minimax on |x| <= 5/8, where the difference cancels.

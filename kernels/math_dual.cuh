@@ -83,8 +83,8 @@ JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)
 JITACT_CHAIN_2(times_sigmoid, sigmoid(b), y * sigmoid(-b))
 JITACT_CHAIN_2(times_tanh_softplus, times_tanh_softplus(T(1), b), tanh_softplus_slope(b) * a)
-JITACT_CHAIN_2(x_plus_sin_squared, 1 + sin(2 * a * b), (a * sin(2 * a * b) - (y - a)) / b)
-JITACT_CHAIN_2(normal_cdf, normal_pdf(a), normal_pdf(a))
+JITACT_CHAIN_2(x_plus_sin_squared, x_plus_sin_squared_slope(a, b), (a * sin(2 * a * b) - (y - a)) / b)
+JITACT_CHAIN_2(x_plus_sin_squared_slope, 2 * b * cos(2 * a * b), 2 * a * cos(2 * a * b))
 
 #undef JITACT_CHAIN_2
 
@@ -97,6 +97,11 @@ JITACT_INLINE Dual<T> select(bool condition, Dual<T> a, std::type_identity_t<Dua
 }
 template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
 JITACT_INLINE Dual<T> select(bool condition, N a, Dual<T> b) { return select(condition, Dual<T>(a), b); }
+
+template <typename T>
+JITACT_INLINE Dual<T> normal_cdf(Dual<T> x, Dual<T> mu, Dual<T> sigma) {
+  return {normal_cdf(x.value, mu.value, sigma.value), normal_cdf((x - mu) / sigma).derivative};
+}
 
 template <typename T>
 JITACT_INLINE Dual<T> times_sigmoid(Dual<T> a, Dual<T> x, Dual<T> low) {

@@ -137,7 +137,7 @@ JITACT_INLINE float normal_cdf(float x) {
   const float y = bell(x) * tail(fabsf(x));
   return select(x < 0, y, 1.0f - y);
 }
-JITACT_INLINE float normal_cdf(float x, float) { return normal_cdf(x); }
+JITACT_INLINE float normal_cdf(float x, float mu, float sigma) { return normal_cdf((x - mu) * reciprocal(sigma)); }
 JITACT_INLINE float normal_pdf(float x) { return 0.398942280f * bell(x); }
 
 JITACT_INLINE float erfc(float x) {

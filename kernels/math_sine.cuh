@@ -71,25 +71,55 @@ JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
   const float s = sin_near_zero(q.r), t = s * inverse;
   return fmaf(select(q.n & 1, -t, t), s, select(q.n & 1, x + inverse, x));
 }
+// 1 + sin(2 alpha x), without the cancellation. From |alpha x| = 2^15 on, of the rounded product.
+JITACT_INLINE float x_plus_sin_squared_slope(float x, float alpha) {
+  const float v = alpha * x;
+  const SinCos y = sincos(v, fmaf(alpha, x, -v));
+  const float s = y.sin + y.cos;
+  return s * s;
+}
 
 }  // namespace jitact::single
 
 namespace jitact::narrow {
 
+// sin(r), for |r| <= pi / 2, or <= pi on the GPU, with an absolute error of 2^-21.
+JITACT_INLINE float sine(float r) {
+#ifdef __CUDA_ARCH__
+  float s;
+  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(r));
+  return s;
+#else
+  const float u = r * r;
+  const float p = fmaf(fmaf(fmaf(2.624901072e-6f, u, -1.981950918e-4f), u, 8.333216421e-3f), u, -1.666666567e-1f);
+  return fmaf(r * u, p, r);
+#endif
+}
+
 // The same. From |alpha x| = 2^15 on, what is added is less than half an ulp of x, and may be anything small.
 JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
   const float v = alpha * x, n = fmaf(v, 0.318309886f, 12582912.0f) - 12582912.0f;
   const float near = fmaf(n, 8.74227766e-08f, fmaf(n, -3.14159274f, v));  // to the nearest multiple of pi
-  const float r = single::select(fabsf(v) < 0x1p15f, near, 0.0f);
-#ifdef __CUDA_ARCH__
-  float s;
-  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(r));
-#else
-  const float u = r * r;
-  const float p = fmaf(fmaf(fmaf(2.624901072e-6f, u, -1.981950918e-4f), u, 8.333216421e-3f), u, -1.666666567e-1f);
-  const float s = fmaf(r * u, p, r);
-#endif
+  const float s = sine(single::select(fabsf(v) < 0x1p15f, near, 0.0f));
   return fmaf(s * s, single::reciprocal(alpha), x);
+}
+
+// The unit of a 16-bit gradient is nowhere less than 2^-18, so the cancellation does no harm.
+JITACT_INLINE float x_plus_sin_squared_slope(float x, float alpha) {
+  const float a = 2.0f * alpha, v = a * x, n = fmaf(v, 0.159154943f, 12582912.0f) - 12582912.0f;
+  // To the nearest multiple of 2 pi.
+  float r = fmaf(n, 1.74845553e-07f, fmaf(n, -6.28318548f, v)) + fmaf(a, x, -v);
+  if (fabsf(v) >= 0x1p16f) {
+#ifdef __CUDA_ARCH__
+    asm volatile("");  // as in quadrant()
+#endif
+    const single::Quadrant q = single::far_quadrant(alpha * x);
+    r = fabsf(x) < INFINITY ? (q.n & 1 ? -2.0f : 2.0f) * q.r : NAN;
+  }
+#ifndef __CUDA_ARCH__
+  r = fabsf(r) > 1.57079633f ? copysignf(3.14159274f, r) - r : r;
+#endif
+  return 1.0f + sine(r);
 }
 
 }  // namespace jitact::narrow

@@ -182,7 +182,11 @@ class TestBench:
         assert results["dtypes"]["bf16"]["shape"] == [3, 1001]
         for row in rows.values():
             assert row["wrong"] == [] and row["compile"] is None
-            assert all(row[of][direction] > 0 for of in ("ours", "eager", "exported", "floor", "bytes") for direction in report.DIRECTIONS)
+            assert all(
+                row[of][direction] > 0
+                for of in ("ours", "eager", "exported", "floor", "bytes")
+                for direction in report.DIRECTIONS
+            )
         relu, softsign = rows["relu", "fp32"], rows["softsign", "fp32"]
         assert softsign["kept"] == {"ours": 4, "eager": 12, "exported": 4}
         assert relu["kept"] == {"ours": 376 / 3003, "eager": 4, "exported": 376 / 3003}
