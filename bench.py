@@ -77,11 +77,10 @@ class Subject:
         """Bytes per element that autograd keeps for backward."""
         sizes: list[int] = []
 
-        def pack(tensor: Tensor) -> Tensor:
+        def pack(tensor: Tensor) -> None:  # an output that a graph were given back would keep the graph, and it the output
             sizes.append(tensor.numel() * tensor.itemsize)
-            return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
             self.module(self.leaves[0])
         return sum(sizes) / self.leaves[0].numel()
 

@@ -14,7 +14,7 @@ from functools import cached_property
 
 from .kernels.source import FOLDER
 
-__all__ = ["declared", "extract", "geometry"]
+__all__ = ["declared", "extract"]
 
 WORD = re.compile(r"(?:\w*::)?\b[A-Za-z_]\w*")
 INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
@@ -111,12 +111,6 @@ def declared() -> set[str]:
     library = list(_declarations(_expanded("elementwise.cuh", set())))
     friends = {match[1] for each in library for match in FRIEND.finditer(each.text) if "operator" not in match[0]}
     return friends | {each.name for each in library if each.namespace == "jitact" and each.type == "Single"}
-
-
-def geometry() -> str:
-    """The constants by which the GPU loop divides its work, kThreads and kVectorsOf<S> among them."""
-    constants = [each for each in _declarations((FOLDER / "launch_cuda.cuh").read_text()) if re.match(r"k[A-Z]", each.name)]
-    return "".join(each.text for each in constants)
 
 
 def _join(declarations: list[Declaration], words: set[str]) -> str:

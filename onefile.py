@@ -22,7 +22,8 @@ from . import onefile_weights as weights
 from . import registry
 from .activations import Activation
 from .definitions import Definition, load_folder
-from .extract import extract, geometry
+from .extract import extract
+from .kernels.source import Work
 from .learned_autograd import Learned
 from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE
 
@@ -35,8 +36,15 @@ KINDS = {  # of activations, and of lines of the templates, by what backward kee
     "random": ("bits", "random", "params"),
     "channels": ("weights", "channels"),
     "single": ("weights", "single"),
+    "staged": ("staged",),  # beside one of the others: by how forward loads
+    "direct": ("direct",),
 }
 MARK = re.compile(rf"@({'|'.join({mark for marks in KINDS.values() for mark in marks})})\b ?")
+VECTORS = """\
+constexpr int kThreads = 128;
+template <typename S, bool forward>
+constexpr int kVectors = sizeof(S) == 8 ? 2 : sizeof(S) == 4 ? {} : {};
+"""
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
 
 
@@ -56,7 +64,8 @@ def export(name: str) -> str:
     """
     record = registry.get(name).activation
     kind = _kind(record)
-    text = Template(_lines(FILE, kind)).substitute(_fields(record, kind))
+    marks = {*KINDS[kind], "staged" if record.source.work.forward == 4 else "direct"}
+    text = Template(_lines(FILE, marks)).substitute(_fields(record, kind, marks))
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     # Comments are free to say what they like in the library; here a few words are not allowed in them either.
     text = "\n".join(
@@ -99,7 +108,7 @@ def _kind(record: Activation) -> str:
     return "random" if record.random else "channels" if record.channels else "single"
 
 
-def _fields(record: Activation, kind: str) -> dict[str, str]:
+def _fields(record: Activation, kind: str, marks: set[str]) -> dict[str, str]:
     """What the template's placeholders stand for."""
     names = [] if kind == "random" else [name for name, _ in record.params]
     listed = "".join(f", {name}" for name in names)
@@ -114,7 +123,7 @@ def _fields(record: Activation, kind: str) -> dict[str, str]:
         "signature": "".join(f", {name}={value!r}" for name, value in record.params),
         "assigned": "".join(f"        self.{name} = {name}\n" for name in names),
         "given": "".join(f", self.{name}" for name in names),
-        "geometry": geometry(),
+        "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (4, 2))),
         "init_inputs": "",
         **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
     }
@@ -129,14 +138,14 @@ def _fields(record: Activation, kind: str) -> dict[str, str]:
     values |= _maths(record, kind, values["listed"], names)
     values |= _modules(record, values)
     templates = {"elements": ELEMENTS, "gpu": GPU_STORAGE + GPU, "cpu": CPU_STORAGE + CPU, "function": FUNCTION}
-    if "weights" in KINDS[kind]:
+    if "weights" in marks:
         templates = {
             "elements": weights.ELEMENTS,
             "gpu": GPU_STORAGE + weights.GPU,
             "cpu": weights.CPU_HEADERS + CPU_STORAGE + weights.CPU,
             "function": weights.FUNCTION,
         }
-    values |= {key: Template(_lines(template, kind)).substitute(values) for key, template in templates.items()}
+    values |= {key: Template(_lines(template, marks)).substitute(values) for key, template in templates.items()}
     for key in ("maths", "kernel", "elements"):
         values[key] = values[key].replace("JITACT_INLINE", "INLINE").replace("jitact", "numbers")
     return values | {"key": hashlib.sha256("".join(values.values()).encode()).hexdigest()[:8]}
@@ -164,12 +173,18 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
     return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
 
 
-def _lines(template: str, kind: str) -> str:
-    """A template's lines for a kind: those that start with ``@`` and a word are for that alone."""
+def _vectors(work: Work, size: int) -> str:
+    """How many vectors of elements of ``size`` bytes a thread takes, in C++."""
+    forward, backward = (work.vectors(each, size) for each in work)
+    return f"{forward}" if forward == backward else f"(forward ? {forward} : {backward})"
+
+
+def _lines(template: str, marks: set[str]) -> str:
+    """A template's lines: those that start with ``@`` and a word are for that mark alone."""
     lines = []
     for line in template.split("\n"):
         mark = MARK.match(line)
-        if mark is None or mark[1] in KINDS[kind]:
+        if mark is None or mark[1] in marks:
             lines.append(line[mark.end() :] if mark else line)
     return "\n".join(lines)
 

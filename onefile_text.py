@@ -2,7 +2,8 @@
 
 ``$name`` stands for a field. A line that starts with ``@`` and a word is for activations of that kind alone: what backward
 keeps, ``@input``, ``@output`` (``@tensor`` is either) or ``@bits``; of the last, ``@bit`` are those that need the bit alone and
-``@random`` those that draw numbers too. :mod:`jitact.onefile_weights` has the texts of those that learn ``@weights``.
+``@random`` those that draw numbers too. :mod:`jitact.onefile_weights` has the texts of those that learn ``@weights``. The
+forward of ``@staged`` ones loads through shared memory, that of ``@direct`` ones does not.
 """
 
 FILE = """\
@@ -179,11 +180,12 @@ ELEMENTS = """\
 GPU_STORAGE = """
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+@staged #include <cuda_pipeline.h>
 
 namespace {
 
 // How many threads a block has, and how many vectors of 16 bytes each of them takes.
-$geometry
+$vectors
 // What a storage type is computed in, and its pairs: the hardware rounds two numbers to 16 bits in one instruction.
 template <typename S> struct Storage;
 template <> struct Storage<double> { using T = numbers::Double; using Pair = double2; };
@@ -223,15 +225,17 @@ __global__ void __launch_bounds__(kThreads)
 @random           const numbers::Uniform<typename Storage<S>::T, sizeof(S)> uniform, const int64_t* seeds) {
   using T = typename Storage<S>::T;
   using Pair = typename Storage<S>::Pair;
+@tensor   constexpr int vectors = kVectors<S, !F<T>::reads_two>;
+@bits   constexpr int vectors = kVectors<S, !F<T>::reads_bits>;
   constexpr int size = Vector<S>::size, stride = kThreads * size;
-  const int64_t block = int64_t(blockIdx.x) * (stride * kVectorsOf<S>);
+  const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
 @tensor   const auto compute = [&](Pair p, Pair q) {
 @tensor     const auto x = widen(p), y = widen(q);
 @tensor     narrow({f(T(x.x), T(y.x)).v, f(T(x.y), T(y.y)).v}, p);
 @tensor     return p;
 @tensor   };
-@bits   unsigned bits[kVectorsOf<S>] = {};  // of each vector's elements, that of the first one lowest
+@bits   unsigned bits[vectors] = {};  // of each vector's elements, that of the first one lowest
 @random   using Random = Slopes<T, sizeof(S)>;
 @random   const uint64_t seed = seeds ? *seeds : 0;
 @bit   const auto compute = [&](Pair p, unsigned& bits, int i) {
@@ -244,19 +248,32 @@ __global__ void __launch_bounds__(kThreads)
 @bits     return p;
 @bits   };
 
-  if (aligned && block + stride * kVectorsOf<S> <= n) {
+  if (aligned && block + stride * vectors <= n) {
     // All loads are under way before the first of them is waited for.
-@tensor     Vector<S> va[kVectorsOf<S>], vb[kVectorsOf<S>] = {};
-@bits     Vector<S> va[kVectorsOf<S>];
+@staged     // Those of forward go through shared memory: the compiler would put off some that go to registers.
+@tensor     Vector<S> va[vectors], vb[vectors] = {};
+@staged     constexpr bool staged = !F<T>::reads_two;
+@staged     __shared__ uint4 shared[staged ? vectors : 1][kThreads];
+@bits     Vector<S> va[vectors];
 #pragma unroll
-    for (int v = 0; v < kVectorsOf<S>; v++) {
+    for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      va[v] = Vector<S>::load(a + at);
+@direct       va[v] = Vector<S>::load(a + at);
+@staged       if constexpr (staged) {
+@staged         __pipeline_memcpy_async(&shared[v][threadIdx.x], a + at, 16);
+@staged         __pipeline_commit();
+@staged       } else {
+@staged         va[v] = Vector<S>::load(a + at);
+@staged       }
 @tensor       if constexpr (F<T>::reads_two) vb[v] = Vector<S>::load(b + at);
 @bits       if constexpr (F<T>::reads_bits) bits[v] = mask[at >> 3] >> (at & 7);
     }
 #pragma unroll
-    for (int v = 0; v < kVectorsOf<S>; v++) {
+    for (int v = 0; v < vectors; v++) {
+@staged       if constexpr (staged) {
+@staged         __pipeline_wait_prior(vectors - 1 - v);
+@staged         va[v] = Vector<S>::load(reinterpret_cast<const S*>(&shared[v][threadIdx.x]));
+@staged       }
 @random       const Random slopes(uniform, uint64_t(first + v * stride) / size, seed);
 #pragma unroll
 @tensor       for (int i = 0; i < size / 2; i++) va[v].pairs[i] = compute(va[v].pairs[i], vb[v].pairs[i]);
@@ -267,7 +284,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   } else {
     // The last block, or memory that does not lie on 16 bytes.
-    for (int v = 0; v < kVectorsOf<S>; v++) {
+    for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
 @bits       const unsigned read = F<T>::reads_bits && at < n ? mask[at >> 3] >> (at & 7) : 0;
 @random       const Random slopes(uniform, uint64_t(at) / size, seed);
@@ -292,7 +309,7 @@ __global__ void __launch_bounds__(kThreads)
 @bits   if constexpr (F<T>::writes_bits) {
 @bits     // Threads side by side put their bits together until one of them has a byte.
 @bits #pragma unroll
-@bits     for (int v = 0; v < kVectorsOf<S>; v++) {
+@bits     for (int v = 0; v < vectors; v++) {
 @bits       const int64_t at = first + v * stride;
 @bits #pragma unroll
 @bits       for (int lanes = 1; lanes * size < 8; lanes *= 2)
@@ -309,7 +326,8 @@ template <typename S, template <typename> class F>
   using T = typename Storage<S>::T;
 @tensor   const bool aligned = (uintptr_t(a) | uintptr_t(b) | uintptr_t(out)) % 16 == 0;
 @bits   const bool aligned = (uintptr_t(a) | uintptr_t(out)) % 16 == 0;
-  constexpr int64_t per_block = int64_t(kThreads) * Vector<S>::size * kVectorsOf<S>;
+@tensor   constexpr int64_t per_block = int64_t(kThreads) * Vector<S>::size * kVectors<S, !F<T>::reads_two>;
+@bits   constexpr int64_t per_block = int64_t(kThreads) * Vector<S>::size * kVectors<S, !F<T>::reads_bits>;
   apply<S, F><<<unsigned((n + per_block - 1) / per_block), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
 @tensor       static_cast<const S*>(a), static_cast<const S*>(b), static_cast<S*>(out), n, aligned, F<T>{$values});
 @bit       static_cast<const S*>(a), static_cast<S*>(out), static_cast<uint8_t*>(mask), n, aligned, F<T>{$values});

@@ -36,9 +36,9 @@ using Value = typename Storage<S>::T::Value;
 @channels // Element i has the weights of channel i / inner % channels. After a row, a multiple of all channels, these begin
 @channels // again: a block takes one piece of many rows, so its threads keep their weights and sums in registers. One channel
 @channels // is one row, and each block takes a piece of it.
-template <typename S>
+template <typename S, bool forward>
 struct Walk {
-  static constexpr int size = Vector<S>::size, stride = kThreads * size, piece = stride * kVectorsOf<S>;
+  static constexpr int size = Vector<S>::size, stride = kThreads * size, piece = stride * kVectors<S, forward>;
 @channels   int64_t n, channels, inner;
 @channels   int64_t row, rows;        // the length of a row, and how many there are
 @channels   unsigned pieces, groups;  // blocks side by side on a row, and blocks that share the rows of a piece
@@ -59,7 +59,7 @@ struct Walk {
 @channels   INLINE int64_t planes() const { return row / inner; }
 @channels   // Of each weight: a sum for each group, slot and plane, laid out in this order.
 @channels   int64_t sums() const { return groups * slots * planes(); }
-@single   explicit Walk(int64_t n) : n(n), blocks(unsigned((n + piece - 1) / piece)) {}
+@single   Walk(int64_t n) : n(n), blocks(unsigned((n + piece - 1) / piece)) {}
 @single   int64_t sums() const { return blocks; }  // of each weight
 @channels
 @channels   static int64_t between(int64_t low, int64_t x, int64_t high) { return x < low ? low : x < high ? x : high; }
@@ -113,9 +113,9 @@ enum class Task { forward, backward, backward_with_sums };
 @single template <typename S, Task task>
 __global__ void __launch_bounds__(kThreads)
     apply(const S* __restrict__ a, const S* __restrict__ b, S* __restrict__ out, const Value<S>* __restrict__ weights,
-          Value<S>* __restrict__ sums, bool aligned, const Walk<S> walk) {
+          Value<S>* __restrict__ sums, bool aligned, const Walk<S, task == Task::forward> walk) {
   using T = typename Storage<S>::T;
-  constexpr int size = Walk<S>::size, stride = Walk<S>::stride, piece = Walk<S>::piece, vectors = kVectorsOf<S>;
+  constexpr int size = walk.size, stride = walk.stride, piece = walk.piece, vectors = kVectors<S, task == Task::forward>;
   const int t = threadIdx.x;
 @channels   const int64_t begin = int64_t(blockIdx.x) * piece;  // in a row
 @channels   constexpr int columns = one_channel ? 1 : vectors * size;  // of a thread, with own weights and sums
@@ -256,8 +256,8 @@ constexpr int kFoldThreads = 256;
 @single }
 
 template <typename S, Task task>
-void launch(const void* a, const void* b, void* out, const void* weights, void* sums, const Walk<S>& walk,
-            cudaStream_t stream) {
+void launch(const void* a, const void* b, void* out, const void* weights, void* sums,
+            const Walk<S, task == Task::forward>& walk, cudaStream_t stream) {
   const bool aligned = (uintptr_t(a) | uintptr_t(b) | uintptr_t(out)) % 16 == 0;
 @channels   const auto kernel = walk.channels == 1 ? apply<S, task, true> : apply<S, task, false>;
 @channels   kernel<<<dim3(walk.pieces, walk.groups), kThreads, 0, stream>>>(
@@ -287,7 +287,7 @@ const char* last_error() {
 extern "C" int64_t sums_cuda(int dtype, int64_t n$sizes_taken) {
   if (n == 0) return 0;
   return dispatch(dtype, [&]<typename S>() {
-    const Walk<S> walk(n$sizes);
+    const Walk<S, false> walk(n$sizes);
 @channels     const int64_t rows = walk.sums() / channels;
 @channels     return kLearned * (walk.sums() + parts(rows) * channels);
 @single     return kLearned * (walk.sums() + kParts);
@@ -299,7 +299,7 @@ extern "C" const char* forward_cuda(int dtype, void* x, void* weights, void* y, 
                                     void* stream) {
   if (n == 0) return nullptr;
   dispatch(dtype, [&]<typename S>() {
-    launch<S, Task::forward>(x, nullptr, y, weights, nullptr, Walk<S>(n$sizes), static_cast<cudaStream_t>(stream));
+    launch<S, Task::forward>(x, nullptr, y, weights, nullptr, {n$sizes}, static_cast<cudaStream_t>(stream));
   });
   return last_error();
 }
@@ -310,7 +310,7 @@ extern "C" const char* backward_cuda(int dtype, void* dy, void* x, void* weights
   if (n == 0) return nullptr;
   dispatch(dtype, [&]<typename S>() {
     const auto s = static_cast<cudaStream_t>(stream);
-    const Walk<S> walk(n$sizes);
+    const Walk<S, false> walk(n$sizes);
     if (gradients == nullptr) return launch<S, Task::backward>(dy, x, dx, weights, nullptr, walk, s);
     launch<S, Task::backward_with_sums>(dy, x, dx, weights, sums, walk, s);
     auto* of = static_cast<Value<S>*>(sums);

@@ -55,6 +55,8 @@ def _parser() -> argparse.ArgumentParser:
     clear = command("clear", _clear, "Removes builds, all or those named, and nothing that is not the loader's own.")
     clear.add_argument("names", nargs="*", metavar="NAME")
     command("doctor", _doctor, "Checks and explains all that compiling takes; the exit code tells. Compiles nothing.")
+    tune = command("tune", _tune, "Measures on a GPU how many vectors its threads should take, for all or those named.")
+    tune.add_argument("names", nargs="*", metavar="NAME")
     bench = command("bench", _bench, "Measures first use and hits beside torch's load_inline, and tortures the cache.")
     bench.add_argument("--kills", type=int, default=100, metavar="N", help="builds to kill at random moments")
     bench.add_argument("--processes", type=int, default=32, metavar="N", help="processes that ask for one activation at once")
@@ -158,6 +160,15 @@ def _doctor(options: argparse.Namespace) -> int:
     from .doctor import diagnose
 
     return diagnose([_plan(name) for name in _registered([])])
+
+
+def _tune(options: argparse.Namespace) -> int:
+    from jitact import registry
+
+    from .tune import tune
+
+    records = [registry.get(name).activation for name in _registered(options.names)]
+    return tune([(record.source, tuple(value for _, value in record.params)) for record in records])
 
 
 def _bench(options: argparse.Namespace) -> int:

@@ -8,7 +8,7 @@ import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from . import cache, source
@@ -35,7 +35,8 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         ToolchainError, NoSpaceError, BuildError: something else is wrong; the message says what.
     """
     kernel = _kernel_text(plan)
-    with _environment(plan) as cpp_extension, _path_for_ninja(staging) as staging:
+    with _environment(plan) as cpp_extension, ExitStack() as paths:
+        staging, *include = (paths.enter_context(_plain_path(path)) for path in (staging, *plan.source.include_folders()))
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
@@ -44,7 +45,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
                 extra_cflags=plan.cflags(),
                 extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), f"--threads={jobs()}"],
                 extra_ldflags=_link_flags(plan, staging),
-                extra_include_paths=[str(path).replace("$", "$$") for path in plan.source.include_folders()],
+                extra_include_paths=[str(path) for path in include],
                 build_directory=str(staging),
                 is_python_module=False,
                 no_implicit_headers=True,
@@ -113,9 +114,9 @@ def _link_flags(plan: Plan, staging: Path) -> list[str]:
 
 
 @contextmanager
-def _path_for_ninja(folder: Path) -> Iterator[Path]:
-    """A path of ``folder`` without what ninja takes for its own, which torch does not escape."""
-    if not set(str(folder)) & set("$:\n"):
+def _plain_path(folder: Path) -> Iterator[Path]:
+    """A path of ``folder`` without what ninja takes for its own, which torch does not escape, and what nvcc loses."""
+    if not set(str(folder)) & set("$:\n'\","):
         yield folder
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

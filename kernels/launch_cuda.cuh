@@ -1,16 +1,35 @@
-// The GPU loop: two 16-byte vectors per thread, three in float32, a block's width apart, all loaded before any is computed. Of
-// 1 to 4 vectors and blocks of 64 to 256 threads this choice serves light and heavy maths alike; the measurement is in
-// docs/decisions.md.
+// The GPU loop: a thread takes one to three 16-byte vectors, a block's width apart, all loaded before any is computed. How
+// many is best differs by how much there is to compute; the measurement is in docs/decisions.md.
 #pragma once
 
 #include "launch.cuh"
 
+// For elements of 4 and of 2 bytes. The loader says what suits the activation; these suit one of which nothing is known.
+#ifndef JITACT_FORWARD_VECTORS_4
+#define JITACT_FORWARD_VECTORS_4 3
+#define JITACT_FORWARD_VECTORS_2 2
+#define JITACT_BACKWARD_VECTORS_4 3
+#define JITACT_BACKWARD_VECTORS_2 2
+#endif
+
 namespace jitact {
 
 constexpr int kThreads = 128;
-constexpr int kVectors = 2;  // per thread
-template <typename S>
-constexpr int kVectorsOf = sizeof(S) == 4 ? 3 : kVectors;
+
+template <Op op, typename S>
+constexpr int vectors_per_thread() {
+  constexpr bool forward = op == Op::forward || op == Op::forward_bit;
+  if (sizeof(S) == 8) return 2;
+  if (sizeof(S) == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
+  return forward ? JITACT_FORWARD_VECTORS_2 : JITACT_BACKWARD_VECTORS_2;
+}
+
+// Whether vectors are loaded through shared memory.
+#ifdef JITACT_STAGED
+constexpr bool staged(Op op) { return op == Op::forward; }
+#else
+constexpr bool staged(Op) { return false; }
+#endif
 
 // A 16-byte vector as it moves, and the elements in it.
 struct alignas(16) Words { uint32_t w[4]; };
@@ -108,31 +127,56 @@ __device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
+// From memory to shared memory, without waiting. Each call is a group of its own.
+__device__ __forceinline__ void copy_async(Words* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16; cp.async.commit_group;"
+               :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+#else
+  *to = *static_cast<const Words*>(from);
+#endif
+}
+
+// Waits for all groups but the last `left`, which the compiler must know.
+__device__ __forceinline__ void wait_for_copies(int left) {
+#if __CUDA_ARCH__ >= 800
+  if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
+  if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+  if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+#endif
+}
+
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
     elementwise(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned,
                 const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, stride = kThreads * size;
-  const int64_t block = int64_t(blockIdx.x) * (stride * kVectorsOf<S>);
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_per_thread<op, S>();
+  const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const auto* saved = static_cast<const S*>(b);
   const auto* saved_bits = static_cast<const uint8_t*>(b);
-  unsigned bits[kVectorsOf<S>] = {};
+  unsigned bits[vectors] = {};
 
-  if (aligned && block + stride * kVectorsOf<S> <= n) {
+  if (aligned && block + stride * vectors <= n) {
     // All loads are issued before the first of them is waited for.
-    Words va[kVectorsOf<S>], vb[kVectorsOf<S>];
+    Words va[vectors], vb[vectors];
+    [[maybe_unused]] __shared__ Words shared[staged(op) ? vectors : 1][kThreads];
 #pragma unroll
-    for (int v = 0; v < kVectorsOf<S>; v++) {
+    for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      va[v] = *reinterpret_cast<const Words*>(a + at);
+      if constexpr (staged(op)) copy_async(&shared[v][threadIdx.x], a + at);
+      else va[v] = *reinterpret_cast<const Words*>(a + at);
       if constexpr (reads_two(op)) vb[v] = *reinterpret_cast<const Words*>(saved + at);
       if constexpr (op == Op::backward_from_bit) bits[v] = saved_bits[at >> 3] >> (at & 7);
     }
 #pragma unroll
-    for (int v = 0; v < kVectorsOf<S>; v++) {
+    for (int v = 0; v < vectors; v++) {
       T ta[size], tb[size];
+      if constexpr (staged(op)) {
+        wait_for_copies(vectors - 1 - v);
+        va[v] = shared[v][threadIdx.x];
+      }
       Storage<S>::widen(va[v], ta);
       if constexpr (reads_two(op)) Storage<S>::widen(vb[v], tb);
 #pragma unroll
@@ -147,7 +191,7 @@ __global__ void __launch_bounds__(kThreads)
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element.
 #pragma unroll 1
-    for (int v = 0; v < kVectorsOf<S>; v++) {
+    for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
       const int count = int(min(int64_t(size), n - at));
       if (op == Op::backward_from_bit && count > 0) bits[v] = saved_bits[at >> 3] >> (at & 7);
@@ -164,7 +208,7 @@ __global__ void __launch_bounds__(kThreads)
 
   if constexpr (op == Op::forward_bit) {
 #pragma unroll
-    for (int v = 0; v < kVectorsOf<S>; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
+    for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
   }
 }
 
@@ -174,7 +218,7 @@ inline bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) %
 template <Op op, typename S, typename Loop, typename... Last>
 void start(Loop loop, const Call& call, cudaStream_t stream, const Last&... last) {
   const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
-  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectorsOf<S>;
+  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * vectors_per_thread<op, S>();
   loop<<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
       static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n, aligned,
       last..., Params<typename Storage<S>::T>(call.params));

@@ -154,17 +154,17 @@ __global__ void __launch_bounds__(kThreads)
     elementwise_with_extras(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned, const Extras<S> extras,
                             const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, stride = kThreads * size;
-  const int64_t block = int64_t(blockIdx.x) * (stride * kVectorsOf<S>);
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_per_thread<op, S>();
+  const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const auto* saved = static_cast<const S*>(b);
-  const bool whole = aligned && block + stride * kVectorsOf<S> <= n;
-  unsigned bits[kVectorsOf<S>] = {};
-  Words va[kVectorsOf<S>], vb[kVectorsOf<S>];
+  const bool whole = aligned && block + stride * vectors <= n;
+  unsigned bits[vectors] = {};
+  Words va[vectors], vb[vectors];
 
   // All loads are issued before the first of them is waited for.
 #pragma unroll
-  for (int v = 0; v < kVectorsOf<S>; v++) {
+  for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
     if (whole) {
       va[v] = *reinterpret_cast<const Words*>(a + at);
@@ -175,7 +175,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto common = extras.common();
 
 #pragma unroll
-  for (int v = 0; v < kVectorsOf<S>; v++) {
+  for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
     T ta[size], tb[size], extra[kExtras][size];
     extras.fill(common, at, extra);

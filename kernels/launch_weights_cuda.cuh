@@ -43,14 +43,15 @@ __global__ void __launch_bounds__(kThreads)
                  const Segments segments, const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
   using Value = typename T::Value;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, per_block = stride * kVectorsOf<S>;
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_per_thread<Op::backward, S>();
+  constexpr int per_block = stride * vectors;
   const int t = threadIdx.x;
   const int64_t block = int64_t(blockIdx.x) * per_block;
   const int64_t first = block + t * size;  // of this thread's first vector; the next is `stride` further on
   const bool whole = aligned && block + per_block <= n;
-  Words vdy[kVectorsOf<S>], vx[kVectorsOf<S>];
+  Words vdy[vectors], vx[vectors];
 #pragma unroll
-  for (int v = 0; v < kVectorsOf<S>; v++) {
+  for (int v = 0; v < vectors; v++) {
     if (whole) {
       vdy[v] = *reinterpret_cast<const Words*>(dy + first + v * stride);
       vx[v] = *reinterpret_cast<const Words*>(x + first + v * stride);
@@ -65,11 +66,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   // Sums in the order of memory. With channels, a vector has two: for the plane where it begins and for the next one.
-  constexpr int entries = kThreads * (has_channels ? 2 * kVectorsOf<S> : 1);
+  constexpr int entries = kThreads * (has_channels ? 2 * vectors : 1);
   __shared__ Value sums[kLearned][entries];
   Gradients<T, kLearned> sum{}, next_sum{};
 #pragma unroll
-  for (int v = 0; v < kVectorsOf<S>; v++) {
+  for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
     T w[kExtras], next_w[kExtras];
     int left = size;  // elements of the vector that are of the plane where it begins
@@ -314,7 +315,7 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 // How a call is carried out.
 template <typename S>
 struct WeightPlan {
-  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectorsOf<S>;
+  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_per_thread<Op::backward, S>();
   bool columnwise;
   int64_t blocks;
   Segments segments{};

@@ -9,12 +9,59 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["FOLDER", "KernelSource", "digest", "state_of"]
+__all__ = ["FOLDER", "WORK", "KernelSource", "Work", "digest", "state_of"]
 
 FOLDER = Path(__file__).resolve().parent
 """Where the library's own kernel files, headers and the binding are."""
 
 _INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"'
+
+
+class Work(NamedTuple):
+    """How much a GPU computes for an element, from 1, next to nothing, to 4, as much as it can while memory moves.
+
+    More work wants more loads under way, so a thread takes more 16-byte vectors; where there is little work, one vector is
+    faster. With 4, loads go through shared memory, as the compiler would put off those to registers until they are late.
+    """
+
+    forward: int = 3
+    backward: int = 3
+
+    @staticmethod
+    def vectors(work: int, size: int) -> int:
+        """How many vectors a thread takes, for elements of ``size`` bytes."""
+        return {2: (1, 1, 2, 2), 4: (1, 2, 3, 3), 8: (2, 2, 2, 2)}[size][work - 1]
+
+    def defines(self) -> list[str]:
+        """What the kernels are told."""
+        flags = [
+            f"-DJITACT_{direction.upper()}_VECTORS_{size}={self.vectors(work, size)}"
+            for direction, work in self._asdict().items()
+            for size in (2, 4)
+        ]
+        return flags + (["-DJITACT_STAGED"] if self.forward == 4 else [])
+
+
+WORK = {
+    "gelu": Work(3, 3),
+    "gelu_10": Work(3, 3),
+    "gelu_tanh": Work(4, 1),
+    "laplace": Work(4, 1),
+    "logsigmoid": Work(2, 1),
+    "mish": Work(2, 1),
+    "prelu": Work(1, 3),  # the gradients of weights by channel want wide blocks
+    "quick_gelu": Work(2, 1),
+    "rrelu": Work(3, 1),
+    "silu": Work(2, 1),
+    "softcap": Work(3, 1),
+    "softplus": Work(3, 1),
+    "sqrtsoftplus": Work(4, 2),
+    "squareplus": Work(3, 1),
+    "tanh": Work(2, 1),
+    "tanhshrink": Work(3, 1),
+    "xielu": Work(3, 3),
+}
+"""Of the library's own kernels, as ``python -m jitact.kernels tune`` shows; the others have next to nothing to do."""
 
 
 class KernelSource(NamedTuple):
@@ -30,6 +77,7 @@ class KernelSource(NamedTuple):
         learned: how many of these, the first, have gradients.
         channels: whether a weight may have one value for each channel.
         random: whether the file's functions take a random number for each element; ``random.cuh`` tells more.
+        work: what a GPU computes for an element.
     """
 
     name: str
@@ -41,19 +89,20 @@ class KernelSource(NamedTuple):
     learned: int = 0
     channels: bool = False
     random: bool = False
+    work: Work = Work()
 
     @classmethod
     def from_file(cls, name: str, params: tuple[str, ...], saves: tuple[str, ...], **tensors: int) -> KernelSource:
-        """The library's own ``kernels/<name>.cu``; ``tensors`` are the fields after ``path``."""
+        """The library's own ``kernels/<name>.cu``; ``tensors`` are the fields from ``weights`` to ``random``."""
         path = FOLDER / f"{name}.cu"
-        return cls(name, params, saves, path.read_text(), str(path), **tensors)
+        return cls(name, params, saves, path.read_text(), str(path), **tensors, work=WORK.get(name, Work(1, 1)))
 
     def defines(self) -> list[str]:
         """What the compilers are told of the file."""
         flags = [f"-DJITACT_PARAMS={len(self.params)}", *(f"-DJITACT_SAVES_{save.upper()}" for save in self.saves)]
         flags += [f"-DJITACT_WEIGHTS={self.weights}", f"-DJITACT_LEARNED={self.learned}"] if self.weights else []
         flags += ["-DJITACT_CHANNELS"] if self.channels else []
-        return flags + (["-DJITACT_RANDOM"] if self.random else [])
+        return flags + (["-DJITACT_RANDOM"] if self.random else []) + self.work.defines()
 
     @property
     def folder(self) -> Path:

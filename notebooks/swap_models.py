@@ -143,7 +143,7 @@ def memory(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Ten
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # an output itself would keep its graph, and the graph it
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         value = loss(model, x)

@@ -49,6 +49,10 @@ void __stcg(V* to, const V& v) {
   *to = v;
 }
 
+inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
+inline void __pipeline_commit() {}
+inline void __pipeline_wait_prior(int) {}
+
 struct dim3 {
   unsigned x, y, z;
   dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}

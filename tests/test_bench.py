@@ -5,6 +5,7 @@ import json
 import math
 import subprocess
 import sys
+import weakref
 from contextlib import contextmanager
 
 import pytest
@@ -227,6 +228,18 @@ class TestBench:
         assert right["ours"]
         printed = capsys.readouterr().out
         assert f"WRONG: {says}" in printed and "WRONG, not timed: my_relu fp32" in printed
+
+    def test_counting_what_is_kept_keeps_nothing(self):
+        outputs = []
+
+        class Watched(torch.nn.Sigmoid):
+            def forward(self, x):
+                y = super().forward(x)
+                outputs.append(weakref.ref(y))
+                return y
+
+        subject = bench.Subject(Watched(), [torch.ones(8)], [torch.ones(8)])
+        assert subject.kept() == 4 and outputs[0]() is None
 
     def test_results_out_of_place_are_wrong(self):
         class Shifted(torch.nn.Module):

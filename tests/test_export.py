@@ -158,6 +158,7 @@ def emulated(name: str, folder: Path) -> dict:
 
 @pytest.mark.parametrize(("name", "arguments", "shapes"), [
     ("softsign", (), [(3000,)]),
+    ("laplace", (), [(3000,)]),
     ("leaky_relu", (0.2,), [(3000,)]),
     ("rrelu", (0.1, 0.4), [(1,), (9001,)]),
     ("xielu", (0.7, 0.9, 0.25, -1e-6), [(1,), (9001,)]),

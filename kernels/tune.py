@@ -1,0 +1,104 @@
+"""Measures how much work each activation is to a GPU: what the table :data:`jitact.kernels.source.WORK` says."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from . import loader
+from .errors import BuildError
+from .plan import make_plan
+from .prebuild import prebuild
+from .source import KernelSource, Work
+
+__all__ = ["tune"]
+
+LEVELS = {"forward": (1, 2, 3, 4), "backward": (1, 2, 3)}
+ELEMENTS = 4096 * 393216
+DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+RUNS = 11
+
+
+def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
+    """Times the kernels of activations at each level of work and prints their share of the rate of torch.clone, in percent.
+
+    Of forward that keeps a bit or the input, and of backward as it is by default, whose share is of torch.add's rate where it
+    reads two tensors. The level that the table says is marked. Returns the exit code.
+
+    Args:
+        sources: what to measure, and the values of its parameters.
+
+    Raises:
+        BuildError: there is no GPU, or nothing can be built.
+    """
+    variants = {
+        (source.name, level): source._replace(work=Work(level, min(level, 3)))
+        for source, _ in sources
+        for level in LEVELS["forward"]
+    }
+    if prebuild([make_plan(variant) for variant in variants.values()]):
+        return 1
+    if not torch.cuda.is_available():
+        raise BuildError("tune measures on a GPU, and torch sees none")
+    for dtype in DTYPES:
+        n = min(ELEMENTS, torch.cuda.mem_get_info()[0] // (6 * dtype.itemsize))
+        x, dy = (torch.randn(n, device="cuda", dtype=dtype) for _ in range(2))
+        print(f"\n{str(dtype).removeprefix('torch.')}, {n} elements", flush=True)
+        for source, params in sources:
+            if dtype != torch.float64:  # which takes two vectors at any level
+                print(
+                    _line(source, params, {level: variants[source.name, level] for level in LEVELS["forward"]}, x, dy),
+                    flush=True,
+                )
+            else:
+                print(_line(source, params, {source.work.forward: source}, x, dy), flush=True)
+    return 0
+
+
+def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, KernelSource], x: Tensor, dy: Tensor) -> str:
+    bit, extras = "bit" in source.saves, _extras(source, x)
+    names = {level: loader.load(variant).name for level, variant in variants.items()}
+    forward = "forward_bit" if bit else "forward"
+    backward = "backward_from_bit" if bit else "backward_all" if source.weights else "backward"
+    kept = torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device) if bit else x
+
+    def call(level: int, kind: str, *tensors: Tensor) -> Callable[[], object]:
+        operator = getattr(torch.ops.jitact, f"{names[level]}_{kind}").default
+        return lambda: operator(*tensors, *extras, *params)
+
+    copy, add = (lambda: x.clone()), (lambda: torch.add(x, dy))
+    found = {"forward": {level: call(level, forward, x) for level in names}}
+    found["backward"] = {
+        level: call(level, backward, dy, kept) for level in names if level in LEVELS["backward"] or len(names) == 1
+    }
+    line = f"{source.name:16}"
+    for direction, calls in found.items():
+        ms = _medians([copy if bit or direction == "forward" else add, *calls.values()])
+        line += f"  {direction}"
+        for level, each in zip(calls, ms[1:], strict=True):
+            line += f"  {level}{'*' if level == getattr(source.work, direction) else ':'} {100 * ms[0] / each:5.1f}"
+    return line
+
+
+def _extras(source: KernelSource, x: Tensor) -> list[Tensor]:
+    """Learned weights, or the seed of random numbers."""
+    if source.random:
+        return [torch.ones(1, dtype=torch.int64, device=x.device)]
+    return [torch.full((1,), 0.25, dtype=x.dtype, device=x.device) for _ in range(source.weights)]
+
+
+def _medians(calls: list[Callable[[], object]]) -> list[float]:
+    """Milliseconds, in turns."""
+    events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in calls]
+    for run in range(RUNS + 2):
+        for call, laps in zip(calls, events, strict=True):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            call()
+            end.record()
+            laps += [(start, end)] * (run >= 2)
+    torch.cuda.synchronize()
+    return [statistics.median(start.elapsed_time(end) for start, end in laps) for laps in events]
