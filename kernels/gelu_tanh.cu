@@ -9,11 +9,11 @@
 
 // From |x| = 40 on both are constant in every type.
 ELEMENTWISE T forward(T x) {
-  // 2 u = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
-  const T c = clamp(x, -40, 40), u = c * c, w = fma(T(GELU_TANH_K3), u, T(GELU_TANH_K1)), v = c * w;
-  const T w_low = fma(T(GELU_TANH_K3), u, GELU_TANH_K1 - w) + rest(T(GELU_TANH_K1), GELU_TANH_K1) +
-                  fma(T(GELU_TANH_K3), fma(c, c, -u), rest(T(GELU_TANH_K3), GELU_TANH_K3) * u);
-  return times_sigmoid(max(x, -40), v, fma(c, w_low, fma(c, w, -v)));
+  // |2 u| = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
+  const T t = min(abs(x), 40), u = t * t, w = fma(T(GELU_TANH_K3), u, T(GELU_TANH_K1)), v = t * w;
+  const T rests = fma(rest(T(GELU_TANH_K3), GELU_TANH_K3), u, rest(T(GELU_TANH_K1), GELU_TANH_K1));
+  const T w_low = fma(T(GELU_TANH_K3), u, GELU_TANH_K1 - w) + fma(T(GELU_TANH_K3), fma(t, t, -u), rests);
+  return times_sigmoid(max(x, -40), x < 0, v, fma(t, w_low, fma(t, w, -v)));
 }
 
 ELEMENTWISE T backward(T dy, T x) {

@@ -16,19 +16,19 @@ namespace jitact {
 
 constexpr int kThreads = 128;
 
-template <Op op, typename S>
-constexpr int vectors_per_thread() {
-  constexpr bool forward = op == Op::forward || op == Op::forward_bit;
-  if (sizeof(S) == 8) return 2;
-  if (sizeof(S) == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
+constexpr int vectors_per_thread(bool forward, int bytes) {
+  if (bytes == 8) return 2;
+  if (bytes == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
   return forward ? JITACT_FORWARD_VECTORS_2 : JITACT_BACKWARD_VECTORS_2;
 }
+template <Op op, typename S>
+constexpr int kVectors = vectors_per_thread(op == Op::forward || op == Op::forward_bit, sizeof(S));
 
 // Whether vectors are loaded through shared memory.
 #ifdef JITACT_STAGED
-constexpr bool staged(Op op) { return op == Op::forward; }
+template <Op op> constexpr bool kStaged = op == Op::forward;
 #else
-constexpr bool staged(Op) { return false; }
+template <Op op> constexpr bool kStaged = false;
 #endif
 
 // A 16-byte vector as it moves, and the elements in it.
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(kThreads)
     elementwise(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned,
                 const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_per_thread<op, S>();
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const auto* saved = static_cast<const S*>(b);
@@ -161,11 +161,11 @@ __global__ void __launch_bounds__(kThreads)
   if (aligned && block + stride * vectors <= n) {
     // All loads are issued before the first of them is waited for.
     Words va[vectors], vb[vectors];
-    [[maybe_unused]] __shared__ Words shared[staged(op) ? vectors : 1][kThreads];
+    [[maybe_unused]] __shared__ Words shared[kStaged<op> ? vectors : 1][kThreads];
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      if constexpr (staged(op)) copy_async(&shared[v][threadIdx.x], a + at);
+      if constexpr (kStaged<op>) copy_async(&shared[v][threadIdx.x], a + at);
       else va[v] = *reinterpret_cast<const Words*>(a + at);
       if constexpr (reads_two(op)) vb[v] = *reinterpret_cast<const Words*>(saved + at);
       if constexpr (op == Op::backward_from_bit) bits[v] = saved_bits[at >> 3] >> (at & 7);
@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
       T ta[size], tb[size];
-      if constexpr (staged(op)) {
+      if constexpr (kStaged<op>) {
         wait_for_copies(vectors - 1 - v);
         va[v] = shared[v][threadIdx.x];
       }
@@ -218,7 +218,7 @@ inline bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) %
 template <Op op, typename S, typename Loop, typename... Last>
 void start(Loop loop, const Call& call, cudaStream_t stream, const Last&... last) {
   const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
-  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * vectors_per_thread<op, S>();
+  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectors<op, S>;
   loop<<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
       static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n, aligned,
       last..., Params<typename Storage<S>::T>(call.params));

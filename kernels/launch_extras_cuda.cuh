@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
     elementwise_with_extras(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned, const Extras<S> extras,
                             const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_per_thread<op, S>();
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const auto* saved = static_cast<const S*>(b);

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
                  const Segments segments, const Params<typename Storage<S>::T> params) {
   using T = typename Storage<S>::T;
   using Value = typename T::Value;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_per_thread<Op::backward, S>();
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<Op::backward, S>;
   constexpr int per_block = stride * vectors;
   const int t = threadIdx.x;
   const int64_t block = int64_t(blockIdx.x) * per_block;
@@ -315,7 +315,7 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 // How a call is carried out.
 template <typename S>
 struct WeightPlan {
-  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_per_thread<Op::backward, S>();
+  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectors<Op::backward, S>;
   bool columnwise;
   int64_t blocks;
   Segments segments{};

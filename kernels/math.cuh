@@ -19,12 +19,14 @@
 //   normal_cdf(x, mu, sigma)   P(mu + sigma N < x) for sigma > 0
 //   normal_tail(x)             P(N > x) for x >= 0
 //   times_normal_tail(x)       x P(N > x) for x >= 0, 0 at inf
-//   times_sigmoid(a, x, low)   a sigmoid(x + low)
+//   times_sigmoid(a, x)        a sigmoid(x)
+//   times_sigmoid(a, left, t, low)   the same of x = t + low >= 0, or, if left, of -x
 //   times_tanh_softplus(a, x)  a tanh(softplus(x))
 //   x_minus_tanh(x)            x - tanh(x), without the cancellation
 //   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
 //   rsqrt(x)                   1 / sqrt(x)
 //   reciprocal(x)              1 / x for |x| from 2^-126 to 2^126, without the slow path that the GPU's division has
+//   square_root(x)             sqrt(x) for 0, and from 2^-126 to inf, likewise
 //   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
 //   rest(T(c), c)              what rounding to T took from a literal c
 //
@@ -74,8 +76,11 @@ JITACT_OWN(erfc)   JITACT_PLATFORM_DOUBLE(erfc)
 JITACT_OWN(sin)    JITACT_PLATFORM_DOUBLE(sin)
 JITACT_OWN(cos)    JITACT_PLATFORM_DOUBLE(cos)
 JITACT_INLINE Double sqrt(Double x) { return ::sqrt(x.v); }
+JITACT_INLINE Double square_root(Double x) { return sqrt(x); }
 JITACT_INLINE Single sqrt(Single x) { return ::sqrtf(x.v); }
 JITACT_INLINE Narrow sqrt(Narrow x) { return narrow::sqrt(x.v); }
+JITACT_INLINE Single square_root(Single x) { return single::square_root(x.v); }
+JITACT_INLINE Narrow square_root(Narrow x) { return sqrt(x); }
 JITACT_OWN(sigmoid)
 JITACT_OWN(softplus)
 JITACT_OWN(decay)
@@ -114,10 +119,14 @@ JITACT_OWN_2(times_tanh_softplus)
 JITACT_OWN_2(x_plus_sin_squared)
 JITACT_OWN_2(x_plus_sin_squared_slope)
 JITACT_OWN(normal_cdf)
-JITACT_INLINE Single times_sigmoid(Single a, Single x, Single low) { return for_single::times_sigmoid(a.v, x.v, low.v); }
+JITACT_INLINE Single times_sigmoid(Single a, bool left, Single t, Single low) {
+  return for_single::times_sigmoid(a.v, left, t.v, low.v);
+}
 JITACT_INLINE Single normal_cdf(Single x, Single mu, Single sigma) { return for_single::normal_cdf(x.v, mu.v, sigma.v); }
 JITACT_INLINE Narrow normal_cdf(Narrow x, Narrow mu, Narrow sigma) { return narrow::normal_cdf(x.v, mu.v, sigma.v); }
-JITACT_INLINE Narrow times_sigmoid(Narrow a, Narrow x, Narrow low) { return narrow::times_sigmoid(a.v, x.v, low.v); }
+JITACT_INLINE Narrow times_sigmoid(Narrow a, bool left, Narrow t, Narrow low) {
+  return narrow::times_sigmoid(a.v, left, t.v, low.v);
+}
 
 template <typename V, Accuracy accuracy>
 JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { return x - double(rounded.v); }
@@ -146,10 +155,11 @@ JITACT_INLINE Double sigmoid(Double x) {
   return (x < 0 ? e : 1) / (1 + e);
 }
 JITACT_INLINE Double softplus(Double x) { return log1p(exp(-abs(x))) + (x < 0 ? 0 : x); }
-JITACT_INLINE Double times_sigmoid(Double a, Double x, Double low = 0) {
-  const Double h = exp(abs(x + low) / -2);
-  return (x < 0 ? a * h * h : a) / (1 + h * h);
+JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
+  const Double h = exp((t + low) / -2);
+  return (left ? a * h * h : a) / (1 + h * h);
 }
+JITACT_INLINE Double times_sigmoid(Double a, Double x) { return times_sigmoid(a, x < 0, abs(x), 0); }
 JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
   const Double h = exp(min(x, 20) / 2), e = h * h;
   return a * h * (h * (e + 2) / (e * (e + 2) + 2));

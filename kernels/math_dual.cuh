@@ -24,6 +24,7 @@ JITACT_CHAIN(decay, -y)
 JITACT_CHAIN(log1p_unit, 1 / (1 + x))
 JITACT_CHAIN(reciprocal, -y * y)
 JITACT_CHAIN(sqrt, 1 / (2 * y))
+JITACT_CHAIN(square_root, 1 / (2 * y))
 JITACT_CHAIN(rsqrt, -y / (2 * x))
 JITACT_CHAIN(cbrt, 1 / (3 * y * y))
 JITACT_CHAIN(sin, cos(x))
@@ -104,8 +105,8 @@ JITACT_INLINE Dual<T> normal_cdf(Dual<T> x, Dual<T> mu, Dual<T> sigma) {
 }
 
 template <typename T>
-JITACT_INLINE Dual<T> times_sigmoid(Dual<T> a, Dual<T> x, Dual<T> low) {
-  return {times_sigmoid(a.value, x.value, low.value), times_sigmoid(a, x + low).derivative};
+JITACT_INLINE Dual<T> times_sigmoid(Dual<T> a, bool left, Dual<T> t, Dual<T> low) {
+  return {times_sigmoid(a.value, left, t.value, low.value), times_sigmoid(a, left ? -(t + low) : t + low).derivative};
 }
 
 }  // namespace jitact

@@ -88,7 +88,7 @@ JITACT_INLINE float sigmoid(float x) { return divide(1.0f, 1.0f + exp2(-kLog2e *
 JITACT_INLINE float times_sigmoid(float a, float x) {
   return divide(a * 0x1p-8f, exp2(fmaf(-kLog2e, x, -8.0f)) + 0x1p-8f);
 }
-JITACT_INLINE float times_sigmoid(float a, float x, float) { return times_sigmoid(a, x); }
+JITACT_INLINE float times_sigmoid(float a, bool left, float t, float) { return times_sigmoid(a, left ? -t : t); }
 
 // Scaled by 2^8 likewise.
 JITACT_INLINE float times_tanh_softplus(float a, float x) {

@@ -6,9 +6,9 @@
 
 // From |x| = 1000 on both are constant in every type, and 0 * inf would be NaN.
 ELEMENTWISE T forward(T x) {
-  // 1.702 x = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
-  const T c = clamp(x, -1000, 1000), v = 1.702 * c;
-  return times_sigmoid(max(x, -1000), v, fma(rest(T(1.702), 1.702), c, fma(T(1.702), c, -v)));
+  // |1.702 x| = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
+  const T t = min(abs(x), 1000), v = 1.702 * t;
+  return times_sigmoid(max(x, -1000), x < 0, v, fma(rest(T(1.702), 1.702), t, fma(T(1.702), t, -v)));
 }
 
 ELEMENTWISE T backward(T dy, T x) {

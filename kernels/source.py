@@ -52,7 +52,6 @@ WORK = {
     "prelu": Work(1, 3),  # the gradients of weights by channel want wide blocks
     "quick_gelu": Work(2, 1),
     "rrelu": Work(3, 1),
-    "silu": Work(2, 1),
     "softcap": Work(3, 1),
     "softplus": Work(3, 1),
     "sqrtsoftplus": Work(4, 2),
