@@ -64,7 +64,7 @@ def export(name: str) -> str:
     """
     record = registry.get(name).activation
     kind = _kind(record)
-    marks = {*KINDS[kind], "staged" if record.source.work.forward == 4 else "direct"}
+    marks = {*KINDS[kind], "staged" if record.source.work.forward == 5 else "direct"}
     text = Template(_lines(FILE, marks)).substitute(_fields(record, kind, marks))
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     # Comments are free to say what they like in the library; here a few words are not allowed in them either.

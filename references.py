@@ -92,9 +92,26 @@ def exact_gelu(x: Tensor) -> Tensor:
     return 0.5 * x * torch.special.erfc(-x / SQRT_2)
 
 
+def exact_sigmoid(x: Tensor) -> Tensor:
+    """Without the overflow of exp(-x) for x < -709, where torch.sigmoid is 0."""
+    left = x < 0
+    e = torch.exp(torch.where(left, x, -x))
+    return torch.where(left, e, 1.0) / (1 + e)
+
+
+def exact_silu(x: Tensor) -> Tensor:
+    """As :func:`exact_sigmoid`."""
+    return x * exact_sigmoid(x)
+
+
+def exact_quick_gelu(x: Tensor) -> Tensor:
+    """As :func:`exact_sigmoid`."""
+    return x * exact_sigmoid(1.702 * x)
+
+
 def exact_gelu_tanh(x: Tensor) -> Tensor:
     """By sigmoid, which keeps the left tail that 1 + tanh loses."""
-    return x * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
+    return x * exact_sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
 
 
 def exact_gelu_10(x: Tensor) -> Tensor:

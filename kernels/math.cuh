@@ -1,7 +1,7 @@
 // The functions of a kernel file, for each T: correct over the whole range of T (NaN, infinities, -0 included), free of
 // branches so that the host compiler vectorises them, and as accurate as T's storage type needs.
 //
-//   Double   the platform's library
+//   Double   math_double.cuh, and the platform's library: a few ulp of float64
 //   Single   math_single.cuh: a few ulp of float32
 //   Narrow   math_narrow.cuh: relative error below 2e-5, a hundredth of an ulp of bfloat16
 //   Dual<T>  math_dual.cuh: the chain rule
@@ -36,6 +36,7 @@
 // With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 3e-5.
 #pragma once
 
+#include "math_double.cuh"
 #include "math_narrow.cuh"
 #include "math_sine.cuh"
 #include "math_single.cuh"
@@ -55,6 +56,8 @@ namespace for_single = single;
 #define JITACT_OWN_2(name)                                                              \
   JITACT_INLINE Single name(Single a, Single b) { return for_single::name(a.v, b.v); } \
   JITACT_INLINE Narrow name(Narrow a, Narrow b) { return narrow::name(a.v, b.v); }
+#define JITACT_WIDE(name) \
+  JITACT_INLINE Double name(Double x) { return wide::name(x.v); }
 #define JITACT_PLATFORM_DOUBLE(name) \
   JITACT_INLINE Double name(Double x) { return ::name(x.v); }
 #define JITACT_PLATFORM(name)                                     \
@@ -66,11 +69,11 @@ namespace for_single = single;
   JITACT_INLINE Single name(Single a, Single b) { return ::name##f(a.v, b.v); }     \
   JITACT_INLINE Narrow name(Narrow a, Narrow b) { return ::name##f(a.v, b.v); }
 
-JITACT_OWN(exp)    JITACT_PLATFORM_DOUBLE(exp)
-JITACT_OWN(expm1)  JITACT_PLATFORM_DOUBLE(expm1)
+JITACT_OWN(exp)    JITACT_WIDE(exp)
+JITACT_OWN(expm1)  JITACT_WIDE(expm1)
 JITACT_OWN(log)    JITACT_PLATFORM_DOUBLE(log)
 JITACT_OWN(log1p)  JITACT_PLATFORM_DOUBLE(log1p)
-JITACT_OWN(tanh)   JITACT_PLATFORM_DOUBLE(tanh)
+JITACT_OWN(tanh)   JITACT_WIDE(tanh)
 JITACT_OWN(erf)    JITACT_PLATFORM_DOUBLE(erf)
 JITACT_OWN(erfc)   JITACT_PLATFORM_DOUBLE(erfc)
 JITACT_OWN(sin)    JITACT_PLATFORM_DOUBLE(sin)
@@ -84,11 +87,12 @@ JITACT_INLINE Narrow square_root(Narrow x) { return sqrt(x); }
 JITACT_OWN(sigmoid)
 JITACT_OWN(softplus)
 JITACT_OWN(decay)
-JITACT_OWN(log1p_unit)
+JITACT_OWN(log1p_unit)         JITACT_WIDE(log1p_unit)
 JITACT_OWN(reciprocal)
-JITACT_OWN(normal_pdf)
-JITACT_OWN(normal_tail)
-JITACT_OWN(times_normal_tail)
+JITACT_OWN(normal_pdf)         JITACT_WIDE(normal_pdf)
+JITACT_OWN(normal_cdf)         JITACT_WIDE(normal_cdf)
+JITACT_OWN(normal_tail)        JITACT_WIDE(normal_tail)
+JITACT_OWN(times_normal_tail)  JITACT_WIDE(times_normal_tail)
 JITACT_OWN(x_minus_tanh)
 
 JITACT_PLATFORM(exp2)
@@ -118,7 +122,6 @@ JITACT_OWN_2(times_sigmoid)
 JITACT_OWN_2(times_tanh_softplus)
 JITACT_OWN_2(x_plus_sin_squared)
 JITACT_OWN_2(x_plus_sin_squared_slope)
-JITACT_OWN(normal_cdf)
 JITACT_INLINE Single times_sigmoid(Single a, bool left, Single t, Single low) {
   return for_single::times_sigmoid(a.v, left, t.v, low.v);
 }
@@ -149,12 +152,11 @@ JITACT_INLINE SinCos<Real<float, accuracy>> sincos(Real<float, accuracy> x, Real
 }
 
 JITACT_INLINE Double decay(Double x) { return exp(-x); }
-JITACT_INLINE Double log1p_unit(Double e) { return log1p(e); }
 JITACT_INLINE Double sigmoid(Double x) {
   const Double e = exp(-abs(x));
   return (x < 0 ? e : 1) / (1 + e);
 }
-JITACT_INLINE Double softplus(Double x) { return log1p(exp(-abs(x))) + (x < 0 ? 0 : x); }
+JITACT_INLINE Double softplus(Double x) { return log1p_unit(exp(-abs(x))) + (x < 0 ? 0 : x); }
 JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
   const Double h = exp((t + low) / -2);
   return (left ? a * h * h : a) / (1 + h * h);
@@ -164,11 +166,7 @@ JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
   const Double h = exp(min(x, 20) / 2), e = h * h;
   return a * h * (h * (e + 2) / (e * (e + 2) + 2));
 }
-JITACT_INLINE Double normal_pdf(Double x) { return 0.3989422804014327 * exp(x * x / -2); }
-JITACT_INLINE Double normal_cdf(Double x) { return erfc(x * -0.7071067811865476) / 2; }
 JITACT_INLINE Double normal_cdf(Double x, Double mu, Double sigma) { return normal_cdf((x - mu) / sigma); }
-JITACT_INLINE Double normal_tail(Double x) { return erfc(x * 0.7071067811865476) / 2; }
-JITACT_INLINE Double times_normal_tail(Double x) { return min(x, 40) * normal_tail(x); }
 JITACT_INLINE Double x_plus_sin_squared(Double x, Double alpha) {
   const Double s = sin(clamp(alpha * x, -1e300, 1e300));
   return x + s * s / alpha;
@@ -190,6 +188,7 @@ JITACT_INLINE Double x_minus_tanh(Double x) {
 
 #undef JITACT_OWN
 #undef JITACT_OWN_2
+#undef JITACT_WIDE
 #undef JITACT_PLATFORM_DOUBLE
 #undef JITACT_PLATFORM
 #undef JITACT_PLATFORM_2

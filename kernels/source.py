@@ -18,19 +18,19 @@ _INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"'
 
 
 class Work(NamedTuple):
-    """How much a GPU computes for an element, from 1, next to nothing, to 4, as much as it can while memory moves.
+    """How much a GPU computes for an element, from 1, next to nothing, to 5, as much as it can while memory moves.
 
     More work wants more loads under way, so a thread takes more 16-byte vectors; where there is little work, one vector is
-    faster. With 4, loads go through shared memory, as the compiler would put off those to registers until they are late.
+    faster. With 5, loads go through shared memory, as the compiler would put off those to registers until they are late.
     """
 
-    forward: int = 3
-    backward: int = 3
+    forward: int = 4
+    backward: int = 4
 
     @staticmethod
     def vectors(work: int, size: int) -> int:
         """How many vectors a thread takes, for elements of ``size`` bytes."""
-        return {2: (1, 1, 2, 2), 4: (1, 2, 3, 3), 8: (2, 2, 2, 2)}[size][work - 1]
+        return {2: (1, 1, 2, 2, 2), 4: (1, 2, 2, 3, 3), 8: (2, 2, 2, 2, 2)}[size][work - 1]
 
     def defines(self) -> list[str]:
         """What the kernels are told."""
@@ -39,26 +39,26 @@ class Work(NamedTuple):
             for direction, work in self._asdict().items()
             for size in (2, 4)
         ]
-        return flags + (["-DJITACT_STAGED"] if self.forward == 4 else [])
+        return flags + (["-DJITACT_STAGED"] if self.forward == 5 else [])
 
 
 WORK = {
-    "gelu": Work(3, 3),
-    "gelu_10": Work(3, 3),
-    "gelu_tanh": Work(4, 1),
-    "laplace": Work(4, 1),
+    "gelu": Work(4, 4),
+    "gelu_10": Work(4, 4),
+    "gelu_tanh": Work(5, 1),
+    "laplace": Work(5, 1),
     "logsigmoid": Work(2, 1),
     "mish": Work(2, 1),
-    "prelu": Work(1, 3),  # the gradients of weights by channel want wide blocks
+    "prelu": Work(1, 4),  # the gradients of weights by channel want wide blocks
     "quick_gelu": Work(2, 1),
     "rrelu": Work(3, 1),
-    "softcap": Work(3, 1),
-    "softplus": Work(3, 1),
-    "sqrtsoftplus": Work(4, 2),
-    "squareplus": Work(3, 1),
+    "softcap": Work(4, 1),
+    "softplus": Work(4, 1),
+    "sqrtsoftplus": Work(5, 2),
+    "squareplus": Work(4, 1),
     "tanh": Work(2, 1),
-    "tanhshrink": Work(3, 1),
-    "xielu": Work(3, 3),
+    "tanhshrink": Work(4, 1),
+    "xielu": Work(4, 4),
 }
 """Of the library's own kernels, as ``python -m jitact.kernels tune`` shows; the others have next to nothing to do."""
 

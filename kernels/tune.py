@@ -16,7 +16,7 @@ from .source import KernelSource, Work
 
 __all__ = ["tune"]
 
-LEVELS = {"forward": (1, 2, 3, 4), "backward": (1, 2, 3)}
+LEVELS = {"forward": (1, 2, 3, 4, 5), "backward": (1, 2, 3, 4)}
 ELEMENTS = 4096 * 393216
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 RUNS = 11
@@ -35,7 +35,7 @@ def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
         BuildError: there is no GPU, or nothing can be built.
     """
     variants = {
-        (source.name, level): source._replace(work=Work(level, min(level, 3)))
+        (source.name, level): source._replace(work=Work(level, min(level, 4)))
         for source, _ in sources
         for level in LEVELS["forward"]
     }
