@@ -137,7 +137,7 @@ JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { retu
 JITACT_INLINE Double select(bool condition, Double a, Double b) { return condition ? a.v : b.v; }
 JITACT_INLINE Single select(bool condition, Single a, Single b) { return condition ? a.v : b.v; }
 JITACT_INLINE Narrow select(bool condition, Narrow a, Narrow b) { return condition ? a.v : b.v; }
-JITACT_INLINE Double reciprocal(Double x) { return 1 / x; }
+JITACT_INLINE Double reciprocal(Double x) { return wide::reciprocal(x.v); }
 template <typename T> struct SinCos { T sin, cos; };
 JITACT_INLINE SinCos<Double> sincos(Double x, Double = 0) { return {sin(x), cos(x)}; }
 template <Accuracy accuracy>
@@ -154,12 +154,12 @@ JITACT_INLINE SinCos<Real<float, accuracy>> sincos(Real<float, accuracy> x, Real
 JITACT_INLINE Double decay(Double x) { return exp(-x); }
 JITACT_INLINE Double sigmoid(Double x) {
   const Double e = exp(-abs(x));
-  return (x < 0 ? e : 1) / (1 + e);
+  return (x < 0 ? e : 1) * reciprocal(1 + e);
 }
 JITACT_INLINE Double softplus(Double x) { return log1p_unit(exp(-abs(x))) + (x < 0 ? 0 : x); }
 JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
   const Double h = exp((t + low) / -2);
-  return (left ? a * h * h : a) / (1 + h * h);
+  return (left ? a * h * h : a) * reciprocal(1 + h * h);
 }
 JITACT_INLINE Double times_sigmoid(Double a, Double x) { return times_sigmoid(a, x < 0, abs(x), 0); }
 JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {

@@ -39,7 +39,7 @@ JITACT_INLINE double reciprocal(double b) {
 #endif
 }
 
-// exp(x + low) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. x is within 2^20, low tiny.
+// exp(x) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. x is within 2^20.
 struct Reduced {
   double r, q;
   uint64_t n;  // in the lowest 12 bits
@@ -47,10 +47,10 @@ struct Reduced {
   // 2^(n + k), which must be from 2^-1022 to 2^1023.
   JITACT_INLINE double power(int k) const { return from_bits((n << 52) + (uint64_t(1023 + k) << 52)); }
 };
-JITACT_INLINE Reduced reduce(double x, double low = -0.0) {
+JITACT_INLINE Reduced reduce(double x) {
   // Adding 1.5 * 2^52 leaves the rounded integer in the lowest bits of the sum.
   const double shifted = ::fma(x, 1.4426950408889634, 6755399441055744.0), n = shifted - 6755399441055744.0;
-  const double r = ::fma(n, -2.3190468138462996e-17, ::fma(n, -0.6931471805599453, x)) + low;
+  const double r = ::fma(n, -2.3190468138462996e-17, ::fma(n, -0.6931471805599453, x));
   double q = 2.510038549551032e-08;
   q = ::fma(q, r, 2.7620088445409746e-07);
   q = ::fma(q, r, 2.7557268459997064e-06);
@@ -66,10 +66,15 @@ JITACT_INLINE Reduced reduce(double x, double low = -0.0) {
 
 // 0.91 ulp.
 JITACT_INLINE double exp(double x) {
+#ifdef __CUDA_ARCH__
+  return ::exp(x);  // faster there
+#else
   const double held = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x;
   const Reduced e = reduce(held);
   // 2^n in two factors, so that neither end of the range is lost.
-  return held < 0 ? e.times(e.power(64)) * 0x1p-64 : e.times(e.power(-1)) * 2.0;
+  const bool down = held < 0;
+  return e.times(e.power(down ? 64 : -1)) * (down ? 0x1p-64 : 2.0);
+#endif
 }
 
 // 2.2 ulp.
@@ -102,54 +107,81 @@ JITACT_INLINE double log1p_unit(double x) {
   return 2.0 * ::fma(s * u, p, s);
 }
 
+// exp(-t^2 / 2) = 2^n exp(-r / 2), likewise, for |t| up to 40.
+struct Bell {
+  double r, q;
+  uint64_t n;
+  JITACT_INLINE double times(double b) const { return ::fma(b * r, ::fma(r, q, -0.5), b); }
+  // 2^n, scaled by 2^100: what it is multiplied with is scaled by 2^-100, so that no bits are lost.
+  JITACT_INLINE double power() const { return from_bits((n << 52) + (uint64_t(1023 + 100) << 52)); }
+};
+JITACT_INLINE Bell bell(double t) {
+  const double s = t * t, shifted = ::fma(s, -0.7213475204444817, 6755399441055744.0), n = shifted - 6755399441055744.0;
+  const double r = ::fma(n, 1.3862943611198906, s) + ::fma(n, 4.638093627692599e-17, ::fma(t, t, -s));
+  double q = -1.2256047605229649e-11;
+  q = ::fma(q, r, 2.6972742622470455e-10);
+  q = ::fma(q, r, -5.3822789960931766e-09);
+  q = ::fma(q, r, 9.688094256232178e-08);
+  q = ::fma(q, r, -1.5500992080510639e-06);
+  q = ::fma(q, r, 2.1701388933146432e-05);
+  q = ::fma(q, r, -0.0002604166666665644);
+  q = ::fma(q, r, 0.002604166666664008);
+  q = ::fma(q, r, -0.020833333333333336);
+  q = ::fma(q, r, 0.12500000000000003);
+  return {r, q, to_bits(shifted)};
+}
+
 // Q(t) = P(N > t) = exp(-t^2 / 2) r p for a standard normal N and t >= 0, with r = 1 / (t + 5), and for p a polynomial in
-// w = (t - 5) / (t + 5) (after M. Shepherd and J. Laframboise, 1981). 0 from t = 38.6, where t is held. The exponential is
-// scaled by 2^100, so that no bits are lost. 8 ulp.
+// w = (t - 5) / (t + 5) (after M. Shepherd and J. Laframboise, 1981), scaled by 2^-100. 0 from t = 38.6, where t is held.
+// 8 ulp.
 struct Tail {
-  Reduced bell;
+  Bell bell;
   double t, p, r;
-  JITACT_INLINE double times(double b) const { return bell.times(b) * bell.power(100) * 0x1p-100; }
 };
 JITACT_INLINE Tail tail(double x) {
-  const double t = x > 38.7 ? 38.7 : x, r = reciprocal(t + 5.0), w = ::fma(-10.0, r, 1.0), s = t * t;
-  double p = -1.519639814969883e-10;
-  p = ::fma(p, w, 1.7731341444064477e-09);
-  p = ::fma(p, w, 7.662592773287865e-09);
-  p = ::fma(p, w, -9.365743888571916e-09);
-  p = ::fma(p, w, -6.597287527794816e-08);
-  p = ::fma(p, w, 4.233024826944964e-08);
-  p = ::fma(p, w, 4.3319113761354283e-07);
-  p = ::fma(p, w, -3.366454271346035e-07);
-  p = ::fma(p, w, -2.769305071782737e-06);
-  p = ::fma(p, w, 3.980910551810149e-06);
-  p = ::fma(p, w, 1.6681230220935938e-05);
-  p = ::fma(p, w, -4.9762815069629136e-05);
-  p = ::fma(p, w, -5.937573233698744e-05);
-  p = ::fma(p, w, 0.0005448990646084079);
-  p = ::fma(p, w, -0.0007978693977812107);
-  p = ::fma(p, w, -0.002993376770455273);
-  p = ::fma(p, w, 0.020795066799821127);
-  p = ::fma(p, w, -0.06911863870631556);
-  p = ::fma(p, w, 0.16502036617038757);
-  p = ::fma(p, w, -0.3135331566713043);
-  p = ::fma(p, w, 0.49530561596997635);
-  p = ::fma(p, w, -0.6653825028900567);
-  p = ::fma(p, w, 0.769193049750063);
-  return {reduce(-0.5 * s, -0.5 * ::fma(t, t, -s)), t, p, r};
+  const double t = x > 38.7 ? 38.7 : x, r = reciprocal(t + 5.0), w = ::fma(-10.0, r, 1.0);
+  double p = -1.1987844400470329e-40;
+  p = ::fma(p, w, 1.3987562062347546e-39);
+  p = ::fma(p, w, 6.044719871475848e-39);
+  p = ::fma(p, w, -7.388269202007001e-39);
+  p = ::fma(p, w, -5.20434221117951e-38);
+  p = ::fma(p, w, 3.339267796806821e-38);
+  p = ::fma(p, w, 3.417275529515393e-37);
+  p = ::fma(p, w, -2.655664163879175e-37);
+  p = ::fma(p, w, -2.184596505759669e-36);
+  p = ::fma(p, w, 3.140384701504832e-36);
+  p = ::fma(p, w, 1.3159170372287623e-35);
+  p = ::fma(p, w, -3.925593934217345e-35);
+  p = ::fma(p, w, -4.6839193959516414e-35);
+  p = ::fma(p, w, 4.298495693610712e-34);
+  p = ::fma(p, w, -6.2940797538182945e-34);
+  p = ::fma(p, w, -2.3613579088088957e-33);
+  p = ::fma(p, w, 1.6404415219838303e-32);
+  p = ::fma(p, w, -5.452499189750816e-32);
+  p = ::fma(p, w, 1.3017811543707477e-31);
+  p = ::fma(p, w, -2.4733404978852645e-31);
+  p = ::fma(p, w, 3.907272365751264e-31);
+  p = ::fma(p, w, -5.248942435480727e-31);
+  p = ::fma(p, w, 6.0678632551554545e-31);
+  return {bell(t), t, p, r};
 }
 
 JITACT_INLINE double normal_tail(double x) {
   const Tail q = tail(x);
-  return q.times(q.r * q.p);
+  return q.bell.times(q.r) * q.bell.power() * q.p;
 }
 JITACT_INLINE double times_normal_tail(double x) {
   const Tail q = tail(x);
-  return q.times(q.t * q.r * q.p);
+  return q.bell.times(q.t * q.r) * q.bell.power() * q.p;
 }
 JITACT_INLINE double normal_cdf(double x) {
   const double y = normal_tail(fabs(x));
   return x < 0 ? y : 1.0 - y;
 }
-JITACT_INLINE double normal_pdf(double x) { return tail(fabs(x)).times(0.3989422804014327); }
+JITACT_INLINE double normal_pdf(double x) {
+  const double t = fabs(x) > 38.7 ? 38.7 : fabs(x);
+  const Bell e = bell(t);
+  return e.times(0.3989422804014327) * e.power() * 0x1p-100;
+}
 
 }  // namespace jitact::wide
