@@ -39,10 +39,11 @@ def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
         for source, _ in sources
         for level in LEVELS["forward"]
     }
-    if prebuild([make_plan(variant) for variant in variants.values()]):
+    plans = [make_plan(variant) for variant in variants.values()]
+    if not plans[0].gpus:
+        raise BuildError("tune measures on a GPU, and there is none in sight")
+    if prebuild(plans):
         return 1
-    if not torch.cuda.is_available():
-        raise BuildError("tune measures on a GPU, and torch sees none")
     for dtype in DTYPES:
         n = min(ELEMENTS, torch.cuda.mem_get_info()[0] // (6 * dtype.itemsize))
         x, dy = (torch.randn(n, device="cuda", dtype=dtype) for _ in range(2))

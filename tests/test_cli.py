@@ -90,6 +90,12 @@ def test_a_kernel_that_does_not_compile_fails_the_command(stand_in: Path, capfd:
     assert "broken failed" in said and "error:" in said and "1 compiled, 0 cached, 1 failed" in said
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_tune_wants_a_gpu(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "softsign"]) == 1
+    assert "tune measures on a GPU" in capsys.readouterr().err and not any(folder.glob("softsign-*"))
+
+
 def test_all_cores_build(stand_in: Path, capfd: pytest.CaptureFixture[str]) -> None:
     started = time.monotonic()
     assert prebuild.prebuild([make_plan(answer(i, f"answer{i}")) for i in range(6)], 2) == 0
