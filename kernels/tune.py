@@ -18,7 +18,7 @@ __all__ = ["tune"]
 
 LEVELS = {"forward": (1, 2, 3, 4, 5), "backward": (1, 2, 3, 4)}
 ELEMENTS = 4096 * 393216
-DTYPES = (torch.float32, torch.bfloat16, torch.float64)
+DTYPES = (torch.float32, torch.bfloat16)  # float64 takes two vectors at any level
 RUNS = 11
 
 
@@ -49,13 +49,8 @@ def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
         x, dy = (torch.randn(n, device="cuda", dtype=dtype) for _ in range(2))
         print(f"\n{str(dtype).removeprefix('torch.')}, {n} elements", flush=True)
         for source, params in sources:
-            if dtype != torch.float64:  # which takes two vectors at any level
-                print(
-                    _line(source, params, {level: variants[source.name, level] for level in LEVELS["forward"]}, x, dy),
-                    flush=True,
-                )
-            else:
-                print(_line(source, params, {source.work.forward: source}, x, dy), flush=True)
+            levels = {level: variants[source.name, level] for level in LEVELS["forward"]}
+            print(_line(source, params, levels, x, dy), flush=True)
     return 0
 
 
@@ -72,9 +67,7 @@ def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, K
 
     copy, add = (lambda: x.clone()), (lambda: torch.add(x, dy))
     found = {"forward": {level: call(level, forward, x) for level in names}}
-    found["backward"] = {
-        level: call(level, backward, dy, kept) for level in names if level in LEVELS["backward"] or len(names) == 1
-    }
+    found["backward"] = {level: call(level, backward, dy, kept) for level in names if level in LEVELS["backward"]}
     line = f"{source.name:16}"
     for direction, calls in found.items():
         ms = _medians([copy if bit or direction == "forward" else add, *calls.values()])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from common import CASE_IDS, CASES, TABLE_IDS, TAILED, assert_accurate, evaluate, oracle
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitact
+from jitact import registry
 from jitact.accuracy import every_16bit_value
 from jitact.activations import TABLE, Activation
 from jitact.kernels import KernelSource
@@ -33,6 +35,20 @@ def dense_values(dtype: torch.dtype) -> torch.Tensor:
     normal = torch.randn(50_000, generator=generator, dtype=torch.float64) * 4
     positive = torch.cat([magnitudes, kinks, near.abs(), normal.abs()])
     return torch.cat([positive, -positive]).to(dtype)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant <= 52, reason="needs a wider type than float64")
+def test_own_functions_of_float64(device: str) -> None:
+    """Those that math_double.cuh has in place of the platform's, against 80-bit arithmetic."""
+    wide = {"exp": (np.exp, 1.0), "expm1": (np.expm1, 2.5), "tanh": (np.tanh, 3.5)}
+    wide["softplus"] = (lambda x: np.log1p(np.exp(-abs(x))) + np.maximum(x, 0), 4.0)
+    x = torch.cat([torch.linspace(-40, 40, 20_001), torch.logspace(-20, 1, 2001), -torch.logspace(-20, 1, 2001)]).double()
+    for name, (function, ulp) in wide.items():
+        ours = jitact.define(f"own_{name}", f"{name}(x)", reference=torch.exp)()(x.to(device)).cpu()
+        registry.unregister(f"own_{name}")
+        exact = function(x.numpy().astype(np.longdouble))
+        error = abs(ours.numpy().astype(np.longdouble) - exact) / np.spacing(abs(exact).astype(np.float64))
+        assert error.max() <= ulp, (name, float(error.max()), x[int(error.argmax())].item())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
