@@ -110,81 +110,81 @@ JITACT_INLINE double log1p_unit(double x) {
   return 2.0 * ::fma(s * u, p, s);
 }
 
-// exp(-t^2 / 2) = 2^n exp(-r / 2), likewise, for |t| up to 40.
-struct Bell {
-  double r, q;
-  uint64_t n;
-  JITACT_INLINE double times(double b) const { return ::fma(b * r, ::fma(r, q, -0.5), b); }
-  // 2^n, scaled by 2^100: what it is multiplied with is scaled by 2^-100, so that no bits are lost.
-  JITACT_INLINE double power() const { return from_bits((n << 52) + (uint64_t(1023 + 100) << 52)); }
-};
-JITACT_INLINE Bell bell(double t) {
-  const double s = t * t, shifted = ::fma(s, -0.7213475204444817, 6755399441055744.0), n = shifted - 6755399441055744.0;
-  const double r = ::fma(n, 1.3862943611198906, s) + ::fma(n, 4.638093627692599e-17, ::fma(t, t, -s));
-  double q = -1.2256047605229649e-11;
-  q = ::fma(q, r, 2.6972742622470455e-10);
-  q = ::fma(q, r, -5.3822789960931766e-09);
-  q = ::fma(q, r, 9.688094256232178e-08);
-  q = ::fma(q, r, -1.5500992080510639e-06);
-  q = ::fma(q, r, 2.1701388933146432e-05);
-  q = ::fma(q, r, -0.0002604166666665644);
-  q = ::fma(q, r, 0.002604166666664008);
-  q = ::fma(q, r, -0.020833333333333336);
-  q = ::fma(q, r, 0.12500000000000003);
-  return {r, q, to_bits(shifted)};
+// 2^100 exp(-t^2 / 2 - kMissing t^2) for |t| up to 40; its users supply the rest. With n whole and |r| <= ln(2),
+//   exp(-t^2 / 2) = 2^n exp(-r / 2), r = t^2 + n 2 ln(2)
+// The factor of n has 42 bits, so that only r is rounded. What it lacks changes r by a multiple of r, which is in the
+// coefficients, and by a multiple of t^2, which is kMissing.
+constexpr double kMissing = 3.9659131371402376e-14;
+JITACT_INLINE double bell(double t) {
+  const double shifted = ::fma(t * t, -0.7213475204444817, 6755399441055744.0);
+  const double r = ::fma(t, t, ::fma(shifted, 1.3862943611197807, -9364972152247296.0));
+  double e = -1.5542367649549089e+19;
+  e = ::fma(e, r, 3.420756967279255e+20);
+  e = ::fma(e, r, -6.822842373311677e+21);
+  e = ::fma(e, r, 1.2281100744752673e+23);
+  e = ::fma(e, r, -1.964984194176532e+24);
+  e = ::fma(e, r, 2.750977877650267e+25);
+  e = ::fma(e, r, -3.3011734380902125e+26);
+  e = ::fma(e, r, 3.3011734380812355e+27);
+  e = ::fma(e, r, -2.6409387504761085e+28);
+  e = ::fma(e, r, 1.584563250285544e+29);
+  e = ::fma(e, r, -6.33825300114165e+29);
+  e = ::fma(e, r, 1.2676506002282294e+30);
+  return from_bits(to_bits(e) + (to_bits(shifted) << 52));
 }
 
-// Q(t) = P(N > t) = exp(-t^2 / 2) r p for a standard normal N and t >= 0, with r = 1 / (t + 5), and for p a polynomial in
-// w = (t - 5) / (t + 5) (after M. Shepherd and J. Laframboise, 1981), scaled by 2^-100. 0 from t = 38.6, where t is held.
-// 8 ulp.
+// Q(t) = P(N > t) = bell(t) p / q for a standard normal N and t >= 0, for polynomials p and q in t, with q scaled by 2^100,
+// so that no bits are lost where Q(t) is subnormal. 0 from t = 38.6, where t is held.
+constexpr double kTailEnd = 38.7;
+JITACT_INLINE double held(double x) {
+  const double t = magnitude(x);
+  return t > kTailEnd ? kTailEnd : t;
+}
 struct Tail {
-  Bell bell;
-  double t, p, r;
+  double t, bell, p, inverse_q;
 };
 JITACT_INLINE Tail tail(double x) {
-  const double t = x > 38.7 ? 38.7 : x, r = reciprocal(t + 5.0), w = ::fma(-10.0, r, 1.0);
-  double p = -1.1987844400470329e-40;
-  p = ::fma(p, w, 1.3987562062347546e-39);
-  p = ::fma(p, w, 6.044719871475848e-39);
-  p = ::fma(p, w, -7.388269202007001e-39);
-  p = ::fma(p, w, -5.20434221117951e-38);
-  p = ::fma(p, w, 3.339267796806821e-38);
-  p = ::fma(p, w, 3.417275529515393e-37);
-  p = ::fma(p, w, -2.655664163879175e-37);
-  p = ::fma(p, w, -2.184596505759669e-36);
-  p = ::fma(p, w, 3.140384701504832e-36);
-  p = ::fma(p, w, 1.3159170372287623e-35);
-  p = ::fma(p, w, -3.925593934217345e-35);
-  p = ::fma(p, w, -4.6839193959516414e-35);
-  p = ::fma(p, w, 4.298495693610712e-34);
-  p = ::fma(p, w, -6.2940797538182945e-34);
-  p = ::fma(p, w, -2.3613579088088957e-33);
-  p = ::fma(p, w, 1.6404415219838303e-32);
-  p = ::fma(p, w, -5.452499189750816e-32);
-  p = ::fma(p, w, 1.3017811543707477e-31);
-  p = ::fma(p, w, -2.4733404978852645e-31);
-  p = ::fma(p, w, 3.907272365751264e-31);
-  p = ::fma(p, w, -5.248942435480727e-31);
-  p = ::fma(p, w, 6.0678632551554545e-31);
-  return {bell(t), t, p, r};
+  const double t = held(x);
+  double p = 7.180257644236436e-18;
+  p = ::fma(p, t, 6.701471456238554e-07);
+  p = ::fma(p, t, 2.084706979877297e-05);
+  p = ::fma(p, t, 0.00030658929418549054);
+  p = ::fma(p, t, 0.002798331318211107);
+  p = ::fma(p, t, 0.017457717133505808);
+  p = ::fma(p, t, 0.07725154192169734);
+  p = ::fma(p, t, 0.24318517086760275);
+  p = ::fma(p, t, 0.5285884515226079);
+  p = ::fma(p, t, 0.7290021277886592);
+  p = ::fma(p, t, 0.5);
+  double q = 2.129411882333767e+24;
+  q = ::fma(q, t, 6.624216530498032e+25);
+  q = ::fma(q, t, 9.763257417428274e+26);
+  q = ::fma(q, t, 8.958020411372059e+27);
+  q = ::fma(q, t, 5.644234239612819e+28);
+  q = ::fma(q, t, 2.542281939611272e+29);
+  q = ::fma(q, t, 8.262747790661638e+29);
+  q = ::fma(q, t, 1.9079329666388108e+30);
+  q = ::fma(q, t, 2.987999208633564e+30);
+  q = ::fma(q, t, 2.8596788121325094e+30);
+  q = ::fma(q, t, 1.2676506002282294e+30);
+  return {t, bell(t), p, reciprocal(q)};
 }
 
 JITACT_INLINE double normal_tail(double x) {
   const Tail q = tail(x);
-  return q.bell.times(q.r) * q.bell.power() * q.p;
+  return q.bell * q.p * q.inverse_q;
 }
 JITACT_INLINE double times_normal_tail(double x) {
   const Tail q = tail(x);
-  return q.bell.times(q.t * q.r) * q.bell.power() * q.p;
+  return q.bell * (q.t * q.p) * q.inverse_q;
 }
 JITACT_INLINE double normal_cdf(double x) {
   const double y = normal_tail(fabs(x));
   return x < 0 ? y : 1.0 - y;
 }
 JITACT_INLINE double normal_pdf(double x) {
-  const double t = fabs(x) > 38.7 ? 38.7 : fabs(x);
-  const Bell e = bell(t);
-  return e.times(0.3989422804014327) * e.power() * 0x1p-100;
+  const double t = held(x);
+  return bell(t) * ::fma(t * t, kMissing * 3.147099684484089e-31, 3.147099684484089e-31);
 }
 
 }  // namespace jitact::wide

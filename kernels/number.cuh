@@ -27,6 +27,15 @@ namespace jitact {
 
 enum class Accuracy { full, narrow };
 
+// |x|. On the GPU, fabs takes a double-precision operation wherever its result is kept; this does not.
+JITACT_INLINE double magnitude(double x) {
+#ifdef __CUDA_ARCH__
+  return __hiloint2double(__double2hiint(x) & 0x7fffffff, __double2loint(x));
+#else
+  return std::fabs(x);
+#endif
+}
+
 template <typename V, Accuracy accuracy>
 struct Real {
   using Value = V;
@@ -89,7 +98,7 @@ struct Real {
   friend JITACT_INLINE Real clamp(Real x, Real lo, Real hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Real abs(Real x) {
     if constexpr (std::is_same_v<V, float>) return Real(fabsf(x.v));
-    return Real(::fabs(x.v));
+    return Real(magnitude(x.v));
   }
   friend JITACT_INLINE Real copysign(Real magnitude, Real sign) {
     if constexpr (std::is_same_v<V, float>) return Real(copysignf(magnitude.v, sign.v));
