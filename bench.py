@@ -393,7 +393,10 @@ def main(arguments: list[str] | None = None) -> int:
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = Parser(prog="bench.py", description=__doc__)
     parser.add_argument(
-        "--shape", type=parse_shape, metavar="NxM", help="by default 4096x393216 on a GPU, 4096x4096 on the CPU"
+        "--shape",
+        type=parse_shape,
+        metavar="NxM",
+        help="by default 4096x393216 on a GPU, 4096x4096 on the CPU, or fewer rows where memory or time is short",
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")

@@ -43,7 +43,7 @@ MARK = re.compile(rf"@({'|'.join({mark for marks in KINDS.values() for mark in m
 VECTORS = """\
 constexpr int kThreads = 128;
 template <typename S, bool forward>
-constexpr int kVectors = sizeof(S) == 8 ? 2 : sizeof(S) == 4 ? {} : {};
+constexpr int kVectors = sizeof(S) == 8 ? {} : sizeof(S) == 4 ? {} : {};
 """
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
 
@@ -123,7 +123,7 @@ def _fields(record: Activation, kind: str, marks: set[str]) -> dict[str, str]:
         "signature": "".join(f", {name}={value!r}" for name, value in record.params),
         "assigned": "".join(f"        self.{name} = {name}\n" for name in names),
         "given": "".join(f", self.{name}" for name in names),
-        "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (4, 2))),
+        "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (8, 4, 2))),
         "init_inputs": "",
         **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
     }

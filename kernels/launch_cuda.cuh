@@ -4,10 +4,12 @@
 
 #include "launch.cuh"
 
-// For elements of 4 and of 2 bytes. The loader says what suits the activation; these suit one of which nothing is known.
-#ifndef JITACT_FORWARD_VECTORS_4
+// For elements of 8, 4 and 2 bytes. The loader says what suits the activation; these suit one of which nothing is known.
+#ifndef JITACT_FORWARD_VECTORS_8
+#define JITACT_FORWARD_VECTORS_8 3
 #define JITACT_FORWARD_VECTORS_4 3
 #define JITACT_FORWARD_VECTORS_2 2
+#define JITACT_BACKWARD_VECTORS_8 3
 #define JITACT_BACKWARD_VECTORS_4 3
 #define JITACT_BACKWARD_VECTORS_2 2
 #endif
@@ -17,7 +19,7 @@ namespace jitact {
 constexpr int kThreads = 128;
 
 constexpr int vectors_per_thread(bool forward, int bytes) {
-  if (bytes == 8) return 2;
+  if (bytes == 8) return forward ? JITACT_FORWARD_VECTORS_8 : JITACT_BACKWARD_VECTORS_8;
   if (bytes == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
   return forward ? JITACT_FORWARD_VECTORS_2 : JITACT_BACKWARD_VECTORS_2;
 }

@@ -92,8 +92,7 @@ JITACT_INLINE float divide(float a, float b, float low) {
 struct Reduced {
   float r, q;
   uint32_t n;  // in the lowest 9 bits
-  // b exp(r), exp(r) and exp(r) - 1.
-  JITACT_INLINE float times(float b) const { return fmaf(b * r, fmaf(r, q, 1.0f), b); }
+  // exp(r) and exp(r) - 1.
   JITACT_INLINE float mantissa() const { return fmaf(r, fmaf(r, q, 1.0f), 1.0f); }
   JITACT_INLINE float mantissa_m1() const { return fmaf(r * r, q, r); }
   // 2^(n + k), which must be from 2^-127, given as 0, to 2^128, given as inf.

@@ -40,16 +40,7 @@ template <> struct Mantissa<4> {
 
 template <> struct Mantissa<8> {
   static constexpr double base = 1, step = 0x1p-52, steps = 0x1p52;
-  static JITACT_INLINE double of(uint64_t random) {
-    const uint64_t bits = 0x3ff0000000000000u | random >> 12;
-#ifdef __CUDA_ARCH__
-    return __longlong_as_double(int64_t(bits));
-#else
-    double d;
-    std::memcpy(&d, &bits, 8);
-    return d;
-#endif
-  }
+  static JITACT_INLINE double of(uint64_t random) { return wide::from_bits(0x3ff0000000000000u | random >> 12); }
 };
 
 // Makes random bits numbers between lower and upper, the middles of as many parts as there are values of the bits.

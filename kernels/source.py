@@ -30,14 +30,14 @@ class Work(NamedTuple):
     @staticmethod
     def vectors(work: int, size: int) -> int:
         """How many vectors a thread takes, for elements of ``size`` bytes."""
-        return {2: (1, 1, 2, 2, 2), 4: (1, 2, 2, 3, 3), 8: (2, 2, 2, 2, 2)}[size][work - 1]
+        return {2: (1, 1, 2, 2, 2), 4: (1, 2, 2, 3, 3), 8: (2, 2, 2, 3, 3)}[size][work - 1]
 
     def defines(self) -> list[str]:
         """What the kernels are told."""
         flags = [
             f"-DJITACT_{direction.upper()}_VECTORS_{size}={self.vectors(work, size)}"
             for direction, work in self._asdict().items()
-            for size in (2, 4)
+            for size in (2, 4, 8)
         ]
         return flags + (["-DJITACT_STAGED"] if self.forward == 5 else [])
 

@@ -18,7 +18,7 @@ __all__ = ["tune"]
 
 LEVELS = {"forward": (1, 2, 3, 4, 5), "backward": (1, 2, 3, 4)}
 ELEMENTS = 4096 * 393216
-DTYPES = (torch.float32, torch.bfloat16)  # float64 takes two vectors at any level
+DTYPES = (torch.float32, torch.bfloat16)  # float64 follows
 RUNS = 11
 
 

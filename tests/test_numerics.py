@@ -37,10 +37,28 @@ def dense_values(dtype: torch.dtype) -> torch.Tensor:
     return torch.cat([positive, -positive]).to(dtype)
 
 
+def normal_pdf(x: np.ndarray) -> np.ndarray:
+    return np.exp(-x * x / 2) / np.sqrt(8 * np.arctan(np.ones_like(x)))
+
+
+def normal_cdf(x: np.ndarray) -> np.ndarray:
+    """By Taylor's series around 0, and from |x| = 3 by the continued fraction of Mills' ratio."""
+    t = abs(x)
+    ratio, term, near = t, t, t
+    for k in range(200, 0, -1):
+        ratio = t + k / np.maximum(ratio, 1)
+    for k in range(1, 60):
+        term = term * np.minimum(t, 3) ** 2 / (2 * k + 1)
+        near = near + term
+    tail = normal_pdf(t) * np.where(t < 3, 0, 1 / np.maximum(ratio, 1)) + np.where(t < 3, 0.5 - normal_pdf(t) * near, 0)
+    return np.where(x < 0, tail, 1 - tail)
+
+
 @pytest.mark.skipif(np.finfo(np.longdouble).nmant <= 52, reason="needs a wider type than float64")
 def test_own_functions_of_float64(device: str) -> None:
     """Those that math_double.cuh has in place of the platform's, against 80-bit arithmetic."""
     wide = {"exp": (np.exp, 1.0), "expm1": (np.expm1, 2.5), "tanh": (np.tanh, 3.5)}
+    wide |= {"normal_pdf": (normal_pdf, 3.0), "normal_cdf": (normal_cdf, 8.0)}
     wide["softplus"] = (lambda x: np.log1p(np.exp(-abs(x))) + np.maximum(x, 0), 4.0)
     x = torch.cat([torch.linspace(-40, 40, 20_001), torch.logspace(-20, 1, 2001), -torch.logspace(-20, 1, 2001)]).double()
     for name, (function, ulp) in wide.items():
