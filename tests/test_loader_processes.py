@@ -46,10 +46,11 @@ def test_killed_builds_are_recovered(tmp_path: Path, kind: str) -> None:
 
 
 INTERRUPTED = """
-import sys
+import signal, sys
 from jitact import kernels
 from jitact.kernels import KernelSource
 text = open(sys.argv[1]).read()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored where a shell runs the tests in the background
 print("ready", flush=True)
 try:
     kernels.load(KernelSource("interrupted", (), ("input",), text, "x.cu"))
