@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import statistics
@@ -375,4 +376,7 @@ def current_activations_markdown() -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(
+        prog="python -m jitact.report", description="Writes ACTIVATIONS.md from the table of activations and results/."
+    ).parse_args()
     (ROOT / "ACTIVATIONS.md").write_text(current_activations_markdown())
