@@ -288,8 +288,7 @@ TABLE: tuple[Activation, ...] = (
 
     # Smooth, with a slope that the output gives too.
     Activation("sigmoid", "Sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, OUTPUT_INPUT, module=nn.Sigmoid,
-               exact=ref.exact_sigmoid,
-               gradient_from_output=ref.sigmoid_from_output),
+               exact=ref.exact_sigmoid, gradient_from_output=ref.sigmoid_from_output),
     Activation("tanh", "Tanh", "tanh(x)", torch.tanh, OUTPUT_INPUT, module=nn.Tanh, gradient_from_output=ref.tanh_from_output),
     Activation("softsign", "Softsign", "x / (1 + |x|)", F.softsign, INPUT_OUTPUT, module=nn.Softsign,
                gradient_from_output=ref.softsign_from_output),

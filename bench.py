@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -40,6 +40,8 @@ SMALL = 2**22  # bytes; below this a single call is too short to time
 RUNS = {"cuda": (9, 51, 0.08), "cpu": (5, 21, 0.15)}  # fewest and most runs of each timing, and the seconds to spend on it
 CPU_SECONDS = 60  # what a run on the CPU may take, roughly
 DTYPES = {"cuda": [torch.float32, torch.bfloat16, torch.float16], "cpu": [torch.float32, torch.bfloat16]}
+
+Key = TypeVar("Key")
 
 
 class Subject:
@@ -113,7 +115,7 @@ def lap(device: torch.device, call: Callable[[int], object], first: int, count: 
     return lambda: elapsed
 
 
-def medians(xs: list[Tensor], work: dict[str, Callable[[int], object]]) -> dict[str, float]:
+def medians(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, float]:
     """Median milliseconds of one call of each, in turns, so that a drift of the machine hits all alike."""
     device, count = xs[0].device, 1 if xs[0].nbytes > SMALL else len(xs)
     least, most, seconds = RUNS[device.type]
@@ -121,7 +123,7 @@ def medians(xs: list[Tensor], work: dict[str, Callable[[int], object]]) -> dict[
         lap(device, call, 0, count)()
     once = sum(lap(device, call, 0, count)() for call in work.values()) * count / 1000
     runs = min(most, max(least, int(seconds * len(work) / once)))
-    laps: dict[str, list[Callable[[], float]]] = {name: [] for name in work}
+    laps: dict[Key, list[Callable[[], float]]] = {name: [] for name in work}
     for run in range(runs):
         for name, call in work.items():
             laps[name].append(lap(device, call, run * count, count))

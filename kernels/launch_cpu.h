@@ -27,9 +27,6 @@ inline int64_t bytes_of(const Call& call) {
 // In place, the output is in the cache already when it is written.
 inline bool is_large_output(const Call& call) { return call.out != call.a && bytes_of(call) >= kLargeBytes; }
 
-inline float as_float(uint32_t u) { float f; std::memcpy(&f, &u, 4); return f; }
-inline uint32_t as_bits(float f) { uint32_t u; std::memcpy(&u, &f, 4); return u; }
-
 // Elements as they lie in memory and as they are computed.
 template <typename S> struct Storage;
 
@@ -49,11 +46,11 @@ template <> struct Storage<float> : AsItIs<Single> {};
 template <> struct Storage<Bfloat16> {
   using T = Narrow;
   static void widen(const Bfloat16* s, T* t, int64_t n) {
-    for (int64_t i = 0; i < n; i++) t[i].v = as_float(uint32_t(s[i].bits) << 16);
+    for (int64_t i = 0; i < n; i++) t[i].v = single::from_bits(uint32_t(s[i].bits) << 16);
   }
   static void narrow(const T* t, Bfloat16* s, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-      const uint32_t u = as_bits(t[i].v);
+      const uint32_t u = single::to_bits(t[i].v);
       const uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
       s[i].bits = uint16_t(t[i].v != t[i].v ? 0x7fc0 : rounded);
     }
@@ -96,17 +93,18 @@ template <> struct Storage<Half> {
   // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
   static float widen_one(uint16_t h) {
     const uint32_t magnitude = h & 0x7fff;
-    const float f = magnitude >= 0x7c00 ? as_float(magnitude << 13 | 0x7f800000) : as_float(magnitude << 13) * 0x1p112f;
-    return as_float(as_bits(f) | uint32_t(h & 0x8000) << 16);
+    const uint32_t u = magnitude << 13;
+    const float f = magnitude >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
+    return single::from_bits(single::to_bits(f) | uint32_t(h & 0x8000) << 16);
   }
   static uint16_t narrow_one(float f) {
-    const uint32_t sign = as_bits(f) >> 16 & 0x8000;
+    const uint32_t sign = single::to_bits(f) >> 16 & 0x8000;
     const float magnitude = std::fabs(f);
     if (f != f) return uint16_t(sign | 0x7e00);
     if (magnitude >= 65520.0f) return uint16_t(sign | 0x7c00);
     // Below 2^-14 the result is a multiple of 2^-24: adding 1/2 makes the addition round there.
-    if (magnitude < 0x1p-14f) return uint16_t(sign | (as_bits(magnitude + 0.5f) - as_bits(0.5f)));
-    const uint32_t u = as_bits(magnitude);
+    if (magnitude < 0x1p-14f) return uint16_t(sign | (single::to_bits(magnitude + 0.5f) - single::to_bits(0.5f)));
+    const uint32_t u = single::to_bits(magnitude);
     return uint16_t(sign | (((u + 0xfff + (u >> 13 & 1)) >> 13) - (112u << 10)));
   }
 };

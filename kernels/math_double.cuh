@@ -7,25 +7,8 @@
 
 namespace jitact::wide {
 
-JITACT_INLINE double from_bits(uint64_t u) {
-#ifdef __CUDA_ARCH__
-  return __longlong_as_double(int64_t(u));
-#else
-  double d;
-  std::memcpy(&d, &u, 8);
-  return d;
-#endif
-}
-
-JITACT_INLINE uint64_t to_bits(double d) {
-#ifdef __CUDA_ARCH__
-  return uint64_t(__double_as_longlong(d));
-#else
-  uint64_t u;
-  std::memcpy(&u, &d, 8);
-  return u;
-#endif
-}
+JITACT_INLINE double from_bits(uint64_t u) { return bit_cast<double>(u); }
+JITACT_INLINE uint64_t to_bits(double d) { return bit_cast<uint64_t>(d); }
 
 // 1 / b for 2^-1000 <= |b| <= 2^1000.
 JITACT_INLINE double reciprocal(double b) {
@@ -87,7 +70,7 @@ JITACT_INLINE double expm1(double x) {
 
 // (1 - e) / (1 + e) with e = exp(-2 |x|). 3.2 ulp, and less where the slope, 1 - y^2, is small.
 JITACT_INLINE double tanh(double x) {
-  const double a = fabs(x), held = a > 20.0 ? 20.0 : a;
+  const double a = magnitude(x), held = a > 20.0 ? 20.0 : a;
   const Reduced e = reduce(-2.0 * held);
   const double power = e.power(0), m = ::fma(power, ::fma(e.r * e.r, e.q, e.r), power - 1.0), r = reciprocal(2.0 + m);
   const double y = a > 0.5 ? ::fma(-2.0 * e.times(power), r, 1.0) : -m * r;
@@ -133,7 +116,7 @@ JITACT_INLINE double bell(double t) {
   return from_bits(to_bits(e) + (to_bits(shifted) << 52));
 }
 
-// Q(t) = P(N > t) = bell(t) p / q for a standard normal N and t >= 0, with polynomials p and q of positive coefficients in t,
+// Q(t) = P(N > t) = bell(t) p / q for a standard normal N and t = |x|, with polynomials p and q of positive coefficients in t,
 // q scaled by 2^100, so that no bits are lost where Q(t) is subnormal. 0 from t = 38.6, where t is held. 7.7 ulp.
 constexpr double kTailEnd = 38.7;
 JITACT_INLINE double held(double x) {
@@ -179,7 +162,7 @@ JITACT_INLINE double times_normal_tail(double x) {
   return q.bell * (q.t * q.p) * q.inverse_q;
 }
 JITACT_INLINE double normal_cdf(double x) {
-  const double y = normal_tail(magnitude(x));
+  const double y = normal_tail(x);
   return x < 0 ? y : 1.0 - y;
 }
 // 2.5 ulp.

@@ -8,25 +8,8 @@
 
 namespace jitact::single {
 
-JITACT_INLINE float from_bits(uint32_t u) {
-#ifdef __CUDA_ARCH__
-  return __uint_as_float(u);
-#else
-  float f;
-  std::memcpy(&f, &u, 4);
-  return f;
-#endif
-}
-
-JITACT_INLINE uint32_t to_bits(float f) {
-#ifdef __CUDA_ARCH__
-  return __float_as_uint(f);
-#else
-  uint32_t u;
-  std::memcpy(&u, &f, 4);
-  return u;
-#endif
-}
+JITACT_INLINE float from_bits(uint32_t u) { return bit_cast<float>(u); }
+JITACT_INLINE uint32_t to_bits(float f) { return bit_cast<uint32_t>(f); }
 
 // condition ? a : b with both computed: for a ?: nvcc branches around an operand that is expensive.
 JITACT_INLINE float select(bool condition, float a, float b) { return condition ? a : b; }

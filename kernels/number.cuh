@@ -27,6 +27,15 @@ namespace jitact {
 
 enum class Accuracy { full, narrow };
 
+// The number that has the bits of another of its size.
+template <typename To, typename From>
+JITACT_INLINE To bit_cast(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
+}
+
 // |x|. On the GPU, fabs takes a double-precision operation wherever its result is kept; this does not.
 JITACT_INLINE double magnitude(double x) {
 #ifdef __CUDA_ARCH__

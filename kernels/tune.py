@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+from jitact.bench import medians
 
 from . import loader
 from .errors import BuildError
@@ -19,7 +20,6 @@ __all__ = ["tune"]
 LEVELS = {"forward": (1, 2, 3, 4, 5), "backward": (1, 2, 3, 4)}
 ELEMENTS = 4096 * 393216
 DTYPES = (torch.float32, torch.bfloat16)  # float64 follows
-RUNS = 11
 
 
 def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
@@ -61,19 +61,19 @@ def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, K
     backward = "backward_from_bit" if bit else "backward_all" if source.weights else "backward"
     kept = torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device) if bit else x
 
-    def call(level: int, kind: str, *tensors: Tensor) -> Callable[[], object]:
+    def call(level: int, kind: str, *tensors: Tensor) -> Callable[[int], object]:
         operator = getattr(torch.ops.jitact, f"{names[level]}_{kind}").default
-        return lambda: operator(*tensors, *extras, *params)
+        return lambda _: operator(*tensors, *extras, *params)
 
-    copy, add = (lambda: x.clone()), (lambda: torch.add(x, dy))
     found = {"forward": {level: call(level, forward, x) for level in names}}
     found["backward"] = {level: call(level, backward, dy, kept) for level in names if level in LEVELS["backward"]}
     line = f"{source.name:16}"
     for direction, calls in found.items():
-        ms = _medians([copy if bit or direction == "forward" else add, *calls.values()])
+        ceiling = (lambda _: x.clone()) if bit or direction == "forward" else (lambda _: torch.add(x, dy))
+        ms = medians([x], {0: ceiling} | calls)
         line += f"  {direction}"
-        for level, each in zip(calls, ms[1:], strict=True):
-            line += f"  {level}{'*' if level == getattr(source.work, direction) else ':'} {100 * ms[0] / each:5.1f}"
+        for level in calls:
+            line += f"  {level}{'*' if level == getattr(source.work, direction) else ':'} {100 * ms[0] / ms[level]:5.1f}"
     return line
 
 
@@ -82,17 +82,3 @@ def _extras(source: KernelSource, x: Tensor) -> list[Tensor]:
     if source.random:
         return [torch.ones(1, dtype=torch.int64, device=x.device)]
     return [torch.full((1,), 0.25, dtype=x.dtype, device=x.device) for _ in range(source.weights)]
-
-
-def _medians(calls: list[Callable[[], object]]) -> list[float]:
-    """Milliseconds, in turns."""
-    events: list[list[tuple[torch.cuda.Event, torch.cuda.Event]]] = [[] for _ in calls]
-    for run in range(RUNS + 2):
-        for call, laps in zip(calls, events, strict=True):
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            call()
-            end.record()
-            laps += [(start, end)] * (run >= 2)
-    torch.cuda.synchronize()
-    return [statistics.median(start.elapsed_time(end) for start, end in laps) for laps in events]

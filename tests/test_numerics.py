@@ -50,7 +50,7 @@ def normal_cdf(x: np.ndarray) -> np.ndarray:
     for k in range(1, 60):
         term = term * np.minimum(t, 3) ** 2 / (2 * k + 1)
         near = near + term
-    tail = normal_pdf(t) * np.where(t < 3, 0, 1 / np.maximum(ratio, 1)) + np.where(t < 3, 0.5 - normal_pdf(t) * near, 0)
+    tail = np.where(t < 3, 0.5 - normal_pdf(t) * near, normal_pdf(t) / np.maximum(ratio, 1))
     return np.where(x < 0, tail, 1 - tail)
 
 
