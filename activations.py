@@ -81,7 +81,7 @@ class Activation:
     @cached_property
     def source(self) -> KernelSource:
         """What the loader compiles."""
-        return self.kernel or KernelSource.from_file(self.name, tuple(name for name, _ in self.params), self.saves)
+        return self.kernel or KernelSource.from_file(self.name)
 
     @cached_property
     def signature(self) -> inspect.Signature:

@@ -47,13 +47,6 @@ class Learned(Activation):
     constructor: tuple[tuple[str, Any], ...] = ()
 
     @cached_property
-    def source(self) -> KernelSource:
-        """The kernel file, and what its functions take."""
-        params, saves = tuple(name for name, _ in self.params), (*self.saves, *(["bit"] if self.bit else []))
-        tensors = {name: getattr(self, name) for name in ("weights", "learned", "channels", "random")}
-        return KernelSource.from_file(self.name, params, saves, **tensors)
-
-    @cached_property
     def signature(self) -> inspect.Signature:
         """Of the constructor: PyTorch's arguments, then ``save`` and ``fast_math``."""
         positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.constructor]
@@ -97,7 +90,7 @@ class _KeepInput(torch.autograd.Function):
         ctx.save_for_backward(x, *weights)
         ctx.set_materialize_grads(False)
         ctx.config = config
-        return call(config.operator("forward"), x, *weights, *config.params)
+        return call(config.operator("forward"), x, *_shaped(x, weights), *config.params)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
@@ -136,10 +129,10 @@ class _KeepBit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, config: Config, *tensors: Tensor) -> Tensor:
         if config.inplace:
-            y, mask = x, call(config.operator("forward_bit_"), x, *tensors, *config.params)
+            y, mask = x, call(config.operator("forward_bit_"), x, *_shaped(x, tensors), *config.params)
             ctx.mark_dirty(x)
         else:
-            y, mask = call(config.operator("forward_bit"), x, *tensors, *config.params)
+            y, mask = call(config.operator("forward_bit"), x, *_shaped(x, tensors), *config.params)
         ctx.strides = strides_of_bits(y)
         ctx.save_for_backward(mask, *tensors)
         ctx.set_materialize_grads(False)
@@ -155,8 +148,8 @@ class _KeepBit(torch.autograd.Function):
         gradient = config.operator("backward_from_bit")
         if _way() != "operators":  # the slope is constant: dy times it has all derivatives
             ones = torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device).fill_(1)
-            return dy * gradient(ones, mask, *tensors, *config.params), *none
-        return call(gradient, in_order(dy, ctx.strides), mask, *tensors, *config.params), *none
+            return dy * gradient(ones, mask, *_shaped(dy, tensors), *config.params), *none
+        return call(gradient, in_order(dy, ctx.strides), mask, *_shaped(dy, tensors), *config.params), *none
 
 
 def _way() -> str:
@@ -170,13 +163,15 @@ def _way() -> str:
 
 def _gradients(config: Config, dy: Tensor, x: Tensor, weights: Any, with_dx: bool, with_dw: bool) -> list[Tensor | None]:
     """Of ``x`` and, if wanted, of the learned weights."""
-    tensors = (dy, x, *weights, *config.params)
-    if not with_dw:
-        return [call(config.operator("backward"), *tensors)]
-    if with_dx:
-        return list(call(config.operator("backward_all"), *tensors))
-    dw = call(config.operator("backward_weights"), *tensors)
-    return [None, dw] if isinstance(dw, Tensor) else [None, *dw]
+    learned = config.record.learned
+    wanted = int(with_dx) | (((1 << learned) - 1) << 1 if with_dw else 0)
+    dx, *dw = call(config.operator("backward"), dy, x, *_shaped(x, weights), *config.params, wanted)
+    dw = [g.view(w.shape) for g, w in zip(dw, weights, strict=False)] if with_dw else []
+    return [dx if with_dx else None, *dw]
+
+
+def _shaped(x: Tensor, weights: Any) -> list[Tensor]:
+    return [w.view(-1, *[1] * (x.dim() - 2)) if w.numel() > 1 and x.dim() > 2 else w for w in weights]
 
 
 def _formula_gradients(config: Config, dy: Tensor, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -196,7 +191,7 @@ def run_learned(x: Tensor, record: Learned, weights: tuple[Tensor, ...], fast_ma
             return _KeepInput.apply(x, config, *weights)
         if x.requires_grad:
             return (_KeepBit if record.bit else _KeepInput).apply(x, config, *weights)
-    return call(config.operator("forward"), x, *weights)
+    return call(config.operator("forward"), x, *_shaped(x, weights))
 
 
 def run_random(x: Tensor, record: Learned, params: tuple[float, ...], inplace: bool, fast_math: bool) -> Tensor:

@@ -1,21 +1,26 @@
-// The one registration of operators. For an activation named N with parameters p it registers
+// The one registration of operators. For an activation named N the loader registers, of those that its kernel file has
+// functions for,
 //
-//   jitact::N_forward(Tensor x, float p...) -> Tensor
-//   jitact::N_forward_(Tensor(a!) x, float p...) -> ()
-//   jitact::N_backward(Tensor dy, Tensor x, float p...) -> Tensor
-//   jitact::N_backward_from_output(Tensor dy, Tensor y, float p...) -> Tensor        if it can keep the output
-//   jitact::N_forward_bit(Tensor x, float p...) -> (Tensor y, Tensor mask)           if one bit is enough
-//   jitact::N_forward_bit_(Tensor(a!) x, float p...) -> Tensor mask
-//   jitact::N_backward_from_bit(Tensor dy, Tensor mask, float p...) -> Tensor
+//   jitact::N_forward(Tensor x, others...) -> Tensor
+//   jitact::N_forward_(Tensor(a!) x, others...) -> ()
+//   jitact::N_backward(Tensor dy, Tensor x, others...) -> Tensor
+//   jitact::N_backward_from_output(Tensor dy, Tensor y, others...) -> Tensor
+//   jitact::N_forward_bit(Tensor x, others...) -> (Tensor y, Tensor mask)
+//   jitact::N_forward_bit_(Tensor(a!) x, others...) -> Tensor mask
+//   jitact::N_backward_from_bit(Tensor dy, Tensor mask, others...) -> Tensor
 //
-// With learned weights w, of which K have gradients, or with a seed for random numbers (call.h says how the loader asks for
-// them), each takes `Tensor w...` or `Tensor seed` before p, and there are
+// Where forward takes several elements, `Tensor x` stands for a tensor of each, all of one shape. `others` are the operands
+// that are no elements: a tensor for each channel and row, the seed if there are random numbers, and the numbers. A channel
+// or row holds one value, or has sizes that broadcast to those of x: all 1 but for dimensions side by side. With several
+// gradients,
 //
-//   jitact::N_backward_weights(Tensor dy, Tensor x, Tensor w..., float p...) -> (Tensor dw, ...)            K tensors
-//   jitact::N_backward_all(Tensor dy, Tensor x, Tensor w..., float p...) -> (Tensor dx, Tensor dw, ...)     K + 1 tensors
+//   jitact::N_backward(Tensor dy, Tensor x, others..., int wanted) -> (Tensor, ...)
+//
+// where bit g of `wanted` says whether the result g is; what is not wanted is an empty tensor, and never computed into memory.
 //
 // A result has the strides of torch.empty_like(x). Memory is walked in the order in which it lies, so a mask holds the
 // bits of y in the order of y's memory, and backward_from_bit wants dy in that order; random numbers go by that order too.
+// Tensors whose rows lie apart, as the halves of a wider one, are read and written where they are.
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
@@ -23,10 +28,12 @@
 #include <utility>
 #include <vector>
 
-#include "call.h"
+#include "launch.cuh"
 #include "torch_abi.h"
 
 namespace jitact::binding {
+
+using namespace loops;
 
 void check(bool condition, const char* message) {
   if (!condition) throw std::runtime_error(std::string("jitact: ") + message);
@@ -65,9 +72,16 @@ class Tensor {
   int32_t device_type() const { return ask(aoti_torch_get_device_type); }
   int32_t device_index() const { return ask(aoti_torch_get_device_index); }
   bool is_contiguous() const { return ask(aoti_torch_is_contiguous); }
-  void* data() const { return ask(aoti_torch_get_data_ptr); }
+  // To write to; for reading, constant() leaves a copy-on-write tensor as it is.
+  void* data() const { return allocated(ask(aoti_torch_get_data_ptr)); }
+  const void* constant() const { return allocated(ask(torch_get_const_data_ptr)); }
 
  private:
+  template <typename P>
+  P allocated(P data) const {
+    check(data != nullptr || numel() == 0, "the data of a tensor is not allocated: its storage was freed");
+    return data;
+  }
   template <typename V>
   V ask(AOTITorchError (*query)(AtenTensorHandle, V*)) const {
     V value;
@@ -135,6 +149,22 @@ Tensor dense(Tensor x) {
   return Tensor(stack[0]);
 }
 
+std::vector<int64_t> contiguous_strides(const Tensor& t) {
+  std::vector<int64_t> strides(t.dim());
+  int64_t next = 1;
+  for (int64_t i = t.dim() - 1; i >= 0; next *= std::max(t.sizes()[i--], int64_t(1))) strides[i] = next;
+  return strides;
+}
+
+// t itself where its elements lie in the order of its sizes, else a copy that does.
+Tensor contiguous(Tensor t) {
+  if (t.is_contiguous()) return t;
+  const std::vector<int64_t> strides = contiguous_strides(t);
+  Tensor copy = empty(t.dim(), t.sizes(), strides.data(), t.dtype(), t);
+  SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
+  return copy;
+}
+
 // t with the memory order of `like`, copied only if it lies otherwise.
 Tensor laid_out_like(const Tensor& like, Tensor t) {
   if (same_strides(like, t)) return t;
@@ -147,63 +177,131 @@ bool same_device(const Tensor& a, const Tensor& b) {
   return a.device_type() == b.device_type() && a.device_index() == b.device_index();
 }
 
-#if defined(JITACT_WEIGHTS)
-// Of weights, all of one size: 1, or that of dimension 1 of what they belong to.
-struct Extras {
-  static constexpr int count = JITACT_WEIGHTS;
-  Tensor weights[count];
-
-  explicit Extras(const StableIValue* stack) {
-    for (int k = 0; k < count; k++) weights[k] = dense(Tensor(stack[k]));
-  }
-  void enter(Call& call, const Tensor& a) const {
-    call.channels = weights[0].numel();
-    call.inner = 1;
-    for (int k = 0; k < count; k++) {
-      check(weights[k].dtype() == a.dtype(), "a weight's dtype differs from that of x");
-      check(same_device(weights[k], a), "a weight is on another device than x");
-      check(weights[k].numel() == call.channels, "the weights differ in size");
-      call.weights[k] = weights[k].data();
-    }
-    if (call.channels == 1) return;
-#ifdef JITACT_CHANNELS
-    check(a.dim() > 1 && a.sizes()[1] == call.channels, "a weight must hold one value, or one for each index of dimension 1 of x");
-    call.inner = a.strides()[1];
-#else
-    check(false, "a weight must hold one value");
-#endif
-  }
-};
-#elif defined(JITACT_RANDOM)
-struct Extras {
-  static constexpr int count = 1;
-  Tensor seed;
-
-  explicit Extras(const StableIValue* stack) : seed(stack[0]) {}
-  void enter(Call& call, const Tensor& a) const {
-    check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");
-    check(same_device(seed, a), "the seed is on another device than x");
-    call.seed = static_cast<const int64_t*>(seed.data());
-  }
-};
-#else
-struct Extras {
-  static constexpr int count = 0;
-  explicit Extras(const StableIValue*) {}
-  void enter(Call&, const Tensor&) const {}
-};
-#endif
-
-// What follows the tensors that an operator works on.
+// The arguments of an operator, all owned from the start: whatever is thrown, nothing leaks.
 struct Arguments {
-  Extras extras;
-  double params[JITACT_PARAMS + 1];
-  explicit Arguments(const StableIValue* stack) : extras(stack) {
-    std::memcpy(params, stack + Extras::count, JITACT_PARAMS * sizeof(double));
+  std::vector<Tensor> elements;  // dy first, if there is one
+  Tensor mask, seed;
+  std::vector<Tensor> broadcast;
+  double numbers[kNumbers + 1];
+  int64_t wanted = 1;  // the gradients, by bits
+
+  Arguments(Op op, const StableIValue* stack) {
+    for (int t = 0; t < reads(op); t++) elements.emplace_back(*stack++);
+    if (op == Op::backward_from_bit) mask = Tensor(*stack++);
+    for (int b = 0; b < kBroadcast; b++) broadcast.emplace_back(*stack++);
+    if (kRandom > 0) seed = Tensor(*stack++);
+    for (int k = 0; k < kNumbers; k++) std::memcpy(numbers + k, stack++, sizeof(double));
+    if (op == Op::backward && kGradients > 1) wanted = int64_t(*stack);
   }
 };
 
-void run(const Call& call, [[maybe_unused]] const Tensor& beside) {
+// How elements lie in a call: the strides of its results, and where its tensors' rows are.
+struct Layout {
+  bool dense;
+  int64_t columns;
+  std::vector<int64_t> strides;
+};
+
+// Whether tensors of one shape, none of them of one element, are rows of elements side by side (or of one that repeats), each
+// with one distance from row to row. Then `rows` says where they are, with no data.
+bool are_rows(const std::vector<Tensor>& tensors, std::vector<Elements>& rows, int64_t& columns) {
+  const Tensor& first = tensors[0];
+  rows.assign(tensors.size(), Elements());
+  columns = 1;
+  int64_t count = 0;  // of rows; 0 while columns grow
+  for (int64_t i = first.dim() - 1; i >= 0; i--) {
+    const int64_t size = first.sizes()[i];
+    if (size == 1) continue;
+    const auto fits = [&](auto expected) {
+      for (size_t t = 0; t < tensors.size(); t++)
+        if (tensors[t].strides()[i] != expected(rows[t])) return false;
+      return true;
+    };
+    if (columns == 1) {
+      for (size_t t = 0; t < tensors.size(); t++) rows[t].step = tensors[t].strides()[i];
+      if (std::any_of(rows.begin(), rows.end(), [](const Elements& r) { return r.step != 0 && r.step != 1; })) return false;
+      columns = size;
+    } else if (count == 0 && fits([&](const Elements& r) { return r.step * columns; })) {
+      columns *= size;
+    } else if (count == 0) {
+      for (size_t t = 0; t < tensors.size(); t++) rows[t].row_stride = tensors[t].strides()[i];
+      count = size;
+    } else if (fits([&](const Elements& r) { return r.row_stride * count; })) {
+      count *= size;
+    } else {
+      return false;
+    }
+  }
+  return columns > 1;
+}
+
+// Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads. `x` is the
+// one whose layout the results get.
+Layout lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
+  const Tensor& like = tensors[x];
+  for (const Tensor& t : tensors) {
+    check(same_shape(t, like), "the tensors of elements differ in shape");
+    check(t.dtype() == like.dtype(), "the tensors of elements differ in dtype");
+    check(same_device(t, like), "the tensors of elements are on different devices");
+  }
+  call.dtype = dtype_of(like);
+  call.n = call.columns = like.numel();
+  call.dense = is_dense(like) && std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return same_strides(t, like); });
+  std::vector<Elements> rows;
+  int64_t columns;
+  // The sums go over dense memory. Rows are walked in the order of sizes, which has to be that of x's memory.
+  const bool by_rows = !call.dense && call.n > 1 && call.op != Op::backward_sums && are_rows(tensors, rows, columns) &&
+                       rows[x].step == 1 && (rows[x].row_stride == 0 ? columns == call.n : rows[x].row_stride >= columns);
+  if (by_rows) {
+    call.columns = columns;
+  } else if (!call.dense) {
+    call.dense = true;
+    tensors[x] = dense(std::move(tensors[x]));
+    for (size_t t = 0; t < tensors.size(); t++)
+      if (t != x) tensors[t] = laid_out_like(tensors[x], std::move(tensors[t]));
+  }
+  for (size_t t = 0; t < tensors.size(); t++) {
+    if (by_rows) call.read[t] = rows[t];
+    call.read[t].data = const_cast<void*>(tensors[t].constant());
+  }
+  const Tensor& laid_out = tensors[x];
+  return {call.dense, call.columns,
+          by_rows ? contiguous_strides(laid_out) : std::vector<int64_t>(laid_out.strides(), laid_out.strides() + laid_out.dim())};
+}
+
+// Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are.
+Broadcasts place(const Tensor& operand, const Tensor& x, const std::vector<int64_t>& strides) {
+  check(operand.dtype() == x.dtype(), "an operand's dtype differs from that of x");
+  check(same_device(operand, x), "an operand is on another device than x");
+  Broadcasts found{operand.constant(), operand.numel(), 1};
+  if (found.count == 1) return found;
+  const int64_t missing = x.dim() - operand.dim();
+  check(missing >= 0, "an operand has more dimensions than x");
+  int64_t next = 0;  // the stride of the dimension before, once the last is found
+  bool ended = false;
+  for (int64_t i = operand.dim() - 1; i >= 0; i--) {
+    const int64_t size = operand.sizes()[i], stride = strides[missing + i];
+    if (x.sizes()[missing + i] == 1 && size == 1) continue;
+    if (size == 1) {
+      ended = next != 0;
+      continue;
+    }
+    check(size == x.sizes()[missing + i], "an operand must hold one value, or broadcast to the sizes of x");
+    check(!ended && (next == 0 || stride == next), "an operand's dimensions must lie side by side in x");
+    if (next == 0) found.inner = stride;
+    next = stride * size;
+  }
+  return found;
+}
+
+Tensor empty_as(const Layout& layout, const Tensor& x) { return empty(x.dim(), x.sizes(), layout.strides.data(), x.dtype(), x); }
+
+Tensor nothing(const Tensor& beside) {
+  const int64_t size = 0, stride = 1;
+  return empty(1, &size, &stride, beside.dtype(), beside);
+}
+
+void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
 #ifdef JITACT_CUDA
   if (beside.device_type() == aoti_torch_device_type_cuda()) {
     const int32_t device = beside.device_index();
@@ -214,118 +312,129 @@ void run(const Call& call, [[maybe_unused]] const Tensor& beside) {
     } guard(device);
     void* stream;
     SHIM(aoti_torch_get_current_cuda_stream(device, &stream));
-    const char* error = JITACT_RUN_CUDA(call, stream);
+    Tensor workspace;
+    if (call.op == Op::backward_sums) {
+      const int64_t bytes = workspace_bytes(call), stride = 1;
+      workspace = empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), beside);
+      call.workspace = workspace.data();
+    }
+    const char* error = run_cuda(call, stream);
     check(error == nullptr, error);
     return;
   }
 #endif
-  JITACT_RUN_CPU(call);
+  run_cpu(call);
 }
 
-void run(Op op, const Tensor& a, const void* b, const Tensor& out, void* mask, const Arguments& arguments) {
-  Call call{op, dtype_of(a), a.numel(), a.data(), b, out.data(), mask, arguments.params};
-  arguments.extras.enter(call, a);
-  if (call.n > 0) run(call, a);
-}
+// A call whose elements, operands and numbers are set, and that is run once what it writes is.
+struct Prepared {
+  Call call;
+  std::vector<Tensor> tensors, operands;  // as they are read, perhaps copies
+  Layout layout;
+  size_t x;  // of the tensors, the one whose layout the results have
+
+  Prepared(Op op, Arguments& arguments, size_t x) : call{op}, tensors(std::move(arguments.elements)), x(x) {
+    layout = lay_out(call, tensors, x);
+    call.numbers = arguments.numbers;
+    for (Tensor& given : arguments.broadcast) operands.push_back(contiguous(std::move(given)));
+    for (int b = 0; b < kBroadcast; b++) call.broadcast[b] = place(operands[b], tensors[x], layout.strides);
+    if (kPrepares)
+      for (const Broadcasts& operand : call.broadcast) check(operand.count == 1, "the operands of prepare must hold one value each");
+    if (kRandom > 0) {
+      const Tensor& seed = arguments.seed;
+      check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");
+      check(same_device(seed, tensors[x]), "the seed is on another device than x");
+      call.seed = static_cast<const int64_t*>(seed.constant());
+    }
+  }
+  Tensor empty_result() const { return empty_as(layout, tensors[x]); }
+  void run() {
+    if (call.n > 0) launch(call, tensors[x]);
+  }
+};
 
 // The operators, in the calling convention of the stable ABI: arguments on the stack, owned; results in their place.
 
-void forward(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 1);
-  const Tensor x = dense(Tensor(stack[0]));
-  Tensor y = empty_like(x);
-  run(Op::forward, x, nullptr, y, nullptr, arguments);
-  stack[0] = y.release();
+void check_mask(const Tensor& mask, const Tensor& dy) {
+  check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && mask.is_contiguous() &&
+            same_device(mask, dy),
+        "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
 }
 
-#ifdef JITACT_SAVES_BIT
+// forward, and the backwards of one gradient.
+template <Op op>
+void one_result(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(op, stack);
+  if constexpr (op == Op::backward_from_bit) {
+    check(is_dense(arguments.elements[0]), "backward_from_bit needs dy dense, in the memory order of y");
+    check_mask(arguments.mask, arguments.elements[0]);
+  }
+  Prepared prepared(op, arguments, op == Op::backward || op == Op::backward_from_output ? 1 : 0);
+  Tensor result = prepared.empty_result();
+  prepared.call.written[0].data = result.data();
+  if constexpr (op == Op::backward_from_bit) prepared.call.mask = const_cast<void*>(arguments.mask.constant());
+  if (!prepared.call.dense) prepared.call.written[0].row_stride = prepared.call.columns;
+  prepared.run();
+  stack[0] = result.release();
+}
+
 void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 1);
-  const Tensor x = dense(Tensor(stack[0]));
-  Tensor y = empty_like(x), mask = empty_mask(x);
-  run(Op::forward_bit, x, nullptr, y, mask.data(), arguments);
+  Arguments arguments(Op::forward_bit, stack);
+  Prepared prepared(Op::forward_bit, arguments, 0);
+  Tensor y = prepared.empty_result(), mask = empty_mask(y);
+  prepared.call.written[0].data = y.data();
+  if (!prepared.call.dense) prepared.call.written[0].row_stride = prepared.call.columns;
+  prepared.call.mask = mask.data();
+  prepared.run();
   stack[0] = y.release();
   stack[1] = mask.release();
 }
 
-void backward_from_bit(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 2);
-  const Tensor dy(stack[0]), mask(stack[1]);
-  check(is_dense(dy), "backward_from_bit needs dy dense, in the memory order of y");
-  check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && mask.is_contiguous() &&
-            same_device(mask, dy),
-        "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
-  Tensor dx = empty_like(dy);
-  run(Op::backward_from_bit, dy, mask.data(), dx, nullptr, arguments);
-  stack[0] = dx.release();
-}
-#endif
-
 template <Op op>
 void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 1);
+  Arguments arguments(op, stack);
   AtenTensorHandle again;
-  SHIM(aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(stack[0]), &again));
-  const Tensor x(again), y = dense(Tensor(stack[0]));
-  if constexpr (op == Op::forward_bit) {
-    Tensor mask = empty_mask(x);
-    run(op, y, nullptr, y, mask.data(), arguments);
-    stack[0] = mask.release();
-  } else {
-    run(op, y, nullptr, y, nullptr, arguments);
+  SHIM(aoti_torch_new_tensor_handle(arguments.elements[0].get(), &again));
+  const Tensor x(again);
+  Prepared prepared(op, arguments, 0);
+  const Tensor& y = prepared.tensors[0];  // x itself, or a copy
+  Tensor mask;
+  if (op == Op::forward_bit) {
+    mask = empty_mask(x);
+    prepared.call.mask = mask.data();
   }
+  prepared.call.written[0] = prepared.call.read[0];
+  prepared.call.written[0].data = prepared.call.read[0].data = y.data();
+  prepared.run();
   if (y.data() != x.data()) SHIM(aoti_torch_copy_(x.get(), y.get(), false));
+  if (op == Op::forward_bit) stack[0] = mask.release();
 }
 
-// dy, in the memory order of the tensor that backward reads beside it.
-Tensor gradient_like(const Tensor& saved, Tensor dy) {
-  check(same_shape(dy, saved), "dy and the tensor that backward reads beside it differ in shape");
-  check(dy.dtype() == saved.dtype(), "dy and the tensor that backward reads beside it differ in dtype");
-  check(same_device(dy, saved), "dy and the tensor that backward reads beside it are on different devices");
-  return laid_out_like(saved, std::move(dy));
-}
-
-template <Op op>
-void backward(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 2);
-  Tensor given(stack[0]);
-  const Tensor saved = dense(Tensor(stack[1])), dy = gradient_like(saved, std::move(given));
-  Tensor dx = empty_like(saved);
-  run(op, dy, saved.data(), dx, nullptr, arguments);
-  stack[0] = dx.release();
-}
-
-#ifdef JITACT_WEIGHTS
-template <bool with_dx>
-void backward_weights(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 2);
-  Tensor given(stack[0]);
-  const Tensor x = dense(Tensor(stack[1])), dy = gradient_like(x, std::move(given));
-  Call call{Op::backward_weights, dtype_of(x), x.numel(), dy.data(), x.data(), nullptr, nullptr, arguments.params};
-  arguments.extras.enter(call, x);
-  Tensor gradients[JITACT_LEARNED], dx, workspace;
-  for (int k = 0; k < JITACT_LEARNED; k++) {
-    gradients[k] = empty_like(arguments.extras.weights[k]);
-    call.gradients[k] = gradients[k].data();
-  }
-  if (with_dx) {
-    dx = empty_like(x);
-    call.out = dx.data();
-  }
-  if (call.n > 0) {
-#ifdef JITACT_CUDA
-    if (x.device_type() == aoti_torch_device_type_cuda()) {
-      const int64_t bytes = workspace_bytes(call), stride = 1;
-      workspace = empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), x);
-      call.workspace = workspace.data();
+// The backward of several gradients: of elements, then of channels and rows, which are summed.
+void all_gradients(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(Op::backward, stack);
+  const int64_t wanted = arguments.wanted;
+  bool with_sums = false;
+  for (int g = 0; g < kGradients; g++) with_sums |= (wanted >> g & 1) && is_broadcast(kRoles.of[gradient_argument(g)]);
+  Prepared prepared(with_sums ? Op::backward_sums : Op::backward, arguments, 1);
+  Call& call = prepared.call;
+  std::vector<Tensor> results;
+  int elements = 0, sums = 0;
+  for (int g = 0; g < kGradients; g++) {
+    const bool is_wanted = wanted >> g & 1, is_sum = is_broadcast(kRoles.of[gradient_argument(g)]);
+    if (!is_wanted) results.push_back(nothing(prepared.tensors[1]));
+    else results.push_back(is_sum ? empty_like(prepared.operands[sums]) : prepared.empty_result());
+    void* const data = is_wanted ? results.back().data() : nullptr;
+    if (is_sum) {
+      call.sums[sums++] = data;
+      if (is_wanted && call.n == 0) SHIM(aoti_torch_zero_(results.back().get()));
+    } else {
+      if (!call.dense) call.written[elements].row_stride = call.columns;
+      call.written[elements++].data = data;
     }
-#endif
-    run(call, x);
-  } else {
-    for (const Tensor& gradient : gradients) SHIM(aoti_torch_zero_(gradient.get()));
   }
-  if (with_dx) *stack++ = dx.release();
-  for (Tensor& gradient : gradients) *stack++ = gradient.release();
+  prepared.run();
+  for (Tensor& result : results) *stack++ = result.release();
 }
 
 // "Tensor" or "(Tensor, Tensor, ...)".
@@ -334,66 +443,43 @@ std::string tensors(int count) {
   for (int i = 1; i < count; i++) list += ", Tensor";
   return count == 1 ? list : "(" + list + ")";
 }
-const std::string learned = tensors(JITACT_LEARNED), one_and_learned = tensors(1 + JITACT_LEARNED);
-#endif
 
-struct Operator {
-  const char* suffix;
-  const char* arguments;
-  const char* returns;
-  void (*function)(StableIValue*, uint64_t, uint64_t);
-};
-
-const Operator operators[] = {
-    {"_forward", "Tensor x", "Tensor", forward},
-    {"_forward_", "Tensor(a!) x", "()", forward_inplace<Op::forward>},
-    {"_backward", "Tensor dy, Tensor x", "Tensor", backward<Op::backward>},
-#ifdef JITACT_WEIGHTS
-    {"_backward_weights", "Tensor dy, Tensor x", learned.c_str(), backward_weights<false>},
-    {"_backward_all", "Tensor dy, Tensor x", one_and_learned.c_str(), backward_weights<true>},
-#endif
-#ifdef JITACT_SAVES_OUTPUT
-    {"_backward_from_output", "Tensor dy, Tensor y", "Tensor", backward<Op::backward_from_output>},
-#endif
-#ifdef JITACT_SAVES_BIT
-    {"_forward_bit", "Tensor x", "(Tensor, Tensor)", forward_bit},
-    {"_forward_bit_", "Tensor(a!) x", "Tensor", forward_inplace<Op::forward_bit>},
-    {"_backward_from_bit", "Tensor dy, Tensor mask", "Tensor", backward_from_bit},
-#endif
-};
-
-void register_operators(const std::string& name, const std::string& params) {
-  TorchLibraryHandle schemas, implementations;
+void register_operators(const std::string& name, const std::string& elements, const std::string& others) {
+  TorchLibraryHandle schemas, implementations[2];
   SHIM(aoti_torch_library_init_fragment("jitact", __FILE__, __LINE__, &schemas));
-#ifdef JITACT_RANDOM
-  const std::string extras = ", Tensor seed";
-#else
-  std::string extras;
-  for (int k = 0; k < Extras::count; k++) extras += ", Tensor w" + std::to_string(k);
+  int devices = 0;
+  SHIM(aoti_torch_library_init_impl("jitact", "CPU", __FILE__, __LINE__, &implementations[devices++]));
+#ifdef JITACT_CUDA
+  SHIM(aoti_torch_library_init_impl("jitact", "CUDA", __FILE__, __LINE__, &implementations[devices++]));
 #endif
-  for (const Operator& op : operators) {
-    const std::string schema = name + op.suffix + "(" + op.arguments + extras + params + ") -> " + op.returns;
-    SHIM(aoti_torch_library_def(schemas, schema.c_str()));
-  }
-  for (const char* key : {"CPU", "CUDA"}) {
-#ifndef JITACT_CUDA
-    if (std::strcmp(key, "CUDA") == 0) continue;
-#endif
-    SHIM(aoti_torch_library_init_impl("jitact", key, __FILE__, __LINE__, &implementations));
-    for (const Operator& op : operators)
-      SHIM(torch_library_impl(implementations, (name + op.suffix).c_str(), op.function, TORCH_ABI_VERSION));
+  const auto add = [&](const char* suffix, const std::string& arguments, const std::string& returns, auto function) {
+    SHIM(aoti_torch_library_def(schemas, (name + suffix + "(" + arguments + ") -> " + returns).c_str()));
+    for (int d = 0; d < devices; d++)
+      SHIM(torch_library_impl(implementations[d], (name + suffix).c_str(), function, TORCH_ABI_VERSION));
+  };
+  const std::string inplace = "Tensor(a!)" + elements.substr(std::strlen("Tensor")) + others;
+  add("_forward", elements + others, "Tensor", one_result<Op::forward>);
+  add("_forward_", inplace, "()", forward_inplace<Op::forward>);
+  if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
+  else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients);
+  if (kSavesOutput) add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor", one_result<Op::backward_from_output>);
+  if (kSavesBit) {
+    add("_forward_bit", elements + others, "(Tensor, Tensor)", forward_bit);
+    add("_forward_bit_", inplace, "Tensor", forward_inplace<Op::forward_bit>);
+    add("_backward_from_bit", "Tensor dy, Tensor mask" + others, "Tensor", one_result<Op::backward_from_bit>);
   }
 }
 
 }  // namespace jitact::binding
 
 // Registers the operators under `name`, which the loader chooses: an activation that is defined again in one process
-// needs a new name. `params` is the parameters' part of the schema, "" or ", float alpha, ...". The registrations last
-// as long as the process. Returns null or what went wrong.
-extern "C" __attribute__((visibility("default"))) const char* jitact_register(const char* name, const char* params) {
+// needs a new name. `elements` and `others` are the arguments in a schema, "Tensor x" and ", Tensor weight, float alpha", say.
+// The registrations last as long as the process. Returns null or what went wrong.
+extern "C" __attribute__((visibility("default"))) const char* jitact_register(const char* name, const char* elements,
+                                                                              const char* others) {
   static std::string error;
   try {
-    jitact::binding::register_operators(name, params);
+    jitact::binding::register_operators(name, elements, others);
     return nullptr;
   } catch (const std::exception& e) {
     error = e.what();

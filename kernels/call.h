@@ -3,57 +3,57 @@
 
 #include <cstdint>
 
-// What a kernel file's functions get beside x and the parameters, as the loader says:
-//
-//   JITACT_WEIGHTS=W   W tensors of weights, of which the first JITACT_LEARNED have gradients; with JITACT_CHANNELS, a weight
-//                      may have one value for each channel
-//   JITACT_RANDOM      a random number for each element, drawn from a seed
-#if defined(JITACT_WEIGHTS) || defined(JITACT_RANDOM)
-#define JITACT_EXTRAS
-#endif
+#include "signature.cuh"
 
-namespace jitact {
+namespace jitact::loops {
 
-enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_weights };
+enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums };
 enum class Dtype { f64, f32, f16, bf16 };
+
+// How many tensors of elements an operation reads and writes.
+constexpr int reads(Op op) {
+  switch (op) {
+    case Op::forward: case Op::forward_bit: return kElements;
+    case Op::backward: case Op::backward_sums: return 1 + kElements;  // dy first
+    case Op::backward_from_output: return 2;
+    default: return 1;
+  }
+}
+constexpr int writes(Op op) { return op == Op::backward || op == Op::backward_sums ? kElementGradients : 1; }
+
+// Of elements: where element (row, column) lies, counted in elements. A dense call has one row, and steps of 1.
+struct Elements {
+  void* data = nullptr;  // null where it is written and not wanted
+  int64_t row_stride = 0, step = 1;  // the step is 0 or 1
+};
+
+// A channel or row operand: element i of memory has the value i / inner % count.
+struct Broadcasts {
+  const void* data = nullptr;
+  int64_t count = 1, inner = 1;
+};
 
 struct Call {
   Op op;
   Dtype dtype;
-  int64_t n;             // elements
-  const void* a;         // x, or dy in backward
-  const void* b;         // what backward reads beside dy: x, y or the mask; null in forward
-  void* out;             // y, or dx in backward; may be null in backward_weights
-  void* mask;            // written by forward_bit alone
-  const double* params;  // JITACT_PARAMS values
-
-#ifdef JITACT_WEIGHTS
-  const void* weights[JITACT_WEIGHTS];  // element i of memory has the weights at place i / inner % channels
-  int64_t channels, inner;
-  void* gradients[JITACT_LEARNED];  // of the weights, written by backward_weights alone
-  void* workspace;                  // for backward_weights on a GPU
-#endif
-#ifdef JITACT_RANDOM
-  const int64_t* seed;  // where the other tensors are
-#endif
+  int64_t n;        // elements of each tensor
+  int64_t columns;  // elements of a row
+  bool dense;       // whether the elements of all tensors lie side by side, in one order
+  const double* numbers;            // kNumbers values
+  void* mask = nullptr;             // written by forward_bit, read by backward_from_bit
+  const int64_t* seed = nullptr;    // of random operands, where the tensors are
+  void* workspace = nullptr;        // for backward_sums on a GPU
+  void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted
+  Elements read[kElements + 1] = {}, written[kElements] = {};
+  Broadcasts broadcast[kBroadcast + 1] = {};
 };
 
-#ifdef JITACT_EXTRAS
-#define JITACT_RUN_CPU run_cpu_with_extras
-#define JITACT_RUN_CUDA run_cuda_with_extras
-#else
-#define JITACT_RUN_CPU run_cpu
-#define JITACT_RUN_CUDA run_cuda
-#endif
-
-void JITACT_RUN_CPU(const Call& call);
+void run_cpu(const Call& call);
 #ifdef JITACT_CUDA
 // Queues the call on `stream` of the current device; returns null or CUDA's message.
-const char* JITACT_RUN_CUDA(const Call& call, void* stream);
-#ifdef JITACT_WEIGHTS
-// What backward_weights needs of workspace on a GPU.
+const char* run_cuda(const Call& call, void* stream);
+// What backward_sums needs of workspace on a GPU.
 int64_t workspace_bytes(const Call& call);
 #endif
-#endif
 
-}  // namespace jitact
+}  // namespace jitact::loops

@@ -5,8 +5,8 @@
 // Source: torch.nn.CELU, for alpha > 0.
 
 // x / alpha may be too small for a T where x is not.
-ELEMENTWISE T forward(T x, T alpha) { return select(x > -0x1p-100 * alpha, x, alpha * expm1(x * (1 / alpha))); }
+ELEMENTWISE T forward(T x, Number<T> alpha) { return select(x > -0x1p-100 * alpha, x, alpha * expm1(x * (1 / alpha))); }
 
-ELEMENTWISE T backward(T dy, T x, T alpha) { return select(x > 0, dy, dy * exp(x * (1 / alpha))); }
+ELEMENTWISE T backward(T dy, T x, Number<T> alpha) { return select(x > 0, dy, dy * exp(x * (1 / alpha))); }
 
-ELEMENTWISE T backward_from_output(T dy, T y, T alpha) { return select(y > 0, dy, dy * (y * (1 / alpha) + 1)); }
+ELEMENTWISE T backward_from_output(T dy, T y, Number<T> alpha) { return select(y > 0, dy, dy * (y * (1 / alpha) + 1)); }

@@ -40,7 +40,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
-                cpp_sources=[(source.FOLDER / "binding.cpp").read_text(), kernel],
+                cpp_sources=[kernel, (source.FOLDER / "binding.cpp").read_text()],
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
                 extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), f"--threads={jobs()}"],

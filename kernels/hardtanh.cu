@@ -4,8 +4,8 @@
 // hardtanh'(x) = 1 for min_val < x < max_val, else 0 (0 at both kinks, 1 for NaN)
 // Source: torch.nn.Hardtanh.
 
-ELEMENTWISE T forward(T x, T min_val, T max_val) { return clamp(x, min_val, max_val); }
+ELEMENTWISE T forward(T x, Number<T> min_val, Number<T> max_val) { return clamp(x, min_val, max_val); }
 
-ELEMENTWISE bool keeps(T x, T min_val, T max_val) { return !(x <= min_val || x >= max_val); }
+ELEMENTWISE bool keeps(T x, Number<T> min_val, Number<T> max_val) { return !(x <= min_val || x >= max_val); }
 
-ELEMENTWISE T backward_from_bit(T dy, bool inside, T, T) { return inside ? dy : 0; }
+ELEMENTWISE T backward_from_bit(T dy, bool inside, Number<T>, Number<T>) { return inside ? dy : 0; }

@@ -1,87 +1,126 @@
 // The loops that run a kernel file's functions over memory: one for the GPU, one for the CPU. The loader includes this
-// after the kernel file, so the functions that the file defines are in sight here.
+// after the kernel file.
 //
-// A tensor arrives as plain memory: n elements in whatever order they lie. Bit i of byte i / 8 of a mask belongs to
-// element i of that memory.
+// A tensor arrives as memory: n elements in whatever order they lie, or rows of elements that lie apart. Bit i of byte i / 8
+// of a mask belongs to element i of that memory.
 #pragma once
 
-#include <utility>
-
 #include "call.h"
-#include "elementwise.cuh"
 
-namespace jitact {
+namespace jitact::loops {
 
 // 16-bit elements as they lie in memory.
 struct Half { uint16_t bits; };
 struct Bfloat16 { uint16_t bits; };
 
 template <typename T>
-struct Params {
-  T values[JITACT_PARAMS + 1];
-  explicit Params(const double* p) {
-    for (int i = 0; i < JITACT_PARAMS; i++) values[i] = T(p[i]);
+struct Numbers {
+  T values[kNumbers + 1];
+  explicit Numbers(const double* p) {
+    for (int i = 0; i < kNumbers; i++) values[i] = T(p[i]);
   }
 };
 
-// Whether the kernel file defines these. Not by `requires`: over a pack of parameters nvcc 13.0 finds it false.
-template <typename T, typename... P>
-auto has_backward(int) -> decltype(backward(T(), T(), P()...), std::true_type());
-template <typename T, typename... P>
-std::false_type has_backward(...);
-template <typename T, typename... P>
-auto has_backward_from_bit(int) -> decltype(backward_from_bit(T(), keeps(T(), P()...), P()...), std::true_type());
-template <typename T, typename... P>
-std::false_type has_backward_from_bit(...);
+// Calls f with the values of arguments K... for one element. A source gives values by role and place; tensors that are read
+// ahead of forward's elements, such as dy, are `first` in number.
+template <int first, typename T, size_t k, typename Source>
+JITACT_INLINE Argument<T, k> argument(const Source& source) {
+  constexpr int place = place_of(k);
+  if constexpr (is_element(kRoles.of[k])) return source.template element<first + place>();
+  else if constexpr (is_number(kRoles.of[k])) return source.template number<place>();
+  else if constexpr (is_random(kRoles.of[k])) return source.template random<place>();
+  else return source.template broadcast<place>();
+}
+template <int first, typename T, typename Source, typename F, size_t... K>
+JITACT_INLINE auto call_with(const Source& source, const F& f, std::index_sequence<K...>) {
+  return f(argument<first, T, K>(source)...);
+}
 
-// What one element goes through, by operation. `a` is x or dy, `b` the saved tensor, `bit` the mask bit read or written.
-template <Op op, typename T, typename... P>
-JITACT_INLINE T element(T a, T b, bool& bit, P... params) {
-  if constexpr (op == Op::forward) return forward(a, params...);
-  if constexpr (op == Op::forward_bit) {
-    bit = keeps(a, params...);
-    return forward(a, params...);
+// The same values as dual numbers, with a derivative of 1 at argument `at`.
+template <typename T, int at, typename Source>
+struct Dualized {
+  const Source& source;
+
+  template <size_t k>
+  JITACT_INLINE Argument<Dual<T>, k> get() const {
+    const auto value = argument<1, T, k>(source);
+    if constexpr (is_random(kRoles.of[k])) return Random<Dual<T>>(value);
+    else return Dual<T>(value, T(int(k) == at ? 1 : 0));
   }
-  if constexpr (op == Op::backward) {
-    if constexpr (decltype(has_backward<T, P...>(0))::value) {
-      return backward(a, b, params...);
-    } else if constexpr (decltype(has_backward_from_bit<T, P...>(0))::value) {
-      return backward_from_bit(a, keeps(b, params...), params...);
-    } else {
-      return a * forward(Dual<T>(b, T(1)), Dual<T>(params)...).derivative;
-    }
+  template <size_t... K>
+  JITACT_INLINE T slope(std::index_sequence<K...>) const { return forward(get<K>()...).derivative; }
+};
+
+template <typename T, int n>
+JITACT_INLINE Many<T, n> many(Many<T, n> results) { return results; }
+template <typename T>
+JITACT_INLINE Many<T, 1> many(T result) { return {result}; }
+
+template <typename T, typename Source, size_t... G>
+JITACT_INLINE Many<T, kGradients> derived_gradients(T dy, const Source& source, std::index_sequence<G...>) {
+  return {dy * Dualized<T, gradient_argument(G), Source>{source}.slope(All())...};
+}
+
+// All gradients of one element, where dy is the first tensor that is read.
+template <typename T, typename Source>
+JITACT_INLINE Many<T, kGradients> gradients(const Source& source) {
+  const T dy = source.template element<0>();
+  if constexpr (kHasBackward) {
+    return many<T>(call_with<1, T>(source, [&](auto... a) { return backward(dy, a...); }, All()));
+  } else if constexpr (kSavesBit) {
+    const bool bit = call_with<1, T>(source, [](auto... a) { return keeps(a...); }, All());
+    return {T(call_with<1, T>(source, [&](auto... a) { return backward_from_bit(dy, bit, a...); }, Others()))};
+  } else {
+    return derived_gradients(dy, source, std::make_index_sequence<kGradients>());
   }
-  if constexpr (op == Op::backward_from_output) return backward_from_output(a, b, params...);
-  if constexpr (op == Op::backward_from_bit) return backward_from_bit(a, bit, params...);
 }
 
-template <Op op, typename T, size_t... I>
-JITACT_INLINE T element(T a, T b, bool& bit, const Params<T>& params, std::index_sequence<I...>) {
-  return element<op>(a, b, bit, params.values[I]...);
+// What one element goes through, by operation, to one result. `bit` is the mask bit read or written.
+template <Op op, typename T, typename Source>
+JITACT_INLINE T element(const Source& source, bool& bit) {
+  if constexpr (op == Op::forward_bit) bit = call_with<0, T>(source, [](auto... a) { return keeps(a...); }, All());
+  if constexpr (op == Op::forward || op == Op::forward_bit)
+    return call_with<0, T>(source, [](auto... a) { return T(forward(a...)); }, All());
+  const T dy = source.template element<0>();
+  if constexpr (op == Op::backward_from_output) {
+    const T y = source.template element<1>();
+    return call_with<1, T>(source, [&](auto... a) { return T(backward_from_output(dy, y, a...)); }, Others());
+  }
+  if constexpr (op == Op::backward_from_bit)
+    return call_with<1, T>(source, [&](auto... a) { return T(backward_from_bit(dy, bit, a...)); }, Others());
 }
 
-template <Op op, typename T>
-JITACT_INLINE T element(T a, T b, bool& bit, const Params<T>& params) {
-  return element<op>(a, b, bit, params, std::make_index_sequence<JITACT_PARAMS>());
+// The results of one element that are written for it: several gradients, or one of anything else.
+template <Op op, typename T, typename Source>
+JITACT_INLINE auto results(const Source& source, bool& bit) {
+  if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
+  else return many<T>(element<op, T>(source, bit));
 }
 
-// Calls f.template operator()<op>() for the operation of the call, among those that the activation declares.
+// Of what results() gives, the gradient of element w, and of broadcast operand s.
+template <int w> constexpr int kWrittenGradient = count(has_gradient, argument_of(is_element, w));
+template <int s> constexpr int kSummedGradient = count(has_gradient, argument_of(is_broadcast, s));
+template <Op op, int w> constexpr int kWrittenResult = op == Op::backward || op == Op::backward_sums ? kWrittenGradient<w> : 0;
+
+// Calls f for each number below n, which f gets as a constant.
+template <typename F, size_t... I>
+JITACT_INLINE void for_each(const F& f, std::index_sequence<I...>) {
+  (f(std::integral_constant<int, I>()), ...);
+}
+template <int n, typename F>
+JITACT_INLINE void for_each(const F& f) { for_each(f, std::make_index_sequence<n>()); }
+
+// Calls f.template operator()<op>() for the operation of the call, among those that the kernel file has functions for.
 template <typename F>
-void dispatch([[maybe_unused]] Op op, [[maybe_unused]] const F& f) {
-#ifndef JITACT_EXTRAS  // functions that take more arguments than these loops have are launch_extras.cuh's
-  switch (op) {
-    case Op::forward: return f.template operator()<Op::forward>();
-    case Op::backward: return f.template operator()<Op::backward>();
-#ifdef JITACT_SAVES_OUTPUT
-    case Op::backward_from_output: return f.template operator()<Op::backward_from_output>();
-#endif
-#ifdef JITACT_SAVES_BIT
-    case Op::forward_bit: return f.template operator()<Op::forward_bit>();
-    case Op::backward_from_bit: return f.template operator()<Op::backward_from_bit>();
-#endif
-    default: return;
+void dispatch(Op op, const F& f) {
+  if (op == Op::forward) f.template operator()<Op::forward>();
+  if (op == Op::backward) f.template operator()<Op::backward>();
+  if constexpr (kSavesOutput)
+    if (op == Op::backward_from_output) f.template operator()<Op::backward_from_output>();
+  if constexpr (kSavesBit) {
+    if (op == Op::forward_bit) f.template operator()<Op::forward_bit>();
+    if (op == Op::backward_from_bit) f.template operator()<Op::backward_from_bit>();
   }
-#endif
 }
 
 // Calls f.template operator()<S>() for the dtype of the call.
@@ -95,16 +134,10 @@ auto dispatch_dtype(Dtype dtype, const F& f) {
   }
 }
 
-JITACT_INLINE constexpr bool reads_two(Op op) { return op == Op::backward || op == Op::backward_from_output; }
-
-}  // namespace jitact
+}  // namespace jitact::loops
 
 #ifdef __CUDACC__
 #include "launch_cuda.cuh"
 #else
 #include "launch_cpu.h"
-#endif
-
-#ifdef JITACT_EXTRAS
-#include "launch_extras.cuh"
 #endif

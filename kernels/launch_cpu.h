@@ -10,7 +10,7 @@
 #include "launch.cuh"
 #include "torch_abi.h"
 
-namespace jitact {
+namespace jitact::loops {
 
 constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8, so that no mask byte is shared
 constexpr int64_t kLanes = 64;                     // elements; no vector is longer
@@ -25,13 +25,15 @@ inline int64_t bytes_of(const Call& call) {
   return call.n * (call.dtype == Dtype::f64 ? 8 : call.dtype == Dtype::f32 ? 4 : 2);
 }
 // In place, the output is in the cache already when it is written.
-inline bool is_large_output(const Call& call) { return call.out != call.a && bytes_of(call) >= kLargeBytes; }
+inline bool is_large_output(const Call& call, const Elements& out) {
+  return call.dense && out.data && out.data != call.read[0].data && bytes_of(call) >= kLargeBytes;
+}
 
 // Elements as they lie in memory and as they are computed.
 template <typename S> struct Storage;
 
-template <typename Number> struct AsItIs {
-  using T = Number;
+template <typename R> struct AsItIs {
+  using T = R;
   using S = typename T::Value;
   static void widen(const S* s, T* t, int64_t n) {
     for (int64_t i = 0; i < n; i++) t[i].v = s[i];
@@ -185,85 +187,303 @@ inline void prefer_huge_pages(void* p, int64_t bytes) {
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
+// Memory that is given back; <memory> takes longer to compile than it.
+template <typename T>
+class Array {
+ public:
+  explicit Array(int64_t n) : data_(new T[n]()) {}
+  Array(const Array&) = delete;
+  ~Array() { delete[] data_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+// Calls f(i, count, value, across) for stretches of the n elements from `first` on: `count` from the i-th, which all have a
+// broadcast operand's value of that index or, if `across`, its values from that one on.
+template <typename F>
+void for_runs(const Broadcasts& operand, int64_t first, int64_t n, const F& f) {
+  if (operand.count == 1) return f(0, n, 0, false);
+  const bool across = operand.inner == 1;
+  const int64_t size = across ? operand.count : operand.inner;
+  int64_t value = first / operand.inner % operand.count, left = across ? size - value : size - first % size;
+  for (int64_t i = 0; i < n;) {
+    const int64_t count = std::min(left, n - i);
+    f(i, count, value, across);
+    i += count;
+    left = size;
+    value = across || value + 1 == operand.count ? 0 : value + 1;
+  }
+}
+
+// The broadcast operands of a call, widened and prepared.
+template <typename S>
+class Broadcast {
+ public:
+  using T = typename Storage<S>::T;
+
+  explicit Broadcast(const Call& call) : call_(call), table_(offset(kBroadcast)) {
+    for (int b = 0; b < kBroadcast; b++) {
+      const Broadcasts& operand = call.broadcast[b];
+      Storage<S>::widen(static_cast<const S*>(operand.data), &table_[offset(b)], operand.count);
+    }
+    if constexpr (kPrepares) prepare_all(&table_[0]);  // of one value each
+  }
+
+  // Whether all blocks get the same of operand b.
+  bool constant(int b) const { return call_.broadcast[b].count == 1; }
+
+  // For the n elements from `first` on, or a whole block if constant.
+  void fill(int b, int64_t first, int64_t n, T* values) const {
+    const T* own = &table_[offset(b)];
+    if (constant(b)) n = kBlock;
+    for_runs(call_.broadcast[b], first, n, [&](int64_t i, int64_t count, int64_t value, bool across) {
+      if (across) std::copy(own + value, own + value + count, values + i);
+      else std::fill(values + i, values + i + count, own[value]);
+    });
+  }
+
+ private:
+  int64_t offset(int b) const {
+    int64_t sum = 0;
+    for (int i = 0; i < b; i++) sum += call_.broadcast[i].count;
+    return sum;
+  }
+
+  const Call& call_;
+  Array<T> table_;
+};
+
+// The random bits of a block that begins with the element `first`.
+template <typename Bits>
+void fill_random(Bits* bits, int64_t first, uint64_t seed, uint32_t stream) {
+  constexpr int64_t calls = kBlock * int64_t(sizeof(Bits)) / 16;
+  alignas(64) Random16 random[calls];
+  const uint64_t place = uint64_t(first) * sizeof(Bits) / 16;
+  for (int64_t i = 0; i < calls; i++) random[i] = philox(place + uint64_t(i), seed, stream);
+  std::memcpy(bits, random, sizeof(random));
+}
+
+// Calls f(i, column pointer, count) for the parts of rows that the n elements from `first` on are.
+template <typename F>
+void for_rows(const Call& call, const Elements& tensor, int64_t first, int64_t n, const F& f) {
+  for (int64_t i = 0; i < n;) {
+    const int64_t row = (first + i) / call.columns, column = (first + i) - row * call.columns;
+    const int64_t count = std::min(call.columns - column, n - i);
+    f(i, row * tensor.row_stride + column * tensor.step, count);
+    i += count;
+  }
+}
+template <typename S>
+void gather(const Call& call, const Elements& tensor, int64_t first, int64_t n, S* to) {
+  const S* from = static_cast<const S*>(tensor.data);
+  for_rows(call, tensor, first, n, [&](int64_t i, int64_t at, int64_t count) {
+    if (tensor.step == 1) std::memcpy(to + i, from + at, count * sizeof(S));
+    else std::fill(to + i, to + i + count, from[at]);
+  });
+}
+template <typename S>
+void scatter(const Call& call, const Elements& tensor, int64_t first, int64_t n, const S* from) {
+  S* to = static_cast<S*>(tensor.data);
+  for_rows(call, tensor, first, n, [&](int64_t i, int64_t at, int64_t count) {
+    std::memcpy(to + at, from + i, count * sizeof(S));
+  });
+}
+
+// The sum of up to kBlock values, in lanes so that the compiler vectorises it.
+template <typename V>
+double total(const V* t, int64_t n) {
+  constexpr int lanes = 16;
+  V sums[lanes] = {};
+  int64_t i = 0;
+  for (; i + lanes <= n; i += lanes)
+    for (int j = 0; j < lanes; j++) sums[j] += t[i + j];
+  double sum = 0;
+  for (; i < n; i++) sum += double(t[i]);
+  for (int j = 0; j < lanes; j++) sum += double(sums[j]);
+  return sum;
+}
+
 // Computes up to kBlock elements at a time.
 template <Op op, typename S>
 class Block {
  public:
-  explicit Block(const double* params) : params_(params) {}
+  using T = typename Storage<S>::T;
+  static constexpr int kReads = reads(op), kWrites = writes(op), kSummed = op == Op::backward_sums ? kSums : 0;
 
-  // n elements; where n is no multiple of kLanes, some more past the end of all that is read and written: each element goes
-  // through the same instructions, wherever it stands. `bits` are read or written as bytes.
-  void run(const S* a, const S* b, S* out, uint8_t* bits, int64_t n) {
+  Block(const Call& call, const Broadcast<S>& broadcast) : call_(call), broadcast_(broadcast), numbers_(call.numbers) {
+    for (int b = 0; b < kBroadcast; b++)
+      if (broadcast.constant(b)) broadcast.fill(b, 0, kBlock, values_[b]);
+  }
+
+  // n elements from `first` on; where n is no multiple of kLanes, some more past the end of all that is read and written:
+  // each element goes through the same instructions, wherever it stands. `bits` are read or written as bytes.
+  void run(const S* const* in, S* const* out, uint8_t* bits, int64_t first, int64_t n) {
     const int64_t padded = (n + kLanes - 1) & -kLanes;  // which tells the compiler that no single ones are left
+    for (int b = 0; b < kBroadcast; b++)
+      if (!broadcast_.constant(b)) broadcast_.fill(b, first, n, values_[b]);
+    for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*call_.seed), r);
     if constexpr (kSame) {
-#pragma GCC ivdep
-      for (int64_t i = 0; i < padded; i++) {
-        bool bit = op == Op::backward_from_bit && bits[i];
-        out[i] = element<op>(T(a[i]), reads_two(op) ? T(b[i]) : T(), bit, params_).v;
-        if constexpr (op == Op::forward_bit) bits[i] = bit;
-      }
+      compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
     } else {
-      Storage<S>::widen(a, a_, padded);
-      if constexpr (reads_two(op)) Storage<S>::widen(b, b_, padded);
-#pragma GCC ivdep
-      for (int64_t i = 0; i < padded; i++) {
-        bool bit = op == Op::backward_from_bit && bits[i];
-        a_[i] = element<op>(a_[i], reads_two(op) ? b_[i] : T(), bit, params_);
-        if constexpr (op == Op::forward_bit) bits[i] = bit;
-      }
-      Storage<S>::narrow(a_, out, n);
+      for (int r = 0; r < kReads; r++) Storage<S>::widen(in[r], wide_[r], padded);
+      compute([this](int r) { return wide_[r]; }, [this](int w) { return wide_[w]; }, bits, padded);
+      for (int w = 0; w < kWrites; w++) Storage<S>::narrow(wide_[w], out[w], n);
+    }
+  }
+
+  // Adds the gradients of the block's broadcast operands to `sums`, one after the other.
+  void add_up(int64_t first, int64_t n, double* sums) const {
+    for (int s = 0; s < kSummed; s++) {
+      const Broadcasts& operand = call_.broadcast[s];
+      for_runs(operand, first, n, [&](int64_t i, int64_t count, int64_t value, bool across) {
+        if (across)
+          for (int64_t j = 0; j < count; j++) sums[value + j] += double(gains_[s][i + j]);
+        else
+          sums[value] += total(gains_[s] + i, count);
+      });
+      sums += operand.count;
     }
   }
 
  private:
-  using T = typename Storage<S>::T;
   static constexpr bool kSame = std::is_same_v<S, typename T::Value>;  // in memory and in computation
-  const Params<T> params_;
-  alignas(64) T a_[kSame ? 1 : kBlock], b_[kSame ? 1 : kBlock];
+  using Bits = typename Mantissa<T>::Bits;
+
+  // The values of element i.
+  template <typename In>
+  struct Source {
+    const Block& block;
+    const In& in;
+    int64_t i;
+    template <int r> JITACT_INLINE T element() const { return T(in(r)[i]); }
+    template <int k> JITACT_INLINE T number() const { return block.numbers_.values[k]; }
+    template <int b> JITACT_INLINE T broadcast() const { return block.values_[b][i]; }
+    template <int r> JITACT_INLINE Random<T> random() const { return Random<T>(block.random_[r][i]); }
+  };
+
+  template <typename In, typename Out>
+  void compute(const In& in, const Out& out, uint8_t* bits, int64_t padded) {
+#pragma GCC ivdep
+    for (int64_t i = 0; i < padded; i++) {
+      bool bit = op == Op::backward_from_bit && bits[i];
+      const auto result = results<op, T>(Source<In>{*this, in, i}, bit);
+      for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
+      for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+      if constexpr (op == Op::forward_bit) bits[i] = bit;
+    }
+  }
+  static JITACT_INLINE void store(typename T::Value* to, int64_t i, T t) { to[i] = t.v; }
+  static JITACT_INLINE void store(T* to, int64_t i, T t) { to[i] = t; }
+
+  const Call& call_;
+  const Broadcast<S>& broadcast_;
+  const Numbers<T> numbers_;
+  alignas(64) T wide_[kSame ? 1 : kReads > kWrites ? kReads : kWrites][kSame ? 1 : kBlock];
+  alignas(64) T values_[kBroadcast + 1][kBroadcast ? kBlock : 1];
+  alignas(64) Bits random_[kRandom + 1][kRandom ? kBlock : 1];
+  alignas(64) typename T::Value gains_[kSummed + 1][kSummed ? kBlock : 1];
 };
 
-// The n elements of a last block in `copy`, with zeros up to a multiple of kLanes.
-template <typename S>
-const S* with_zeros(const S* last, S* copy, int64_t n) {
-  std::memcpy(copy, last, n * sizeof(S));
-  std::memset(copy + n, 0, (-n & (kLanes - 1)) * sizeof(S));
-  return copy;
-}
-
+// The blocks from `begin` to `end`; for backward_sums, `sums` gains the gradients of the broadcast operands.
 template <Op op, typename S>
-void run_blocks(const Call& call, int64_t begin, int64_t end) {
-  Block<op, S> compute(call.params);
-  const bool past_cache = is_large_output(call) && reinterpret_cast<uintptr_t>(call.out) % 32 == 0;
-  alignas(64) S copy_a[kBlock], copy_b[kBlock], result[kBlock];
+void run_blocks(const Call& call, const Broadcast<S>& broadcast, int64_t begin, int64_t end, [[maybe_unused]] double* sums) {
+  constexpr int kReads = reads(op), kWrites = writes(op);
+  Block<op, S> compute(call, broadcast);
+  bool past_cache[kWrites], any_past_cache = false;
+  for (int w = 0; w < kWrites; w++) {
+    past_cache[w] = is_large_output(call, call.written[w]) && reinterpret_cast<uintptr_t>(call.written[w].data) % 32 == 0;
+    any_past_cache |= past_cache[w];
+  }
+  alignas(64) S copies[kReads][kBlock], buffers[kWrites][kBlock];
   alignas(64) uint8_t bits[kBlock];
 
   for (int64_t block = begin; block < end; block++) {
     const int64_t first = block * kBlock, n = std::min(kBlock, call.n - first);
-    const auto *a = static_cast<const S*>(call.a) + first, *b = static_cast<const S*>(call.b) + (reads_two(op) ? first : 0);
-    S* const out = static_cast<S*>(call.out) + first;
-    if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.b) + first / 8, bits, n);
-    if (n < kBlock) {
-      a = with_zeros(a, copy_a, n);
-      if constexpr (reads_two(op)) b = with_zeros(b, copy_b, n);
+    const S* in[kReads];
+    S* out[kWrites];
+    for (int r = 0; r < kReads; r++) {
+      in[r] = static_cast<const S*>(call.read[r].data) + first;
+      if (call.dense && n == kBlock) continue;
+      if (call.dense) std::memcpy(copies[r], in[r], n * sizeof(S));
+      else gather(call, call.read[r], first, n, copies[r]);
+      std::memset(copies[r] + n, 0, (-n & (kLanes - 1)) * sizeof(S));
+      in[r] = copies[r];
     }
-    S* const to = past_cache || n < kBlock ? result : out;
-    compute.run(a, b, to, bits, n);
-    if (past_cache) stream(out, result, n * int64_t(sizeof(S)));
-    else if (to != out) std::memcpy(out, result, n * sizeof(S));
+    for (int w = 0; w < kWrites; w++) {
+      const bool direct = call.dense && n == kBlock && call.written[w].data && !past_cache[w];
+      out[w] = direct ? static_cast<S*>(call.written[w].data) + first : buffers[w];
+    }
+    if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
+    compute.run(in, out, bits, first, n);
+    for (int w = 0; w < kWrites; w++) {
+      if (out[w] != buffers[w] || call.written[w].data == nullptr) continue;
+      S* const to = static_cast<S*>(call.written[w].data) + first;
+      if (past_cache[w]) stream(to, buffers[w], n * int64_t(sizeof(S)));
+      else if (call.dense) std::memcpy(to, buffers[w], n * sizeof(S));
+      else scatter(call, call.written[w], first, n, buffers[w]);
+    }
     if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
+    if constexpr (op == Op::backward_sums) compute.add_up(first, n, sums);
   }
-  if (past_cache) stream_fence();
+  if (any_past_cache) stream_fence();
+}
+
+// In chunks, each with its own sums, which are added up in order: the result is the same for any number of threads.
+template <typename S>
+void run_backward_sums(const Call& call) {
+  using T = typename Storage<S>::T;
+  constexpr int64_t most_chunks = 256;
+  int64_t values = 0;
+  for (int s = 0; s < kSums; s++) values += call.broadcast[s].count;
+  const int64_t blocks = (call.n + kBlock - 1) / kBlock;
+  const int64_t chunks = std::clamp(std::min(blocks / kGrain, call.n / (16 * values)), int64_t(1), most_chunks);
+  struct Work {
+    const Call& call;
+    const Broadcast<S> broadcast;
+    const int64_t blocks, chunks, values;
+    const Array<double> sums;
+  } work{call, Broadcast<S>(call), blocks, chunks, values, Array<double>(chunks * values)};
+
+  const auto run = [](int64_t begin, int64_t end, void* context) {
+    const Work& w = *static_cast<const Work*>(context);
+    for (int64_t i = begin; i < end; i++)
+      run_blocks<Op::backward_sums, S>(w.call, w.broadcast, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks,
+                                       &w.sums[i * w.values]);
+  };
+  torch_parallel_for(0, chunks, 1, run, &work);
+
+  for (int64_t i = 1; i < chunks; i++)
+    for (int64_t j = 0; j < values; j++) work.sums[j] += work.sums[i * values + j];
+  const double* sum = &work.sums[0];
+  for (int s = 0; s < kSums; sum += call.broadcast[s++].count) {
+    if (call.sums[s] == nullptr) continue;
+    for (int64_t c = 0; c < call.broadcast[s].count; c++) {
+      T w[kBroadcast];  // prepare is for operands of one value each
+      if constexpr (kPrepares)
+        for (int b = 0; b < kBroadcast; b++) Storage<S>::widen(static_cast<const S*>(call.broadcast[b].data), w + b, 1);
+      const T gradient = T(sum[c]) * prepare_slope(w, s);
+      Storage<S>::narrow(&gradient, static_cast<S*>(call.sums[s]) + c, 1);
+    }
+  }
 }
 
 void run_cpu(const Call& call) {
-  if (is_large_output(call)) prefer_huge_pages(call.out, bytes_of(call));
-  const auto blocks = [](int64_t begin, int64_t end, void* context) {
+  for (int w = 0; w < writes(call.op); w++)
+    if (is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, bytes_of(call));
+  if (call.op == Op::backward_sums) {
+    return dispatch_dtype(call.dtype, [&]<typename S>() {
+      if constexpr (kSums > 0) run_backward_sums<S>(call);
+    });
+  }
+  const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
     dispatch(call.op, [&]<Op op>() {
-      dispatch_dtype(call.dtype, [&]<typename S>() { run_blocks<op, S>(call, begin, end); });
+      dispatch_dtype(call.dtype, [&]<typename S>() { run_blocks<op, S>(call, Broadcast<S>(call), begin, end, nullptr); });
     });
   };
-  torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, blocks, const_cast<Call*>(&call));
+  torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, run, const_cast<Call*>(&call));
 }
 
-}  // namespace jitact
+}  // namespace jitact::loops

@@ -14,7 +14,7 @@
 #define JITACT_BACKWARD_VECTORS_2 2
 #endif
 
-namespace jitact {
+namespace jitact::loops {
 
 constexpr int kThreads = 128;
 
@@ -148,61 +148,292 @@ __device__ __forceinline__ void wait_for_copies(int left) {
 #endif
 }
 
-template <Op op, typename S>
-__global__ void __launch_bounds__(kThreads)
-    elementwise(const S* a, const void* b, S* out, uint8_t* mask, int64_t n, bool aligned,
-                const Params<typename Storage<S>::T> params) {
+JITACT_INLINE bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
+
+// Division of 0 <= n < 2^63 by a constant 0 < d <= 2^62 in one multiplication (Granlund and Montgomery, Division by
+// Invariant Integers using Multiplication, 1994).
+class Divisor {
+ public:
+  Divisor() = default;
+  explicit Divisor(int64_t d);
+  __device__ __forceinline__ int64_t divide(int64_t n) const { return factor_ ? divide_by_many(n) : n; }
+  // The same where d > 1.
+  __device__ __forceinline__ int64_t divide_by_many(int64_t n) const {
+    return int64_t(__umul64hi(uint64_t(n), factor_) >> shift_);
+  }
+
+ private:
+  uint64_t factor_ = 0;
+  int shift_ = -1;
+};
+__attribute__((noinline)) Divisor::Divisor(int64_t d) {
+  if (d == 1) return;
+  while (int64_t(1) << (shift_ + 1) < d) shift_++;
+  factor_ = uint64_t(((unsigned __int128)1 << (64 + shift_)) / (unsigned __int128)d) + 1;
+}
+
+// The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
+struct Launch {
+  int64_t n, columns;
+  bool aligned;  // whether rows can be read and written in 16-byte vectors
+  uint8_t* mask;
+  Elements read[kElements + 1], written[kElements];
+  Divisor by_columns;
+  const void* broadcast[kBroadcast + 1];
+  int64_t counts[kBroadcast + 1], inner[kBroadcast + 1];
+  Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
+  const int64_t* seed;
+  float singles[kNumbers + 1];
+  double doubles[kNumbers + 1];
+
+  Launch(const Call& call, int64_t size);
+
+  // Where an element lies, by its number in the order of memory or, where the call is not dense, along rows.
+  template <bool dense>
+  __device__ __forceinline__ auto place(int64_t number) const {
+    if constexpr (dense) {
+      return number;
+    } else {
+      struct Place { int64_t row, column; };
+      const int64_t row = by_columns.divide_by_many(number);  // a call that is not dense has no single column
+      return Place{row, number - row * columns};
+    }
+  }
+  template <typename S>
+  static __device__ __forceinline__ S* at(const Elements& tensor, int64_t place) { return static_cast<S*>(tensor.data) + place; }
+  template <typename S, typename Place>
+  static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
+    return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
+  }
+  template <typename T>
+  __device__ __forceinline__ T number(int k) const {
+    if constexpr (sizeof(T) == 8) return doubles[k];
+    else return singles[k];
+  }
+};
+
+inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
+  bool aligned = call.dense || call.columns % size == 0;
+  for (int t = 0; t < used; t++) {
+    const Elements& e = elements[t];
+    aligned = aligned && (e.step == 0 || (on_16_bytes(e.data) && (call.dense || e.row_stride % size == 0)));
+  }
+  return aligned;
+}
+
+// `size` is how many elements a vector has.
+__attribute__((noinline)) Launch::Launch(const Call& call, int64_t size)
+    : n(call.n), columns(call.columns),
+      aligned(all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size)),
+      mask(static_cast<uint8_t*>(call.mask)), by_columns(call.columns), seed(call.seed) {
+  for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
+  for (int t = 0; t < kElements; t++) written[t] = call.written[t];
+  for (int b = 0; b < kBroadcast; b++) {
+    const Broadcasts& operand = call.broadcast[b];
+    broadcast[b] = operand.data;
+    counts[b] = operand.count;
+    inner[b] = operand.inner;
+    by_count[b] = Divisor(operand.count);
+    by_inner[b] = Divisor(operand.inner);
+  }
+  for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
+}
+
+// A vector of one element again and again.
+template <typename S>
+__device__ __forceinline__ Words repeated(const S* p) {
+  const auto word = [&](int i) {
+    if constexpr (sizeof(S) == 2) return uint32_t(p->bits) * 0x10001u;
+    else if constexpr (sizeof(S) == 4) return __float_as_uint(*p);
+    else return uint32_t(i % 2 ? __double2hiint(*p) : __double2loint(*p));
+  };
+  return {word(0), word(1), word(2), word(3)};
+}
+
+// The operands that are no elements: what a vector's elements get of them.
+template <typename S>
+struct Operands {
+  using T = typename Storage<S>::T;
+  static constexpr int size = Storage<S>::size;
+
+  const Launch& launch;
+
+  // What the elements of a block have in common: the values that are one for all, prepared, and the seed.
+  struct Common {
+    T value[kBroadcast + 1];
+    uint64_t seed;
+  };
+  // All threads of a block must call it.
+  __device__ __forceinline__ Common common() const {
+    Common common;
+    if constexpr (kPrepares) {
+      // One thread prepares for all: it takes tens of instructions.
+      __shared__ typename T::Value shared[kBroadcast];
+      if (threadIdx.x == 0) {
+        for (int b = 0; b < kBroadcast; b++) common.value[b] = Storage<S>::load(pointer(b));
+        prepare_all(common.value);
+        for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
+      }
+      __syncthreads();
+#pragma unroll
+      for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
+    } else {
+#pragma unroll
+      for (int b = 0; b < kBroadcast; b++) common.value[b] = Storage<S>::load(pointer(b));
+    }
+    if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
+    return common;
+  }
+
+  // For `width` elements side by side.
+  template <int width>
+  struct Values {
+    T broadcast[kBroadcast + 1][width];
+    Random16 random[kRandom + 1];
+  };
+  // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
+  template <int width, bool common_only = kPrepares>  // prepare is for such operands
+  __device__ __forceinline__ Values<width> from(const Common& common, int64_t first) const {
+    Values<width> values;
+#pragma unroll
+    for (int b = 0; b < kBroadcast; b++) {
+      const int64_t count = launch.counts[b], inner = launch.inner[b];
+      if (!common_only && count > 1) {
+        const int64_t plane = launch.by_inner[b].divide(first), c = plane - launch.by_count[b].divide(plane) * count;
+        fill(pointer(b), count, inner, c, (plane + 1) * inner - first, values.broadcast[b]);
+      } else {
+#pragma unroll
+        for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
+    return values;
+  }
+
+ private:
+  __device__ __forceinline__ const S* pointer(int b) const { return static_cast<const S*>(launch.broadcast[b]); }
+
+  // For elements the first of which has value c, `left` of them.
+  template <int width>
+  static __device__ __forceinline__ void fill(const S* values, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) {
+    if (width == 1 || left >= width) {
+      const T one = Storage<S>::load(values + c);
+#pragma unroll
+      for (int i = 0; i < width; i++) to[i] = one;
+    } else if (inner == 1 && c + width <= count && on_16_bytes(values + c)) {
+      if constexpr (width == size) Storage<S>::widen(*reinterpret_cast<const Words*>(values + c), to);
+    } else {
+      const int whole = int(min(inner, int64_t(width)));
+      int rest = int(left);
+#pragma unroll
+      for (int i = 0; i < width; i++) {
+        to[i] = Storage<S>::load(values + c);
+        if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
+      }
+    }
+  }
+};
+
+// The values of element i of a vector, or of one element that was read alone.
+template <typename S, int tensors, int width = Storage<S>::size>
+struct Source {
+  using T = typename Storage<S>::T;
+  const T (&in)[tensors][width];
+  const typename Operands<S>::template Values<width>& others;
+  const Launch& launch;
+  int i;
+
+  template <int t> __device__ __forceinline__ T element() const { return in[t][width == 1 ? 0 : i]; }
+  template <int k> __device__ __forceinline__ T number() const { return launch.number<T>(k); }
+  template <int b> __device__ __forceinline__ T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
+  template <int r> __device__ __forceinline__ Random<T> random() const {
+    const uint32_t (&w)[4] = others.random[r].w;
+    if constexpr (sizeof(S) == 8) return Random<T>(uint64_t(w[2 * i + 1]) << 32 | w[2 * i]);
+    else if constexpr (sizeof(S) == 4) return Random<T>(w[i]);
+    else return Random<T>(uint16_t(i % 2 ? w[i / 2] >> 16 : w[i / 2] & 0xffff));
+  }
+};
+
+template <Op op, typename S, bool dense>
+__global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
+  constexpr int ins = reads(op), outs = writes(op);
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
-  const auto* saved = static_cast<const S*>(b);
-  const auto* saved_bits = static_cast<const uint8_t*>(b);
+  const int64_t n = launch.n;
+  uint8_t* const mask = launch.mask;
+  const Operands<S> operands{launch};
   unsigned bits[vectors] = {};
 
-  if (aligned && block + stride * vectors <= n) {
+  if (launch.aligned && block + stride * vectors <= n) {
     // All loads are issued before the first of them is waited for.
-    Words va[vectors], vb[vectors];
-    [[maybe_unused]] __shared__ Words shared[kStaged<op> ? vectors : 1][kThreads];
+    Words in[ins][vectors];
+    [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][kThreads];
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      if constexpr (kStaged<op>) copy_async(&shared[v][threadIdx.x], a + at);
-      else va[v] = *reinterpret_cast<const Words*>(a + at);
-      if constexpr (reads_two(op)) vb[v] = *reinterpret_cast<const Words*>(saved + at);
-      if constexpr (op == Op::backward_from_bit) bits[v] = saved_bits[at >> 3] >> (at & 7);
+      const auto place = launch.place<dense>(at);
+#pragma unroll
+      for (int t = 0; t < ins; t++) {
+        const S* p = Launch::at<const S>(launch.read[t], place);
+        if constexpr (kStaged<op> && dense) copy_async(&shared[v][threadIdx.x], p);
+        else if (!dense && launch.read[t].step == 0) in[t][v] = repeated(p);
+        else in[t][v] = *reinterpret_cast<const Words*>(p);
+      }
+      if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
     }
+    const auto common = operands.common();
 #pragma unroll
     for (int v = 0; v < vectors; v++) {
-      T ta[size], tb[size];
-      if constexpr (kStaged<op>) {
+      const int64_t at = first + v * stride;
+      const auto place = launch.place<dense>(at);
+      T values[ins][size], out[outs][size];
+      if constexpr (kStaged<op> && dense) {
         wait_for_copies(vectors - 1 - v);
-        va[v] = shared[v][threadIdx.x];
+        in[0][v] = shared[v][threadIdx.x];
       }
-      Storage<S>::widen(va[v], ta);
-      if constexpr (reads_two(op)) Storage<S>::widen(vb[v], tb);
+#pragma unroll
+      for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
+      const auto others = operands.template from<size>(common, at);
 #pragma unroll
       for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        ta[i] = element<op>(ta[i], tb[i], bit, params);
+        const auto result = results<op, T>(Source<S, ins>{values, others, launch, i}, bit);
+        for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
-      Storage<S>::narrow(ta, va[v]);
-      *reinterpret_cast<Words*>(out + first + v * stride) = va[v];
+#pragma unroll
+      for (int w = 0; w < outs; w++) {
+        if (outs > 1 && launch.written[w].data == nullptr) continue;
+        Words words;
+        Storage<S>::narrow(out[w], words);
+        *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
+      }
     }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element.
+    const auto common = operands.common();
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      const int count = int(min(int64_t(size), n - at));
-      if (op == Op::backward_from_bit && count > 0) bits[v] = saved_bits[at >> 3] >> (at & 7);
-#pragma unroll 1
-      for (int i = 0; i < count; i++) {
-        const T ta = Storage<S>::load(a + at + i);
-        const T tb = reads_two(op) ? Storage<S>::load(saved + at + i) : T();
+      if (at >= n) break;
+      if (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
+      #pragma unroll 1
+      for (int i = 0; i < size; i++) {
+        if (at + i >= n) break;
+        const auto place = launch.place<dense>(at + i);
+        const auto others = operands.template from<1>(common, at + i);
+        T values[ins][1];
+#pragma unroll
+        for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
         bool bit = bits[v] >> i & 1;
-        Storage<S>::store(out + at + i, element<op>(ta, tb, bit, params));
+        const auto result = results<op, T>(Source<S, ins, 1>{values, others, launch, i}, bit);
+        for_each<outs>([&](auto w) {
+          const Elements& to = launch.written[w];
+          if (outs == 1 || to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
+        });
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }
@@ -214,24 +445,31 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-inline bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
-
-// Starts one of the loops above or below; `last` are the arguments that follow those that all of them have.
-template <Op op, typename S, typename Loop, typename... Last>
-void start(Loop loop, const Call& call, cudaStream_t stream, const Last&... last) {
-  const bool aligned = on_16_bytes(call.a) && on_16_bytes(call.out) && (!reads_two(op) || on_16_bytes(call.b));
+template <Op op, typename S, bool dense>
+void start(const Call& call, cudaStream_t stream) {
   constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectors<op, S>;
-  loop<<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
-      static_cast<const S*>(call.a), call.b, static_cast<S*>(call.out), static_cast<uint8_t*>(call.mask), call.n, aligned,
-      last..., Params<typename Storage<S>::T>(call.params));
+  elementwise<op, S, dense><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
+      Launch(call, Storage<S>::size));
 }
 
+}  // namespace jitact::loops
+
+#include "reduce_cuda.cuh"
+
+namespace jitact::loops {
+
 const char* run_cuda(const Call& call, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  if (call.op == Op::backward_sums) {
+    dispatch_dtype(call.dtype, [&]<typename S>() {
+      if constexpr (kSums > 0) launch_backward_sums<S>(call, s);
+    });
+  }
   dispatch(call.op, [&]<Op op>() {
-    dispatch_dtype(call.dtype, [&]<typename S>() { start<op, S>(elementwise<op, S>, call, static_cast<cudaStream_t>(stream)); });
+    dispatch_dtype(call.dtype, [&]<typename S>() { call.dense ? start<op, S, true>(call, s) : start<op, S, false>(call, s); });
   });
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
 
-}  // namespace jitact
+}  // namespace jitact::loops

@@ -16,6 +16,7 @@ from . import build, log
 from .cache import Entry
 from .errors import BuildError
 from .plan import Plan, make_plan
+from .signature import Signature
 from .source import KernelSource, state_of
 
 __all__ = ["Library", "generation", "load"]
@@ -24,9 +25,8 @@ __all__ = ["Library", "generation", "load"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the source saves ``"output"``;
-    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` if it saves ``"bit"``; and ``backward_weights``,
-    ``backward_all`` if it learns weights.
+    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the kernel file has a function for it; and
+    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` likewise. ``binding.cpp`` lists their arguments.
 
     Attributes:
         name: the first part of the operators' names.
@@ -130,7 +130,7 @@ def _unloadable(plan: Plan, entry: Entry, error: Exception) -> BuildError:
     return BuildError(f"the library made for {plan.name} cannot be loaded: {error}\nit is {entry.library}")
 
 
-def _open(entry: Entry) -> Callable[[bytes, bytes], bytes | None]:
+def _open(entry: Entry) -> Callable[[bytes, bytes, bytes], bytes | None]:
     """The library's entry point, which registers its operators and returns what went wrong, if anything.
 
     What is loaded is a copy in memory of the bytes that were checked: no change to the file, by a crash elsewhere, a full
@@ -150,18 +150,18 @@ def _open(entry: Entry) -> Callable[[bytes, bytes], bytes | None]:
     return handle.jitact_register
 
 
-def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes], bytes | None]) -> Library:
+def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes], bytes | None]) -> Library:
     """Registers the operators of a build under a name that this process has not used yet.
 
     Raises:
         BuildError: PyTorch refuses them.
     """
     name = _free_name(plan.name)
-    problem = register(name.encode(), "".join(f", float {p}" for p in plan.source.params).encode())
+    problem = register(name.encode(), *(part.encode() for part in _schema(plan.source.signature)))
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
-    for kind, fake in _fakes(plan.source).items():
+    for kind, fake in _fakes(plan.source.signature).items():
         _definitions().impl(f"{name}_{kind}", fake, "Meta")
         if not library.has_cuda:
             _definitions().impl(f"{name}_{kind}", _refuse(library), "CUDA", allow_override=bool(entry.build.archs))
@@ -211,25 +211,44 @@ def _fake_mask(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
 
 
-def _fakes(source: KernelSource) -> dict[str, Callable]:
+def _schema(signature: Signature) -> tuple[str, str]:
+    """The elements and the other arguments in the operators' schemas."""
+    elements = ", ".join(f"Tensor {name}" for name in signature.of("element"))
+    others = [f"Tensor {name}" for name in signature.of("channel", "row")]
+    others += ["Tensor seed"] if signature.of("random") else []
+    others += [f"float {name}" for name in signature.of("number")]
+    return elements, "".join(f", {other}" for other in others)
+
+
+def _fakes(signature: Signature) -> dict[str, Callable]:
     """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,
         "backward": lambda dy, x, *others: torch.empty_like(x),
     }
-    if "output" in source.saves:
+    if signature.gradients > 1:
+        fakes["backward"] = _fake_gradients(signature)
+    if "output" in signature.saves:
         fakes["backward_from_output"] = lambda dy, y, *others: torch.empty_like(y)
-    if "bit" in source.saves:
+    if "bit" in signature.saves:
         fakes["forward_bit"] = lambda x, *others: (torch.empty_like(x), _fake_mask(x))
         fakes["forward_bit_"] = lambda x, *others: _fake_mask(x)
         fakes["backward_from_bit"] = lambda dy, mask, *others: torch.empty_like(dy)
-    if source.learned:
-        fakes["backward_weights"] = lambda dy, x, *others: _fake_gradients(*others[: source.learned])
-        fakes["backward_all"] = lambda dy, x, *others: _fake_gradients(x, *others[: source.learned])
     return fakes
 
 
-def _fake_gradients(*tensors: torch.Tensor) -> torch.Tensor | tuple[torch.Tensor, ...]:
-    gradients = tuple(torch.empty_like(t) for t in tensors)
-    return gradients if len(gradients) > 1 else gradients[0]
+def _fake_gradients(signature: Signature) -> Callable:
+    places = [(signature.tensors.index(operand.name), operand.role) for operand in signature.differentiable]
+
+    def fake(dy: torch.Tensor, x: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
+        tensors, wanted = (x, *rest), rest[-1]
+        gradients = []
+        for g, (place, role) in enumerate(places):
+            if not wanted >> g & 1:
+                gradients.append(x.new_empty(0))
+            else:
+                gradients.append(torch.empty_like(x) if role == "element" else tensors[place].new_empty(tensors[place].shape))
+        return tuple(gradients)
+
+    return fake

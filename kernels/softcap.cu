@@ -5,11 +5,11 @@
 // Source: Gemma Team, Gemma 2 (2024). For c > 0.
 
 // x / c may be too small for a T where x is not.
-ELEMENTWISE T forward(T x, T c) { return select(abs(x) < 0x1p-100 * c, x, c * tanh(x * (1 / c))); }
+ELEMENTWISE T forward(T x, Number<T> c) { return select(abs(x) < 0x1p-100 * c, x, c * tanh(x * (1 / c))); }
 
-ELEMENTWISE T backward(T dy, T x, T c) {
+ELEMENTWISE T backward(T dy, T x, Number<T> c) {
   const T e = decay(2 * abs(x * (1 / c))), r = reciprocal(1 + e);
   return dy * (4 * e * r * r);
 }
 
-ELEMENTWISE T backward_from_output(T dy, T y, T c) { return dy * ((1 - y * (1 / c)) * (1 + y * (1 / c))); }
+ELEMENTWISE T backward_from_output(T dy, T y, Number<T> c) { return dy * ((1 - y * (1 / c)) * (1 + y * (1 / c))); }

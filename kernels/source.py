@@ -9,6 +9,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from .signature import Signature, read_signature
+
 __all__ = ["FOLDER", "WORK", "KernelSource", "Work", "digest", "state_of"]
 
 FOLDER = Path(__file__).resolve().parent
@@ -64,44 +66,41 @@ WORK = {
 
 
 class KernelSource(NamedTuple):
-    """What is compiled: one kernel file and what is declared of it.
+    """What is compiled: one kernel file.
 
     Attributes:
         name: the activation's name; operators are registered as ``jitact::<name>_forward`` and so on.
-        params: names of the scalar parameters, in the order in which the file's functions take them.
-        saves: what backward can keep: any of ``"input"``, ``"output"``, ``"bit"``.
         text: the kernel file's text.
         path: where the text came from; compilers report errors against it, and headers beside it are found.
-        weights: how many tensors of weights the file's functions take before the parameters; ``weights.cuh`` tells more.
-        learned: how many of these, the first, have gradients.
-        channels: whether a weight may have one value for each channel.
-        random: whether the file's functions take a random number for each element; ``random.cuh`` tells more.
+        numbers: the last arguments of ``forward`` that are numbers without being marked ``Number<T>``.
         work: what a GPU computes for an element.
     """
 
     name: str
-    params: tuple[str, ...]
-    saves: tuple[str, ...]
     text: str
     path: str
-    weights: int = 0
-    learned: int = 0
-    channels: bool = False
-    random: bool = False
+    numbers: tuple[str, ...] = ()
     work: Work = Work()
 
     @classmethod
-    def from_file(cls, name: str, params: tuple[str, ...], saves: tuple[str, ...], **tensors: int) -> KernelSource:
-        """The library's own ``kernels/<name>.cu``; ``tensors`` are the fields from ``weights`` to ``random``."""
+    def from_file(cls, name: str) -> KernelSource:
+        """The library's own ``kernels/<name>.cu``."""
         path = FOLDER / f"{name}.cu"
-        return cls(name, params, saves, path.read_text(), str(path), **tensors, work=WORK.get(name, Work(1, 1)))
+        return cls(name, path.read_text(), str(path), work=WORK.get(name, Work(1, 1)))
+
+    @property
+    def signature(self) -> Signature:
+        """What the file says of its functions.
+
+        Raises:
+            ValueError: they are not declared as they must be.
+        """
+        return read_signature(self.text, self.numbers)
 
     def defines(self) -> list[str]:
-        """What the compilers are told of the file."""
-        flags = [f"-DJITACT_PARAMS={len(self.params)}", *(f"-DJITACT_SAVES_{save.upper()}" for save in self.saves)]
-        flags += [f"-DJITACT_WEIGHTS={self.weights}", f"-DJITACT_LEARNED={self.learned}"] if self.weights else []
-        flags += ["-DJITACT_CHANNELS"] if self.channels else []
-        return flags + (["-DJITACT_RANDOM"] if self.random else []) + self.work.defines()
+        """What the compilers are told of the file, beside its text."""
+        unmarked = self.signature.unmarked_numbers
+        return ([f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []) + self.work.defines()
 
     @property
     def folder(self) -> Path:
@@ -160,7 +159,7 @@ def state_of(path: Path) -> tuple[int, ...] | None:
 
 def digest(source: KernelSource) -> str:
     """The hash of all that is compiled. Where the files lie does not enter, so a cache can move with an installation."""
-    digest = hashlib.sha256(repr((source.name, source.params, source.defines(), source.text)).encode())
+    digest = hashlib.sha256(repr((source.name, source.defines(), source.text)).encode())
     for name, path in source.headers().items():
         content = path.read_bytes()
         digest.update(f"\n{name} {len(content)}\n".encode())

@@ -1,0 +1,493 @@
+// The gradients of elements and those of broadcast operands on a GPU, in one pass over dy and the inputs. Each block adds up
+// what its elements contribute and writes partial sums in float (double for float64), which fold_sums adds up: nothing is
+// atomic, so the same call always gives the same bits.
+//
+// Memory is cut into planes, stretches of `inner` elements that have one value of an operand: plane p has value p % count.
+//   Planes of kLongPlane elements and more, or one value: segment_sums, each thread a few vectors; a block adds up the parts
+//     of the planes that lie in it. The partial sums of a plane fill `slots` places, one for each block that it lies in.
+//   Shorter planes: column_sums. After `period` vectors the values repeat, so a thread that goes on by a multiple of them
+//     stays with its values and adds up in registers.
+// Operands that are cut alike are summed in one pass, and so is one that has one value for all: its sums by plane are added
+// up. Each further cut takes a pass of its own, which only reads.
+#pragma once
+
+#include "launch_cuda.cuh"
+
+namespace jitact::loops {
+
+constexpr int64_t kLongPlane = 32;
+constexpr int kColumnThreads = 1 << 18;  // of column_sums: what fills a large GPU
+constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: their partial sums are then a small part of the traffic
+constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
+
+// Without <algorithm> and <numeric>, which three compilers would read for every build.
+constexpr int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
+constexpr int64_t between(int64_t x, int64_t low, int64_t high) { return greater(low, lesser(x, high)); }
+
+template <typename T>
+__device__ __forceinline__ T warp_sum(T v, int lanes = 32) {
+  for (int step = lanes / 2; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step, lanes);
+  return v;
+}
+
+template <typename S> using Value = typename Storage<S>::T::Value;
+
+// The inputs of a vector's elements, and the gradients that are written.
+template <typename S>
+struct Vectors {
+  using T = typename Storage<S>::T;
+  static constexpr int size = Storage<S>::size, ins = reads(Op::backward_sums), outs = writes(Op::backward_sums);
+  T in[ins][size], out[outs][size];
+
+  // Of a vector in the tensor's last block, or in memory that does not lie on 16 bytes: element by element, 0 past the end.
+  __device__ __forceinline__ void load_some(const Launch& launch, int64_t at) {
+#pragma unroll
+    for (int t = 0; t < ins; t++)
+#pragma unroll
+      for (int i = 0; i < size; i++) in[t][i] = at + i < launch.n ? Storage<S>::load(Launch::at<const S>(launch.read[t], at + i)) : 0;
+  }
+  __device__ __forceinline__ void store_some(const Launch& launch, int64_t at) const {
+#pragma unroll
+    for (int w = 0; w < outs; w++)
+#pragma unroll
+      for (int i = 0; i < size; i++) {
+        const Elements& to = launch.written[w];
+        if (to.data && at + i < launch.n) Storage<S>::store(Launch::at<S>(to, at + i), out[w][i]);
+      }
+  }
+  __device__ __forceinline__ void store(const Launch& launch, int64_t at) const {
+#pragma unroll
+    for (int w = 0; w < outs; w++) {
+      if (launch.written[w].data == nullptr) continue;
+      Words words;
+      Storage<S>::narrow(out[w], words);
+      *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], at)) = words;
+    }
+  }
+  // Computes element i, calls add(s, gradient) for each sum, and keeps what is written.
+  template <typename F>
+  __device__ __forceinline__ void compute(int i, const typename Operands<S>::template Values<size>& others, const Launch& launch, const F& add) {
+    const auto all = gradients<T>(Source<S, ins>{in, others, launch, i});
+    for_each<kSums>([&](auto s) { add(s, all.of[kSummedGradient<s>]); });
+    for_each<outs>([&](auto w) { out[w][i] = all.of[kWrittenGradient<w>]; });
+  }
+};
+
+// How memory is cut into planes.
+struct Cut {
+  int64_t count, inner;
+  Divisor by_inner;
+
+  Cut(int64_t count, int64_t inner) : count(count), inner(inner), by_inner(inner) {}
+};
+
+// How the planes lie in the blocks of segment_sums.
+struct Segments {
+  int64_t slots;   // blocks that a plane may lie in
+  int64_t planes;
+  int lanes;       // threads that add up a plane's part of a block: a power of 2, at most 32
+};
+
+template <typename S, bool one_value>
+__global__ void __launch_bounds__(kThreads)
+    segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut, const Segments segments) {
+  using T = typename Storage<S>::T;
+  const Operands<S> operands{launch};
+  const int64_t n = launch.n;
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<Op::backward, S>;
+  constexpr int per_block = stride * vectors, ins = Vectors<S>::ins;
+  const int t = threadIdx.x;
+  const int64_t block = int64_t(blockIdx.x) * per_block;
+  const int64_t first = block + t * size;  // of this thread's first vector; the next is `stride` further on
+  const bool whole = launch.aligned && block + per_block <= n;
+  Words in[ins][vectors];
+#pragma unroll
+  for (int v = 0; v < vectors; v++)
+#pragma unroll
+    for (int r = 0; r < ins; r++)
+      if (whole) in[r][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], first + v * stride));
+  const auto common = operands.common();
+  // The block begins `rest` elements into plane `plane`.
+  int64_t plane = 0, rest = block;
+  if constexpr (!one_value) {
+    plane = cut.by_inner.divide(block);
+    rest = block - plane * cut.inner;
+  }
+
+  // Sums in the order of memory. With planes, a vector has two: for the plane where it begins and for the next one.
+  constexpr int entries = kThreads * (one_value ? 1 : 2 * vectors);
+  __shared__ Value<S> sums[kSums][entries];
+  T sum[kSums], next_sum[kSums];
+#pragma unroll
+  for (int v = 0; v < vectors; v++) {
+    const int64_t at = first + v * stride;
+    int left = size;  // elements of the vector that are of the plane where it begins
+    if constexpr (!one_value) {
+      const int64_t offset = at - block + rest;
+      const int64_t step = cut.inner >= per_block ? offset >= cut.inner : unsigned(offset) / unsigned(cut.inner);
+      left = int(min(int64_t(size), (step + 1) * cut.inner - offset));
+#pragma unroll
+      for (int k = 0; k < kSums; k++) sum[k] = next_sum[k] = 0;
+    }
+    Vectors<S> vector;
+    if (whole) {
+#pragma unroll
+      for (int r = 0; r < ins; r++) Storage<S>::widen(in[r][v], vector.in[r]);
+    } else {
+      vector.load_some(launch, at);
+    }
+    const auto others = operands.template from<size, kPrepares || (one_value && kSums == kBroadcast)>(common, at);
+#pragma unroll
+    for (int i = 0; i < size; i++) {
+      const bool next = !one_value && i >= left, exists = whole || at + i < n;
+      vector.compute(i, others, launch, [&](int k, T gradient) {
+        sum[k] += next || !exists ? 0 : gradient;
+        if constexpr (!one_value) next_sum[k] += next && exists ? gradient : 0;
+      });
+    }
+    if (whole) vector.store(launch, at);
+    else vector.store_some(launch, at);
+    if constexpr (!one_value) {
+#pragma unroll
+      for (int k = 0; k < kSums; k++) {
+        sums[k][(v * kThreads + t) * 2] = sum[k].v;
+        sums[k][(v * kThreads + t) * 2 + 1] = next_sum[k].v;
+      }
+    }
+  }
+
+  if constexpr (one_value) {
+#pragma unroll
+    for (int k = 0; k < kSums; k++) sums[k][t] = sum[k].v;
+    __syncthreads();
+    for (int k = t / 32; k < kSums; k += kThreads / 32) {
+      Value<S> v = 0;
+#pragma unroll
+      for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
+      v = warp_sum(v);
+      if (t % 32 == 0) partials[k * segments.slots + blockIdx.x] = v;
+    }
+  } else {
+    __syncthreads();
+    const int64_t inner = cut.inner;
+    const int valid = int(min(int64_t(per_block), n - block));
+    const int count = inner >= per_block ? 1 + (rest + valid > inner) : (unsigned(rest) + valid - 1) / unsigned(inner) + 1;
+    const int lanes = segments.lanes, groups = kThreads / lanes, lane = t % lanes;
+    // Where the sums of the plane that begins `offset` elements into the block begin: with the second sum of the vector
+    // that it shares with the plane before.
+    const auto entry = [&](int64_t offset) { return 2 * int((offset + size - 1) / size) - 1; };
+    for (int base = 0; base < count; base += groups) {
+      const int q = base + t / lanes;
+      const bool exists = q < count, ends = (q + 1) * inner - rest <= per_block;
+      const int from = q == 0 ? 0 : entry(q * inner - rest);
+      const int to = q + 1 >= count ? entries : entry((q + 1) * inner - rest);
+      const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks that the plane lies in before this one
+      for (int k = 0; k < kSums; k++) {
+        Value<S> v = 0;
+        if (exists)
+          for (int i = from + lane; i < to; i += lanes) v += sums[k][i];
+        v = warp_sum(v, lanes);
+        Value<S>* place = partials + (k * segments.planes + plane + q) * segments.slots + slot;
+        if (exists && lane == 0) {
+          place[0] = v;
+          if (ends && slot + 1 < segments.slots) place[1] = 0;
+        }
+      }
+    }
+  }
+}
+
+// How column_sums walks memory, in vectors.
+struct Columns {
+  int64_t period;   // after which values repeat
+  int64_t threads;  // that take part: a multiple of period
+  int active;       // threads of a block that take part: all, or a multiple of period
+  int64_t width;    // sums that a block writes, unless period is longer than a block: then each thread writes its own
+  bool repeat;      // whether a thread's vectors all have the same operands
+};
+
+template <typename S>
+__global__ void __launch_bounds__(kThreads)
+    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
+  using T = typename Storage<S>::T;
+  const Operands<S> operands{launch};
+  const int64_t n = launch.n;
+  constexpr int size = Storage<S>::size, ins = Vectors<S>::ins;
+  const int t = threadIdx.x;
+  const int64_t g = int64_t(blockIdx.x) * columns.active + t;
+  const bool takes_part = t < columns.active && g < columns.threads;
+  const auto common = operands.common();
+  T sums[kSums][size];
+#pragma unroll
+  for (int k = 0; k < kSums; k++)
+#pragma unroll
+    for (int i = 0; i < size; i++) sums[k][i] = 0;
+  auto others = operands.template from<size>(common, g * size);
+  const auto go_to = [&](int64_t at) {
+    if constexpr (kBroadcast > 1 || kRandom > 0)
+      if (!columns.repeat) others = operands.template from<size>(common, at);
+  };
+
+  int64_t v = g;
+  const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
+#pragma unroll 2
+  for (; v < vectors; v += columns.threads) {
+    Vectors<S> vector;
+#pragma unroll
+    for (int r = 0; r < ins; r++) Storage<S>::widen(*reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], v * size)), vector.in[r]);
+    go_to(v * size);
+#pragma unroll
+    for (int i = 0; i < size; i++) vector.compute(i, others, launch, [&](int k, T gradient) { sums[k][i] += gradient; });
+    vector.store(launch, v * size);
+  }
+  // The end, or memory that does not lie on 16 bytes.
+  for (; takes_part && v * size < n; v += columns.threads) {
+    Vectors<S> vector;
+    vector.load_some(launch, v * size);
+    go_to(v * size);
+#pragma unroll
+    for (int i = 0; i < size; i++)
+      if (v * size + i < n) vector.compute(i, others, launch, [&](int k, T gradient) { sums[k][i] += gradient; });
+    vector.store_some(launch, v * size);
+  }
+
+  if (columns.period > kThreads) {
+    if (!takes_part) return;
+#pragma unroll
+    for (int k = 0; k < kSums; k++)
+#pragma unroll
+      for (int i = 0; i < size; i++) partials[k * places + g * size + i] = sums[k][i].v;
+    return;
+  }
+  __shared__ Value<S> shared[kThreads * size];
+  const int width = int(columns.width);
+#pragma unroll
+  for (int k = 0; k < kSums; k++) {
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < size; i++) shared[t * size + i] = sums[k][i].v;
+    __syncthreads();
+    for (int j = t; j < width; j += kThreads) {
+      Value<S> sum = 0;
+      for (int i = j; i < columns.active * size; i += width) sum += shared[i];
+      partials[k * places + blockIdx.x * columns.width + j] = sum;
+    }
+  }
+}
+
+// What fold_sums adds up: for each operand, `outer` times `count` times `inner` sums.
+struct Sums {
+  int64_t outer, count, inner;
+  int wide;        // values of an operand that a block takes
+  int64_t length;  // of what a block takes, of outer * wide * inner
+  int64_t splits;  // blocks that share the same values
+
+  Sums(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
+    wide = int(between(32 / inner, 1, count));
+    const int64_t all = outer * wide * inner;
+    splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / wide);
+    const int64_t step = active();
+    length = ((all + splits - 1) / splits + step - 1) / step * step;
+  }
+  __host__ __device__ int active() const { return wide == 1 ? kThreads : int(kThreads / (wide * inner) * (wide * inner)); }
+  int64_t size() const { return outer * count * inner; }  // of one operand
+  int64_t folded() const { return splits * count; }
+};
+
+// The gradients that a fold makes; null for an operand whose sums go on to another fold, or that has no gradient here.
+template <typename S> struct Targets { S* of[kSums]; };
+
+// Block (x, y, z) adds up, of operand z, values from x * wide on, part y: to the gradient or, where there is none yet, to
+// `folded`, laid out [operand, splits, count].
+template <typename S>
+__global__ void __launch_bounds__(kThreads)
+    fold_sums(const Value<S>* partials, Value<S>* folded, const Sums sums, const __grid_constant__ Launch launch,
+              const Targets<S> targets) {
+  using T = typename Storage<S>::T;
+  const int t = threadIdx.x, k = blockIdx.z;
+  const int64_t c0 = int64_t(blockIdx.x) * sums.wide, span = sums.wide * sums.inner, active = sums.active();
+  const int64_t begin = blockIdx.y * sums.length, end = min(begin + sums.length, sums.outer * span);
+  partials += k * sums.outer * sums.count * sums.inner;
+
+  Value<S> v = 0;
+  if (t < active) {
+    for (int64_t i = begin + t; i < end; i += active) {
+      const int64_t outer = i / span, place = c0 * sums.inner + (i - outer * span);
+      if (place < sums.count * sums.inner) v += partials[outer * sums.count * sums.inner + place];
+    }
+  }
+  __shared__ Value<S> shared[kThreads];
+  if (sums.wide == 1) {
+    v = warp_sum(v);
+    if (t % 32 == 0) shared[t / 32] = v;
+    __syncthreads();
+    v = warp_sum(t < kThreads / 32 ? shared[t] : Value<S>(0));
+  } else {
+    shared[t] = v;
+    __syncthreads();
+    v = 0;
+    const int inner = int(sums.inner);
+    for (int row = 0; t < sums.wide && row < active; row += int(span))
+      for (int i = 0; i < inner; i++) v += shared[row + t * inner + i];
+  }
+  const int64_t c = c0 + t;
+  if (t >= sums.wide || c >= sums.count) return;
+  if (targets.of[k] == nullptr) {
+    folded[(k * sums.splits + blockIdx.y) * sums.count + c] = v;
+    return;
+  }
+  T slope = 1;
+  if constexpr (kPrepares) {
+    T values[kBroadcast];
+    for (int b = 0; b < kBroadcast; b++) values[b] = Storage<S>::load(static_cast<const S*>(launch.broadcast[b]));
+    slope = prepare_slope(values, k);
+  }
+  Storage<S>::store(targets.of[k] + c, T(v) * slope);
+}
+
+// The fewest vectors of `size` elements, a power of 2, that hold a multiple of `elements`.
+constexpr int64_t period_of(int64_t elements, int64_t size) {
+  for (; elements % 2 == 0 && size > 1; elements /= 2) size /= 2;
+  return elements;
+}
+
+// How one pass is carried out, which sums the operands of one cut.
+template <typename S>
+struct Pass {
+  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectors<Op::backward, S>;
+  const Cut cut;
+  bool columnwise;
+  int64_t blocks;
+  Segments segments{};
+  Columns columns{};
+  Sums sums, folded;
+
+  Pass(const Call& call, const Broadcasts& like)
+      : cut(like.count, like.inner),
+        columnwise(cut.count > 1 && cut.inner < kLongPlane),
+        blocks((call.n + per_block - 1) / per_block),
+        sums(first_sums(call)),
+        folded(sums.splits, cut.count, 1) {}
+
+  bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
+
+ private:
+  Sums first_sums(const Call& call) {
+    if (cut.count == 1) {
+      segments = {blocks, 1, 32};
+      return Sums(1, 1, blocks);
+    }
+    if (columnwise) {
+      const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
+      const int64_t vectors = (call.n + size - 1) / size;
+      columns.period = period;
+      columns.repeat = kRandom == 0;
+      for (int b = 0; b < kBroadcast; b++)
+        columns.repeat = columns.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
+      if (period <= kThreads) {
+        columns.active = int(kThreads / period * period);
+        columns.width = period * size;
+        blocks = between(vectors / (columns.active * kRowsPerThread), 1, kColumnThreads / kThreads);
+        columns.threads = blocks * columns.active;
+        return Sums(blocks * columns.width / plane_set, cut.count, cut.inner);
+      }
+      const int64_t rows = lesser(kColumnThreads / period, vectors / (period * kRowsPerThread));
+      columns.active = kThreads;
+      columns.threads = greater(1, rows) * period;
+      blocks = (columns.threads + kThreads - 1) / kThreads;
+      return Sums(columns.threads * size / plane_set, cut.count, cut.inner);
+    }
+    const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // that a plane has in a block
+    segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, call.n / cut.inner, 1};
+    while (segments.lanes < 32 && segments.lanes * 8 <= entries) segments.lanes *= 2;
+    return Sums(segments.planes / cut.count, cut.count, segments.slots);
+  }
+};
+
+// The operands whose cuts take a pass each: the first of those that are cut alike. One value for all joins the first pass.
+struct Passes {
+  int count = 0, of[kSums + 1] = {};
+
+  explicit Passes(const Call& call) {
+    for (int k = 0; k < kSums; k++) {
+      bool is_new = call.broadcast[k].count > 1;
+      for (int p = 0; p < count; p++)
+        if (same(call.broadcast[of[p]], call.broadcast[k])) is_new = false;
+      if (is_new) of[count++] = k;
+    }
+    if (count == 0) count = 1;  // all are one value
+  }
+  static bool same(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
+};
+
+// What the folds of a pass need of memory, in values: the partial sums, and what two more folds of them leave.
+template <typename S>
+int64_t workspace_values(const Pass<S>& pass) {
+  const Sums whole(1, 1, pass.sums.folded());
+  return kSums * (pass.sums.size() + pass.sums.folded() + whole.folded());
+}
+
+int64_t workspace_bytes(const Call& call) {
+  return dispatch_dtype(call.dtype, [&]<typename S>() {
+    const Passes passes(call);
+    int64_t most = 0;
+    for (int p = 0; p < passes.count; p++)
+      most = greater(most, workspace_values<S>(Pass<S>(call, call.broadcast[passes.of[p]])));
+    return most * int64_t(sizeof(Value<S>));
+  });
+}
+
+template <typename S>
+void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets<S>& targets, int operands,
+          cudaStream_t stream) {
+  const dim3 grid(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
+  fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call, Storage<S>::size), targets);
+}
+
+// From the partial sums of a pass to the gradients: of the operands of its cut and, in the first pass, of those of one value.
+template <typename S>
+void fold_pass(const Pass<S>& pass, const Call& call, bool first, cudaStream_t stream) {
+  auto* partials = static_cast<Value<S>*>(call.workspace);
+  auto* folded = partials + kSums * pass.sums.size();
+  auto* rest = folded + kSums * pass.sums.folded();
+  Targets<S> alike{}, none{};
+  bool more = pass.sums.splits > 1;
+  for (int k = 0; k < kSums; k++)
+    if (pass.sums_up(call.broadcast[k])) alike.of[k] = static_cast<S*>(call.sums[k]);
+  fold<S>(pass.sums, partials, folded, call, more ? none : alike, kSums, stream);
+  if (more) fold<S>(pass.folded, folded, rest, call, alike, kSums, stream);
+  if (pass.cut.count == 1 || !first) return;
+  const Sums whole(1, 1, pass.sums.folded()), last(1, 1, whole.splits);
+  for (int k = 0; k < kSums; k++) {
+    if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
+    // As the only operand of a fold: its place is the first. (prepare is for operands that all are of one value.)
+    Targets<S> target{{static_cast<S*>(call.sums[k])}};
+    more = whole.splits > 1;
+    fold<S>(whole, folded + k * pass.sums.folded(), rest, call, more ? none : target, 1, stream);
+    if (more) fold<S>(last, rest, nullptr, call, target, 1, stream);
+  }
+}
+
+template <typename S>
+void launch_backward_sums(const Call& call, cudaStream_t stream) {
+  const Passes passes(call);
+  Call reading = call;  // a pass that only reads
+  for (Elements& written : reading.written) written.data = nullptr;
+  for (int p = 0; p < passes.count; p++) {
+    const Call& now = p == 0 ? call : reading;
+    const Pass<S> pass(now, now.broadcast[passes.of[p]]);
+    const Launch launch(now, Storage<S>::size);
+    auto* partials = static_cast<Value<S>*>(now.workspace);
+    const unsigned blocks = unsigned(pass.blocks);
+    if (pass.columnwise)
+      column_sums<S><<<blocks, kThreads, 0, stream>>>(launch, partials, pass.columns, pass.sums.size());
+    else if (pass.cut.count == 1)
+      segment_sums<S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, pass.cut, pass.segments);
+    else
+      segment_sums<S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, pass.cut, pass.segments);
+    fold_pass(pass, call, p == 0, stream);
+  }
+}
+
+}  // namespace jitact::loops

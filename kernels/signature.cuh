@@ -1,0 +1,172 @@
+// What the kernel file says: the roles of forward's arguments, by their types, and which functions there are. The loader
+// includes this after the kernel file, so its functions are in sight here.
+#pragma once
+
+#include <utility>
+
+#include "elementwise.cuh"
+
+// How many of forward's last arguments are numbers that the file does not mark: a `T` that its header or its definition
+// names as a parameter.
+#ifndef JITACT_UNMARKED_NUMBERS
+#define JITACT_UNMARKED_NUMBERS 0
+#endif
+
+namespace jitact::loops {
+
+enum class Role { element, number, channel, row, random };
+
+// The type of an argument of a role, and the role of a type.
+template <typename T, Role role> struct OperandType { using type = T; };
+template <typename T> struct OperandType<T, Role::number> { using type = Number<T>; };
+template <typename T> struct OperandType<T, Role::channel> { using type = Channel<T>; };
+template <typename T> struct OperandType<T, Role::row> { using type = Row<T>; };
+template <typename T> struct OperandType<T, Role::random> { using type = Random<T>; };
+
+template <typename A>
+constexpr Role role_of() {
+  if (std::is_same_v<A, Number<Single>>) return Role::number;
+  if (std::is_same_v<A, Channel<Single>>) return Role::channel;
+  if (std::is_same_v<A, Row<Single>>) return Role::row;
+  if (std::is_same_v<A, Random<Single>>) return Role::random;
+  return Role::element;
+}
+
+template <int n> struct Roles {
+  Role declared[n], of[n];  // as the types say, and with the numbers that are not marked
+};
+
+template <typename R, typename... A>
+constexpr Roles<sizeof...(A)> roles_of(R (*)(A...)) {
+  constexpr int n = sizeof...(A);
+  Roles<n> roles{{role_of<A>()...}, {role_of<A>()...}};
+  for (int k = n - JITACT_UNMARKED_NUMBERS; k < n; k++) roles.of[k] = Role::number;
+  return roles;
+}
+
+constexpr auto kRoles = roles_of(static_cast<decltype(&::forward<Single>)>(nullptr));
+constexpr int kArguments = sizeof(kRoles.of) / sizeof(Role);
+
+constexpr bool is_broadcast(Role role) { return role == Role::channel || role == Role::row; }
+constexpr bool is_element(Role role) { return role == Role::element; }
+constexpr bool is_other(Role role) { return !is_element(role); }
+constexpr bool is_number(Role role) { return role == Role::number; }
+constexpr bool is_random(Role role) { return role == Role::random; }
+constexpr bool has_gradient(Role role) { return is_element(role) || is_broadcast(role); }
+
+// How many of the first `end` arguments are of a kind.
+constexpr int count(bool (*kind)(Role), int end = kArguments) {
+  int found = 0;
+  for (int k = 0; k < end; k++) found += kind(kRoles.of[k]);
+  return found;
+}
+constexpr int kElements = count(is_element), kNumbers = count(is_number);
+constexpr int kBroadcast = count(is_broadcast), kRandom = count(is_random);
+
+// The place of argument k among those of its kind.
+constexpr int place_of(int k) {
+  const Role role = kRoles.of[k];
+  return count(is_element(role) ? is_element : is_number(role) ? is_number : is_random(role) ? is_random : is_broadcast, k);
+}
+
+// The argument that is number g of those of a kind.
+constexpr int argument_of(bool (*kind)(Role), int g) {
+  int k = 0;
+  while (count(kind, k + 1) <= g) k++;
+  return k;
+}
+
+template <typename T, size_t k>
+using Argument = typename OperandType<T, kRoles.declared[k]>::type;
+
+// The indices of all arguments, and of those that are no elements.
+using All = std::make_index_sequence<kArguments>;
+template <size_t... J>
+constexpr auto list_others(std::index_sequence<J...>) {
+  return std::index_sequence<argument_of(is_other, J)...>();
+}
+using Others = decltype(list_others(std::make_index_sequence<kArguments - kElements>()));
+
+// What a function of the file returns, or void if the file does not define it. (With a requires-expression in its place,
+// nvcc 13.0 finds false over a pack.)
+template <typename T, size_t... K>
+auto find_backward(std::index_sequence<K...>, int) -> decltype(backward(std::declval<T>(), std::declval<Argument<T, K>>()...));
+template <typename T>
+void find_backward(All, ...);
+
+template <typename T, size_t... J>
+auto find_from_output(std::index_sequence<J...>, int)
+    -> decltype(backward_from_output(std::declval<T>(), std::declval<T>(), std::declval<Argument<T, J>>()...));
+template <typename T>
+void find_from_output(Others, ...);
+
+template <typename T, size_t... J>
+auto find_from_bit(std::index_sequence<J...>, int)
+    -> decltype(backward_from_bit(std::declval<T>(), true, std::declval<Argument<T, J>>()...));
+template <typename T>
+void find_from_bit(Others, ...);
+
+template <typename T, size_t... K>
+auto find_keeps(std::index_sequence<K...>, int) -> decltype(keeps(std::declval<Argument<T, K>>()...));
+template <typename T>
+void find_keeps(All, ...);
+
+using Backward = decltype(find_backward<Single>(All(), 0));
+constexpr bool kHasBackward = !std::is_void_v<Backward>;
+constexpr bool kSavesOutput = !std::is_void_v<decltype(find_from_output<Single>(Others(), 0))>;
+constexpr bool kSavesBit =
+    !std::is_void_v<decltype(find_from_bit<Single>(Others(), 0))> && !std::is_void_v<decltype(find_keeps<Single>(All(), 0))>;
+
+// The gradients: how many, and how many of them are an element's; the others are summed.
+template <typename R> constexpr int kLength = 1;
+template <typename T, int n> constexpr int kLength<Many<T, n>> = n;
+
+constexpr int kGradients = kHasBackward ? kLength<Backward> : kSavesBit ? 1 : count(has_gradient);
+constexpr int gradient_argument(int g) { return argument_of(has_gradient, g); }
+constexpr int kElementGradients = count(is_element, gradient_argument(kGradients - 1) + 1);
+constexpr int kSums = kGradients - kElementGradients;
+static_assert(kGradients <= count(has_gradient), "backward returns more gradients than forward has arguments that have one");
+
+// Whether the file has a prepare for its broadcast operands. (A concept, where nvcc 13.0 answers rightly.)
+template <typename... T>
+concept Prepares = requires(T&... w) { prepare(w...); };
+template <typename T, size_t... B>
+constexpr bool has_prepare(std::index_sequence<B...>) {
+  return Prepares<Argument<T, argument_of(is_broadcast, B)>...>;
+}
+constexpr bool kPrepares = kBroadcast > 0 && has_prepare<Single>(std::make_index_sequence<kBroadcast>());
+
+template <typename T, size_t... B>
+JITACT_INLINE void prepare_all(T* w, std::index_sequence<B...>) {
+  const auto on = [&](Argument<T, argument_of(is_broadcast, B)>... prepared) {
+    prepare(prepared...);
+    ((w[B] = prepared), ...);
+  };
+  on(w[B]...);
+}
+// The broadcast operands of one element, as the functions want them.
+template <typename T>
+JITACT_INLINE void prepare_all(T* w) {
+  if constexpr (kPrepares) prepare_all(w, std::make_index_sequence<kBroadcast>());
+}
+// Narrow's functions would do for 16 bits, but where terms cancel an error in an operand shows, and this is not done often.
+JITACT_INLINE void prepare_all(Narrow* w) {
+  Single full[kBroadcast + 1];
+  for (int b = 0; b < kBroadcast; b++) full[b] = w[b].v;
+  prepare_all(full);
+  for (int b = 0; b < kBroadcast; b++) w[b] = full[b].v;
+}
+
+// The derivative of what the functions get in place of broadcast operand b by that operand, given all as they are.
+template <typename T>
+JITACT_INLINE T prepare_slope(const T* operands, int b) {
+  if constexpr (!kPrepares) return 1;
+  Dual<T> w[kBroadcast + 1];
+  for (int i = 0; i < kBroadcast; i++) w[i] = Dual<T>(operands[i], T(i == b ? 1 : 0));
+  prepare_all(w);
+  T slope = 0;
+  for (int i = 0; i < kBroadcast; i++) slope = i == b ? w[i].derivative : slope;
+  return slope;
+}
+
+}  // namespace jitact::loops
