@@ -43,7 +43,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
                 cpp_sources=[kernel, (source.FOLDER / "binding.cpp").read_text()],
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
-                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), f"--threads={jobs()}"],
+                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), f"--threads={jobs()}", f"--split-compile={jobs()}"],
                 extra_ldflags=_link_flags(plan, staging),
                 extra_include_paths=[str(path) for path in include],
                 build_directory=str(staging),

@@ -311,6 +311,26 @@ struct Operands {
     return values;
   }
 
+  // Of a vector's values, those of element i.
+  static __device__ __forceinline__ Values<1> one_of(const Values<size>& vector, int i) {
+    Values<1> one;
+#pragma unroll
+    for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
+#pragma unroll
+    for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
+    return one;
+  }
+  // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
+  __device__ __forceinline__ Values<size> in_planes(int64_t plane, int left) const {
+    Values<size> values;
+    const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
+    const T own = Storage<S>::load(pointer(0) + c);
+    const T next = left < size ? Storage<S>::load(pointer(0) + (c + 1 == count ? 0 : c + 1)) : own;
+#pragma unroll
+    for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
+    return values;
+  }
+
  private:
   __device__ __forceinline__ const S* pointer(int b) const { return static_cast<const S*>(launch.broadcast[b]); }
 
@@ -413,23 +433,25 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       }
     }
   } else {
-    // The tensor's last block, or memory that does not lie on 16 bytes: element by element.
+    // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
+    // side, unless each has the bits of its own.
+    constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
-      const int64_t at = first + v * stride;
-      if (at >= n) break;
-      if (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
-      #pragma unroll 1
+      const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
+      if (op == Op::backward_from_bit && begin < n) bits[v] = mask[begin >> 3] >> (begin & 7);
+#pragma unroll 1
       for (int i = 0; i < size; i++) {
-        if (at + i >= n) break;
-        const auto place = launch.place<dense>(at + i);
-        const auto others = operands.template from<1>(common, at + i);
+        const int64_t at = with_bits ? begin + i : begin + i * kThreads;
+        if (at >= n) break;
+        const auto place = launch.place<dense>(at);
+        const auto others = operands.template from<1>(common, at);
         T values[ins][1];
 #pragma unroll
         for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
         bool bit = bits[v] >> i & 1;
-        const auto result = results<op, T>(Source<S, ins, 1>{values, others, launch, i}, bit);
+        const auto result = results<op, T>(Source<S, ins, 1>{values, others, launch, int(at % size)}, bit);
         for_each<outs>([&](auto w) {
           const Elements& to = launch.written[w];
           if (outs == 1 || to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
@@ -466,7 +488,11 @@ const char* run_cuda(const Call& call, void* stream) {
     });
   }
   dispatch(call.op, [&]<Op op>() {
-    dispatch_dtype(call.dtype, [&]<typename S>() { call.dense ? start<op, S, true>(call, s) : start<op, S, false>(call, s); });
+    dispatch_dtype(call.dtype, [&]<typename S>() {
+      if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
+        if (!call.dense) return start<op, S, false>(call, s);
+      start<op, S, true>(call, s);
+    });
   });
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);

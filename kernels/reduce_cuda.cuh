@@ -33,46 +33,55 @@ __device__ __forceinline__ T warp_sum(T v, int lanes = 32) {
 
 template <typename S> using Value = typename Storage<S>::T::Value;
 
-// The inputs of a vector's elements, and the gradients that are written.
-template <typename S>
-struct Vectors {
-  using T = typename Storage<S>::T;
-  static constexpr int size = Storage<S>::size, ins = reads(Op::backward_sums), outs = writes(Op::backward_sums);
-  T in[ins][size], out[outs][size];
+constexpr int kReads = reads(Op::backward_sums), kWrites = writes(Op::backward_sums);
 
-  // Of a vector in the tensor's last block, or in memory that does not lie on 16 bytes: element by element, 0 past the end.
-  __device__ __forceinline__ void load_some(const Launch& launch, int64_t at) {
+// Computes the gradients of one element, keeps those that are written with keep(w, gradient), and adds up the others with
+// add(k, gradient).
+template <typename S, typename Source, typename Keep, typename Add>
+__device__ __forceinline__ void compute(const Source& source, const Keep& keep, const Add& add) {
+  const auto all = gradients<typename Storage<S>::T>(source);
+  for_each<kWrites>([&](auto w) { keep(w, all.of[kWrittenGradient<w>]); });
+  for_each<kSums>([&](auto k) { add(k, all.of[kSummedGradient<k>]); });
+}
+
+// The same for a vector, whose inputs are in `words`: add(i, k, gradient) for its elements.
+template <typename S, typename Add>
+__device__ __forceinline__ void compute_vector(const Launch& launch, const Words (&words)[kReads],
+                                               const typename Operands<S>::template Values<Storage<S>::size>& others, int64_t at,
+                                               const Add& add) {
+  using T = typename Storage<S>::T;
+  constexpr int size = Storage<S>::size;
+  T in[kReads][size], out[kWrites][size];
 #pragma unroll
-    for (int t = 0; t < ins; t++)
+  for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
 #pragma unroll
-      for (int i = 0; i < size; i++) in[t][i] = at + i < launch.n ? Storage<S>::load(Launch::at<const S>(launch.read[t], at + i)) : 0;
+  for (int i = 0; i < size; i++)
+    compute<S>(Source<S, kReads>{in, others, launch, i}, [&](int w, T gradient) { out[w][i] = gradient; },
+               [&](int k, T gradient) { add(i, k, gradient); });
+#pragma unroll
+  for (int w = 0; w < kWrites; w++) {
+    if (launch.written[w].data == nullptr) continue;
+    Words result;
+    Storage<S>::narrow(out[w], result);
+    *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], at)) = result;
   }
-  __device__ __forceinline__ void store_some(const Launch& launch, int64_t at) const {
+}
+
+// The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
+template <typename S, typename Add>
+__device__ __forceinline__ void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
+                                              int64_t at, const Add& add) {
+  using T = typename Storage<S>::T;
+  T in[kReads][1];
 #pragma unroll
-    for (int w = 0; w < outs; w++)
-#pragma unroll
-      for (int i = 0; i < size; i++) {
-        const Elements& to = launch.written[w];
-        if (to.data && at + i < launch.n) Storage<S>::store(Launch::at<S>(to, at + i), out[w][i]);
-      }
-  }
-  __device__ __forceinline__ void store(const Launch& launch, int64_t at) const {
-#pragma unroll
-    for (int w = 0; w < outs; w++) {
-      if (launch.written[w].data == nullptr) continue;
-      Words words;
-      Storage<S>::narrow(out[w], words);
-      *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], at)) = words;
-    }
-  }
-  // Computes element i, calls add(s, gradient) for each sum, and keeps what is written.
-  template <typename F>
-  __device__ __forceinline__ void compute(int i, const typename Operands<S>::template Values<size>& others, const Launch& launch, const F& add) {
-    const auto all = gradients<T>(Source<S, ins>{in, others, launch, i});
-    for_each<kSums>([&](auto s) { add(s, all.of[kSummedGradient<s>]); });
-    for_each<outs>([&](auto w) { out[w][i] = all.of[kWrittenGradient<w>]; });
-  }
-};
+  for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], at));
+  compute<S>(Source<S, kReads, 1>{in, others, launch, int(at % Storage<S>::size)},
+             [&](int w, T gradient) {
+               const Elements& to = launch.written[w];
+               if (to.data) Storage<S>::store(Launch::at<S>(to, at), gradient);
+             },
+             add);
+}
 
 // How memory is cut into planes.
 struct Cut {
@@ -96,17 +105,17 @@ __global__ void __launch_bounds__(kThreads)
   const Operands<S> operands{launch};
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<Op::backward, S>;
-  constexpr int per_block = stride * vectors, ins = Vectors<S>::ins;
+  constexpr int per_block = stride * vectors;
   const int t = threadIdx.x;
   const int64_t block = int64_t(blockIdx.x) * per_block;
   const int64_t first = block + t * size;  // of this thread's first vector; the next is `stride` further on
   const bool whole = launch.aligned && block + per_block <= n;
-  Words in[ins][vectors];
+  Words words[vectors][kReads];
 #pragma unroll
   for (int v = 0; v < vectors; v++)
 #pragma unroll
-    for (int r = 0; r < ins; r++)
-      if (whole) in[r][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], first + v * stride));
+    for (int r = 0; r < kReads; r++)
+      if (whole) words[v][r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], first + v * stride));
   const auto common = operands.common();
   // The block begins `rest` elements into plane `plane`.
   int64_t plane = 0, rest = block;
@@ -122,32 +131,31 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
-    int left = size;  // elements of the vector that are of the plane where it begins
+    int64_t step = 0;  // planes from the block's first to the one where the vector begins
+    int left = size;   // elements of the vector that are of that plane
     if constexpr (!one_value) {
       const int64_t offset = at - block + rest;
-      const int64_t step = cut.inner >= per_block ? offset >= cut.inner : unsigned(offset) / unsigned(cut.inner);
+      step = cut.inner >= per_block ? offset >= cut.inner : unsigned(offset) / unsigned(cut.inner);
       left = int(min(int64_t(size), (step + 1) * cut.inner - offset));
 #pragma unroll
       for (int k = 0; k < kSums; k++) sum[k] = next_sum[k] = 0;
     }
-    Vectors<S> vector;
+    const auto add = [&](int i, int k, T gradient) {
+      const bool next = !one_value && i >= left;
+      sum[k] += next ? 0 : gradient;
+      if constexpr (!one_value) next_sum[k] += next ? gradient : 0;
+    };
     if (whole) {
-#pragma unroll
-      for (int r = 0; r < ins; r++) Storage<S>::widen(in[r][v], vector.in[r]);
+      typename Operands<S>::template Values<size> others;
+      if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
+      else others = operands.template from<size, kPrepares || (one_value && kSums == kBroadcast)>(common, at);
+      compute_vector<S>(launch, words[v], others, at, add);
     } else {
-      vector.load_some(launch, at);
+#pragma unroll 1
+      for (int i = 0; i < size && at + i < n; i++)
+        compute_alone<S>(launch, operands.template from<1>(common, at + i), at + i,
+                         [&](int k, T gradient) { add(i, k, gradient); });
     }
-    const auto others = operands.template from<size, kPrepares || (one_value && kSums == kBroadcast)>(common, at);
-#pragma unroll
-    for (int i = 0; i < size; i++) {
-      const bool next = !one_value && i >= left, exists = whole || at + i < n;
-      vector.compute(i, others, launch, [&](int k, T gradient) {
-        sum[k] += next || !exists ? 0 : gradient;
-        if constexpr (!one_value) next_sum[k] += next && exists ? gradient : 0;
-      });
-    }
-    if (whole) vector.store(launch, at);
-    else vector.store_some(launch, at);
     if constexpr (!one_value) {
 #pragma unroll
       for (int k = 0; k < kSums; k++) {
@@ -213,7 +221,7 @@ __global__ void __launch_bounds__(kThreads)
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, ins = Vectors<S>::ins;
+  constexpr int size = Storage<S>::size;
   const int t = threadIdx.x;
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
@@ -224,32 +232,26 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
-  const auto go_to = [&](int64_t at) {
-    if constexpr (kBroadcast > 1 || kRandom > 0)
-      if (!columns.repeat) others = operands.template from<size>(common, at);
-  };
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
 #pragma unroll 2
   for (; v < vectors; v += columns.threads) {
-    Vectors<S> vector;
+    Words words[kReads];
 #pragma unroll
-    for (int r = 0; r < ins; r++) Storage<S>::widen(*reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], v * size)), vector.in[r]);
-    go_to(v * size);
-#pragma unroll
-    for (int i = 0; i < size; i++) vector.compute(i, others, launch, [&](int k, T gradient) { sums[k][i] += gradient; });
-    vector.store(launch, v * size);
+    for (int r = 0; r < kReads; r++) words[r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], v * size));
+    if constexpr (kBroadcast > 1 || kRandom > 0)
+      if (!columns.repeat) others = operands.template from<size>(common, v * size);
+    compute_vector<S>(launch, words, others, v * size, [&](int i, int k, T gradient) { sums[k][i] += gradient; });
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
-    Vectors<S> vector;
-    vector.load_some(launch, v * size);
-    go_to(v * size);
+    if constexpr (kBroadcast > 1 || kRandom > 0)
+      if (!columns.repeat) others = operands.template from<size>(common, v * size);
 #pragma unroll
     for (int i = 0; i < size; i++)
-      if (v * size + i < n) vector.compute(i, others, launch, [&](int k, T gradient) { sums[k][i] += gradient; });
-    vector.store_some(launch, v * size);
+      if (v * size + i < n)
+        compute_alone<S>(launch, Operands<S>::one_of(others, i), v * size + i, [&](int k, T gradient) { sums[k][i] += gradient; });
   }
 
   if (columns.period > kThreads) {

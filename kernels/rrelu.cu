@@ -5,11 +5,11 @@
 // Source: torch.nn.RReLU in training; Xu et al., Empirical Evaluation of Rectified Activations (2015).
 
 ELEMENTWISE T forward(T x, Random<T> u, Number<T> lower, Number<T> upper) {
-  return x <= 0 ? u.between(lower, upper) * x : x;
+  return select(x <= 0, u.between(lower, upper) * x, x);
 }
 
 ELEMENTWISE bool keeps(T x, Random<T>, Number<T>, Number<T>) { return !(x <= 0); }
 
 ELEMENTWISE T backward_from_bit(T dy, bool positive, Random<T> u, Number<T> lower, Number<T> upper) {
-  return positive ? dy : u.between(lower, upper) * dy;
+  return select(positive, dy, u.between(lower, upper) * dy);
 }
