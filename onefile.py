@@ -25,7 +25,7 @@ from .definitions import Definition, load_folder
 from .extract import extract
 from .kernels.source import Work
 from .learned_autograd import Learned
-from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE
+from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE, RANDOM
 
 __all__ = ["export", "main"]
 
@@ -128,7 +128,7 @@ def _fields(record: Activation, kind: str, marks: set[str]) -> dict[str, str]:
         **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
     }
     if kind == "random":
-        values |= {"taken": ", T slope", "listed": ", slope", "seed": ", seed"}
+        values |= {"taken": ", T slope", "listed": ", Random<T>{slope}, T(), T()", "seed": ", seed"}
         values |= {"seed_taken": ", void* seed", "seed_typed": ", const int64_t* seed"}
     if kind in ("channels", "single"):
         values |= {"weights": str(record.weights), "learned": str(record.learned), "sizes": "", "sizes_taken": ""}
@@ -154,7 +154,7 @@ def _fields(record: Activation, kind: str, marks: set[str]) -> dict[str, str]:
 def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict[str, str]:
     """What the file has of the headers and of the kernel file, and the expression of the gradient."""
     if "weights" in KINDS[kind]:
-        roots = {"forward", "backward", "weight_gradients"}
+        roots = {"forward", "backward"}
         gradient = kept = ""
     else:
         save = record.saves[0]
@@ -162,14 +162,18 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
         backward = "backward" if save == "input" else f"backward_from_{save}"
         gradient, roots = f"{backward}(dy, {kept}{listed})", {"forward", backward}
         if save == "bit":
-            roots |= {"keeps"} | ({"philox", "Uniform"} if kind == "random" else set())
+            roots |= {"keeps"} | ({"philox", "Mantissa"} if kind == "random" else set())
         elif not re.search(rf"\bELEMENTWISE \w+ {backward}\(", record.source.text):
             duals = ["numbers::Dual<T>(x, T(1))", *(f"numbers::Dual<T>({name})" for name in names)]
             gradient = f"dy * forward({', '.join(duals)}).derivative"
             roots = {"forward", "Dual"}
-    maths, kernel = extract(record.source.text, {*roots, "Double", "Single", "Narrow"})
+    # The loops here hand over plain numbers, whatever the operand is.
+    text = re.sub(r"\b(?:Number|Channel)<T>", "T", record.source.text)
+    maths, kernel = extract(text, {*roots, "Double", "Single", "Narrow"})
     if "weights" in KINDS[kind]:
-        maths += "\nusing numbers::Gradients;\n"
+        maths += weights.RESULTS
+    elif kind == "random":
+        maths += RANDOM
     return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
 
 

@@ -128,6 +128,33 @@ $assigned
 """
 
 # What one element goes through.
+RANDOM = """
+// What a random operand is here: the number that Uniform made of it.
+template <typename T>
+struct Random {
+  T number;
+  JITACT_INLINE T between(T, T) const { return number; }
+};
+
+namespace jitact {
+
+// Makes random bits numbers between lower and upper, the middles of as many parts as there are values of the bits.
+template <typename T, int bytes>
+class Uniform {
+ public:
+  Uniform(double lower, double upper)
+      : scale_((upper - lower) / (M::step * M::steps)),
+        offset_(lower - (upper - lower) * (M::base / (M::step * M::steps) - 0.5 / M::steps)) {}
+  JITACT_INLINE T operator()(uint64_t random) const { return fma(T(M::of(typename M::Bits(random))), scale_, offset_); }
+
+ private:
+  using M = Mantissa<T>;
+  T scale_, offset_;
+};
+
+}  // namespace jitact
+"""
+
 ELEMENTS = """\
 @tensor template <typename T>
 @tensor struct Forward {
@@ -145,7 +172,7 @@ ELEMENTS = """\
 @random struct Slopes {
 @random   T of[16 / bytes];
 @random   INLINE Slopes(const numbers::Uniform<T, bytes>& uniform, uint64_t place, uint64_t seed) {
-@random     const numbers::Random16 random = numbers::philox(place, seed);
+@random     const numbers::Random16 random = numbers::philox(place, seed, 0);
 @random     for (int i = 0; i < 16 / bytes; i++) {
 @random       if constexpr (bytes == 8) of[i] = uniform(uint64_t(random.w[2 * i + 1]) << 32 | random.w[2 * i]);
 @random       if constexpr (bytes == 4) of[i] = uniform(random.w[i]);

@@ -4,6 +4,21 @@ the modules of those whose constructors are not simply their parameters.
 Lines that start with ``@channels`` are for activations that may have a weight for each channel, ``@single`` for the others.
 """
 
+RESULTS = """
+template <typename T, int n>
+struct Many {
+  T of[n];
+};
+
+template <typename T, int n>
+struct Gradients : Many<T, n> {
+  JITACT_INLINE Gradients& operator+=(const Gradients& b) {
+    for (int k = 0; k < n; k++) this->of[k] += b.of[k];
+    return *this;
+  }
+};
+"""
+
 ELEMENTS = """\
 constexpr int kWeights = $weights, kLearned = $learned;  // those that are learned come first
 
@@ -19,11 +34,14 @@ INLINE T forward(T x, const Weights<T>& w) {
 }
 template <typename T>
 INLINE T backward(T dy, T x, const Weights<T>& w) {
-  return backward(dy, x, $given);
+  return backward(dy, x, $given).of[0];
 }
 template <typename T>
 INLINE Gradients<T, kLearned> weight_gradients(T dy, T x, const Weights<T>& w) {
-  return weight_gradients(dy, x, $given);
+  const auto all = backward(dy, x, $given);
+  Gradients<T, kLearned> sums;
+  for (int k = 0; k < kLearned; k++) sums.of[k] = all.of[1 + k];
+  return sums;
 }
 """
 
