@@ -30,9 +30,9 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(autouse=True)
-def builds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def builds(exported_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What exported files compile goes beside the kernels that tests keep."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(request.config.cache.mkdir("exported")))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(exported_builds))
 
 
 @pytest.fixture
