@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [folder for folder in map(os.path.abspath, sys.path) if Path(folder).resolve() != ROOT]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 
-import torch  # noqa: E402
+import torch
 
-import jitact  # noqa: E402
-from jitact import registry  # noqa: E402
+import jitact
+from jitact import registry
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
