@@ -107,7 +107,7 @@ class TestAccuracy:
         assert [(row["dtype"], row["save"]) for row in results["rows"]] == [(d, s) for d in ("fp16", "bf16") for s in saves]
         assert results["rows"][0]["ours"]["forward"]["count"] == 63488
         assert results["rows"][0]["ours"]["forward"]["ulp"] <= 0.55 < results["rows"][0]["torch"]["forward"]["ulp"]
-        assert "| softsign | input |" in file.with_suffix(".md").read_text()
+        assert "| softsign | input |" in file.with_suffix(".md").read_text(encoding="utf-8")
         assert "every bound holds" in capsys.readouterr().out
 
     def test_finds_what_is_wrong_and_where(self):
