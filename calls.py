@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from types import FunctionType, MethodType, ModuleType
@@ -176,8 +177,10 @@ def _mentions(function: FunctionType) -> tuple[Mention, ...] | None:
     """What the source of a function mentions; None where no source is found."""
     try:
         source = inspect.getsource(function.__code__)
-        tree = ast.parse("if True:\n" + source if source[:1].isspace() else source)
-    except (OSError, TypeError, SyntaxError, ValueError):  # no file; or a lambda, of which the lines are no statement
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's text, which Python gave when it compiled that
+            tree = ast.parse("if True:\n" + source if source[:1].isspace() else source)
+    except Exception:  # no file, or another by now, or a lambda whose lines are no statement: a hint is not worth an error
         return None
     reader = _Reader()
     for node in _lambdas(tree, function) if function.__name__ == "<lambda>" else [tree]:

@@ -195,7 +195,7 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
 
 
 def _number(value: float) -> str:
-    """A number in Python, also one that Python has no literal of."""
+    """A number as Python reads it."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 

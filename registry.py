@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
-from threading import RLock
 from types import FunctionType
 
 from torch import Tensor, nn
@@ -33,7 +34,19 @@ ACCEPTED = "a name such as 'gelu', or a class, module or function, jitact's or P
 _modules: dict[str, type[ActivationModule]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
-_lock = RLock()  # held while these three change; who reads them reads copies, made in one step
+lock = threading.RLock()
+"""Held while the registry changes, and by those who look first and register then. Readers take copies instead."""
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have held the lock; in the child it holds nothing."""
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+NOTHING_TO_COMPILE = ("linear", "identity")
 
 
 class _Registry(Mapping[str, type[ActivationModule]]):
@@ -61,7 +74,8 @@ class _Registry(Mapping[str, type[ActivationModule]]):
         return len(_modules)
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        _complete()
+        return repr(_modules.copy())
 
 
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
@@ -73,12 +87,14 @@ def _complete() -> None:
     """Registers the activations that take more than a line of the table, which few programs ask for."""
     from .learned import LEARNED
 
-    for activation, module, function in LEARNED:
-        if activation.name not in _modules:  # replaced before it was asked for
-            register(activation, module, function)
+    with lock:
+        for activation, module, function in LEARNED:
+            if activation.name not in _modules:  # replaced before it was asked for
+                register(activation, module, function)
 
 
-def _normalise(name: str) -> str:
+def normalise(name: str) -> str:
+    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -110,18 +126,19 @@ def _known(name: object) -> str | None:
     """The canonical name for any spelling of a known name, else None."""
     if not isinstance(name, str):
         return None
-    spelling = _normalise(name)
+    spelling = normalise(name)
     if spelling not in _aliases:
         _complete()
     return _aliases.get(spelling)
 
 
 def _unknown(name: object) -> UnknownActivation:
-    if isinstance(name, str) and _normalise(name) in ("linear", "identity"):
+    if isinstance(name, str) and normalise(name) in NOTHING_TO_COMPILE:
         return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
-    near = difflib.get_close_matches(_normalise(last), list(_aliases), n=3)
-    suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(_aliases[n]) for n in near))}? " if near else ""
+    known = _aliases.copy()
+    near = difflib.get_close_matches(normalise(last), known, n=3)
+    suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(known[n]) for n in near))}? " if near else ""
     return UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")
 
 
@@ -221,20 +238,12 @@ def function(name: str) -> Callable[..., Tensor]:
         KeyError: unknown name.
     """
     canonical = resolve(name)
-    found = _functions.get(canonical)
-    if found is None:
-        with _lock:  # or a function of the old class would stay, where another thread defines the name again
-            cls = REGISTRY[canonical]
-            found = _functions.get(canonical) or _keep(make_function(cls.activation), cls)
-    return found
-
-
-def _keep(function: Callable[..., Tensor], cls: type[ActivationModule]) -> Callable[..., Tensor]:
-    """Registers a function, which knows its class from then on and is pickled as ``jitact.<name>``."""
-    function.ModelNew = cls
-    function.__module__ = __package__
-    _functions[cls.activation.name] = function
-    return function
+    made = _functions.get(canonical)
+    if made is None:
+        with lock:  # so that no other definition of it comes between
+            made = _functions[canonical] = make_function(REGISTRY[canonical].activation)
+            made.ModelNew = REGISTRY[canonical]  # for get(), which may be given the function
+    return made
 
 
 def register(
@@ -247,14 +256,16 @@ def register(
         module: its class, where that is not simply made from the record.
         function: its function, likewise.
     """
-    with _lock:
-        cls = _modules[activation.name] = module or make_module(activation)
+    module = module or make_module(activation)
+    with lock:
+        _modules[activation.name] = module
         _functions.pop(activation.name, None)  # made when it is asked for
         if function:
-            _keep(function, cls)
+            _functions[activation.name] = function
+            function.ModelNew = module
         for name in (activation.name, activation.title, *activation.aliases):
-            _aliases[_normalise(name)] = activation.name
-    return cls
+            _aliases[normalise(name)] = activation.name
+    return module
 
 
 def unregister(name: str) -> None:
@@ -263,7 +274,7 @@ def unregister(name: str) -> None:
     Raises:
         KeyError: unknown name.
     """
-    with _lock:
+    with lock:
         canonical = resolve(name)
         del _modules[canonical]
         _functions.pop(canonical, None)

@@ -17,7 +17,15 @@ from torch.overrides import TorchFunctionMode
 from . import registry
 from .activations import ActivationModule
 from .calls import calls
-from .counterparts import counterpart, is_activation, reason_to_leave, share_weights, torch_classes, torch_functions
+from .counterparts import (
+    counterpart,
+    counterpart_class,
+    is_activation,
+    reason_to_leave,
+    share_weights,
+    torch_classes,
+    torch_functions,
+)
 
 __all__ = ["Left", "Patched", "Replaced", "Report", "patched", "replace", "restore"]
 
@@ -121,35 +129,42 @@ def replace(model: nn.Module) -> Report:
                 places.setdefault(child, []).append((parent, name, f"{path}.{name}".lstrip(".")))
 
     planned, left = [], []
-    if _reason_to_leave(model) is None and counterpart(model):
+    if _reason_to_leave(model) is None and counterpart_class(type(model)):
         left.append(Left("", type(model).__name__, "is the whole model: nothing holds it; construct jitact's instead"))
-    quantized = any(QUANTIZED.match(f"{type(each).__module__}.{type(each).__name__}") for each in model.modules())
+    sharded, quantized = _is_sharded(model), _is_quantized(model)
     for module, where in places.items():
-        path = where[0][2]
-        reason = _reason_to_leave(module)
-        if reason is None and quantized:
-            reason = "the model is quantized: it may get tensors that are"
-        if reason is not None:
-            left += [Left(path, type(module).__name__, reason)] if reason else []
-            continue
-        try:
-            new = counterpart(module)
-        except (TypeError, ValueError) as why:
-            left.append(Left(path, _describe(module), str(why)))
-            continue
-        reason = "jitact has no counterpart with these parameters" if new is None else _reason_in_state(new, module)
-        if reason:
-            left.append(Left(path, _describe(module), reason))
-            continue
-        vars(new).update({key: value for key, value in vars(module).items() if key not in vars(new)})
-        _take_over(new, module)
-        new._replaced = (module,)  # in a tuple, so that it does not count as a submodule
-        planned.append((new, where, Replaced(tuple(path for _, _, path in where), _describe(module), _describe(new))))
-    calls = tuple(_find_calls(model))
+        paths = tuple(path for _, _, path in where)
+        new, reason = _replacement(module, sharded, quantized)
+        if new:
+            planned.append((new, where, Replaced(paths, _describe(module), _describe(new))))
+        elif reason:
+            known = _reason_to_leave(module) is None
+            left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
+    functions = tuple(_find_calls(model))
     for new, where, _ in planned:  # at the end: the model is as it was if anything above raises
         for parent, name, _ in where:
             parent._modules[name] = new
-    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), calls)
+    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions)
+
+
+def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | None, str]:
+    """Ours to stand for a module, or why there is none; neither for a module that is no activation."""
+    reason = _reason_to_leave(module)
+    if reason is not None:
+        return None, reason
+    if quantized:
+        return None, "the model is quantized: it may get tensors that are"
+    try:
+        new = counterpart(module)
+    except (TypeError, ValueError) as why:
+        return None, str(why)
+    reason = "jitact has no counterpart with these parameters" if new is None else _reason_in_state(new, module, sharded)
+    if reason:
+        return None, reason
+    vars(new).update({key: value for key, value in vars(module).items() if key not in vars(new)})
+    _take_over(new, module)
+    new._replaced = (module,)  # in a tuple, so that it does not count as a submodule
+    return new, ""
 
 
 def restore(model: nn.Module) -> int:
@@ -163,12 +178,12 @@ def restore(model: nn.Module) -> int:
             since; nothing is put back then.
     """
     _check_model("restore", model)
-    planned = []
+    planned, sharded = [], _is_sharded(model)
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
             if isinstance(child, ActivationModule) and "_replaced" in vars(child):
                 (old,) = child._replaced
-                reason = _reason_in_state(old, child)
+                reason = _reason_in_state(old, child, sharded)
                 if reason:
                     raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
                 planned.append((parent, name, old, child))
@@ -193,17 +208,28 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
     share_weights(new, old)
 
 
-def _reason_in_state(new: nn.Module, old: nn.Module) -> str:
+def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
     """Why ``new`` cannot take over from ``old``, which holds other weights or modules than its class makes; "" if it can."""
     for kind, what in (("_parameters", "weights"), ("_buffers", "buffers"), ("_modules", "modules")):
         other = vars(new)[kind].keys() ^ vars(old)[kind].keys()
         if other:
             return f"it has other {what} than its class: {', '.join(sorted(other))}"
     for name, weight in old.named_parameters(recurse=False):
-        if type(weight) is not nn.Parameter or hasattr(weight, "_fsdp_flattened"):
-            kind = "sharded" if type(weight) is nn.Parameter else f"a {type(weight).__name__}"
+        if sharded or type(weight) is not nn.Parameter:
+            kind = "sharded" if sharded else f"a {type(weight).__name__}"
             return f"its {name} is {kind}: do this before the model is sharded or wrapped"
     return ""
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    """Whether modules of a model may get quantized tensors."""
+    return any(QUANTIZED.match(f"{type(module).__module__}.{type(module).__name__}") for module in model.modules())
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP, of either kind, swaps the weights of the modules that it found in a model."""
+    names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    return not names.isdisjoint({"FSDPModule", "FullyShardedDataParallel"})
 
 
 def _describe(module: nn.Module) -> str:

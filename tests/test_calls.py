@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import warnings
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -344,6 +346,33 @@ def test_no_source_is_said() -> None:
     space: dict = {"nn": nn, "torch": torch}
     exec("class Made(nn.Module):\n    def forward(self, x):\n        return torch.tanh(x)", space)
     assert calls(space["Made"](), KNOWN, Tensor, "torch") == {Call("Made.forward", hidden=True)}
+
+
+def net_of(path: Path, text: str) -> type[nn.Module]:
+    """The class Net of a file."""
+    path.write_text(text)
+    space: dict = {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(text, str(path), "exec"), space)
+    return space["Net"]
+
+
+NET = "class Net(torch.nn.Module):\n  def forward(self, x):\n    return torch.tanh(x)\n"
+
+
+@pytest.mark.parametrize("changed", ["", "(\n" * 30, '"""\n' * 29, "\0" * 30], ids=["empty", "open", "quotes", "zeros"])
+def test_a_file_that_has_changed(changed: str, tmp_path: Path) -> None:
+    cls = net_of(tmp_path / "net.py", "import torch\n" * 20 + NET)
+    (tmp_path / "net.py").write_text(changed)
+    assert calls(cls(), KNOWN, Tensor, "torch") == {Call("Net.forward", hidden=True)}
+
+
+def test_warnings_of_the_source_are_not_given_again(tmp_path: Path) -> None:
+    cls = net_of(tmp_path / "net.py", "import torch\n" + NET.replace("(x)\n", "(x) if x else '\\d'\n"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert calls(cls(), KNOWN, Tensor, "torch") == {Call("tanh")}
 
 
 def test_what_cannot_be_hashed_or_called() -> None:

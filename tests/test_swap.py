@@ -135,8 +135,9 @@ def test_copies_and_pickles_restore() -> None:
 
 
 def test_left_alone() -> None:
-    report = jitact.replace(nn.ReLU())
-    assert not report.replaced and "the whole model" in report.left[0].why
+    for whole in (nn.ReLU(), nn.CELU(-1.0)):
+        report = jitact.replace(whole)
+        assert not report.replaced and "the whole model" in report.left[0].why
     model = nn.Sequential(nn.ReLU())
     model[0].forward = lambda x: x
     assert "forward was replaced" in jitact.replace(model).left[0].why
@@ -265,6 +266,76 @@ def test_flattened_weights_are_not_restored() -> None:
     model[0].weight = torch.zeros(3)
     with pytest.raises(RuntimeError, match="cannot put back 0: it has other weights than its class: weight"):
         jitact.restore(model)
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist
+    dist.destroy_process_group()
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.PReLU(3), nn.GELU())
+
+
+def test_data_parallel_models(group) -> None:
+    """Replaced before and after they are wrapped, and restored within."""
+    x, expected = torch.randn(2, 3), layers()
+    for first in (True, False):
+        model = layers()
+        jitact.replace(model) if first else None
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        jitact.replace(wrapped)
+        assert ours(wrapped) == ["module.1", "module.2"]
+        assert_close(results(wrapped, x), results(expected, x))
+        assert jitact.restore(wrapped) == 2
+        assert_close(results(wrapped, x), results(expected, x))
+
+
+def test_sharded_models(group) -> None:
+    """What has no weights is replaced; a weight that was sharded can be neither taken over nor given back."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x, expected = torch.randn(2, 3), layers()
+    with torch.no_grad():
+        before = expected(x)
+    for first in (True, False):
+        model = layers()
+        jitact.replace(model) if first else None
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        report = jitact.replace(model)
+        assert ours(model) == (["1", "2"] if first else ["2"])
+        torch.testing.assert_close(model(x).detach(), before, rtol=1e-5, atol=1e-6)
+        if first:
+            with pytest.raises(RuntimeError, match="cannot put back 1: its weight is sharded"):
+                jitact.restore(model)
+        else:
+            assert "its weight is sharded" in report.left[0].why and jitact.restore(model) == 1
+
+
+def test_distributed_tensors_are_left_to_pytorch(group) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x = distribute_tensor(torch.randn(4, requires_grad=True), init_device_mesh("cpu", (1,)), [Shard(0)])
+    with jitact.patched() as calls:
+        y = F.relu(x)
+    assert type(y) is type(x) and torch.equal(y.to_local(), F.relu(x.to_local()))
+    assert sum(calls.replaced.values()) + sum(calls.left.values()) == 1
+
+
+def test_a_restored_model_is_pytorchs_alone() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.GELU()), torch.randn(2, 3)
+    jitact.replace(model)
+    jitact.restore(model)
+    scripted = torch.jit.script(model)
+    assert "gelu" in str(scripted.inlined_graph) and torch.equal(scripted(x), model(x))
+    assert torch.equal(torch.jit.trace(model, x)(x), model(x))
 
 
 def test_a_model_that_cannot_be_replaced_stays_as_it_was() -> None:
