@@ -100,11 +100,11 @@ def main(arguments: list[str] | None = None) -> int:
         text = export(args.name)
         if args.output:
             args.output.write_text(text, encoding="utf-8")
+        else:
+            print(text, end="")
     except (KeyError, ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    if not args.output:
-        print(text, end="")
     return 0
 
 

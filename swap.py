@@ -58,7 +58,7 @@ class Report:
     Attributes:
         replaced: the modules that are jitact's now.
         left: the modules that look like activations and are not replaced.
-        calls: the modules whose forward calls PyTorch's activation functions, which only :func:`patched` reaches.
+        calls: the modules that call PyTorch's activation functions, or hold one, which only :func:`patched` reaches.
     """
 
     replaced: tuple[Replaced, ...]

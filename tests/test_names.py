@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import io
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from torch import nn
 
 import jitact
 from jitact import registry
+from jitact.onefile import main
 
 
 class MyGELU(nn.GELU):
@@ -155,6 +158,15 @@ def test_export_of_numbers_without_a_literal() -> None:
 def test_export_refuses_what_a_file_does_not_have(given: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         jitact.export(given)
+
+
+def test_export_where_it_cannot_be_printed(only_here: None, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+    jitact.define("swoosh", "x * sin(x)", formula="x · sin(x)")
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
+    assert main(["export", "swoosh"]) == 2
+    assert "can't encode character" in capsys.readouterr().err
+    assert main(["export", "swoosh", "-o", str(tmp_path / "swoosh.py")]) == 0
+    assert "x · sin(x)" in (tmp_path / "swoosh.py").read_text(encoding="utf-8")
 
 
 def test_plot_leaves_no_figure_open_where_it_fails() -> None:
