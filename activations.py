@@ -132,6 +132,10 @@ class ActivationModule(nn.Module):
         shown += [f"save={self.save!r}"] if self.save else []
         return ", ".join(shown)
 
+    def _get_name(self) -> str:
+        """The class in a printed model, where one that stands in place of PyTorch's is told from it."""
+        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
+
     def __reduce__(self) -> tuple:
         """By the activation's name: a class that was defined in a notebook has no other address."""
         return _revive, (self.activation.name,), self.__dict__
