@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from jitact import kernels
-from jitact.kernels import KernelSource, build, cache, folders, plan, source
+from jitact.kernels import CompileError, KernelSource, build, cache, folders, lock, plan, source
 from jitact.kernels.plan import make_plan
 
 HALF = '#include "elementwise.cuh"\nELEMENTWISE T forward(T x) { return x * %s; }\n'
@@ -94,6 +94,15 @@ def obtain(number: int = 1, name: str = "answer") -> tuple[cache.Entry, bool]:
     )  # in another process: this one keeps a library that was replaced under the same path
     assert int(found.stdout) == number
     return entry, made
+
+
+def lock_and_build(path: Path) -> str:
+    """What comes of a build under a lock: ``"built"``, or the error of the one that was waited for."""
+    try:
+        with lock.locked(path, "answer"):
+            return "built"
+    except CompileError as error:
+        return str(error)
 
 
 def in_child(function: Callable[[], object]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import answer, forward, in_child, kernel, obtain, root
+from building import answer, forward, in_child, kernel, lock_and_build, obtain, root
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError, build, cache, folders, lock
@@ -325,23 +325,14 @@ def test_waiting_has_a_bound(stand_in: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_those_who_wait_get_the_compilers_error(stand_in: Path) -> None:
     path, outcome = make_lock(stand_in), []
-
-    def wait() -> None:
-        try:
-            with lock.locked(path, "answer"):
-                outcome.append("built")
-        except CompileError as error:
-            outcome.append(str(error))
-
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(target=lambda: outcome.append(lock_and_build(path)))
     with pytest.raises(CompileError), lock.locked(path, "answer"):
         waiting.start()
         time.sleep(0.2)
         raise CompileError("k.cu:3: error")
     waiting.join()
     assert outcome == ["k.cu:3: error"], "it does not compile the same again"
-    wait()
-    assert outcome[1:] == ["built"], "whoever comes later does"
+    assert lock_and_build(path) == "built", "whoever comes later does"
 
 
 def test_without_locks_builds_go_on(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import NOBODY, answer, as_nobody, forward, in_child, kernel, obtain, root
+from building import NOBODY, answer, as_nobody, forward, in_child, kernel, lock_and_build, obtain, root
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, build, cache, folders, lock, trust
@@ -64,31 +64,28 @@ def test_what_an_earlier_version_left_open_is_closed(shown: Path) -> None:
     assert not [path for path in left if mode(path) & 0o022]
 
 
-def evil(entry: cache.Entry, where: Path) -> None:
-    """Puts a library that answers 666 into ``where``, with a record that fits."""
-    library = entry.library.read_bytes()
-    wrong = library.replace(b"\xb8\x01\x00\x00\x00", b"\xb8\x9a\x02\x00\x00")  # mov eax, 1: what answer(1) does
-    assert wrong != library
-    (where / entry.library.name).write_bytes(wrong)
-    (where / cache.RECORD).write_text(entry.build._replace(sha256=cache.checksum(wrong)).to_json())
+def evil(entry: cache.Entry, where: Path, content: bytes) -> None:
+    """Puts another library into ``where``, with a record that fits."""
+    (where / entry.library.name).write_bytes(content)
+    (where / cache.RECORD).write_text(entry.build._replace(sha256=cache.checksum(content)).to_json())
 
 
 @root
 @pytest.mark.parametrize("rights", [0o666, 0o664, 0o644])
 def test_what_others_rewrote_is_not_loaded(shown: Path, rights: int, caplog: pytest.LogCaptureFixture) -> None:
-    entry, _ = obtain(1)
+    entry, other = obtain(1)[0], obtain(2)[0]
     files = [entry.library, entry.folder / cache.RECORD]
     for file in files:
         file.chmod(rights)
         os.chown(file, 0, NOBODY)  # a file of the group that everybody is in
     if rights & 0o020:
-        as_nobody(lambda: evil(entry, entry.folder))
+        as_nobody(lambda: evil(entry, entry.folder, other.content))
         assert obtain(1)[1], "made again"
         assert "is not trusted: build.json can be written to by " in caplog.text
         assert [mode(file) for file in files] == [0o644, 0o644]
     else:
         with pytest.raises(AssertionError):
-            as_nobody(lambda: evil(entry, entry.folder))
+            as_nobody(lambda: evil(entry, entry.folder, other.content))
     assert not obtain(1)[1], "found"
 
 
@@ -205,9 +202,9 @@ def test_any_record_is_survived(shown: Path) -> None:
 
 def test_a_folder_that_is_replaced_while_it_is_read(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The library comes from where the record came from."""
-    entry, _ = obtain(1)
-    shutil.copytree(entry.folder, shown / "evil")
-    evil(entry, shown / "evil")
+    entry, other = obtain(1)[0], obtain(2)[0]
+    (shown / "evil").mkdir()
+    evil(entry, shown / "evil", other.content)
     from_json = cache.Build.from_json
 
     def replace_then_parse(text: str) -> cache.Build:
@@ -222,10 +219,10 @@ def test_a_folder_that_is_replaced_while_it_is_read(shown: Path, monkeypatch: py
 @root
 def test_a_cache_that_is_replaced_before_it_is_read(shown: Path, public: Path) -> None:
     """The folder was found good; by the time that a build is looked for there, another one has its name."""
-    entry, _ = obtain(1)
+    entry, other = obtain(1)[0], obtain(2)[0]
     assert shown in folders.readable()
     shutil.copytree(shown, public / "evil")
-    evil(entry, public / "evil" / entry.folder.name)
+    evil(entry, public / "evil" / entry.folder.name, other.content)
     os.chown(public / "evil", NOBODY, NOBODY)
     shown.rename(public / "good")
     (public / "evil").rename(shown)
@@ -433,16 +430,8 @@ def test_a_note_in_a_lock_is_believed_only_from_its_holder(shown: Path, owner: i
     os.fchown(held, owner, owner)
     fcntl.flock(held, fcntl.LOCK_EX)
     os.pwrite(held, b'{"attempt": "a", "pid": 1, "host": "h"}', 0)
-    outcome = []
-
-    def wait() -> None:
-        try:
-            with lock.locked(path, "answer"):
-                outcome.append("built")
-        except CompileError as error:
-            outcome.append(str(error))
-
-    waiting = threading.Thread(target=wait)
+    outcome: list[str] = []
+    waiting = threading.Thread(target=lambda: outcome.append(lock_and_build(path)))
     waiting.start()
     time.sleep(0.2)
     os.ftruncate(held, 0)
