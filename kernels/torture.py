@@ -46,7 +46,7 @@ class Torture:
             small: build a stand-in for the kernels, which takes a fraction of the time.
             seed: what the moments of the kills follow from.
         """
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         self.cache = folder / "cache"
         self.small = small
         self._random = random.Random(seed)

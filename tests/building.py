@@ -38,15 +38,17 @@ def forward(library: kernels.Library, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, in use."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, in use, and a umask with which the folders that a test makes are its own."""
     for name in ("JITACT_NO_BUILD", "JITACT_VERBOSE", "JITACT_ARCHS", "JITACT_JOBS", "TORCH_CUDA_ARCH_LIST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JITACT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(folders, "_said", set())
     monkeypatch.setattr(folders, "_temporary", lambda: [tmp_path / "temporary"])
+    umask = os.umask(0o022)
     (tmp_path / "temporary").mkdir()
-    return tmp_path / "cache"
+    yield tmp_path / "cache"
+    os.umask(umask)
 
 
 @pytest.fixture
