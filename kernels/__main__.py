@@ -161,9 +161,11 @@ def _clear(options: argparse.Namespace) -> int:
     if why:
         left = 1
         print(f"jitact: not cleared: {why}", file=sys.stderr)
-    for folder in folders.readable():
-        if folders.problem(folder, writing=True) is None:
-            left += _clear_in(folder, wanted)
+    places = [folder for folder in folders.readable() if folders.problem(folder, writing=True) is None]
+    for folder in places:
+        left += _clear_in(folder, wanted)
+    if not places and not left:
+        print(f"{folders.configured()}: nothing to remove")
     return 1 if left else 0
 
 

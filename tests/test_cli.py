@@ -112,6 +112,11 @@ def test_where_names_the_folder_that_is_built_in_instead_of_a_read_only_home(
     assert goes_to(capsys) == private
 
 
+def test_clear_where_there_is_no_cache(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clear"]) == 0
+    assert capsys.readouterr() == (f"{folder}: nothing to remove\n", "") and not folder.exists()
+
+
 @root
 def test_clear_says_whose_the_cache_is(
     stand_in: Path, public: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
