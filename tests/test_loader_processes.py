@@ -97,7 +97,7 @@ def test_a_child_forked_during_a_build_builds_too(stand_in: Path, monkeypatch: p
             try:
                 fine = loader._lock.acquire(timeout=5)
                 entry, _ = build.obtain(make_plan(answer(7)))
-                os._exit(0 if fine and entry.damage is None else 1)
+                os._exit(0 if fine and entry.problem is None else 1)
             except BaseException:
                 os._exit(2)
         assert os.waitpid(child, 0)[1] == 0
