@@ -9,6 +9,7 @@ import argparse
 import ast
 import hashlib
 import inspect
+import math
 import re
 import sys
 import textwrap
@@ -22,6 +23,7 @@ from . import onefile_weights as weights
 from . import registry
 from .activations import Activation
 from .definitions import Definition, load_folder
+from .expression import in_cpp
 from .extract import extract
 from .kernels.source import Work
 from .learned_autograd import Learned
@@ -45,6 +47,7 @@ constexpr int kThreads = 128;
 template <typename S, bool forward>
 constexpr int kVectors = sizeof(S) == 8 ? {} : sizeof(S) == 4 ? {} : {};
 """
+QUOTES = '"' * 3
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
 
 
@@ -92,7 +95,7 @@ def main(arguments: list[str] | None = None) -> int:
             load_folder(args.folder)
         text = export(args.name)
         if args.output:
-            args.output.write_text(text)
+            args.output.write_text(text, encoding="utf-8")
     except (KeyError, ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
@@ -110,19 +113,20 @@ def _kind(record: Activation) -> str:
 
 def _fields(record: Activation, kind: str, marks: set[str]) -> dict[str, str]:
     """What the template's placeholders stand for."""
-    names = [] if kind == "random" else [name for name, _ in record.params]
+    own = [] if kind == "random" else [name for name, _ in record.params]
+    names = [in_cpp(name) for name in own]
     listed = "".join(f", {name}" for name in names)
     values = {
         "version": sys.modules[__package__].__version__,
         "name": record.name,
         "title": record.title,
-        "formula": textwrap.fill(f"{record.name}(x) = {record.formula}", 127).replace("\\", "\\\\"),
+        "formula": _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127)),
         "fields": "".join(f"  T {name};\n" for name in names),
         "listed": listed,
         "values": ", ".join(f"T(params[{i}])" for i in range(len(names))),
-        "signature": "".join(f", {name}={value!r}" for name, value in record.params),
-        "assigned": "".join(f"        self.{name} = {name}\n" for name in names),
-        "given": "".join(f", self.{name}" for name in names),
+        "signature": "".join(f", {name}={_number(value)}" for name, value in record.params),
+        "assigned": "".join(f"        self.{name} = {name}\n" for name in own),
+        "given": "".join(f", self.{name}" for name in own),
         "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (8, 4, 2))),
         "init_inputs": "",
         **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
@@ -168,9 +172,24 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
             gradient = f"dy * forward({', '.join(duals)}).derivative"
             roots = {"forward", "Dual"}
     maths, kernel = extract(record.source.text, {*roots, "Double", "Single", "Narrow"})
+    kernel = kernel.replace(QUOTES, '"" "')  # ends no string of Python, and is the same in C++
     if "weights" in KINDS[kind]:
         maths += "\nusing numbers::Gradients;\n"
     return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
+
+
+def _in_a_string(text: str) -> str:
+    """A text as it stands between three quotation marks in Python, without the words that the form does not allow."""
+    escaped = "".join(
+        f"\\{each}" if each in '"\\' else each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+    return FORBIDDEN.sub(lambda word: f"{word[0][:-1]}\\x{ord(word[0][-1]):02x}", escaped)
+
+
+def _number(value: float) -> str:
+    """A number as Python reads it."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def _vectors(work: Work, size: int) -> str:
@@ -216,7 +235,7 @@ def _reference(record: Activation) -> dict[str, str]:
     helpers, own = "", [f"self.{name}" for name, _ in record.params]
     expression = record.expression if isinstance(record, Definition) else None
     if expression:
-        python = _renamed(expression.python, dict(zip(expression.variables, ["x", *own], strict=True)), {})
+        python = expression.renamed("x", *own)
         helpers = "".join(f"{inspect.getsource(helper)}\n\n" for helper in expression.helpers.values())
         helpers = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", helpers)
     elif getattr(F, record.name, None) is record.reference:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 
@@ -15,6 +17,19 @@ __all__ = ["REGISTRY", "function", "get", "names", "register", "resolve", "unreg
 _modules: dict[str, type[nn.Module]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
+lock = threading.RLock()
+"""Held while the registry changes, and by those who look first and register then. Readers take copies instead."""
+
+
+def _after_fork() -> None:
+    """A thread of the parent may have held the lock; in the child it holds nothing."""
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+NOTHING_TO_COMPILE = ("linear", "identity")
 
 
 class _Registry(Mapping[str, type[nn.Module]]):
@@ -27,14 +42,15 @@ class _Registry(Mapping[str, type[nn.Module]]):
 
     def __iter__(self) -> Iterator[str]:
         _complete()
-        return iter(_modules)
+        return iter(list(_modules))
 
     def __len__(self) -> int:
         _complete()
         return len(_modules)
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        _complete()
+        return repr(_modules.copy())
 
 
 REGISTRY: Mapping[str, type[nn.Module]] = _Registry()
@@ -46,12 +62,14 @@ def _complete() -> None:
     """Registers the activations that take more than a line of the table, which few programs ask for."""
     from .learned import LEARNED
 
-    for activation, module, function in LEARNED:
-        if activation.name not in _modules:  # replaced before it was asked for
-            register(activation, module, function)
+    with lock:
+        for activation, module, function in LEARNED:
+            if activation.name not in _modules:  # replaced before it was asked for
+                register(activation, module, function)
 
 
-def _normalise(name: str) -> str:
+def normalise(name: str) -> str:
+    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -66,15 +84,16 @@ def resolve(name: str) -> str:
     Raises:
         KeyError: unknown; the message suggests near names and lists the known ones.
     """
-    spelling = _normalise(name) if isinstance(name, str) else ""
-    if spelling in ("linear", "identity"):
+    spelling = normalise(name) if isinstance(name, str) else ""
+    if spelling in NOTHING_TO_COMPILE:
         raise UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
     if spelling not in _aliases:
         _complete()
     canonical = _aliases.get(spelling)
     if canonical is None:
-        near = difflib.get_close_matches(_normalise(str(name)), _aliases, n=3)
-        suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(_aliases[n]) for n in near))}? " if near else ""
+        known = _aliases.copy()
+        near = difflib.get_close_matches(normalise(str(name)), known, n=3)
+        suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(known[n]) for n in near))}? " if near else ""
         raise UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")
     return canonical
 
@@ -102,9 +121,11 @@ def function(name: str) -> Callable[..., Tensor]:
         KeyError: unknown name.
     """
     canonical = resolve(name)
-    if canonical not in _functions:
-        _functions[canonical] = make_function(REGISTRY[canonical].activation)
-    return _functions[canonical]
+    made = _functions.get(canonical)
+    if made is None:
+        with lock:  # so that no other definition of it comes between
+            made = _functions[canonical] = make_function(REGISTRY[canonical].activation)
+    return made
 
 
 def register(
@@ -117,13 +138,15 @@ def register(
         module: its class, where that is not simply made from the record.
         function: its function, likewise.
     """
-    _modules[activation.name] = module or make_module(activation)
-    _functions.pop(activation.name, None)  # made when it is asked for
-    if function:
-        _functions[activation.name] = function
-    for name in (activation.name, activation.title, *activation.aliases):
-        _aliases[_normalise(name)] = activation.name
-    return _modules[activation.name]
+    module = module or make_module(activation)
+    with lock:
+        _modules[activation.name] = module
+        _functions.pop(activation.name, None)  # made when it is asked for
+        if function:
+            _functions[activation.name] = function
+        for name in (activation.name, activation.title, *activation.aliases):
+            _aliases[normalise(name)] = activation.name
+    return module
 
 
 def unregister(name: str) -> None:
@@ -132,11 +155,12 @@ def unregister(name: str) -> None:
     Raises:
         KeyError: unknown name.
     """
-    canonical = resolve(name)
-    del _modules[canonical]
-    _functions.pop(canonical, None)
-    for alias in [alias for alias, target in _aliases.items() if target == canonical]:
-        del _aliases[alias]
+    with lock:
+        canonical = resolve(name)
+        del _modules[canonical]
+        _functions.pop(canonical, None)
+        for alias in [alias for alias, target in _aliases.items() if target == canonical]:
+            del _aliases[alias]
 
 
 for _activation in TABLE:
