@@ -345,6 +345,14 @@ def test_every_function_and_its_derived_gradient() -> None:
     assert torch.allclose(gradient(cls(), x), gradient(reference, x), rtol=1e-9)
 
 
+def test_whole_powers_at_zero_and_below() -> None:
+    cls, x = jitact.define("powers", "pow(x, p)", p=2), torch.tensor([-2.5, -1, 0, 1, 3], dtype=torch.float64)
+    for p in range(5):
+        assert torch.allclose(cls(p)(x), x**p), p
+        assert torch.allclose(gradient(cls(p), x), p * x ** max(p - 1, 0)), p
+        assert torch.allclose(gradient(lambda x: gradient_of(cls(p), x), x), p * (p - 1) * x ** max(p - 2, 0)), p
+
+
 # Definitions.
 
 
@@ -397,6 +405,15 @@ def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
     record = cls.activation
     assert record.params == activation.params and set(activation.saves) <= set(record.saves)
     assert record.source.path == str(path) and record.source.text == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "threshold"])
+def test_the_librarys_own_kernel_files_compute_the_same(name: str) -> None:
+    activation = jitact.get(name).activation
+    cls = jitact.define("own_file", source=activation.source.text, **dict(activation.params))
+    for save in cls.activation.saves:
+        assert torch.equal(cls(save=save)(X), jitact.get(name)()(X))
+        assert torch.equal(gradient(cls(save=save), X), gradient(jitact.get(name)(), X))
 
 
 def test_kernel_files_in_other_words() -> None:
