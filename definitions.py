@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-import json
 import keyword
 import pkgutil
 import re
@@ -18,12 +17,12 @@ from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import registry
+from . import kernel_file, registry
 from .activations import OPTIONS, Activation, ActivationModule, run
 from .expression import CONSTANTS, FUNCTIONS, HELPERS, Expression, ExpressionError, in_cpp
 from .kernels import KernelSource
@@ -131,7 +130,7 @@ def define(
         fields["formula"] = formula or expressions["forward"].text
         source = _write_kernel(expressions)
     elif isinstance(source, Path):
-        source, path = _read_file(source), str(source.resolve())
+        source, path = kernel_file.read_file(source), str(source.resolve())
     fields = {key: value for key, value in fields.items() if value is not None}
     with registry.lock:
         _check_name(name)
@@ -189,9 +188,9 @@ def _read_folder(folder: Path) -> list[Definition]:
     """The definitions in a folder's files."""
     definitions, paths = [], {}
     for path in sorted(folder.glob("*.cu")):
-        text = _read_file(path)
+        text = kernel_file.read_file(path)
         try:
-            name = _header(text).get("activation", path.stem)
+            name = kernel_file.header(text).get("activation", path.stem)
             _check_name(name)
             definitions.append(_read(name, text, str(path.resolve()), {}, None))
         except ValueError as error:
@@ -200,18 +199,6 @@ def _read_folder(folder: Path) -> list[Definition]:
         if other is not path:
             raise ValueError(f"{other} and {path} both define {name!r}; give one of them another name, or remove it")
     return definitions
-
-
-def _read_file(path: Path) -> str:
-    """A kernel file's text.
-
-    Raises:
-        ValueError: it is not UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: byte {error.start} is {error.object[error.start]:#04x}") from None
 
 
 # What C++ or kernel files already mean by a name, so that no parameter can have it.
@@ -301,7 +288,7 @@ def _check_arguments(name: str, *, source: object, saves: object, reference: obj
     ):
         if value is not None and not isinstance(value, type_):
             raise TypeError(f"{name}: {argument}= is {kind}, not {value!r}; a parameter cannot be called {argument!r}")
-    _check_encodable(formula or "", f"{name}: formula=")
+    kernel_file.check_encodable(formula or "", f"{name}: formula=")
     if isinstance(source, str) and re.fullmatch(r".+\.(cu|cuh|h|txt)", source.strip()):
         raise ValueError(f"{name}: source= is a kernel file's text, and {source!r} a path; give Path({source!r})")
 
@@ -321,140 +308,20 @@ def _check_reference(name: str, reference: Callable[..., Tensor], names: Iterabl
         return
 
 
-class Signature(NamedTuple):
-    """What a kernel file's function takes first; the parameters follow."""
-
-    returns: str
-    first: tuple[str, ...]
-
-
-SIGNATURES = {
-    "forward": Signature("T", ("T",)),
-    "backward": Signature("T", ("T", "T")),
-    "backward_from_output": Signature("T", ("T", "T")),
-    "keeps": Signature("bool", ("T",)),
-    "backward_from_bit": Signature("T", ("T", "bool")),
-}
-
-
-class Function(NamedTuple):
-    """A function as a kernel file defines it."""
-
-    arguments: tuple[str | None, ...]  # names; None for what has none
-    body: str | None  # what it returns, where that is all it does
-    line: int
-    span: tuple[int, int]  # where it stands in the text
-
-
-FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
-ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(T|bool)(?:\s+const\b)?(?:\s+(\w+))?\s*")
-RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
-
-
-def _code(text: str) -> str:
-    """A text with spaces in place of its comments."""
-    return COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
-
-
-def _functions(text: str) -> dict[str, Function]:
-    """The functions of a kernel file that the loops call.
-
-    Raises:
-        ValueError: one is not declared as elementwise.cuh says, or makes nothing of the gradient that comes in.
-    """
-    found: dict[str, Function] = {}
-    text = _code(text)
-    for match in FUNCTION.finditer(text):
-        returns, name, declared = match.groups()
-        if name not in SIGNATURES:
-            continue
-        line = text.count("\n", 0, match.start()) + 1
-        arguments = [ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
-        expected = SIGNATURES[name]
-        first = tuple(argument[1] for argument in arguments[: len(expected.first)] if argument)
-        if None in arguments or returns != expected.returns or first != expected.first:
-            declaration = f"{expected.returns} {name}({', '.join(f'{each} ...' for each in expected.first)}, T parameters...)"
-            raise ValueError(f"line {line}: {name} must be declared as ELEMENTWISE {declaration}")
-        end = _end_of_block(text, match.end())
-        block = text[match.end() : end]
-        names = tuple(argument[2] for argument in arguments)
-        if name.startswith("backward") and not _occurs(names[0], block, *DEFINE.findall(text)):
-            raise ValueError(f"line {line}: {name} does not use its first argument, the gradient that comes in")
-        only = RETURN.fullmatch(block)
-        body = only[1] if only and name not in found else None  # two, one for each branch of an #if: no telling which
-        found[name] = Function(names, body, line, (match.start(), end))
-    if "forward" not in found:
-        raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
-    return found
-
-
-def _end_of_block(text: str, start: int) -> int:
-    """Where the block ends that begins with the brace at ``start``."""
-    depth = 0
-    for brace in re.finditer(r"[{}]", text[start:]):
-        depth += 1 if brace[0] == "{" else -1
-        if depth == 0:
-            return start + brace.end()
-    return len(text)
-
-
-def _occurs(name: str | None, *texts: str) -> bool:
-    return name is not None and any(re.search(rf"\b{name}\b", text) for text in texts)
-
-
-TOP = re.compile(r"(?:[ \t]*//[^\n]*\n|[ \t]*\n)*")  # comments and blank lines
 NO_FORMULA = "see its kernel file"
-HEADER = re.compile(r"^// *(activation|parameters|keeps|formula): *(.*?) *$\n?", re.MULTILINE)
-
-
-def _header(text: str) -> dict[str, str]:
-    """The fields in the comments at the top of a kernel file, such as ``// parameters: a = 1.0, b = 2``.
-
-    Raises:
-        ValueError: one is there twice.
-    """
-    fields: dict[str, str] = {}
-    for key, value in HEADER.findall(TOP.match(text)[0]):
-        if key in fields:
-            raise ValueError(f"the file's header has '// {key}:' twice")
-        fields[key] = value
-    if "formula" in fields:
-        fields["formula"] = _unquoted(fields["formula"])
-    return fields
-
-
-def _quoted(formula: str) -> str:
-    """A formula as a comment can hold it: as it is, or as a JSON string where it is more than one line of plain text."""
-    plain = formula.isprintable() and formula == formula.strip(" ") and formula[:1] != '"' and formula[-1:] != "\\"
-    return formula if plain else json.dumps(formula)
-
-
-def _unquoted(formula: str) -> str:
-    """The formula in a comment."""
-    if formula.startswith('"'):
-        try:
-            return str(json.loads(formula))
-        except ValueError:  # a person's, who began with a quotation mark
-            pass
-    return formula
 
 
 def _with_header(definition: Definition) -> str:
     """A definition's kernel file with all its fields in the comments at its top."""
     text = definition.source.text
-    body = _functions(text)["forward"].body or ""
+    body = kernel_file.functions(text)["forward"].body or ""
     fields = {
         "activation": definition.name,
         "parameters": ", ".join(f"{name} = {value!r}" for name, value in definition.params),
         "keeps": ", ".join(definition.saves),
-        "formula": "" if definition.formula in (_on_one_line(body), NO_FORMULA) else _quoted(definition.formula),
+        "formula": "" if definition.formula in (_on_one_line(body), NO_FORMULA) else kernel_file.quoted(definition.formula),
     }
-    header = "".join(f"// {key}: {value}\n" for key, value in fields.items() if value)
-    top = len(TOP.match(text)[0])
-    rest = HEADER.sub("", text[:top]) + text[top:]
-    return f"{header}\n{rest.strip()}\n"
+    return kernel_file.with_header(text, fields)
 
 
 def _on_one_line(text: str) -> str:
@@ -516,13 +383,13 @@ def _read(
         TypeError: the reference will not do.
     """
     try:
-        text = _checked(text)
-        functions, fields = _functions(text), _header(text) | fields
-        params = _read_parameters(fields.get("parameters", {}))
-        names_there = _names_there(functions)
-        names = _parameter_names(names_there, params)
+        text = kernel_file.checked(text)
+        functions, fields = kernel_file.functions(text), kernel_file.header(text) | fields
+        params = kernel_file.read_parameters(fields.get("parameters", {}))
+        names_there = kernel_file.names_there(functions)
+        names = kernel_file.parameter_names(names_there, params)
         _check_defaults(names, params)
-        saves = _read_saves(functions, fields.get("keeps", ()))
+        saves = kernel_file.read_saves(functions, fields.get("keeps", ()))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     params = check_params(name, params)
@@ -549,51 +416,6 @@ def _read(
     return definition
 
 
-def _checked(text: str) -> str:
-    """A kernel file's text with the ends of its lines as ``load_folder`` reads them.
-
-    Raises:
-        ValueError: it has characters that no compiler takes.
-    """
-    if "\0" in text:
-        raise ValueError(f"the kernel file has a NUL character in line {text.count(chr(10), 0, text.index(chr(0))) + 1}")
-    _check_encodable(text, "the kernel file")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
-
-
-def _check_encodable(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(f"{where} has a character that is none in UTF-8: {text[error.start]!r}") from None
-
-
-def _names_there(functions: dict[str, Function]) -> tuple[str, ...]:
-    """What the functions call the parameters, which is the same in all of them; a function that does not use one need not.
-
-    Raises:
-        ValueError: they differ, or nothing tells what one is called.
-    """
-    taken = {name: function.arguments[len(SIGNATURES[name].first) :] for name, function in functions.items()}
-    forward = taken["forward"]
-    for name, params in taken.items():
-        same = len(params) == len(forward) and all(a == b or None in (a, b) for a, b in zip(params, forward, strict=True))
-        if not same:
-            told = [", ".join(param or "T" for param in each) or "no parameters" for each in (params, forward)]
-            raise ValueError(f"line {functions[name].line}: {name} takes {told[0]} where forward takes {told[1]}")
-    names = tuple(next(filter(None, each), None) for each in zip(*taken.values(), strict=True))
-    if None in names:
-        raise ValueError(f"line {functions['forward'].line}: no function has a name for parameter {names.index(None) + 1}")
-    return names
-
-
-def _parameter_names(there: tuple[str, ...], params: Mapping[str, float]) -> tuple[str, ...]:
-    """The parameters' names by what they are called in a kernel file: the same, or with an underscore at the end."""
-    bare = tuple(name.removesuffix("_") for name in there)
-    some = tuple(b if a not in params and b in params else a for a, b in zip(there, bare, strict=True))
-    return bare if set(params) == set(bare) else some
-
-
 def _check_defaults(names: tuple[str, ...], params: Mapping[str, float]) -> None:
     """Checks that each parameter has a default."""
     if set(params) != set(names):
@@ -602,33 +424,7 @@ def _check_defaults(names: tuple[str, ...], params: Mapping[str, float]) -> None
         raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
 
 
-def _read_parameters(given: dict[str, float] | str) -> dict[str, float]:
-    if not isinstance(given, str):
-        return given
-    params = {}
-    for item in filter(None, map(str.strip, given.split(","))):
-        param, _, value = map(str.strip, item.partition("="))
-        if param in params:
-            raise ValueError(f"the file's header has parameter {param} twice")
-        try:
-            params[param] = float(value)
-        except ValueError:
-            raise ValueError(f"{item!r} in the file's header is no parameter with a default, such as a = 1.0") from None
-    return params
-
-
-def _read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[str, ...]:
-    """What backward can keep, the default first: what is wanted, else all that the functions allow."""
-    possible = ["bit"] if {"keeps", "backward_from_bit"} <= functions.keys() else []
-    possible += ["input", *(["output"] if "backward_from_output" in functions else [])]
-    wanted = tuple(re.findall(r"\w+", wanted) if isinstance(wanted, str) else wanted)
-    for save in wanted:
-        if save not in possible:
-            raise ValueError(f"backward cannot keep {save!r} with the functions that there are, only {', '.join(possible)}")
-    return tuple(dict.fromkeys([*(wanted or possible), "input"]))
-
-
-def _expressions_there(functions: dict[str, Function], names: tuple[str, ...]) -> dict[str, Expression]:
+def _expressions_there(functions: dict[str, kernel_file.Function], names: tuple[str, ...]) -> dict[str, Expression]:
     """What the functions of a kernel file return, of those that do no more than return an expression."""
     found = {}
     for name, function in functions.items():
@@ -642,12 +438,14 @@ def _expressions_there(functions: dict[str, Function], names: tuple[str, ...]) -
     return found
 
 
-def _fingerprint(text: str, functions: dict[str, Function], expressions: dict[str, Expression], names: tuple[str, ...]) -> str:
+def _fingerprint(
+    text: str, functions: dict[str, kernel_file.Function], expressions: dict[str, Expression], names: tuple[str, ...]
+) -> str:
     """What tells a definition from others of its name: a hash of its formula and of its parameters' names.
 
     Where its functions are expressions, and there is nothing else, their keys are its formula, however they are written.
     """
-    code = _code(text)
+    code = kernel_file.code(text)
     formula = " ".join(code.split())
     for start, end in sorted((function.span for function in functions.values()), reverse=True):
         code = code[:start] + code[end:]
