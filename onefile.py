@@ -24,6 +24,7 @@ from . import onefile_weights as weights
 from . import registry
 from .activations import Activation, ActivationModule
 from .definitions import Definition, load_folder
+from .expression import in_cpp
 from .extract import extract
 from .kernels.source import Work
 from .learned_autograd import Learned
@@ -47,6 +48,7 @@ constexpr int kThreads = 128;
 template <typename S, bool forward>
 constexpr int kVectors = sizeof(S) == 8 ? {} : sizeof(S) == 4 ? {} : {};
 """
+QUOTES = '"' * 3
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
 
 
@@ -131,19 +133,20 @@ def _kind(record: Activation, save: str | None) -> str:
 
 def _fields(record: Activation, params: dict[str, float], kind: str, marks: set[str]) -> dict[str, str]:
     """What the template's placeholders stand for."""
-    names = [] if kind == "random" else list(params)
+    own = [] if kind == "random" else list(params)
+    names = [in_cpp(name) for name in own]
     listed = "".join(f", {name}" for name in names)
     values = {
         "version": sys.modules[__package__].__version__,
         "name": record.name,
         "title": record.title,
-        "formula": textwrap.fill(f"{record.name}(x) = {record.formula}", 127).replace("\\", "\\\\"),
+        "formula": _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127)),
         "fields": "".join(f"  T {name};\n" for name in names),
         "listed": listed,
         "values": ", ".join(f"T(params[{i}])" for i in range(len(names))),
         "signature": "".join(f", {name}={_number(value)}" for name, value in params.items()),
-        "assigned": "".join(f"        self.{name} = {name}\n" for name in names),
-        "given": "".join(f", self.{name}" for name in names),
+        "assigned": "".join(f"        self.{name} = {name}\n" for name in own),
+        "given": "".join(f", self.{name}" for name in own),
         "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (8, 4, 2))),
         "init_inputs": "",
         **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
@@ -189,9 +192,19 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
             gradient = f"dy * forward({', '.join(duals)}).derivative"
             roots = {"forward", "Dual"}
     maths, kernel = extract(record.source.text, {*roots, "Double", "Single", "Narrow"})
+    kernel = kernel.replace(QUOTES, '"" "')  # ends no string of Python, and is the same in C++
     if "weights" in KINDS[kind]:
         maths += "\nusing numbers::Gradients;\n"
     return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
+
+
+def _in_a_string(text: str) -> str:
+    """A text as it stands between three quotation marks in Python, without the words that the form does not allow."""
+    escaped = "".join(
+        f"\\{each}" if each in '"\\' else each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+    return FORBIDDEN.sub(lambda word: f"{word[0][:-1]}\\x{ord(word[0][-1]):02x}", escaped)
 
 
 def _number(value: float) -> str:
@@ -242,7 +255,7 @@ def _reference(record: Activation) -> dict[str, str]:
     helpers, own = "", [f"self.{name}" for name, _ in record.params]
     expression = record.expression if isinstance(record, Definition) else None
     if expression:
-        python = _renamed(expression.python, dict(zip(expression.variables, ["x", *own], strict=True)), {})
+        python = expression.renamed("x", *own)
         helpers = "".join(f"{inspect.getsource(helper)}\n\n" for helper in expression.helpers.values())
         helpers = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", helpers)
     elif getattr(F, record.name, None) is record.reference:
