@@ -5,6 +5,7 @@
 """
 
 import warnings
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -58,10 +59,26 @@ _LAZY = {
 def __getattr__(name: str):
     if name in _LAZY:
         return getattr(import_module(f".{_LAZY[name]}", __name__), name)
-    if name in REGISTRY:
-        return registry.function(name)
-    raise AttributeError(f"module 'jitact' has no attribute {name!r}; activations are {', '.join(names())}")
+    if not name.startswith("_") and name == name.lower():  # capitals are for classes, which get() gives
+        try:
+            return registry.function(name)
+        except KeyError:
+            pass
+    # obj=None: else Python would add a suggestion of its own to the one here.
+    raise AttributeError(f"module 'jitact' has no attribute {name!r}{_hint(name)}", name=name, obj=None)
+
+
+def _hint(name: str) -> str:
+    """What a name may have been meant to be, to end an error with."""
+    if name.startswith("_"):
+        return ""
+    try:
+        return f"; did you mean jitact.{registry.resolve(name)}, the function, or jitact.get({name!r}), the class?"
+    except KeyError:
+        near = get_close_matches(name.lower(), [*__all__, *names()], n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else f"activations are {', '.join(names())}"
+    return f"; {meant}"
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *names()})
+    return sorted({*__all__, *names(), *(name for name in globals() if name.startswith("__"))})

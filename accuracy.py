@@ -316,9 +316,11 @@ def main(arguments: list[str] | None = None) -> int:
             results["rows"].append(row)
             say(describe_row(row))
     write_json(args.json, results)
-    args.json.with_suffix(".md").write_text(report.accuracy_markdown(results))
+    table = args.json.with_suffix(".md")
+    table.write_text(report.accuracy_markdown(results), encoding="utf-8")
+    print(f"\nwrote {args.json} and {table}")
     broken = {row["name"] for row in results["rows"] if row["broken"]}
-    print(f"\nbounds broken by: {', '.join(sorted(broken))}" if broken else "\nevery bound holds")
+    print(f"bounds broken by: {', '.join(sorted(broken))}" if broken else "every bound holds")
     return 1 if broken else 0
 
 

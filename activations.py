@@ -53,6 +53,7 @@ class Activation:
         variant: a constructor argument that chooses among activations, and the names that its values lead to.
         kernel: what to compile, where that is not ``kernels/<name>.cu``.
         zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
+        fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
     """
 
     name: str
@@ -71,12 +72,14 @@ class Activation:
     variant: tuple[str, dict[str, str]] | None = None
     kernel: KernelSource | None = None
     zero_crossing: float = 0.0
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""
-        versions = sum(record.name == self.name for record in by_token.values())
-        self.token = f"{self.name}.{versions + 1}" if versions else self.name
-        by_token[self.token] = self
+        self.token, version = self.name, 1
+        while by_token.setdefault(self.token, self) is not self:  # in one step, as several threads may define
+            version += 1
+            self.token = f"{self.name}.{version}"
 
     @cached_property
     def source(self) -> KernelSource:
@@ -132,9 +135,15 @@ class ActivationModule(nn.Module):
         shown += [f"save={self.save!r}"] if self.save else []
         return ", ".join(shown)
 
+    def _get_name(self) -> str:
+        """The class in a printed model, where one that stands in place of PyTorch's is told from it."""
+        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
+
     def __reduce__(self) -> tuple:
-        """By the activation's name: a class that was defined in a notebook has no other address."""
-        return _revive, (self.activation.name,), self.__dict__
+        """By the activation's name: a class that was defined in a notebook has no other address. No code is in a pickle."""
+        record = self.activation
+        told = (record.fingerprint, _equation(record)) if record.fingerprint else ()
+        return _revive, (record.name, *told), self.__dict__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ActivationModule:
         """Of this very class, also where another has its name by now."""
@@ -180,14 +189,35 @@ def _bind(activation: Activation, args: tuple, kwargs: dict[str, Any]) -> dict[s
     return bound.arguments
 
 
-_modules: dict[str, type[ActivationModule]] = {}  # by name, to unpickle
+# To unpickle: by name, and what was defined by its fingerprint too, so that a name may have been defined again.
+_modules: dict[str, type[ActivationModule]] = {}
+_defined: dict[tuple[str, str], type[ActivationModule]] = {}
 
 
-def _revive(name: str) -> ActivationModule:
-    """An empty module for unpickling to fill. Modules are pickled by name, as a class defined in a notebook has no other."""
-    if name not in _modules:
-        raise LookupError(f"the activation {name!r} is not defined in this process; define it before loading a module of it")
-    return _modules[name].__new__(_modules[name])
+def _equation(activation: Activation) -> str:
+    """Formula and parameters, for people."""
+    return f"{activation.name}({', '.join(['x', *(name for name, _ in activation.params)])}) = {activation.formula}"
+
+
+def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
+    """An empty module for unpickling to fill, by its activation's name and, if it was defined, what it was.
+
+    Raises:
+        LookupError: that is not known here.
+    """
+    cls = _defined.get((name, fingerprint)) if fingerprint else _modules.get(name)
+    if cls is None and name not in _modules:
+        raise LookupError(
+            f"the activation {name!r} is not defined in this process; define it before loading a module of it, in a file that "
+            "worker processes import too (not under if __name__ == '__main__'), or with jitact.load_folder"
+        )
+    if cls is None:
+        raise LookupError(
+            f"the activation {name!r} is another here than where this was saved: there {equation}, here "
+            f"{_equation(_modules[name].activation)}; define it as it was before loading (and as it is again afterwards), or "
+            "load a state_dict into a new model"
+        )
+    return cls.__new__(cls)
 
 
 def make_module(activation: Activation) -> type[ActivationModule]:
@@ -199,8 +229,11 @@ def make_module(activation: Activation) -> type[ActivationModule]:
         "__module__": __name__,
         "__signature__": activation.signature,
     }
-    _modules[activation.name] = type(activation.title, (ActivationModule,), members)
-    return _modules[activation.name]
+    cls = type(activation.title, (ActivationModule,), members)
+    _modules[activation.name] = cls
+    if activation.fingerprint:
+        _defined[activation.name, activation.fingerprint] = cls
+    return cls
 
 
 def make_function(activation: Activation) -> Callable[..., Tensor]:

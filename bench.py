@@ -13,6 +13,7 @@ import gc
 import json
 import math
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,30 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TypeVar
+
+HERE = Path(__file__).resolve().parent
+
+
+def not_this_one() -> str | None:
+    """Why ``import jitact`` does not bring the package that this file is of, if so."""
+    found, install = find_spec("jitact"), f"pip install -e {shlex.quote(str(HERE))}"
+    if found is None or found.origin is None:
+        return f"there is no package jitact: {install}"
+    there = Path(found.origin).resolve().parent
+    if there == HERE:
+        return None
+    return f"`import jitact` finds {there}, not {HERE}: {install}, or measure the other with python -m jitact.bench"
+
+
+if __name__ == "__main__":
+    # This folder is the inside of a package: on the path, where `python bench.py` puts it, it would hide others' `kernels`.
+    sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != HERE]
+    if trouble := not_this_one():
+        print(f"bench.py: {trouble}", file=sys.stderr)
+        sys.exit(2)
 
 import torch
 from torch import Tensor, nn
@@ -313,6 +337,7 @@ def run(
     tasks = [(dtype, name) for dtype in dtypes for name in names]
     shape, remark = (shape, "") if shape else default_shape(max(dtypes, key=lambda dtype: dtype.itemsize), device, len(tasks))
     results: dict[str, Any] = {"machine": machine(device), "dtypes": {}, "rows": []}
+    say(f"jitact {results['machine']['jitact']} of {HERE}")
     say(f"{report.describe(results['machine'])} · {report.size(shape)}{remark}")
     xs: list[Tensor] = []
     for dtype, name in progress(tasks, len(tasks)):
@@ -331,7 +356,9 @@ def run(
 
 
 FIRST_USE = """
-import json, sys, time, torch
+import sys
+sys.path[:] = filter(None, sys.path)  # not what lies where this is started
+import json, time, torch
 x = torch.ones(8, device=sys.argv[1])
 x.sum().item()
 begin = time.perf_counter()
@@ -353,19 +380,19 @@ def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[s
         device: where they run.
         cold: those to build anew; of the others, the cache tells how long their build took.
     """
-    environment = dict(os.environ)
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process would compile the Python of this package too
     with tempfile.TemporaryDirectory() as empty:
-        builds = _seconds_of_first_use(cold, device, {**environment, "JITACT_CACHE_DIR": empty})
-    loads = _seconds_of_first_use(names, device, environment)
+        builds = _seconds_of_first_use(cold, device, JITACT_CACHE_DIR=empty)
+    loads = _seconds_of_first_use(names, device)
     loads_ms = {name: 1000 * seconds for name, seconds in loads.items()}
     uses = {name: {"build_s": builds.get(name) or _recorded_seconds(name), "load_ms": loads_ms.get(name)} for name in names}
     return {"import_ms": loads_ms.get("import"), "first_use": uses}
 
 
-def _seconds_of_first_use(names: list[str], device: torch.device, environment: dict[str, str]) -> dict[str, float]:
+def _seconds_of_first_use(names: list[str], device: torch.device, **variables: str) -> dict[str, float]:
     command = [sys.executable, "-c", FIRST_USE, str(device), *names]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tempfile.gettempdir())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process would compile the Python of this package too
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
 
 

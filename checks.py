@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
-from .activations import DTYPES, Activation, ActivationModule, _variant
+from .activations import DTYPES, ActivationModule
 from .definitions import Definition
 from .learned import Learned
-from .registry import get
+from .registry import Named, module_of, record_of
 from .report import figure
 
 __all__ = ["Check", "Row", "check"]
@@ -120,7 +120,7 @@ def _cell(worst: Worst | None) -> str:
 
 
 def check(
-    activation: str | type[ActivationModule] | ActivationModule,
+    activation: Named,
     *,
     low: float = -100.0,
     high: float = 100.0,
@@ -137,19 +137,17 @@ def check(
     somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
 
     Args:
-        activation: a class, a module, whose parameters are then those checked, or a name.
+        activation: anything that :func:`jitact.get` takes; of a module, the parameters are those checked.
         low: the smallest input.
         high: the largest. 16-bit types are checked on every value between, the others on a sample.
         dtypes: what to check; all four by default.
         device: the GPU by default, if there is one.
 
     Raises:
-        KeyError: unknown name.
+        KeyError, TypeError: as :func:`jitact.get`.
         kernels.BuildError: it does not compile.
     """
-    if isinstance(activation, str):
-        activation = get(activation)
-    module = activation() if isinstance(activation, type) else activation
+    module = module_of(activation)
     record, device = record_of(module), default_device(device)
     oracle = _Oracle(module)
     rows = [row for dtype in dtypes for row in _rows(module, _inputs(dtype, low, high, device))]
@@ -163,11 +161,6 @@ def check(
 def default_device(device: str | torch.device | None) -> torch.device:
     """What is asked for, else the GPU, if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def record_of(module: ActivationModule) -> Activation:
-    """The record of what a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
-    return _variant(module.activation, vars(module))
 
 
 def exact_function(module: ActivationModule) -> Callable[[Tensor], Tensor]:

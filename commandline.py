@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import io
 import json
 import math
 import platform
@@ -39,7 +40,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--device", type=self._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
     def parse(self, arguments: list[str] | None) -> argparse.Namespace:
-        """The arguments, with canonical names, and the device filled in."""
+        """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?."""
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
         args = self.parse_args(arguments)
         try:
             args.names = list(dict.fromkeys(map(registry.resolve, args.names))) or registry.names()
@@ -155,7 +158,7 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
     rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
     head = json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n')
+    path.write_text(f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
 def _strict(value: Any) -> Any:

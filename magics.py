@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from functools import lru_cache
@@ -14,7 +15,7 @@ import torch
 from .accuracy import value_and_gradient
 from .activations import Activation, ActivationModule
 from .checks import check
-from .definitions import define
+from .definitions import check_params, define
 from .kernels import BuildError
 from .registry import names
 from .report import figure
@@ -27,7 +28,12 @@ CURVE = (-4.0, 4.0, 161)  # where a class's picture starts and ends, and its poi
 
 def load_ipython_extension(ipython: Any) -> None:
     """What ``%load_ext jitact`` runs."""
-    ipython.register_magic_function(lambda line, cell: _activation(ipython, line, cell), "cell", "activation")
+
+    def activation(line: str, cell: str) -> type[ActivationModule]:
+        return _activation(ipython, line, cell)
+
+    activation.__doc__ = _activation.__doc__  # what %%activation? shows
+    ipython.register_magic_function(activation, "cell", "activation")
     ipython.display_formatter.formatters["text/html"].for_type(type, _html)
     plain = ipython.display_formatter.formatters["text/plain"]
     others = plain.for_type(type)
@@ -37,14 +43,19 @@ def load_ipython_extension(ipython: Any) -> None:
 
 
 ARGUMENT = re.compile(r"(\w+)\s*=\s*(\S+)")
-BACKWARD = re.compile(r"^\s*(backward|backward_from_output)\s*:\s*", re.MULTILINE)
+GRADIENTS = ("backward", "backward_from_output")
+FIELD = re.compile(r"^[ \t]*([A-Za-z_]\w*)[ \t]*:[ \t]*", re.MULTILINE)
 
 
 def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
-    """The magic: ``%%activation NAME [PARAMETER=DEFAULT ...] [--check]``, and below it an expression or a kernel file.
+    """Defines an activation: ``%%activation NAME [PARAMETER=DEFAULT ...] [--check]``, below it an expression or a kernel file.
 
-    Lines ``backward: ...`` and ``backward_from_output: ...`` below an expression give the gradient. Compiles, binds the class
-    to its title (``swoosh`` to ``Swoosh``), and shows it.
+    Compiles, binds the class to its title (``swoosh`` to ``Swoosh``), and shows it; with ``--check``, checks it too. Lines that
+    begin with ``backward:`` or ``backward_from_output:`` below an expression give the gradient::
+
+        %%activation snake2 a=1.0 --check
+        x + pow(sin(a * x), 2) / a
+        backward: dy * (1 + sin(2 * a * x))
     """
     from IPython.core.error import UsageError  # shown without a traceback
 
@@ -54,7 +65,7 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
         found = f"not {' '.join(unknown)!r}" if unknown else "and there is no name"
         raise UsageError(f"it is %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
-        cls = _define(words[0], {param: float(value) for param, value in ARGUMENT.findall(line)}, cell)
+        cls = _define(words[0], _parameters(words[0], line), cell)
         cls()(torch.zeros(1))  # compiled here, where its source is in sight
     except (ValueError, TypeError, BuildError) as error:
         raise UsageError(str(error)) from None
@@ -64,11 +75,36 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     return cls
 
 
+def _parameters(name: str, line: str) -> dict[str, float]:
+    """What a line says of parameters.
+
+    Raises:
+        ValueError: one cannot be a parameter, is there twice, or has no number as its default.
+    """
+    params: dict[str, float] = {}
+    for param, value in ARGUMENT.findall(line):
+        if param in params:
+            raise ValueError(f"{name}: the parameter {param} is there twice")
+        try:
+            params[param] = float(value)
+        except ValueError:
+            raise ValueError(f"{name}: the default of {param} must be a number, got {value!r}") from None
+    return check_params(name, params)
+
+
 def _define(name: str, params: dict[str, float], cell: str) -> type[ActivationModule]:
     if "ELEMENTWISE" in cell:
         return define(name, source=cell, **params)
-    expression, *parts = BACKWARD.split(cell)
-    return define(name, expression.strip(), **dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True)), **params)
+    starts = [match for match in FIELD.finditer(cell) if difflib.get_close_matches(match[1], GRADIENTS)]
+    ends = [match.start() for match in starts] + [len(cell)]
+    gradients: dict[str, str] = {}
+    for match, end in zip(starts, ends[1:], strict=True):
+        if match[1] not in GRADIENTS:
+            raise ValueError(f"{name}: there is no {match[1]!r}, only 'backward:' and 'backward_from_output:'")
+        if match[1] in gradients:
+            raise ValueError(f"{name}: '{match[1]}:' is there twice")
+        gradients[match[1]] = cell[match.end() : end].strip()
+    return define(name, cell[: ends[0]].strip(), **gradients, **params)
 
 
 NAME_EXPECTED = re.compile(

@@ -9,6 +9,7 @@ import argparse
 import ast
 import hashlib
 import inspect
+import math
 import re
 import sys
 import textwrap
@@ -17,11 +18,13 @@ from string import Template
 
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from . import onefile_weights as weights
 from . import registry
-from .activations import Activation
+from .activations import Activation, ActivationModule
 from .definitions import Definition, load_folder
+from .expression import in_cpp
 from .extract import extract
 from .kernels.source import Work
 from .learned_autograd import Learned
@@ -45,27 +48,33 @@ constexpr int kThreads = 128;
 template <typename S, bool forward>
 constexpr int kVectors = sizeof(S) == 8 ? {} : sizeof(S) == 4 ? {} : {};
 """
+QUOTES = '"' * 3
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
 
 
-def export(name: str) -> str:
+def export(activation: registry.Named) -> str:
     """The text of a Python file that is an activation: ``ModelNew``, ``Model``, ``get_inputs``, ``get_init_inputs``.
 
     The file compiles its CUDA source with ``load_inline`` at first use, trains, keeps for backward what the library's
     default keeps, and runs the same arithmetic at the same speed. Without a GPU it compiles for the CPU.
 
     Args:
-        name: any name of an activation, one that was defined included.
+        activation: anything that :func:`jitact.get` takes. A module's parameters are the defaults in the file, and its
+            ``save`` is what the file keeps.
 
     Raises:
-        KeyError: unknown name.
-        ValueError: the activation has no PyTorch counterpart to write as ``Model``, or its text has a word that the form does
-            not allow.
+        KeyError, TypeError: as :func:`jitact.get`.
+        ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
+            not allow, or a module has what a file cannot hold.
     """
-    record = registry.get(name).activation
-    kind = _kind(record)
+    module = registry.module_of(activation)
+    record = registry.record_of(module)
+    if isinstance(activation, nn.Module):
+        _check_settings(module)
+    kind = _kind(record, module.save)
+    params = record.params if isinstance(record, Learned) else zip(dict(record.params), module._params(), strict=True)
     marks = {*KINDS[kind], "staged" if record.source.work.forward == 5 else "direct"}
-    text = Template(_lines(FILE, marks)).substitute(_fields(record, kind, marks))
+    text = Template(_lines(FILE, marks)).substitute(_fields(record, dict(params), kind, marks))
     text = re.sub(r"\n{4,}", "\n\n\n", text)
     # Comments are free to say what they like in the library; here a few words are not allowed in them either.
     text = "\n".join(
@@ -92,37 +101,52 @@ def main(arguments: list[str] | None = None) -> int:
             load_folder(args.folder)
         text = export(args.name)
         if args.output:
-            args.output.write_text(text)
+            args.output.write_text(text, encoding="utf-8")
+        else:
+            print(text, end="")
     except (KeyError, ValueError, OSError) as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 2
-    if not args.output:
-        print(text, end="")
     return 0
 
 
-def _kind(record: Activation) -> str:
+def _check_settings(module: ActivationModule) -> None:
+    """Checks that a file can be of a module as it is.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    name, given = module.activation.name, f"{type(module).__name__}({module.extra_repr()})"
+    refused = [option for option in ("inplace", "fast_math") if getattr(module, option)]
+    if refused:
+        raise ValueError(f"{name} cannot be exported with {refused[0]}=True, which files do not have; got {given}")
+    if isinstance(module.activation, Learned):
+        raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")
+
+
+def _kind(record: Activation, save: str | None) -> str:
     """Which of :data:`KINDS` an activation is of."""
     if not isinstance(record, Learned):
-        return record.saves[0]
+        return save or record.saves[0]
     return "random" if record.random else "channels" if record.channels else "single"
 
 
-def _fields(record: Activation, kind: str, marks: set[str]) -> dict[str, str]:
+def _fields(record: Activation, params: dict[str, float], kind: str, marks: set[str]) -> dict[str, str]:
     """What the template's placeholders stand for."""
-    names = [] if kind == "random" else [name for name, _ in record.params]
+    own = [] if kind == "random" else list(params)
+    names = [in_cpp(name) for name in own]
     listed = "".join(f", {name}" for name in names)
     values = {
         "version": sys.modules[__package__].__version__,
         "name": record.name,
         "title": record.title,
-        "formula": textwrap.fill(f"{record.name}(x) = {record.formula}", 127).replace("\\", "\\\\"),
+        "formula": _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127)),
         "fields": "".join(f"  T {name};\n" for name in names),
         "listed": listed,
         "values": ", ".join(f"T(params[{i}])" for i in range(len(names))),
-        "signature": "".join(f", {name}={value!r}" for name, value in record.params),
-        "assigned": "".join(f"        self.{name} = {name}\n" for name in names),
-        "given": "".join(f", self.{name}" for name in names),
+        "signature": "".join(f", {name}={_number(value)}" for name, value in params.items()),
+        "assigned": "".join(f"        self.{name} = {name}\n" for name in own),
+        "given": "".join(f", self.{name}" for name in own),
         "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (8, 4, 2))),
         "init_inputs": "",
         **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
@@ -157,7 +181,7 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
         roots = {"forward", "backward"}
         gradient = kept = ""
     else:
-        save = record.saves[0]
+        save = "bit" if kind == "random" else kind
         kept = {"input": "x", "output": "y", "bit": "bit"}[save]
         backward = "backward" if save == "input" else f"backward_from_{save}"
         gradient, roots = f"{backward}(dy, {kept}{listed})", {"forward", backward}
@@ -170,11 +194,26 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
     # The loops here hand over plain numbers, whatever the operand is.
     text = re.sub(r"\b(?:Number|Channel)<T>", "T", record.source.text)
     maths, kernel = extract(text, {*roots, "Double", "Single", "Narrow"})
+    kernel = kernel.replace(QUOTES, '"" "')  # ends no string of Python, and is the same in C++
     if "weights" in KINDS[kind]:
         maths += weights.RESULTS
     elif kind == "random":
         maths += RANDOM
     return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
+
+
+def _in_a_string(text: str) -> str:
+    """A text as it stands between three quotation marks in Python, without the words that the form does not allow."""
+    escaped = "".join(
+        f"\\{each}" if each in '"\\' else each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+    return FORBIDDEN.sub(lambda word: f"{word[0][:-1]}\\x{ord(word[0][-1]):02x}", escaped)
+
+
+def _number(value: float) -> str:
+    """A number as Python reads it."""
+    return repr(value) if math.isfinite(value) else f'float("{value}")'
 
 
 def _vectors(work: Work, size: int) -> str:
@@ -220,7 +259,7 @@ def _reference(record: Activation) -> dict[str, str]:
     helpers, own = "", [f"self.{name}" for name, _ in record.params]
     expression = record.expression if isinstance(record, Definition) else None
     if expression:
-        python = _renamed(expression.python, dict(zip(expression.variables, ["x", *own], strict=True)), {})
+        python = expression.renamed("x", *own)
         helpers = "".join(f"{inspect.getsource(helper)}\n\n" for helper in expression.helpers.values())
         helpers = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", helpers)
     elif getattr(F, record.name, None) is record.reference:

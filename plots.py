@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
-from .activations import ActivationModule
-from .checks import converted, default_device, exact_function, record_of
+from .activations import DTYPES, ActivationModule
+from .checks import converted, default_device, exact_function
 from .learned import Learned
-from .registry import get
+from .registry import Named, module_of, record_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ SAMPLE = 2**18
 
 
 def plot(
-    *activations: str | type[ActivationModule] | ActivationModule,
+    *activations: Named,
     error: bool = False,
     low: float = -6.0,
     high: float = 6.0,
@@ -35,7 +36,7 @@ def plot(
     """Draws functions and gradients, and with ``error=True`` the measured error of both in ulp.
 
     Args:
-        activations: names, classes, or modules, which are drawn with their parameters.
+        activations: anything that :func:`jitact.get` takes; modules are drawn with their parameters.
         error: also draw how far results in ``dtype`` are from exact, in units in the last place: the largest error within
             each of 120 intervals, PyTorch's own dashed. Every value of a 16-bit type is tried, a sample of the others.
         low: where the x axis starts.
@@ -48,16 +49,20 @@ def plot(
 
     Raises:
         ImportError: matplotlib is not installed.
-        KeyError: unknown name.
+        KeyError, TypeError: as :func:`jitact.get`.
+        ValueError: there is nothing to draw, ``low`` is not less than ``high``, or errors are not measured in ``dtype``.
     """
     pyplot = _pyplot()
-    if not activations or not low < high:
-        raise ValueError("plot() takes at least one activation, and low < high")
+    if not activations or not -math.inf < low < high < math.inf:
+        given = f"{len(activations)}, {low}, {high}"
+        raise ValueError(f"plot() takes at least one activation, and low < high, both finite; got {given}")
+    if dtype not in DTYPES:
+        raise ValueError(f"plot() measures errors in {', '.join(map(str, DTYPES))}; got dtype={dtype!r}")
+    drawn = [_labelled(activation) for activation in activations]  # before there is a figure that an error would leave open
     rows = 2 if error else 1
     figure, axes = pyplot.subplots(rows, 2, figsize=(10, 3.6 * rows), sharex=True, squeeze=False, layout="constrained")
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)
-    for number, activation in enumerate(activations):
-        module, label = _module(activation)
+    for number, (module, label) in enumerate(drawn):
         for ax, values in zip(axes[0], value_and_gradient(converted(module, x), x), strict=True):
             ax.plot(x, values, color=f"C{number}", label=label)
         if error:
@@ -87,13 +92,11 @@ def _pyplot():
     return pyplot
 
 
-def _module(activation: str | type[ActivationModule] | ActivationModule) -> tuple[ActivationModule, str]:
+def _labelled(activation: Named) -> tuple[ActivationModule, str]:
     """The module, and what the legend calls it."""
-    if isinstance(activation, str):
-        activation = get(activation)
-    if isinstance(activation, type):
-        return activation(), activation.activation.name
-    return activation, f"{activation.activation.name}({activation.extra_repr()})"
+    module = module_of(activation)
+    settings = f"({module.extra_repr()})" if isinstance(activation, torch.nn.Module) else ""
+    return module, module.activation.name + settings
 
 
 def _draw_errors(axes: list[Axes], module: ActivationModule, x: Tensor, span: tuple[float, float], color: str) -> None:

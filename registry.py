@@ -3,41 +3,82 @@
 from __future__ import annotations
 
 import difflib
+import os
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from types import FunctionType
 
 from torch import Tensor, nn
 
-from .activations import TABLE, Activation, make_function, make_module
+from .activations import TABLE, Activation, ActivationModule, _variant, make_function, make_module
 
-__all__ = ["REGISTRY", "function", "get", "names", "register", "resolve", "unregister"]
+__all__ = [
+    "REGISTRY",
+    "Named",
+    "function",
+    "get",
+    "given",
+    "module_of",
+    "names",
+    "record_of",
+    "register",
+    "resolve",
+    "unregister",
+]
 
-_modules: dict[str, type[nn.Module]] = {}
+Named = str | type[nn.Module] | nn.Module | Callable[..., Tensor]
+"""What stands for an activation: a name, a class, a module or a function, jitact's own or PyTorch's."""
+ACCEPTED = "a name such as 'gelu', or a class, module or function, jitact's or PyTorch's"
+
+_modules: dict[str, type[ActivationModule]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
+lock = threading.RLock()
+"""Held while the registry changes, and by those who look first and register then. Readers take copies instead."""
 
 
-class _Registry(Mapping[str, type[nn.Module]]):
+def _after_fork() -> None:
+    """A thread of the parent may have held the lock; in the child it holds nothing."""
+    global lock
+    lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+NOTHING_TO_COMPILE = ("linear", "identity")
+
+
+class _Registry(Mapping[str, type[ActivationModule]]):
     """Reads ``_modules``, completed where a name is not found or all are wanted."""
 
-    def __getitem__(self, name: str) -> type[nn.Module]:
+    def __getitem__(self, name: str) -> type[ActivationModule]:
+        if name in self:
+            return _modules[name]
+        known = _known(name)
+        if known:
+            raise UnknownActivation(f"REGISTRY has canonical names, {known!r} for {name!r}; get() takes every name")
+        raise _unknown(name)
+
+    def __contains__(self, name: object) -> bool:
         if name not in _modules:
             _complete()
-        return _modules[name]
+        return name in _modules
 
     def __iter__(self) -> Iterator[str]:
         _complete()
-        return iter(_modules)
+        return iter(list(_modules))
 
     def __len__(self) -> int:
         _complete()
         return len(_modules)
 
     def __repr__(self) -> str:
-        return repr(dict(self))
+        _complete()
+        return repr(_modules.copy())
 
 
-REGISTRY: Mapping[str, type[nn.Module]] = _Registry()
+REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
 
 
@@ -46,12 +87,14 @@ def _complete() -> None:
     """Registers the activations that take more than a line of the table, which few programs ask for."""
     from .learned import LEARNED
 
-    for activation, module, function in LEARNED:
-        if activation.name not in _modules:  # replaced before it was asked for
-            register(activation, module, function)
+    with lock:
+        for activation, module, function in LEARNED:
+            if activation.name not in _modules:  # replaced before it was asked for
+                register(activation, module, function)
 
 
-def _normalise(name: str) -> str:
+def normalise(name: str) -> str:
+    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
     return name.lower().replace("_", "").replace("-", "")
 
 
@@ -60,39 +103,132 @@ def names() -> list[str]:
     return sorted(REGISTRY)
 
 
+class UnknownActivation(KeyError):
+    """An activation that the registry does not hold. Prints its message as it is, where KeyError would print its repr."""
+
+    def __str__(self) -> str:
+        return self.args[0]
+
+
 def resolve(name: str) -> str:
     """The canonical name for ``name``, an alias or another spelling of it.
 
     Raises:
         KeyError: unknown; the message suggests near names and lists the known ones.
     """
-    spelling = _normalise(name) if isinstance(name, str) else ""
-    if spelling in ("linear", "identity"):
-        raise UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
+    known = _known(name)
+    if known is None:
+        raise _unknown(name)
+    return known
+
+
+def _known(name: object) -> str | None:
+    """The canonical name for any spelling of a known name, else None."""
+    if not isinstance(name, str):
+        return None
+    spelling = normalise(name)
     if spelling not in _aliases:
         _complete()
-    canonical = _aliases.get(spelling)
-    if canonical is None:
-        near = difflib.get_close_matches(_normalise(str(name)), _aliases, n=3)
-        suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(_aliases[n]) for n in near))}? " if near else ""
-        raise UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")
-    return canonical
+    return _aliases.get(spelling)
 
 
-class UnknownActivation(KeyError):
-    """A name that the registry does not hold. Prints its message as it is, where KeyError would print its repr."""
+def _unknown(name: object) -> UnknownActivation:
+    if isinstance(name, str) and normalise(name) in NOTHING_TO_COMPILE:
+        return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
+    last = str(name).rpartition(".")[2]  # of torch.nn.GELU
+    known = _aliases.copy()
+    near = difflib.get_close_matches(normalise(last), known, n=3)
+    suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(known[n]) for n in near))}? " if near else ""
+    return UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")
 
-    def __str__(self) -> str:
-        return self.args[0]
 
-
-def get(name: str) -> type[nn.Module]:
+def get(activation: Named) -> type[ActivationModule]:
     """The ``ModelNew`` class of an activation: a ``torch.nn.Module`` that takes what PyTorch's counterpart takes.
 
+    Args:
+        activation: any name that people use; or ``torch.nn.GELU``, ``torch.nn.functional.gelu``, ``jitact.gelu`` and the like;
+            or a module, of which it is the class alone: settings are the constructor's.
+
     Raises:
-        KeyError: unknown name; the message suggests near names and lists the known ones.
+        KeyError: unknown; the message suggests near names and lists the known ones.
+        TypeError: it is nothing of the kind.
     """
-    return REGISTRY[resolve(name)]
+    if isinstance(activation, str):
+        return REGISTRY[resolve(activation)]
+    if isinstance(activation, nn.Module):
+        return type(module_of(activation))
+    if isinstance(activation, type):
+        return _of_class(activation)
+    own = vars(activation).get("ModelNew") if isinstance(activation, FunctionType) else None
+    return own or _of_torch_function(activation)
+
+
+def _of_class(cls: type) -> type[ActivationModule]:
+    """Our class for a class: itself, or PyTorch's counterpart."""
+    from .counterparts import counterpart_class
+
+    if issubclass(cls, ActivationModule) and hasattr(cls, "activation"):
+        return cls
+    if not issubclass(cls, nn.Module):
+        raise TypeError(f"expected an activation, {ACCEPTED}; got {given(cls)}")
+    ours = counterpart_class(cls)
+    if ours is None:
+        raise _no_counterpart(cls)
+    return ours
+
+
+def _of_torch_function(function: object) -> type[ActivationModule]:
+    """Our class for a function of PyTorch."""
+    from .counterparts import torch_functions
+
+    if not callable(function):
+        raise TypeError(f"expected an activation, {ACCEPTED}; got {given(function)}")
+    try:
+        name, _ = torch_functions()[function]
+    except (KeyError, TypeError):  # TypeError: it has no hash
+        raise UnknownActivation(f"no activation for {given(function)}: expected {ACCEPTED}") from None
+    return REGISTRY[name]
+
+
+def _no_counterpart(cls: type[nn.Module]) -> UnknownActivation:
+    from .counterparts import reason_to_leave
+
+    reason = "it returns its input" if cls is nn.Identity else reason_to_leave(cls) or "it is none that jitact knows"
+    return UnknownActivation(f"no activation for {cls.__module__}.{cls.__qualname__}: {reason}")
+
+
+def given(value: object) -> str:
+    """What was given in place of an activation, for an error."""
+    if isinstance(value, type):
+        return f"the class {value.__qualname__}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"
+    return "None" if value is None else f"{value!r:.60}, of type {type(value).__name__}"
+
+
+def module_of(activation: Named) -> ActivationModule:
+    """The module that stands for an activation: itself, PyTorch's with its settings, else one with the defaults.
+
+    Raises:
+        KeyError, TypeError: as :func:`get`.
+        ValueError: ours does not take the settings of a module of PyTorch.
+    """
+    if isinstance(activation, ActivationModule):
+        return activation
+    if not isinstance(activation, nn.Module):
+        return get(activation)()
+    from .counterparts import counterpart, share_weights
+
+    module = counterpart(activation)
+    if module is None:
+        raise _no_counterpart(type(activation))
+    share_weights(module, activation)
+    return module
+
+
+def record_of(module: ActivationModule) -> Activation:
+    """The record of what a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
+    return _variant(module.activation, vars(module))
 
 
 def function(name: str) -> Callable[..., Tensor]:
@@ -102,14 +238,17 @@ def function(name: str) -> Callable[..., Tensor]:
         KeyError: unknown name.
     """
     canonical = resolve(name)
-    if canonical not in _functions:
-        _functions[canonical] = make_function(REGISTRY[canonical].activation)
-    return _functions[canonical]
+    made = _functions.get(canonical)
+    if made is None:
+        with lock:  # so that no other definition of it comes between
+            made = _functions[canonical] = make_function(REGISTRY[canonical].activation)
+            made.ModelNew = REGISTRY[canonical]  # for get(), which may be given the function
+    return made
 
 
 def register(
-    activation: Activation, module: type[nn.Module] | None = None, function: Callable[..., Tensor] | None = None
-) -> type[nn.Module]:
+    activation: Activation, module: type[ActivationModule] | None = None, function: Callable[..., Tensor] | None = None
+) -> type[ActivationModule]:
     """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class.
 
     Args:
@@ -117,13 +256,16 @@ def register(
         module: its class, where that is not simply made from the record.
         function: its function, likewise.
     """
-    _modules[activation.name] = module or make_module(activation)
-    _functions.pop(activation.name, None)  # made when it is asked for
-    if function:
-        _functions[activation.name] = function
-    for name in (activation.name, activation.title, *activation.aliases):
-        _aliases[_normalise(name)] = activation.name
-    return _modules[activation.name]
+    module = module or make_module(activation)
+    with lock:
+        _modules[activation.name] = module
+        _functions.pop(activation.name, None)  # made when it is asked for
+        if function:
+            _functions[activation.name] = function
+            function.ModelNew = module
+        for name in (activation.name, activation.title, *activation.aliases):
+            _aliases[normalise(name)] = activation.name
+    return module
 
 
 def unregister(name: str) -> None:
@@ -132,11 +274,12 @@ def unregister(name: str) -> None:
     Raises:
         KeyError: unknown name.
     """
-    canonical = resolve(name)
-    del _modules[canonical]
-    _functions.pop(canonical, None)
-    for alias in [alias for alias, target in _aliases.items() if target == canonical]:
-        del _aliases[alias]
+    with lock:
+        canonical = resolve(name)
+        del _modules[canonical]
+        _functions.pop(canonical, None)
+        for alias in [alias for alias, target in _aliases.items() if target == canonical]:
+            del _aliases[alias]
 
 
 for _activation in TABLE:

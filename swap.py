@@ -2,51 +2,35 @@
 
 from __future__ import annotations
 
-import dis
 import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from . import registry
 from .activations import ActivationModule
-from .definitions import Definition
+from .calls import calls
+from .counterparts import (
+    counterpart,
+    counterpart_class,
+    is_activation,
+    reason_to_leave,
+    share_weights,
+    torch_classes,
+    torch_functions,
+)
 
 __all__ = ["Left", "Patched", "Replaced", "Report", "patched", "replace", "restore"]
 
-# transformers' own modules, by class name, so that it need not be imported; None has a reason in NOT_REPLACED.
-TRANSFORMERS = {
-    "AccurateGELUActivation": "gelu_tanh",
-    "FastGELUActivation": "gelu_tanh",
-    "GELUActivation": "gelu",
-    "GELUTanh": "gelu_tanh",
-    "LaplaceActivation": "laplace",
-    "MishActivation": "mish",
-    "NewGELUActivation": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh",
-    "QuickGELUActivation": "quick_gelu",
-    "ReLUSquaredActivation": "relu2",
-    "SiLUActivation": "silu",
-    "SqrtSoftplusActivation": "sqrtsoftplus",
-    "XIELUActivation": "xielu",
-}
-NOT_REPLACED = {
-    "GLU": "works on pairs of elements",
-    "LogSoftmax": "works on rows, not on elements",
-    "Softmax": "works on rows, not on elements",
-    "Softmax2d": "works on rows, not on elements",
-    "Softmin": "works on rows, not on elements",
-    "LinearActivation": "the identity: nothing to compute",
-}
+# PyTorch's modules that compute with quantized tensors. The dynamic ones, which return floats, are elsewhere, but for a part.
+QUANTIZED = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\.modules\.(?!.*PackedParams)")
 
 
 @dataclass(frozen=True)
@@ -74,7 +58,7 @@ class Report:
     Attributes:
         replaced: the modules that are jitact's now.
         left: the modules that look like activations and are not replaced.
-        calls: the modules whose forward calls PyTorch's activation functions, which only :func:`patched` reaches.
+        calls: the modules that call PyTorch's activation functions, or hold one, which only :func:`patched` reaches.
     """
 
     replaced: tuple[Replaced, ...]
@@ -123,146 +107,150 @@ def _common(texts: Iterable[str]) -> str:
 def replace(model: nn.Module) -> Report:
     """Replaces, in place, every activation module of ``model`` that jitact has a counterpart of.
 
-    A replacement takes over the parameters, ``inplace``, the training mode and the hooks, and stands under the same names; a
-    module that stands in several places is replaced by one. Modules of ``torch.nn`` and of transformers are known; those of
-    their subclasses, whose forward may differ, are left. Results agree with PyTorch's within rounding.
+    A replacement takes over the parameters, ``inplace``, the training mode, the hooks and what else was set on the module,
+    and stands under the same names; a module that stands in several places is replaced by one. Modules of ``torch.nn`` and of
+    transformers are known; those of their subclasses, whose forward may differ, are left. Results agree with PyTorch's within
+    rounding. Printed models show what is replaced: ``jitact GELU(approximate='none')``.
 
-    Calls of functions such as ``F.gelu`` in a forward cannot be replaced from outside: the report names those it finds, and
-    :func:`patched` reaches them.
+    Calls of functions such as ``F.gelu`` cannot be replaced from outside: the report names those that it finds in the source of
+    a forward, of methods and of functions called there, and :func:`patched` reaches them.
 
     Returns:
         What was replaced, what was left and why, and where functions are called. :func:`restore` undoes it.
+
+    Raises:
+        TypeError: ``model`` is no module.
     """
+    _check_model("replace", model)
     places: dict[nn.Module, list[tuple[nn.Module, str, str]]] = {}  # parent, attribute, path
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
             if child is not None:
                 places.setdefault(child, []).append((parent, name, f"{path}.{name}".lstrip(".")))
 
-    replaced, left = [], []
-    if _reason_to_leave(model) is None and _counterpart(model):
+    planned, left = [], []
+    if _reason_to_leave(model) is None and counterpart_class(type(model)):
         left.append(Left("", type(model).__name__, "is the whole model: nothing holds it; construct jitact's instead"))
+    sharded, quantized = _is_sharded(model), _is_quantized(model)
     for module, where in places.items():
         paths = tuple(path for _, _, path in where)
-        reason = _reason_to_leave(module)
-        if reason is not None:
-            left += [Left(paths[0], type(module).__name__, reason)] if reason else []
-            continue
-        try:
-            new = _counterpart(module)
-        except (TypeError, ValueError) as why:
-            left.append(Left(paths[0], _describe(module), str(why)))
-            continue
-        if new is None:
-            left.append(Left(paths[0], _describe(module), "jitact has no counterpart with these parameters"))
-            continue
-        _take_over(new, module)
-        new._replaced = (module,)  # in a tuple, so that it does not count as a submodule
+        new, reason = _replacement(module, sharded, quantized)
+        if new:
+            planned.append((new, where, Replaced(paths, _describe(module), _describe(new))))
+        elif reason:
+            known = _reason_to_leave(module) is None
+            left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
+    functions = tuple(_find_calls(model))
+    for new, where, _ in planned:  # at the end: the model is as it was if anything above raises
         for parent, name, _ in where:
             parent._modules[name] = new
-        replaced.append(Replaced(paths, _describe(module), f"jitact {_describe(new)}"))
-    return Report(tuple(replaced), tuple(left), tuple(_find_calls(model)))
+    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions)
+
+
+def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | None, str]:
+    """Ours to stand for a module, or why there is none; neither for a module that is no activation."""
+    reason = _reason_to_leave(module)
+    if reason is not None:
+        return None, reason
+    if quantized:
+        return None, "the model is quantized: it may get tensors that are"
+    try:
+        new = counterpart(module)
+    except (TypeError, ValueError) as why:
+        return None, str(why)
+    reason = "jitact has no counterpart with these parameters" if new is None else _reason_in_state(new, module, sharded)
+    if reason:
+        return None, reason
+    vars(new).update({key: value for key, value in vars(module).items() if key not in vars(new)})
+    _take_over(new, module)
+    new._replaced = (module,)  # in a tuple, so that it does not count as a submodule
+    return new, ""
 
 
 def restore(model: nn.Module) -> int:
     """Puts back, in place, the modules that :func:`replace` replaced, and returns how many.
 
-    They keep the training mode and the hooks that their replacements have by now.
+    They keep the training mode, the settings, the weights and the hooks that their replacements have by now.
+
+    Raises:
+        TypeError: ``model`` is no module.
+        RuntimeError: a replacement holds by now what the old module cannot take over, as in a model that has been sharded
+            since; nothing is put back then.
     """
-    restored = set()
-    for parent in list(model.modules()):
+    _check_model("restore", model)
+    planned, sharded = [], _is_sharded(model)
+    for path, parent in model.named_modules():
         for name, child in parent._modules.items():
-            if isinstance(child, ActivationModule) and hasattr(child, "_replaced"):
+            if isinstance(child, ActivationModule) and "_replaced" in vars(child):
                 (old,) = child._replaced
-                _take_over(old, child)
-                parent._modules[name] = old
-                restored.add(child)
-    return len(restored)
+                reason = _reason_in_state(old, child, sharded)
+                if reason:
+                    raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
+                planned.append((parent, name, old, child))
+    for parent, name, old, child in planned:
+        _take_over(old, child)
+        parent._modules[name] = old
+    return len({child for *_, child in planned})
+
+
+def _check_model(caller: str, model: object) -> None:
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{caller}() takes a model, an instance of torch.nn.Module; got {registry.given(model)}")
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """Gives ``new`` the training mode, the parameters and the hooks of ``old``, which the handles to them can still remove."""
-    vars(new).update({key: value for key, value in vars(old).items() if "_hooks" in key})
+    """Gives ``new`` the training mode, settings, weights and hooks of ``old``, which the handles to them can still remove."""
+    ours = new if isinstance(new, ActivationModule) else old
+    shared = ours.activation.signature.parameters.keys() & vars(new).keys() & vars(old).keys()
+    vars(new).update({key: value for key, value in vars(old).items() if "_hooks" in key or key in shared})
     vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
     new.training = old.training
-    for name in new._parameters.keys() & old._parameters:
-        new._parameters[name] = old._parameters[name]
-    for name in new._buffers.keys() & old._buffers:
-        new._buffers[name] = old._buffers[name]
+    share_weights(new, old)
+
+
+def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
+    """Why ``new`` cannot take over from ``old``, which holds other weights or modules than its class makes; "" if it can."""
+    for kind, what in (("_parameters", "weights"), ("_buffers", "buffers"), ("_modules", "modules")):
+        other = vars(new)[kind].keys() ^ vars(old)[kind].keys()
+        if other:
+            return f"it has other {what} than its class: {', '.join(sorted(other))}"
+    for name, weight in old.named_parameters(recurse=False):
+        if sharded or type(weight) is not nn.Parameter:
+            kind = "sharded" if sharded else f"a {type(weight).__name__}"
+            return f"its {name} is {kind}: do this before the model is sharded or wrapped"
+    return ""
+
+
+def _is_quantized(model: nn.Module) -> bool:
+    """Whether modules of a model may get quantized tensors."""
+    return any(QUANTIZED.match(f"{type(module).__module__}.{type(module).__name__}") for module in model.modules())
+
+
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether FSDP, of either kind, swaps the weights of the modules that it found in a model."""
+    names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
+    return not names.isdisjoint({"FSDPModule", "FullyShardedDataParallel"})
 
 
 def _describe(module: nn.Module) -> str:
-    return f"{type(module).__name__}({module.extra_repr()})"
-
-
-def _is_torch(cls: type) -> bool:
-    return cls.__module__.startswith("torch.nn.modules.")
-
-
-def _is_transformers(cls: type) -> bool:
-    return cls.__module__ == "transformers.activations"
-
-
-def _nn_modules() -> dict[type[nn.Module], str]:
-    """The torch.nn classes that are an activation's counterpart, by class."""
-    records = [cls.activation for cls in registry.REGISTRY.values() if not isinstance(cls.activation, Definition)]
-    return {record.module: record.name for record in records if record.module is not None}
+    return f"{module._get_name()}({module.extra_repr()})"
 
 
 def _reason_to_leave(module: nn.Module) -> str | None:
     """None for an activation to replace, "" for what is none, else why it is left."""
-    cls = type(module)
     if isinstance(module, ActivationModule):
         return ""
-    if cls in _nn_modules() or (_is_transformers(cls) and cls.__name__ not in NOT_REPLACED):
-        return "its forward was replaced on the module" if "forward" in vars(module) else None
-    if (_is_torch(cls) or _is_transformers(cls)) and cls.__name__ in NOT_REPLACED:
-        return NOT_REPLACED[cls.__name__]
     if isinstance(module, torch.jit.ScriptModule):
-        known = {each.__name__ for each in _nn_modules()}
+        known = {each.__name__ for each in torch_classes()}
         return "is TorchScript" if getattr(module, "original_name", "") in known else ""
-    for base in cls.__mro__[1:]:
-        if base in _nn_modules() or (_is_transformers(base) and base.__name__ in TRANSFORMERS):
-            return f"is a subclass of {base.__name__}, whose forward may differ"
-    is_activation = cls.__module__ == "torch.nn.modules.activation" and cls is not nn.MultiheadAttention
-    return "jitact has no counterpart" if is_activation else ""
-
-
-def _counterpart(module: nn.Module) -> ActivationModule | None:
-    """Ours for an activation module, with its parameters; None if there is none."""
-    cls, kwargs = type(module), {}
-    if cls.__name__ == "ClippedGELUActivation":
-        name = "gelu_10" if (module.min, module.max) == (-10, 10) else ""
-    elif _is_transformers(cls):
-        name = TRANSFORMERS.get(cls.__name__, "")
-    else:
-        name = _nn_modules().get(cls, "")
-        if name:
-            signature = registry.get(name).activation.signature.parameters
-            kwargs = {key: value for key, value in vars(module).items() if key in signature}
-    return registry.get(name)(**kwargs) if name in registry.REGISTRY else None
+    if not is_activation(type(module)):
+        return reason_to_leave(type(module))
+    return "its forward was replaced on the module" if "forward" in vars(module) else None
 
 
 # Function calls.
 
-# Activations with functions of the same name in PyTorch, whose arguments are those of ours.
-CALLED = (
-    "relu", "leaky_relu", "relu6", "hardtanh", "hardsigmoid", "threshold", "hardshrink", "softshrink", "sigmoid", "tanh",
-    "softsign", "elu", "celu", "selu", "softplus", "logsigmoid", "gelu", "silu", "mish", "hardswish", "tanhshrink", "prelu",
-    "rrelu",
-)  # fmt: skip
-
-
-def _functions() -> dict[Callable, tuple[str, bool]]:
-    """PyTorch's activation functions: the name of ours, and whether the function works in place."""
-    found: dict[Callable, tuple[str, bool]] = {torch.special.expit: ("sigmoid", False), F.threshold: ("threshold", False)}
-    for name in CALLED:
-        for owner in (F, torch, Tensor, torch._C._nn):
-            for suffix in ("", "_"):
-                function = getattr(owner, name + suffix, None)
-                if function is not None:
-                    found[function] = (name, bool(suffix))
-    return {function: ours for function, ours in found.items() if ours[0] in registry.REGISTRY}
+RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 @dataclass
@@ -280,7 +268,7 @@ class Patched(TorchFunctionMode, ContextDecorator):
     def __post_init__(self) -> None:
         """Looks up what there is to replace."""
         TorchFunctionMode.__init__(self)
-        self._ours = _functions()
+        self._ours = torch_functions()
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Runs any PyTorch function: ours, if it is an activation that ours can stand for."""
@@ -294,11 +282,23 @@ class Patched(TorchFunctionMode, ContextDecorator):
             if isinstance(x, Tensor) and x.device.type not in ("cpu", "cuda"):
                 raise TypeError(f"{name}: expected a tensor on a CPU or a GPU, got one on {x.device.type}")
             y = registry.function(name)(x, *rest, **options)
-        except (TypeError, ValueError) as why:  # raised before anything is computed
-            self.left[name, str(why)] += 1
+        except (TypeError, ValueError, NotImplementedError) as why:  # raised before anything is computed
+            reason = str(why).partition("\n")[0].partition(". ")[0]  # PyTorch's, of tensors that ours cannot take, have pages
+            self.left[name, reason] += 1
             return function(*args, **kwargs)
         self.replaced[name] += 1
         return y
+
+    def __call__(self, function: Callable) -> Callable:
+        """Decorates a function, to run in the context.
+
+        Raises:
+            TypeError: its code runs later than the call that the context would be around, or it is a class.
+        """
+        if isinstance(function, type) or any(is_late(function) for is_late in RUN_LATER):
+            what = "a class" if isinstance(function, type) else "a generator or coroutine"
+            raise TypeError(f"patched() cannot decorate {what}: use `with jitact.patched():` where the model is called")
+        return super().__call__(function)
 
     def __hash__(self) -> int:
         """By identity: PyTorch keeps modes in sets."""
@@ -330,44 +330,30 @@ def patched() -> Patched:
 
 def _find_calls(model: nn.Module) -> Iterator[Left]:
     """Where modules call PyTorch's activation functions themselves, as far as their code shows it."""
-    functions = _functions()
+    known = {function: name for function, (name, _) in torch_functions().items()}
     for path, module in model.named_modules():
-        if _reason_to_leave(module) != "" or type(module).__module__ == "torch.nn.modules.activation":
+        if isinstance(module, ActivationModule) or _reason_to_leave(module) != "":
             continue
-        for name, value in vars(module).items():
-            function = getattr(value, "func", value)  # a functools.partial's
-            if isinstance(function, Callable) and function in functions:
-                yield Left(path, type(module).__name__, f"holds {functions[function][0]} as .{name}")
-        for name in sorted(set(_called(type(module), functions))):
-            yield Left(path, type(module).__name__, f"calls {name}")
-
-
-def _called(cls: type, functions: dict[Callable, tuple[str, bool]]) -> Iterator[str]:
-    """The activation functions in the code of a module's forward and of the methods that it calls."""
-    seen, pending = set(), ["forward"]
-    while pending:
-        method = inspect.unwrap(getattr(cls, pending.pop(), None) or len)
-        if not isinstance(method, FunctionType) or method in seen or method.__module__ == nn.Module.__module__:
+        cls = type(module)
+        if cls.__module__ == "torch.nn.modules.activation":
             continue
-        seen.add(method)
-        own = method.__code__.co_varnames[:1]  # self
-        at: Any = None  # what the instructions have loaded so far: an object, _SELF, _VALUE or None
-        for instruction in dis.get_instructions(method):
-            name = instruction.argval
-            if instruction.opname.startswith("LOAD_GLOBAL"):
-                at = method.__globals__.get(name)
-            elif instruction.opname.startswith("LOAD_FAST"):
-                at = _SELF if (name,) == own else _VALUE
-            elif instruction.opname not in ("LOAD_ATTR", "LOAD_METHOD"):
-                at = _VALUE
-            elif at is _SELF:
-                pending.append(name)
-            elif at is _VALUE:
-                at = getattr(Tensor, name, None)
-            else:
-                at = getattr(at, name, None) if isinstance(at, ModuleType) else None
-            if isinstance(at, Callable) and at in functions:
-                yield functions[at][0]
+        for attribute, held in vars(module).items():
+            for name in [] if attribute.startswith("_") else _held(held, known):
+                yield Left(path, cls.__name__, f"holds {name} as .{attribute}")
+        for call in sorted(calls(module, known, Tensor, foreign="torch")):
+            where = f" in {call.where}" if call.where else ""
+            why = f"calls {call.name}{where}" if not call.hidden else f"{call.name} has no source to look for calls in"
+            yield Left(path, cls.__name__, why)
 
 
-_SELF, _VALUE = "self", "a value, perhaps a tensor"
+def _held(value: object, known: dict[Callable, str]) -> Iterator[str]:
+    """The names of activation functions, and of modules that are not submodules, in what a module holds."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    for each in value if isinstance(value, (list, tuple)) else [value]:
+        function = getattr(each, "func", each)  # a functools.partial's
+        if isinstance(each, nn.Module):
+            if _reason_to_leave(each) is None:
+                yield type(each).__name__
+        elif isinstance(function, Callable) and function in known:
+            yield known[function]

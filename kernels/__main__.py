@@ -28,6 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # as in `... list | head -1`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 141
+    except OSError as error:
+        print(f"jitact: {error}", file=sys.stderr)
+        return 1
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -49,7 +52,9 @@ def _parser() -> argparse.ArgumentParser:
         help="a compute capability to compile for, beside those of this machine's GPUs; may be repeated",
     )
     build.add_argument("--fast-math", action="store_true", help="the builds for fast_math=True")
-    build.add_argument("--jobs", type=int, metavar="N", help="compilers at once; JITACT_JOBS, or what cores and memory allow")
+    build.add_argument(
+        "--jobs", type=_positive, metavar="N", help="compilers at once; JITACT_JOBS, or what cores and memory allow"
+    )
     command("list", _list, "Lists what is cached.")
     command("where", _where, "Tells where builds are kept, and why there.")
     clear = command("clear", _clear, "Removes builds, all or those named, and nothing that is not the loader's own.")
@@ -58,11 +63,19 @@ def _parser() -> argparse.ArgumentParser:
     tune = command("tune", _tune, "Measures on a GPU how many vectors its threads should take, for all or those named.")
     tune.add_argument("names", nargs="*", metavar="NAME")
     bench = command("bench", _bench, "Measures first use and hits beside torch's load_inline, and tortures the cache.")
-    bench.add_argument("--kills", type=int, default=100, metavar="N", help="builds to kill at random moments")
-    bench.add_argument("--processes", type=int, default=32, metavar="N", help="processes that ask for one activation at once")
+    bench.add_argument("--kills", type=_positive, default=100, metavar="N", help="builds to kill at random moments")
+    bench.add_argument(
+        "--processes", type=_positive, default=32, metavar="N", help="processes that ask for one activation at once"
+    )
     bench.add_argument("--small", action="store_true", help="kill builds of a small stand-in for the kernels, to save time")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return int(text)
 
 
 def _build(options: argparse.Namespace) -> int:
@@ -105,8 +118,8 @@ def _list(options: argparse.Namespace) -> int:
     for folder in folders.readable():
         for entry in cache.entries(folder):
             name, _, key = entry.folder.name.rpartition("-")
-            if entry.damage:
-                rows.append((name, key, "", "", "", "", f"damaged: {entry.damage}"))
+            if entry.problem:
+                rows.append((name, key, "", "", "", "", entry.problem))
                 continue
             state = "current" if entry.folder in current else "superseded" if name in known else "usable"
             archs = " ".join(entry.build.archs) or "none"
@@ -116,7 +129,17 @@ def _list(options: argparse.Namespace) -> int:
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    why = _configured_problem(writing=False)
+    if why:
+        print(f"jitact: not looked into: {why}", file=sys.stderr)
     return 0
+
+
+def _configured_problem(*, writing: bool) -> str | None:
+    """What keeps the configured folder from being used, if it is there."""
+    folder = folders.configured()
+    why = folders.problem(folder, writing=writing) if os.path.lexists(folder) else None
+    return f"{folder} {why}" if why else None
 
 
 def _age(seconds: float) -> str:
@@ -133,23 +156,53 @@ def _where(options: argparse.Namespace) -> int:
 
 
 def _clear(options: argparse.Namespace) -> int:
-    busy = 0
-    wanted = {spelling for name in options.names for spelling in (name, f"{name}_fast_math")}
-    for folder in folders.readable():
-        removed, freed = 0, 0
-        for entry in cache.entries(folder):
-            if wanted and entry.folder.name.rpartition("-")[0] not in wanted:
-                continue
+    wanted = _cached_names(options.names)
+    why, left = _configured_problem(writing=True), 0
+    if why:
+        left = 1
+        print(f"jitact: not cleared: {why}", file=sys.stderr)
+    places = [folder for folder in folders.readable() if folders.problem(folder, writing=True) is None]
+    for folder in places:
+        left += _clear_in(folder, wanted)
+    if not places and not left:
+        print(f"{folders.configured()}: nothing to remove")
+    return 1 if left else 0
+
+
+def _cached_names(names: Sequence[str]) -> set[str]:
+    """What builds may be called of the activations named, or of a name that ``list`` shows; nothing if none is named.
+
+    Raises:
+        LookupError: there is neither an activation nor a build of such a name.
+    """
+    cached = {entry.folder.name.rpartition("-")[0] for folder in folders.readable() for entry in cache.entries(folder)}
+    wanted = {name if name in cached else _registered([name])[0] for name in names}
+    return wanted | {f"{name}_fast_math" for name in wanted}
+
+
+def _clear_in(folder: Path, wanted: set[str]) -> int:
+    """Removes builds, all or those wanted, and says so; how many could not be removed."""
+    removed, freed, left = 0, 0, 0
+    for entry in cache.entries(folder):
+        if wanted and entry.folder.name.rpartition("-")[0] not in wanted:
+            continue
+        try:
             size = _size(entry.folder)
             if cache.remove(entry):
                 removed, freed = removed + 1, freed + size
-            else:
-                busy += 1
-                print(f"{entry.folder.name} is being built: left alone")
-        if not wanted:
+                continue
+            print(f"{entry.folder.name} is being built: left alone")
+        except OSError as error:
+            print(f"jitact: not cleared: {entry.folder} ({error.strerror})", file=sys.stderr)
+        left += 1
+    if not wanted:
+        try:
             cache.tidy(folder)
-        print(f"{folder}: removed {removed} build{'s' * (removed != 1)}, {freed / 1024:.0f} KB")
-    return 1 if busy else 0
+        except OSError as error:
+            print(f"jitact: not cleared: {error.filename or folder} ({error.strerror})", file=sys.stderr)
+            left += 1
+    print(f"{folder}: removed {removed} build{'s' * (removed != 1)}, {freed / 1024:.0f} KB")
+    return left
 
 
 def _size(folder: Path) -> int:

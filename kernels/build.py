@@ -13,7 +13,7 @@ import torch
 
 from . import cache, folders, source
 from .cache import Build, Entry
-from .errors import BuildError, NoSpaceError, ToolchainError
+from .errors import BuildError, NoSpaceError, NotOursError, ToolchainError
 from .gpu import Arch, covered
 from .lock import locked
 from .log import logger, working
@@ -41,8 +41,7 @@ def obtain(plan: Plan, rejected: str | None = None) -> tuple[Entry, bool]:
         return _make(plan, rejected)
     entry = _find_made_elsewhere(plan, rejected)
     if entry is None:
-        looked = ", ".join(str(folder) for folder in folders.readable()) or folders.configured()
-        raise ToolchainError(f"{plan.name} is not compiled yet (looked in {looked}) and cannot be: {why}")
+        raise ToolchainError(f"{plan.name} is not compiled yet ({_looked()}) and cannot be: {why}")
     return entry, False
 
 
@@ -81,6 +80,14 @@ def cannot_compile(plan: Plan) -> str | None:
     return None
 
 
+def _looked() -> str:
+    """Where a build was looked for, and why not in the configured folder, if it is there."""
+    first, looked = folders.configured(), folders.readable()
+    listed = f"looked in {', '.join(map(str, looked)) or first}"
+    unused = os.path.lexists(first) and first not in looked
+    return f"{listed}; {first} {folders.problem(first, writing=False)}" if unused else listed
+
+
 def _find_made_elsewhere(plan: Plan, rejected: str | None, *, with_cuda: bool = False) -> Entry | None:
     """A build of the same sources by other compilers, or for an older processor, that runs here: on the GPUs, or at all."""
     levels = list(CPU_LEVELS)[: list(CPU_LEVELS).index(plan.cpu) + 1]
@@ -109,25 +116,25 @@ def _search(
 
 
 def _usable(entry: Entry | None, rejected: str | None) -> Entry | None:
-    """``entry`` if it can be loaded; says so if it is damaged."""
+    """``entry`` if it can be loaded; says so if it cannot."""
     if entry is None:
         return None
-    if entry.damage:
-        folders.say_once(f"{entry.folder.name} in {entry.folder.parent} is damaged: {entry.damage}")
+    if entry.problem:
+        folders.say_once(f"{entry.folder.name} in {entry.folder.parent} is {entry.problem}")
         return None
     return None if entry.build.sha256 == rejected else entry
 
 
 def _make(plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
-    """Compiles in the first folder that has room."""
-    full: NoSpaceError | None = None
+    """Compiles in the first folder that has room, and nothing of another user's in the way."""
+    last: BuildError | None = None
     for folder in folders.writable():
         try:
             return _make_in(folder, plan, rejected)
-        except NoSpaceError as error:
+        except (NoSpaceError, NotOursError) as error:
             logger.warning("%s", error)
-            full = error
-    raise full
+            last = error
+    raise last
 
 
 def _make_in(folder: Path, plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
@@ -161,7 +168,7 @@ def _describe(plan: Plan, content: bytes, seconds: float) -> Build:
         nvcc=nvcc,
         created=time.time(),
         seconds=round(seconds, 3),
-        library=f"jitact_{plan.name}.so",
+        library=cache.library_of(plan.name),
         sha256=cache.checksum(content),
     )
 
@@ -174,4 +181,5 @@ def _disk_errors(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise NoSpaceError(f"no space left in {folder}; free some, or set JITACT_CACHE_DIR to a folder elsewhere") from None
-        raise BuildError(f"cannot build in {folder}: {error}") from None
+        kind = NotOursError if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) else BuildError
+        raise kind(f"cannot build in {folder}: {error}") from None

@@ -12,18 +12,39 @@ import json
 import os
 import shutil
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from . import folders, trust
+from .gpu import Arch
 from .lock import try_locked
+from .memory import FILE
 
-__all__ = ["Build", "Entry", "builds", "entries", "lock_of", "publish", "read", "remove", "staging", "tidy", "write_log"]
+__all__ = [
+    "MARK",
+    "Build",
+    "Entry",
+    "builds",
+    "entries",
+    "library_of",
+    "lock_of",
+    "publish",
+    "read",
+    "remove",
+    "staging",
+    "tidy",
+    "write_log",
+]
 
 RECORD = "build.json"
 KEY_LENGTH = 16
+MARK = "JITACT_BUILD"  # in the environment of the compilers: what the folder is called that they work in
+_RECORD_LIMIT = 1 << 16  # bytes; one takes 600
+_LIBRARY_LIMIT = 1 << 28
 
 
 class Build(NamedTuple):
@@ -71,12 +92,16 @@ class Build(NamedTuple):
         Raises:
             ValueError, TypeError: ``text`` is no such record.
         """
-        record = json.loads(text)
+        try:
+            record = json.loads(text)
+        except RecursionError:
+            raise ValueError("no record of a build") from None
         build = cls(**record)
-        build = build._replace(archs=tuple(map(str, build.archs)))
-        if not all(isinstance(text, str) for text in (build.name, build.key, build.sources, build.library, build.cpu)):
+        texts = (build.name, build.key, build.sources, build.cpu, build.torch, build.compiler, build.library, build.sha256)
+        fine = all(isinstance(text, str) for text in (*texts, build.cuda or "", build.nvcc or ""))
+        if not fine or not all(isinstance(number, (int, float)) for number in (build.created, build.seconds)):
             raise TypeError(f"no record of a build: {record}")
-        return build
+        return build._replace(archs=tuple(str(Arch.parse(str(arch))) for arch in build.archs))
 
     def to_json(self) -> str:
         """For people too."""
@@ -88,14 +113,14 @@ class Entry(NamedTuple):
 
     Attributes:
         folder: ``<cache>/<name>-<key>``.
-        build: what build.json says, None if it cannot be read.
-        damage: what is wrong with it, None if it can be loaded.
+        build: what build.json says, None if there is a problem.
+        problem: why it cannot be loaded, as in "damaged: build.json is missing"; None if it can be.
         content: the library, as it was when it was checked.
     """
 
     folder: Path
     build: Build | None
-    damage: str | None
+    problem: str | None
     content: bytes = b""
 
     @property
@@ -105,22 +130,71 @@ class Entry(NamedTuple):
 
 
 def read(folder: Path) -> Entry | None:
-    """The build in ``folder``, checked against its checksum; None if there is none."""
+    """The build in ``folder``, checked against its checksum; None if there is none.
+
+    What was checked is what is returned: folders and files are opened once, each by its name in the one before, and all
+    questions are asked of what is open.
+    """
     try:
-        build = Build.from_json((folder / RECORD).read_text())
+        with _opened(folder) as descriptor:
+            build = _record(folder, descriptor)
+            content = _content(build.library, folder, descriptor, _LIBRARY_LIMIT)
+    except _UnusableError as error:
+        return Entry(folder, None, str(error))
     except (FileNotFoundError, NotADirectoryError):
-        return Entry(folder, None, f"{RECORD} is missing") if folder.is_dir() else None
-    except (OSError, ValueError, TypeError):
-        return Entry(folder, None, f"{RECORD} cannot be read")
-    if folder.name != build.title or os.path.basename(build.library) != build.library:
-        return Entry(folder, build, f"{RECORD} is another build's")
-    try:
-        content = (folder / build.library).read_bytes()
+        return None
     except OSError as error:
-        return Entry(folder, build, f"{build.library} cannot be read ({error.strerror})")
+        return Entry(folder, None, _why(error, "its folder"))
     if checksum(content) != build.sha256:
-        return Entry(folder, build, f"{build.library} has a wrong checksum")
+        return Entry(folder, None, f"damaged: {build.library} has a wrong checksum")
     return Entry(folder, build, None, content)
+
+
+class _UnusableError(Exception):
+    """Why a build cannot be loaded, as :attr:`Entry.problem` has it."""
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    """The descriptor of a build's folder, in a folder of builds that can be believed."""
+    with (
+        folders.open_cache(folder.parent) as cache,
+        trust.opened(folder.name, cache, shared=folders.shared(folder.parent)) as descriptor,
+    ):
+        yield descriptor
+
+
+def _record(folder: Path, descriptor: int) -> Build:
+    """What build.json says, if it is of the build that ``folder`` is named after."""
+    try:
+        build = Build.from_json(_content(RECORD, folder, descriptor, _RECORD_LIMIT).decode())
+    except (ValueError, TypeError):
+        raise _UnusableError(f"damaged: {RECORD} is no record of a build") from None
+    if (folder.name, build.library) != (build.title, library_of(build.name)):
+        raise _UnusableError(f"damaged: {RECORD} is another build's")
+    return build
+
+
+def _content(name: str, folder: Path, descriptor: int, limit: int) -> bytes:
+    """What one of a build's files holds."""
+    try:
+        return trust.content(name, descriptor, shared=folders.shared(folder.parent), limit=limit)
+    except FileNotFoundError:
+        raise _UnusableError(f"damaged: {name} is missing") from None
+    except OSError as error:
+        raise _UnusableError(_why(error, name)) from None
+
+
+def _why(error: OSError, what: str) -> str:
+    """What an error means for a build, as :attr:`Entry.problem` has it."""
+    if isinstance(error, trust.DistrustError):
+        return f"not trusted: {what} {error.strerror}"
+    return f"{'not readable' if isinstance(error, PermissionError) else 'damaged'}: {what} ({error.strerror})"
+
+
+def library_of(name: str) -> str:
+    """What the library of a build of this name is called."""
+    return f"jitact_{name}.so"
 
 
 def checksum(content: bytes) -> str:
@@ -137,11 +211,11 @@ def entries(cache: Path) -> Iterator[Entry]:
 
 
 def builds(cache: Path, name: str) -> Iterator[Build]:
-    """What is known of the builds of one name; whether they are damaged, :func:`read` tells."""
+    """What is known of the builds of one name; whether they can be loaded, :func:`read` tells."""
     for folder in _own(cache):
         if folder.name.rpartition("-")[0] == name:
-            with suppress(OSError, ValueError, TypeError):
-                yield Build.from_json((folder / RECORD).read_text())
+            with suppress(OSError, _UnusableError), _opened(folder) as descriptor:
+                yield _record(folder, descriptor)
 
 
 def at_work(cache: Path) -> list[str]:
@@ -171,9 +245,7 @@ def is_build_name(name: str) -> bool:
 
 def lock_of(cache: Path, title: str) -> Path:
     """The lock file of the build ``title``, in a folder that is made if need be."""
-    folder = cache / ".locks"
-    folder.mkdir(mode=0o755, exist_ok=True)
-    return folder / f"{title}.lock"
+    return folders.make(cache, cache / ".locks", hidden=True) / f"{title}.lock"  # whoever can open a lock can hold it
 
 
 @contextmanager
@@ -185,12 +257,10 @@ def staging(cache: Path, title: str, *, alone: bool = True) -> Iterator[Path]:
         title: of the build.
         alone: whether the lock of ``title`` is held, so that what others left of it can go.
     """
-    base = cache / ".staging"
-    base.mkdir(mode=0o755, exist_ok=True)
+    base = folders.make(cache, cache / ".staging")
     if alone:
         _sweep(cache, title)
-    folder = base / f"{title}.{os.getpid()}.{time.time_ns()}"
-    folder.mkdir(mode=0o700)
+    folder = Path(tempfile.mkdtemp(prefix=f"{title}.", dir=base))
     try:
         yield folder
     finally:
@@ -215,18 +285,24 @@ def _sweep(cache: Path, title: str) -> None:
 def _discard(folder: Path) -> None:
     """Ends the compilers that work in ``folder``, left by a killed or interrupted build, and removes it."""
     for _ in range(100):  # a compiler may start another before it is ended
-        if not _kill_inside(folder):
+        if not _end_compilers(folder):
             break
         time.sleep(0.01)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _kill_inside(folder: Path) -> bool:
-    """Kills the processes whose working directory is in ``folder``; tells whether there were any."""
-    inside, found = folder.resolve(), False
+def _end_compilers(folder: Path) -> bool:
+    """Kills what was started for the build in ``folder`` and works there; tells whether there was anything.
+
+    A shell that looked into the folder has no mark, and what another thread started during the build works elsewhere.
+    """
+    inside, mark, found = folder.resolve(), f"{MARK}={folder.name}".encode(), False
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
+        facts = Path("/proc", process)
         try:
-            if int(process) != os.getpid() and Path(os.readlink(f"/proc/{process}/cwd")).is_relative_to(inside):
+            if int(process) == os.getpid() or not Path(os.readlink(facts / "cwd")).is_relative_to(inside):
+                continue
+            if facts.stat().st_uid == os.geteuid() and mark in (facts / "environ").read_bytes().split(b"\0"):
                 os.kill(int(process), signal.SIGKILL)
                 found = True
         except OSError:  # ended meanwhile, or another user's
@@ -247,10 +323,9 @@ def publish(cache: Path, staging: Path, build: Build, content: bytes) -> Entry:
         NoSpaceError: the disk is full.
         OSError: the folder cannot be written for another reason.
     """
-    made = staging / "made"
-    made.mkdir(mode=0o755)
-    (made / build.library).write_bytes(content)
-    (made / RECORD).write_text(build.to_json())
+    made = folders.make(cache, staging / "made")
+    trust.write(made / build.library, content)
+    trust.write(made / RECORD, build.to_json().encode())
     target = cache / build.title
     for attempt in range(10):
         try:
@@ -277,7 +352,11 @@ def remove(entry: Entry) -> bool:
 
 
 def tidy(cache: Path) -> None:
-    """Removes what is in ``cache`` beside builds and is the loader's own, as far as no build needs it now."""
+    """Removes what is in ``cache`` beside builds and is the loader's own, as far as no build needs it now.
+
+    Raises:
+        OSError: some of it is another user's.
+    """
     staging_folder, locks = cache / ".staging", cache / ".locks"
     if staging_folder.is_dir():
         _sweep(cache, "")
@@ -287,7 +366,10 @@ def tidy(cache: Path) -> None:
             if alone:
                 lock.unlink()
     _remove_if_empty(locks)
-    shutil.rmtree(cache / ".logs", ignore_errors=True)
+    for left in cache.glob(f".{FILE}.*"):  # of a process that was killed while it wrote
+        left.unlink()
+    if (cache / ".logs").is_dir():
+        shutil.rmtree(cache / ".logs")
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -297,10 +379,9 @@ def _remove_if_empty(folder: Path) -> None:
 
 def write_log(cache: Path, title: str, text: str) -> Path | None:
     """Keeps what compilers printed when they failed; None if that is not possible."""
-    path = cache / ".logs" / f"{title}.log"
     try:
-        path.parent.mkdir(mode=0o755, exist_ok=True)
-        path.write_text(text)
+        path = folders.make(cache, cache / ".logs") / f"{title}.log"
+        trust.write(path, text.encode(errors="replace"))
     except OSError:
         return None
     return path

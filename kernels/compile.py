@@ -13,9 +13,11 @@ from pathlib import Path
 
 from . import cache, source
 from .errors import BuildError, explain
+from .folders import shared
 from .log import logger
 from .plan import Plan
 from .toolchain import find_cudart, find_ninja
+from .trust import opened, replaceable
 
 __all__ = ["compile_library", "jobs"]
 
@@ -35,8 +37,10 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         ToolchainError, NoSpaceError, BuildError: something else is wrong; the message says what.
     """
     kernel = _kernel_text(plan)
-    with _environment(plan) as cpp_extension, ExitStack() as paths:
-        staging, *include = (paths.enter_context(_plain_path(path)) for path in (staging, *plan.source.include_folders()))
+    with _environment(plan, staging) as cpp_extension, ExitStack() as paths:
+        path_of = _fixed_path if replaceable(staging, shared=shared(folder)) else _plain_path
+        staging = paths.enter_context(path_of(staging))
+        include = [paths.enter_context(_plain_path(path)) for path in plan.source.include_folders()]
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
@@ -127,12 +131,20 @@ def _plain_path(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _environment(plan: Plan) -> Iterator:
+def _fixed_path(folder: Path) -> Iterator[Path]:
+    """A path that leads to ``folder``, which is ours, whatever others do to the names that led there."""
+    with opened(folder, shared=False) as descriptor:
+        yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+@contextmanager
+def _environment(plan: Plan, staging: Path) -> Iterator:
     """torch.utils.cpp_extension, set up to run the tools that the plan names; all as before afterwards."""
     ninja = find_ninja()
     wanted = {
         "LC_ALL": "C",  # error messages are parsed
         "MAX_JOBS": str(jobs()),
+        cache.MARK: staging.name,  # by which they are found, should they outlive us
         "CXX": plan.cxx.path,
         "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # two processes for a warning about compilers older than C++20
         "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # for builds that are repeated in one folder, as ours never are

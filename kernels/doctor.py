@@ -21,6 +21,16 @@ from .toolchain import find_cudart, find_cxx, find_ninja, find_nvcc
 __all__ = ["diagnose"]
 
 OLDEST_TORCH = (2, 10)
+_VARIABLES = (
+    "JITACT_NO_BUILD",
+    "JITACT_TRUST_GROUP",
+    "JITACT_ARCHS",
+    "TORCH_CUDA_ARCH_LIST",
+    "JITACT_JOBS",
+    "JITACT_VERBOSE",
+    "CXX",
+    "CC",
+)
 ROOM = 64 << 20  # bytes: a build takes about one megabyte while it runs, what is kept 0.1 to 0.5
 
 
@@ -63,11 +73,11 @@ def _findings(plans: Sequence[Plan]) -> Iterator[Finding]:
     yield Finding(
         "cached", True if complete else None, f"{len(cached)} of {len(plans)} activations, of this torch and compilers"
     )
-    damaged = [entry for folder in folders.readable() for entry in cache.entries(folder) if entry.damage]
-    if damaged:
-        listed = "\n".join(f"{entry.folder.name}: {entry.damage}" for entry in damaged)
-        yield Finding("damaged", None, f"{listed}\nmade anew at next use; python -m jitact.kernels clear removes them")
-    for name in ("JITACT_NO_BUILD", "JITACT_ARCHS", "TORCH_CUDA_ARCH_LIST", "JITACT_JOBS", "JITACT_VERBOSE", "CXX", "CC"):
+    unusable = [entry for folder in folders.readable() for entry in cache.entries(folder) if entry.problem]
+    if unusable:
+        listed = "\n".join(f"{entry.folder.name} in {entry.folder.parent}: {entry.problem}" for entry in unusable)
+        yield Finding("not usable", None, f"{listed}\nmade anew at next use; python -m jitact.kernels clear removes them")
+    for name in _VARIABLES:
         if os.environ.get(name):
             fine = complete if name == "JITACT_NO_BUILD" else None
             yield Finding("environment", fine, f"{name}={os.environ[name]}")
@@ -101,8 +111,8 @@ def _folders(complete: bool) -> Iterator[Finding]:
     for folder, use in folders.explain():
         yield Finding("cache", True if use.startswith("read") else None, f"{folder} {use}")
     try:
-        folder = next(folders.writable())
-        room = shutil.disk_usage(folder).free
+        folder = folders.destination()
+        room = shutil.disk_usage(folders.existing(folder)).free
         text = f"{folder}, {room / (1 << 30):.1f} GB free"
         yield Finding("builds go to", True, text) if room >= ROOM else Finding("builds go to", needed, f"{text}: too little")
     except BuildError as error:

@@ -6,7 +6,7 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
-__all__ = ["BuildError", "CompileError", "NoSpaceError", "ToolchainError", "explain"]
+__all__ = ["BuildError", "CompileError", "NoSpaceError", "NotOursError", "ToolchainError", "explain"]
 
 
 class BuildError(RuntimeError):
@@ -27,6 +27,10 @@ class CompileError(BuildError):
 
 class NoSpaceError(BuildError):
     """The disk that holds the cache is full."""
+
+
+class NotOursError(BuildError):
+    """Something in the folder of the cache is another user's, or cannot be written."""
 
 
 def _revive(kind: type[BuildError], message: str) -> BuildError:

@@ -1,26 +1,64 @@
-"""Where builds are kept: folders into which no other user can put a library, unless the user named one of theirs."""
+"""Where builds are kept: folders into which nobody else can put a library, unless the user said that others may."""
 
 from __future__ import annotations
 
 import os
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from .errors import BuildError
 from .log import logger
+from .trust import DistrustError, make_folder, opened, replaceable
 
-__all__ = ["configured", "explain", "problem", "readable", "say_once", "writable"]
+__all__ = [
+    "configured",
+    "destination",
+    "existing",
+    "explain",
+    "make",
+    "open_cache",
+    "problem",
+    "readable",
+    "say_once",
+    "shared",
+    "writable",
+]
 
 
 def configured() -> Path:
-    """The folder that JITACT_CACHE_DIR names, else one in TORCH_EXTENSIONS_DIR, else one in the user's cache folder."""
-    return _configured()[0]
+    """The folder that JITACT_CACHE_DIR names, else one in TORCH_EXTENSIONS_DIR, else one in the user's cache folder.
+
+    Raises:
+        BuildError: a variable names the home folder of a user that there is not.
+    """
+    named = _named("JITACT_CACHE_DIR")
+    if named:
+        return named
+    extensions = _named("TORCH_EXTENSIONS_DIR")
+    if extensions:
+        return extensions / "jitact"
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(home):  # which is to be ignored, as if it were not set
+        home = os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(home) / "jitact" if os.path.isabs(home) else _private(_temporary()[0])
 
 
-def readable() -> list[Path]:
-    """The folders to look in, the configured one first: those that exist, can be trusted and may hold programs."""
-    _create(_candidates()[0])  # what is found out about this machine can be kept from the first use on
+def shared(folder: Path) -> bool:
+    """Whether the user trusts the owner and the group of ``folder``: it is named, and JITACT_TRUST_GROUP is set."""
+    trusts = os.environ.get("JITACT_TRUST_GROUP", "0") not in ("", "0")
+    return trusts and folder == _named("JITACT_CACHE_DIR")
+
+
+def readable(*, make: bool = False) -> list[Path]:
+    """The folders to look in, the configured one first: those that exist, can be trusted and may hold programs.
+
+    Args:
+        make: whether the configured one is made if it is missing, to keep what is found out about this machine.
+    """
+    if make:
+        _make(configured())
     return [folder for folder in _candidates() if problem(folder, writing=False) is None]
 
 
@@ -33,7 +71,7 @@ def writable() -> Iterator[Path]:
     problems: dict[Path, str] = {}
     found = False
     for folder in _candidates():
-        why = _create(folder) or problem(folder, writing=True)
+        why = _make(folder) or problem(folder, writing=True)
         if why:
             problems[folder] = why
             continue
@@ -43,43 +81,125 @@ def writable() -> Iterator[Path]:
         found = True
         yield folder
     if not found:
-        listed = "\n".join(f"{folder} {why}" for folder, why in problems.items())
-        raise BuildError(f"no folder to keep compiled kernels in\n{listed}\nset JITACT_CACHE_DIR to a folder of yours")
+        raise BuildError(_nowhere(problems))
 
 
 def problem(folder: Path, *, writing: bool) -> str | None:
-    """What keeps ``folder`` from being used, as the rest of a sentence; None if nothing does."""
+    """What keeps ``folder`` from being used, as the rest of a sentence; None if nothing does.
+
+    One that does not exist can be written to if it can be made.
+    """
+    missing = writing and not os.path.lexists(folder)
+    place = existing(folder) if missing else folder
     try:
-        status = folder.lstat() if _is_private(folder) else folder.stat()
-        flags = os.statvfs(folder).f_flag
-    except OSError as error:
-        return f"cannot be used ({error.strerror})"
-    if not stat.S_ISDIR(status.st_mode):
+        if missing and not place.is_dir():
+            return "cannot be made (Not a directory)"
+        flags = os.statvfs(place).f_flag
+        if flags & os.ST_NOEXEC:
+            return "is on a file system that runs no programs (noexec)"
+        why = _not_trusted(folder, missing=missing, others=shared(folder))
+        if why and folder == _named("JITACT_CACHE_DIR") and _not_trusted(folder, missing=missing, others=True) is None:
+            why += "; JITACT_TRUST_GROUP=1 trusts owner and group"
+    except NotADirectoryError:
         return "is no folder"
-    if not _trusted(folder, status):
-        return "is not yours alone"
-    if flags & os.ST_NOEXEC:
-        return "is on a file system that runs no programs (noexec)"
+    except OSError as error:
+        return f"cannot be {'made' if missing else 'read'} ({error.strerror})"
+    if why:
+        return why
     if writing and flags & os.ST_RDONLY:
-        return "is on a read-only file system"
-    if writing and not os.access(folder, os.W_OK | os.X_OK):
-        return "is not writable"
+        return "cannot be made (Read-only file system)" if missing else "is on a read-only file system"
+    if writing and not os.access(place, os.W_OK | os.X_OK):
+        return "cannot be made (Permission denied)" if missing else "is not writable"
     return None
+
+
+def _not_trusted(folder: Path, *, missing: bool, others: bool) -> str | None:
+    """Why others could put a library into ``folder``, or another folder in its place; None if they cannot.
+
+    Raises:
+        OSError: it is no folder, or cannot be read.
+    """
+    # In place of a private folder, others can put nothing that is private too.
+    why = replaceable(folder.parent if _is_private(folder) else folder, shared=others)
+    if why or missing:
+        return why
+    try:
+        with open_cache(folder, others=others):
+            return None
+    except DistrustError as error:
+        return f"is not yours alone ({error.strerror})"
+
+
+@contextmanager
+def open_cache(folder: Path, *, others: bool | None = None) -> Iterator[int]:
+    """The descriptor of a folder of builds into which nobody can put a library who is not trusted.
+
+    Args:
+        folder: which.
+        others: whether its owner and its group are trusted; what the user says of it if None.
+
+    Raises:
+        DistrustError: others can write to it, or even read a private one.
+        OSError: it is no folder, or cannot be read.
+    """
+    private = _is_private(folder)
+    with opened(folder, shared=shared(folder) if others is None else others, follow=not private) as descriptor:
+        status = os.fstat(descriptor)
+        if private and (status.st_uid != os.geteuid() or status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)):
+            raise DistrustError("it has to belong to you, with mode 0700")
+        yield descriptor
+
+
+def make(cache: Path, path: Path, *, hidden: bool = False) -> Path:
+    """Makes a folder of the loader's own, if need be, that is as open to others as the folder of builds.
+
+    Args:
+        cache: the folder of builds.
+        path: in it.
+        hidden: whether it is only for those who can write to the folder of builds.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    status = cache.stat()
+    mode = stat.S_IMODE(status.st_mode) & 0o2775
+    if hidden:
+        mode &= 0o2770 if mode & stat.S_IWGRP else 0o2700
+    make_folder(path, mode, status.st_gid if shared(cache) else -1)
+    return path
+
+
+def destination() -> Path:
+    """Where the next build goes, which need not exist yet.
+
+    Raises:
+        BuildError: there is no such folder.
+    """
+    problems: dict[Path, str] = {}
+    for folder in _candidates():
+        why = problem(folder, writing=True)
+        if why is None:
+            return folder
+        problems[folder] = why
+    raise BuildError(_nowhere(problems))
 
 
 def explain() -> list[tuple[Path, str]]:
     """The folders in the order in which they are used, with what they are used for or what keeps them from it."""
-    found = []
+    found: list[tuple[Path, str]] = []
     for folder in _candidates():
-        if not folder.exists() and folder != _candidates()[0]:
+        built_in = any(use == _USED for _, use in found)
+        exists = os.path.lexists(folder)
+        if built_in and not exists:
             continue
-        unreadable = _create(folder) or problem(folder, writing=False)
+        unwritable = problem(folder, writing=True)
+        unreadable = problem(folder, writing=False) if exists else unwritable
         if unreadable:
             found.append((folder, f"not used: it {unreadable}"))
+        elif unwritable:
+            found.append((folder, f"only read: it {unwritable}"))
         else:
-            unwritable = problem(folder, writing=True)
-            second = any(use == _USED for _, use in found)
-            found.append((folder, f"only read: it {unwritable}" if unwritable else "read" if second else _USED))
+            found.append((folder, "read" if built_in else _USED))
     return found
 
 
@@ -94,30 +214,47 @@ def say_once(message: str) -> None:
         logger.warning(message)
 
 
-def _configured() -> tuple[Path, bool]:
-    """The folder, and whether the user named it."""
-    named = os.environ.get("JITACT_CACHE_DIR")
-    if named:
-        return Path(named).expanduser().absolute(), True
-    shared = os.environ.get("TORCH_EXTENSIONS_DIR")
-    if shared:
-        return Path(shared).expanduser().absolute() / "jitact", True
-    home = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(home).absolute() / "jitact", False
+def existing(folder: Path) -> Path:
+    """``folder``, or the nearest one above it that exists."""
+    return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+
+
+def _nowhere(problems: dict[Path, str]) -> str:
+    listed = "\n".join(f"{folder} {why}" for folder, why in problems.items())
+    return f"no folder to keep compiled kernels in\n{listed}\nset JITACT_CACHE_DIR to a folder of yours"
+
+
+def _named(variable: str) -> Path | None:
+    """The folder that a variable names, None if it is not set.
+
+    Raises:
+        BuildError: it names the home folder of a user that there is not.
+    """
+    text = os.environ.get(variable)
+    if not text:
+        return None
+    path = os.path.expanduser(text)
+    if path.startswith("~"):
+        raise BuildError(f"{variable}={text} names a home folder that is not known: name the whole path")
+    return Path(path).absolute()
 
 
 def _candidates() -> list[Path]:
-    """The configured folder, or one inside it if anybody may write there, then private ones in the temporary folders."""
+    """The configured folder; a private one in it or beside it if others can write there; private ones in temporary folders."""
     first = configured()
+    private = [_private(folder) for folder in (first, first.parent) if _open_to_others(folder)]
+    return list(dict.fromkeys([first, *private, *map(_private, _temporary())]))
+
+
+def _open_to_others(folder: Path) -> bool:
     try:
-        anybody = first.stat().st_mode & stat.S_IWOTH
+        return bool(folder.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)) and folder.is_dir()
     except OSError:
-        anybody = False
-    return list(dict.fromkeys([_private(first) if anybody else first, *map(_private, _temporary())]))
+        return False
 
 
 def _temporary() -> list[Path]:
-    return [Path(os.environ.get("TMPDIR") or "/tmp"), Path("/var/tmp"), Path("/dev/shm")]
+    return [Path(os.environ.get("TMPDIR") or "/tmp").absolute(), Path("/var/tmp"), Path("/dev/shm")]
 
 
 def _private(folder: Path) -> Path:
@@ -128,20 +265,19 @@ def _is_private(folder: Path) -> bool:
     return folder == _private(folder.parent)
 
 
-def _trusted(folder: Path, status: os.stat_result) -> bool:
-    """Whether no other user can put a library there, but for the owner of a folder that was named on purpose."""
-    if _is_private(folder):
-        return status.st_uid == os.geteuid() and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    named = folder == configured() and _configured()[1]
-    return not status.st_mode & stat.S_IWOTH and (named or status.st_uid in (0, os.geteuid()))
-
-
-def _create(folder: Path) -> str | None:
+def _make(folder: Path) -> str | None:
     """Makes the folder if it is missing; what prevented that, as the rest of a sentence."""
+    if os.path.lexists(folder):
+        return None
+    why = problem(folder, writing=True)
+    if why:
+        return why
     try:
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=not _is_private(folder), exist_ok=True)
-            folder.mkdir(mode=0o700 if _is_private(folder) else 0o755, exist_ok=True)
+        if not _is_private(folder):
+            for parent in reversed(folder.parents):
+                if not parent.is_dir():
+                    parent.mkdir(mode=0o755, exist_ok=True)
+        make_folder(folder, 0o700 if _is_private(folder) else 0o755)
     except OSError as error:
         return f"cannot be made ({error.strerror})"
     return None

@@ -128,7 +128,7 @@ def visible_archs(memory: Memory) -> tuple[Arch, ...]:
         return ()
     kinds = _kinds()
     known = [memory.get(f"gpu {kind}") for kind in kinds]
-    if not kinds or None in known:
+    if not kinds or not all(isinstance(arch, str) and re.fullmatch(_ARCH, arch) for arch in known):
         found = _ask_driver()
         for kind, arch in found:
             memory.put(f"gpu {kind}", str(arch))

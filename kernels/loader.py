@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import threading
 import time
@@ -140,9 +141,12 @@ def _open(entry: Entry) -> Callable[[bytes, bytes, bytes], bytes | None]:
         OSError, AttributeError: it is no library of ours, or one of another machine.
     """
     try:
-        copy = os.memfd_create(entry.build.library)  # stays open: the dynamic linker takes one path for one library
+        # It stays open: the dynamic linker takes one path for one library.
+        copy = os.memfd_create(entry.build.library, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         with open(copy, "wb", closefd=False) as file:
             file.write(entry.content)
+        # A child inherits it, and may give up its rights, which must not leave it a way to write to our code.
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
         handle = ctypes.CDLL(f"/proc/self/fd/{copy}")
     except (OSError, AttributeError):  # a system that has no such files, or runs no programs from them
         handle = ctypes.CDLL(str(entry.library))

@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import socket
+import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from . import folders, trust
 from .errors import BuildError, CompileError
 from .log import logger
 
@@ -20,6 +22,7 @@ __all__ = ["locked", "try_locked"]
 WAIT_LIMIT = 600.0  # seconds after which a waiting process says what to do; a build takes a few
 _SAY_AFTER = 1.0
 _POLL = 0.03
+_NOTE_LIMIT = 1 << 20  # bytes
 
 _held: set[int] = set()  # descriptors of the locks that this process holds
 
@@ -41,27 +44,27 @@ def locked(path: Path, name: str) -> Iterator[bool]:
     Gives False on a file system without locks, where several may run the block at once.
 
     Args:
-        path: the lock file. It stays: removing it would let two hold it.
+        path: the lock file, in a folder of the folder of builds. It stays: removing it would let two hold it.
         name: what is being built, for those who wait to say.
 
     Raises:
         BuildError: another process held the lock for WAIT_LIMIT seconds.
         CompileError: the process that was waited for could not compile the same.
     """
-    started = time.time()
-    descriptor = _wait(path, name, started)
+    descriptor, awaited = _wait(path, name)
     if descriptor is None:
         yield False
         return
     try:
-        failed = _read(descriptor).get("failed")
-        if failed and failed["at"] >= started:
-            raise CompileError(failed["message"])
-        _write(descriptor, {"pid": os.getpid(), "host": socket.gethostname(), "name": name})
+        note = _note(path)
+        if "failed" in note and note.get("attempt") in awaited:
+            raise CompileError(str(note["failed"]))
+        attempt = {"attempt": os.urandom(8).hex(), "pid": os.getpid(), "host": socket.gethostname(), "name": name}
+        _write(descriptor, attempt)
         try:
             yield True
         except CompileError as error:
-            _write(descriptor, {"failed": {"at": time.time(), "message": str(error)}})
+            _write(descriptor, attempt | {"failed": str(error)})
             raise
     finally:
         _release(descriptor)
@@ -80,36 +83,46 @@ def try_locked(path: Path) -> Iterator[bool]:
         _release(descriptor)
 
 
-def _wait(path: Path, name: str, started: float) -> int | None:
-    """The lock's descriptor; None on a file system that has no locks."""
-    said = False
+def _wait(path: Path, name: str) -> tuple[int | None, list[object]]:
+    """The lock's descriptor, None on a file system that has no locks, and the attempts that were waited for.
+
+    What they are called tells whether one of them failed: clocks, of several hosts perhaps, would not.
+    """
+    started, said = time.monotonic(), False
+    awaited: list[object] = []
     while True:
         try:
             descriptor = _try(path)
         except OSError as error:
             if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
                 logger.debug("%s: no locks here (%s); building without", path.parent, error.strerror)
-                return None
+                return None, awaited
             raise
         if descriptor is not None:
-            return descriptor
-        waited = time.time() - started
+            return descriptor, awaited
+        note = _note(path)
+        if "attempt" in note and "failed" not in note and note["attempt"] not in awaited:
+            awaited.append(note["attempt"])
+        waited = time.monotonic() - started
         if waited >= WAIT_LIMIT:
             raise BuildError(
-                f"waited {waited:.0f} s for {_holder(path)}, which compiles {name}\n"
+                f"waited {waited:.0f} s for {_holder(note)}, which compiles {name}\n"
                 f"if it hangs, end it and try again; JITACT_CACHE_DIR names another cache\nlock: {path}"
             )
         if waited >= _SAY_AFTER and not said:
             said = True
-            logger.info("waiting for %s, which compiles %s", _holder(path), name)
+            logger.info("waiting for %s, which compiles %s", _holder(note), name)
         time.sleep(_POLL)
 
 
 def _try(path: Path) -> int | None:
     """The locked file's descriptor, or None if another process holds the lock."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
+            folder = path.parent.stat()
+            of_a_group = folder.st_mode & stat.S_IWGRP
+            trust.set_mode(descriptor, 0o644 | of_a_group, folder.st_gid if of_a_group else -1)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(descriptor).st_ino == _inode(path):  # else `clear` removed it meanwhile
                 _held.add(descriptor)
@@ -136,20 +149,17 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-def _holder(path: Path) -> str:
-    try:
-        holder = json.loads(path.read_text())
-        return f"process {holder['pid']} on {holder['host']}"
-    except (OSError, ValueError, KeyError):
-        return "another process"
+def _holder(note: dict) -> str:
+    return f"process {note['pid']} on {note['host']}" if {"pid", "host"} <= note.keys() else "another process"
 
 
-def _read(descriptor: int) -> dict:
+def _note(path: Path) -> dict:
+    """What the last holder left in the lock; nothing if others could have put it there."""
     try:
-        content = json.loads(os.pread(descriptor, 1 << 20, 0))
-    except ValueError:
+        note = json.loads(trust.content(path, shared=folders.shared(path.parent.parent), limit=_NOTE_LIMIT))
+    except (OSError, ValueError, RecursionError):
         return {}
-    return content if isinstance(content, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
 def _write(descriptor: int, content: dict) -> None:

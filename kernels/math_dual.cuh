@@ -78,7 +78,7 @@ JITACT_INLINE T tanh_softplus_slope(T x) {
   template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>             \
   JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
 
-JITACT_CHAIN_2(pow, b * pow(a, b - 1), y * log(a))
+JITACT_CHAIN_2(pow, b == 0 ? b : b * pow(a, b - 1), y * log(a))
 JITACT_CHAIN_2(fmod, T(1), -trunc(a / b))
 JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)

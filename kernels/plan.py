@@ -124,7 +124,7 @@ def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[
     """
     if not (source.name.isidentifier() and source.name.isascii()):
         raise ValueError(f"an activation's name must be an identifier, got {source.name!r}")
-    memory = Memory(folders.readable())
+    memory = Memory(folders.readable(make=True))
     gpus, asked = visible_archs(memory), tuple(archs)
     wanted = merge([*gpus, *requested_archs(), *asked])
     cxx, missing = _try(lambda: find_cxx(memory))

@@ -31,6 +31,8 @@ def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
     Raises:
         BuildError: nothing can be built here, or not for the archs that were asked for.
     """
+    if wanted_jobs is not None and wanted_jobs < 1:
+        raise BuildError(f"jobs must be a positive number, got {wanted_jobs}")
     started = time.monotonic()
     cached, missing = [], []
     for plan in plans:

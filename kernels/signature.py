@@ -1,4 +1,4 @@
-"""What a kernel file says: what the arguments of its functions are, by their types, and which functions it has.
+"""What a kernel file says: which functions it defines, and by its types what each of their arguments is.
 
 The one reader of kernel files in Python. In C++, ``signature.cuh`` reads the same from the compiled types.
 """
@@ -6,11 +6,10 @@ The one reader of kernel files in Python. In C++, ``signature.cuh`` reads the sa
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["ROLES", "Function", "Operand", "Signature", "read_signature"]
+__all__ = ["ROLES", "Function", "Operand", "Signature", "code", "functions", "read_signature"]
 
 ROLES = {
     "T": "element",
@@ -20,6 +19,28 @@ ROLES = {
     "Random<T>": "random",
 }
 """What an argument is, by its type; ``operands.cuh`` tells what each means."""
+
+_WITH_GRADIENT = ("element", "channel", "row")
+
+
+class Function(NamedTuple):
+    """A function of a kernel file that the loops call.
+
+    Attributes:
+        arguments: names; None for what has none.
+        types: of the arguments.
+        results: how many numbers it returns.
+        body: what it returns, where that is all it does.
+        line: where it begins.
+        span: where it stands in the text.
+    """
+
+    arguments: tuple[str | None, ...]
+    types: tuple[str, ...]
+    results: int
+    body: str | None
+    line: int
+    span: tuple[int, int]
 
 
 class Operand(NamedTuple):
@@ -36,31 +57,17 @@ class Operand(NamedTuple):
     type: str
 
 
-class Function(NamedTuple):
-    """A function of a kernel file, as it is written.
-
-    Attributes:
-        arguments: names, "" for those that have none.
-        body: what it returns, where that is all it does.
-        line: where it stands.
-    """
-
-    arguments: tuple[str, ...]
-    body: str | None
-    line: int
-
-
 class Signature(NamedTuple):
     """A kernel file's declaration.
 
     Attributes:
         operands: the arguments of ``forward``, in its order.
-        functions: the functions that the loops call, by name.
+        functions: the functions that the loops call.
         gradients: how many gradients ``backward`` gives: of the first so many operands that have one.
     """
 
     operands: tuple[Operand, ...]
-    functions: dict[str, Function]
+    functions: frozenset[str]
     gradients: int
 
     def of(self, *roles: str) -> tuple[str, ...]:
@@ -70,7 +77,7 @@ class Signature(NamedTuple):
     @property
     def differentiable(self) -> tuple[Operand, ...]:
         """The operands that have gradients, in the order in which backward gives them."""
-        return tuple(o for o in self.operands if o.role in ("element", "channel", "row"))[: self.gradients]
+        return tuple(operand for operand in self.operands if operand.role in _WITH_GRADIENT)[: self.gradients]
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -79,8 +86,8 @@ class Signature(NamedTuple):
 
     @property
     def saves(self) -> tuple[str, ...]:
-        """What backward can keep, in the order in which it is preferred: the fewest bytes of those that are exact first."""
-        bit = ("bit",) if {"keeps", "backward_from_bit"} <= self.functions.keys() else ()
+        """What backward can keep: what takes the least memory first, and the output, which is not exact, last."""
+        bit = ("bit",) if {"keeps", "backward_from_bit"} <= self.functions else ()
         output = ("output",) if "backward_from_output" in self.functions else ()
         return (*bit, "input", *output)
 
@@ -90,90 +97,124 @@ class Signature(NamedTuple):
         return sum(operand.role == "number" and operand.type == "T" for operand in self.operands)
 
 
-FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|void|Many<T, *(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?:\{\s*return\s+([^;{}]*);\s*\})?")
-ARGUMENT = re.compile(r"\s*(?:const\s+)?(\w+(?:<T>)?)\s*&?\s*(\w*)\s*")
-COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+class _Form(NamedTuple):
+    """How a function is declared: what it returns, takes before the operands, and whether elements are among those."""
 
-# What the loops' functions return and take before the operands, and which operands follow.
+    returns: str
+    first: tuple[str, ...]
+    elements: bool
+
+
 _FORMS = {
-    "forward": ("T", (), "all"),
-    "backward": ("T", ("T",), "all"),
-    "backward_from_output": ("T", ("T", "T"), "others"),
-    "keeps": ("bool", (), "all"),
-    "backward_from_bit": ("T", ("T", "bool"), "others"),
+    "forward": _Form("T", (), True),
+    "backward": _Form("T", ("T",), True),
+    "backward_from_output": _Form("T", ("T", "T"), False),
+    "keeps": _Form("bool", (), True),
+    "backward_from_bit": _Form("T", ("T", "bool"), False),
 }
+
+_FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
+_ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
+_RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
+
+
+def code(text: str) -> str:
+    """A text with spaces in place of its comments."""
+    return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
+
+
+def functions(text: str) -> dict[str, Function]:
+    """The functions of a kernel file that the loops call.
+
+    Raises:
+        ValueError: one is not declared as elementwise.cuh says, or makes nothing of the gradient that comes in.
+    """
+    found: dict[str, Function] = {}
+    text = code(text)
+    for match in _FUNCTION.finditer(text):
+        returns, many, name, declared = match.groups()
+        if name not in _FORMS:
+            continue
+        line, form = text.count("\n", 0, match.start()) + 1, _FORMS[name]
+        arguments = [_ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
+        types = tuple(argument[1] if argument else "" for argument in arguments)
+        known = all(type_ in (*ROLES, "bool") for type_ in types)
+        if not known or types[: len(form.first)] != form.first or (returns != form.returns and not (many and name == "backward")):
+            declaration = f"{form.returns} {name}({''.join(f'{each} ..., ' for each in form.first)}operands...)"
+            raise ValueError(f"line {line}: {name} must be declared as ELEMENTWISE {declaration}, each a {', '.join(ROLES)}")
+        end = _end_of_block(text, match.end())
+        block = text[match.end() : end]
+        names = tuple(argument[2] for argument in arguments)
+        if name.startswith("backward") and not _occurs(names[0], block, *_DEFINE.findall(text)):
+            raise ValueError(f"line {line}: {name} does not use its first argument, the gradient that comes in")
+        only = _RETURN.fullmatch(block)
+        body = only[1] if only and name not in found else None  # two, one for each branch of an #if: no telling which
+        found[name] = Function(names, types, int(many or 1), body, line, (match.start(), end))
+    if "forward" not in found:
+        raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
+    return found
+
+
+def _end_of_block(text: str, start: int) -> int:
+    """Where the block ends that begins with the brace at ``start``."""
+    depth = 0
+    for brace in re.finditer(r"[{}]", text[start:]):
+        depth += 1 if brace[0] == "{" else -1
+        if depth == 0:
+            return start + brace.end()
+    return len(text)
+
+
+def _occurs(name: str | None, *texts: str) -> bool:
+    return name is not None and any(re.search(rf"\b{name}\b", text) for text in texts)
 
 
 @lru_cache(maxsize=256)
-def read_signature(text: str, numbers: Collection[str] = ()) -> Signature:
+def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
     """Reads a kernel file.
 
     Args:
         text: of the file.
-        numbers: names of last arguments that are numbers without being marked ``Number<T>``.
+        numbers: names of arguments that are numbers without being marked ``Number<T>``.
 
     Raises:
         ValueError: a function is not declared as ``elementwise.cuh`` says; the message names the line.
     """
-    text = COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
-    functions: dict[str, Function] = {}
-    types: dict[str, tuple[str, tuple[str, ...]]] = {}
-    gradients = 0
-    for match in FUNCTION.finditer(text):
-        returns, many, name, declared, body = match.groups()
-        if name not in _FORMS:
-            continue
-        line = text.count("\n", 0, match.start()) + 1
-        arguments = [ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
-        if None in arguments:
-            raise ValueError(f"line {line}: {name}'s arguments must be {_known_types()}, each with a name or none; got ({declared})")
-        if name == "backward":
-            gradients = int(many or 1)
-        expected = _FORMS[name][0]
-        if returns != expected and not (many and name == "backward"):
-            raise ValueError(f"line {line}: {name} must return {expected}, got {returns}")
-        body = None if name in functions else body  # two, one for each branch of an #if: no telling which
-        functions[name] = Function(tuple(a[2] for a in arguments), body, line)
-        types[name] = line, tuple(a[1] for a in arguments)
-    if "forward" not in functions:
-        raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
-    operands = _operands(functions["forward"], types["forward"][1], tuple(numbers))
-    for name, (line, given) in types.items():
-        _check_form(name, line, given, functions[name], operands)
-    has_gradient = sum(operand.role in ("element", "channel", "row") for operand in operands)
-    if gradients > has_gradient:
-        raise ValueError(f"line {functions['backward'].line}: backward gives {gradients} gradients, forward has {has_gradient} operands")
-    if not gradients:
-        gradients = 1 if "backward_from_bit" in functions else has_gradient
-    return Signature(operands, functions, gradients)
-
-
-def _known_types() -> str:
-    return ", ".join(ROLES)
-
-
-def _operands(forward: Function, types: tuple[str, ...], numbers: tuple[str, ...]) -> tuple[Operand, ...]:
+    found = functions(text)
+    forward = found["forward"]
     operands = []
-    for name, type_ in zip(forward.arguments, types, strict=True):
-        if type_ not in ROLES or not name:
-            raise ValueError(f"line {forward.line}: an argument of forward must be {_known_types()}, and have a name; got {type_} {name}")
+    for name, type_ in zip(_names(found), forward.types, strict=True):
         operands.append(Operand(name, "number" if type_ == "T" and name in numbers else ROLES[type_], type_))
     if operands[0].role != "element":
         raise ValueError(f"line {forward.line}: the first argument of forward must be a T, an element of the input")
-    return tuple(operands)
+    for name, function in found.items():
+        expected = [operand for operand in operands if _FORMS[name].elements or operand.role != "element"]
+        if function.types[len(_FORMS[name].first) :] != tuple(operand.type for operand in expected):
+            declared = ", ".join([*(f"{each} ..." for each in _FORMS[name].first), *(f"{o.type} {o.name}" for o in expected)])
+            raise ValueError(f"line {function.line}: {name} must take ({declared}), as forward's arguments are")
+    most = sum(operand.role in _WITH_GRADIENT for operand in operands)
+    gradients = found["backward"].results if "backward" in found else 1 if "backward_from_bit" in found else most
+    if gradients > most:
+        raise ValueError(f"line {found['backward'].line}: backward returns {gradients} gradients of {most} operands that have one")
+    return Signature(tuple(operands), frozenset(found), gradients)
 
 
-def _check_form(name: str, line: int, given: tuple[str, ...], function: Function, operands: tuple[Operand, ...]) -> None:
-    """Checks that a function takes what belongs before the operands, and then those, under their names or none.
+def _names(found: dict[str, Function]) -> list[str]:
+    """What forward's arguments are called, in forward or, where they have no name there, in another function.
 
     Raises:
-        ValueError: it does not.
+        ValueError: nothing tells what one is called.
     """
-    _, first, follow = _FORMS[name]
-    rest = [o for o in operands if follow == "all" or o.role != "element"]
-    expected = (*first, *(operand.type for operand in rest))
-    names = function.arguments[len(first) :]
-    named = all(name in ("", operand.name) for name, operand in zip(names, rest, strict=False) if operand.role != "element")
-    if given != expected or not named:
-        declared = ", ".join([*(f"{type_} ..." for type_ in first), *(f"{o.type} {o.name}" for o in rest)])
-        raise ValueError(f"line {line}: {name} must be declared as {name}({declared}), as forward's arguments are")
+    forward = found["forward"]
+    names = list(forward.arguments)
+    for name, function in found.items():
+        given = function.arguments[len(_FORMS[name].first) :]
+        places = [k for k, type_ in enumerate(forward.types) if _FORMS[name].elements or type_ != "T"]
+        for k, argument in zip(places, given, strict=False):
+            names[k] = names[k] or argument
+    for k, name in enumerate(names):
+        if name is None:
+            raise ValueError(f"line {forward.line}: no function has a name for argument {k + 1} of forward")
+    return names

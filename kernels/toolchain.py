@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -59,14 +60,17 @@ def find_cxx(memory: Memory) -> Compiler:
     """
     wanted = os.environ.get("CXX")
     names = [wanted] if wanted else ["c++", "g++", "clang++"]
+    others = []
     for name in names:
         path = _program(name)
         version = _version(memory, path) if path else None
         if version:
             return Compiler(path, version)
+        others += [path] if path else []
     tried = f"{wanted} (from CXX)" if wanted else ", ".join(names)
+    looked = f"{', '.join(others)} is there and does not compile C++; " if others else ""
     raise ToolchainError(
-        f"no C++ compiler\nlooked for {tried} on PATH={os.environ.get('PATH', '')}\n"
+        f"no C++ compiler\n{looked}looked for {tried} on PATH={os.environ.get('PATH', '')}\n"
         f"install one: {_install('g++', 'gcc-c++', 'gxx')}, or name one with CXX"
     )
 
@@ -109,7 +113,7 @@ def find_nvcc(memory: Memory) -> Nvcc:
         looked.append(f"{origin} ({path or 'none'})")
         if path is None or not os.access(path, os.X_OK):
             continue
-        facts = _ask_once(memory, path, lambda path=path: _ask_nvcc(path))
+        facts = _ask_once(memory, path, lambda path=path: _ask_nvcc(path), {"version", "release", "root", "archs"})
         if facts is None:
             others.append(f"{path} does not run")
         elif facts["release"].split(".")[0] != wanted.split(".")[0]:
@@ -194,20 +198,19 @@ def _program(command: str) -> str | None:
 
 
 def _version(memory: Memory, path: str) -> str | None:
-    """What a C++ compiler says of itself; None if it does not run."""
-    facts = _ask_once(memory, path, lambda: {"version": _output(path, "--version").partition("\n")[0]})
+    """What a C++ compiler says of itself; None if it does not run, or is none."""
+    facts = _ask_once(memory, path, lambda: _ask_cxx(path), {"version"})
     return facts and facts["version"]
 
 
-def _ask_once(memory: Memory, path: str, ask: Callable[[], dict | None]) -> dict | None:
-    """What ``ask`` finds out about the tool at ``path``, or found out before about the same file."""
+def _ask_once(memory: Memory, path: str, ask: Callable[[], dict | None], wanted: set[str]) -> dict | None:
+    """What ``ask`` finds out about the tool at ``path``, or found out before about the same file; None if it is of no use."""
     key = _identity(path)
     facts = memory.get(key)
-    if facts is None:
+    if not isinstance(facts, dict) or not wanted <= facts.keys():
         facts = ask()
-        if facts is None or not facts["version"]:
-            return None
-        memory.put(key, facts)
+        if facts is not None:
+            memory.put(key, facts)
     return facts
 
 
@@ -218,11 +221,16 @@ def _identity(path: str) -> str:
         folders = [f for f in os.environ.get("PATH", "").split(os.pathsep) if f != os.path.dirname(path)]
         real = shutil.which(os.path.basename(path), path=os.pathsep.join(folders)) or real
     files = [path, real]
-    with open(real, "rb") as file:
+    with suppress(OSError), open(real, "rb") as file:  # some may be run and not read
         if file.read(2) == b"#!":
             files += re.findall(r"/[\w./+-]+", file.read(4096).decode(errors="replace"))
     stats = [f"{f} {s.st_size} {s.st_mtime_ns}" for f in dict.fromkeys(files) if os.path.isfile(f) for s in [os.stat(f)]]
     return f"tool {'; '.join(stats)}"
+
+
+def _ask_cxx(path: str) -> dict | None:
+    version = _output(path, "--version").partition("\n")[0]
+    return {"version": version} if version and _output(path, "-E", "-x", "c++", os.devnull) else None
 
 
 def _ask_nvcc(path: str) -> dict | None:

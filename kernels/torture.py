@@ -46,7 +46,7 @@ class Torture:
             small: build a stand-in for the kernels, which takes a fraction of the time.
             seed: what the moments of the kills follow from.
         """
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         self.cache = folder / "cache"
         self.small = small
         self._random = random.Random(seed)
@@ -118,14 +118,14 @@ class Torture:
             else:
                 recovered += 1
         _wait(_fork(lambda: self._use(kills + 2)))  # a last build, which clears up after the last killed one
-        problems += [f"{entry.folder.name}: {entry.damage}" for entry in cache.entries(self.cache) if entry.damage]
+        problems += [f"{entry.folder.name}: {entry.problem}" for entry in cache.entries(self.cache) if entry.problem]
         problems += [f"left behind: {folder}" for folder in (self.cache / ".staging").iterdir()]
         return recovered, moments, problems
 
     def _source(self, attempt: int) -> KernelSource:
         """A kernel that no other attempt builds."""
         text = _STAND_IN_KERNEL.format(attempt=attempt) if self.small else f"{self._text}// attempt {attempt}\n"
-        return KernelSource("softsign", (), ("input", "output"), text, "torture.cu")
+        return KernelSource("softsign", text, "torture.cu")
 
     def _use(self, attempt: int) -> None:
         """Builds and uses the kernel of an attempt.

@@ -55,15 +55,17 @@ def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
 
 
 def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, KernelSource], x: Tensor, dy: Tensor) -> str:
-    bit, extras = "bit" in source.saves, _extras(source, x)
+    signature, others = source.signature, _others(source, x)
+    bit = "bit" in signature.saves and signature.gradients == 1
     names = {level: loader.load(variant).name for level, variant in variants.items()}
     forward = "forward_bit" if bit else "forward"
-    backward = "backward_from_bit" if bit else "backward_all" if source.weights else "backward"
+    backward = "backward_from_bit" if bit else "backward"
+    wanted = [(1 << signature.gradients) - 1] if signature.gradients > 1 else []
     kept = torch.zeros((x.numel() + 7) // 8, dtype=torch.uint8, device=x.device) if bit else x
 
     def call(level: int, kind: str, *tensors: Tensor) -> Callable[[int], object]:
-        operator = getattr(torch.ops.jitact, f"{names[level]}_{kind}").default
-        return lambda _: operator(*tensors, *extras, *params)
+        operator, last = getattr(torch.ops.jitact, f"{names[level]}_{kind}").default, wanted if kind == "backward" else []
+        return lambda _: operator(*tensors, *others, *params, *last)
 
     found = {"forward": {level: call(level, forward, x) for level in names}}
     found["backward"] = {level: call(level, backward, dy, kept) for level in names if level in LEVELS["backward"]}
@@ -77,8 +79,7 @@ def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, K
     return line
 
 
-def _extras(source: KernelSource, x: Tensor) -> list[Tensor]:
-    """Learned weights, or the seed of random numbers."""
-    if source.random:
-        return [torch.ones(1, dtype=torch.int64, device=x.device)]
-    return [torch.full((1,), 0.25, dtype=x.dtype, device=x.device) for _ in range(source.weights)]
+def _others(source: KernelSource, x: Tensor) -> list[Tensor]:
+    """The tensors of the operands that are no elements: one value each, and the seed of random numbers."""
+    tensors = [torch.full((1,), 0.25, dtype=x.dtype, device=x.device) for _ in source.signature.of("channel", "row")]
+    return tensors + ([torch.ones(1, dtype=torch.int64, device=x.device)] if source.signature.of("random") else [])

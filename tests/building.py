@@ -1,6 +1,6 @@
 """What the tests of the loader share: kernels that build fast, caches of their own, programs that run elsewhere.
 
-PYTEST_DONT_REWRITE: nothing is asserted here.
+PYTEST_DONT_REWRITE: what is asserted here needs no explanation.
 """
 
 from __future__ import annotations
@@ -9,21 +9,27 @@ import itertools
 import os
 import subprocess
 import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from jitact import kernels
-from jitact.kernels import KernelSource, folders, plan, source
+from jitact.kernels import CompileError, KernelSource, build, cache, folders, lock, plan, source
+from jitact.kernels.plan import make_plan
 
 HALF = '#include "elementwise.cuh"\nELEMENTWISE T forward(T x) { return x * %s; }\n'
 _numbers = itertools.count(1)
+NOBODY = 65534
+root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount file systems and to be another user")
 
 
 def kernel(factor: str = "0.5", *, name: str | None = None, text: str | None = None, path: str = "<cell>") -> KernelSource:
     """A kernel that multiplies by ``factor``, under a name of its own."""
-    return KernelSource(name or f"built_{os.getpid()}_{next(_numbers)}", (), ("input",), text or HALF % factor, path)
+    return KernelSource(name or f"built_{os.getpid()}_{next(_numbers)}", text or HALF % factor, path)
 
 
 def forward(library: kernels.Library, x: torch.Tensor) -> torch.Tensor:
@@ -32,15 +38,17 @@ def forward(library: kernels.Library, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, in use."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, in use, and a umask with which the folders that a test makes are its own."""
     for name in ("JITACT_NO_BUILD", "JITACT_VERBOSE", "JITACT_ARCHS", "JITACT_JOBS", "TORCH_CUDA_ARCH_LIST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JITACT_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(folders, "_said", set())
     monkeypatch.setattr(folders, "_temporary", lambda: [tmp_path / "temporary"])
+    umask = os.umask(0o022)
     (tmp_path / "temporary").mkdir()
-    return tmp_path / "cache"
+    yield tmp_path / "cache"
+    os.umask(umask)
 
 
 @pytest.fixture
@@ -66,8 +74,11 @@ def answer(number: int, name: str = "answer") -> KernelSource:
     text = f"""#ifndef __CUDACC__  // of the library's two parts, one has it
 extern "C" __attribute__((visibility("default"))) int answer() {{ return {number}; }}
 #endif
+#if 0  // no operators are made of it
+ELEMENTWISE T forward(T x) {{ return x; }}
+#endif
 """
-    return KernelSource(name, (), ("input",), text, "<answer>")
+    return KernelSource(name, text, "<answer>")
 
 
 def run_python(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -75,3 +86,79 @@ def run_python(program: str, *arguments: str, **variables: str) -> subprocess.Co
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def obtain(number: int = 1, name: str = "answer") -> tuple[cache.Entry, bool]:
+    """Builds or finds a stand-in, and checks that it is the right one."""
+    entry, made = build.obtain(make_plan(answer(number, name)))
+    found = subprocess.run(
+        [sys.executable, "-c", f"import ctypes; print(ctypes.CDLL({str(entry.library)!r}).answer())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )  # in another process: this one keeps a library that was replaced under the same path
+    assert int(found.stdout) == number
+    return entry, made
+
+
+def lock_and_build(path: Path) -> str:
+    """What comes of a build under a lock: ``"built"``, or the error of the one that was waited for."""
+    try:
+        with lock.locked(path, "answer"):
+            return "built"
+    except CompileError as error:
+        return str(error)
+
+
+def in_child(function: Callable[[], object]) -> None:
+    """Runs ``function`` in a forked process, which is gone with all that it opened."""
+    child = os.fork()
+    if not child:
+        try:
+            function()
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+def as_nobody(function: Callable[[], object]) -> None:
+    """The same, by a user who has no rights but those of everybody."""
+
+    def become_nobody() -> None:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+        function()
+
+    in_child(become_nobody)
+
+
+@pytest.fixture
+def public() -> Iterator[Path]:
+    """A folder of ours that everybody can look into; those of pytest are private."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.fixture
+def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """Mounts small file systems of their own."""
+    mounted: list[Path] = []
+
+    def mount(options: str, name: str = "mounted") -> Path:
+        place = tmp_path / name
+        place.mkdir(exist_ok=True)
+        done = subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
+        mounted.append(place)
+        return place
+
+    yield mount
+    for place in mounted:
+        subprocess.run(["umount", "-l", place], check=False)

@@ -1,12 +1,25 @@
-"""Kernels built by one run of the tests serve the next: they are kept in pytest's own cache directory."""
+"""The tests run in a checkout of any name and place, whatever the packages beside it are called.
+
+Kernels built by one run serve the next: they are kept in pytest's own cache directory, where there is one.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# The checkout is the inside of a package: on the path, where `python -m pytest` puts it, it would hide others' `kernels`.
+# Programs that tests start look for packages where this process does, wherever they run.
+sys.path[:] = [folder for folder in map(os.path.abspath, sys.path) if Path(folder).resolve() != ROOT]
+os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+
 import torch
 
 import jitact
@@ -14,12 +27,51 @@ from jitact import registry
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
-# pytest imports __init__.py of the checkout as a module named like its folder. It must not become a second jitact.
-sys.modules.setdefault(Path(__file__).parents[1].name, jitact)
+
+class Checkout:
+    """Pytest's view of the checkout: a folder. As the package that it is, it would be imported under the folder's name."""
+
+    def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+        return pytest.Dir.from_parent(parent, path=path) if path.resolve() == ROOT else None
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    os.environ.setdefault("JITACT_CACHE_DIR", str(config.cache.mkdir("kernels")))
+    config.pluginmanager.register(Checkout())
+    tested = Path(jitact.__file__).resolve().parent
+    if tested != ROOT:
+        message = f"these are the tests of {ROOT}, but `import jitact` finds {tested}: that is what is tested"
+        config.issue_config_time_warning(pytest.PytestConfigWarning(message), stacklevel=2)
+    kernels = os.environ.get("JITACT_CACHE_DIR") or kept_folder(config, "kernels")
+    if kernels is None:
+        kernels = tempfile.mkdtemp(prefix="jitact-tests-")
+        config.add_cleanup(lambda: shutil.rmtree(kernels, ignore_errors=True))
+    os.environ["JITACT_CACHE_DIR"] = os.path.abspath(kernels)
+
+
+def kept_folder(config: pytest.Config, name: str) -> Path | None:
+    """A folder of pytest's cache, which outlives the run; None with `-p no:cacheprovider` or in a read-only checkout."""
+    if not config.pluginmanager.has_plugin("cacheprovider"):
+        return None
+    try:
+        folder = config.cache.mkdir(name)
+    except OSError:
+        return None
+    return folder if os.access(folder, os.W_OK) else None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory):
+    """Tests, and the programs that they start, do not run in the checkout, which `python -c` would put on the path."""
+    before = Path.cwd()
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
+    yield
+    os.chdir(before)
+
+
+@pytest.fixture(scope="session")
+def exported_builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what exported files compile goes, beside the kernels that are kept."""
+    return kept_folder(request.config, "exported") or tmp_path_factory.mktemp("exported")
 
 
 @pytest.fixture(params=DEVICES)

@@ -1,20 +1,24 @@
 """bench.py, accuracy.py and the reports made of their results."""
 
 import dataclasses
+import io
 import json
 import math
 import subprocess
 import sys
 import weakref
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
 
+import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
 
 INF, NAN = math.inf, math.nan
+CHECKOUT = Path(__file__).resolve().parents[1]
 TINY = 2.0**-24  # fp16's smallest subnormal number
 
 
@@ -103,7 +107,7 @@ class TestAccuracy:
         assert [(row["dtype"], row["save"]) for row in results["rows"]] == [(d, s) for d in ("fp16", "bf16") for s in saves]
         assert results["rows"][0]["ours"]["forward"]["count"] == 63488
         assert results["rows"][0]["ours"]["forward"]["ulp"] <= 0.55 < results["rows"][0]["torch"]["forward"]["ulp"]
-        assert "| softsign | input |" in file.with_suffix(".md").read_text()
+        assert "| softsign | input |" in file.with_suffix(".md").read_text(encoding="utf-8")
         assert "every bound holds" in capsys.readouterr().out
 
     def test_finds_what_is_wrong_and_where(self):
@@ -280,6 +284,20 @@ class TestBench:
             bench.main(["--plot", str(tmp_path / "a.png")])
         assert raised.value.code == 2 and "pip install matplotlib" in capsys.readouterr().err
 
+    def test_output_without_unicode(self, quick, monkeypatch, tmp_path):
+        out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        monkeypatch.setattr(sys, "stdout", out)
+        assert bench.main(["softsign", "--dtype", "fp32", "--shape", "3x7", "--device", "cpu"]) == 0
+        file = tmp_path / "accuracy.json"
+        assert accuracy.main(["softsign", "--dtype", "bf16", "--device", "cpu", "--json", str(file)]) == 0
+        out.flush()
+        assert b" threads ? torch " in out.buffer.getvalue() and f"wrote {file} and ".encode() in out.buffer.getvalue()
+
+    def test_first_use_imports_nothing_of_the_folder_it_is_started_in(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "jitact.py").write_text("raise SystemExit('not this one')")
+        assert bench._seconds_of_first_use([], torch.device("cpu"))["import"] > 0
+
     def test_as_a_script(self, tmp_path):
         files = ["--json", str(tmp_path / "bench.json")]
         picture = tmp_path / "bench.png"
@@ -288,6 +306,7 @@ class TestBench:
         command = [sys.executable, "bench.py", "relu", "--dtype", "fp32", "--shape", "8x64", "--device", "cpu", *files]
         done = subprocess.run(command, cwd=report.ROOT, capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(f"jitact {jitact.__version__} of {report.ROOT}\n")
         assert "\r" not in done.stdout and "first use in a new process" in done.stdout
         use = json.loads((tmp_path / "bench.json").read_text())["first_use"]["relu"]
         assert use["build_s"] > 0.1 and 0 < use["load_ms"] < 1000 * use["build_s"]
@@ -307,6 +326,11 @@ class TestReport:
         text = report.bench_summary(results_of(row_of("relu"), row_of("selu", ours=4.0)))
         assert "below 97 % of the floor: 6 of 6: selu fp32 backward 0.23" in text
         assert "over 1 % slower than eager: 3 of 6: selu fp32 backward 0.50" in text
+        assert "NOT TO BE TRUSTED" not in text
+
+    def test_summary_says_that_a_ceiling_cannot_be_beaten(self):
+        text = report.bench_summary(results_of(row_of("relu"), row_of("selu", ours=0.5)))
+        assert "NOT TO BE TRUSTED: 3 of 6 beat the ceiling; was the machine busy?" in text
 
     @pytest.mark.skipif(not report.can_plot(), reason="matplotlib is not installed")
     def test_plot_of_rows_with_gaps(self, tmp_path):
@@ -334,5 +358,17 @@ class TestReport:
         assert text.count("\n| ") == len(registry.names()) + 2
 
     def test_activations_md_is_current(self):
-        text = (report.ROOT / "ACTIVATIONS.md").read_text()
-        assert text == report.current_activations_markdown(), "stale: run `python -m jitact.report`"
+        text = (CHECKOUT / "ACTIVATIONS.md").read_text(encoding="utf-8")
+        assert text == report.current_activations_markdown(CHECKOUT), "stale: run `python -m jitact.report`"
+
+    def test_command_says_what_it_wrote(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(report, "ROOT", tmp_path)
+        (tmp_path / "pyproject.toml").touch()
+        assert report.main([]) == 0
+        assert capsys.readouterr().out == f"wrote {tmp_path / 'ACTIVATIONS.md'}\n"
+        assert (tmp_path / "ACTIVATIONS.md").read_text(encoding="utf-8").startswith("# Activations")
+
+    def test_command_leaves_an_installed_package_alone(self, tmp_path, monkeypatch, capsys):
+        monkeypatch.setattr(report, "ROOT", tmp_path)
+        assert report.main([]) == 2 and not list(tmp_path.iterdir())
+        assert f"{tmp_path} is no checkout" in capsys.readouterr().err

@@ -228,7 +228,7 @@ def test_goes_through_the_programs_own_logging(stand_in: Path, caplog: pytest.Lo
 
 def test_no_build_raises_and_names_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITACT_NO_BUILD", "1")
-    own = kernels.KernelSource.from_file("softsign", (), ("input", "output"))
+    own = kernels.KernelSource.from_file("softsign")
     with pytest.raises(BuildError, match=r"python -m jitact\.kernels build softsign"):
         kernels.load(own._replace(text=own.text + "// not built\n"))
     with pytest.raises(BuildError, match="use it once without JITACT_NO_BUILD"):
@@ -280,7 +280,7 @@ def test_first_use_is_fast(folder: Path) -> None:
     """Three seconds on two idle cores; the limit here allows for machines that are neither."""
     fastest = 1e9
     for i in range(2):
-        own = kernels.KernelSource.from_file("softsign", (), ("input", "output"))
+        own = kernels.KernelSource.from_file("softsign")
         started = time.perf_counter()
         kernels.load(own._replace(name=f"softsign_{i}_{os.getpid()}"))
         fastest = min(fastest, time.perf_counter() - started)

@@ -211,6 +211,14 @@ def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert len(said.splitlines()) <= 4
 
 
+@pytest.mark.parametrize("program", ["false", "true", "ls"])
+def test_a_program_that_is_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    path = shutil.which(program)
+    monkeypatch.setenv("CXX", path)
+    with pytest.raises(ToolchainError, match=f"no C\\+\\+ compiler\n{path} is there and does not compile C\\+\\+; looked for"):
+        build.obtain(make_plan(answer(1)))
+
+
 def test_ninja_is_found_beside_python(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As in a notebook that runs in a virtual environment which nobody activated."""
     for tool in ("c++", "ld", "as"):
@@ -343,7 +351,7 @@ from jitact.kernels.gpu import visible_archs
 from jitact.kernels.memory import Memory
 
 archs = visible_archs(Memory([]))
-library = kernels.load(kernels.KernelSource.from_file("softsign", (), ("input", "output")))
+library = kernels.load(kernels.KernelSource.from_file("softsign"))
 y = torch.ops.jitact.softsign_forward(torch.ones(3))
 assert not torch.cuda.is_initialized(), "neither looking nor compiling nor loading starts CUDA"
 child = os.fork()

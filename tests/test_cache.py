@@ -5,22 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
 import stat
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from building import answer, forward, kernel
+from building import answer, forward, in_child, kernel, lock_and_build, obtain, root
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError, build, cache, folders, lock
@@ -28,41 +27,6 @@ from jitact.kernels.memory import Memory
 from jitact.kernels.plan import make_plan
 
 pytest_plugins = ["building"]
-root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount file systems and to be another user")
-
-
-def obtain(number: int = 1, name: str = "answer") -> tuple[cache.Entry, bool]:
-    """Builds or finds a stand-in, and checks that it is the right one."""
-    entry, made = build.obtain(make_plan(answer(number, name)))
-    found = subprocess.run(
-        [sys.executable, "-c", f"import ctypes; print(ctypes.CDLL({str(entry.library)!r}).answer())"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )  # in another process: this one keeps a library that was replaced under the same path
-    assert int(found.stdout) == number
-    return entry, made
-
-
-@pytest.fixture
-def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts small file systems of their own."""
-    mounted: list[Path] = []
-
-    def mount(options: str, name: str = "mounted") -> Path:
-        place = tmp_path / name
-        place.mkdir(exist_ok=True)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "tmpfs", place], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            pytest.skip(f"nothing can be mounted here: {done.stderr.strip()}")
-        mounted.append(place)
-        return place
-
-    yield mount
-    for place in mounted:
-        subprocess.run(["umount", "-l", place], check=False)
 
 
 DAMAGE = {
@@ -116,7 +80,7 @@ def test_what_will_not_load_is_made_again_once(quick: Path, monkeypatch: pytest.
             entry.library.write_bytes(foreign)
         digest = cache.checksum(entry.library.read_bytes())
         _change_record(entry, sha256=digest)
-        assert cache.read(entry.folder).damage is None
+        assert cache.read(entry.folder).problem is None
         library = kernels.load(source)
         assert torch.equal(forward(library, torch.ones(3)), torch.full((3,), 0.5))
         assert cache.read(entry.folder).build.sha256 != digest
@@ -214,15 +178,19 @@ def test_a_folder_that_another_user_made_is_not_used(stand_in: Path, private: Pa
 
 
 @root
-def test_anothers_cache_is_used_only_if_named(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_anothers_cache_is_used_only_if_named_and_trusted(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "jitact").mkdir()
     os.chown(tmp_path / "jitact", 65534, 65534)
-    monkeypatch.delenv("JITACT_CACHE_DIR")
-    monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
-    assert folders.configured() == tmp_path / "jitact" and tmp_path / "jitact" not in folders.readable()
-    monkeypatch.setenv("JITACT_CACHE_DIR", str(tmp_path / "jitact"))
-    assert tmp_path / "jitact" in folders.readable()
+    for name in ("JITACT_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for trusts, name in itertools.product(("0", "1"), ("XDG_CACHE_HOME", "TORCH_EXTENSIONS_DIR", "JITACT_CACHE_DIR")):
+        with monkeypatch.context() as patch:
+            patch.setenv("JITACT_TRUST_GROUP", trusts)
+            patch.setenv(name, str(tmp_path / "jitact" if name == "JITACT_CACHE_DIR" else tmp_path))
+            assert folders.configured() == tmp_path / "jitact"
+            assert (folders.configured() in folders.readable()) is (trusts == "1" and name == "JITACT_CACHE_DIR")
 
 
 @root
@@ -305,19 +273,6 @@ def test_another_user_without_a_home(folder: Path, monkeypatch: pytest.MonkeyPat
         assert stat.S_IMODE(expected.stat().st_mode) == 0o700
 
 
-def in_child(function: Callable[[], object]) -> None:
-    """Runs ``function`` in a forked process, which is gone with all that it opened."""
-    child = os.fork()
-    if not child:
-        try:
-            function()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def test_the_lock_of_a_dead_process_is_free(stand_in: Path) -> None:
     path = make_lock(stand_in)
     child = os.fork()
@@ -370,23 +325,14 @@ def test_waiting_has_a_bound(stand_in: Path, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_those_who_wait_get_the_compilers_error(stand_in: Path) -> None:
     path, outcome = make_lock(stand_in), []
-
-    def wait() -> None:
-        try:
-            with lock.locked(path, "answer"):
-                outcome.append("built")
-        except CompileError as error:
-            outcome.append(str(error))
-
-    waiting = threading.Thread(target=wait)
+    waiting = threading.Thread(target=lambda: outcome.append(lock_and_build(path)))
     with pytest.raises(CompileError), lock.locked(path, "answer"):
         waiting.start()
         time.sleep(0.2)
         raise CompileError("k.cu:3: error")
     waiting.join()
     assert outcome == ["k.cu:3: error"], "it does not compile the same again"
-    wait()
-    assert outcome[1:] == ["built"], "whoever comes later does"
+    assert lock_and_build(path) == "built", "whoever comes later does"
 
 
 def test_without_locks_builds_go_on(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -407,7 +353,7 @@ def test_what_killed_builds_left_is_cleared_away(stand_in: Path) -> None:
     for title in (mine, others):
         left = base / f"{title}.abandoned"
         left.mkdir()
-        orphans.append(subprocess.Popen(["sleep", "60"], cwd=left))
+        orphans.append(subprocess.Popen(["sleep", "60"], cwd=left, env={**os.environ, cache.MARK: left.name}))
     at_work = base / f"{make_plan(answer(3)).title}.at_work"
     at_work.mkdir()
     with lock.locked(cache.lock_of(stand_in, make_plan(answer(3)).title), "answer"):

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from building import answer
+from building import NOBODY, answer, as_nobody, in_child, root
 
 from jitact import names, registry
-from jitact.kernels import build, cache, folders, lock, prebuild
+from jitact.kernels import BuildError, build, cache, folders, lock, prebuild
 from jitact.kernels.__main__ import main
 from jitact.kernels.cache import Build
 from jitact.kernels.plan import make_plan
@@ -69,10 +71,121 @@ def test_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["where"]) == 0
     assert capsys.readouterr().out == f"{folder}  read, and built in\n"
 
+    assert not folder.exists(), "it only looks"
 
-def test_an_unknown_name_is_an_error_with_a_suggestion(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["build", "softsing"]) == 1
-    assert "did you mean 'softsign'" in capsys.readouterr().err
+
+@pytest.fixture
+def private(folder: Path, tmp_path: Path) -> Path:
+    """Where builds go when the cache cannot be used."""
+    return tmp_path / "temporary" / f"jitact-{os.geteuid()}"
+
+
+def goes_to(capsys: pytest.CaptureFixture[str]) -> Path | None:
+    """Where doctor says that builds go."""
+    main(["doctor"])
+    found = re.search(r"^ok +builds go to +(.*), \S+ GB free$", capsys.readouterr().out, re.MULTILINE)
+    return Path(found[1]) if found else None
+
+
+def test_where_names_the_folder_that_is_built_in_instead(
+    folder: Path, private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for named, why in (("/etc/passwd", "is no folder"), ("/etc/passwd/cache", "cannot be made (Not a directory)")):
+        monkeypatch.setenv("JITACT_CACHE_DIR", named)
+        assert main(["where"]) == 0
+        first, second = capsys.readouterr().out.splitlines()
+        assert first.startswith(f"{named}  not used: it {why}") and second == f"{private}  read, and built in"
+        assert not private.exists() and goes_to(capsys) == private
+    monkeypatch.setattr(folders, "_temporary", list)
+    assert main(["where"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 and goes_to(capsys) is None
+
+
+@root
+def test_where_names_the_folder_that_is_built_in_instead_of_a_read_only_home(
+    folder: Path, private: Path, mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITACT_CACHE_DIR", str(mount("size=1m,ro,mode=755") / ".cache" / "jitact"))
+    assert main(["where"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("not used: it cannot be made (Read-only file system)") and second == f"{private}  read, and built in"
+    assert goes_to(capsys) == private
+
+
+def test_clear_where_there_is_no_cache(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["clear"]) == 0
+    assert capsys.readouterr() == (f"{folder}: nothing to remove\n", "") and not folder.exists()
+
+
+@root
+def test_clear_says_whose_the_cache_is(
+    stand_in: Path, public: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JITACT_CACHE_DIR", str(public / "cache"))
+    entry, _ = build.obtain(make_plan(answer(1)))
+    capfd.readouterr()
+
+    def by_another() -> None:
+        assert main(["clear"]) == 1 and entry.folder.is_dir()
+
+    as_nobody(by_another)
+    assert capfd.readouterr() == ("", f"jitact: not cleared: {public / 'cache'} is not writable\n")
+    os.chown(public / "cache", NOBODY, NOBODY)
+    assert main(["clear"]) == 1 and main(["list"]) == 0
+    why = f"{public / 'cache'} is not yours alone (belongs to user {NOBODY}); JITACT_TRUST_GROUP=1 trusts owner and group"
+    said = capfd.readouterr()
+    assert said.err == f"jitact: not cleared: {why}\njitact: not looked into: {why}\n"
+    as_nobody(by_another)  # whose folder it is now, and the build in it is root's
+    assert f"jitact: not cleared: {entry.folder} (Permission denied)\n" in capfd.readouterr().err
+
+
+@root
+def test_clear_on_a_read_only_file_system(
+    stand_in: Path, mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = mount("size=8m,mode=755")
+    monkeypatch.setenv("JITACT_CACHE_DIR", str(place))
+    in_child(lambda: build.obtain(make_plan(answer(1))))
+    subprocess.run(["mount", "-o", "remount,ro", place], check=True)
+    assert main(["clear"]) == 1
+    assert capsys.readouterr() == ("", f"jitact: not cleared: {place} is on a read-only file system\n")
+
+
+def test_a_cache_that_is_not_used_is_named_where_nothing_can_be_built(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stand_in.write_text("")
+    monkeypatch.setenv("JITACT_NO_BUILD", "1")
+    with pytest.raises(BuildError, match=rf"not compiled yet \(looked in .*; {stand_in} is no folder\) and cannot be"):
+        build.obtain(make_plan(answer(1)))
+
+
+@pytest.mark.parametrize("command", ["build", "clear"])
+def test_an_unknown_name_is_an_error_with_a_suggestion(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    assert main([command, "softsing"]) == 1
+    said = capsys.readouterr()
+    assert "did you mean 'softsign'" in said.err and said.err.count("\n") == 1 and said.out == ""
+
+
+def test_clear_takes_the_names_that_list_shows_and_aliases(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("answer", "other", "relu"):
+        build.obtain(make_plan(answer(1, name)))
+    build.obtain(make_plan(answer(1, "other"), fast_math=True))
+    for name, removed in (("answer", 1), ("other_fast_math", 1), ("ReLU", 1), ("relu", 0), ("other", 1)):
+        assert main(["clear", name]) == 0
+        assert f"removed {removed} build" in capsys.readouterr().out, name
+    assert main(["clear", "answer"]) == 1, "there is none any more, and no activation of that name"
+
+
+@pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5", "\N{SUPERSCRIPT TWO}"])
+def test_jobs_must_be_a_number(folder: Path, capsys: pytest.CaptureFixture[str], jobs: str) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["build", f"--jobs={jobs}", "softsign"])
+    assert stopped.value.code == 2
+    assert f"argument --jobs: must be a positive number, got {jobs!r}" in capsys.readouterr().err
+    if jobs in ("0", "-1"):
+        with pytest.raises(BuildError, match=f"jobs must be a positive number, got {jobs}"):
+            prebuild.prebuild([make_plan(answer(1))], int(jobs))
 
 
 @pytest.mark.parametrize(("arch", "expected"), [("nine", "no compute capability"), ("9.0", "built without CUDA")])

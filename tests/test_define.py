@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 import pickle
 import re
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
 from pathlib import Path
+from random import Random as random_of
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 import jitact
+from jitact import activations, registry
+from jitact.activations import TABLE, Activation
 from jitact.definitions import Definition
 from jitact.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.extract import declared
@@ -51,6 +63,7 @@ def gradient(f, x: Tensor) -> Tensor:
         ("max(0, x)", "maximum(torch.full_like(x, 0), x)"),
         ("a > 0 ? x : 0.1", "x if a > 0 else torch.full_like(x, 0.1)"),
         ("-x - -2 / x", "-x - -2 / x"),
+        ("a > 0 ? (a > 1 ? x : 2) : 3", "(x if a > 1 else torch.full_like(x, 2)) if a > 0 else torch.full_like(x, 3)"),
         ("x * (x > 0)", "x * (x > 0).to(x.dtype)"),
         ("1", "torch.full_like(x, 1)"),
     ],
@@ -68,12 +81,23 @@ def test_expression_in_python(text: str, python: str) -> None:
         ("x * b", "unknown name 'b'", "b"),
         ("x ** 2", "write pow(a, b)", "**"),
         ("x ^ 2", "write pow(a, b)", "^"),
-        ("1 / 2 * x", "a quotient of whole numbers is a whole number in C++", "1 / 2"),
-        ("x * ((x > 1) / 2)", "a quotient of whole numbers is a whole number in C++", "(x > 1) / 2"),
-        ("x * ((x > 1 ? 1 : 0) / 2)", "a quotient of whole numbers", "(x > 1 ? 1 : 0) / 2"),
-        ("x * min(x > 1, 2)", "min of comparisons and numbers alone", "min(x > 1, 2)"),
-        ("x * exp(x > 1 ? 1 : 0)", "exp of comparisons and numbers alone", "exp(x > 1 ? 1 : 0)"),
         ("x * 2.0f", "a number has no suffix", "2.0f"),
+        ("x * 10ull", "a number has no suffix", "10ull"),
+        ("0x10 * x", "no decimal number", "0x10"),
+        ("x * .5.", "no decimal number", ".5."),
+        ("1.2.3 + x", "no decimal number", "1.2.3"),
+        ("x + 1e", "no decimal number", "1e"),
+        ("x * 1_000", "no decimal number", "1_000"),
+        ("x.5", "expected an operator, found '.5'", ".5"),
+        ("1e400 * x", "no finite number", "1e400"),
+        ("x * (1e200 * 1e200)", "no finite number", "1e200 * 1e200"),
+        ("x + 1e-400", "it would be 0", "1e-400"),
+        ("x * (1 / 0)", "a division by zero", "1 / 0"),
+        ("x / (2 - 2)", "a division by zero", "x / (2 - 2)"),
+        ("x * log(0)", "is no number", "log(0)"),
+        ("x * rsqrt(0)", "rsqrt of these numbers is no number: it is inf", "rsqrt(0)"),
+        ("1 == x > 2 ? 1 : 0", "comparisons do not chain", "1 == x > 2"),
+        ("x++", "expected a number, a name or a parenthesis, found the end", ""),
         ("math.sin(x)", "write the function's name alone", "."),
         ("x if x > 0 else 0", "write condition ? a : b", "if"),
         ("0 < x < 1", "comparisons do not chain", "0 < x < 1"),
@@ -81,9 +105,9 @@ def test_expression_in_python(text: str, python: str) -> None:
         ("min(x)", "min takes 2 arguments, got 1", "min(x)"),
         ("x + exp", "exp is a function", "exp"),
         ("sqrt(-1) * x", "is no number", "sqrt(-1)"),
-        ("sigmoid(2) * x", "sigmoid of numbers alone", "sigmoid(2)"),
         ("x; system(0)", "an expression has no semicolon", ";"),
         ("x\n + @", "found '@'", "@"),
+        ("x\n\t+ sine(x)", "unknown function", "sine"),
     ],
 )
 def test_expression_errors_point_at_the_place(text: str, message: str, marked: str) -> None:
@@ -91,13 +115,219 @@ def test_expression_errors_point_at_the_place(text: str, message: str, marked: s
         jitact.define("swoosh", text)
     told, line, caret = str(caught.value).split("\n")
     assert told.startswith("swoosh, forward: ") and message in told
-    assert line[caret.index("^") : caret.rindex("^") + 1] == marked
+    assert line[caret.index("^") : caret.rindex("^") + 1] == marked and "\t" not in line
+
+
+# What C++ would take for something else: ints, octal numbers, signs side by side, truth in arithmetic.
+CORNERS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
+    ("50000*50000*x", lambda x: 2.5e9 * x),
+    ("65536*65536*x", lambda x: 2.0**32 * x),
+    ("999999999*3*x", lambda x: 2999999997 * x),
+    ("x*(50000*50000)", lambda x: 2.5e9 * x),
+    ("x + 65536*65536*65536*65536", lambda x: x + 2.0**64),
+    ("4294967296*4294967296*x", lambda x: 2.0**64 * x),
+    ("99999999999999999999*x", lambda x: 1e20 * x),
+    ("x * (x > 9007199254740993 ? 1 : 2)", lambda x: 2 * x),
+    ("010*x", lambda x: 10 * x),
+    ("08*x", lambda x: 8 * x),
+    ("007.5*x", lambda x: 7.5 * x),
+    ("1.e5*x + .5", lambda x: 1e5 * x + 0.5),
+    ("5.*x + 1.E-2", lambda x: 5 * x + 0.01),
+    ("1/2*x", lambda x: 0.5 * x),
+    ("7/2/2*x", lambda x: 1.75 * x),
+    ("x*(2/3)", lambda x: x * (2 / 3)),
+    ("x*((x > 1)/2)", lambda x: x * ((x > 1) / 2)),
+    ("x*((x > 1 ? 1 : 0)/2)", lambda x: x * ((x > 1) / 2)),
+    ("(x > 1 ? 1 : 3)/(x > 2 ? 2 : 4) + x", lambda x: torch.where(x > 1, 1.0, 3.0) / torch.where(x > 2, 2.0, 4.0) + x),
+    ("-(x > 1 ? 1 : 3)/2 + x", lambda x: torch.where(x > 1, -0.5, -1.5) + x),
+    ("(x > 1 ? 50000 : 1)*(x > 1 ? 50000 : 1)*x", lambda x: torch.where(x > 1, 2.5e9, 1.0) * x),
+    ("x > 1 ? 1 : 0.5", lambda x: torch.where(x > 1, 1.0, 0.5)),
+    ("x > 1 ? x > 2 : 0.5", lambda x: torch.where(x > 1, (x > 2) * 1.0, 0.5)),
+    ("x > 1 ? x > 2 : x > -2", lambda x: torch.where(x > 1, x > 2, x > -2) * 1.0),
+    ("((x > 1) + (x > 2))/2 - (x > 0)", lambda x: ((x > 1) * 1.0 + (x > 2)) / 2 - (x > 0) * 1.0),
+    ("(x > 1) == (x > 2)", lambda x: ((x > 1) == (x > 2)) * 1.0),
+    ("!(x > 1) - x", lambda x: (x <= 1) * 1.0 - x),
+    ("-(x > 1)", lambda x: (x > 1) * -1.0),
+    ("x*min(x > 1, 2)", lambda x: x * (x > 1)),
+    ("x*exp(x > 1 ? 1 : 0)", lambda x: x * (1 + (math.e - 1) * (x > 1).to(x))),
+    ("max(1, 2)*min(3, 4)*x", lambda x: 6 * x),
+    ("abs(-3)*sigmoid(0)*floor(2.5)*x", lambda x: 3 * x),
+    ("clamp(5, 0, 3)*x + round(2.5) + rint(2.5)", lambda x: 3 * x + 5),
+    ("pow(2, 31)*x", lambda x: 2.0**31 * x),
+    ("pow(2, 64)*x", lambda x: 2.0**64 * x),
+    ("pow(x, 2) + pow(x, 3)", lambda x: x * x + x * x * x),
+    ("pow(2, x)", lambda x: 2.0**x),
+    ("pow(x*x + 1, 1/2)", lambda x: (x * x + 1).sqrt()),
+    ("pow(x*x + 1, -1)", lambda x: 1 / (x * x + 1)),
+    ("sqrt(2/pi)*x", lambda x: math.sqrt(2 / math.pi) * x),
+    ("x--1", lambda x: x + 1),
+    ("2/(x*x + 1) - x/(x*x + 1)", lambda x: (2 - x) / (x * x + 1)),
+    ("--x", lambda x: x),
+    ("++x", lambda x: x),
+    ("x---x", lambda x: x - x),
+    ("x - - - 2", lambda x: x - 2),
+    ("-(-3)*-x", lambda x: -3 * x),
+    ("+(+x)*+2", lambda x: 2 * x),
+    ("copysign(x, -0)", lambda x: -x.abs()),
+    ("1 > 2 ? x : 1 < 2 && 3 != 4 ? 2*x : 0", lambda x: 2 * x),
+    ("x > 0 || 1 > 2 ? x : 0", lambda x: x.clamp(min=0)),
+    ("!(1 > 2)*x", lambda x: x),
+    ("x*(1 > 0)/2", lambda x: x / 2),
+    ("round(0.49999999999999994)*x + round(x)", lambda x: torch.sign(x) * (x.abs() + 0.5).floor()),
+]
+
+
+def cases(texts: Iterable[str]) -> str:
+    """One expression that is each of ``texts`` by turns: by the parameter ``which``, from 0."""
+    *texts, last = texts
+    return "".join(f"which == {i} ? {text} : " for i, text in enumerate(texts)) + last
+
+
+def test_numbers_are_numbers_of_the_tensors_type() -> None:
+    cls = jitact.define("corners", cases(text for text, _ in CORNERS), which=0.0)
+    for i, (text, function) in enumerate(CORNERS):
+        exact = function(X).double()  # of truth and numbers alone, PyTorch makes float32
+        for result in (cls(i)(X), Expression(text, ["x"])(X)):
+            assert torch.allclose(result, exact, rtol=1e-13), text
+        single = cls(i)(X.float())
+        assert torch.allclose(single.double(), function(X.float().double()).double(), rtol=1e-5, atol=1e-6), text
+
+
+class Random:
+    """Expressions at random, as texts with the functions that they should be: of ``x`` and ``a``, arrays or numbers of float64.
+
+    They are made from what is exact in float64, so that results are equal to the bit whichever library computes them.
+    """
+
+    def __init__(self, choose: Callable) -> None:
+        self.choose = choose
+
+    def enclosed(self, node: tuple, least: int) -> str:
+        """In parentheses where it binds less tightly than ``least``, and sometimes where it need not be."""
+        return f"({node[0]})" if node[2] < least or self.choose(range(8)) == 0 else node[0]
+
+    def number(self, depth: int) -> tuple[str, Callable, int]:
+        """Text, function, and how tightly its operator binds, from 0 to 8."""
+        kind = self.choose(
+            ["name", "literal"] if depth == 0 else ["name", "literal", "sign", "truth", "call", "choice", *"+-*/" * 2]
+        )
+        if kind == "name":
+            return self.choose([("x", lambda x, a: x, 8), ("a", lambda x, a: a, 8)])
+        if kind == "literal":
+            text = self.choose(["0", "1", "2", "3.", ".5", "1.5e1", "010", "65536", "999999999", "4294967296", "2e-3"])
+            return text, lambda x, a: np.float64(text), 8
+        if kind == "sign":
+            sign, inner = self.choose("+-"), self.number(depth - 1)
+            return f"{sign}{self.enclosed(inner, 7)}", lambda x, a: -inner[1](x, a) if sign == "-" else inner[1](x, a), 7
+        if kind == "truth":
+            text, function, level = self.truth(depth - 1)
+            return (text, lambda x, a: np.float64(1) * function(x, a), level) if level == 7 else self.number(0)
+        if kind == "call":
+            return self.call(depth)
+        if kind == "choice":
+            condition, first, second = self.truth(depth - 1), self.number(depth - 1), self.number(depth - 1)
+            text = f"{self.enclosed(condition, 1)} ? {first[0]} : {second[0]}"
+            return text, lambda x, a: np.where(condition[1](x, a), first[1](x, a), second[1](x, a)), 0
+        level, left = 5 if kind in "+-" else 6, self.number(depth - 1)
+        right = self.number(depth - 1 if kind != "/" else 0)
+        while kind == "/" and right[0] in ("x", "0"):  # PyTorch divides a number by a tensor in two steps, each of which rounds
+            right = self.number(0)
+        gap, operator = self.choose(["", " ", "\n "]), {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}[kind]
+        text = f"{self.enclosed(left, level)}{gap}{kind}{gap}{self.enclosed(right, level + 1)}"
+        return text, lambda x, a: operator(left[1](x, a), right[1](x, a)), level
+
+    def call(self, depth: int) -> tuple[str, Callable, int]:
+        name, arity, function = self.choose(
+            [
+                ("abs", 1, np.abs),
+                ("floor", 1, np.floor),
+                ("trunc", 1, np.trunc),
+                ("copysign", 2, np.copysign),
+                ("max", 2, lambda a, b: np.where((a > b) | np.isnan(a), a, b)),
+                ("min", 2, lambda a, b: np.where((a < b) | np.isnan(a), a, b)),
+            ]
+        )
+        given = [self.number(depth - 1) for _ in range(arity)]
+        return f"{name}({', '.join(each[0] for each in given)})", lambda x, a: function(*(each[1](x, a) for each in given)), 8
+
+    def truth(self, depth: int) -> tuple[str, Callable, int]:
+        kind = self.choose(
+            ["<", "<=", ">", ">=", "==", "!="] if depth <= 0 else ["<", "<=", ">", ">=", "==", "!=", "&&", "||", "!"]
+        )
+        if kind == "!":
+            inner = self.truth(depth - 1)
+            return f"!{self.enclosed(inner, 7)}", lambda x, a: np.logical_not(inner[1](x, a)), 7
+        make, level = (
+            (self.truth, 2 if kind == "&&" else 1) if kind in ("&&", "||") else (self.number, 4 if kind[0] in "<>" else 3)
+        )
+        left, right = make(max(depth - 1, 0)), make(max(depth - 1, 0))
+        least = level if make == self.truth else 5
+        operators = {
+            "<": np.less,
+            "<=": np.less_equal,
+            ">": np.greater,
+            ">=": np.greater_equal,
+            "==": np.equal,
+            "!=": np.not_equal,
+        }
+        operator = (operators | {"&&": np.logical_and, "||": np.logical_or})[kind]
+        text = f"{self.enclosed(left, least)} {kind} {self.enclosed(right, least + 1)}"
+        return text, lambda x, a: operator(left[1](x, a), right[1](x, a)), level
+
+
+REFUSED = "no finite number|division by zero|of these numbers is no number"  # what numbers alone may come to
+
+
+def exact(function: Callable, x: Tensor, a: float) -> Tensor:
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(np.broadcast_to(function(x.numpy(), np.float64(a)), x.shape).astype(np.float64))
+
+
+@settings(max_examples=200, derandomize=True, deadline=None)
+@given(st.randoms(use_true_random=False), st.sampled_from([0.0, -1.5, 3.0]))
+def test_expressions_at_random(random: Any, a: float) -> None:
+    text, function, _ = Random(random.choice).number(4)
+    try:
+        expression = Expression(text, ["x"], ["a"])
+    except ExpressionError as error:
+        assert re.search(REFUSED, error.message), text
+        return
+    wanted = exact(function, X, a)
+    assert torch.equal(expression(X, a).nan_to_num(nan=7e77), wanted.nan_to_num(nan=7e77)), text
+    again = Expression(expression.cpp, ["x"], ["a_"], of_kernel_file=True)  # as what it is written to is read back
+    assert again.key == expression.key, text
+    assert torch.equal(again(X, a).nan_to_num(nan=7e77), wanted.nan_to_num(nan=7e77)), text
+
+
+def test_expressions_at_random_compiled() -> None:
+    random, made = Random(random_of(10).choice), []
+    while len(made) < 60:
+        text, function, _ = random.number(4)
+        with contextlib.suppress(ExpressionError):
+            Expression(text, ["x"], ["a"])
+            made.append((text, function))
+    cls = jitact.define("at_random", cases(f"({text})" for text, _ in made), which=0.0, a=0.0)
+    for i, (text, function) in enumerate(made):
+        assert torch.allclose(cls(i, 3.0)(X), exact(function, X, 3.0), rtol=1e-12, equal_nan=True), text
 
 
 @pytest.mark.parametrize("text", ["(x", "x +", "", "x x", "x > 0 ? x", "tanh(x"])
 def test_unfinished_expressions(text: str) -> None:
     with pytest.raises(ExpressionError):
         Expression(text, ["x"])
+
+
+def test_long_expressions_and_deep_ones() -> None:
+    terms = [f"{i}.25 * sin({i} * x)" for i in range(440)]
+    assert len(" + ".join(terms)) > 10_000
+    long = Expression(" + ".join(terms), ["x"])
+    assert torch.allclose(long(X), sum((i + 0.25) * (i * X).sin() for i in range(440)))
+    deep = ["(" * 95 + "x" + ")" * 95, "-" * 98 + "x", "0 * x > 1 ? 1 : " * 95 + "x", "max(x, " * 95 + "x" + ")" * 95]
+    for text in deep:
+        assert torch.equal(Expression(text, ["x"])(X), X), text
+    for text in ("(" * 5000 + "x" + ")" * 5000, "(" * 5000, "-" * 5000 + "x", "x > 0 ? 1 : " * 5000 + "x", "x" + " + x" * 5000):
+        with pytest.raises(ExpressionError, match=r"nested more than 100 deep|more than 500 operations"):
+            Expression(text, ["x"])
 
 
 def test_the_headers_have_every_function() -> None:
@@ -113,6 +343,14 @@ def test_every_function_and_its_derived_gradient() -> None:
     reference = cls.activation.reference
     assert torch.allclose(cls()(x), reference(x), rtol=1e-12)
     assert torch.allclose(gradient(cls(), x), gradient(reference, x), rtol=1e-9)
+
+
+def test_whole_powers_at_zero_and_below() -> None:
+    cls, x = jitact.define("powers", "pow(x, p)", p=2), torch.tensor([-2.5, -1, 0, 1, 3], dtype=torch.float64)
+    for p in range(5):
+        assert torch.allclose(cls(p)(x), x**p), p
+        assert torch.allclose(gradient(cls(p), x), p * x ** max(p - 1, 0)), p
+        assert torch.allclose(gradient(lambda x: gradient_of(cls(p), x), x), p * (p - 1) * x ** max(p - 2, 0)), p
 
 
 # Definitions.
@@ -160,6 +398,78 @@ def test_kernel_file_and_its_header() -> None:
     assert jitact.define("my_relu", source=bits).activation.saves == ("bit", "input")
 
 
+@pytest.mark.parametrize("activation", TABLE, ids=lambda activation: activation.name)
+def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
+    path = Path(activation.source.path)
+    cls = jitact.define(f"own_{activation.name}", source=path, **dict(activation.params))
+    record = cls.activation
+    assert record.params == activation.params and set(activation.saves) <= set(record.saves)
+    assert record.source.path == str(path) and record.source.text == path.read_text()
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "threshold"])
+def test_the_librarys_own_kernel_files_compute_the_same(name: str) -> None:
+    activation = jitact.get(name).activation
+    cls = jitact.define("own_file", source=activation.source.text, **dict(activation.params))
+    for save in cls.activation.saves:
+        assert torch.equal(cls(save=save)(X), jitact.get(name)()(X))
+        assert torch.equal(gradient(cls(save=save), X), gradient(jitact.get(name)(), X))
+
+
+def test_kernel_files_in_other_words() -> None:
+    text = """#include "elementwise.cuh"
+// ELEMENTWISE T backward(T dy, T x) { return 0; }
+ELEMENTWISE T forward(const T v, [[maybe_unused]] T lambda_, T) { if (v > 0) { return v; } return lambda_ * v; }
+ELEMENTWISE T backward(T g, T v, T const lambda_, T unused) { return v > 0 ? g : lambda_ * g; }
+ELEMENTWISE bool keeps(T v, T, T) { return v > 0; }
+ELEMENTWISE T backward_from_bit(T g, bool bit, T lambda_, T) { return bit ? g : lambda_ * g; }
+"""
+    cls = jitact.define("worded", source=text.replace("\n", "\r\n"), lambda_=0.25, unused=1)
+    assert cls.activation.params == (("lambda_", 0.25), ("unused", 1)) and cls.activation.saves == ("bit", "input")
+    with pytest.raises(ValueError, match="line 3: no function has a name for parameter 2"):
+        jitact.define("worded", source=text.replace("T unused", "T"), lambda_=0.25)
+    with pytest.raises(ValueError, match=r"line 6: backward_from_bit takes mu, T where forward takes lambda_, T"):
+        jitact.define("worded", source=text.replace("bool bit, T lambda_", "bool bit, T mu"), lambda_=0.25)
+    # A name may be another's in C++: one underscore at its end is not part of the parameter's.
+    cls = jitact.define("worded", source="ELEMENTWISE T forward(T x, T errno_) { return errno_ * x; }", errno=2.0)
+    assert torch.equal(cls(errno=3)(X), 3 * X)
+
+
+@pytest.mark.parametrize(
+    ("body", "expression"),
+    [
+        ("x * sin(x)", True),
+        ("x > 0 ? 1 : 0", True),
+        ("T(0.5) * x * T(x > 0)", True),
+        ("2 * 3 * x", True),
+        ("0.5f * x", False),
+        ("1 / 2 * x", False),
+        ("50000 * 50000 * x", False),
+        ("010 * x", False),
+        ("x * ((x > 1 ? 1 : 0) / 2)", False),
+    ],
+)
+def test_what_a_kernel_file_returns_is_an_expression_if_it_means_the_same(body: str, expression: bool) -> None:
+    record = jitact.define("body", source=f"ELEMENTWISE T forward(T x) {{ return {body}; }}").activation
+    assert record.has_reference == (record.expression is not None) == expression
+
+
+@pytest.mark.parametrize("given", ["bytes", "words"])
+def test_source_as_a_path(given: str, tmp_path: Path) -> None:
+    path = tmp_path / "twice.cu"
+    path.write_text("ELEMENTWISE T forward(T x) { return 2 * x; }\n")
+    if given == "bytes":
+        path.write_bytes(b"// caf\xe9\n" + path.read_bytes())
+        with pytest.raises(ValueError, match=rf"{path} is not UTF-8 text: byte 6 is 0xe9"):
+            jitact.define("twice", source=path)
+        with pytest.raises(ValueError, match=rf"{path} is not UTF-8 text"):
+            jitact.load_folder(tmp_path)
+    else:
+        assert torch.equal(jitact.define("twice", source=path)()(X), 2 * X)
+        with pytest.raises(ValueError, match=r"twice: source= is a kernel file's text, and '.*twice\.cu' a path; give Path\('"):
+            jitact.define("twice", source=str(path))
+
+
 @pytest.mark.parametrize(
     ("source", "params", "message"),
     [
@@ -170,6 +480,16 @@ def test_kernel_file_and_its_header() -> None:
         ("// parameters: a = much\n" + WITH_HELPER, {}, "'a = much' in the file's header"),
         ("// keeps: output\n" + WITH_HELPER, {"a": 1.0}, "backward cannot keep 'output'"),
         (WITH_HELPER + "ELEMENTWISE T backward(T dy, T x) { return dy; }", {"a": 1.0}, "line 8: backward takes no parameters"),
+        (WITH_HELPER + "ELEMENTWISE T backward(T dy, T x, T a) { return 2; }", {"a": 1.0}, "line 8: backward does not use"),
+        (
+            WITH_HELPER + "ELEMENTWISE T backward(T, T x, T a) { T z = a; return z; }",
+            {"a": 1.0},
+            "line 8: backward does not use",
+        ),
+        (WITH_HELPER + "// a NUL: \0", {"a": 1.0}, "NUL character in line 8"),
+        (WITH_HELPER + "// half a character: \ud800", {"a": 1.0}, "a character that is none in UTF-8"),
+        ("// parameters: a = 1, a = 2\n" + WITH_HELPER, {}, "the file's header has parameter a twice"),
+        ("// formula: x\n// formula: y\n" + WITH_HELPER, {"a": 1.0}, "the file's header has '// formula:' twice"),
     ],
 )
 def test_kernel_files_that_will_not_do(source: str, params: dict, message: str) -> None:
@@ -178,18 +498,128 @@ def test_kernel_files_that_will_not_do(source: str, params: dict, message: str) 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["relu", "ReLU", "swish", "define", "names", "a b", "class", "_x", "é"])
+MODULES = ("swap", "plots", "page", "bench", "report", "checks", "kernels", "magics", "warnings")  # some not imported yet
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["relu", "ReLU", "swish", "define", "names", "a b", "class", "_x", "é", "n" * 101, "identity", *MODULES],
+)
 def test_names_that_will_not_do(name: str) -> None:
     with pytest.raises(ValueError, match=r"name|cannot be called"):
         jitact.define(name, "x")
 
 
-@pytest.mark.parametrize("param", ["int", "exp", "x", "save", "dy", "pi", "lambda"])
+def test_long_names() -> None:
+    cls = jitact.define("n" * 100, "x * x + 1", "dy * 2 * x")
+    assert torch.equal(gradient(lambda x: gradient_of(cls(), x), X), torch.full_like(X, 2))
+
+
+OF_MODULES = ("to", "eval", "train", "half", "_modules", "state_dict", "extra_repr", "training", "activation", "Model", "self")
+
+
+@pytest.mark.parametrize(
+    "param",
+    ["int", "exp", "x", "save", "dy", "pi", "lambda", "a__b", "minimum", "math", "é", "a b", *OF_MODULES],
+)
 def test_parameters_that_will_not_do(param: str) -> None:
     with pytest.raises(ValueError, match="a parameter cannot be called"):
         jitact.define("swoosh", "x", **{param: 1.0})
     with pytest.raises(TypeError, match="the default of a must be a number"):
         jitact.define("swoosh", "a * x", a="1")
+
+
+@pytest.mark.parametrize("param", ["saves", "formula", "reference", "source"])
+def test_parameters_that_are_arguments_of_define(param: str) -> None:
+    with pytest.raises(TypeError, match=f"swoosh: {param}= is .*, not 1.0; a parameter cannot be called '{param}'"):
+        jitact.define("swoosh", f"{param} * x", **{param: 1.0})
+    text = f"// parameters: {param} = 1\nELEMENTWISE T forward(T x, T {param}) {{ return x * {param}; }}"
+    with pytest.raises(ValueError, match=f"swoosh: a parameter cannot be called '{param}': it is an argument of define"):
+        jitact.define("swoosh", source=text)
+
+
+MACROS = ("errno", "NULL", "EOF", "NAN", "INFINITY", "M_PI", "INT_MAX", "stdin", "unix", "linux", "DBL_MAX", "JITACT_PARAMS")
+VISIBLE = (
+    "isnan",
+    "decay",
+    "select",
+    "rest",
+    "sincos",
+    "size_t",
+    "blockIdx",
+    "Dual",
+    "element",
+    "mask",
+    "bit",
+    "w0",
+    "seed",
+    "op",
+)
+SIMILAR = ("x_", "a", "a_", "dy_", "T_", "forward_", "p", "None_", "args", "kwargs", "module", "params", "_a", "n" * 300)
+
+
+def test_names_that_mean_something_in_cpp_are_parameters_all_the_same() -> None:
+    names = MACROS + VISIBLE + SIMILAR
+    values = dict(zip(names, range(1, 100), strict=False))
+    text = " + ".join(f"{i + 1} * {name}" for i, name in enumerate(names))
+    cls = jitact.define("named", f"x * x * ({text}) + x", backward_from_output="dy * (a + y)", **values)
+    total = sum(value**2 for value in values.values())
+    assert torch.allclose(cls()(X), X * X * total + X) and torch.allclose(cls(errno=2.0)(X), X * X * (total + 1) + X)
+    assert cls(NULL=0.5).NULL == 0.5 and "M_PI=7.0" in repr(cls(M_PI=7.0))
+    x = X.clone().requires_grad_()
+    assert torch.autograd.gradgradcheck(cls(), x)  # the slope is another kernel, of the same parameters
+    assert torch.allclose(gradient(cls(save="output"), X), values["a"] + cls()(X))
+    assert torch.allclose(cls.Model()(X), cls()(X))
+
+
+def test_defaults_of_other_kinds_are_numbers_of_python(tmp_path: Path) -> None:
+    given = {"a": np.float64(2), "b": np.float32(0.5), "c": np.int64(3), "d": 4, "e": math.inf, "f": -0.0, "g": Fraction(1, 4)}
+    cls = jitact.define("numbers", "max(min(a * x + b, e), c - d) + f + g", **given)
+    own = (("a", 2.0), ("b", 0.5), ("c", 3), ("d", 4), ("e", math.inf), ("f", -0.0), ("g", 0.25))
+    assert repr(cls.activation.params) == repr(own)
+    jitact.save_folder(tmp_path, "numbers")
+    loaded = jitact.load_folder(tmp_path)["numbers"]
+    assert repr(loaded.activation.params) == repr(tuple((name, float(value)) for name, value in own))
+    with pytest.raises(TypeError, match="numbers: the default of a must be a number, got True"):
+        jitact.define("numbers", "a * x", a=True)
+    with pytest.raises(ValueError, match="numbers: the default of a is too large"):
+        jitact.define("numbers", "a * x", a=10**400)
+
+
+def test_what_backward_can_keep_as_one_word() -> None:
+    assert jitact.define("swoosh", "x * sin(x)", saves="input").activation.saves == ("input",)
+    cls = jitact.define("my_tanh", "tanh(x)", backward_from_output="dy * (1 - y * y)", saves="output")
+    assert cls.activation.saves == ("output", "input")
+    with pytest.raises(ValueError, match="backward cannot keep 'outputs' with the functions that there are, only input"):
+        jitact.define("swoosh", "x * sin(x)", saves="outputs")
+
+
+def test_unused_parameters() -> None:
+    with pytest.raises(ValueError, match="swoosh: b, c given as a parameter, but not used in forward"):
+        jitact.define("swoosh", "a * x", a=1.0, b=2.0, c=3.0)
+    cls = jitact.define("step", "x > 0 ? 1 : 0", "dy * k * sigmoid(k * x) * sigmoid(-k * x)", k=4.0)  # in backward alone
+    s = torch.sigmoid(4 * X)
+    assert torch.allclose(gradient(cls(), X), 4 * s * (1 - s))
+
+
+@pytest.mark.parametrize("which", ["backward", "backward_from_output"])
+def test_gradients_use_the_gradient_that_comes_in(which: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        jitact.define("bd", "x * 2", **{which: "  2 * 1"})
+    told, line, caret = str(caught.value).split("\n")
+    assert told == f"bd, {which}: does not use dy, the gradient that comes in; write dy * (2 * 1)"
+    assert line == "    2 * 1" and caret == "    ^^^^^"
+
+
+def test_references_that_do_not_fit() -> None:
+    with pytest.raises(TypeError, match=r"swoosh: the reference must take \(x, a\): too many positional arguments"):
+        jitact.define("swoosh", "a * x", reference=lambda x: x, a=1.0)
+    with pytest.raises(TypeError, match=r"swoosh: the reference must take \(x\): missing a required argument: 'b'"):
+        jitact.define("swoosh", "sin(x)", reference=lambda x, b: x)
+    with pytest.raises(TypeError, match=r"swoosh: reference= is a function in PyTorch, not 'torch\.sin'"):
+        jitact.define("swoosh", "sin(x)", reference="torch.sin")
+    for reference in (torch.sin, torch.nn.functional.elu, lambda x, *params: x):
+        assert jitact.define("swoosh", "sin(x)", reference=reference).activation.reference is reference
 
 
 def test_arguments_that_do_not_fit() -> None:
@@ -245,6 +675,92 @@ def test_defining_again_replaces() -> None:
     assert type(model[0]) is old and model[1] is model[0] and torch.equal(model[0](X), module(X))
 
 
+def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = jitact.define("swoosh", "x * sin(a * x)", a=2.0)
+    saved = pickle.dumps(torch.nn.Sequential(old(3.0)))
+    before = b"\x80\x04" + b"cjitact.activations\n_revive\nX\x06\x00\x00\x00swoosh\x85R."  # of the name alone, as once
+    assert type(pickle.loads(before)) is old
+    new = jitact.define("swoosh", "x * cos(b * x)", b=1.0)
+    assert type(pickle.loads(before)) is new
+    for model in (pickle.loads(saved), copy.copy(pickle.loads(saved))):  # what it was is known in this process
+        assert type(model[0]) is old and torch.equal(model[0](X), X * (3 * X).sin())
+    assert type(copy.copy(old())) is old
+    monkeypatch.setattr(activations, "_defined", {})  # as in another process
+    with pytest.raises(LookupError) as caught:
+        pickle.loads(saved)
+    told = "swoosh(x, a) = x * sin(a * x), here swoosh(x, b) = x * cos(b * x); define it as it was before loading"
+    assert told in str(caught.value)
+    again = jitact.define("swoosh", "x*sin((a*x))", a=1.0)  # the same in other words, another default
+    model = pickle.loads(saved)
+    assert type(model[0]) is again and torch.equal(model[0](X), X * (3 * X).sin())
+    model.load_state_dict(torch.nn.Sequential(new()).state_dict())
+    monkeypatch.setattr(activations, "_modules", {})
+    with pytest.raises(
+        LookupError, match=r"'swoosh' is not defined in this process; .*\(not under if __name__ == '__main__'\), or with"
+    ):
+        pickle.loads(saved.replace(again.activation.fingerprint.encode(), b"0" * 16))
+
+
+def test_pickles_of_the_librarys_own_name_them_alone() -> None:
+    assert jitact.get("elu")(2.0).__reduce__()[1] == ("elu",)
+    assert torch.equal(pickle.loads(pickle.dumps(jitact.get("elu")(2.0)))(X), jitact.get("elu")(2.0)(X))
+
+
+def test_fingerprints_tell_formulas_and_parameters(tmp_path: Path) -> None:
+    def fingerprint(*args: str, **kwargs: Any) -> str:
+        return jitact.define("swoosh", *args, **kwargs).activation.fingerprint
+
+    one = fingerprint("x * sin(a * x) + 1/2", a=1.0)
+    assert one == fingerprint("x*sin(a*x)\n  + (0.50)", a=7.0, formula="x sin(a x) + 1/2", reference=lambda x, a: x)
+    others = [
+        fingerprint("x * sin(a * x) + 2", a=1.0),
+        fingerprint("x * sin(b * x) + 1/2", b=1.0),
+        fingerprint("x * sin(a * x) + 1/2", "dy * a", a=1.0),
+        fingerprint("a * sin(a * x) + 1/2", a=1.0),
+        fingerprint("x * sin(a * x + 1/2)", a=1.0),
+        fingerprint(source=WITH_HELPER, a=1.0),
+        fingerprint(source=WITH_HELPER.replace("1 + a", "2 + a"), a=1.0),
+    ]
+    assert len({one, *others}) == 8
+    assert fingerprint(source=f"// a comment\n{WITH_HELPER}", a=1.0) == fingerprint(source=WITH_HELPER, a=1.0)
+    written = [
+        jitact.define("first", "x > 0 && 1/3 < a ? -0 * x : --x * (x > 1) - (x > 2 ? 1 : 2)", "dy * 65536 * 65536 * a", a=-1.5),
+        jitact.define("second", source=WITH_HELPER, a=2.0),
+    ]
+    jitact.save_folder(tmp_path, ["first", "second"])
+    loaded = jitact.load_folder(tmp_path)
+    for cls in written:
+        assert loaded[cls.activation.name].activation.fingerprint == cls.activation.fingerprint
+
+
+@pytest.fixture
+def eager_switching():
+    """Threads take turns after every few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+def test_threads(eager_switching: None) -> None:
+    formulas = [f"x * {i}" for i in range(8)]
+
+    def define(i: int) -> None:
+        for _ in range(60):
+            cls = jitact.define("same", formulas[i])
+            assert cls.activation.formula == formulas[i]
+            assert "same" in jitact.names() and jitact.same.__name__ == "same" and len(dict(jitact.REGISTRY)) > 30
+            jitact.define(f"own_{i}", formulas[i])
+            registry.unregister(f"own_{i}")
+            with pytest.raises(KeyError, match="known names are"):
+                jitact.get("smae_")
+
+    with ThreadPoolExecutor(8) as pool:
+        for done in [pool.submit(define, i) for i in range(8)]:
+            done.result()
+    assert jitact.same(X).equal(jitact.get("same")()(X))  # the function is that of the class
+
+
 def test_compiled_by_torch() -> None:
     cls = jitact.define("swoosh", "x * sin(x)")
     compiled = torch.compile(cls(), fullgraph=True, backend="aot_eager")
@@ -285,6 +801,53 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
     assert "a" not in jitact.names()
     with pytest.raises(ValueError, match="one of jitact's own"):
         jitact.save_folder(tmp_path, ["relu"])
+
+
+@pytest.mark.parametrize(
+    "formula",
+    [
+        "x\n+ 1",
+        "x\r+ 1\u2028\x85\x0b",
+        "x\0",
+        'x """+ 1',
+        '"x"',
+        '"x',
+        " x ",
+        "x \\",
+        "\\frac{x}{2}",
+        "é ≥ 0 🙂",
+        "*/ x /*",
+        "??/",
+    ],
+    ids=ascii,
+)
+def test_formulas_survive_a_folder(formula: str, tmp_path: Path) -> None:
+    cls = jitact.define("told", "x * 0.5", formula=formula)
+    (path,) = jitact.save_folder(tmp_path, ["told"])
+    assert path.read_bytes().count(b"\n") == 7  # three fields, an include, a function, and blank lines between
+    loaded = jitact.load_folder(tmp_path)["told"]
+    assert loaded.activation.formula == formula and loaded.activation.fingerprint == cls.activation.fingerprint
+    assert torch.equal(loaded()(X), X * 0.5)
+
+
+def test_formulas_that_no_file_could_hold() -> None:
+    with pytest.raises(ValueError, match="told: formula= has a character that is none in UTF-8"):
+        jitact.define("told", "x * 0.5", formula="\ud800")
+
+
+def test_two_files_of_one_name(tmp_path: Path) -> None:
+    text = "// activation: {}\nELEMENTWISE T forward(T x) {{ return x; }}\n"
+    for first, second in (("twice", "twice"), ("my_act", "myAct")):
+        (tmp_path / "a.cu").write_text(text.format(first))
+        (tmp_path / "b.cu").write_text(text.format(second))
+        with pytest.raises(ValueError, match=rf"{tmp_path}/a\.cu and {tmp_path}/b\.cu both define '{second}'"):
+            jitact.load_folder(tmp_path)
+        assert first not in jitact.names()
+
+
+def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
+    jitact.define("swoosh", "x * sin(x)")
+    assert jitact.save_folder(tmp_path, "swoosh") == [tmp_path / "swoosh.cu"]
 
 
 # Checks.

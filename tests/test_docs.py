@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 
 def blocks(path: Path) -> list[Block]:
-    text = path.read_text()
+    text = path.read_text(encoding="utf-8")
     found = []
     for match in FENCE.finditer(text):
         indent = len(match[1])
@@ -58,10 +58,10 @@ def run_shell(block: Block, folder: Path) -> None:
 
 
 @pytest.fixture
-def set_apart(only_here: None, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_apart(only_here: None, exported_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(request.config.cache.mkdir("exported")))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(exported_builds))
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
@@ -86,8 +86,9 @@ def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target, anchor in LINK.findall(path.read_text()):
+    for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):
         if not re.match(r"https?:", target):
             assert (path.parent / target).exists(), target
-            headings = re.findall(r"^#+ (.*)", (path.parent / target).read_text(), re.MULTILINE) if anchor else []
+            text = (path.parent / target).read_text(encoding="utf-8") if anchor else ""
+            headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
             assert not anchor or anchor[1:] in [re.sub(r"[^\w -]", "", h).strip().lower().replace(" ", "-") for h in headings]

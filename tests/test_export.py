@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import ctypes
+import math
 import os
 import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -30,9 +33,9 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.fixture(autouse=True)
-def builds(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def builds(exported_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What exported files compile goes beside the kernels that tests keep."""
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(request.config.cache.mkdir("exported")))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(exported_builds))
 
 
 @pytest.fixture
@@ -196,6 +199,65 @@ def test_words_that_the_form_forbids(swoosh: str) -> None:
     jitact.define("opaque", source="ELEMENTWISE T forward(T x) { T y = x; return y; }", reference=lambda x: x * 1)
     assert "return x * 1" in jitact.export("opaque")
     registry.unregister("opaque")
+
+
+FORMULAS = (
+    'x """+ 1',
+    "try: x\nexcept: PASS",
+    "x\0",
+    "\\frac{x}{2} \\",
+    '"',
+    "x\r+ é 🙂\u2028",
+    "tr\\x79 pas\\",
+    "$x @bit // #",
+)
+
+
+@pytest.mark.parametrize("formula", FORMULAS, ids=ascii)
+def test_formulas_of_any_text(formula: str, swoosh: str, tmp_path: Path) -> None:
+    jitact.define("swoosh", "x * sin(a * x)", a=2.0, formula=formula)
+    text = jitact.export("swoosh")
+    assert not re.search("try|except|pass", text, re.IGNORECASE)
+    told = ast.get_docstring(ast.parse(text), clean=False)
+    shown = textwrap.fill(f"swoosh(x) = {formula}", 127)
+    assert told.startswith(f"{shown}\n\nForward and backward as CUDA kernels")
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    x = torch.randn(9)
+    torch.testing.assert_close(space["Model"](3.0)(x), x * torch.sin(3 * x))
+    jitact.save_folder(tmp_path, "swoosh")
+    out = tmp_path / "swoosh.py"
+    assert onefile.main(["export", "swoosh", "-o", str(out), "--from", str(tmp_path)]) == 0
+    again = out.read_bytes().decode()  # with the folder's comments in it
+    assert not re.search("try|except|pass", again, re.IGNORECASE)
+    assert ast.get_docstring(ast.parse(again), clean=False) == told
+
+
+def test_kernel_files_with_quotation_marks(swoosh: str) -> None:
+    source = '''#include "elementwise.cuh"
+
+// x """ quoted """
+ELEMENTWISE T forward(T x) {
+  static_assert(sizeof(x) > 0, """quoted""");
+  return x * sin(x);
+}
+'''
+    jitact.define("swoosh", source=source, reference=lambda x: x * torch.sin(x))
+    compare(swoosh, "cpu", torch.randn(100))
+
+
+def test_parameters_that_mean_something_in_cpp(swoosh: str) -> None:
+    text = """#include "elementwise.cuh"
+ELEMENTWISE T forward(T x, T errno_, T bit, T infinite) { return x > 0 ? (x < infinite ? errno_ * x : x) : bit * x; }
+ELEMENTWISE bool keeps(T x, T, T, T) { return x > 0; }
+ELEMENTWISE T backward_from_bit(T dy, bool positive, T errno_, T bit, T) { return positive ? errno_ * dy : bit * dy; }
+"""
+    jitact.define("swoosh", source=text, errno=2.0, bit=0.5, infinite=math.inf)
+    compare(swoosh, "cpu", torch.randn(1001))
+    compare(swoosh, "cpu", torch.randn(1001), 3.0, -1.0)
+    jitact.define("swoosh", "NULL > 0 ? x * sin(x) : M_PI * x", NULL=1.0, M_PI=3)
+    compare(swoosh, "cpu", torch.randn(1001))
+    compare(swoosh, "cpu", torch.randn(1001), 0.0, 2)
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")

@@ -53,7 +53,7 @@ text = open(sys.argv[1]).read()
 signal.signal(signal.SIGINT, signal.default_int_handler)  # inherited as ignored where a shell runs the tests in the background
 print("ready", flush=True)
 try:
-    kernels.load(KernelSource("interrupted", (), ("input",), text, "x.cu"))
+    kernels.load(KernelSource("interrupted", text, "x.cu"))
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(3)
@@ -97,7 +97,7 @@ def test_a_child_forked_during_a_build_builds_too(stand_in: Path, monkeypatch: p
             try:
                 fine = loader._lock.acquire(timeout=5)
                 entry, _ = build.obtain(make_plan(answer(7)))
-                os._exit(0 if fine and entry.damage is None else 1)
+                os._exit(0 if fine and entry.problem is None else 1)
             except BaseException:
                 os._exit(2)
         assert os.waitpid(child, 0)[1] == 0

@@ -38,6 +38,20 @@ def test_magic_takes_an_expression(shell, capsys: pytest.CaptureFixture) -> None
     assert done.result.activation.params == (("a", 1.5),)
 
 
+def test_magic_takes_expressions_of_several_lines(shell) -> None:
+    done = run(shell, "%%activation swoosh b=2\nx > 0 ?\nx\n: x > -1 ?\nb : sin(x)\n\n backward :\n  b\n  * dy\n")
+    x = torch.tensor([3.0, -0.5, -2.0], requires_grad=True)
+    y = done.result()(x)
+    assert torch.allclose(y, torch.tensor([3.0, 2.0, -0.9092974]))
+    assert torch.autograd.grad(y.sum(), x)[0].tolist() == [2.0] * 3
+
+
+def test_the_magic_tells_what_it_takes(shell) -> None:
+    text = shell.find_cell_magic("activation").__doc__
+    assert "%%activation NAME [PARAMETER=DEFAULT ...] [--check]" in text and "backward_from_output:" in text
+    assert "%%activation snake2 a=1.0 --check" in text
+
+
 def test_magic_takes_a_kernel_file(shell) -> None:
     done = run(shell, "%%activation soft a=1\nELEMENTWISE T forward(T x, T a) {\n  return x / (1 + a * abs(x));\n}\n")
     x = torch.randn(5)
@@ -52,6 +66,15 @@ def test_magic_takes_a_kernel_file(shell) -> None:
         ("%%activation\nx\n", "%%activation NAME"),
         ("%%activation swoosh now\nx\n", "not 'now'"),
         ("%%activation swoosh a=much\na * x\n", "'much'"),
+        ("%%activation swoosh a=q\na * x\n", "swoosh: the default of a must be a number, got 'q'"),
+        ("%%activation swoosh a=1 a=2\na * x\n", "swoosh: the parameter a is there twice"),
+        ("%%activation swoosh name=1\nname * x\n", "swoosh: a parameter cannot be called 'name': it is an argument of define"),
+        (
+            "%%activation swoosh\nx * x\nbakward: 2 * x * dy\n",
+            "there is no 'bakward', only 'backward:' and 'backward_from_output:'",
+        ),
+        ("%%activation swoosh\nx\nbackward: dy\nbackward: 2 * dy\n", "swoosh: 'backward:' is there twice"),
+        ("%%activation swoosh\nx\nbackward: 2\n", "swoosh, backward: does not use dy"),
     ],
 )
 def test_mistakes_are_told_without_a_traceback(shell, cell: str, message: str, capsys: pytest.CaptureFixture) -> None:

@@ -189,7 +189,7 @@ def test_a_wrong_kernel_is_rejected(fault: str) -> None:
     """The checks of this file, on kernels that are wrong on purpose."""
     right = jitact.get("quick_gelu").activation
     text = '#include "elementwise.cuh"\n' + WRONG[fault]
-    wrong = Activation("wrong", "Wrong", "", right.reference, kernel=KernelSource("wrong", (), ("input",), text, "wrong.cu"))
+    wrong = Activation("wrong", "Wrong", "", right.reference, kernel=KernelSource("wrong", text, "wrong.cu"))
     jitact.registry.register(wrong)
     with pytest.raises(AssertionError):
         assert_accurate(wrong, "input", every_16bit_value(torch.float16))

@@ -101,7 +101,7 @@ def test_bench_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setattr(bench, "first_use", lambda *_: use)
     out = tmp_path / "report.html"
     assert bench.main(["softsign", "--dtype", "fp32", "--shape", "3x1001", "--device", "cpu", "--html", str(out)]) == 0
-    page = out.read_text()
+    page = out.read_text(encoding="utf-8")
     for text in ("Speed in fp32, 3 x 1001", "4 instead of 12", "Errors", "2.5"):
         assert text in page, text
     with pytest.raises(SystemExit):

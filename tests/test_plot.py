@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import jitact
 
@@ -46,6 +47,26 @@ def test_learned_and_arguments() -> None:
         jitact.plot()
     with pytest.raises(KeyError, match="did you mean 'gelu'"):
         jitact.plot("gelo")
+
+
+def test_what_stands_for_an_activation() -> None:
+    forward, _ = jitact.plot(jitact.softsign, torch.nn.Softsign, torch.nn.LeakyReLU(0.3), torch.nn.GELU("tanh"), F.relu).axes
+    labels = ["softsign", "softsign", "leaky_relu(negative_slope=0.3)", "gelu(approximate='tanh')", "relu"]
+    assert [line.get_label() for line in forward.lines] == labels
+    x = torch.linspace(-6, 6, 801, dtype=torch.float64)
+    for line, y in zip(forward.lines[2:4], (F.leaky_relu(x, 0.3), F.gelu(x, approximate="tanh")), strict=True):
+        torch.testing.assert_close(torch.as_tensor(line.get_ydata()), y)
+
+
+@pytest.mark.parametrize("options", [{"low": 1, "high": 1}, {"high": float("inf")}, {"low": float("nan")}])
+def test_a_range_that_is_none(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"low < high, both finite; got 1, "):
+        jitact.plot("relu", **options)
+
+
+def test_a_dtype_that_is_none() -> None:
+    with pytest.raises(ValueError, match=r"plot\(\) measures errors in .*torch.bfloat16; got dtype=torch.int32"):
+        jitact.plot("relu", error=True, dtype=torch.int32)
 
 
 def test_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib.util
 import pickle
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -12,6 +15,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.masked import masked_tensor
+from torch.nn.utils import parametrize, prune
 
 import jitact
 from jitact.activations import ActivationModule
@@ -72,6 +77,7 @@ def test_replace_and_restore() -> None:
     report = jitact.replace(model)
     assert ours(model) == ["act", "body.1", "body.4", "body.5"] and model.act is model.same is model.body[2]
     assert model.act.inplace and model.body[4].max_val == 2 and model.body[5].negative_slope == 0.3
+    assert "(1): jitact GELU(approximate='tanh')" in repr(model) and "(3): Softmax(dim=-1)" in repr(model)
     assert list(model.state_dict()) == state
     assert_close(results(model, x), before)
     assert jitact.restore(model) == 4 and repr(model) == text
@@ -129,8 +135,9 @@ def test_copies_and_pickles_restore() -> None:
 
 
 def test_left_alone() -> None:
-    report = jitact.replace(nn.ReLU())
-    assert not report.replaced and "the whole model" in report.left[0].why
+    for whole in (nn.ReLU(), nn.CELU(-1.0)):
+        report = jitact.replace(whole)
+        assert not report.replaced and "the whole model" in report.left[0].why
     model = nn.Sequential(nn.ReLU())
     model[0].forward = lambda x: x
     assert "forward was replaced" in jitact.replace(model).left[0].why
@@ -139,6 +146,305 @@ def test_left_alone() -> None:
     assert "needs alpha > 0" in report.left[0].why and len(report.replaced) == 1 and type(model[0]) is nn.CELU
     scripted = nn.Sequential(torch.jit.script(nn.ReLU()))
     assert jitact.replace(scripted).left[0].why == "is TorchScript"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ([nn.ReLU()], "[ReLU()], of type list"),
+        (None, "None"),
+        (nn.Sequential, "the class Sequential"),
+        (lambda x: x, "the function <lambda>"),
+        ("model", "'model', of type str"),
+    ],
+)
+@pytest.mark.parametrize("call", [jitact.replace, jitact.restore])
+def test_what_is_no_model(call, given, shown: str) -> None:
+    with pytest.raises(TypeError) as error:
+        call(given)
+    assert str(error.value) == f"{call.__name__}() takes a model, an instance of torch.nn.Module; got {shown}"
+
+
+def test_settings_and_tags_stay() -> None:
+    """What is set on a module before replace, and on its replacement before restore."""
+    model = nn.Sequential(nn.LeakyReLU(0.1), nn.ReLU(inplace=True))
+    model[0].layer_name = "first"
+    jitact.replace(model)
+    assert model[0].layer_name == "first"
+    model[0].negative_slope, model[1].inplace = 0.5, False
+    assert jitact.restore(model) == 2
+    assert repr(model) == repr(nn.Sequential(nn.LeakyReLU(0.5), nn.ReLU()))
+
+
+def test_weights_are_those_of_the_model() -> None:
+    model = nn.Sequential(nn.PReLU(3)).requires_grad_(False)
+    weight = model[0].weight
+    jitact.replace(model)
+    assert model[0].weight is weight and not any(p.requires_grad for p in model.parameters())
+    model.double()
+    other = copy.deepcopy(model)
+    assert jitact.restore(model) == 1 and model[0].weight.dtype is torch.float64
+    assert jitact.restore(other) == 1 and other[0].weight is not model[0].weight
+
+
+def pruned() -> nn.Module:
+    return prune.l1_unstructured(nn.PReLU(3), "weight", 1)
+
+
+def parametrized() -> nn.Module:
+    return parametrize.register_parametrization(nn.PReLU(3), "weight", nn.Dropout(0.0))
+
+
+def with_buffer() -> nn.Module:
+    module = nn.ReLU()
+    module.register_buffer("seen", torch.zeros(1))
+    return module
+
+
+def with_observer() -> nn.Module:
+    """As quantization prepares them."""
+    module = nn.ReLU()
+    module.add_module("observer", nn.Identity())
+    module.register_forward_hook(lambda self, args, y: self.observer(y))
+    return module
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (pruned, "it has other weights than its class: weight, weight_orig"),
+        (parametrized, "is a subclass of PReLU, whose forward may differ"),
+        (with_buffer, "it has other buffers than its class: seen"),
+        (with_observer, "it has other modules than its class: observer"),
+    ],
+)
+def test_modules_with_more_than_their_class_has_are_left(make, why: str) -> None:
+    model, x = nn.Sequential(make(), nn.Tanh()), torch.randn(2, 3)
+    keys = list(model.state_dict())
+    report = jitact.replace(model)
+    assert ("0", why) in [(left.path, left.why) for left in report.left]
+    assert list(model.state_dict()) == keys and type(model[0]).__module__ != "jitact.activations"
+    model(x)
+    assert len(report.replaced) == 1
+
+
+def test_quantized_models_are_left() -> None:
+    """Their nn.ReLU gets quantized tensors, which PyTorch's takes."""
+    quantized = pytest.importorskip("torch.ao.nn.quantized")
+    model = nn.Sequential(quantized.Quantize(0.1, 0, torch.quint8), nn.ReLU(), quantized.DeQuantize())
+    x = torch.randn(4)
+    before = model(x)
+    report = jitact.replace(model)
+    assert [left.why for left in report.left] == ["the model is quantized: it may get tensors that are"]
+    assert torch.equal(model(x), before)
+    dynamic = nn.Sequential(quantized.dynamic.Linear(4, 4), nn.ReLU())
+    assert len(jitact.replace(dynamic).replaced) == 1 and dynamic(x[None]).shape == (1, 4)
+
+
+class Sharded(nn.Parameter):
+    """As DTensor is, a parameter of another class."""
+
+
+def test_sharded_weights_are_left_and_not_restored() -> None:
+    model = nn.Sequential(nn.PReLU(3), nn.ReLU())
+    model[0].weight = Sharded(model[0].weight.detach())
+    report = jitact.replace(model)
+    assert report.left[0].why == "its weight is a Sharded: do this before the model is sharded or wrapped"
+    model = nn.Sequential(nn.Sequential(nn.PReLU(3)), nn.ReLU())
+    jitact.replace(model)
+    model[0][0].weight = Sharded(model[0][0].weight.detach())
+    with pytest.raises(RuntimeError, match=r"restore\(\): cannot put back 0.0: its weight is a Sharded"):
+        jitact.restore(model)
+    assert ours(model) == ["0.0", "1"]
+
+
+def test_flattened_weights_are_not_restored() -> None:
+    """As FSDP does it: the parameter goes, an attribute of its name is a view of all weights."""
+    model = nn.Sequential(nn.PReLU(3))
+    jitact.replace(model)
+    del model[0].weight
+    model[0].weight = torch.zeros(3)
+    with pytest.raises(RuntimeError, match="cannot put back 0: it has other weights than its class: weight"):
+        jitact.restore(model)
+
+
+@pytest.fixture
+def group():
+    """A process group of this process alone."""
+    dist = pytest.importorskip("torch.distributed")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield dist
+    dist.destroy_process_group()
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 3), nn.PReLU(3), nn.GELU())
+
+
+def test_data_parallel_models(group) -> None:
+    """Replaced before and after they are wrapped, and restored within."""
+    x, expected = torch.randn(2, 3), layers()
+    for first in (True, False):
+        model = layers()
+        jitact.replace(model) if first else None
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        jitact.replace(wrapped)
+        assert ours(wrapped) == ["module.1", "module.2"]
+        assert_close(results(wrapped, x), results(expected, x))
+        assert jitact.restore(wrapped) == 2
+        assert_close(results(wrapped, x), results(expected, x))
+
+
+def test_sharded_models(group) -> None:
+    """What has no weights is replaced; a weight that was sharded can be neither taken over nor given back."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    x, expected = torch.randn(2, 3), layers()
+    with torch.no_grad():
+        before = expected(x)
+    for first in (True, False):
+        model = layers()
+        jitact.replace(model) if first else None
+        fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+        report = jitact.replace(model)
+        assert ours(model) == (["1", "2"] if first else ["2"])
+        torch.testing.assert_close(model(x).detach(), before, rtol=1e-5, atol=1e-6)
+        if first:
+            with pytest.raises(RuntimeError, match="cannot put back 1: its weight is sharded"):
+                jitact.restore(model)
+        else:
+            assert "its weight is sharded" in report.left[0].why and jitact.restore(model) == 1
+
+
+def test_distributed_tensors_are_left_to_pytorch(group) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    x = distribute_tensor(torch.randn(4, requires_grad=True), init_device_mesh("cpu", (1,)), [Shard(0)])
+    with jitact.patched() as calls:
+        y = F.relu(x)
+    assert type(y) is type(x) and torch.equal(y.to_local(), F.relu(x.to_local()))
+    assert sum(calls.replaced.values()) + sum(calls.left.values()) == 1
+
+
+def test_a_restored_model_is_pytorchs_alone() -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.GELU()), torch.randn(2, 3)
+    jitact.replace(model)
+    jitact.restore(model)
+    scripted = torch.jit.script(model)
+    assert "gelu" in str(scripted.inlined_graph) and torch.equal(scripted(x), model(x))
+    assert torch.equal(torch.jit.trace(model, x)(x), model(x))
+
+
+def test_a_model_that_cannot_be_replaced_stays_as_it_was() -> None:
+    model = nn.Sequential(nn.ReLU(), nn.LeakyReLU())
+    del model[1].negative_slope  # it cannot even be printed
+    with pytest.raises(AttributeError, match="negative_slope"):
+        jitact.replace(model)
+    assert not ours(model)
+
+
+def test_a_module_of_two_models() -> None:
+    act = nn.ReLU()
+    one, other = nn.Sequential(act), nn.Sequential(act)
+    jitact.replace(one)
+    jitact.replace(other)
+    assert jitact.restore(one) == 1 and one[0] is act and ours(other) == ["0"]
+    assert jitact.restore(other) == 1 and other[0] is act
+
+
+def test_containers_and_lazy_modules() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.LazyLinear(3)
+            self.acts = nn.ModuleDict({"ä": nn.ReLU(), "b c": nn.GELU()})
+            self.more = nn.ModuleList([nn.SiLU()])
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.more[0](self.acts["b c"](self.acts["ä"](self.first(x))))
+
+    model = Model()
+    report = jitact.replace(model)
+    assert [replaced.paths for replaced in report.replaced] == [("acts.ä",), ("acts.b c",), ("more.0",)]
+    assert model(torch.randn(2, 5)).shape == (2, 3)
+
+
+def test_a_replaced_model_in_a_fresh_process(tmp_path: Path) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.PReLU(3), nn.LeakyReLU(0.3, inplace=True)), torch.randn(2, 3)
+    jitact.replace(model)
+    torch.save((model, x, model(x)), tmp_path / "model.pt")
+    code = f"""
+import torch
+model, x, y = torch.load({str(tmp_path / "model.pt")!r}, weights_only=False)
+same = torch.equal(model(x), y)
+import jitact
+print(same, jitact.restore(model), torch.allclose(model(x), y))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "True 2 True\n", done.stderr
+
+
+def test_a_model_is_restored_from_a_wrapper() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.GELU())
+    wrapped = torch.optim.swa_utils.AveragedModel(model)
+    for each in (wrapped, nn.DataParallel(model)):
+        (replaced,) = jitact.replace(each).replaced
+        assert replaced.paths == ("module.1",) and jitact.restore(each) == 1
+
+
+def test_calls_in_functions_of_a_forward() -> None:
+    def gate(x: Tensor) -> Tensor:
+        return torch.tanh(x) * F.silu(x)
+
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return gate(x)
+
+    report = jitact.replace(Model())
+    assert [call.why for call in report.calls] == ["calls silu in gate", "calls tanh in gate"]
+
+
+def test_what_a_module_holds() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.in_a_list = [nn.Tanh(), nn.Linear(2, 2)]
+            self.by_name = {"elu": F.elu, "none": None, "mish": nn.Mish()}
+            self.partial = functools.partial(F.leaky_relu, negative_slope=0.2)
+
+    calls = [call.why for call in jitact.replace(Model()).calls]
+    held = ["holds Tanh as .in_a_list", "holds elu as .by_name", "holds Mish as .by_name", "holds leaky_relu as .partial"]
+    assert calls[:4] == held
+
+
+def test_a_forward_without_source_is_said() -> None:
+    space: dict = {"nn": nn, "torch": torch}
+    exec("class Made(nn.Module):\n    def forward(self, x):\n        return torch.tanh(x)", space)
+    assert "Made  Made.forward has no source to look for calls in" in repr(jitact.replace(space["Made"]()))
+
+
+@pytest.mark.parametrize(
+    ("model", "found", "seen"),
+    [
+        ("Gemma2", {"calls tanh", "calls tanh in eager_attention_forward"}, {"tanh"}),
+        ("Mamba", {f"calls {name} in mamba_selective_scan" for name in ("silu", "softplus")}, {"silu", "softplus"}),
+    ],
+)
+def test_calls_in_functions_of_transformers(model: str, found: set[str], seen: set[str]) -> None:
+    """The report names the functions that patched() reaches when the model runs."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 20, "pad_token_id": 0}
+    attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "attn_implementation": "eager"}
+    config = getattr(transformers, f"{model}Config")(**sizes, **(attention if model == "Gemma2" else {}))
+    made = transformers.AutoModelForCausalLM.from_config(config).eval()
+    report = jitact.replace(made)
+    assert found <= {call.why for call in report.calls}
+    with torch.no_grad(), jitact.patched() as calls:
+        made(torch.ones(1, 4, dtype=torch.long))
+    assert set(calls.replaced) == seen and not calls.left
 
 
 def test_every_torch_module() -> None:
@@ -159,6 +465,28 @@ def test_every_torch_module() -> None:
 
 
 # patched.
+
+
+def nested(x: Tensor, **options) -> Tensor:
+    return torch.nested.as_nested_tensor([x[:8].view(2, 4), x[8:].view(3, 4)], **options)
+
+
+class Wrapper(Tensor):
+    """A tensor that only PyTorch's operators know how to compute with."""
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> Tensor:
+        return Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, args=(), kwargs=None):
+        if operator.namespace != "aten":
+            raise NotImplementedError(f"{operator} has no rule. " + "What there is: " + "x " * 1000)
+        y = operator(*(arg.inner if isinstance(arg, Wrapper) else arg for arg in args), **kwargs or {})
+        return args[0] if args and y is args[0].inner else Wrapper(y)
 
 
 def test_patched_calls() -> None:
@@ -204,14 +532,65 @@ def test_patched_reaches(name: str, call) -> None:
         lambda x: torch.sigmoid(x, out=torch.empty(20)),
         lambda x: torch.tanh_(x.clone()),
         lambda x: F.gelu(x.to("meta")).shape,
+        lambda x: F.relu(nested(x)).values(),
+        lambda x: F.relu_(nested(x)).values(),
+        lambda x: F.gelu(nested(x.requires_grad_())).values(),
+        lambda x: F.gelu(nested(x, layout=torch.jagged)).values(),
+        lambda x: torch.tanh(Wrapper(x)).inner,
+        lambda x: F.silu(Wrapper(x), inplace=True).inner,
+        lambda x: F.relu(x.view(4, 5).to_sparse_csr()).to_dense(),
+        lambda x: F.relu(x.to_mkldnn()).to_dense(),
+        lambda x: torch.relu(torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)).dequantize(),
+        lambda x: torch.sigmoid(masked_tensor(x, x > 0)).to_tensor(0.0),
+        lambda x: F.leaky_relu(x, torch.tensor(0.1)),
+        lambda x: torch.fx.symbolic_trace(lambda x: F.relu(x))(x.int()),
     ],
 )
 def test_patched_leaves_to_pytorch(call) -> None:
     x = torch.randn(20)
-    expected = call(x)
+    expected = call(x.clone())
     with jitact.patched() as calls:
-        assert call(x) == expected if not isinstance(expected, Tensor) else torch.equal(call(x), expected)
-    assert not calls.replaced and sum(calls.left.values()) == 1
+        result = call(x.clone())
+    assert result == expected if not isinstance(expected, Tensor) else torch.equal(result, expected)
+    assert not calls.replaced and set(calls.left.values()) == {1}
+    assert all(len(why) < 200 for _, why in calls.left)
+
+
+# Arguments that ours refuse, or may: PyTorch computes something, which it goes on doing where its own are called.
+REFUSED = [
+    *((F.softplus, (beta, 20.0), nn.Softplus) for beta in (-1.0, -0.5, -3)),
+    *((F.celu, (alpha,), nn.CELU) for alpha in (-1.0, -0.25, -2)),
+    *((F.hardtanh, bounds, nn.Hardtanh) for bounds in ((0.0, 0.0), (1.0, 1.0), (-1, -1))),
+    *((F.leaky_relu, (slope,), nn.LeakyReLU) for slope in (True, False, torch.tensor(0.1))),
+    *((F.elu, (alpha,), nn.ELU) for alpha in (True, torch.tensor(0.5), -1.0)),
+    *((F.threshold, values, nn.Threshold) for values in ((True, 0.0), (0.0, True), (torch.tensor(0.1), 1.0))),
+    *((F.hardshrink, (lambd,), nn.Hardshrink) for lambd in (True, torch.tensor(0.3), -0.5)),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "cls"), REFUSED)
+def test_what_ours_refuse_is_as_in_pytorch(function, arguments: tuple, cls: type[nn.Module]) -> None:
+    x = torch.linspace(-3, 3, 31)
+    expected = function(x, *arguments)
+    with jitact.patched() as calls:
+        torch.testing.assert_close(function(x, *arguments), expected)
+    assert sum(calls.replaced.values()) + sum(calls.left.values()) == 1
+    try:
+        model = nn.Sequential(cls(*arguments))
+    except AssertionError:  # torch.nn.Hardtanh's own check
+        return
+    report = jitact.replace(model)
+    assert len(report.replaced) + len(report.left) == 1
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_errors_of_pytorch_stay_its_own() -> None:
+    for call in (lambda: F.relu(None), lambda: F.relu(), lambda: F.relu([1.0]), lambda: F.gelu(torch.ones(2), foo=1)):
+        with pytest.raises(TypeError) as own:
+            call()
+        with jitact.patched(), pytest.raises(TypeError) as error:
+            call()
+        assert str(error.value) == str(own.value)
 
 
 def test_patched_is_the_threads_own() -> None:
@@ -236,6 +615,26 @@ def test_patched_as_a_decorator() -> None:
         return F.relu(x)
 
     assert torch.equal(f(torch.tensor([-1.0, 1.0])), torch.tensor([0.0, 1.0])) and calls.replaced == {"relu": 1}
+
+
+async def coroutine() -> None:
+    """Runs when it is awaited."""
+
+
+@pytest.mark.parametrize("late", [coroutine, lambda: (yield), nn.ReLU])
+def test_patched_refuses_to_decorate_what_runs_later(late) -> None:
+    with pytest.raises(TypeError, match=r"patched\(\) cannot decorate a .*: use `with jitact.patched\(\):`"):
+        jitact.patched()(late)
+
+
+def test_patched_ends_with_an_error_and_nests() -> None:
+    x = torch.ones(2)
+    with pytest.raises(KeyError), jitact.patched() as calls:
+        raise KeyError
+    F.relu(x)
+    with jitact.patched() as outer, jitact.patched() as inner:
+        F.relu(x)
+    assert not calls.replaced and not outer.replaced and inner.replaced == {"relu": 1}
 
 
 # Whole models.

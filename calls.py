@@ -1,0 +1,237 @@
+"""Which of some functions a module's forward calls, as far as its source code shows. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple
+
+__all__ = ["Call", "calls"]
+
+
+class Call(NamedTuple):
+    """A known function that is called, or one that cannot be looked into.
+
+    Attributes:
+        name: of the function.
+        where: the function beside the module's own methods that calls it; "" where a method does.
+        hidden: no source of ``name`` is found, so that what it calls is not known.
+    """
+
+    name: str
+    where: str = ""
+    hidden: bool = False
+
+
+class Mention(NamedTuple):
+    """A name in source code, and the attributes taken of it: ``F``, ``("gelu",)``.
+
+    Attributes:
+        root: the name; :data:`SUPER` for ``super()``; "" for any other expression.
+        attributes: what follows it.
+        called_bare: the whole is called without arguments, as methods of tensors are: ``x.tanh()``.
+    """
+
+    root: str
+    attributes: tuple[str, ...] = ()
+    called_bare: bool = False
+
+
+SUPER = "super()"
+VALUE = object()  # what a name stands for that only a run would tell
+
+
+def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str) -> set[Call]:
+    """The known functions that a module calls: in its forward, in its other methods called there, in functions called there.
+
+    A function that is mentioned counts as called, as it may be passed on. One that the module holds does not count.
+
+    Args:
+        module: the object whose forward it is.
+        known: functions, and how they are named.
+        value: the class whose methods are meant where one is called of a value: ``(x + 1).tanh()``.
+        foreign: the package whose functions are not looked into.
+    """
+    found: set[Call] = set()
+    seen: set[FunctionType] = set()
+    resolver = _Resolver(module, known, value)
+    pending = [(target, is_method, "") for target, is_method in resolver.of_module(("forward",), False)]
+    while pending:
+        target, is_method, caller = pending.pop()
+        target = _plain(target)
+        if _is_hashable(target) and target in known:
+            found.add(Call(known[target], caller))
+        elif isinstance(target, FunctionType) and target not in seen:
+            seen.add(target)
+            if "__wrapped__" in vars(target):
+                pending.append((target.__wrapped__, is_method, caller))
+            home = target.__globals__.get("__name__", "")  # of a decorator's wrapper too, whose __module__ is what it wraps
+            if home == "torch.nn.modules.module" or (home.split(".")[0] == foreign and not is_method):
+                continue
+            mentions = _mentions(target)
+            if mentions is None:
+                found.add(Call(_label(target), caller, hidden=True))
+            label = "" if is_method else _label(target)
+            for mention in mentions or ():
+                pending += [(*meant, label) for meant in resolver.meant(target, is_method, mention)]
+    return found
+
+
+def _plain(target: Any) -> Any:
+    """The function in a method, a property or a partial."""
+    while True:
+        if isinstance(target, (staticmethod, classmethod, MethodType)):
+            target = target.__func__
+        elif isinstance(target, property):
+            target = target.fget
+        elif isinstance(target, partial):
+            target = vars(target).get("__wrapped__", target.func)
+        elif isinstance(target, cached_property):
+            target = target.func
+        else:
+            return target
+
+
+def _label(function: FunctionType) -> str:
+    return function.__qualname__.rpartition("<locals>.")[2]
+
+
+def _is_hashable(target: Any) -> bool:
+    try:
+        hash(target)
+    except TypeError:
+        return False
+    return True
+
+
+class _Resolver:
+    """Finds what mentions in a module's code stand for: objects, and whether they are methods of the module."""
+
+    def __init__(self, module: Any, known: Mapping[Callable, str], value: type) -> None:
+        self.module, self.known, self.value = module, known, value
+        self.classes = {cls.__qualname__ for cls in type(module).__mro__}
+
+    def meant(self, function: FunctionType, is_method: bool, mention: Mention) -> Iterator[tuple[Any, bool]]:
+        """What a function means by what it mentions."""
+        root, attributes, called_bare = mention
+        code = function.__code__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        if root == SUPER:
+            parent = _contents(cells.get("__class__"))
+            if isinstance(parent, type) and isinstance(self.module, parent):
+                yield getattr(super(parent, type(self.module)), attributes[0], None), True
+        elif is_method and attributes and (root,) == code.co_varnames[:1]:
+            yield from self.of_module(attributes, called_bare)
+        elif root in cells:
+            yield from self.attribute(_contents(cells[root]), attributes, called_bare)
+        elif root in code.co_varnames + code.co_cellvars:
+            yield from self.attribute(VALUE, attributes, called_bare)
+        else:
+            yield from self.attribute(function.__globals__.get(root, VALUE), attributes, called_bare)
+
+    def of_module(self, attributes: tuple[str, ...], called_bare: bool) -> Iterator[tuple[Any, bool]]:
+        """What an attribute of the module stands for."""
+        first, *others = attributes
+        own = vars(self.module)
+        if first in own.get("_parameters", ()) or first in own.get("_buffers", ()):
+            yield from self.attribute(VALUE, others, called_bare)
+        elif first not in own.get("_modules", ()) and not others:
+            held = _plain(own.get(first))
+            if held is None:
+                yield inspect.getattr_static(type(self.module), first, None), True
+            elif isinstance(held, FunctionType) and held not in self.known:
+                yield held, self.is_own(held)
+
+    def attribute(self, of: Any, attributes: Sequence[str], called_bare: bool) -> Iterator[tuple[Any, bool]]:
+        """What attributes stand for: functions of packages and classes, and methods of values."""
+        for attribute in attributes:
+            if isinstance(of, ModuleType):
+                of = vars(of).get(attribute)
+            elif isinstance(of, type):
+                of = inspect.getattr_static(of, attribute, None)
+            elif called_bare and (of is VALUE or isinstance(of, self.value)):
+                of = getattr(self.value, attributes[-1], None)
+                break
+            else:
+                return
+        yield of, self.is_own(_plain(of))
+
+    def is_own(self, function: Any) -> bool:
+        """Whether a function was written as a method of the module's class, or of a parent."""
+        return isinstance(function, FunctionType) and function.__qualname__.rpartition(".")[0] in self.classes
+
+
+def _contents(cell: Any) -> Any:
+    try:
+        return VALUE if cell is None else cell.cell_contents
+    except ValueError:  # it is empty
+        return VALUE
+
+
+@lru_cache(maxsize=1024)
+def _mentions(function: FunctionType) -> tuple[Mention, ...] | None:
+    """What the source of a function mentions; None where no source is found."""
+    try:
+        source = inspect.getsource(function.__code__)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of the user's text, which Python gave when it compiled that
+            tree = ast.parse("if True:\n" + source if source[:1].isspace() else source)
+    except Exception:  # no file, or another by now, or a lambda whose lines are no statement: a hint is not worth an error
+        return None
+    reader = _Reader()
+    for node in _lambdas(tree, function) if function.__name__ == "<lambda>" else [tree]:
+        reader.visit(node)
+    return tuple(dict.fromkeys(reader.found))
+
+
+def _lambdas(tree: ast.AST, function: FunctionType) -> Iterator[ast.Lambda]:
+    """The lambdas in a statement that a function may be, by its arguments: nothing else tells them apart."""
+    names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Lambda) and [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)] == names:
+            yield node
+
+
+class _Reader(ast.NodeVisitor):
+    """Collects mentions, but for those in annotations and decorators."""
+
+    def __init__(self) -> None:
+        self.found: list[Mention] = []
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self.found.append(Mention(node.id))
+
+    def visit_Attribute(self, node: ast.Attribute, called_bare: bool = False) -> None:
+        attributes: list[str] = []
+        base: ast.AST = node
+        while isinstance(base, ast.Attribute):
+            attributes.insert(0, base.attr)
+            base = base.value
+        root = base.id if isinstance(base, ast.Name) else ""
+        if isinstance(base, ast.Call) and isinstance(base.func, ast.Name) and base.func.id == "super":
+            root = SUPER
+        if not root:
+            self.visit(base)
+        self.found.append(Mention(root, tuple(attributes), called_bare))
+
+    def visit_Call(self, node: ast.Call) -> None:
+        if isinstance(node.func, ast.Attribute):
+            self.visit_Attribute(node.func, called_bare=not node.args and not node.keywords)
+        else:
+            self.visit(node.func)
+        for argument in (*node.args, *node.keywords):
+            self.visit(argument)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        for each in (*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body):
+            self.visit(each)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value:
+            self.visit(node.value)

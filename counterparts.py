@@ -1,0 +1,128 @@
+"""What PyTorch and transformers have where jitact has an activation: module classes, modules with their settings, functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from . import registry
+from .activations import ActivationModule
+from .definitions import Definition
+
+__all__ = [
+    "counterpart",
+    "counterpart_class",
+    "is_activation",
+    "reason_to_leave",
+    "share_weights",
+    "torch_classes",
+    "torch_functions",
+]
+
+# transformers' own modules, by class name, so that it need not be imported.
+TRANSFORMERS = {
+    "AccurateGELUActivation": "gelu_tanh",
+    "ClippedGELUActivation": "gelu_10",
+    "FastGELUActivation": "gelu_tanh",
+    "GELUActivation": "gelu",
+    "GELUTanh": "gelu_tanh",
+    "LaplaceActivation": "laplace",
+    "MishActivation": "mish",
+    "NewGELUActivation": "gelu_tanh",
+    "PytorchGELUTanh": "gelu_tanh",
+    "QuickGELUActivation": "quick_gelu",
+    "ReLUSquaredActivation": "relu2",
+    "SiLUActivation": "silu",
+    "SqrtSoftplusActivation": "sqrtsoftplus",
+    "XIELUActivation": "xielu",
+}
+NOT_REPLACED = {
+    "GLU": "works on pairs of elements",
+    "LogSoftmax": "works on rows, not on elements",
+    "Softmax": "works on rows, not on elements",
+    "Softmax2d": "works on rows, not on elements",
+    "Softmin": "works on rows, not on elements",
+    "LinearActivation": "the identity: nothing to compute",
+}
+# Activations with functions of the same name in PyTorch, whose arguments are those of ours.
+CALLED = (
+    "relu", "leaky_relu", "relu6", "hardtanh", "hardsigmoid", "threshold", "hardshrink", "softshrink", "sigmoid", "tanh",
+    "softsign", "elu", "celu", "selu", "softplus", "logsigmoid", "gelu", "silu", "mish", "hardswish", "tanhshrink", "prelu",
+    "rrelu",
+)  # fmt: skip
+
+
+def torch_classes() -> dict[type[nn.Module], str]:
+    """The ``torch.nn`` classes that are an activation's counterpart, with its name."""
+    records = [cls.activation for cls in registry.REGISTRY.values() if not isinstance(cls.activation, Definition)]
+    return {record.module: record.name for record in records if record.module is not None}
+
+
+def torch_functions() -> dict[Callable, tuple[str, bool]]:
+    """PyTorch's activation functions: the name of ours, and whether the function works in place."""
+    found: dict[Callable, tuple[str, bool]] = {torch.special.expit: ("sigmoid", False), F.threshold: ("threshold", False)}
+    for name in CALLED:
+        for owner in (F, torch, Tensor, torch._C._nn):
+            for suffix in ("", "_"):
+                function = getattr(owner, name + suffix, None)
+                if function is not None:
+                    found[function] = (name, bool(suffix))
+    return {function: ours for function, ours in found.items() if ours[0] in registry.REGISTRY}
+
+
+def _is_torch(cls: type) -> bool:
+    return cls.__module__.startswith("torch.nn.modules.")
+
+
+def _is_transformers(cls: type) -> bool:
+    return cls.__module__ == "transformers.activations"
+
+
+def is_activation(cls: type[nn.Module]) -> bool:
+    """Whether a class is one of PyTorch's or transformers' that ours can stand for, settings aside."""
+    return cls in torch_classes() or (_is_transformers(cls) and cls.__name__ not in NOT_REPLACED)
+
+
+def reason_to_leave(cls: type[nn.Module]) -> str:
+    """Why modules of a class that looks like an activation, and is none of ours, are left; "" for other classes."""
+    if (_is_torch(cls) or _is_transformers(cls)) and cls.__name__ in NOT_REPLACED:
+        return NOT_REPLACED[cls.__name__]
+    for base in cls.__mro__[1:]:
+        if base in torch_classes() or (_is_transformers(base) and base.__name__ in TRANSFORMERS):
+            return f"is a subclass of {base.__name__}, whose forward may differ"
+    looks = cls.__module__ == "torch.nn.modules.activation" and cls is not nn.MultiheadAttention
+    return "jitact has no counterpart" if looks else ""
+
+
+def counterpart_class(cls: type[nn.Module]) -> type[ActivationModule] | None:
+    """Ours for a class of PyTorch or transformers; None if there is none."""
+    name = TRANSFORMERS.get(cls.__name__, "") if _is_transformers(cls) else torch_classes().get(cls, "")
+    return registry.get(name) if name in registry.REGISTRY else None
+
+
+def counterpart(module: nn.Module) -> ActivationModule | None:
+    """Ours for an activation module, with its settings; None if there is none.
+
+    Raises:
+        TypeError, ValueError: ours does not take its settings.
+    """
+    cls = type(module)
+    ours = counterpart_class(cls)
+    if ours is None:
+        return None
+    if _is_transformers(cls):
+        clipped_otherwise = cls.__name__ == "ClippedGELUActivation" and (module.min, module.max) != (-10, 10)
+        return None if clipped_otherwise else ours()
+    signature = ours.activation.signature.parameters
+    return ours(**{key: value for key, value in vars(module).items() if key in signature})
+
+
+def share_weights(new: nn.Module, old: nn.Module) -> None:
+    """Gives ``new`` the parameters and buffers of ``old``, those very tensors."""
+    for name in new._parameters.keys() & old._parameters:
+        new._parameters[name] = old._parameters[name]
+    for name in new._buffers.keys() & old._buffers:
+        new._buffers[name] = old._buffers[name]
