@@ -78,7 +78,8 @@ def names_there(functions: dict[str, Function]) -> tuple[str, ...]:
             raise ValueError(f"line {functions[name].line}: {name} takes {told[0]} where forward takes {told[1]}")
     for name, type_ in zip(forward, functions["forward"].types[1:], strict=True):
         if type_ not in ("T", "Number<T>"):
-            raise ValueError(f"line {functions['forward'].line}: a parameter must be a T or a Number<T>, got {type_} {name or ''}")
+            line = functions["forward"].line
+            raise ValueError(f"line {line}: a parameter must be a T or a Number<T>, got {type_} {name or ''}")
     names = tuple(next(filter(None, each), None) for each in zip(*taken.values(), strict=True))
     if None in names:
         raise ValueError(f"line {functions['forward'].line}: no function has a name for parameter {names.index(None) + 1}")

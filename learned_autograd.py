@@ -19,7 +19,6 @@ from torch import Tensor
 from . import kernels
 from .activations import OPTIONS, Activation
 from .autograd import by_token, call, in_order, is_transformed, kept_for_a_generation, strides_of_bits
-from .kernels import KernelSource
 
 __all__ = ["Config", "Learned", "configure", "run_learned", "run_random"]
 

@@ -47,7 +47,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
                 cpp_sources=[kernel, (source.FOLDER / "binding.cpp").read_text()],
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
-                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), f"--threads={jobs()}", f"--split-compile={jobs()}"],
+                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel()],
                 extra_ldflags=_link_flags(plan, staging),
                 extra_include_paths=[str(path) for path in include],
                 build_directory=str(staging),
@@ -100,6 +100,11 @@ def _kernel_text(plan: Plan) -> str:
     path = plan.source.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     first, last = f'#include "{source.FOLDER}/elementwise.cuh"', f'#include "{source.FOLDER}/launch.cuh"'
     return f'{first}\n#line 1 "{path}"\n{plan.source.text}\n{last}\n'
+
+
+def _in_parallel() -> list[str]:
+    """Has nvcc compile for several GPUs, and the functions for each, at the same time."""
+    return [f"--threads={jobs()}", f"--split-compile={jobs()}"]
 
 
 def _host_compiler(plan: Plan) -> list[str]:

@@ -19,6 +19,8 @@ namespace jitact {
   template <typename T>                                      \
   struct name : T {                                          \
     JITACT_INLINE constexpr name(const T& t) : T(t) {}       \
+    template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>> \
+    JITACT_INLINE constexpr name(N n) : T(n) {}              \
   };
 
 JITACT_OPERAND(Number)

@@ -135,13 +135,14 @@ def functions(text: str) -> dict[str, Function]:
     text = code(text)
     for match in _FUNCTION.finditer(text):
         returns, many, name, declared = match.groups()
-        if name not in _FORMS:
+        in_namespace = text.count("{", 0, match.start()) != text.count("}", 0, match.start())
+        if name not in _FORMS or in_namespace:  # which a function may call, and the loops do not
             continue
         line, form = text.count("\n", 0, match.start()) + 1, _FORMS[name]
         arguments = [_ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
         types = tuple(argument[1] if argument else "" for argument in arguments)
-        known = all(type_ in (*ROLES, "bool") for type_ in types)
-        if not known or types[: len(form.first)] != form.first or (returns != form.returns and not (many and name == "backward")):
+        known = all(type_ in (*ROLES, "bool") for type_ in types) and types[: len(form.first)] == form.first
+        if not known or (returns != form.returns and not (many and name == "backward")):
             declaration = f"{form.returns} {name}({''.join(f'{each} ..., ' for each in form.first)}operands...)"
             raise ValueError(f"line {line}: {name} must be declared as ELEMENTWISE {declaration}, each a {', '.join(ROLES)}")
         end = _end_of_block(text, match.end())
@@ -197,7 +198,8 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
     most = sum(operand.role in _WITH_GRADIENT for operand in operands)
     gradients = found["backward"].results if "backward" in found else 1 if "backward_from_bit" in found else most
     if gradients > most:
-        raise ValueError(f"line {found['backward'].line}: backward returns {gradients} gradients of {most} operands that have one")
+        line = found["backward"].line
+        raise ValueError(f"line {line}: backward returns {gradients} gradients, of {most} operands that have one")
     return Signature(tuple(operands), frozenset(found), gradients)
 
 
