@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
-
-import re
 
 import pytest
 import torch
