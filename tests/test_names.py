@@ -91,7 +91,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("caller", [jitact.get, jitact.check, jitact.export, jitact.plot], ids=lambda caller: caller.__name__)
-@pytest.mark.parametrize(("given", "error", "message"), WRONG, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(("given", "error", "message"), WRONG, ids=lambda value: plain(value)[:30])
 def test_an_error_names_what_was_given(caller, given, error: type, message: str) -> None:
     if caller is jitact.plot:
         pytest.importorskip("matplotlib")
