@@ -98,7 +98,7 @@ class Activation:
     @cached_property
     def function(self) -> Callable[..., Tensor]:
         """``jitact.<name>``, as long as the name stands for this record."""
-        return make_function(self)
+        return _make_function(self)
 
     def recorded(self, fast_math: bool, x: Tensor, *params: float) -> Tensor:
         """Forward where something is recorded, out of place, with what its operators take."""
@@ -214,8 +214,20 @@ def make_module(activation: Activation) -> type[ActivationModule]:
     return _modules[activation.name]
 
 
+def __getattr__(title: str) -> type[ActivationModule]:
+    """A class that :func:`make_module` made, by its title: where pickles of the class itself, or of its ``Model``, look."""
+    for cls in tuple(_modules.values()):
+        if cls.__name__ == title:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
+
+
 def make_function(activation: Activation) -> Callable[..., Tensor]:
-    """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``."""
+    """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``. Always the same one."""
+    return activation.function
+
+
+def _make_function(activation: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in activation.params)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -228,6 +240,7 @@ def make_function(activation: Activation) -> Callable[..., Tensor]:
         )
 
     function.__name__ = function.__qualname__ = activation.name
+    function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = _describe_activation(activation)
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
     function.__signature__ = activation.signature.replace(parameters=[x, *activation.signature.parameters.values()])
@@ -253,6 +266,7 @@ def _make_reference(activation: Activation) -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return activation.reference(x, *self.params)
 
+    Model.__qualname__ = f"{activation.title}.Model"
     return Model
 
 

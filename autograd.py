@@ -187,14 +187,16 @@ def call(operator: Callable, *arguments: Any) -> Any:
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        raise _torchs_own(error, arguments[0]) from None
+        raise _torchs_own(error, arguments) from None
 
 
-def _torchs_own(error: RuntimeError, x: Tensor) -> RuntimeError:
+def _torchs_own(error: RuntimeError, arguments: tuple) -> RuntimeError:
     if "out of memory" not in str(error):  # as binding.cpp says it
         return error
     try:
-        torch.empty_like(x)
+        for each in arguments:
+            if isinstance(each, Tensor):
+                torch.empty_like(each)
     except RuntimeError as own:
         return own
     return error
@@ -218,6 +220,18 @@ def overwritten(x: Tensor, operator: Callable, *arguments: Any) -> Tensor:
 def strides_of_bits(y: Tensor) -> tuple[int, ...]:
     """The strides in whose order a mask holds the bits of ``y``: those of a dense copy where ``y`` is a view with gaps."""
     return y.stride() if y.is_contiguous() else torch.empty_like(y, device="meta").stride()
+
+
+def _copied(x: Tensor, activation: Activation) -> Tensor:
+    """A copy of ``x``.
+
+    Raises:
+        RuntimeError: its storage was freed behind it, as FSDP does, where PyTorch's own copy would crash.
+    """
+    in_memory = type(x) is Tensor and not torch.compiler.is_compiling() and not is_transformed()
+    if in_memory and x.numel() and not x.untyped_storage().nbytes():
+        raise RuntimeError(f"{activation.name}: a tensor has elements, but its data is not allocated (yet, or any more)")
+    return x.clone()
 
 
 def in_order(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
@@ -382,7 +396,8 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
         if records and x.is_leaf and not transformed:
             refuse_leaf(activation)
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
-            before = x.clone() if transformed or (records and save == "input") else x  # what is kept outlives the change
+            # What is kept must outlive the change.
+            before = _copied(x, activation) if transformed or (records and save == "input") else x
             return x.copy_(run(before, activation, params, False, save, fast_math))
     if transformed and (compiling or _functionalized()):
         return _formula(activation, x, params)
@@ -394,7 +409,7 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
     if transformed:
         return _ActivateTransformed.apply(x, config, params)
     if records:
-        before = (x.clone(),) if inplace and save == "input" else ()
+        before = (_copied(x, activation),) if inplace and save == "input" else ()
         return _Activate.apply(x, config, params, *before)
     return overwritten(x, config.forward_op, *params) if inplace else call(config.forward_op, x, *params)
 
@@ -402,7 +417,7 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
 def recorded(x: Tensor, activation: Activation, params: tuple[float, ...], fast_math: bool) -> Tensor:
     """What :func:`run` gives where something is recorded, by the operators that have no gradient of their own."""
     if is_transformed():
-        return _ActivateTransformed.apply(x, configured(activation, False, "input", fast_math), params)
+        return _formula(activation, x, params)
     return _Activate.apply(x, configured(activation, False, activation.saves[0], fast_math), params)
 
 
@@ -432,8 +447,8 @@ def _formula(activation: Activation, x: Tensor, params: tuple[float, ...]) -> Te
     """
     if not activation.has_reference:
         raise RuntimeError(
-            f"{activation.name}: transforms inside torch.compile, and torch.func.functionalize, need its formula in PyTorch, "
-            "which a kernel file does not give; define it with reference="
+            f"{activation.name}: transforms inside torch.compile, of exported programs, and torch.func.functionalize need its "
+            "formula in PyTorch, which a kernel file does not give; define it with reference="
         )
     _evaluated(activation.token)
     return activation.reference(x, *params)

@@ -8,7 +8,7 @@ from functools import cache
 
 from torch import Tensor, nn
 
-from .activations import TABLE, Activation, make_module
+from .activations import TABLE, Activation, make_function, make_module
 
 __all__ = ["REGISTRY", "function", "get", "names", "register", "resolve", "unregister"]
 
@@ -103,7 +103,7 @@ def function(name: str) -> Callable[..., Tensor]:
     """
     canonical = resolve(name)
     if canonical not in _functions:
-        _functions[canonical] = REGISTRY[canonical].activation.function
+        _functions[canonical] = make_function(REGISTRY[canonical].activation)
     return _functions[canonical]
 
 

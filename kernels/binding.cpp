@@ -306,7 +306,7 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   } else {
     run(op, y, nullptr, y, nullptr, given.extras, given.params);
   }
-  if (y.const_data() != x.const_data()) SHIM(aoti_torch_copy_(x.get(), y.get(), false));
+  if (y.const_data() != x.const_data() && aoti_torch_copy_(x.get(), y.get(), false) != 0) refused("x cannot be changed in place: ");
 }
 
 // dy, in the memory order of the tensor that backward reads beside it.
