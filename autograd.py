@@ -40,6 +40,7 @@ __all__ = [
     "refuse_leaf",
     "run",
     "strides_of_bits",
+    "write",
 ]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -215,6 +216,13 @@ def overwritten(x: Tensor, operator: Callable, *arguments: Any) -> Tensor:
     call(operator, x, *arguments)
     torch.autograd.graph.increment_version(x)
     return x
+
+
+def write(x: Tensor, y: Tensor) -> Tensor:
+    """Puts ``y`` into ``x``, which records it, and returns ``x``."""
+    if not torch.compiler.is_compiling() and is_transformed() and _functionalized():
+        return x.fill_(-0.0).add_(y)  # the same, as -0 + y is y; and what functionalize makes of copy_ has no derivative
+    return x.copy_(y)
 
 
 def strides_of_bits(y: Tensor) -> tuple[int, ...]:
@@ -398,7 +406,7 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
             # What is kept must outlive the change.
             before = _copied(x, activation) if transformed or (records and save == "input") else x
-            return x.copy_(run(before, activation, params, False, save, fast_math))
+            return write(x, run(before, activation, params, False, save, fast_math))
     if transformed and (compiling or _functionalized()):
         return _formula(activation, x, params)
     if compiling and torch.compiler.is_exporting():

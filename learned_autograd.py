@@ -29,6 +29,7 @@ from .autograd import (
     overwritten,
     refuse_leaf,
     strides_of_bits,
+    write,
 )
 from .kernels import KernelSource
 
@@ -220,7 +221,7 @@ def run_random(x: Tensor, record: Learned, params: tuple[float, ...], inplace: b
         if records and x.is_leaf and not transformed:
             refuse_leaf(record)
         if transformed or compiling or x.is_neg():
-            return x.copy_(run_random(x, record, params, False, fast_math))
+            return write(x, run_random(x, record, params, False, fast_math))
     if transformed:
         return record.formula_of(x, *params)
     if compiling and torch.compiler.is_exporting():
