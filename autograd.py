@@ -269,10 +269,14 @@ class _Activate(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], before: Tensor | None = None) -> Tensor:
-        """``before`` is a copy of ``x`` where it is changed in place and kept: an argument, so that it has a history."""
+    def forward(ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], before: tuple[Tensor, ...] = ()) -> Tensor:
+        """``before`` holds a copy of ``x`` where that is changed in place and kept.
+
+        It was made outside, so that it has a history for second derivatives, and is no argument to autograd, as it gets no
+        gradient, which compiled autograd would not take.
+        """
         y = call(config.forward_op, x, *params)
-        kept = x if before is None else before
+        kept = before[0] if before else x
         if config.save == "bit":
             y, kept = (x, y) if config.inplace else y
             ctx.strides = strides_of_bits(y)
@@ -417,8 +421,9 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
     if transformed:
         return _ActivateTransformed.apply(x, config, params)
     if records:
-        before = (_copied(x, activation),) if inplace and save == "input" else ()
-        return _Activate.apply(x, config, params, *before)
+        if inplace and save == "input":
+            return _Activate.apply(x, config, params, (_copied(x, activation),))
+        return _Activate.apply(x, config, params)
     return overwritten(x, config.forward_op, *params) if inplace else call(config.forward_op, x, *params)
 
 

@@ -198,3 +198,23 @@ def test_hooks_and_checkpoints(device: str) -> None:
         torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], plain)
         y = torch.utils.checkpoint.checkpoint(lambda t, module=module: module(t * 1), x, use_reentrant=False)
         torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], plain)
+
+
+def test_compiled_autograd(device: str) -> None:
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    for name in ("relu", "elu", "silu"):
+        torch._dynamo.reset()
+        module = jitact.get(name)(inplace=True)
+        (expected,) = torch.autograd.grad(module(x * 1).square().sum(), x)
+        x.grad = None
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            module(x * 1).square().sum().backward()
+        torch.testing.assert_close(x.grad, expected)
+
+
+def test_second_derivatives_through_saved_tensor_hooks(device: str) -> None:
+    x = points(device)
+    with torch.autograd.graph.save_on_cpu():
+        (dx,) = torch.autograd.grad(jitact.silu(x * 1, inplace=True).square().sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(torch.nn.functional.silu(x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(dx.sum(), x), torch.autograd.grad(expected.sum(), x))
