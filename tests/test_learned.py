@@ -303,6 +303,7 @@ def test_what_is_kept(device: str) -> None:
     assert kept_bytes(lambda: rrelu(x, training=True)) == 1000 + 8
     assert kept_bytes(lambda: prelu(x, weight)) == 1000 + 4
     assert kept_bytes(lambda: prelu(x, weight.clone().requires_grad_())) == x.nbytes + 4
+    assert kept_bytes(lambda: prelu(x, weight, save="input")) == x.nbytes + 4, "if that is asked for"
 
 
 def test_autocast(device: str) -> None:
