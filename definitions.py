@@ -76,6 +76,7 @@ ELEMENTWISE T forward({arguments}) {{ return {slope}; }}
         saves=("input",),
         kernel=kernel._replace(name=name, saves=("input",), text=text),
         functions=frozenset({"forward"}),
+        has_reference=False,  # that of the definition is of another function
     )
 
 

@@ -1,6 +1,7 @@
 // The one registration of operators. For an activation named N with parameters p it registers
 //
 //   jitact::N_forward(Tensor x, float p...) -> Tensor
+//   jitact::N_apply(Tensor x, float p...) -> Tensor                                  the same, to which Python gives a gradient
 //   jitact::N_forward_(Tensor(a!) x, float p...) -> ()
 //   jitact::N_backward(Tensor dy, Tensor x, float p...) -> Tensor
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, float p...) -> Tensor        if it can keep the output
@@ -28,24 +29,33 @@
 
 namespace jitact::binding {
 
-void check(bool condition, const char* message) {
-  if (!condition) throw std::runtime_error(std::string("jitact: ") + message);
+// The name that operators are registered under, which errors begin with.
+std::string& registered_name() {
+  static std::string name;
+  return name;
 }
 
-[[noreturn]] void refused(const char* call) {
+void check(bool condition, const char* message) {
+  if (!condition) throw std::runtime_error(registered_name() + ": " + message);
+}
+
+[[noreturn]] void refused(const std::string& what) {
   const char* reason = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  throw std::runtime_error(std::string("jitact: torch refused ") + call + ": " + (reason ? reason : "the reason is in the log"));
+  throw std::runtime_error(registered_name() + ": " + what + (reason ? reason : "the reason is in torch's log"));
 }
 
 #define SHIM(call) \
-  if ((call) != 0) refused(#call)
+  if ((call) != 0) refused("torch refused " #call ": ")
+// What allocates, and little else can fail in it. Python looks for these words.
+#define ALLOCATE(call) \
+  if ((call) != 0) refused("out of memory, or torch refused " #call ": ")
 
 // An owned reference to a torch tensor.
 class Tensor {
  public:
   Tensor() : handle_(nullptr) {}
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
-  explicit Tensor(StableIValue value) : handle_(reinterpret_cast<AtenTensorHandle>(value)) {}
+  explicit Tensor(StableIValue value) noexcept : handle_(reinterpret_cast<AtenTensorHandle>(value)) {}
   Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Tensor& operator=(Tensor&& other) noexcept {
     std::swap(handle_, other.handle_);
@@ -66,6 +76,8 @@ class Tensor {
   int32_t device_index() const { return ask(aoti_torch_get_device_index); }
   bool is_contiguous() const { return ask(aoti_torch_is_contiguous); }
   void* data() const { return ask(aoti_torch_get_data_ptr); }
+  const void* const_data() const { return ask(torch_get_const_data_ptr); }  // copies nothing that is copied on write
+  int64_t storage_bytes() const { return ask(aoti_torch_get_storage_size); }
 
  private:
   template <typename V>
@@ -115,7 +127,7 @@ bool same_strides(const Tensor& a, const Tensor& b) {
 
 Tensor empty(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, const Tensor& beside) {
   AtenTensorHandle handle;
-  SHIM(aoti_torch_empty_strided(dim, sizes, strides, dtype, beside.device_type(), beside.device_index(), &handle));
+  ALLOCATE(aoti_torch_empty_strided(dim, sizes, strides, dtype, beside.device_type(), beside.device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -131,7 +143,7 @@ Tensor empty_mask(const Tensor& x) {
 Tensor dense(Tensor x) {
   if (is_dense(x)) return x;
   StableIValue stack[] = {x.release(), 0};
-  SHIM(torch_call_dispatcher("aten::clone", "", stack, TORCH_ABI_VERSION));
+  ALLOCATE(torch_call_dispatcher("aten::clone", "", stack, TORCH_ABI_VERSION));
   return Tensor(stack[0]);
 }
 
@@ -141,6 +153,11 @@ Tensor laid_out_like(const Tensor& like, Tensor t) {
   Tensor copy = empty_like(like);
   SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
   return copy;
+}
+
+// The storage of a tensor may have been freed behind it, as FSDP does, or never have been there.
+void check_allocated(const Tensor& t) {
+  check(t.numel() == 0 || t.storage_bytes() > 0, "a tensor has elements, but its data is not allocated (yet, or any more)");
 }
 
 bool same_device(const Tensor& a, const Tensor& b) {
@@ -154,7 +171,13 @@ struct Extras {
   Tensor weights[count];
 
   explicit Extras(const StableIValue* stack) {
-    for (int k = 0; k < count; k++) weights[k] = dense(Tensor(stack[k]));
+    for (int k = 0; k < count; k++) weights[k] = Tensor(stack[k]);
+  }
+  void make_ready() {
+    for (Tensor& weight : weights) {
+      check_allocated(weight);
+      weight = dense(std::move(weight));
+    }
   }
   void enter(Call& call, const Tensor& a) const {
     call.channels = weights[0].numel();
@@ -163,7 +186,7 @@ struct Extras {
       check(weights[k].dtype() == a.dtype(), "a weight's dtype differs from that of x");
       check(same_device(weights[k], a), "a weight is on another device than x");
       check(weights[k].numel() == call.channels, "the weights differ in size");
-      call.weights[k] = weights[k].data();
+      call.weights[k] = weights[k].const_data();
     }
     if (call.channels == 1) return;
 #ifdef JITACT_CHANNELS
@@ -180,26 +203,34 @@ struct Extras {
   Tensor seed;
 
   explicit Extras(const StableIValue* stack) : seed(stack[0]) {}
+  void make_ready() const { check_allocated(seed); }
   void enter(Call& call, const Tensor& a) const {
     check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");
     check(same_device(seed, a), "the seed is on another device than x");
-    call.seed = static_cast<const int64_t*>(seed.data());
+    call.seed = static_cast<const int64_t*>(seed.const_data());
   }
 };
 #else
 struct Extras {
   static constexpr int count = 0;
   explicit Extras(const StableIValue*) {}
+  void make_ready() const {}
   void enter(Call&, const Tensor&) const {}
 };
 #endif
 
-// What follows the tensors that an operator works on.
+// What an operator is called with: the `count` tensors that it works on, and what follows them. All are taken over before
+// anything can fail, so that none is lost.
+template <int count>
 struct Arguments {
+  Tensor tensors[count];
   Extras extras;
   double params[JITACT_PARAMS + 1];
-  explicit Arguments(const StableIValue* stack) : extras(stack) {
-    std::memcpy(params, stack + Extras::count, JITACT_PARAMS * sizeof(double));
+  explicit Arguments(const StableIValue* stack) : extras(stack + count) {
+    for (int k = 0; k < count; k++) tensors[k] = Tensor(stack[k]);
+    std::memcpy(params, stack + count + Extras::count, JITACT_PARAMS * sizeof(double));
+    for (const Tensor& tensor : tensors) check_allocated(tensor);
+    extras.make_ready();
   }
 };
 
@@ -222,59 +253,60 @@ void run(const Call& call, [[maybe_unused]] const Tensor& beside) {
   JITACT_RUN_CPU(call);
 }
 
-void run(Op op, const Tensor& a, const void* b, const Tensor& out, void* mask, const Arguments& arguments) {
-  Call call{op, dtype_of(a), a.numel(), a.data(), b, out.data(), mask, arguments.params};
-  arguments.extras.enter(call, a);
+void run(Op op, const Tensor& a, const void* b, const Tensor& out, void* mask, const Extras& extras, const double* params) {
+  void* to = out.data();  // before a, which may be the same
+  Call call{op, dtype_of(a), a.numel(), a.const_data(), b, to, mask, params};
+  extras.enter(call, a);
   if (call.n > 0) run(call, a);
 }
 
 // The operators, in the calling convention of the stable ABI: arguments on the stack, owned; results in their place.
 
 void forward(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 1);
-  const Tensor x = dense(Tensor(stack[0]));
+  Arguments<1> given(stack);
+  const Tensor x = dense(std::move(given.tensors[0]));
   Tensor y = empty_like(x);
-  run(Op::forward, x, nullptr, y, nullptr, arguments);
+  run(Op::forward, x, nullptr, y, nullptr, given.extras, given.params);
   stack[0] = y.release();
 }
 
 #ifdef JITACT_SAVES_BIT
 void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 1);
-  const Tensor x = dense(Tensor(stack[0]));
+  Arguments<1> given(stack);
+  const Tensor x = dense(std::move(given.tensors[0]));
   Tensor y = empty_like(x), mask = empty_mask(x);
-  run(Op::forward_bit, x, nullptr, y, mask.data(), arguments);
+  run(Op::forward_bit, x, nullptr, y, mask.data(), given.extras, given.params);
   stack[0] = y.release();
   stack[1] = mask.release();
 }
 
 void backward_from_bit(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 2);
-  const Tensor dy(stack[0]), mask(stack[1]);
+  const Arguments<2> given(stack);
+  const Tensor &dy = given.tensors[0], &mask = given.tensors[1];
   check(is_dense(dy), "backward_from_bit needs dy dense, in the memory order of y");
   check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && mask.is_contiguous() &&
             same_device(mask, dy),
         "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
   Tensor dx = empty_like(dy);
-  run(Op::backward_from_bit, dy, mask.data(), dx, nullptr, arguments);
+  run(Op::backward_from_bit, dy, mask.const_data(), dx, nullptr, given.extras, given.params);
   stack[0] = dx.release();
 }
 #endif
 
 template <Op op>
 void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 1);
+  Arguments<1> given(stack);
   AtenTensorHandle again;
-  SHIM(aoti_torch_new_tensor_handle(reinterpret_cast<AtenTensorHandle>(stack[0]), &again));
-  const Tensor x(again), y = dense(Tensor(stack[0]));
+  SHIM(aoti_torch_new_tensor_handle(given.tensors[0].get(), &again));
+  const Tensor x(again), y = dense(std::move(given.tensors[0]));
   if constexpr (op == Op::forward_bit) {
     Tensor mask = empty_mask(x);
-    run(op, y, nullptr, y, mask.data(), arguments);
+    run(op, y, nullptr, y, mask.data(), given.extras, given.params);
     stack[0] = mask.release();
   } else {
-    run(op, y, nullptr, y, nullptr, arguments);
+    run(op, y, nullptr, y, nullptr, given.extras, given.params);
   }
-  if (y.data() != x.data()) SHIM(aoti_torch_copy_(x.get(), y.get(), false));
+  if (y.const_data() != x.const_data() && aoti_torch_copy_(x.get(), y.get(), false) != 0) refused("x cannot be changed in place: ");
 }
 
 // dy, in the memory order of the tensor that backward reads beside it.
@@ -287,25 +319,23 @@ Tensor gradient_like(const Tensor& saved, Tensor dy) {
 
 template <Op op>
 void backward(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 2);
-  Tensor given(stack[0]);
-  const Tensor saved = dense(Tensor(stack[1])), dy = gradient_like(saved, std::move(given));
+  Arguments<2> given(stack);
+  const Tensor saved = dense(std::move(given.tensors[1])), dy = gradient_like(saved, std::move(given.tensors[0]));
   Tensor dx = empty_like(saved);
-  run(op, dy, saved.data(), dx, nullptr, arguments);
+  run(op, dy, saved.const_data(), dx, nullptr, given.extras, given.params);
   stack[0] = dx.release();
 }
 
 #ifdef JITACT_WEIGHTS
 template <bool with_dx>
 void backward_weights(StableIValue* stack, uint64_t, uint64_t) {
-  const Arguments arguments(stack + 2);
-  Tensor given(stack[0]);
-  const Tensor x = dense(Tensor(stack[1])), dy = gradient_like(x, std::move(given));
-  Call call{Op::backward_weights, dtype_of(x), x.numel(), dy.data(), x.data(), nullptr, nullptr, arguments.params};
-  arguments.extras.enter(call, x);
+  Arguments<2> given(stack);
+  const Tensor x = dense(std::move(given.tensors[1])), dy = gradient_like(x, std::move(given.tensors[0]));
+  Call call{Op::backward_weights, dtype_of(x), x.numel(), dy.const_data(), x.const_data(), nullptr, nullptr, given.params};
+  given.extras.enter(call, x);
   Tensor gradients[JITACT_LEARNED], dx, workspace;
   for (int k = 0; k < JITACT_LEARNED; k++) {
-    gradients[k] = empty_like(arguments.extras.weights[k]);
+    gradients[k] = empty_like(given.extras.weights[k]);
     call.gradients[k] = gradients[k].data();
   }
   if (with_dx) {
@@ -346,6 +376,7 @@ struct Operator {
 
 const Operator operators[] = {
     {"_forward", "Tensor x", "Tensor", forward},
+    {"_apply", "Tensor x", "Tensor", forward},
     {"_forward_", "Tensor(a!) x", "()", forward_inplace<Op::forward>},
     {"_backward", "Tensor dy, Tensor x", "Tensor", backward<Op::backward>},
 #ifdef JITACT_WEIGHTS
@@ -393,6 +424,7 @@ void register_operators(const std::string& name, const std::string& params) {
 extern "C" __attribute__((visibility("default"))) const char* jitact_register(const char* name, const char* params) {
   static std::string error;
   try {
+    jitact::binding::registered_name() = name;
     jitact::binding::register_operators(name, params);
     return nullptr;
   } catch (const std::exception& e) {

@@ -25,8 +25,8 @@ __all__ = ["Library", "generation", "load"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the source saves ``"output"``;
-    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` if it saves ``"bit"``; and ``backward_weights``,
+    Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; ``backward_from_output`` if the source saves
+    ``"output"``; ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` if it saves ``"bit"``; and ``backward_weights``,
     ``backward_all`` if it learns weights.
 
     Attributes:
@@ -219,6 +219,7 @@ def _fakes(source: KernelSource) -> dict[str, Callable]:
     """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
+        "apply": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,
         "backward": lambda dy, x, *others: torch.empty_like(x),
     }
