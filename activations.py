@@ -52,7 +52,7 @@ class Activation:
         aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
         variant: a constructor argument that chooses among activations, and the names that its values lead to.
         kernel: what to compile, where that is not ``kernels/<name>.cu``.
-        has_reference: whether ``reference`` is PyTorch's arithmetic.
+        has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
         zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
         fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
     """
