@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
 from .activations import DTYPES, ActivationModule
-from .definitions import Definition
 from .learned import Learned
 from .registry import Named, module_of, record_of
 from .report import figure
