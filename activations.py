@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from . import references as ref
-from .autograd import ACCEPTED, DTYPES, by_token, check, run
+from .autograd import ACCEPTED, DTYPES, by_token, check, recorded, run
 from .kernels import KernelSource
 
 __all__ = ["DTYPES", "SAVES", "TABLE", "Activation", "ActivationModule", "Requirement", "make_function", "make_module", "run"]
@@ -52,6 +52,7 @@ class Activation:
         aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
         variant: a constructor argument that chooses among activations, and the names that its values lead to.
         kernel: what to compile, where that is not ``kernels/<name>.cu``.
+        has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
         zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
         fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
     """
@@ -73,6 +74,7 @@ class Activation:
     kernel: KernelSource | None = None
     zero_crossing: float = 0.0
     fingerprint: str = ""
+    has_reference: bool = True
 
     def __post_init__(self) -> None:
         """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""
@@ -96,6 +98,15 @@ class Activation:
         keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in OPTIONS.items()]
         return inspect.Signature([*positional, *keyword])
 
+    @cached_property
+    def function(self) -> Callable[..., Tensor]:
+        """``jitact.<name>``, as long as the name stands for this record."""
+        return _make_function(self)
+
+    def recorded(self, fast_math: bool, x: Tensor, *params: float) -> Tensor:
+        """Forward where something is recorded, out of place, with what its operators take."""
+        return recorded(x, self, params, fast_math)
+
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
         """Backward in PyTorch, for ``save`` "input" or "output", differentiable as often as wanted."""
         if save == "output":
@@ -115,7 +126,7 @@ class ActivationModule(nn.Module):
         self.inplace = False
         for name, value in _bind(self.activation, args, kwargs).items():
             setattr(self, name, value)
-        check(_variant(self.activation, self.__dict__), self._params(), self.save)
+        check(_variant(self.activation, self.__dict__), self._params(), self.inplace, self.save, self.fast_math)
 
     def _params(self) -> tuple[float, ...]:
         return tuple([getattr(self, name) for name, _ in self.activation.params])
@@ -236,8 +247,20 @@ def make_module(activation: Activation) -> type[ActivationModule]:
     return cls
 
 
+def __getattr__(title: str) -> type[ActivationModule]:
+    """A class that :func:`make_module` made, by its title: where pickles of the class itself, or of its ``Model``, look."""
+    for cls in tuple(_modules.values()):
+        if cls.__name__ == title:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
+
+
 def make_function(activation: Activation) -> Callable[..., Tensor]:
-    """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``."""
+    """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``. Always the same one."""
+    return activation.function
+
+
+def _make_function(activation: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in activation.params)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -250,6 +273,7 @@ def make_function(activation: Activation) -> Callable[..., Tensor]:
         )
 
     function.__name__ = function.__qualname__ = activation.name
+    function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = _describe_activation(activation)
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
     function.__signature__ = activation.signature.replace(parameters=[x, *activation.signature.parameters.values()])
@@ -275,6 +299,7 @@ def _make_reference(activation: Activation) -> type[nn.Module]:
         def forward(self, x: Tensor) -> Tensor:
             return activation.reference(x, *self.params)
 
+    Model.__qualname__ = f"{activation.title}.Model"
     return Model
 
 
@@ -306,7 +331,7 @@ TABLE: tuple[Activation, ...] = (
                inplace=True, module=nn.LeakyReLU),
     Activation("relu6", "ReLU6", "clamp(x, 0, 6)", F.relu6, BIT, inplace=True, module=nn.ReLU6),
     Activation("hardtanh", "Hardtanh", "clamp(x, min_val, max_val)", F.hardtanh, BIT, (("min_val", -1.0), ("max_val", 1.0)),
-               inplace=True, module=nn.Hardtanh, requires=(Requirement("min_val < max_val", lambda low, high: low < high),)),
+               inplace=True, module=nn.Hardtanh, requires=(Requirement("min_val <= max_val", lambda low, high: low <= high),)),
     Activation("hardsigmoid", "Hardsigmoid", "clamp(x + 3, 0, 6) / 6", F.hardsigmoid, BIT, inplace=True, module=nn.Hardsigmoid,
                exact=ref.exact_hardsigmoid),
     Activation("threshold", "Threshold", "x for x > threshold, else value", F.threshold, BIT,

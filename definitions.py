@@ -37,12 +37,10 @@ class Definition(Activation):
     Attributes:
         functions: the functions that the text defines, of those that elementwise.cuh names.
         expression: forward, where it is no more than an expression.
-        has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
     """
 
     functions: frozenset[str] = frozenset()
     expression: Expression | None = None
-    has_reference: bool = True
 
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
         """Backward as ``dy`` times the slope: an activation too, whose derivative the compiler finds."""
@@ -79,6 +77,7 @@ ELEMENTWISE T forward({arguments}) {{ return {slope}; }}
         saves=("input",),
         kernel=kernel._replace(name=name, text=text, numbers=()),
         functions=frozenset({"forward"}),
+        has_reference=False,  # that of the definition is of another function
     )
 
 

@@ -14,28 +14,17 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.overrides import handle_torch_function
 
 from .activations import TABLE, ActivationModule
-from .autograd import ACCEPTED, DTYPES, describe, run
+from .autograd import as_number, check, check_tensor, describe, is_stand_in, run
 from .learned_autograd import Learned, run_learned, run_random
 
 __all__ = ["LEARNED", "XIELU", "Learned", "PReLU", "RReLU", "prelu", "rrelu", "xielu"]
 
 
-def _check_input(record: Learned, x: Any, save: str | None = None) -> None:
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided:
-        raise TypeError(f"{record.name}: expected {ACCEPTED}, got {describe(x)}")
-    _check_save(record, save)
-
-
-def _check_save(record: Learned, save: str | None) -> None:
-    if save not in (None, *record.saves):
-        raise ValueError(f"{record.name}: save={save!r} is not possible; choose from {', '.join(map(repr, record.saves))}")
-
-
 def _check_weight(record: Learned, name: str, weight: Any, x: Tensor) -> None:
-    if not isinstance(weight, Tensor) or weight.dtype not in DTYPES or weight.layout is not torch.strided:
-        raise TypeError(f"{record.name}: {name} must be {ACCEPTED}, got {describe(weight)}")
+    check_tensor(record, weight, f"{name} must be")
     if weight.device != x.device:
         raise ValueError(f"{record.name}: {name} must be on the device of x, {x.device}, got one on {weight.device}")
 
@@ -44,11 +33,12 @@ class LearnedModule(ActivationModule):
     """What the modules here have in common: they are pickled as any class of a module is."""
 
     activation: Learned
+    inplace = False
     __reduce__ = object.__reduce__
 
     def _take(self, save: str | None, fast_math: bool) -> None:
-        _check_save(self.activation, save)
-        self.save, self.fast_math, self.inplace = save, fast_math, False
+        check(self.activation, (), self.inplace, save, fast_math)
+        self.save, self.fast_math = save, fast_math
 
     def _options(self) -> list[str]:
         shown = [f"{name}=True" for name in ("inplace", "fast_math") if getattr(self, name)]
@@ -76,7 +66,10 @@ def prelu(x: Tensor, weight: Tensor, *, save: str | None = None, fast_math: bool
         TypeError: an argument is no such tensor, or the dtypes differ.
         ValueError: the weight has another size, or is on another device.
     """
-    _check_input(PRELU, x, save)
+    if is_stand_in(x):
+        return handle_torch_function(prelu, (x,), x, weight, save=save, fast_math=fast_math)
+    check_tensor(PRELU, x)
+    check(PRELU, (), False, save, fast_math)
     _check_weight(PRELU, "weight", weight, x)
     if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
         x, weight = _autocast(x), _autocast(weight)
@@ -87,7 +80,9 @@ def prelu(x: Tensor, weight: Tensor, *, save: str | None = None, fast_math: bool
     if weight.numel() != 1 and (x.dim() == 0 or weight.numel() != (x.shape[1] if x.dim() > 1 else 1)):
         size = f" or {x.shape[1]}, as dimension 1 of x has {x.shape[1]}" if x.dim() > 1 else f", as x has {x.dim()} dimensions"
         raise ValueError(f"prelu: the number of weights must be 1{size}; got {weight.numel()}")
-    return run_learned(x, PRELU, (weight,), fast_math)
+    if weight.numel() > 1 and x.dim() > 2:
+        weight = weight.view(-1, *[1] * (x.dim() - 2))  # as it broadcasts
+    return run_learned(x, PRELU, (weight,), save, fast_math)
 
 
 def _autocast(t: Tensor) -> Tensor:
@@ -110,7 +105,7 @@ PRELU = Learned(
     learned=1,
     channels=True,
     bit=True,
-    formula_of=F.prelu,
+    formula_of=lambda x, weight: F.prelu(x, weight.flatten()),
     constructor=(("num_parameters", 1), ("init", 0.25), ("device", None), ("dtype", None)),
 )
 
@@ -194,20 +189,23 @@ def xielu(
         TypeError: an argument is no such tensor.
         ValueError: a weight holds more than one value, is on another device, or, of beta and eps, has a gradient.
     """
-    _check_input(XIELU_RECORD, x, save)
+    if is_stand_in(x):
+        return handle_torch_function(xielu, (x,), x, alpha_p, alpha_n, beta, eps, save=save, fast_math=fast_math)
+    check_tensor(XIELU_RECORD, x)
+    check(XIELU_RECORD, (), False, save, fast_math)
     weights = {"alpha_p": alpha_p, "alpha_n": alpha_n, "beta": beta, "eps": eps}
     dtype = reduce(torch.promote_types, [x.dtype] + [w.dtype for w in (alpha_p, alpha_n) if isinstance(w, Tensor)])
     for name in ("beta", "eps"):
-        if isinstance(weights[name], (int, float)) and not isinstance(weights[name], bool):
-            weights[name] = x.new_full((), weights[name], dtype=dtype)
-        elif isinstance(weights[name], Tensor) and weights[name].requires_grad:
+        if not isinstance(weights[name], Tensor):
+            weights[name] = x.new_full((), as_number(XIELU_RECORD, name, weights[name]), dtype=dtype)
+        elif weights[name].requires_grad:
             raise ValueError(f"xielu: {name} is not learned, got a tensor that requires a gradient")
     for name, weight in weights.items():
         _check_weight(XIELU_RECORD, name, weight, x)
         if weight.numel() != 1:
             raise ValueError(f"xielu: {name} must hold one value, got {weight.numel()}: {tuple(weight.shape)}")
     x, *given = (t if t.dtype is dtype else t.to(dtype) for t in (x, *weights.values()))
-    return run_learned(x, XIELU_RECORD, tuple(given), fast_math)
+    return run_learned(x, XIELU_RECORD, tuple(given), save, fast_math)
 
 
 def _xielu_alphas(alpha_p_init: float, alpha_n_init: float, beta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -355,19 +353,22 @@ def rrelu(
         ValueError: ``lower`` is above ``upper``, or a bound is not finite.
         RuntimeError: in place on a leaf that requires a gradient.
     """
-    _check_input(RRELU, x, save)
-    _check_bounds(lower, upper)
+    if is_stand_in(x):
+        options = {"training": training, "inplace": inplace, "save": save, "fast_math": fast_math}
+        return handle_torch_function(rrelu, (x,), x, lower, upper, **options)
+    check_tensor(RRELU, x)
+    check(RRELU, (), inplace, save, fast_math)
+    bounds = _check_bounds(lower, upper)
     if not training:
-        return run(x, _LEAKY_RELU, ((lower + upper) / 2,), inplace, None, fast_math)
-    return run_random(x, RRELU, (float(lower), float(upper)), inplace, fast_math)
+        return run(x, _LEAKY_RELU, (sum(bounds) / 2,), inplace, None, fast_math)
+    return run_random(x, RRELU, bounds, inplace, fast_math)
 
 
-def _check_bounds(lower: float, upper: float) -> None:
-    for name, value in (("lower", lower), ("upper", upper)):
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise TypeError(f"rrelu: {name} must be a number, got {value!r}")
-    if not (-math.inf < lower <= upper < math.inf):
+def _check_bounds(lower: float, upper: float) -> tuple[float, float]:
+    bounds = as_number(RRELU, "lower", lower), as_number(RRELU, "upper", upper)
+    if not (-math.inf < bounds[0] <= bounds[1] < math.inf):
         raise ValueError(f"rrelu: needs finite bounds, lower <= upper, got lower={lower}, upper={upper}")
+    return bounds
 
 
 _LEAKY_RELU = next(record for record in TABLE if record.name == "leaky_relu")
@@ -416,7 +417,6 @@ class RReLU(LearnedModule, nn.RReLU):
         nn.RReLU.__init__(self, lower, upper, inplace)
         _check_bounds(lower, upper)
         self._take(save, fast_math)
-        self.inplace = inplace
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies :func:`rrelu`, random while the module is in training."""

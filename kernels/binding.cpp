@@ -2,6 +2,7 @@
 // functions for,
 //
 //   jitact::N_forward(Tensor x, others...) -> Tensor
+//   jitact::N_apply(Tensor x, others...) -> Tensor            the same, to which Python gives a gradient
 //   jitact::N_forward_(Tensor(a!) x, others...) -> ()
 //   jitact::N_backward(Tensor dy, Tensor x, others...) -> Tensor
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, others...) -> Tensor
@@ -35,24 +36,33 @@ namespace jitact::binding {
 
 using namespace loops;
 
-void check(bool condition, const char* message) {
-  if (!condition) throw std::runtime_error(std::string("jitact: ") + message);
+// The name that operators are registered under, which errors begin with.
+std::string& registered_name() {
+  static std::string name;
+  return name;
 }
 
-[[noreturn]] void refused(const char* call) {
+void check(bool condition, const char* message) {
+  if (!condition) throw std::runtime_error(registered_name() + ": " + message);
+}
+
+[[noreturn]] void refused(const std::string& what) {
   const char* reason = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  throw std::runtime_error(std::string("jitact: torch refused ") + call + ": " + (reason ? reason : "the reason is in the log"));
+  throw std::runtime_error(registered_name() + ": " + what + (reason ? reason : "the reason is in torch's log"));
 }
 
 #define SHIM(call) \
-  if ((call) != 0) refused(#call)
+  if ((call) != 0) refused("torch refused " #call ": ")
+// What allocates, and little else can fail in it. Python looks for these words.
+#define ALLOCATE(call) \
+  if ((call) != 0) refused("out of memory, or torch refused " #call ": ")
 
 // An owned reference to a torch tensor.
 class Tensor {
  public:
   Tensor() : handle_(nullptr) {}
   explicit Tensor(AtenTensorHandle handle) : handle_(handle) {}
-  explicit Tensor(StableIValue value) : handle_(reinterpret_cast<AtenTensorHandle>(value)) {}
+  explicit Tensor(StableIValue value) noexcept : handle_(reinterpret_cast<AtenTensorHandle>(value)) {}
   Tensor(Tensor&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
   Tensor& operator=(Tensor&& other) noexcept {
     std::swap(handle_, other.handle_);
@@ -72,16 +82,11 @@ class Tensor {
   int32_t device_type() const { return ask(aoti_torch_get_device_type); }
   int32_t device_index() const { return ask(aoti_torch_get_device_index); }
   bool is_contiguous() const { return ask(aoti_torch_is_contiguous); }
-  // To write to; for reading, constant() leaves a copy-on-write tensor as it is.
-  void* data() const { return allocated(ask(aoti_torch_get_data_ptr)); }
-  const void* constant() const { return allocated(ask(torch_get_const_data_ptr)); }
+  void* data() const { return ask(aoti_torch_get_data_ptr); }
+  const void* const_data() const { return ask(torch_get_const_data_ptr); }  // copies nothing that is copied on write
+  int64_t storage_bytes() const { return ask(aoti_torch_get_storage_size); }
 
  private:
-  template <typename P>
-  P allocated(P data) const {
-    check(data != nullptr || numel() == 0, "the data of a tensor is not allocated: its storage was freed");
-    return data;
-  }
   template <typename V>
   V ask(AOTITorchError (*query)(AtenTensorHandle, V*)) const {
     V value;
@@ -129,7 +134,7 @@ bool same_strides(const Tensor& a, const Tensor& b) {
 
 Tensor empty(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype, const Tensor& beside) {
   AtenTensorHandle handle;
-  SHIM(aoti_torch_empty_strided(dim, sizes, strides, dtype, beside.device_type(), beside.device_index(), &handle));
+  ALLOCATE(aoti_torch_empty_strided(dim, sizes, strides, dtype, beside.device_type(), beside.device_index(), &handle));
   return Tensor(handle);
 }
 
@@ -145,7 +150,7 @@ Tensor empty_mask(const Tensor& x) {
 Tensor dense(Tensor x) {
   if (is_dense(x)) return x;
   StableIValue stack[] = {x.release(), 0};
-  SHIM(torch_call_dispatcher("aten::clone", "", stack, TORCH_ABI_VERSION));
+  ALLOCATE(torch_call_dispatcher("aten::clone", "", stack, TORCH_ABI_VERSION));
   return Tensor(stack[0]);
 }
 
@@ -177,6 +182,11 @@ bool same_device(const Tensor& a, const Tensor& b) {
   return a.device_type() == b.device_type() && a.device_index() == b.device_index();
 }
 
+// The storage of a tensor may have been freed behind it, as FSDP does, or never have been there.
+void check_allocated(const Tensor& t) {
+  check(t.numel() == 0 || t.storage_bytes() > 0, "a tensor has elements, but its data is not allocated (yet, or any more)");
+}
+
 // The arguments of an operator, all owned from the start: whatever is thrown, nothing leaks.
 struct Arguments {
   std::vector<Tensor> elements;  // dy first, if there is one
@@ -192,6 +202,10 @@ struct Arguments {
     if (kRandom > 0) seed = Tensor(*stack++);
     for (int k = 0; k < kNumbers; k++) std::memcpy(numbers + k, stack++, sizeof(double));
     if (op == Op::backward && kGradients > 1) wanted = int64_t(*stack);
+    for (const Tensor& tensor : elements) check_allocated(tensor);
+    for (const Tensor& tensor : broadcast) check_allocated(tensor);
+    if (op == Op::backward_from_bit) check_allocated(mask);
+    if (kRandom > 0) check_allocated(seed);
   }
 };
 
@@ -262,7 +276,7 @@ Layout lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
   }
   for (size_t t = 0; t < tensors.size(); t++) {
     if (by_rows) call.read[t] = rows[t];
-    call.read[t].data = const_cast<void*>(tensors[t].constant());
+    call.read[t].data = const_cast<void*>(tensors[t].const_data());
   }
   const Tensor& laid_out = tensors[x];
   return {call.dense, call.columns,
@@ -273,7 +287,7 @@ Layout lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
 Broadcasts place(const Tensor& operand, const Tensor& x, const std::vector<int64_t>& strides) {
   check(operand.dtype() == x.dtype(), "an operand's dtype differs from that of x");
   check(same_device(operand, x), "an operand is on another device than x");
-  Broadcasts found{operand.constant(), operand.numel(), 1};
+  Broadcasts found{operand.const_data(), operand.numel(), 1};
   if (found.count == 1) return found;
   const int64_t missing = x.dim() - operand.dim();
   check(missing >= 0, "an operand has more dimensions than x");
@@ -344,7 +358,7 @@ struct Prepared {
       const Tensor& seed = arguments.seed;
       check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");
       check(same_device(seed, tensors[x]), "the seed is on another device than x");
-      call.seed = static_cast<const int64_t*>(seed.constant());
+      call.seed = static_cast<const int64_t*>(seed.const_data());
     }
   }
   Tensor empty_result() const { return empty_as(layout, tensors[x]); }
@@ -372,7 +386,7 @@ void one_result(StableIValue* stack, uint64_t, uint64_t) {
   Prepared prepared(op, arguments, op == Op::backward || op == Op::backward_from_output ? 1 : 0);
   Tensor result = prepared.empty_result();
   prepared.call.written[0].data = result.data();
-  if constexpr (op == Op::backward_from_bit) prepared.call.mask = const_cast<void*>(arguments.mask.constant());
+  if constexpr (op == Op::backward_from_bit) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
   if (!prepared.call.dense) prepared.call.written[0].row_stride = prepared.call.columns;
   prepared.run();
   stack[0] = result.release();
@@ -406,7 +420,7 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   prepared.call.written[0] = prepared.call.read[0];
   prepared.call.written[0].data = prepared.call.read[0].data = y.data();
   prepared.run();
-  if (y.data() != x.data()) SHIM(aoti_torch_copy_(x.get(), y.get(), false));
+  if (y.const_data() != x.const_data() && aoti_torch_copy_(x.get(), y.get(), false) != 0) refused("x cannot be changed in place: ");
   if (op == Op::forward_bit) stack[0] = mask.release();
 }
 
@@ -459,6 +473,7 @@ void register_operators(const std::string& name, const std::string& elements, co
   };
   const std::string inplace = "Tensor(a!)" + elements.substr(std::strlen("Tensor")) + others;
   add("_forward", elements + others, "Tensor", one_result<Op::forward>);
+  add("_apply", elements + others, "Tensor", one_result<Op::forward>);
   add("_forward_", inplace, "()", forward_inplace<Op::forward>);
   if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
   else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients);
@@ -479,6 +494,7 @@ extern "C" __attribute__((visibility("default"))) const char* jitact_register(co
                                                                               const char* others) {
   static std::string error;
   try {
+    jitact::binding::registered_name() = name;
     jitact::binding::register_operators(name, elements, others);
     return nullptr;
   } catch (const std::exception& e) {

@@ -26,8 +26,8 @@ __all__ = ["Library", "generation", "load"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``forward_``, ``backward``; ``backward_from_output`` if the kernel file has a function for it; and
-    ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` likewise. ``binding.cpp`` lists their arguments.
+    Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; ``backward_from_output`` if the kernel file has a
+    function for it; and ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` likewise. ``binding.cpp`` lists their arguments.
 
     Attributes:
         name: the first part of the operators' names.
@@ -216,11 +216,11 @@ def _fake_mask(x: torch.Tensor) -> torch.Tensor:
 
 
 def _schema(signature: Signature) -> tuple[str, str]:
-    """The elements and the other arguments in the operators' schemas."""
-    elements = ", ".join(f"Tensor {name}" for name in signature.of("element"))
-    others = [f"Tensor {name}" for name in signature.of("channel", "row")]
+    """The elements and the other arguments in the operators' schemas, where nothing else has an underscore at its end."""
+    elements = ", ".join(f"Tensor {name}_" for name in signature.of("element"))
+    others = [f"Tensor {name}_" for name in signature.of("channel", "row")]
     others += ["Tensor seed"] if signature.of("random") else []
-    others += [f"float {name}" for name in signature.of("number")]
+    others += [f"float {name}_" for name in signature.of("number")]
     return elements, "".join(f", {other}" for other in others)
 
 
@@ -228,6 +228,7 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
     """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
+        "apply": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,
         "backward": lambda dy, x, *others: torch.empty_like(x),
     }

@@ -35,6 +35,7 @@ AOTITorchError aoti_torch_get_device_index(AtenTensorHandle tensor, int32_t* ind
 AOTITorchError aoti_torch_is_contiguous(AtenTensorHandle tensor, bool* contiguous);
 AOTITorchError aoti_torch_get_data_ptr(AtenTensorHandle tensor, void** data);
 AOTITorchError torch_get_const_data_ptr(AtenTensorHandle tensor, const void** data);
+AOTITorchError aoti_torch_get_storage_size(AtenTensorHandle tensor, int64_t* bytes);
 
 AOTITorchError aoti_torch_empty_strided(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t dtype,
                                         int32_t device_type, int32_t device_index, AtenTensorHandle* tensor);

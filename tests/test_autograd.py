@@ -65,7 +65,7 @@ def test_opcheck(activation: Activation, save: str, device: str) -> None:
     x = torch.randn(5, 7, device=device).t()
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # autograd is not the operators' own
     for inplace in (False, *([True] if activation.inplace else [])):
-        config = configure(activation, params, inplace, save, False)
+        config = configure(activation, inplace, save, False)
         torch.library.opcheck(config.forward_op, (x.clone(), *params), test_utils=tests)
     kept = torch.ops.jitact.__getattr__(f"{activation.name}_forward_bit")(x, *params)[1] if save == "bit" else x.abs() + 0.1
     torch.library.opcheck(config.backward_op, (torch.randn_like(x), kept, *params), test_utils=tests)

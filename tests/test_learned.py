@@ -276,7 +276,7 @@ def test_compile_fullgraph(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_opcheck(name: str, device: str) -> None:
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    config = configure(name, False, tuple(default for _, default in RECORDS[name].params))
+    config, params = configure(name, False), tuple(default for _, default in RECORDS[name].params)
     x = torch.randn(5, 3, 7, device=device).transpose(0, 2)
     scalars = [torch.full((), value, device=device) for value in (0.1, 0.2, 0.5, -1e-6)]
     extras = {"prelu": [torch.rand(3, device=device)], "rrelu": [torch.tensor([17], device=device)], "xielu": scalars}[name]
@@ -284,10 +284,10 @@ def test_opcheck(name: str, device: str) -> None:
     if RECORDS[name].learned:
         kinds |= dict.fromkeys(("backward_weights", "backward_all"), kinds["backward"])
     if name != "xielu":
-        mask = config.operator("forward_bit")(x, *extras, *config.params)[1]
+        mask = config.operator("forward_bit")(x, *extras, *params)[1]
         kinds |= {"forward_bit": (x,), "forward_bit_": (x.clone(),), "backward_from_bit": (torch.randn_like(x), mask)}
     for kind, tensors in kinds.items():
-        torch.library.opcheck(config.operator(kind), (*tensors, *extras, *config.params), test_utils=tests)
+        torch.library.opcheck(config.operator(kind), (*tensors, *extras, *params), test_utils=tests)
 
 
 def kept_bytes(function: Callable[[], Tensor]) -> int:
@@ -303,6 +303,7 @@ def test_what_is_kept(device: str) -> None:
     assert kept_bytes(lambda: rrelu(x, training=True)) == 1000 + 8
     assert kept_bytes(lambda: prelu(x, weight)) == 1000 + 4
     assert kept_bytes(lambda: prelu(x, weight.clone().requires_grad_())) == x.nbytes + 4
+    assert kept_bytes(lambda: prelu(x, weight, save="input")) == x.nbytes + 4, "if that is asked for"
 
 
 def test_autocast(device: str) -> None:

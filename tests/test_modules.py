@@ -5,15 +5,19 @@ from __future__ import annotations
 import copy
 import inspect
 import io
+import math
 import pickle
 import subprocess
 import sys
+import unittest.mock
 
+import numpy as np
 import pytest
 import torch
 from common import TABLE_IDS
 
 import jitact
+from jitact import kernels
 from jitact.activations import TABLE, Activation
 
 
@@ -126,16 +130,76 @@ def test_the_registry_is_read_only() -> None:
     [
         (lambda: jitact.get("elu")(alpha="big"), "elu: alpha must be a number, got 'big'"),
         (lambda: jitact.get("elu")(alpha=-1.0, save="output"), "elu: needs alpha > 0 with save='output', got alpha=-1.0"),
-        (lambda: jitact.get("hardtanh")(2.0, 1.0), "hardtanh: needs min_val < max_val"),
+        (lambda: jitact.get("hardtanh")(2.0, 1.0), "hardtanh: needs min_val <= max_val"),
         (lambda: jitact.get("gelu")(save="bit"), "gelu: save='bit' is not possible; choose from 'input'"),
         (lambda: jitact.get("selu")(inplce=True), "unexpected keyword argument 'inplce'"),
         (lambda: jitact.softplus(torch.ones(3), beta=0.0), "softplus: needs beta > 0"),
+        (lambda: jitact.gelu(torch.ones(3), save="bit"), "gelu: save='bit' is not possible; choose from 'input'"),
+        (lambda: jitact.leaky_relu(torch.ones(3), True), "leaky_relu: negative_slope must be a number, got True"),
+        (lambda: jitact.leaky_relu(torch.ones(3), np.bool_(True)), "leaky_relu: negative_slope must be a number"),
+        (lambda: jitact.elu(torch.ones(3), 1j), "elu: alpha must be a number, got 1j"),
+        (lambda: jitact.elu(torch.ones(3), 10**400), "elu: alpha must fit into a float, got 1000"),
+        (lambda: jitact.relu(torch.ones(3), fast_math="yes"), "relu: fast_math must be True or False, got 'yes'"),
+        (lambda: jitact.get("gelu")(fast_math=1), "gelu: fast_math must be True or False, got 1"),
+        (lambda: jitact.relu(torch.ones(3), inplace=1), "relu: inplace must be True or False, got 1"),
+        (lambda: jitact.get("rrelu")(inplace="no"), "rrelu: inplace must be True or False, got 'no'"),
+        (lambda: jitact.get("prelu")(fast_math=None), "prelu: fast_math must be True or False, got None"),
+        (lambda: jitact.rrelu(torch.ones(3), True, 2), "rrelu: lower must be a number, got True"),
     ],
 )
 def test_bad_options_are_named(call: object, message: str) -> None:
     with pytest.raises((TypeError, ValueError)) as error:
         call()
     assert message in str(error.value)
+
+
+def test_parameters_are_told_apart_by_what_they_are() -> None:
+    """Values that are equal to each other, and one that is not equal to itself, give each their own result."""
+    x = torch.tensor([-5.0])
+    for value in (0.0, -0.0, 0.0):
+        assert math.copysign(1, jitact.threshold(x, 1.0, value).item()) == math.copysign(1, value)
+    assert jitact.leaky_relu(x, 1.0).item() == -5 and jitact.leaky_relu(x, 1).item() == -5
+    with pytest.raises(TypeError, match="got True"):
+        jitact.leaky_relu(x, True)
+    assert jitact.leaky_relu(x, math.nan).isnan().all() and jitact.hardtanh(x, 0.0, 0.0).item() == 0
+
+
+@pytest.mark.parametrize("number", [np.float16, np.float32, np.float64, np.int64, np.uint8], ids=lambda t: t.__name__)
+def test_numbers_of_numpy(number: type) -> None:
+    x = torch.tensor([-5.0, 2.0])
+    for name in ("leaky_relu", "elu", "softplus"):
+        ours, theirs = getattr(jitact, name), getattr(torch.nn.functional, name)
+        torch.testing.assert_close(ours(x, number(1.5)), theirs(x, number(1.5)))
+    assert jitact.get("elu")(number(2))(x)[0] < -1.9 and jitact.get("rrelu")(number(0), number(1))(x).shape == x.shape
+
+
+def test_parameters_that_change_with_each_call_cost_no_more() -> None:
+    """What is kept of a call is kept by options, not by numbers."""
+    x = torch.ones(4)
+    jitact.leaky_relu(x, 0.5)
+    with unittest.mock.patch.object(kernels, "load", side_effect=AssertionError("looked up again")):
+        for i in range(5000):
+            jitact.leaky_relu(x, i / 7)
+        jitact.leaky_relu(x, math.nan)
+
+
+@pytest.mark.parametrize("name", jitact.names())
+def test_classes_and_functions_pickle(name: str) -> None:
+    cls = jitact.get(name)
+    for each in (cls, cls.Model, getattr(jitact, name)):
+        assert pickle.loads(pickle.dumps(each)) is each
+    buffer = io.BytesIO()
+    torch.save({"act_layer": cls}, buffer)
+    buffer.seek(0)
+    assert torch.load(buffer, weights_only=False)["act_layer"] is cls
+    model = cls.Model() if name != "threshold" else cls.Model(0.1, 20)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model.eval()))(torch.ones(3)), model(torch.ones(3)))
+
+
+def test_a_class_reaches_another_process() -> None:
+    code = "import pickle, sys; print(pickle.loads(sys.stdin.buffer.read()).activation.name)"
+    pickled = pickle.dumps(jitact.get("relu2"))
+    assert subprocess.run([sys.executable, "-c", code], input=pickled, capture_output=True, check=True).stdout == b"relu2\n"
 
 
 def test_importing_compiles_nothing_and_is_quick() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -35,7 +36,12 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize(("name", "given"), [(name, each) for name in GIVEN for each in GIVEN[name]], ids=repr)
+def plain(value: object) -> str:
+    """A test's name that is the same in every process: without addresses."""
+    return re.sub(r" at 0x\w+", "", repr(value))
+
+
+@pytest.mark.parametrize(("name", "given"), [(name, each) for name in GIVEN for each in GIVEN[name]], ids=plain)
 def test_get_takes_what_stands_for_an_activation(name: str, given) -> None:
     assert jitact.get(given) is jitact.get(name)
 
@@ -85,7 +91,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize("caller", [jitact.get, jitact.check, jitact.export, jitact.plot], ids=lambda caller: caller.__name__)
-@pytest.mark.parametrize(("given", "error", "message"), WRONG, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(("given", "error", "message"), WRONG, ids=lambda value: plain(value)[:30])
 def test_an_error_names_what_was_given(caller, given, error: type, message: str) -> None:
     if caller is jitact.plot:
         pytest.importorskip("matplotlib")

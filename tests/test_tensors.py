@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from common import DTYPES, TABLE_IDS
 
 import jitact
+from jitact.autograd import call
 
 KINDS = ["relu", "selu", "softsign", "gelu", "hardtanh"]  # one bit, parameters, both saves, input alone
 
@@ -101,6 +104,8 @@ REFUSED = {
     "a bool tensor": lambda: torch.ones(3, dtype=torch.bool),
     "a complex64 tensor": lambda: torch.ones(3, dtype=torch.complex64),
     "a sparse_coo float32 tensor": lambda: torch.ones(3).to_sparse(),
+    "a nested float32 tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+    "a jagged float32 tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     "None": lambda: None,
     "a list": lambda: [1.0, 2.0],
     "a float": lambda: 1.0,
@@ -108,7 +113,8 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("given", REFUSED)
-@pytest.mark.parametrize("name", ["relu", "gelu"])
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", ["relu", "gelu", "prelu", "rrelu", "xielu"])
 def test_what_is_refused(name: str, given: str) -> None:
     with pytest.raises(TypeError) as error:
         jitact.get(name)()(REFUSED[given]())
@@ -125,6 +131,118 @@ def test_memory_that_is_short_is_torchs_own_error(name: str, device: str) -> Non
     for requires_grad in (False, True):
         with pytest.raises(type(theirs.value), match=re.escape(str(theirs.value)[:40])):
             jitact.get(name)().to(device)(x.detach().requires_grad_(requires_grad))
+
+
+def test_other_errors_are_no_shortage_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator's own error stays what it is, however short memory is by then."""
+    x = torch.zeros(())
+    jitact.relu(x)
+    monkeypatch.setattr(torch, "empty_like", lambda *_, **__: pytest.fail("asked for memory"))
+    with pytest.raises(RuntimeError, match="relu: expected a float64, float32, float16 or bfloat16 tensor"):
+        call(torch.ops.jitact.relu_forward.default, x.int())
+
+
+FREED = {
+    "plain": lambda: torch.randn(4, 3),
+    "offset": lambda: torch.randn(10, 3)[2:6],
+    "with gaps": lambda: torch.randn(8, 6)[::2, ::2],
+    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
+}
+FREED_CALLS = {
+    "gelu": jitact.gelu,
+    "relu": jitact.relu,
+    "silu": lambda x: jitact.silu(x, inplace=True),
+    "leaky_relu": lambda x: jitact.leaky_relu(x, inplace=True),
+    "prelu": lambda x: jitact.prelu(x, torch.ones(3)),
+    "xielu": lambda x: jitact.xielu(x, torch.ones(1), torch.ones(1)),
+    "rrelu": lambda x: jitact.rrelu(x, training=True, inplace=True),
+}
+
+
+def freed(t: torch.Tensor) -> torch.Tensor:
+    """What FSDP does to parameters between their uses."""
+    t.untyped_storage().resize_(0)
+    return t
+
+
+@pytest.mark.parametrize("layout", FREED)
+@pytest.mark.parametrize("name", FREED_CALLS)
+def test_freed_storage_is_an_error(name: str, layout: str) -> None:
+    error = pytest.raises(RuntimeError, match=f"{name}: a tensor has elements, but its data is not allocated")
+    with error:
+        FREED_CALLS[name](freed(FREED[layout]()))
+    x = FREED[layout]().requires_grad_()
+    hidden = x * 1
+    with error:
+        FREED_CALLS[name](freed(hidden))
+
+
+@pytest.mark.parametrize("name", ["gelu", "tanh", "relu", "prelu", "rrelu", "xielu"])
+def test_freed_storage_in_backward_is_an_error(name: str) -> None:
+    module = jitact.get(name)()
+    error = pytest.raises(RuntimeError, match=f"{name}: a tensor has elements, but its data is not allocated")
+    x, kept = torch.randn(5, 3).bfloat16().float().requires_grad_(), []
+    module = module.to(torch.float32)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.detach()) or t, lambda t: t):
+        y = module(x * 1)
+    freed(kept[0])
+    with error:
+        torch.autograd.grad(y, x, torch.ones(5, 3))
+    with error:
+        torch.autograd.grad(module(x), x, freed(torch.ones(5, 3)))
+
+
+def test_tensors_without_elements_need_no_storage() -> None:
+    for function in FREED_CALLS.values():
+        assert function(freed(torch.ones(0, 3))).shape == (0, 3)
+        x = torch.ones(0, 3, requires_grad=True)
+        function(freed(x * 1)).sum().backward()
+        assert x.grad.shape == (0, 3)
+
+
+def test_weights_whose_storage_was_freed() -> None:
+    with pytest.raises(RuntimeError, match="prelu: a tensor has elements"):
+        jitact.prelu(torch.ones(3), freed(torch.ones(1)))
+
+
+def test_arguments_are_let_go_where_a_call_fails() -> None:
+    """A weight of which no dense copy can be made; 16 calls with 16 MB each leave next to nothing."""
+
+    def held() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    jitact.prelu(torch.ones(1), torch.ones(1))
+    weight, before = torch.zeros(1).expand(2**45), held()
+    for _ in range(16):
+        with pytest.raises(RuntimeError, match="prelu: out of memory"):
+            torch.ops.jitact.prelu_forward(torch.ones(1 << 22), weight)
+    assert held() - before < 64 << 20
+
+
+def test_inputs_are_not_copied_where_they_are_shared_until_written() -> None:
+    x, weight = torch.randn(100), torch.ones(1)
+    lazy = torch._lazy_clone(x)
+    for function in (jitact.gelu, jitact.relu, lambda t: jitact.prelu(t, weight), lambda t: jitact.rrelu(t, training=True)):
+        leaf = lazy.detach().requires_grad_()
+        function(lazy)
+        function(leaf).backward(torch._lazy_clone(torch.ones(100)))
+        assert torch._C._is_cow_tensor(lazy)
+    before = x.clone()
+    jitact.relu(lazy, inplace=True)
+    assert torch.equal(x, before) and torch.equal(lazy, before.clamp(min=0))
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "tanh", "prelu"])
+def test_tensors_that_are_not_in_memory(name: str, device: str) -> None:
+    """Zeros without memory, and views that are negated when they are read."""
+    module = jitact.get(name)().to(device)
+    for x in (torch.randn(2, 3, device=device), torch.randn(3, 2, device=device).t()):
+        x.requires_grad_()
+        (dx,) = torch.autograd.grad(module(x), x, torch._efficientzerotensor((2, 3), device=device))
+        assert not dx.any()
+    assert not module(torch._efficientzerotensor((3,), device=device)).sub(module(torch.zeros(3, device=device))).any()
+    negated = torch.randn(8, dtype=torch.complex64, device=device).conj().imag
+    assert negated.is_neg() and torch.equal(module(negated), module(negated.clone()))
 
 
 def test_meta_tensors() -> None:

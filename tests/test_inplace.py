@@ -1,0 +1,220 @@
+"""In place: beside views, second derivatives, version counters, torch.compile, and what PyTorch refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from test_autograd import points
+
+import jitact
+from jitact.activations import TABLE
+
+INPLACE = [activation for activation in TABLE if activation.inplace]
+CASES = [(activation.name, save) for activation in INPLACE for save in activation.saves]
+NAMES = [activation.name for activation in INPLACE] + ["rrelu"]
+BACKENDS = ["eager", "aot_eager", "inductor"]
+
+
+def pairs(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
+    """Ours and PyTorch's, in place, with slopes that are not random."""
+    arguments = (0.25, 0.25) if name == "rrelu" else tuple(default for _, default in jitact.get(name).activation.params)
+    return jitact.get(name)(*arguments, inplace=True), jitact.get(name).activation.module(*arguments, inplace=True)
+
+
+@pytest.mark.parametrize(("name", "save"), CASES, ids=map("-".join, CASES))
+def test_derivatives(name: str, save: str, device: str) -> None:
+    module, x = jitact.get(name)(inplace=True, save=save), points(device)
+    for view in (lambda t: t, lambda t: t.view(2, 7)):
+        assert torch.autograd.gradcheck(lambda t, view=view: module(view(t * 1)), x, check_forward_ad=True)
+        assert torch.autograd.gradgradcheck(lambda t, view=view: module(view(t * 1)), x, check_fwd_over_rev=True)
+
+
+def test_derivatives_where_the_output_does_not_give_the_slope(device: str) -> None:
+    module = jitact.get("elu")(-0.5, inplace=True)
+    assert torch.autograd.gradgradcheck(lambda t: module(t * 1), points(device))
+
+
+CHANGES: dict[str, Callable[[], object]] = {
+    "with a gradient": torch.enable_grad,
+    "under no_grad": torch.no_grad,
+    "under inference_mode": torch.inference_mode,
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_change_is_noticed(name: str, how: str, device: str) -> None:
+    """What kept a tensor that is changed later refuses to go on, whatever was recorded of the change."""
+    module, _ = pairs(name)
+    for training in (True, False) if name == "rrelu" else (True,):
+        for view in (lambda t: t, lambda t: t[1:], lambda t: t.detach()):
+            weight, h = torch.randn(2, 8, device=device)
+            y = weight.requires_grad_() * h
+            with CHANGES[how]():
+                module.train(training)(view(h))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                y.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "rrelu"])
+def test_inference_tensors(name: str, device: str) -> None:
+    module, plain = pairs(name)
+    with torch.inference_mode():
+        x = torch.randn(8, device=device)
+        expected = plain(x.clone())
+        torch.testing.assert_close(module(x), expected)
+    with pytest.raises(RuntimeError, match="inference tensor cannot be changed in place"):
+        module(x)
+    torch.testing.assert_close(x, expected)
+
+
+def gradient(body: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Of ``x``, through a tensor that ``body`` changes; the changed tensor; how often its version rose."""
+    x = x.detach().requires_grad_()
+    h = x * 1
+    version = h._version
+    body(h).sum().backward()
+    return x.grad, h.detach(), h._version - version
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMES)
+def test_compiled_on_an_input_that_records(name: str, backend: str, device: str) -> None:
+    """PyTorch's gradient; or its error, where what it keeps is the input that is changed."""
+    torch._dynamo.reset()
+    ours, theirs = pairs(name)
+    x = torch.tensor([-3.5, -1.0, -0.2, 0.3, 2.0, 7.0], device=device)
+    expected = gradient(lambda h: theirs(h) * 2, x)
+    compiled = torch.compile(lambda h: ours(h) * 2, backend=backend, fullgraph=True)
+    try:
+        dx, h, risen = gradient(compiled, x)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error) and jitact.get(name).activation.saves == ("input",)
+        return
+    torch.testing.assert_close(dx, expected[0])
+    torch.testing.assert_close(h, expected[1])
+    assert risen == expected[2]
+
+
+def test_compiled_after_a_graph_break(device: str) -> None:
+    for name in ("ReLU", "LeakyReLU", "ELU"):
+        torch._dynamo.reset()
+        first, second = torch.nn.Linear(8, 8, device=device), torch.nn.Linear(8, 8, device=device)
+        x, weights = torch.randn(4, 8, device=device), []
+        for act in (jitact.get(name)(inplace=True), getattr(torch.nn, name)(inplace=True)):
+
+            def body(x: torch.Tensor, act: torch.nn.Module = act) -> torch.Tensor:
+                h = first(x)
+                torch._dynamo.graph_break()
+                return second(act(h))
+
+            weights.append(torch.autograd.grad(torch.compile(body, backend="aot_eager")(x).sum(), first.weight)[0])
+        torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", ["relu", "silu", "rrelu"])
+def test_compiled_with_nothing_recorded(name: str, backend: str, device: str) -> None:
+    torch._dynamo.reset()
+    ours, theirs = pairs(name)
+    weight, h = torch.randn(2, 8, device=device)
+    expected = theirs(h.clone())
+    y = weight.requires_grad_() * h
+    torch.testing.assert_close(torch.compile(lambda h: ours(h) * 2, backend=backend, fullgraph=True)(h), expected * 2)
+    torch.testing.assert_close(h, expected)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "rrelu"])
+def test_compiled_on_views(name: str, device: str) -> None:
+    """A view of an input, a view of what the graph computes, an input that is itself a view."""
+    ours, theirs = pairs(name)
+    bodies = [
+        lambda act, h: act(h[::2]).sum() + (h * 3).sum(),
+        lambda act, h: (act((h + 1).view(2, -1)) * 3).sum(),
+        lambda act, h: act(h.view(-1)).sum() + act(h * 2).square().sum(),
+    ]
+    for body in bodies:
+        torch._dynamo.reset()
+        results = []
+        for act, compiled in ((theirs, False), (ours, True)):
+            call = lambda h, act=act, body=body: body(act, h)  # noqa: E731
+            x = torch.linspace(-3, 3, 8, device=device, requires_grad=True)
+            y = (torch.compile(call, backend="aot_eager") if compiled else call)(x * 1)
+            results.append(torch.autograd.grad(y, x)[0])
+        torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("name", ["relu", "silu", "rrelu"])
+def test_negated_views(name: str, device: str) -> None:
+    """The imaginary part of a conjugate is a view whose values are negated when they are read."""
+    ours, theirs = pairs(name)
+    z = torch.randn(8, dtype=torch.complex64, device=device)
+    mine, other = z.clone(), z.clone()
+    y = ours(mine.conj().imag)
+    torch.testing.assert_close(y, theirs(other.conj().imag))
+    torch.testing.assert_close(mine, other)
+    z.requires_grad_()
+    gradients = [torch.autograd.grad(act((z.conj() * 1).imag).sum(), z)[0] for act in (ours, theirs)]
+    torch.testing.assert_close(*gradients)
+
+
+def test_what_cannot_be_written_to(device: str) -> None:
+    for name in ("relu", "rrelu"):
+        for record in (False, True):
+            x = torch.ones(1, device=device, requires_grad=record)
+            with pytest.raises(RuntimeError, match="more than one element of the written-to tensor") as error:
+                jitact.get(name)(inplace=True)((x * 1).expand(4))
+            assert "aoti_torch" not in str(error.value)
+    leaf = torch.randn(4, device=device, requires_grad=True)
+    with pytest.raises(RuntimeError, match="view of a leaf"):
+        jitact.relu(leaf.view(2, 2), inplace=True)
+    with torch.no_grad():
+        version = leaf._version
+        jitact.relu(leaf, inplace=True)
+    assert leaf._version > version and leaf.min() >= 0
+
+
+def test_in_place_inside_transforms(device: str) -> None:
+    x = torch.linspace(-3, 3, 8, dtype=torch.float64, device=device)
+    for name in ("relu", "elu", "silu"):
+        ours, theirs = pairs(name)
+        for transform in (lambda f: torch.func.grad(lambda t: f(t * 1).sum()), lambda f: torch.func.jacfwd(lambda t: f(t * 1)),
+                          lambda f: torch.func.functionalize(lambda t: f(t * 1))):  # fmt: skip
+            torch.testing.assert_close(transform(ours)(x), transform(theirs)(x))
+
+
+def test_hooks_and_checkpoints(device: str) -> None:
+    """Saved tensors that are packed, or computed again, give the gradient that they gave."""
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    for name in ("relu", "elu", "silu"):
+        module = jitact.get(name)(inplace=True)
+        (plain,) = torch.autograd.grad(module(x * 1).sum(), x)
+        with torch.autograd.graph.save_on_cpu():
+            y = module(x * 1)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], plain)
+        y = torch.utils.checkpoint.checkpoint(lambda t, module=module: module(t * 1), x, use_reentrant=False)
+        torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], plain)
+
+
+def test_compiled_autograd(device: str) -> None:
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    for name in ("relu", "elu", "silu"):
+        torch._dynamo.reset()
+        module = jitact.get(name)(inplace=True)
+        (expected,) = torch.autograd.grad(module(x * 1).square().sum(), x)
+        x.grad = None
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+            module(x * 1).square().sum().backward()
+        torch.testing.assert_close(x.grad, expected)
+
+
+def test_second_derivatives_through_saved_tensor_hooks(device: str) -> None:
+    x = points(device)
+    with torch.autograd.graph.save_on_cpu():
+        (dx,) = torch.autograd.grad(jitact.silu(x * 1, inplace=True).square().sum(), x, create_graph=True)
+    (expected,) = torch.autograd.grad(torch.nn.functional.silu(x).square().sum(), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(dx.sum(), x), torch.autograd.grad(expected.sum(), x))

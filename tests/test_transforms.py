@@ -1,0 +1,287 @@
+"""Code that runs activations in other ways than by calling them: torch.func under torch.compile, batched gradients, torch.fx,
+functionalize, torch.export."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from common import CASE_IDS, CASES
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import jitact
+from jitact.activations import Activation
+
+WEIGHT = torch.full((1,), 0.3, dtype=torch.float64)
+SOURCE = '#include "elementwise.cuh"\nELEMENTWISE T forward(T x) { const T s = sin(x); return x * s; }\n'
+
+
+def defined(t: Tensor) -> Tensor:
+    if "by_expression" not in jitact.names():
+        jitact.define("by_expression", "x * sin(x)")
+    return jitact.by_expression(t)
+
+
+def sourced(t: Tensor) -> Tensor:
+    if "by_source" not in jitact.names():
+        jitact.define("by_source", source=SOURCE)
+    return jitact.by_source(t)
+
+
+FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
+    "relu": (jitact.relu, F.relu),
+    "gelu": (jitact.gelu, F.gelu),
+    "tanh": (jitact.tanh, torch.tanh),
+    "leaky_relu": (lambda t: jitact.leaky_relu(t, 0.2), lambda t: F.leaky_relu(t, 0.2)),
+    "silu, in place": (lambda t: jitact.silu(t * 1, inplace=True), F.silu),
+    "prelu": (lambda t: jitact.prelu(t, WEIGHT), lambda t: F.prelu(t, WEIGHT)),
+    "rrelu": (lambda t: jitact.rrelu(t, 0.25, 0.25, training=True), lambda t: F.leaky_relu(t, 0.25)),
+    "xielu": (lambda t: jitact.xielu(t, WEIGHT, WEIGHT), lambda t: jitact.get("xielu").activation.formula_of(
+        t, WEIGHT, WEIGHT, torch.tensor(0.5, dtype=t.dtype), torch.tensor(-1e-6, dtype=t.dtype))),
+    "defined": (defined, lambda t: t * torch.sin(t)),
+    "defined by source": (sourced, lambda t: t * torch.sin(t)),
+}  # fmt: skip
+
+
+def in_forward_mode(f: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def tangent(x: Tensor) -> Tensor:
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(f(forward_ad.make_dual(x, torch.ones_like(x)))).tangent
+
+    return tangent
+
+
+TRANSFORMS: dict[str, Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]]] = {
+    "grad": lambda f: grad(lambda t: f(t).sum()),
+    "vjp": lambda f: lambda x: vjp(f, x)[1](x)[0],
+    "jvp": lambda f: lambda x: jvp(f, (x,), (x,))[1],
+    "jacrev": jacrev,
+    "jacfwd": jacfwd,
+    "hessian": lambda f: hessian(lambda t: f(t).sum()),
+    "grad of grad": lambda f: grad(lambda t: grad(lambda s: f(s).sum())(t).sum()),
+    "vmap of grad": lambda f: lambda x: vmap(grad(lambda t: f(t).sum()))(torch.stack([x, x + 0.1])),
+    "forward mode": in_forward_mode,
+}
+
+
+def sample() -> Tensor:
+    return torch.tensor([-1.3, -0.4, 0.3, 2.0], dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def _what_is_defined(only_here: None) -> None:
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_compiled_transforms(name: str, transform: str) -> None:
+    """Where a kernel file gives no formula, the call runs uncompiled."""
+    ours, theirs = FUNCTIONS[name]
+    ours(sample())
+    compiled = torch.compile(TRANSFORMS[transform](ours), backend="aot_eager", fullgraph=name != "defined by source")
+    if name == "rrelu" and transform in ("jacfwd", "hessian", "vmap of grad"):
+        with pytest.raises(RuntimeError, match="random"):  # as without torch.compile
+            compiled(sample())
+        return
+    torch.testing.assert_close(compiled(sample()), TRANSFORMS[transform](theirs)(sample()))
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled_transforms_on_other_backends(backend: str) -> None:
+    for transform in ("grad", "jvp", "hessian", "vmap of grad", "forward mode"):
+        for name in ("relu", "gelu"):
+            torch._dynamo.reset()
+            ours, theirs = FUNCTIONS[name]
+            compiled = torch.compile(TRANSFORMS[transform](ours), backend=backend, fullgraph=True)
+            torch.testing.assert_close(compiled(sample()), TRANSFORMS[transform](theirs)(sample()), rtol=1e-6, atol=1e-6)
+
+
+def test_a_kernel_file_without_a_formula_says_so() -> None:
+    sourced(sample())
+    with pytest.raises(Exception, match=r"by_source: transforms inside torch.compile.*define it with reference="):
+        torch.compile(TRANSFORMS["grad"](sourced), backend="eager", fullgraph=True)(sample())
+    with pytest.raises(RuntimeError, match=r"by_source: .*reference="):
+        functionalize(sourced)(sample())
+
+
+@pytest.mark.parametrize("before", ["nothing", "a plain call", "jvp", "forward mode"])
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap of grad", "grad of grad", "forward mode"])
+def test_transforms_of_compiled_functions(transform: str, before: str) -> None:
+    """A graph that was made outside of a transform is not used inside, nor the other way round."""
+    for name in ("relu", "gelu"):
+        torch._dynamo.reset()
+        ours, theirs = FUNCTIONS[name]
+        compiled = torch.compile(ours, backend="aot_eager")
+        if before == "a plain call":
+            compiled(sample())
+        elif before != "nothing":
+            TRANSFORMS[before](compiled)(sample())
+        torch.testing.assert_close(TRANSFORMS[transform](compiled)(sample()), TRANSFORMS[transform](theirs)(sample()))
+        torch.testing.assert_close(compiled(sample()), theirs(sample()))
+
+
+# Batches of gradients.
+
+LAYOUTS = {
+    "contiguous": lambda: torch.randn(2, 3, 4, 5, dtype=torch.float64),
+    "channels_last": lambda: torch.randn(2, 3, 4, 5, dtype=torch.float64).to(memory_format=torch.channels_last),
+    "transposed": lambda: torch.randn(4, 6, dtype=torch.float64).t(),
+    "sliced": lambda: torch.randn(4, 6, dtype=torch.float64)[::2, ::2],
+}
+
+
+def drawn(t: Tensor) -> Tensor:
+    torch.manual_seed(0)
+    return jitact.rrelu(t, training=True)
+
+
+def check_batches(function: Callable[[Tensor], Tensor], layout: str) -> None:
+    """Beside one gradient at a time; no warning either, of a slow fallback say."""
+    torch.manual_seed(1)
+    x = LAYOUTS[layout]().requires_grad_()
+    y = function(x)
+    batch = torch.randn(3, *y.shape, dtype=y.dtype)
+    expected = torch.stack([torch.autograd.grad(y, x, dy, retain_graph=True)[0] for dy in batch])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for more in (False, True):
+            options = {"retain_graph": True, "create_graph": more}
+            explicit = vmap(lambda dy, options=options: torch.autograd.grad(y, x, dy, **options)[0])(batch)
+            (implicit,) = torch.autograd.grad(y, x, batch, is_grads_batched=True, **options)
+            torch.testing.assert_close(explicit, expected)
+            torch.testing.assert_close(implicit, expected)
+            jacobians = [
+                torch.autograd.functional.jacobian(function, x[0], vectorize=v, create_graph=more) for v in (True, False)
+            ]
+            torch.testing.assert_close(*jacobians)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("activation", "save"), CASES, ids=CASE_IDS)
+def test_batched_gradients(activation: Activation, save: str, layout: str) -> None:
+    check_batches(jitact.get(activation.name)(save=save), layout)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_batched_gradients_with_tensors_beside_x(layout: str) -> None:
+    check_batches(lambda t: jitact.prelu(t, WEIGHT), layout)
+    check_batches(lambda t: jitact.prelu(t, WEIGHT.clone().requires_grad_()), layout)
+    check_batches(lambda t: jitact.xielu(t, WEIGHT, WEIGHT), layout)
+    check_batches(drawn, layout)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_batched_gradients_round_as_single_ones(dtype: torch.dtype) -> None:
+    x = torch.randn(100).to(dtype).requires_grad_()
+    batch = torch.randn(3, 100).to(dtype)
+    for function in (jitact.leaky_relu, lambda t: jitact.prelu(t, WEIGHT.to(dtype))):
+        y = function(x)
+        for dy, dx in zip(batch, vmap(lambda dy, y=y: torch.autograd.grad(y, x, dy, retain_graph=True)[0])(batch), strict=True):
+            assert torch.equal(dx, torch.autograd.grad(y, x, dy, retain_graph=True)[0])
+    infinite = torch.full((1, 100), torch.inf, dtype=dtype)
+    y = jitact.relu(x)
+    assert not vmap(lambda dy: torch.autograd.grad(y, x, dy)[0])(infinite).isnan().any()
+
+
+# torch.fx, functionalize.
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.activations = nn.Sequential(
+            jitact.get("gelu")("tanh"),
+            jitact.get("leaky_relu")(0.3, inplace=True),
+            jitact.get("prelu")(4),
+            jitact.get("rrelu")().eval(),
+            jitact.get("xielu")(dtype=torch.float32),
+        )
+
+    def forward(self, x):  # without annotations, which torch.fx cannot pickle where they are strings
+        return self.activations(self.linear(x)) + jitact.elu(x, 0.5, save="input")
+
+
+def test_torch_fx() -> None:
+    """Models are traced, with calls of the functions; what is traced runs, learns and pickles."""
+    model, x = Net(), torch.randn(3, 4)
+    traced = torch.fx.symbolic_trace(model)
+    names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
+    assert names == ["gelu_tanh", "leaky_relu", "prelu", "rrelu", "xielu", "elu", "add"]
+    for each in (traced, pickle.loads(pickle.dumps(traced))):
+        torch.testing.assert_close(each(x), model(x), rtol=0, atol=0)
+        weights = [torch.autograd.grad(m(x).sum(), list(m.parameters())) for m in (each, model)]
+        torch.testing.assert_close(*weights)
+    replaced = nn.Sequential(nn.Linear(4, 4), nn.GELU())
+    jitact.replace(replaced)
+    torch.testing.assert_close(torch.fx.symbolic_trace(replaced)(x), replaced(x))
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "defined by source"])
+def test_functionalize(name: str) -> None:
+    ours, theirs = FUNCTIONS[name]
+    for x in (sample(), sample().requires_grad_()):
+        torch.testing.assert_close(functionalize(ours)(x), theirs(x))
+        torch.testing.assert_close(make_fx(functionalize(ours))(x)(x), theirs(x))
+        if x.requires_grad:
+            gradients = [torch.autograd.grad(f(x).sum(), x)[0] for f in (functionalize(ours), theirs)]
+            torch.testing.assert_close(*gradients)
+    inner = grad(lambda t: ours(t).sum())
+    torch.testing.assert_close(functionalize(inner)(sample()), grad(lambda t: theirs(t).sum())(sample()))
+    torch.testing.assert_close(make_fx(functionalize(inner))(sample())(sample()), inner(sample()))
+
+
+# torch.export.
+
+
+class Residual(nn.Module):
+    def __init__(self, activation: nn.Module) -> None:
+        super().__init__()
+        self.linear, self.activation = nn.Linear(4, 4), activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return h * 2 + self.activation(h * 1)
+
+
+EXPORTED: dict[str, Callable[[], nn.Module]] = {
+    "relu": jitact.get("relu"),
+    "gelu": jitact.get("gelu"),
+    "hardsigmoid": jitact.get("hardsigmoid"),
+    "leaky_relu": lambda: jitact.get("leaky_relu")(0.2),
+    "silu, in place": lambda: jitact.get("silu")(inplace=True),
+    "prelu": jitact.get("prelu"),
+    "rrelu": lambda: jitact.get("rrelu")(0.2, 0.2),
+    "xielu": lambda: jitact.get("xielu")(dtype=torch.float32),
+}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
+@pytest.mark.parametrize("name", EXPORTED)
+def test_export(name: str, strict: bool) -> None:
+    """Parameters learn, in a dimension that is dynamic; the program computes and learns what the model does."""
+    torch.manual_seed(0)
+    model, x = Residual(EXPORTED[name]()), torch.randn(5, 4)
+    expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    shapes = {"x": {0: torch.export.Dim("n")}}
+    program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=shapes, strict=strict)
+    assert [str(n.target) for n in program.graph.nodes if "jitact" in str(n.target)] == [
+        f"jitact.{name.split(',')[0]}_apply.default"
+    ]
+    for module in (program.module(), program.run_decompositions().module()):
+        torch.testing.assert_close(module(x), model(x))
+    module = program.module()
+    torch.testing.assert_close(torch.autograd.grad(module(x).sum(), list(module.parameters())), expected)
+    compiled = torch.compile(module, backend="aot_eager")
+    torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), list(module.parameters())), expected)
+    torch.testing.assert_close(grad(lambda t: module(t).sum())(x), grad(lambda t: model(t).sum())(x))
+    with torch.no_grad():
+        torch.testing.assert_close(module(x[:2]), model(x[:2]))
