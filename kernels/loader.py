@@ -27,7 +27,7 @@ class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
     Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; ``backward_from_output`` if the kernel file has a
-    function for it; and ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` likewise. ``binding.cpp`` lists their arguments.
+    function for it; ``forward_bit``, ``forward_bit_`` and ``backward_from_bit`` likewise. ``binding.cpp`` lists their arguments.
 
     Attributes:
         name: the first part of the operators' names.

@@ -279,15 +279,16 @@ def test_opcheck(name: str, device: str) -> None:
     config, params = configure(name, False), tuple(default for _, default in RECORDS[name].params)
     x = torch.randn(5, 3, 7, device=device).transpose(0, 2)
     scalars = [torch.full((), value, device=device) for value in (0.1, 0.2, 0.5, -1e-6)]
-    extras = {"prelu": [torch.rand(3, device=device)], "rrelu": [torch.tensor([17], device=device)], "xielu": scalars}[name]
+    extras = {"prelu": [torch.rand(3, 1, device=device)], "rrelu": [torch.tensor([17], device=device)], "xielu": scalars}[name]
     kinds = {"forward": (x,), "forward_": (x.clone(),), "backward": (torch.randn(x.shape, device=device), x)}
-    if RECORDS[name].learned:
-        kinds |= dict.fromkeys(("backward_weights", "backward_all"), kinds["backward"])
+    learned = RECORDS[name].learned
+    wanted = [[1], [2], [(2 << learned) - 1]] if learned else [[]]  # dx, a weight's gradient, all
     if name != "xielu":
         mask = config.operator("forward_bit")(x, *extras, *params)[1]
         kinds |= {"forward_bit": (x,), "forward_bit_": (x.clone(),), "backward_from_bit": (torch.randn_like(x), mask)}
     for kind, tensors in kinds.items():
-        torch.library.opcheck(config.operator(kind), (*tensors, *extras, *params), test_utils=tests)
+        for last in wanted if kind == "backward" else [[]]:
+            torch.library.opcheck(config.operator(kind), (*tensors, *extras, *params, *last), test_utils=tests)
 
 
 def kept_bytes(function: Callable[[], Tensor]) -> int:
