@@ -26,8 +26,8 @@ __all__ = ["Library", "generation", "load"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; ``backward_from_output`` if the kernel file has a
-    function for it; ``forward_bit``, ``forward_bit_`` and ``backward_from_bit`` likewise. ``binding.cpp`` lists their arguments.
+    Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; where the kernel file has functions for
+    them, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``. ``binding.cpp`` lists arguments.
 
     Attributes:
         name: the first part of the operators' names.
