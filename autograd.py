@@ -408,8 +408,8 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
         if records and x.is_leaf and not transformed:
             refuse_leaf(activation)
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
-            # What is kept must outlive the change.
-            before = _copied(x, activation) if transformed or (records and save == "input") else x
+            # What is kept must outlive the change; while compiling, PyTorch keeps the function's input, whatever we do.
+            before = _copied(x, activation) if transformed or (records and (compiling or save == "input")) else x
             return write(x, run(before, activation, params, False, save, fast_math))
     if transformed and (compiling or _functionalized()):
         return _formula(activation, x, params)

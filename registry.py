@@ -6,7 +6,6 @@ import difflib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache
 from types import FunctionType
 
 from torch import Tensor, nn
@@ -73,24 +72,41 @@ class _Registry(Mapping[str, type[ActivationModule]]):
         _complete()
         return len(_modules)
 
-    def __repr__(self) -> str:
+    def items(self) -> list[tuple[str, type[ActivationModule]]]:
+        """Names and classes as they are now, whatever other threads register meanwhile."""
         _complete()
-        return repr(_modules.copy())
+        return list(_modules.items())
+
+    def values(self) -> list[type[ActivationModule]]:
+        """The classes as they are now."""
+        return [cls for _, cls in self.items()]
+
+    def __repr__(self) -> str:
+        return repr(dict(self.items()))
 
 
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
 
 
-@cache
+_is_complete = False
+
+
 def _complete() -> None:
     """Registers the activations that take more than a line of the table, which few programs ask for."""
+    global _is_complete
+    if _is_complete:
+        return
     from .learned import LEARNED
 
     with lock:
         for activation, module, function in LEARNED:
             if activation.name not in _modules:  # replaced before it was asked for
                 register(activation, module, function)
+        _is_complete = True
+
+
+_complete._dynamo_marked_constant = True  # torch.compile calls it, and does not look into it, as it knows no locks
 
 
 def normalise(name: str) -> str:

@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from . import registry
 from .activations import ActivationModule
+from .autograd import describe, is_stand_in
 from .calls import calls
 from .counterparts import (
     counterpart,
@@ -279,6 +280,8 @@ class Patched(TorchFunctionMode, ContextDecorator):
         x, *rest = args or (kwargs.get("input"),)
         options = {key: value for key, value in kwargs.items() if key != "input"} | ({"inplace": True} if inplace else {})
         try:
+            if is_stand_in(x):
+                raise TypeError(f"{name}: expected a tensor, got {describe(x)}, which stands for one that is not there yet")
             if isinstance(x, Tensor) and x.device.type not in ("cpu", "cuda"):
                 raise TypeError(f"{name}: expected a tensor on a CPU or a GPU, got one on {x.device.type}")
             y = registry.function(name)(x, *rest, **options)

@@ -99,7 +99,7 @@ class KernelSource(NamedTuple):
 
     def defines(self) -> list[str]:
         """What the compilers are told of the file, beside its text."""
-        unmarked = self.signature.unmarked_numbers
+        unmarked = self.signature.unmarked_numbers if self.numbers else 0
         return ([f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []) + self.work.defines()
 
     @property

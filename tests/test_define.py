@@ -749,7 +749,7 @@ def test_threads(eager_switching: None) -> None:
         for _ in range(60):
             cls = jitact.define("same", formulas[i])
             assert cls.activation.formula == formulas[i]
-            assert "same" in jitact.names() and jitact.same.__name__ == "same" and len(dict(jitact.REGISTRY)) > 30
+            assert "same" in jitact.names() and jitact.same.__name__ == "same" and len(jitact.REGISTRY.items()) > 30
             jitact.define(f"own_{i}", formulas[i])
             registry.unregister(f"own_{i}")
             with pytest.raises(KeyError, match="known names are"):
