@@ -305,7 +305,7 @@ TABLE: tuple[Activation, ...] = (
     Activation("softplus", "Softplus", "log(1 + exp(beta x)) / beta, x where beta x > threshold", F.softplus, INPUT_OUTPUT,
                (("beta", 1.0), ("threshold", 20.0)), module=nn.Softplus, exact=ref.exact_softplus,
                gradient_from_output=ref.softplus_from_output,
-               requires=(*_positive("beta"), Requirement("threshold >= 20", lambda beta, threshold: threshold >= 20, "output"))),
+               requires=(*_positive("beta"), Requirement("threshold >= 20", lambda beta, limit: limit >= 20, "output"))),
     Activation("logsigmoid", "LogSigmoid", "-log(1 + exp(-x))", F.logsigmoid, INPUT_OUTPUT, module=nn.LogSigmoid,
                gradient_from_output=ref.logsigmoid_from_output),
     Activation("relu2", "ReLUSquared", "max(x, 0)^2", ref.relu2, INPUT_OUTPUT, gradient_from_output=ref.relu2_from_output,

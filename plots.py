@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
 from .activations import ActivationModule
-from .checks import converted, default_device, exact_function, record_of
+from .checks import converted, default_device
 from .learned import Learned
+from .oracle import exact_function, record_of
 from .registry import get
 
 if TYPE_CHECKING:
