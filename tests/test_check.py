@@ -79,7 +79,7 @@ def test_a_forward_that_fails_far_out_shows() -> None:
 
 @pytest.mark.parametrize("name", [record.name for record in TABLE])
 def test_the_library_passes(name: str, device: str) -> None:
-    dtypes = DTYPES if "output" in jitact.get(name).activation.saves else [torch.float32, torch.bfloat16]
+    dtypes = DTYPES if name in ("selu", "softplus") else [torch.float32, torch.bfloat16]
     assert jitact.check(name, dtypes=dtypes, device=device)
 
 
