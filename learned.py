@@ -352,13 +352,15 @@ def rrelu(
 
     Raises:
         TypeError: ``x`` is no such tensor, or a bound is no number.
-        ValueError: ``lower`` is above ``upper``, or a bound is not finite.
+        ValueError: ``lower`` is above ``upper``, or a bound, or in training their difference, is not finite.
         RuntimeError: in place on a leaf that requires a gradient.
     """
     _check_input(RRELU, x, save)
     _check_bounds(lower, upper)
     if not training:
-        return run(x, _LEAKY_RELU, ((lower + upper) / 2,), inplace, None, fast_math)
+        return run(x, _LEAKY_RELU, (lower / 2 + upper / 2,), inplace, None, fast_math)
+    if upper - lower > torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).max:
+        raise ValueError(f"rrelu: upper - lower must be finite for {_name(x.dtype)}, got lower={lower}, upper={upper}")
     return run_random(x, RRELU, (float(lower), float(upper)), inplace, fast_math)
 
 

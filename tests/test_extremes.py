@@ -260,6 +260,11 @@ def test_rrelu_with_extreme_bounds(device: str) -> None:
     x = torch.tensor([-INF, -3.0, -1e-40, -0.0, 0.0, 2.0, INF], device=device)
     for slope in (0.5, -2.0, 1e30, 1e-38):
         torch.testing.assert_close(jitact.rrelu(x, slope, slope, training=True), F.leaky_relu(x, slope), rtol=1e-6, atol=1e-45)
+    for dtype, most in ((torch.float32, 3e38), (torch.bfloat16, 3e38), (torch.float64, 1.7e308)):
+        with pytest.raises(ValueError, match=r"rrelu: upper - lower must be finite for .*, got lower=-"):
+            jitact.rrelu(x.to(dtype), -most, most, training=True)
+    mean = jitact.rrelu(torch.tensor([-1.0], dtype=torch.float64, device=device), 1e308, 1.2e308)
+    torch.testing.assert_close(mean.cpu(), torch.tensor([-1.1e308], dtype=torch.float64))  # whose sum overflows
 
 
 SUBNORMAL = {
