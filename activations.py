@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -340,7 +341,7 @@ TABLE: tuple[Activation, ...] = (
     Activation("hardshrink", "Hardshrink", "0 for |x| <= lambd, else x", F.hardshrink, BIT, (("lambd", 0.5),),
                module=nn.Hardshrink),
     Activation("softshrink", "Softshrink", "x - clamp(x, -lambd, lambd)", F.softshrink, BIT, (("lambd", 0.5),),
-               module=nn.Softshrink, requires=(Requirement("lambd >= 0", lambda lambd: lambd >= 0),)),
+               module=nn.Softshrink, requires=(Requirement("0 <= lambd < inf", lambda lambd: 0 <= lambd < math.inf),)),
     Activation("sparse_sigmoid", "SparseSigmoid", "clamp((x + 1) / 2, 0, 1)", ref.sparse_sigmoid, BIT,
                exact=ref.exact_sparse_sigmoid),
 
@@ -361,7 +362,8 @@ TABLE: tuple[Activation, ...] = (
                notes="fast_math=True computes exp(x) - 1 without expm1, without a branch: absolute error up to 5e-7."),
     Activation("softplus", "Softplus", "log(1 + exp(beta x)) / beta, x where beta x > threshold", F.softplus, INPUT_OUTPUT,
                (("beta", 1.0), ("threshold", 20.0)), module=nn.Softplus, exact=ref.exact_softplus,
-               gradient_from_output=ref.softplus_from_output, requires=_positive("beta")),
+               gradient_from_output=ref.softplus_from_output,
+               requires=(*_positive("beta"), Requirement("threshold >= 20", lambda beta, limit: limit >= 20, "output"))),
     Activation("logsigmoid", "LogSigmoid", "-log(1 + exp(-x))", F.logsigmoid, INPUT_OUTPUT, module=nn.LogSigmoid,
                gradient_from_output=ref.logsigmoid_from_output),
     Activation("relu2", "ReLUSquared", "max(x, 0)^2", ref.relu2, INPUT_OUTPUT, gradient_from_output=ref.relu2_from_output,

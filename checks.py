@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from numbers import Real
 
 import torch
 from torch import Tensor
 
-from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
+from .accuracy import GRADIENT_FLOOR
 from .activations import DTYPES, ActivationModule
 from .learned import Learned
+from .oracle import FROM_OUTPUT, LIMITS, Judge, Oracle
 from .registry import Named, module_of, record_of
 from .report import figure
+from .sampling import incoming, inputs, kinks
 
 __all__ = ["Check", "Row", "check"]
 
-SAMPLE = 2**16
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What the results of a right formula stay within: it tells right from wrong, not good from better.
-
-    Attributes:
-        ulp: the error.
-        floor: the magnitude below which an ulp counts as the one there, since what is computed on the way may be larger.
-    """
-
-    ulp: float
-    floor: float
-
-
-LIMITS = {
-    torch.float64: Limit(2.0**16, 1.0),
-    torch.float32: Limit(64, 1.0),
-    torch.float16: Limit(2, 2.0**-8),
-    torch.bfloat16: Limit(2, 2.0**-8),
-}
+FAR = 0.25  # from the maximum of what is computed in, to this power, a right formula may overflow on the way
 
 
 @dataclass(frozen=True)
@@ -51,6 +34,8 @@ class Worst:
         actual: the result there.
         exact: what it should have been.
         wrong: for how many inputs the result is wrong.
+        overflows: the magnitude of inputs from which what is computed on the way overflows, if it does; what is further out
+            is not judged.
     """
 
     ulp: float
@@ -58,17 +43,22 @@ class Worst:
     actual: float
     exact: float
     wrong: int
+    overflows: float = math.inf
 
 
 @dataclass(frozen=True)
 class Row:
-    """What was found for a dtype and what backward keeps; ``forward`` is None where there is nothing to compare with."""
+    """What was found for a dtype and what backward keeps; ``forward`` is None where there is nothing to compare with.
+
+    ``untold`` is for how many of the inputs no gradient is known: at kinks, or where float64 overflows, or the output does.
+    """
 
     dtype: torch.dtype
     save: str
     inputs: int
     forward: Worst | None
     gradient: Worst
+    untold: int = 0
 
     @property
     def passed(self) -> bool:
@@ -80,36 +70,48 @@ class Row:
         """Whether forward is off by far more than its formula need be: small results of subtractions, or vanished ones."""
         return self.forward is not None and self.forward.ulp > LIMITS[self.dtype].ulp
 
+    @property
+    def verdict(self) -> str:
+        """In words."""
+        if not self.passed:
+            return "FAIL"
+        overflows = min(worst.overflows for worst in (self.forward, self.gradient) if worst)
+        buts = ["loses digits"] * self.lossy + [f"overflows from |x| = {overflows:.2g}"] * (overflows < math.inf)
+        return ", ".join(["pass", *(f"but {but}" for but in buts)])
+
 
 @dataclass(frozen=True)
 class Check:
-    """The result of :func:`check`; true if all is well. As text, the table."""
+    """The result of :func:`check`; true if all is well. ``table`` is what was printed."""
 
     title: str
     method: str
     rows: tuple[Row, ...]
+    unseen: str = ""
 
     def __bool__(self) -> bool:
         """Whether all rows passed."""
         return all(row.passed for row in self.rows)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         """One line, as the table has been printed."""
         return f"<check of {self.title}: {'passed' if self else 'FAILED'}>"
 
-    def __str__(self) -> str:
-        """The table."""
+    __repr__ = __str__
+
+    @property
+    def table(self) -> str:
+        """A line for each row, what is wrong, and what was not looked at."""
         lines = [self.title, self.method, f"  {'dtype':9} {'keeps':7} {'forward, worst':24} {'gradient, worst':24}"]
         for row in self.rows:
             cells = [_cell(row.forward), _cell(row.gradient)]
-            name = str(row.dtype).removeprefix("torch.")
-            verdict = "FAIL" if not row.passed else "pass, but loses digits" if row.lossy else "pass"
-            lines.append(f"  {name:9} {row.save:7} {cells[0]:24} {cells[1]:24} {verdict}")
+            name = _name(row.dtype)
+            lines.append(f"  {name:9} {row.save:7} {cells[0]:24} {cells[1]:24} {row.verdict}")
             for kind, worst in (("forward", row.forward), ("gradient", row.gradient)):
                 if worst and worst.wrong:
                     was = f"{worst.actual:.8g} where it should be {worst.exact:.8g}"
                     lines.append(f"    {kind} at x = {worst.x:.8g} is {was}; {worst.wrong} of {row.inputs} inputs are wrong")
-        return "\n".join(lines)
+        return "\n".join([*lines, f"  not looked at: {self.unseen}"])
 
 
 def _cell(worst: Worst | None) -> str:
@@ -121,15 +123,16 @@ def _cell(worst: Worst | None) -> str:
 def check(
     activation: Named,
     *,
-    low: float = -100.0,
-    high: float = 100.0,
+    low: float = -math.inf,
+    high: float = math.inf,
     dtypes: Iterable[torch.dtype] = DTYPES,
     device: str | torch.device | None = None,
 ) -> Check:
     """Compares an activation's forward and gradient with its reference in float64, prints a table, and returns it.
 
     An activation without a reference (one defined by a kernel file that is more than an expression) is compared with its
-    own forward in float64, and its gradient with that forward's finite differences, kinks left out.
+    own forward in float64, and its gradient with that forward's finite differences, kinks left out. A gradient from the output
+    is compared with the slope where the function has the very output that was kept, rounded as it is.
 
     A result is wrong if it is further off than rounding explains: by more than :data:`LIMITS`, and by more than a change of
     ``x`` in the last bits of a register makes. A pass that loses digits is a right formula with large relative errors
@@ -137,39 +140,77 @@ def check(
 
     Args:
         activation: anything that :func:`jitact.get` takes; of a module, the parameters are those checked.
-        low: the smallest input.
-        high: the largest. 16-bit types are checked on every value between, the others on a sample.
+        low: the smallest input; the end of the dtype's range by default.
+        high: the largest. 16-bit types are checked on every value between, of the others a sample, with what is near 0, far
+            out, and near the numbers that occur in the kernel file.
         dtypes: what to check; all four by default.
         device: the GPU by default, if there is one.
 
     Raises:
-        KeyError, TypeError: as :func:`jitact.get`.
+        KeyError: as :func:`jitact.get`.
+        TypeError: so too, or ``dtypes`` is no list of dtypes that activations take, or a bound is no number.
+        ValueError: there are no dtypes, or no inputs from ``low`` to ``high``.
         kernels.BuildError: it does not compile.
     """
+    dtypes = _checked(dtypes, low, high)
     module = module_of(activation)
     record, device = record_of(module), default_device(device)
-    oracle = _Oracle(module)
-    rows = [row for dtype in dtypes for row in _rows(module, _inputs(dtype, low, high, device))]
+    oracle = Oracle(module)
+    near = kinks(record.source.text, oracle.params)
+    samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
+    for dtype, x in samples.items():
+        if not x.numel():
+            raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
+    rows = tuple(row for x in samples.values() for row in _rows(module, x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, oracle.params, strict=True))
     title = f"{record.name}{f'({settings})' * bool(settings)}: {record.formula}"
-    result = Check(title, f"against {oracle.name}, {low:g} <= x <= {high:g}, on {device}", tuple(rows))
-    print(result)
+    span = "all finite x" if (low, high) == (-math.inf, math.inf) else f"{low:g} <= x <= {high:g}"
+    result = Check(title, f"against {oracle.name}, {span}, on {device}", rows, _unseen(module, rows, device))
+    print(result.table)
     return result
+
+
+def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[torch.dtype, ...]:
+    """``dtypes``, after a look at what was given."""
+    choices = ", ".join(map(_name, DTYPES))
+    if isinstance(dtypes, (torch.dtype, str)) or not isinstance(dtypes, Iterable):
+        raise TypeError(f"check: dtypes must be a list, such as [torch.float32], got {dtypes!r}")
+    dtypes = tuple(dtypes)
+    for dtype in dtypes:
+        if dtype not in DTYPES:
+            raise TypeError(f"check: dtypes may be {choices}, got {dtype!r}")
+    if not dtypes:
+        raise ValueError(f"check: there are no dtypes to check; choose from {choices}")
+    for name, value in (("low", low), ("high", high)):
+        if isinstance(value, bool) or not isinstance(value, Real):
+            raise TypeError(f"check: {name} must be a number, got {value!r}")
+    if not low <= high:
+        raise ValueError(f"check: needs low <= high, got low={low}, high={high}")
+    return dtypes
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.device) -> str:
+    """What a pass says nothing about."""
+    record, saves = record_of(module), {row.save for row in rows}
+    unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
+    unseen += ["most inputs of wider types, which are a sample"] if any(row.dtype.itemsize > 2 for row in rows) else []
+    unseen += ["other parameters"] if record.params else []
+    unseen += ["gradients of the weights"] if getattr(record, "learned", 0) else []
+    unseen += ["random slopes"] if getattr(record, "random", False) else []
+    unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
+    unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
+    untold = max(row.untold for row in rows)
+    unseen += [f"gradients of {untold} inputs, at kinks or beyond the range"] if untold else []
+    return "; ".join(unseen)
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
     """What is asked for, else the GPU, if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-
-
-def exact_function(module: ActivationModule) -> Callable[[Tensor], Tensor]:
-    """What a module computes, with its parameters, as a function in PyTorch that is exact in float64."""
-    record = record_of(module)
-    if isinstance(record, Learned) and record.learned:
-        weights = [weight.detach() for weight in (*module.parameters(), *module.buffers())]
-        return lambda x: record.formula_of(x, *(weight.to(x.device, x.dtype) for weight in weights))
-    function, params = record.exact or record.reference, module._params()
-    return lambda x: function(x, *params)
 
 
 def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> ActivationModule:
@@ -184,85 +225,65 @@ def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> A
     return own.eval()
 
 
-class _Oracle:
-    """What an activation with given parameters should compute, in float64."""
-
-    def __init__(self, module: ActivationModule) -> None:
-        record, self.params = record_of(module), module._params()
-        self.has_reference = record.has_reference
-        self.name = "PyTorch in float64" if self.has_reference else "its own float64, gradient by finite differences"
-        self.value = exact_function(module)
-
-    def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The slope at ``x``, NaN where it cannot tell, and how far from it the true one may be."""
-        if not self.has_reference:
-            return _finite_differences(self.value, x)
-        slope = value_and_gradient(self.value, x)[1]
-        if (
-            slope.isnan().any()
-        ):  # torch.where gives NaN in reverse mode, but not in forward mode, if a branch not taken overflows
-            slope = torch.where(slope.isnan(), torch.func.jvp(self.value, (x,), (torch.ones_like(x),))[1], slope)
-        return slope, torch.zeros_like(slope)
-
-
-def _finite_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivative of ``f`` by central differences of fourth order, NaN at kinks, and its error."""
-    h = (x.abs() * 2.0**-20).clamp(min=2.0**-13)
-    left2, left, middle, right, right2 = (f(x + k * h) for k in (-2, -1, 0, 1, 2))
-    near, far = (right - left) / (2 * h), (right2 - left2) / (4 * h)
-    truncation, rounding = (near - far).abs(), 8 * torch.finfo(x.dtype).eps * middle.abs() / h
-    scale = 1 + near.abs()
-    smooth = (truncation < 1e-3 * scale) & (((right - 2 * middle + left) / h).abs() < 1e-2 * scale)
-    return ((4 * near - far) / 3).masked_fill(~smooth, torch.nan), truncation + rounding + 1e-7 * scale
-
-
-def _inputs(dtype: torch.dtype, low: float, high: float, device: torch.device) -> Tensor:
-    """Every value of a 16-bit type from ``low`` to ``high``, or of both 16-bit types and evenly spread ones."""
-    own = [dtype] if dtype.itemsize == 2 else [torch.float16, torch.bfloat16]
-    values = [every_16bit_value(each, device).to(dtype) for each in own]
-    if dtype.itemsize > 2:
-        generator = torch.Generator(device).manual_seed(0)
-        bounds = (max(low, -1e30), min(high, 1e30))
-        values.append(torch.empty(SAMPLE, device=device, dtype=dtype).uniform_(*bounds, generator=generator))
-    x = torch.cat(values)
-    return x[(x >= low) & (x <= high)]
-
-
 def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
-    """A row for each thing that backward can keep."""
-    record, exact_x, oracle = record_of(module), x.double(), _Oracle(converted(module, x))
+    """A row for each thing that backward can keep with these parameters."""
+    record, dtype, exact_x, oracle = record_of(module), x.dtype, x.double(), Oracle(converted(module, x))
     exact_y = oracle.value(exact_x).detach()
-    exact_dx, doubt = (each.detach() for each in oracle.gradient(exact_x))
-    yardstick = x.dtype is torch.float64 and not oracle.has_reference
-    eps = torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).eps  # of registers
+    exact_dx, doubt = oracle.gradient(exact_x)
+    eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps  # of registers
+    beside = [(oracle.value(at).detach(), oracle.gradient(at)[0]) for at in (exact_x * (1 - eps), exact_x * (1 + eps))]
+    y_spread, dx_spread = ((a - b).abs() for a, b in zip(*beside, strict=True))
+    if dtype is torch.float64:  # what the oracle's own formula may have overflowed for
+        exact_dx = exact_dx.masked_fill(~(exact_dx.isfinite() & exact_y.isfinite()), torch.nan)
+        exact_y = exact_y.masked_fill(~exact_y.isfinite(), torch.nan)
+    yardstick = dtype is torch.float64 and not oracle.has_reference
+    dy, none = incoming(exact_dx, dtype, LIMITS[dtype].floor), torch.zeros_like(exact_y)
     for save in dict.fromkeys([module.save or record.saves[0], *record.saves]):
-        y, dx = _value_and_gradient(converted(module, x, save), x)
-        exact_own = converted(module, exact_x, save)
-        beside = [_value_and_gradient(exact_own, exact_x * (1 + step)) for step in (-eps, eps)]
-        y_spread, dx_spread = ((a - b).abs() for a, b in zip(*beside, strict=True))
-        wanted = exact_dx
-        if save == "output" and x.dtype is not torch.float64:  # judged as a function of the y that was kept, which is rounded
-            wanted = record.gradient_reference(torch.ones_like(exact_y), y.double(), oracle.params, "output").detach()
-        forward = None if yardstick else _worst(x, y, exact_y, y_spread, torch.zeros_like(exact_y), None)
-        yield Row(x.dtype, save, x.numel(), forward, _worst(x, dx, wanted, dx_spread, doubt, GRADIENT_FLOOR))
+        if not all(r.holds(*oracle.params) for r in record.requires if r.save == save):
+            continue
+        y, dx = _value_and_gradient(converted(module, x, save), x, dy)
+        wanted, unsure, limit = exact_dx, doubt, LIMITS[dtype]
+        if save == "output":
+            (wanted, unsure), limit = oracle.gradient_of_output(exact_x, y.double()), FROM_OUTPUT[dtype]
+            wanted = wanted.masked_fill(exact_dx.isnan(), torch.nan)
+        judges = [Judge(exact_y, y_spread, none, LIMITS[dtype], dtype), Judge(wanted, dx_spread, unsure, limit, dtype)]
+        far = exact_x.abs() > torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).max ** FAR
+        slips = [torch.zeros_like(far), torch.zeros_like(far)]
+        if dtype is not torch.float64:  # what the same formula gives in float64 tells a slip from digits or a range too few
+            wide = _value_and_gradient(converted(module, exact_x, save), exact_x, torch.ones_like(exact_x))
+            limits = LIMITS[torch.float64], (FROM_OUTPUT if save == "output" else LIMITS)[torch.float64]
+            exact = (exact_y, y_spread, none), (exact_dx, dx_spread, doubt)
+            slips = [Judge(*e, to, torch.float64).wrong(w) for e, to, w in zip(exact, limits, wide, strict=True)]
+            far &= ~(slips[0] | slips[1])
+        forward, gradient = (
+            _worst(x, actual, judge, slip, far, floor)
+            for actual, judge, slip, floor in zip((y, dx), judges, slips, (None, GRADIENT_FLOOR), strict=True)
+        )
+        yield Row(dtype, save, x.numel(), None if yardstick else forward, gradient, int(wanted.isnan().sum()))
 
 
-def _value_and_gradient(module: ActivationModule, x: Tensor) -> tuple[Tensor, Tensor]:
-    """``module(x)`` and its slope, from gradients of 1 and -1/2 by turns: a backward that is not linear in dy shows."""
+def _value_and_gradient(module: ActivationModule, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:
+    """``module(x)``, and the gradient for ``dy`` divided by that, in float64."""
     x = x.detach().requires_grad_()
-    dy = torch.ones_like(x)
-    dy[1::2] = -0.5
     y = module(x)
-    return y.detach(), torch.autograd.grad(y, x, dy)[0] / dy
+    return y.detach(), torch.autograd.grad(y, x, dy)[0].double() / dy.double()
 
 
-def _worst(x: Tensor, actual: Tensor, exact: Tensor, spread: Tensor, doubt: Tensor, floor: float | None) -> Worst:
-    """The largest error beyond ``doubt``, of the wrong results if there are any."""
-    limit, off = LIMITS[x.dtype], actual.double() - exact
-    beyond = torch.where(off.abs() <= doubt, exact, actual.double() - off.sign() * doubt)
-    error = ulp_error(beyond, exact, x.dtype, floor).masked_fill(exact.isnan(), 0.0)
-    wrong = (ulp_error(beyond, exact, x.dtype, limit.floor) > limit.ulp) & ~exact.isnan()
-    wrong &= ~(off.abs() <= 4 * spread.nan_to_num(nan=0.0, posinf=0.0))
+def _worst(x: Tensor, actual: Tensor, judge: Judge, slips: Tensor, far: Tensor, floor: float | None) -> Worst:
+    """The largest error, of the wrong results if there are any.
+
+    Args:
+        x: the inputs.
+        actual: the results.
+        judge: of the results.
+        slips: where the formula is wrong, so that a result is wrong too, if it is off at all.
+        far: where a wrong result is but an overflow on the way.
+        floor: the magnitude below which an ulp counts as the one there.
+    """
+    wrong = judge.wrong(actual) | (slips & (judge.error(actual, None) > judge.limit.ulp))
+    overflows = x.double().abs()[wrong & far].min().item() if (wrong & far).any() else math.inf
+    error = judge.error(actual, floor).masked_fill(far & (x.double().abs() >= overflows), 0.0)
+    wrong &= ~far
     where = (error.where(wrong, -1.0) if wrong.any() else error).argmax()
-    values = (float(each[where]) for each in (error, x, actual, exact))
-    return Worst(*values, wrong=int(wrong.sum()))
+    values = (float(each[where]) for each in (error, x, actual, judge.exact))
+    return Worst(*values, wrong=int(wrong.sum()), overflows=overflows)

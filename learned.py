@@ -350,7 +350,7 @@ def rrelu(
 
     Raises:
         TypeError: ``x`` is no such tensor, or a bound is no number.
-        ValueError: ``lower`` is above ``upper``, or a bound is not finite.
+        ValueError: ``lower`` is above ``upper``, or a bound, or in training their difference, is not finite.
         RuntimeError: in place on a leaf that requires a gradient.
     """
     if is_stand_in(x):
@@ -360,7 +360,9 @@ def rrelu(
     check(RRELU, (), inplace, save, fast_math)
     bounds = _check_bounds(lower, upper)
     if not training:
-        return run(x, _LEAKY_RELU, (sum(bounds) / 2,), inplace, None, fast_math)
+        return run(x, _LEAKY_RELU, (bounds[0] / 2 + bounds[1] / 2,), inplace, None, fast_math)
+    if bounds[1] - bounds[0] > torch.finfo(torch.float64 if x.dtype is torch.float64 else torch.float32).max:
+        raise ValueError(f"rrelu: upper - lower must be finite for {_name(x.dtype)}, got lower={lower}, upper={upper}")
     return run_random(x, RRELU, bounds, inplace, fast_math)
 
 

@@ -126,8 +126,8 @@ def exact_laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> T
 
 def exact_squareplus(x: Tensor, b: float = 4.0) -> Tensor:
     """Without the cancellation of ``x + sqrt(x^2 + b)`` for negative x."""
-    root = torch.sqrt(x * x + b)
-    return torch.where(x > 0, (x + root) / 2, b / 2 / (root - x.clamp(max=0)))
+    root = torch.hypot(x, x.new_tensor(math.sqrt(b)))
+    return torch.where(x > 0, x / 2 + root / 2, b / 4 / (root / 2 - x.clamp(max=0) / 2))
 
 
 def exact_tanhshrink(x: Tensor) -> Tensor:
@@ -191,11 +191,11 @@ def softsign_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
 
 
 def elu_from_output(dy: Tensor, y: Tensor, alpha: float) -> Tensor:  # noqa: D103
-    return dy * torch.where(y > 0, 1.0, y + alpha)
+    return dy * torch.where(y > 0, 1.0, (y + alpha).clamp(min=0))
 
 
 def celu_from_output(dy: Tensor, y: Tensor, alpha: float) -> Tensor:  # noqa: D103
-    return dy * torch.where(y > 0, 1.0, y / alpha + 1)
+    return dy * torch.where(y > 0, 1.0, (y / alpha + 1).clamp(min=0))
 
 
 def selu_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
@@ -215,11 +215,11 @@ def relu2_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
 
 
 def squareplus_from_output(dy: Tensor, y: Tensor, b: float) -> Tensor:  # noqa: D103
-    return dy * y.square() / (y.square() + b / 4)
+    return dy * (y / torch.hypot(y, y.new_tensor(math.sqrt(b) / 2))).square()
 
 
 def softcap_from_output(dy: Tensor, y: Tensor, c: float) -> Tensor:  # noqa: D103
-    return dy * (1 - (y / c).square())
+    return dy * ((1 - y / c) * (1 + y / c)).clamp(min=0)
 
 
 def sqrtsoftplus_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103

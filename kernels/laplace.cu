@@ -7,6 +7,6 @@
 ELEMENTWISE T forward(T x, Number<T> mu, Number<T> sigma) { return normal_cdf(x, mu, sigma); }
 
 ELEMENTWISE T backward(T dy, T x, Number<T> mu, Number<T> sigma) {
-  const T inverse = reciprocal(sigma);
-  return dy * (normal_pdf((x - mu) * inverse) * inverse);
+  const T r = one_over(sigma);
+  return dy * (normal_pdf((x - mu) * r) * r);
 }

@@ -27,7 +27,7 @@ class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
     Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; where the kernel file has functions for
-    them, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``. ``binding.cpp`` lists arguments.
+    them, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``. ``binding.cpp`` has arguments.
 
     Attributes:
         name: the first part of the operators' names.

@@ -26,6 +26,7 @@
 //   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
 //   rsqrt(x)                   1 / sqrt(x)
 //   reciprocal(x)              1 / x for |x| from 2^-126 to 2^126, without the slow path that the GPU's division has
+//   one_over(p)                1 / p for a parameter p: rounded, and held where it is finite
 //   square_root(x)             sqrt(x) for 0, and from 2^-126 to inf, likewise
 //   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
 //   rest(T(c), c)              what rounding to T took from a literal c
@@ -89,6 +90,7 @@ JITACT_OWN(softplus)
 JITACT_OWN(decay)
 JITACT_OWN(log1p_unit)         JITACT_WIDE(log1p_unit)
 JITACT_OWN(reciprocal)
+JITACT_OWN(one_over)           JITACT_WIDE(one_over)
 JITACT_OWN(normal_pdf)         JITACT_WIDE(normal_pdf)
 JITACT_OWN(normal_cdf)         JITACT_WIDE(normal_cdf)
 JITACT_OWN(normal_tail)        JITACT_WIDE(normal_tail)
@@ -164,15 +166,16 @@ JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
 JITACT_INLINE Double times_sigmoid(Double a, Double x) { return times_sigmoid(a, x < 0, abs(x), 0); }
 JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
   const Double h = exp(min(x, 20) / 2), e = h * h;
-  return a * h * (h * (e + 2) / (e * (e + 2) + 2));
+  const bool left = x < 0;
+  return (left ? a * h : a) * ((left ? h : e) * (e + 2) / (e * (e + 2) + 2));
 }
 JITACT_INLINE Double normal_cdf(Double x, Double mu, Double sigma) { return normal_cdf((x - mu) / sigma); }
 JITACT_INLINE Double x_plus_sin_squared(Double x, Double alpha) {
-  const Double s = sin(clamp(alpha * x, -1e300, 1e300));
-  return x + s * s / alpha;
+  const Double s = sin(clamp(alpha * x, -wide::kLargest, wide::kLargest));
+  return fma(s * s, one_over(alpha), x);
 }
 JITACT_INLINE Double x_plus_sin_squared_slope(Double x, Double alpha) {
-  const Double s = sin(alpha * x) + cos(alpha * x);
+  const Double v = clamp(alpha * x, -wide::kLargest, wide::kLargest) + 0 * x, s = sin(v) + cos(v);
   return s * s;
 }
 JITACT_INLINE Double x_minus_tanh(Double x) {

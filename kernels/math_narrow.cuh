@@ -13,6 +13,7 @@ namespace jitact::narrow {
 using single::cos;
 using single::log;
 using single::log1p;
+using single::one_over;
 using single::select;
 using single::sin;
 
@@ -137,7 +138,7 @@ JITACT_INLINE float normal_cdf(float x) {
   const float y = bell(x) * tail(fabsf(x));
   return select(x < 0, y, 1.0f - y);
 }
-JITACT_INLINE float normal_cdf(float x, float mu, float sigma) { return normal_cdf((x - mu) * reciprocal(sigma)); }
+JITACT_INLINE float normal_cdf(float x, float mu, float sigma) { return normal_cdf((x - mu) * one_over(sigma)); }
 JITACT_INLINE float normal_pdf(float x) { return 0.398942280f * bell(x); }
 
 JITACT_INLINE float erfc(float x) {

@@ -66,7 +66,7 @@ JITACT_INLINE float cos(float x) { return sincos(x).cos; }
 
 // x + sin(alpha x)^2 / alpha, where sin^2 may be taken for 1 - sin^2 of the nearest zero's distance, which cancels less.
 JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
-  const float v = alpha * x, inverse = reciprocal(alpha);
+  const float v = alpha * x, inverse = one_over(alpha);
   const Quadrant q = quadrant(v, fmaf(alpha, x, -v), 0.0f);
   const float s = sin_near_zero(q.r), t = s * inverse;
   return fmaf(select(q.n & 1, -t, t), s, select(q.n & 1, x + inverse, x));
@@ -74,8 +74,8 @@ JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
 // 1 + sin(2 alpha x), without the cancellation. From |alpha x| = 2^15 on, of the rounded product.
 JITACT_INLINE float x_plus_sin_squared_slope(float x, float alpha) {
   const float v = alpha * x;
-  const SinCos y = sincos(v, fmaf(alpha, x, -v));
-  const float s = y.sin + y.cos;
+  const Quadrant q = quadrant(v, fmaf(alpha, x, -v), fabsf(x) < INFINITY ? 0.0f : NAN);
+  const float s = sine(q) + sine({q.r, q.n + 1});
   return s * s;
 }
 
@@ -101,7 +101,7 @@ JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
   const float v = alpha * x, n = fmaf(v, 0.318309886f, 12582912.0f) - 12582912.0f;
   const float near = fmaf(n, 8.74227766e-08f, fmaf(n, -3.14159274f, v));  // to the nearest multiple of pi
   const float s = sine(single::select(fabsf(v) < 0x1p15f, near, 0.0f));
-  return fmaf(s * s, single::reciprocal(alpha), x);
+  return fmaf(s * s, single::one_over(alpha), x);
 }
 
 // The unit of a 16-bit gradient is nowhere less than 2^-18, so the cancellation does no harm.

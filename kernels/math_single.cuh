@@ -63,6 +63,11 @@ JITACT_INLINE float reciprocal(float b) {
 #endif
 }
 
+constexpr float kLargest = 0x1.fffffep127f;
+
+// 1 / p, rounded, and held where it is finite.
+JITACT_INLINE float one_over(float p) { return at_most(at_least(1.0f / p, -kLargest), kLargest); }
+
 // a / (b + low) for b from 1 to 2 and |low| tiny, rounded but once: the residual corrects the quotient. An infinite a has
 // none.
 JITACT_INLINE float divide(float a, float b, float low) {
@@ -313,13 +318,12 @@ JITACT_INLINE float normal_pdf(float x) {
 
 // P(N < z) with z = (x - mu) / sigma. The left tail turns absolute errors of z into relative ones, so for z < 0 what rounding
 // takes from it is kept: d_low from d = x - mu, where the lesser of x and -mu is then the greater in magnitude, and the rest
-// from the division. 15 sigma from mu, the result is 0 or 1.
+// from the division. 15 sigma from mu, the result is 0 or 1, whatever else was rounded.
 JITACT_INLINE float normal_cdf(float x, float mu, float sigma) {
-  const float c = at_most(at_least(x, fmaf(-15.0f, sigma, mu)), fmaf(15.0f, sigma, mu)), d = c - mu;
-  const float d_low = (at_most(c, -mu) - d) + at_least(c, -mu);
-  const float inverse = reciprocal(sigma), z = d * inverse;
-  const float low = fmaf(z, fmaf(-inverse, sigma, 1.0f), fmaf(d_low, inverse, fmaf(d, inverse, -z)));
-  return normal_cdf(z, tail(fabsf(z), -low));
+  const float s = at_most(at_least(sigma, 0x1p-126f), kLargest), r = one_over(s);
+  const float d = x - mu, z = d * r, d_low = (at_most(x, -mu) - d) + at_least(x, -mu);
+  const float low = fmaf(z, fmaf(-r, s, 1.0f), fmaf(d_low, r, fmaf(d, r, -z)));
+  return normal_cdf(z, tail(at_most(fabsf(z), 15.0f), fabsf(z) < 15.0f ? -low : 0.0f));
 }
 
 // erfc(a) = 2 Q(a sqrt(2)), with a sqrt(2) in two parts. erfc: 4.00 ulp, erf: 1.70 ulp.

@@ -1,15 +1,18 @@
 #include "elementwise.cuh"
 
-// softcap(x)  = c * tanh(x * (1 / c))
+// softcap(x)  = c * tanh(x / c)
 // softcap'(x) = 4 e / (1 + e)^2 with e = exp(-2 |x / c|), which is (1 - y / c) (1 + y / c)
-// Source: Gemma Team, Gemma 2 (2024). For c > 0.
+// Source: Gemma Team, Gemma 2 (2024). For c > 0. A y that was rounded beyond c has no slope.
 
 // x / c may be too small for a T where x is not.
-ELEMENTWISE T forward(T x, Number<T> c) { return select(abs(x) < 0x1p-100 * c, x, c * tanh(x * (1 / c))); }
+ELEMENTWISE T forward(T x, Number<T> c) { return select(abs(x) < 0x1p-100 * c, x, c * tanh(x * one_over(c))); }
 
 ELEMENTWISE T backward(T dy, T x, Number<T> c) {
-  const T e = decay(2 * abs(x * (1 / c))), r = reciprocal(1 + e);
+  const T e = decay(2 * abs(x * one_over(c))), r = reciprocal(1 + e);
   return dy * (4 * e * r * r);
 }
 
-ELEMENTWISE T backward_from_output(T dy, T y, Number<T> c) { return dy * ((1 - y * (1 / c)) * (1 + y * (1 / c))); }
+ELEMENTWISE T backward_from_output(T dy, T y, Number<T> c) {
+  const T t = y * one_over(c);
+  return dy * max((1 - t) * (1 + t), 0);
+}

@@ -2,10 +2,12 @@
 
 // softplus(x)  = log(1 + exp(beta x)) / beta, and x itself where beta x > threshold
 // softplus'(x) = sigmoid(beta x) = 1 - exp(-beta y), and 1 there
-// Source: torch.nn.Softplus. No threshold is too large: nothing overflows.
+// Source: torch.nn.Softplus. No threshold is too large: nothing overflows. The slope from y needs threshold >= 20: around it
+// some y belong to two x, one on each side, whose slopes 1 and 1 - exp(-beta y) are one only then.
 
 ELEMENTWISE T forward(T x, Number<T> beta, Number<T> threshold) {
-  return select(beta * x > threshold, x, softplus(beta * x) * (1 / beta));
+  const T u = beta * x;
+  return select(u > threshold, x, log1p_unit(decay(abs(u))) * one_over(beta) + (x < 0 ? 0 : x));
 }
 
 ELEMENTWISE T backward(T dy, T x, Number<T> beta, Number<T> threshold) {
