@@ -128,10 +128,11 @@ def test_the_key_depends_on_all_that_goes_in(stand_in: Path, monkeypatch: pytest
     assert make_plan(answer(1)._replace(path="/elsewhere/x.cu")).title == base.title, "a cache can move with an installation"
 
     one = answer(1)
+    two = one._replace(text=one.text.replace("forward(T x)", "forward(T x, T a)"))
     changed = {
         "text": make_plan(one._replace(text=one.text + " ")),
-        "params": make_plan(one._replace(params=("alpha",))),
-        "saves": make_plan(one._replace(saves=("input", "output"))),
+        "operands": make_plan(two),
+        "numbers": make_plan(two._replace(numbers=("a",))),
         "fast_math": make_plan(one, fast_math=True),
         "cpu": base._replace(cpu="DEFAULT" if base.cpu != "DEFAULT" else "AVX2"),
         "compiler": base._replace(cxx=Compiler("c++", "c++ 99.0")),

@@ -203,7 +203,7 @@ def test_piecewise_linear_bit_by_bit(name: str, dtype: torch.dtype, device: str)
     else:
         record = jitact.get(name).activation
         sets = itertools.product(PIECEWISE[name], record.saves)
-        cases = [(params, operator(record, params, save), record.reference) for params, save in sets]
+        cases = [(params, operator(record, save), record.reference) for params, save in sets]
     for params, ours, theirs in cases:
         x = inputs(dtype, params).to(device)
         try:
@@ -219,9 +219,9 @@ def test_piecewise_linear_bit_by_bit(name: str, dtype: torch.dtype, device: str)
         assert same.all(), (params, x[~same], y[~same], expected[~same])
 
 
-def operator(record, params: tuple[float, ...], save: str):
+def operator(record, save: str):
     """The operator itself, by no cache of calls: what it makes of ``x``, a mask apart."""
-    config = configure(record, params, False, save, False)
+    config = configure(record, False, save, False)
     forward = lambda x, *params: config.forward_op(x, *params)  # noqa: E731
     return (lambda x, *params: forward(x, *params)[0]) if save == "bit" else forward
 
