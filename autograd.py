@@ -43,6 +43,9 @@ __all__ = [
     "write",
 ]
 
+BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
+"""Whether torch.compile is one that keeps inputs of autograd functions which nobody asked for; 2.11 was seen to."""
+
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
 
@@ -408,8 +411,10 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
         if records and x.is_leaf and not transformed:
             refuse_leaf(activation)
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
-            # What is kept must outlive the change; while compiling, PyTorch keeps the function's input, whatever we do.
-            before = _copied(x, activation) if transformed or (records and (compiling or save == "input")) else x
+            # What is kept must outlive the change.
+            before = _copied(x, activation) if transformed or (records and save == "input") else x
+            if compiling and records and BEFORE_2_13 and before is x:
+                before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
             return write(x, run(before, activation, params, False, save, fast_math))
     if transformed and (compiling or _functionalized()):
         return _formula(activation, x, params)
@@ -459,12 +464,21 @@ def _formula(activation: Activation, x: Tensor, params: tuple[float, ...]) -> Te
         RuntimeError: there is none; torch.compile answers that by running the call uncompiled, unless fullgraph=True.
     """
     if not activation.has_reference:
-        raise RuntimeError(
-            f"{activation.name}: transforms inside torch.compile, of exported programs, and torch.func.functionalize need its "
-            "formula in PyTorch, which a kernel file does not give; define it with reference="
-        )
+        _refuse_formula(activation.name)
     _evaluated(activation.token)
     return activation.reference(x, *params)
+
+
+def _refuse_formula(name: str) -> None:
+    """Says that a transform needs a formula that there is not."""
+    raise RuntimeError(
+        f"{name}: transforms inside torch.compile, of exported programs, and torch.func.functionalize need its formula in "
+        "PyTorch, which a kernel file does not give; define it with reference="
+    )
+
+
+if BEFORE_2_13:  # where a transform that is run uncompiled, which is how torch.compile answers, may lose derivatives
+    _refuse_formula._dynamo_marked_constant = True
 
 
 def _evaluated(token: str) -> bool:

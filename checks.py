@@ -246,6 +246,9 @@ def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
         if save == "output":
             (wanted, unsure), limit = oracle.gradient_of_output(exact_x, y.double()), FROM_OUTPUT[dtype]
             wanted = wanted.masked_fill(exact_dx.isnan(), torch.nan)
+        if dtype in (torch.float32, torch.bfloat16):  # a subnormal x may be 0 in registers, where a slope is infinite
+            flushed = (exact_x.abs() < torch.finfo(dtype).tiny) & (exact_x != 0) & ~dx.isfinite()
+            wanted = wanted.masked_fill(flushed, torch.nan)
         judges = [Judge(exact_y, y_spread, none, LIMITS[dtype], dtype), Judge(wanted, dx_spread, unsure, limit, dtype)]
         far = exact_x.abs() > torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).max ** FAR
         slips = [torch.zeros_like(far), torch.zeros_like(far)]

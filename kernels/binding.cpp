@@ -209,13 +209,6 @@ struct Arguments {
   }
 };
 
-// How elements lie in a call: the strides of its results, and where its tensors' rows are.
-struct Layout {
-  bool dense;
-  int64_t columns;
-  std::vector<int64_t> strides;
-};
-
 // Whether tensors of one shape, none of them of one element, are rows of elements side by side (or of one that repeats), each
 // with one distance from row to row. Then `rows` says where they are, with no data.
 bool are_rows(const std::vector<Tensor>& tensors, std::vector<Elements>& rows, int64_t& columns) {
@@ -249,9 +242,9 @@ bool are_rows(const std::vector<Tensor>& tensors, std::vector<Elements>& rows, i
   return columns > 1;
 }
 
-// Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads. `x` is the
-// one whose layout the results get.
-Layout lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
+// Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads. Returns the
+// strides of the results, which follow the layout of tensor `x`.
+std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {
     check(same_shape(t, like), "the tensors of elements differ in shape");
@@ -260,7 +253,8 @@ Layout lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
   }
   call.dtype = dtype_of(like);
   call.n = call.columns = like.numel();
-  call.dense = is_dense(like) && std::all_of(tensors.begin(), tensors.end(), [&](const Tensor& t) { return same_strides(t, like); });
+  const auto lies_alike = [&](const Tensor& t) { return same_strides(t, like); };
+  call.dense = is_dense(like) && std::all_of(tensors.begin(), tensors.end(), lies_alike);
   std::vector<Elements> rows;
   int64_t columns;
   // The sums go over dense memory. Rows are walked in the order of sizes, which has to be that of x's memory.
@@ -279,8 +273,8 @@ Layout lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
     call.read[t].data = const_cast<void*>(tensors[t].const_data());
   }
   const Tensor& laid_out = tensors[x];
-  return {call.dense, call.columns,
-          by_rows ? contiguous_strides(laid_out) : std::vector<int64_t>(laid_out.strides(), laid_out.strides() + laid_out.dim())};
+  if (by_rows) return contiguous_strides(laid_out);
+  return std::vector<int64_t>(laid_out.strides(), laid_out.strides() + laid_out.dim());
 }
 
 // Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are.
@@ -307,8 +301,6 @@ Broadcasts place(const Tensor& operand, const Tensor& x, const std::vector<int64
   }
   return found;
 }
-
-Tensor empty_as(const Layout& layout, const Tensor& x) { return empty(x.dim(), x.sizes(), layout.strides.data(), x.dtype(), x); }
 
 Tensor nothing(const Tensor& beside) {
   const int64_t size = 0, stride = 1;
@@ -344,16 +336,17 @@ void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
 struct Prepared {
   Call call;
   std::vector<Tensor> tensors, operands;  // as they are read, perhaps copies
-  Layout layout;
-  size_t x;  // of the tensors, the one whose layout the results have
+  std::vector<int64_t> strides;  // of results
+  size_t x;                      // of the tensors, the one whose layout results have
 
   Prepared(Op op, Arguments& arguments, size_t x) : call{op}, tensors(std::move(arguments.elements)), x(x) {
-    layout = lay_out(call, tensors, x);
+    strides = lay_out(call, tensors, x);
     call.numbers = arguments.numbers;
     for (Tensor& given : arguments.broadcast) operands.push_back(contiguous(std::move(given)));
-    for (int b = 0; b < kBroadcast; b++) call.broadcast[b] = place(operands[b], tensors[x], layout.strides);
+    for (int b = 0; b < kBroadcast; b++) call.broadcast[b] = place(operands[b], tensors[x], strides);
     if (kPrepares)
-      for (const Broadcasts& operand : call.broadcast) check(operand.count == 1, "the operands of prepare must hold one value each");
+      for (const Broadcasts& operand : call.broadcast)
+        check(operand.count == 1, "the operands of prepare must hold one value each");
     if (kRandom > 0) {
       const Tensor& seed = arguments.seed;
       check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");
@@ -361,7 +354,10 @@ struct Prepared {
       call.seed = static_cast<const int64_t*>(seed.const_data());
     }
   }
-  Tensor empty_result() const { return empty_as(layout, tensors[x]); }
+  Tensor empty_result() const {
+    const Tensor& like = tensors[x];
+    return empty(like.dim(), like.sizes(), strides.data(), like.dtype(), like);
+  }
   void run() {
     if (call.n > 0) launch(call, tensors[x]);
   }
@@ -412,7 +408,8 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   const Tensor x(again);
   for (int64_t i = 0; i < x.dim(); i++)
     check(x.strides()[i] != 0 || x.sizes()[i] <= 1,
-          "x cannot be changed in place: more than one element of the written-to tensor refers to a single memory location; clone() it");
+          "x cannot be changed in place: more than one element of the written-to tensor refers to a single memory location; "
+          "clone() it");
   Prepared prepared(op, arguments, 0);
   const Tensor& y = prepared.tensors[0];  // x itself, or a copy
   Tensor mask;
@@ -423,7 +420,8 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   prepared.call.written[0] = prepared.call.read[0];
   prepared.call.written[0].data = prepared.call.read[0].data = y.data();
   prepared.run();
-  if (y.const_data() != x.const_data() && aoti_torch_copy_(x.get(), y.get(), false) != 0) refused("x cannot be changed in place: ");
+  if (y.const_data() != x.const_data() && aoti_torch_copy_(x.get(), y.get(), false) != 0)
+    refused("x cannot be changed in place: ");
   if (op == Op::forward_bit) stack[0] = mask.release();
 }
 
@@ -480,7 +478,8 @@ void register_operators(const std::string& name, const std::string& elements, co
   add("_forward_", inplace, "()", forward_inplace<Op::forward>);
   if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
   else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients);
-  if (kSavesOutput) add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor", one_result<Op::backward_from_output>);
+  if (kSavesOutput)
+    add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor", one_result<Op::backward_from_output>);
   if (kSavesBit) {
     add("_forward_bit", elements + others, "(Tensor, Tensor)", forward_bit);
     add("_forward_bit_", inplace, "Tensor", forward_inplace<Op::forward_bit>);

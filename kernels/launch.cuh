@@ -16,9 +16,6 @@ struct Bfloat16 { uint16_t bits; };
 template <typename T>
 struct Numbers {
   T values[kNumbers + 1];
-  explicit Numbers(const double* p) {
-    for (int i = 0; i < kNumbers; i++) values[i] = T(p[i]);
-  }
 };
 
 // Calls f with the values of arguments K... for one element. A source gives values by role and place; tensors that are read

@@ -312,7 +312,8 @@ class Block {
   using T = typename Storage<S>::T;
   static constexpr int kReads = reads(op), kWrites = writes(op), kSummed = op == Op::backward_sums ? kSums : 0;
 
-  Block(const Call& call, const Broadcast<S>& broadcast) : call_(call), broadcast_(broadcast), numbers_(call.numbers) {
+  Block(const Call& call, const Broadcast<S>& broadcast) : call_(call), broadcast_(broadcast) {
+    for (int k = 0; k < kNumbers; k++) numbers_.values[k] = T(call.numbers[k]);
     for (int b = 0; b < kBroadcast; b++)
       if (broadcast.constant(b)) broadcast.fill(b, 0, kBlock, values_[b]);
   }
@@ -379,7 +380,7 @@ class Block {
 
   const Call& call_;
   const Broadcast<S>& broadcast_;
-  const Numbers<T> numbers_;
+  Numbers<T> numbers_;
   alignas(64) T wide_[kSame ? 1 : kReads > kWrites ? kReads : kWrites][kSame ? 1 : kBlock];
   alignas(64) T values_[kBroadcast + 1][kBroadcast ? kBlock : 1];
   alignas(64) Bits random_[kRandom + 1][kRandom ? kBlock : 1];

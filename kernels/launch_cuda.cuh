@@ -200,15 +200,23 @@ struct Launch {
     }
   }
   template <typename S>
-  static __device__ __forceinline__ S* at(const Elements& tensor, int64_t place) { return static_cast<S*>(tensor.data) + place; }
+  static __device__ __forceinline__ S* at(const Elements& tensor, int64_t place) {
+    return static_cast<S*>(tensor.data) + place;
+  }
   template <typename S, typename Place>
   static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
     return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
   }
+  // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
-  __device__ __forceinline__ T number(int k) const {
-    if constexpr (sizeof(T) == 8) return doubles[k];
-    else return singles[k];
+  __device__ __forceinline__ Numbers<T> numbers() const {
+    Numbers<T> numbers;
+#pragma unroll
+    for (int k = 0; k < kNumbers; k++) {
+      if constexpr (sizeof(T) == 8) numbers.values[k] = doubles[k];
+      else numbers.values[k] = singles[k];
+    }
+    return numbers;
   }
 };
 
@@ -224,7 +232,8 @@ inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used
 // `size` is how many elements a vector has.
 __attribute__((noinline)) Launch::Launch(const Call& call, int64_t size)
     : n(call.n), columns(call.columns),
-      aligned(all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size)),
+      aligned(all_on_16_bytes(call, call.read, reads(call.op), size) &&
+              all_on_16_bytes(call, call.written, writes(call.op), size)),
       mask(static_cast<uint8_t*>(call.mask)), by_columns(call.columns), seed(call.seed) {
   for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
   for (int t = 0; t < kElements; t++) written[t] = call.written[t];
@@ -336,7 +345,8 @@ struct Operands {
 
   // For elements the first of which has value c, `left` of them.
   template <int width>
-  static __device__ __forceinline__ void fill(const S* values, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) {
+  static __device__ __forceinline__ void fill(const S* values, int64_t count, int64_t inner, int64_t c, int64_t left,
+                                              T (&to)[width]) {
     if (width == 1 || left >= width) {
       const T one = Storage<S>::load(values + c);
 #pragma unroll
@@ -361,11 +371,11 @@ struct Source {
   using T = typename Storage<S>::T;
   const T (&in)[tensors][width];
   const typename Operands<S>::template Values<width>& others;
-  const Launch& launch;
+  const Numbers<T>& numbers;
   int i;
 
   template <int t> __device__ __forceinline__ T element() const { return in[t][width == 1 ? 0 : i]; }
-  template <int k> __device__ __forceinline__ T number() const { return launch.number<T>(k); }
+  template <int k> __device__ __forceinline__ T number() const { return numbers.values[k]; }
   template <int b> __device__ __forceinline__ T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
   template <int r> __device__ __forceinline__ Random<T> random() const {
     const uint32_t (&w)[4] = others.random[r].w;
@@ -385,6 +395,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   const int64_t n = launch.n;
   uint8_t* const mask = launch.mask;
   const Operands<S> operands{launch};
+  const auto numbers = launch.numbers<T>();
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
@@ -420,7 +431,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll
       for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        const auto result = results<op, T>(Source<S, ins>{values, others, launch, i}, bit);
+        const auto result = results<op, T>(Source<S, ins>{values, others, numbers, i}, bit);
         for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
@@ -451,7 +462,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll
         for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
         bool bit = bits[v] >> i & 1;
-        const auto result = results<op, T>(Source<S, ins, 1>{values, others, launch, int(at % size)}, bit);
+        const auto result = results<op, T>(Source<S, ins, 1>{values, others, numbers, int(at % size)}, bit);
         for_each<outs>([&](auto w) {
           const Elements& to = launch.written[w];
           if (outs == 1 || to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);

@@ -26,7 +26,7 @@
 //   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
 //   rsqrt(x)                   1 / sqrt(x)
 //   reciprocal(x)              1 / x for |x| from 2^-126 to 2^126, without the slow path that the GPU's division has
-//   one_over(p)                1 / p for a parameter p: rounded, and held where it is finite
+//   one_over(p), root_of(p)    1 / p and sqrt(p) for a parameter p, rounded; 1 / p is held where it is finite
 //   square_root(x)             sqrt(x) for 0, and from 2^-126 to inf, likewise
 //   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
 //   rest(T(c), c)              what rounding to T took from a literal c
@@ -91,6 +91,7 @@ JITACT_OWN(decay)
 JITACT_OWN(log1p_unit)         JITACT_WIDE(log1p_unit)
 JITACT_OWN(reciprocal)
 JITACT_OWN(one_over)           JITACT_WIDE(one_over)
+JITACT_OWN(root_of)            JITACT_WIDE(root_of)
 JITACT_OWN(normal_pdf)         JITACT_WIDE(normal_pdf)
 JITACT_OWN(normal_cdf)         JITACT_WIDE(normal_cdf)
 JITACT_OWN(normal_tail)        JITACT_WIDE(normal_tail)

@@ -26,6 +26,7 @@ constexpr double kLargest = 0x1.fffffffffffffp1023;
 
 // 1 / p, held where it is finite.
 JITACT_INLINE double one_over(double p) { return clamp(1 / Double(p), -kLargest, kLargest).v; }
+JITACT_INLINE double root_of(double p) { return ::sqrt(p); }
 
 // exp(x) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. x is within 2^20.
 struct Reduced {

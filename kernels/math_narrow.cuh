@@ -14,6 +14,7 @@ using single::cos;
 using single::log;
 using single::log1p;
 using single::one_over;
+using single::root_of;
 using single::select;
 using single::sin;
 

@@ -65,8 +65,13 @@ JITACT_INLINE float reciprocal(float b) {
 
 constexpr float kLargest = 0x1.fffffep127f;
 
-// 1 / p, rounded, and held where it is finite.
-JITACT_INLINE float one_over(float p) { return at_most(at_least(1.0f / p, -kLargest), kLargest); }
+// x held between two bounds, NaN kept. Not by at_most and at_least, whose assembly the compiler repeats for each element:
+// this is for parameters, and what is computed of them alone is computed once.
+JITACT_INLINE float held(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
+// 1 / p and sqrt(p) of a parameter, rounded; 1 / p is held where it is finite.
+JITACT_INLINE float one_over(float p) { return held(1.0f / p, -kLargest, kLargest); }
+JITACT_INLINE float root_of(float p) { return sqrtf(p); }
 
 // a / (b + low) for b from 1 to 2 and |low| tiny, rounded but once: the residual corrects the quotient. An infinite a has
 // none.
@@ -320,7 +325,7 @@ JITACT_INLINE float normal_pdf(float x) {
 // takes from it is kept: d_low from d = x - mu, where the lesser of x and -mu is then the greater in magnitude, and the rest
 // from the division. 15 sigma from mu, the result is 0 or 1, whatever else was rounded.
 JITACT_INLINE float normal_cdf(float x, float mu, float sigma) {
-  const float s = at_most(at_least(sigma, 0x1p-126f), kLargest), r = one_over(s);
+  const float s = held(sigma, 0x1p-126f, kLargest), r = one_over(s);
   const float d = x - mu, z = d * r, d_low = (at_most(x, -mu) - d) + at_least(x, -mu);
   const float low = fmaf(z, fmaf(-r, s, 1.0f), fmaf(d_low, r, fmaf(d, r, -z)));
   return normal_cdf(z, tail(at_most(fabsf(z), 15.0f), fabsf(z) < 15.0f ? -low : 0.0f));

@@ -47,8 +47,8 @@ __device__ __forceinline__ void compute(const Source& source, const Keep& keep, 
 // The same for a vector, whose inputs are in `words`: add(i, k, gradient) for its elements.
 template <typename S, typename Add>
 __device__ __forceinline__ void compute_vector(const Launch& launch, const Words (&words)[kReads],
-                                               const typename Operands<S>::template Values<Storage<S>::size>& others, int64_t at,
-                                               const Add& add) {
+                                               const typename Operands<S>::template Values<Storage<S>::size>& others,
+                                               const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size;
   T in[kReads][size], out[kWrites][size];
@@ -56,7 +56,7 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, const Words
   for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
 #pragma unroll
   for (int i = 0; i < size; i++)
-    compute<S>(Source<S, kReads>{in, others, launch, i}, [&](int w, T gradient) { out[w][i] = gradient; },
+    compute<S>(Source<S, kReads>{in, others, numbers, i}, [&](int w, T gradient) { out[w][i] = gradient; },
                [&](int k, T gradient) { add(i, k, gradient); });
 #pragma unroll
   for (int w = 0; w < kWrites; w++) {
@@ -70,12 +70,12 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, const Words
 // The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
 template <typename S, typename Add>
 __device__ __forceinline__ void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
-                                              int64_t at, const Add& add) {
+                                              const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   T in[kReads][1];
 #pragma unroll
   for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], at));
-  compute<S>(Source<S, kReads, 1>{in, others, launch, int(at % Storage<S>::size)},
+  compute<S>(Source<S, kReads, 1>{in, others, numbers, int(at % Storage<S>::size)},
              [&](int w, T gradient) {
                const Elements& to = launch.written[w];
                if (to.data) Storage<S>::store(Launch::at<S>(to, at), gradient);
@@ -100,9 +100,11 @@ struct Segments {
 
 template <typename S, bool one_value>
 __global__ void __launch_bounds__(kThreads)
-    segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut, const Segments segments) {
+    segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut,
+                 const Segments segments) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
+  const auto numbers = launch.numbers<T>();
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<Op::backward, S>;
   constexpr int per_block = stride * vectors;
@@ -149,11 +151,11 @@ __global__ void __launch_bounds__(kThreads)
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
       else others = operands.template from<size, kPrepares || (one_value && kSums == kBroadcast)>(common, at);
-      compute_vector<S>(launch, words[v], others, at, add);
+      compute_vector<S>(launch, words[v], others, numbers, at, add);
     } else {
 #pragma unroll 1
       for (int i = 0; i < size && at + i < n; i++)
-        compute_alone<S>(launch, operands.template from<1>(common, at + i), at + i,
+        compute_alone<S>(launch, operands.template from<1>(common, at + i), numbers, at + i,
                          [&](int k, T gradient) { add(i, k, gradient); });
     }
     if constexpr (!one_value) {
@@ -220,6 +222,7 @@ __global__ void __launch_bounds__(kThreads)
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
+  const auto numbers = launch.numbers<T>();
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size;
   const int t = threadIdx.x;
@@ -242,7 +245,7 @@ __global__ void __launch_bounds__(kThreads)
     for (int r = 0; r < kReads; r++) words[r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], v * size));
     if constexpr (kBroadcast > 1 || kRandom > 0)
       if (!columns.repeat) others = operands.template from<size>(common, v * size);
-    compute_vector<S>(launch, words, others, v * size, [&](int i, int k, T gradient) { sums[k][i] += gradient; });
+    compute_vector<S>(launch, words, others, numbers, v * size, [&](int i, int k, T gradient) { sums[k][i] += gradient; });
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
@@ -251,7 +254,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int i = 0; i < size; i++)
       if (v * size + i < n)
-        compute_alone<S>(launch, Operands<S>::one_of(others, i), v * size + i, [&](int k, T gradient) { sums[k][i] += gradient; });
+        compute_alone<S>(launch, Operands<S>::one_of(others, i), numbers, v * size + i,
+                         [&](int k, T gradient) { sums[k][i] += gradient; });
   }
 
   if (columns.period > kThreads) {
@@ -441,8 +445,8 @@ int64_t workspace_bytes(const Call& call) {
 }
 
 template <typename S>
-void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets<S>& targets, int operands,
-          cudaStream_t stream) {
+void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets<S>& targets,
+          int operands, cudaStream_t stream) {
   const dim3 grid(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
   fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call, Storage<S>::size), targets);
 }
