@@ -4,7 +4,9 @@
 // hardtanh'(x) = 1 for min_val < x < max_val, else 0 (0 at both kinks, 1 for NaN)
 // Source: torch.nn.Hardtanh.
 
-ELEMENTWISE T forward(T x, Number<T> min_val, Number<T> max_val) { return clamp(x, min_val, max_val); }
+ELEMENTWISE T forward(T x, Number<T> min_val, Number<T> max_val) {
+  return x < min_val ? min_val : x > max_val ? max_val : x;  // not clamp, which on a GPU tells -0 from 0
+}
 
 ELEMENTWISE bool keeps(T x, Number<T> min_val, Number<T> max_val) { return !(x <= min_val || x >= max_val); }
 
