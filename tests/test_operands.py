@@ -1,4 +1,4 @@
-"""What the loops make of a kernel file's operands: several elements, channels, rows, numbers and random numbers, by operator."""
+"""What the loops make of operands: several elements, channels, rows, numbers and random numbers, by operator."""
 
 from __future__ import annotations
 
