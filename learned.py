@@ -1,7 +1,7 @@
 """prelu and xielu, which learn weights, and rrelu, which draws random slopes.
 
 Each is a module, in place of PyTorch's or transformers', a function and a record; :data:`LEARNED` lists them. How their kernel
-files get weights and random numbers is told in ``kernels/weights.cuh`` and ``kernels/random.cuh``.
+files get weights and random numbers is told in ``kernels/operands.cuh``.
 """
 
 from __future__ import annotations

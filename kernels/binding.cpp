@@ -23,6 +23,7 @@
 // bits of y in the order of y's memory, and backward_from_bit wants dy in that order; random numbers go by that order too.
 // Tensors whose rows lie apart, as the halves of a wider one, are read and written where they are.
 #include <algorithm>
+#include <cfloat>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -342,6 +343,11 @@ struct Prepared {
   Prepared(Op op, Arguments& arguments, size_t x) : call{op}, tensors(std::move(arguments.elements)), x(x) {
     strides = lay_out(call, tensors, x);
     call.numbers = arguments.numbers;
+    for (int k = 0; k < kNumbers; k++) {
+      const double magnitude = std::fabs(arguments.numbers[k]);
+      check(call.dtype == Dtype::f64 || !(magnitude > FLT_MAX && magnitude < INFINITY),
+            "a parameter is beyond the range of float32, in which elements of this dtype are computed");
+    }
     for (Tensor& given : arguments.broadcast) operands.push_back(contiguous(std::move(given)));
     for (int b = 0; b < kBroadcast; b++) call.broadcast[b] = place(operands[b], tensors[x], strides);
     if (kPrepares)

@@ -217,3 +217,14 @@ print(seconds)
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
     )
     assert seconds < 0.5, f"importing jitact took {seconds:.3f} s beyond torch"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_a_parameter_beyond_float32_is_refused(dtype: torch.dtype, device: str) -> None:
+    """As PyTorch refuses it: it would be infinite, and 0 times it NaN."""
+    x = torch.tensor([-1.0, -0.0, 2.0], device=device, dtype=dtype)
+    with pytest.raises(RuntimeError, match=r"leaky_relu.*beyond the range of float32"):
+        jitact.leaky_relu(x, 1e300)
+    with pytest.raises(RuntimeError, match="overflow"):
+        torch.nn.functional.leaky_relu(x, 1e300)
+    assert jitact.leaky_relu(x.double(), 1e300)[0] == -1e300 and jitact.threshold(x, float("inf"), 3.0).eq(3).all()
