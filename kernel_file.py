@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .kernels.signature import Function
+from .kernels.signature import Function, before_parameters, possible_saves
 
 __all__ = [
     "check_encodable",
@@ -59,17 +59,13 @@ def check_encodable(text: str, where: str) -> None:
         raise ValueError(f"{where} has a character that is none in UTF-8: {text[error.start]!r}") from None
 
 
-FIRST = {"forward": 1, "backward": 2, "backward_from_output": 2, "keeps": 1, "backward_from_bit": 2}
-"""How many arguments the functions take before the parameters."""
-
-
 def names_there(functions: dict[str, Function]) -> tuple[str, ...]:
     """What the functions call the parameters, which is the same in all of them; a function that does not use one need not.
 
     Raises:
         ValueError: they differ, nothing tells what one is called, or one is no number.
     """
-    taken = {name: function.arguments[FIRST[name] :] for name, function in functions.items()}
+    taken = {name: function.arguments[before_parameters(name) :] for name, function in functions.items()}
     forward = taken["forward"]
     for name, params in taken.items():
         same = len(params) == len(forward) and all(a == b or None in (a, b) for a, b in zip(params, forward, strict=True))
@@ -119,8 +115,7 @@ def read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[s
     Raises:
         ValueError: they do not allow what is wanted.
     """
-    possible = ["bit"] if {"keeps", "backward_from_bit"} <= functions.keys() else []
-    possible += ["input", *(["output"] if "backward_from_output" in functions else [])]
+    possible = possible_saves(functions)
     wanted = tuple(re.findall(r"\w+", wanted) if isinstance(wanted, str) else wanted)
     for save in wanted:
         if save not in possible:

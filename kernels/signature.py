@@ -6,10 +6,21 @@ The one reader of kernel files in Python. In C++, ``signature.cuh`` reads the sa
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["ROLES", "Function", "Operand", "Signature", "code", "functions", "read_signature"]
+__all__ = [
+    "ROLES",
+    "Function",
+    "Operand",
+    "Signature",
+    "before_parameters",
+    "code",
+    "functions",
+    "possible_saves",
+    "read_signature",
+]
 
 ROLES = {
     "T": "element",
@@ -87,14 +98,19 @@ class Signature(NamedTuple):
     @property
     def saves(self) -> tuple[str, ...]:
         """What backward can keep: what takes the least memory first, and the output, which is not exact, last."""
-        bit = ("bit",) if {"keeps", "backward_from_bit"} <= self.functions else ()
-        output = ("output",) if "backward_from_output" in self.functions else ()
-        return (*bit, "input", *output)
+        return possible_saves(self.functions)
 
     @property
     def unmarked_numbers(self) -> int:
         """How many numbers are plain ``T`` in the file."""
         return sum(operand.role == "number" and operand.type == "T" for operand in self.operands)
+
+
+def possible_saves(functions: Collection[str]) -> tuple[str, ...]:
+    """What backward can keep with these functions: :attr:`Signature.saves`."""
+    bit = ("bit",) if "keeps" in functions and "backward_from_bit" in functions else ()
+    output = ("output",) if "backward_from_output" in functions else ()
+    return (*bit, "input", *output)
 
 
 class _Form(NamedTuple):
@@ -112,6 +128,12 @@ _FORMS = {
     "keeps": _Form("bool", (), True),
     "backward_from_bit": _Form("T", ("T", "bool"), False),
 }
+
+
+def before_parameters(function: str) -> int:
+    """How many arguments a function of one element takes before its parameters."""
+    return len(_FORMS[function].first) + _FORMS[function].elements
+
 
 _FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
 _ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
