@@ -13,12 +13,12 @@ from . import registry
 from .registry import REGISTRY, get, names
 
 if TYPE_CHECKING:
-    from .checks import check
-    from .definitions import define, load_folder, save_folder
+    from .definitions.define import define, load_folder, save_folder
+    from .exporting.onefile import export
     from .magics import load_ipython_extension
-    from .onefile import export
+    from .measuring.checks import check
     from .plots import plot
-    from .swap import patched, replace, restore
+    from .replacing.swap import patched, replace, restore
 
 # `python -m jitact.registry` imports this package first, and with it the module that it is about to run, which is no harm.
 warnings.filterwarnings("ignore", "'jitact.registry' found in sys.modules", RuntimeWarning)
@@ -43,16 +43,16 @@ __all__ = [
 
 # Imported when they are first asked for, so that importing jitact costs little more than importing torch.
 _LAZY = {
-    "check": "checks",
-    "define": "definitions",
-    "export": "onefile",
-    "load_folder": "definitions",
+    "check": "measuring.checks",
+    "define": "definitions.define",
+    "export": "exporting.onefile",
+    "load_folder": "definitions.define",
     "load_ipython_extension": "magics",
-    "patched": "swap",
+    "patched": "replacing.swap",
     "plot": "plots",
-    "replace": "swap",
-    "restore": "swap",
-    "save_folder": "definitions",
+    "replace": "replacing.swap",
+    "restore": "replacing.swap",
+    "save_folder": "definitions.define",
 }
 
 

@@ -19,47 +19,12 @@ from torch import Tensor, nn
 
 from jitact import report
 from jitact.activations import ActivationModule
-from jitact.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.measuring.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.measuring.ulp import GRADIENT_FLOOR, every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
 from jitact.registry import REGISTRY
 from jitact.report import figure
 
 __all__ = ["BOUNDS", "Bound", "Error", "broken_rules", "every_16bit_value", "exact_function", "measure", "sample", "ulp_error"]
-
-
-def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
-    """Every finite value of ``torch.float16`` or ``torch.bfloat16``, both zeros included, ascending: shape ``(n,)``."""
-    positive = torch.arange(2**15, device=device).to(torch.int16).view(dtype)
-    positive = positive[positive.isfinite()]
-    return torch.cat([-positive.flip(0), positive])
-
-
-def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | None = None) -> Tensor:
-    """The distance of ``actual`` from ``exact`` in ulp of ``dtype``, elementwise, as float64.
-
-    The unit is the spacing of ``dtype`` at the exact result, so a correctly rounded result is off by at most 0.5. Subnormal
-    results of float16 count in units of its smallest subnormal number. Those of bfloat16, float32 and float64 too, but there
-    a zero is as good, since arithmetic in registers may flush them.
-
-    Equal infinities and two NaNs are 0 apart. A result that should have been infinite, or is and should not be, counts as
-    if the first power of two past the range stood for infinity, if it is near; any other mismatch is ``inf``.
-
-    Args:
-        actual: results, of any floating-point type.
-        exact: the same in float64, not rounded to ``dtype``.
-        dtype: the type that ``actual`` is stored in.
-        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``.
-    """
-    info = torch.finfo(dtype)
-    exact, actual = exact.double(), actual.double()
-    top, bottom = 2.0 ** (math.frexp(info.max)[1] - 1), 2.0 ** (math.frexp(max(info.tiny, floor or 0))[1] - 1)
-    binade = (exact.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # the power of two at or below |exact|
-    error = (actual.clamp(-2 * top, 2 * top) - exact).abs() / (binade.clamp(bottom, top) * info.eps)
-    overflows = exact.abs() >= top * (2 - info.eps / 2)  # where IEEE rounding gives infinity
-    same = (actual == exact) | (actual.isnan() & exact.isnan()) | (overflows & actual.isinf() & (actual.sign() == exact.sign()))
-    if dtype is not torch.float16:
-        same |= (actual == 0) & (exact.abs() < info.tiny)
-    mismatch = error.isnan() | (actual.isinf() & (exact.abs() < top))
-    return error.masked_fill(mismatch, torch.inf).masked_fill(same, 0.0)
 
 
 @dataclass(frozen=True)
@@ -81,7 +46,6 @@ class Bound:
     gelu_tail: float
 
 
-GRADIENT_FLOOR = 2.0**-8  # of the 16-bit types; what is computed on the way to a wider one's is rounded at about 1
 UNUSUAL = 0.001  # the share of inputs that may be off by more than Bound.usual
 
 BOUNDS = {
@@ -138,42 +102,13 @@ def exact_function(cls: type[ActivationModule], dtype: torch.dtype, device: torc
     return lambda x: formula(x, *params)
 
 
-def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor:
-    """Inputs that stand for all: every finite 16-bit value for a 16-bit type, else 16-bit, random and evenly spread ones.
-
-    Args:
-        dtype: of the inputs.
-        device: where they are wanted.
-        step: take every how manyth fp32 number.
-    """
-    if dtype in (torch.float16, torch.bfloat16):
-        return every_16bit_value(dtype, device)
-    every_16bit = [every_16bit_value(each, device).to(dtype) for each in (torch.float16, torch.bfloat16)]
-    normal = torch.randn(2**16, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
-    return torch.cat([*every_16bit, normal, 4 * normal, _fp32_values(device, step).to(dtype)])
-
-
-def _fp32_values(device: torch.device, step: int = 1, start: int = -(2**31), stop: int = 2**31) -> Tensor:
-    """The finite ones among the numbers whose bits are ``range(start, stop, step)``."""
-    values = torch.arange(start, stop, step, device=device).to(torch.int32).view(torch.float32)
-    return values[values.isfinite()]
-
-
 def pieces(dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
     """Every finite value of a type, a piece at a time; :func:`sample` of it where that would take too long."""
     if dtype is torch.float32 and device.type == "cuda":
         for start in range(-(2**31), 2**31, 2**26):
-            yield _fp32_values(device, 1, start, start + 2**26)
+            yield fp32_values(device, 1, start, start + 2**26)
     else:
         yield sample(dtype, device)
-
-
-def value_and_gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """``f(x)`` and its gradient for dy = 1."""
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        y = f(x)
-    return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]
 
 
 def measure(

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from .accuracy import value_and_gradient
 from .activations import Activation, ActivationModule
-from .checks import check
-from .definitions import check_params, define
+from .definitions.define import check_params, define
 from .kernels import BuildError
+from .measuring.checks import check
+from .measuring.ulp import value_and_gradient
 from .registry import names
 from .report import figure
 

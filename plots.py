@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .accuracy import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
 from .activations import DTYPES, ActivationModule
-from .checks import converted, default_device
 from .learned import Learned
-from .oracle import exact_function
+from .measuring.checks import converted, default_device
+from .measuring.oracle import exact_function
+from .measuring.ulp import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
 from .registry import Named, module_of, record_of
 
 if TYPE_CHECKING:

@@ -181,7 +181,7 @@ def get(activation: Named) -> type[ActivationModule]:
 
 def _of_class(cls: type) -> type[ActivationModule]:
     """Our class for a class: itself, or PyTorch's counterpart."""
-    from .counterparts import counterpart_class
+    from .replacing.counterparts import counterpart_class
 
     if issubclass(cls, ActivationModule) and hasattr(cls, "activation"):
         return cls
@@ -195,7 +195,7 @@ def _of_class(cls: type) -> type[ActivationModule]:
 
 def _of_torch_function(function: object) -> type[ActivationModule]:
     """Our class for a function of PyTorch."""
-    from .counterparts import torch_functions
+    from .replacing.counterparts import torch_functions
 
     if not callable(function):
         raise TypeError(f"expected an activation, {ACCEPTED}; got {given(function)}")
@@ -207,7 +207,7 @@ def _of_torch_function(function: object) -> type[ActivationModule]:
 
 
 def _no_counterpart(cls: type[nn.Module]) -> UnknownActivation:
-    from .counterparts import reason_to_leave
+    from .replacing.counterparts import reason_to_leave
 
     reason = "it returns its input" if cls is nn.Identity else reason_to_leave(cls) or "it is none that jitact knows"
     return UnknownActivation(f"no activation for {cls.__module__}.{cls.__qualname__}: {reason}")
@@ -233,7 +233,7 @@ def module_of(activation: Named) -> ActivationModule:
         return activation
     if not isinstance(activation, nn.Module):
         return get(activation)()
-    from .counterparts import counterpart, share_weights
+    from .replacing.counterparts import counterpart, share_weights
 
     module = counterpart(activation)
     if module is None:
@@ -303,6 +303,6 @@ for _activation in TABLE:
 
 
 if __name__ == "__main__":
-    from jitact.onefile import main
+    from jitact.exporting.onefile import main
 
     raise SystemExit(main())

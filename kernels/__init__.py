@@ -13,8 +13,8 @@ registers. From sources to operators:
 ``python -m jitact.kernels`` builds in advance, lists, clears and diagnoses; docs/cache.md tells more.
 """
 
-from .errors import BuildError, CompileError, NoSpaceError, ToolchainError
-from .loader import Library, generation, load
-from .source import KernelSource
+from .loader.errors import BuildError, CompileError, NoSpaceError, ToolchainError
+from .loader.load import Library, generation, load
+from .loader.source import KernelSource
 
 __all__ = ["BuildError", "CompileError", "KernelSource", "Library", "NoSpaceError", "ToolchainError", "generation", "load"]

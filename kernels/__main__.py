@@ -9,10 +9,10 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import cache, folders
-from .errors import BuildError
-from .gpu import Arch, parse_archs
-from .plan import Plan
+from .loader import cache, folders
+from .loader.errors import BuildError
+from .loader.gpu import Arch, parse_archs
+from .loader.plan import Plan
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,12 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     command("doctor", _doctor, "Checks and explains all that compiling takes; the exit code tells. Compiles nothing.")
     tune = command("tune", _tune, "Measures on a GPU how many vectors its threads should take, for all or those named.")
     tune.add_argument("names", nargs="*", metavar="NAME")
-    bench = command("bench", _bench, "Measures first use and hits beside torch's load_inline, and tortures the cache.")
-    bench.add_argument("--kills", type=_positive, default=100, metavar="N", help="builds to kill at random moments")
-    bench.add_argument(
-        "--processes", type=_positive, default=32, metavar="N", help="processes that ask for one activation at once"
-    )
-    bench.add_argument("--small", action="store_true", help="kill builds of a small stand-in for the kernels, to save time")
+    bench = command("bench", _bench, "Measures first use and hits beside torch's load_inline.")
     bench.add_argument("--json", action="store_true", help="print the figures as JSON")
     return parser
 
@@ -79,7 +74,7 @@ def _positive(text: str) -> int:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from .prebuild import prebuild
+    from .loader.prebuild import prebuild
 
     archs = [arch for text in options.arch for arch in parse_archs(text)]
     plans = [_plan(name, options.fast_math, archs) for name in _registered(options.names)]
@@ -100,13 +95,13 @@ def _registered(names: Sequence[str]) -> list[str]:
 def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
     from jitact import registry
 
-    from .plan import make_plan
+    from .loader.plan import make_plan
 
     return make_plan(registry.get(name).activation.source, fast_math=fast_math, archs=archs)
 
 
 def _list(options: argparse.Namespace) -> int:
-    from .build import find
+    from .loader.build import find
 
     current = set()
     for name in _registered([]):
@@ -210,7 +205,7 @@ def _size(folder: Path) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    from .doctor import diagnose
+    from .loader.doctor import diagnose
 
     return diagnose([_plan(name) for name in _registered([])])
 
@@ -218,16 +213,16 @@ def _doctor(options: argparse.Namespace) -> int:
 def _tune(options: argparse.Namespace) -> int:
     from jitact import registry
 
-    from .tune import tune
+    from ..measuring.tune import tune
 
     records = [registry.get(name).activation for name in _registered(options.names)]
     return tune([(record.source, tuple(value for _, value in record.params)) for record in records])
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from .bench import bench
+    from ..measuring.first_use import bench
 
-    return bench(options.kills, options.processes, small=options.small, as_json=options.json)
+    return bench(as_json=options.json)
 
 
 if __name__ == "__main__":

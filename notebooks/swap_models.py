@@ -16,7 +16,7 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor, nn
 
-import jitact.swap
+import jitact
 
 MODELS = ("bert", "gpt2", "llama", "resnet")
 # What results may differ by: each of a model's layers rounds anew.
@@ -159,7 +159,7 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> 
     x = inputs().to(device)
     x = x.to(dtype) if x.is_floating_point() else x
     swapped = copy.deepcopy(model)
-    report = jitact.swap.replace(swapped)
+    report = jitact.replace(swapped)
     print(f"\n{name}, {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, input {tuple(x.shape)}\n{report}")
     apart = difference(gradients(model, loss, x), gradients(swapped, loss, x))
     agree = apart <= TOLERANCE[dtype]
@@ -168,7 +168,7 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> 
     times = step_times([model, swapped], loss, x, steps)
     print(f"training step: {times[0]:.2f} ms before, {times[1]:.2f} ms after ({times[0] / times[1]:.2f}x)")
     print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
-    with torch.no_grad(), jitact.swap.patched() as calls:
+    with torch.no_grad(), jitact.patched() as calls:
         close = torch.allclose(loss(model, x), loss(swapped, x), rtol=TOLERANCE[dtype])
     print(f"with patched() instead: {'the same loss' if close else 'ANOTHER LOSS'}; {calls}")
     return agree and close

@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from jitact import kernels
-from jitact.kernels import CompileError, KernelSource, build, cache, folders, lock, plan, source
-from jitact.kernels.plan import make_plan
+from jitact.kernels import CompileError, KernelSource
+from jitact.kernels.loader import build, cache, folders, lock, plan, source
+from jitact.kernels.loader.plan import make_plan
 
 HALF = '#include "elementwise.cuh"\nELEMENTWISE T forward(T x) { return x * %s; }\n'
 _numbers = itertools.count(1)
@@ -65,7 +66,7 @@ def stand_in(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
     here.mkdir()
     for name in ("binding.cpp", "elementwise.cuh", "launch.cuh"):
         (here / name).write_text("")
-    monkeypatch.setattr(source, "FOLDER", here)
+    monkeypatch.setattr(source, "DEVICE", here)
     return folder
 
 

@@ -17,11 +17,13 @@ import torch
 from building import answer, forward, kernel, run_python
 
 from jitact import kernels
-from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError, build, cache, loader, log, plan, source
-from jitact.kernels.errors import explain
-from jitact.kernels.gpu import Arch
-from jitact.kernels.plan import make_plan
-from jitact.kernels.toolchain import Compiler, Nvcc
+from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError
+from jitact.kernels.loader import build, cache, log, plan, source
+from jitact.kernels.loader import load as loader
+from jitact.kernels.loader.errors import explain
+from jitact.kernels.loader.gpu import Arch
+from jitact.kernels.loader.plan import make_plan
+from jitact.kernels.loader.toolchain import Compiler, Nvcc
 
 pytest_plugins = ["building"]
 X = torch.linspace(-2, 2, 9)
@@ -70,8 +72,8 @@ def test_a_header_beside_a_cell_counts(quick: Path, tmp_path: Path, monkeypatch:
 
 def test_an_edit_of_the_librarys_headers_takes_effect(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "kernels"
-    shutil.copytree(source.FOLDER, copy, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    monkeypatch.setattr(source, "FOLDER", copy)
+    shutil.copytree(source.DEVICE, copy, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    monkeypatch.setattr(source, "DEVICE", copy)
     half = kernel(text='#include "elementwise.cuh"\n#include "math.cuh"\nELEMENTWISE T forward(T x) { return x * FACTOR; }\n')
     (copy / "math.cuh").write_text((copy / "math.cuh").read_text() + "\n#define FACTOR 2\n")
     assert torch.equal(forward(kernels.load(half), X), X * 2)
@@ -152,10 +154,10 @@ def test_the_key_depends_on_all_that_goes_in(stand_in: Path, monkeypatch: pytest
         with monkeypatch.context() as patch:
             patch.setattr(owner, attribute, value)
             changed[name] = make_plan(one)
-    (source.FOLDER / "launch.cuh").write_text("// changed\n")
+    (source.DEVICE / "launch.cuh").write_text("// changed\n")
     changed["header"] = make_plan(one)
-    (source.FOLDER / "launch.cuh").write_text("")
-    (source.FOLDER / "binding.cpp").write_text("// changed\n")
+    (source.DEVICE / "launch.cuh").write_text("")
+    (source.DEVICE / "binding.cpp").write_text("// changed\n")
     changed["binding"] = make_plan(one)
 
     titles = {name: made.title for name, made in changed.items()}

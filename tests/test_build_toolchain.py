@@ -13,10 +13,11 @@ import torch
 from building import answer, kernel, run_python
 
 from jitact import kernels
-from jitact.kernels import BuildError, ToolchainError, build, cache, gpu, plan, toolchain
-from jitact.kernels.gpu import Arch, covered, parse_archs
-from jitact.kernels.memory import Memory
-from jitact.kernels.plan import make_plan
+from jitact.kernels import BuildError, ToolchainError
+from jitact.kernels.loader import build, cache, gpu, plan, toolchain
+from jitact.kernels.loader.gpu import Arch, covered, parse_archs
+from jitact.kernels.loader.memory import Memory
+from jitact.kernels.loader.plan import make_plan
 
 pytest_plugins = ["building"]
 
@@ -347,8 +348,8 @@ def test_the_cache_remembers_compilers(folder: Path, monkeypatch: pytest.MonkeyP
 ON_A_GPU = """
 import os, torch
 from jitact import kernels
-from jitact.kernels.gpu import visible_archs
-from jitact.kernels.memory import Memory
+from jitact.kernels.loader.gpu import visible_archs
+from jitact.kernels.loader.memory import Memory
 
 archs = visible_archs(Memory([]))
 library = kernels.load(kernels.KernelSource.from_file("softsign"))

@@ -22,9 +22,10 @@ import torch
 from building import answer, forward, in_child, kernel, lock_and_build, obtain, root
 
 from jitact import kernels
-from jitact.kernels import BuildError, CompileError, NoSpaceError, build, cache, folders, lock
-from jitact.kernels.memory import Memory
-from jitact.kernels.plan import make_plan
+from jitact.kernels import BuildError, CompileError, NoSpaceError
+from jitact.kernels.loader import build, cache, folders, lock
+from jitact.kernels.loader.memory import Memory
+from jitact.kernels.loader.plan import make_plan
 
 pytest_plugins = ["building"]
 

@@ -14,7 +14,7 @@ import torch.nn.functional as functional
 from torch import Tensor, nn
 from torch.nn.functional import gelu as imported
 
-from jitact.calls import Call, calls
+from jitact.replacing.calls import Call, calls
 
 KNOWN = {
     F.relu: "relu", F.gelu: "gelu", torch.tanh: "tanh", Tensor.tanh: "tanh", torch.sigmoid: "sigmoid",

@@ -9,7 +9,7 @@ import torch
 
 import jitact
 from jitact.activations import TABLE
-from jitact.sampling import incoming, inputs, kinks
+from jitact.measuring.sampling import incoming, inputs, kinks
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 

@@ -92,7 +92,8 @@ def test_wheel_is_the_same_from_both_and_holds_the_package_alone(copied: Path, u
     for i, folder in enumerate((copied, unpacked)):
         with zipfile.ZipFile(build("build_wheel", folder, tmp_path / str(i))) as wheel:
             found.append({name for name in wheel.namelist() if ".dist-info/" not in name})
-    package = [path for path in (*copied.glob("*.py"), *(copied / "kernels").rglob("*")) if path.is_file()]
+    inside = (path for packages in copied.glob("*/__init__.py") for path in packages.parent.rglob("*") if path.is_file())
+    package = [*copied.glob("*.py"), *inside]
     assert found[0] == found[1] == {f"jitact/{path.relative_to(copied).as_posix()}" for path in package}
 
 

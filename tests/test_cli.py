@@ -15,10 +15,11 @@ import torch
 from building import NOBODY, answer, as_nobody, in_child, root
 
 from jitact import names, registry
-from jitact.kernels import BuildError, build, cache, folders, lock, prebuild
+from jitact.kernels import BuildError
 from jitact.kernels.__main__ import main
-from jitact.kernels.cache import Build
-from jitact.kernels.plan import make_plan
+from jitact.kernels.loader import build, cache, folders, lock, prebuild
+from jitact.kernels.loader.cache import Build
+from jitact.kernels.loader.plan import make_plan
 
 pytest_plugins = ["building"]
 

@@ -13,6 +13,7 @@ import jitact
 from jitact import kernels
 
 FOLDER = Path(kernels.__file__).parent
+DEVICE = FOLDER / "device"
 INCLUDE = Path(torch.__file__).parent / "include"
 
 
@@ -44,7 +45,7 @@ def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
         "--expt-relaxed-constexpr",
         "-DJITACT_CUDA",
         *archs,
-        f"-I{FOLDER}",
+        f"-I{DEVICE}",
     ]
     compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(tmp_path / "kernel.o")])
 
@@ -57,13 +58,13 @@ def test_the_abi_is_declared_as_torch_declares_it(tmp_path: Path) -> None:
         #include <torch/csrc/stable/c/shim.h>
         #include "torch_abi.h"
     """
-    flags = ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(INCLUDE), f"-I{FOLDER}"]
+    flags = ["-std=c++20", "-DTORCH_TARGET_VERSION=0x020a000000000000", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
     compile_text(text, tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags])
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_nothing_is_promoted_to_double(tmp_path: Path) -> None:
     """One float64 literal in a float kernel would double its time; the compiler finds any."""
-    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{FOLDER}"]
+    flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
     for name in jitact.names():
         compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])

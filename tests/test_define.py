@@ -25,11 +25,11 @@ from torch import Tensor
 import jitact
 from jitact import activations, registry
 from jitact.activations import TABLE, Activation
-from jitact.definitions import Definition
-from jitact.expression import FUNCTIONS, Expression, ExpressionError
-from jitact.extract import declared
+from jitact.definitions.define import Definition
+from jitact.definitions.expression import FUNCTIONS, Expression, ExpressionError
+from jitact.exporting.extract import declared
 from jitact.kernels import BuildError
-from jitact.kernels.errors import explain
+from jitact.kernels.loader.errors import explain
 
 pytestmark = pytest.mark.usefixtures("only_here")
 X = torch.linspace(-3, 3, 61, dtype=torch.float64)

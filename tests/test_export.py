@@ -18,7 +18,8 @@ import pytest
 import torch
 
 import jitact
-from jitact import onefile, registry
+from jitact import registry
+from jitact.exporting import onefile
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAYOUTS = {

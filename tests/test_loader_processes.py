@@ -14,15 +14,16 @@ import pytest
 import torch
 from building import answer, run_python
 
-from jitact.kernels import build, cache, loader
-from jitact.kernels.plan import make_plan
+from jitact.kernels.loader import build, cache
+from jitact.kernels.loader import load as loader
+from jitact.kernels.loader.plan import make_plan
 
 pytest_plugins = ["building"]
 
 TORTURE = """
 import json, sys
 from pathlib import Path
-from jitact.kernels.torture import Torture
+from torture import Torture
 torture = Torture(Path(sys.argv[1]), small=sys.argv[2] == "small", seed=int(sys.argv[3]))
 {task}
 """
@@ -37,7 +38,7 @@ def test_one_builds_for_many_processes_and_threads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["small", "real"])
 def test_killed_builds_are_recovered(tmp_path: Path, kind: str) -> None:
-    """JITACT_KILLS sets how many; ``python -m jitact.kernels bench`` kills 100."""
+    """JITACT_KILLS sets how many; the default is small."""
     kills = int(os.environ.get("JITACT_KILLS", "16" if kind == "small" else "2"))
     program = TORTURE.format(task=f"print(json.dumps(torture.kill({kills})))")
     done = run_python(program, str(tmp_path / "kills"), kind, str(time.time_ns() % 1000))

@@ -16,7 +16,7 @@ from torch import nn
 
 import jitact
 from jitact import registry
-from jitact.onefile import main
+from jitact.exporting.onefile import main
 
 
 class MyGELU(nn.GELU):
@@ -226,7 +226,7 @@ def test_completion_shows_what_is_meant_to_be_used() -> None:
 
 def test_star_and_submodule_imports() -> None:
     space: dict = {}
-    exec("from jitact import *\nfrom jitact import gelu, swish, accuracy, kernels\nimport jitact.swap", space)
+    exec("from jitact import *\nfrom jitact import gelu, swish, accuracy, kernels\nimport jitact.bench", space)
     assert space["swish"] is jitact.silu and space["replace"] is jitact.replace
     assert space["accuracy"].__name__ == "jitact.accuracy"
     with pytest.raises(ImportError, match="repalce"):

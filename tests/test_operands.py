@@ -12,7 +12,7 @@ from torch import Tensor
 
 from jitact import kernels
 from jitact.kernels import KernelSource
-from jitact.kernels.signature import read_signature
+from jitact.kernels.loader.signature import read_signature
 
 # The gate is scaled, the other element is not; gradients of all are derived.
 TWO = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jitact import bench
-from jitact.page import report_html
+from jitact.measuring.page import report_html
 
 DIRECTIONS = ("forward", "forward_save", "backward")
 VOID = {"meta"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import DTYPES
-from test_compiled import FOLDER, compile_text
+from test_compiled import DEVICE, compile_text
 from test_learned import gradients
 from torch import Tensor
 
@@ -26,7 +26,7 @@ def test_philox_gives_the_known_answer(tmp_path: Path) -> None:
         constexpr auto r = jitact::philox(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0);
         static_assert(r.w[0] == 0xd16cfe09 && r.w[1] == 0x94fdcceb && r.w[2] == 0x5001e420 && r.w[3] == 0x24126ea1);
     """
-    compile_text(text, tmp_path, ["c++", "-x", "c++", "-std=c++20", "-fsyntax-only", f"-I{FOLDER}"])
+    compile_text(text, tmp_path, ["c++", "-x", "c++", "-std=c++20", "-fsyntax-only", f"-I{DEVICE}"])
 
 
 def slopes(x: Tensor, seed: int = 0, **options: object) -> Tensor:

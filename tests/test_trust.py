@@ -19,9 +19,10 @@ import torch
 from building import NOBODY, answer, as_nobody, forward, in_child, kernel, lock_and_build, obtain, root
 
 from jitact import kernels
-from jitact.kernels import BuildError, CompileError, build, cache, folders, lock, trust
-from jitact.kernels.memory import Memory
-from jitact.kernels.plan import make_plan
+from jitact.kernels import BuildError, CompileError
+from jitact.kernels.loader import build, cache, folders, lock, trust
+from jitact.kernels.loader.memory import Memory
+from jitact.kernels.loader.plan import make_plan
 
 pytest_plugins = ["building"]
 

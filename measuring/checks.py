@@ -11,13 +11,13 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from .accuracy import GRADIENT_FLOOR
-from .activations import DTYPES, ActivationModule
-from .learned import Learned
+from ..activations import DTYPES, ActivationModule
+from ..learned import Learned
+from ..registry import Named, module_of, record_of
+from ..report import figure
 from .oracle import FROM_OUTPUT, LIMITS, Judge, Oracle
-from .registry import Named, module_of, record_of
-from .report import figure
 from .sampling import incoming, inputs, kinks
+from .ulp import GRADIENT_FLOOR
 
 __all__ = ["Check", "Row", "check"]
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from . import registry
-from .activations import ActivationModule
-from .autograd import describe, is_stand_in
+from .. import registry
+from ..activations import ActivationModule
+from ..autograd import describe, is_stand_in
 from .calls import calls
 from .counterparts import (
     counterpart,

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from . import registry
-from .activations import ActivationModule
-from .definitions import Definition
+from .. import registry
+from ..activations import ActivationModule
+from ..definitions.define import Definition
 
 __all__ = [
     "counterpart",

@@ -18,7 +18,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .expression_functions import FUNCTIONS, HELPERS, IN_MATH
+from .functions import FUNCTIONS, HELPERS, IN_MATH
 
 __all__ = ["CONSTANTS", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from .accuracy import every_16bit_value
+from .ulp import every_16bit_value
 
 __all__ = ["incoming", "inputs", "kinks"]
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 
-from . import registry
+from .. import registry
 
 __all__ = ["DTYPES", "Parser", "dtype_name", "first_line", "machine", "progress", "say", "write_json"]
 
@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
 
 def machine(device: torch.device) -> dict[str, Any]:
     """What a measured figure depends on: device, driver, versions, date."""
-    from . import __version__
+    from .. import __version__
 
     facts = {"device": _cpu_name(), "threads": torch.get_num_threads()}
     if device.type == "cuda":

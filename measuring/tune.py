@@ -9,11 +9,11 @@ from torch import Tensor
 
 from jitact.bench import medians
 
-from . import loader
-from .errors import BuildError
-from .plan import make_plan
-from .prebuild import prebuild
-from .source import KernelSource, Work
+from ..kernels.loader import load as loader
+from ..kernels.loader.errors import BuildError
+from ..kernels.loader.plan import make_plan
+from ..kernels.loader.prebuild import prebuild
+from ..kernels.loader.source import KernelSource, Work
 
 __all__ = ["tune"]
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .accuracy import ulp_error, value_and_gradient
-from .activations import ActivationModule
-from .definitions import Definition
-from .learned import Learned
-from .registry import record_of
+from ..activations import ActivationModule
+from ..definitions.define import Definition
+from ..learned import Learned
+from ..registry import record_of
+from .ulp import ulp_error, value_and_gradient
 
 __all__ = ["FROM_OUTPUT", "LIMITS", "Judge", "Limit", "Oracle", "exact_function"]
 

@@ -44,7 +44,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
-                cpp_sources=[kernel, (source.FOLDER / "binding.cpp").read_text()],
+                cpp_sources=[kernel, (source.DEVICE / "binding.cpp").read_text()],
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
                 extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel()],
@@ -98,7 +98,7 @@ def _free_memory() -> int:
 def _kernel_text(plan: Plan) -> str:
     """The kernel file between the library's headers, with errors reported against where it came from."""
     path = plan.source.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-    first, last = f'#include "{source.FOLDER}/elementwise.cuh"', f'#include "{source.FOLDER}/launch.cuh"'
+    first, last = f'#include "{source.DEVICE}/elementwise.cuh"', f'#include "{source.DEVICE}/launch.cuh"'
     return f'{first}\n#line 1 "{path}"\n{plan.source.text}\n{last}\n'
 
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
-from . import build, cache, loader, source
-from .log import logger
-from .plan import make_plan
-from .source import KernelSource
+from jitact.kernels.loader import build, cache, load, source
+from jitact.kernels.loader.log import logger
+from jitact.kernels.loader.plan import make_plan
+from jitact.kernels.loader.source import KernelSource
 
 __all__ = ["Torture"]
 
@@ -54,10 +54,10 @@ class Torture:
         os.environ["JITACT_CACHE_DIR"] = str(self.cache)
         logger.setLevel(logging.ERROR)
         if small:
-            source.FOLDER = folder / "kernels"
-            source.FOLDER.mkdir()
+            source.DEVICE = folder / "device"
+            source.DEVICE.mkdir()
             for name, text in _STAND_IN.items():
-                (source.FOLDER / name).write_text(text)
+                (source.DEVICE / name).write_text(text)
 
     def crowd(self, processes: int, threads: int) -> tuple[int, int, float]:
         """Has all threads of all processes ask for one build at the same moment.
@@ -137,7 +137,7 @@ class Torture:
             entry, _ = build.obtain(make_plan(self._source(attempt)))
             assert ctypes.CDLL(str(entry.library)).answer() == attempt
             return
-        library = loader.load(self._source(attempt))
+        library = load.load(self._source(attempt))
         x = torch.linspace(-4, 4, 101)
         y = getattr(torch.ops.jitact, f"{library.name}_forward")(x)
         assert torch.allclose(y, x / (1 + x.abs())), y

@@ -22,10 +22,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import kernel_file, registry
-from .activations import OPTIONS, Activation, ActivationModule, run
+from .. import registry
+from ..activations import OPTIONS, Activation, ActivationModule, run
+from ..kernels import KernelSource
+from ..kernels.loader import signature
+from . import kernel_file
 from .expression import CONSTANTS, FUNCTIONS, HELPERS, Expression, ExpressionError, in_cpp
-from .kernels import KernelSource, signature
 
 __all__ = ["Definition", "check_params", "define", "load_folder", "save_folder"]
 
@@ -234,7 +236,7 @@ def _check_name(name: str) -> None:
 @cache
 def _reserved_names() -> frozenset[str]:
     """What ``jitact.<name>`` is, or becomes when a module of the library is imported."""
-    package = sys.modules[__package__]
+    package = sys.modules[registry.__package__]
     return frozenset({*vars(package), *package.__all__, *(module.name for module in pkgutil.iter_modules(package.__path__))})
 
 

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .references import exact_tanhshrink
+from ..references import exact_tanhshrink
 
 __all__ = ["FUNCTIONS", "HELPERS", "IN_MATH", "Function"]
 

@@ -11,10 +11,13 @@ from typing import NamedTuple
 
 from .signature import Signature, read_signature
 
-__all__ = ["FOLDER", "WORK", "KernelSource", "Work", "digest", "state_of"]
+__all__ = ["DEVICE", "FOLDER", "WORK", "KernelSource", "Work", "digest", "state_of"]
 
-FOLDER = Path(__file__).resolve().parent
-"""Where the library's own kernel files, headers and the binding are."""
+FOLDER = Path(__file__).resolve().parents[1]
+"""Where the library's own kernel files are."""
+
+DEVICE = FOLDER / "device"
+"""Where the headers are that every kernel file is compiled with, and the binding."""
 
 _INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"'
 
@@ -109,12 +112,12 @@ class KernelSource(NamedTuple):
         try:
             return path.parent.absolute() if path.is_file() else Path.cwd()
         except FileNotFoundError:  # the current directory was removed
-            return FOLDER
+            return DEVICE
 
     def headers(self) -> dict[str, Path]:
         """Every local file that the build reads beside the text, by the name that it goes by in the key."""
         found = {}
-        for entry in os.scandir(FOLDER):
+        for entry in os.scandir(DEVICE):
             if entry.name.endswith((".h", ".cuh", ".cpp")):
                 found[entry.name] = Path(entry.path)
         if self.path != str(FOLDER / f"{self.name}.cu"):
@@ -124,7 +127,7 @@ class KernelSource(NamedTuple):
     def include_folders(self) -> list[Path]:
         """What the compilers get as ``-I``. The user's folder comes first; the library's headers find each other anyway."""
         beside = any(name.startswith(_USERS) for name in self.headers())
-        return [self.folder, FOLDER] if beside else [FOLDER]
+        return [self.folder, DEVICE] if beside else [DEVICE]
 
 
 _USERS = "./"  # begins the names of the user's headers, so that none is taken for one of the library's
@@ -137,7 +140,7 @@ def _follow(text: str, folder: Path, base: Path, found: dict[str, Path]) -> None
             path = place / name
             if path.is_file():
                 label = _USERS + os.path.relpath(path, base)
-                if label not in found and path.parent != FOLDER:
+                if label not in found and path.parent != DEVICE:
                     found[label] = path
                     _follow(_read(path, state_of(path)), path.parent, base, found)
                 break

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from .kernels.source import FOLDER
+from ..kernels.loader.source import DEVICE
 
 __all__ = ["declared", "extract"]
 
@@ -131,7 +131,7 @@ def _join(declarations: list[Declaration], words: set[str]) -> str:
 def _expanded(header: str, seen: set[str]) -> str:
     """A header with those that it includes in their places, each once."""
     seen.add(header)
-    text = (FOLDER / header).read_text()
+    text = (DEVICE / header).read_text()
     return INCLUDE.sub(lambda line: "" if line[1] in seen else _expanded(line[1], seen), text)
 
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .kernels.signature import Function, before_parameters, possible_saves
+from ..kernels.loader.signature import Function, before_parameters, possible_saves
 
 __all__ = [
     "check_encodable",

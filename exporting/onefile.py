@@ -20,14 +20,14 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from .. import registry
+from ..activations import Activation, ActivationModule
+from ..definitions.define import Definition, load_folder
+from ..definitions.expression import in_cpp
+from ..kernels.loader.source import Work
+from ..learned_autograd import Learned
 from . import onefile_weights as weights
-from . import registry
-from .activations import Activation, ActivationModule
-from .definitions import Definition, load_folder
-from .expression import in_cpp
 from .extract import extract
-from .kernels.source import Work
-from .learned_autograd import Learned
 from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE, RANDOM
 
 __all__ = ["export", "main"]

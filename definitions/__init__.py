@@ -1,0 +1,1 @@
+"""What people define: expressions, kernel files of their own, folders of both."""

@@ -1,0 +1,1 @@
+"""Activations as one file that needs torch alone."""

@@ -1,0 +1,1 @@
+"""From sources to operators: what :mod:`jitact.kernels` describes."""

@@ -1,0 +1,78 @@
+"""The measure of errors, units in the last place (ulp), and the inputs that stand for all of a dtype."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["GRADIENT_FLOOR", "every_16bit_value", "fp32_values", "sample", "ulp_error", "value_and_gradient"]
+
+GRADIENT_FLOOR = 2.0**-8  # of the 16-bit types; what is computed on the way to a wider one's is rounded at about 1
+
+
+def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:
+    """Every finite value of ``torch.float16`` or ``torch.bfloat16``, both zeros included, ascending: shape ``(n,)``."""
+    positive = torch.arange(2**15, device=device).to(torch.int16).view(dtype)
+    positive = positive[positive.isfinite()]
+    return torch.cat([-positive.flip(0), positive])
+
+
+def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | None = None) -> Tensor:
+    """The distance of ``actual`` from ``exact`` in ulp of ``dtype``, elementwise, as float64.
+
+    The unit is the spacing of ``dtype`` at the exact result, so a correctly rounded result is off by at most 0.5. Subnormal
+    results of float16 count in units of its smallest subnormal number. Those of bfloat16, float32 and float64 too, but there
+    a zero is as good, since arithmetic in registers may flush them.
+
+    Equal infinities and two NaNs are 0 apart. A result that should have been infinite, or is and should not be, counts as
+    if the first power of two past the range stood for infinity, if it is near; any other mismatch is ``inf``.
+
+    Args:
+        actual: results, of any floating-point type.
+        exact: the same in float64, not rounded to ``dtype``.
+        dtype: the type that ``actual`` is stored in.
+        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``.
+    """
+    info = torch.finfo(dtype)
+    exact, actual = exact.double(), actual.double()
+    top, bottom = 2.0 ** (math.frexp(info.max)[1] - 1), 2.0 ** (math.frexp(max(info.tiny, floor or 0))[1] - 1)
+    binade = (exact.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # the power of two at or below |exact|
+    error = (actual.clamp(-2 * top, 2 * top) - exact).abs() / (binade.clamp(bottom, top) * info.eps)
+    overflows = exact.abs() >= top * (2 - info.eps / 2)  # where IEEE rounding gives infinity
+    same = (actual == exact) | (actual.isnan() & exact.isnan()) | (overflows & actual.isinf() & (actual.sign() == exact.sign()))
+    if dtype is not torch.float16:
+        same |= (actual == 0) & (exact.abs() < info.tiny)
+    mismatch = error.isnan() | (actual.isinf() & (exact.abs() < top))
+    return error.masked_fill(mismatch, torch.inf).masked_fill(same, 0.0)
+
+
+def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor:
+    """Inputs that stand for all: every finite 16-bit value for a 16-bit type, else 16-bit, random and evenly spread ones.
+
+    Args:
+        dtype: of the inputs.
+        device: where they are wanted.
+        step: take every how manyth fp32 number.
+    """
+    if dtype in (torch.float16, torch.bfloat16):
+        return every_16bit_value(dtype, device)
+    every_16bit = [every_16bit_value(each, device).to(dtype) for each in (torch.float16, torch.bfloat16)]
+    normal = torch.randn(2**16, device=device, dtype=dtype, generator=torch.Generator(device).manual_seed(0))
+    return torch.cat([*every_16bit, normal, 4 * normal, fp32_values(device, step).to(dtype)])
+
+
+def fp32_values(device: torch.device, step: int = 1, start: int = -(2**31), stop: int = 2**31) -> Tensor:
+    """The finite ones among the numbers whose bits are ``range(start, stop, step)``."""
+    values = torch.arange(start, stop, step, device=device).to(torch.int32).view(torch.float32)
+    return values[values.isfinite()]
+
+
+def value_and_gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+    """``f(x)`` and its gradient for dy = 1."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = f(x)
+    return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]

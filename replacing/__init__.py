@@ -1,0 +1,1 @@
+"""PyTorch's activations in a model, replaced by these and restored."""
