@@ -137,7 +137,7 @@ def _fields(record: Activation, params: dict[str, float], kind: str, marks: set[
     names = [in_cpp(name) for name in own]
     listed = "".join(f", {name}" for name in names)
     values = {
-        "version": sys.modules[__package__].__version__,
+        "version": sys.modules[registry.__package__].__version__,
         "name": record.name,
         "title": record.title,
         "formula": _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127)),

@@ -498,7 +498,7 @@ def test_kernel_files_that_will_not_do(source: str, params: dict, message: str) 
     assert message in str(caught.value)
 
 
-MODULES = ("swap", "plots", "page", "bench", "report", "checks", "kernels", "magics", "warnings")  # some not imported yet
+MODULES = ("plots", "bench", "report", "kernels", "magics", "measuring", "warnings")  # some not imported yet
 
 
 @pytest.mark.parametrize(
