@@ -18,9 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from jitact import report
-from jitact.activations import ActivationModule
 from jitact.measuring.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.measuring.oracle import function_of
 from jitact.measuring.ulp import GRADIENT_FLOOR, every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
+from jitact.modules import ActivationModule
+from jitact.records import is_plain
 from jitact.registry import REGISTRY
 from jitact.report import figure
 
@@ -93,10 +95,13 @@ def exact_function(cls: type[ActivationModule], dtype: torch.dtype, device: torc
 
     Parameters are rounded to float32 where ``dtype`` is no wider, as kernels and PyTorch round them.
     """
-    formula = cls.activation.exact or (cls.activation.reference if cls.activation.params else None)
+    record = cls.activation
+    formula = record.exact or (record.reference if record.params else None)
     if formula is None:
         return cls.Model().to(device, dtype).double().eval()
-    params = [default for _, default in cls.activation.params]
+    if not is_plain(record.token):
+        return function_of(cls().to(device, dtype), formula)
+    params = [default for _, default in record.params]
     if dtype is not torch.float64:
         params = torch.tensor(params).tolist()
     return lambda x: formula(x, *params)

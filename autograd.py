@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import lru_cache
-from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,142 +12,61 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function
 
 from . import kernels
+from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout
 
-if TYPE_CHECKING:
-    from .activations import Activation
-
-__all__ = [
-    "ACCEPTED",
-    "DTYPES",
-    "as_number",
-    "by_slope",
-    "by_token",
-    "call",
-    "check",
-    "check_tensor",
-    "configured",
-    "describe",
-    "in_order",
-    "is_batched",
-    "is_stand_in",
-    "is_transformed",
-    "kept_for_a_generation",
-    "load",
-    "overwritten",
-    "recorded",
-    "refuse_leaf",
-    "run",
-    "strides_of_bits",
-    "write",
-]
+__all__ = ["Config", "call", "configure", "configured", "is_transformed", "load", "run", "run_with_operands"]
 
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """Whether torch.compile is one that keeps inputs of autograd functions which nobody asked for; 2.11 was seen to."""
 
-DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
-
-by_token: dict[str, Activation] = {}
-"""Every record by its token, a constant string, which is all that torch.compile can carry to the loader."""
-
 
 class Config(NamedTuple):
-    """How a call runs, everything but the tensor and the numbers: the options, completed, and the operators they lead to."""
+    """How a call runs, everything but the tensors and the numbers: the options, completed, and the operators they lead to.
 
-    activation: Activation
+    Attributes:
+        record: of the activation.
+        inplace: whether the first tensor is overwritten.
+        save: what backward keeps.
+        forward_op: the operator of forward.
+        backward_op: the operator of backward.
+        places: of the tensors, those that ``backward_op`` gives gradients of, in its order.
+        by_bits: whether ``backward_op`` takes a number whose bits tell which gradients are wanted.
+    """
+
+    record: Activation
     inplace: bool
     save: str
     forward_op: Callable
     backward_op: Callable
+    places: tuple[int, ...]
+    by_bits: bool
 
 
-def check(activation: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> tuple[float, ...]:
-    """Checks options as a constructor gets them, and returns the parameters as floats.
-
-    Raises:
-        TypeError: a parameter is not a number, or an option that is on or off is not a bool.
-        ValueError: ``save`` is not one of the activation's, or a parameter is out of its range.
-    """
-    if type(inplace) is not bool or type(fast_math) is not bool:
-        option, value = ("inplace", inplace) if type(inplace) is not bool else ("fast_math", fast_math)
-        raise TypeError(f"{activation.name}: {option} must be True or False, got {value!r}")
-    if save is not None and save not in activation.saves:
-        choices = ", ".join(map(repr, activation.saves))
-        raise ValueError(f"{activation.name}: save={save!r} is not possible; choose from {choices}")
-    if not params:
-        return ()
-    values = params
-    for value in params:
-        if type(value) is not float:  # seldom
-            values = tuple([as_number(activation, name, p) for (name, _), p in zip(activation.params, params, strict=True)])
-            break
-    for requirement in activation.requires:
-        if requirement.save in (None, save) and not requirement.holds(*values):
-            given = ", ".join(f"{name}={value}" for (name, _), value in zip(activation.params, params, strict=True))
-            where = f" with save={save!r}" if requirement.save else ""
-            raise ValueError(f"{activation.name}: needs {requirement.text}{where}, got {given}")
-    return values
-
-
-def as_number(activation: Activation, name: str, value: Any) -> float:
-    """A parameter as a float: Python's numbers and NumPy's, but no bools, which PyTorch would take for 0 and 1.
-
-    Raises:
-        TypeError: it is no number.
-        ValueError: it is an integer that no float can hold.
-    """
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{activation.name}: {name} must be a number, got {value!r}")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{activation.name}: {name} must fit into a float, got {value!r}") from None
-
-
-def default_save(activation: Activation, params: tuple[float, ...]) -> str:
-    """What backward keeps in place, when nobody says: the output where that is possible and the table's first is the input.
-
-    Keeping the output of an in-place call costs no memory, where keeping the input would mean a copy of it.
-    """
-    if activation.saves[0] == "input" and "output" in activation.saves:
-        return "output" if all([r.holds(*params) for r in activation.requires]) else "input"
-    return activation.saves[0]
-
-
-def configure(activation: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
+def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
     """Finds the operators of a call, and compiles them unless they are there. The options are checked."""
-    library = load(activation.token, fast_math)
+    library, places = load(record.token, fast_math), layout(record.token).places
     forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
     backward = "backward" if save == "input" else f"backward_from_{save}"
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
-    return Config(activation, inplace, save, *ops)
+    several = save == "input" and len(places) > 1
+    return Config(record, inplace, save, *ops, places if several else places[:1], several)
 
 
-def kept_for_a_generation(configure: Callable) -> Callable:
-    """``configure``, with what it returns kept until a header of a kernel changes; not where torch.compile traces it.
-
-    Parameters, whose values may change with each call, are no options of it.
-    """
-
-    @lru_cache(maxsize=4096)
-    def keep(generation: int, *options: Any) -> Any:
-        return configure(*options)
-
-    def configured(*options: Any) -> Any:
-        return configure(*options) if torch.compiler.is_compiling() else keep(kernels.generation(), *options)
-
-    return configured
-
-
-configured = kept_for_a_generation(configure)
+def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
+    """:func:`configure`, with what it returns kept by the record; not where torch.compile traces it."""
+    if torch.compiler.is_compiling():
+        return configure(record, inplace, save, fast_math)
+    config = record.configs.get((inplace, save, fast_math))
+    if config is None:
+        config = record.configs[inplace, save, fast_math] = configure(record, inplace, save, fast_math)
+    return config
 
 
 def load(token: str, fast_math: bool) -> str:
     """The first part of the names of a record's operators, compiled unless they are there."""
-    record = by_token[token]
-    library = kernels.load(record.source, fast_math=fast_math).name
+    library = kernels.load(by_token[token].source, fast_math=fast_math).name
     if library not in _differentiable:
-        _make_differentiable(library, record, fast_math)
+        _make_differentiable(library, token, fast_math)
     return library
 
 
@@ -161,25 +78,37 @@ _differentiable: dict[str, torch.library.Library] = {}  # the builds whose opera
 _lock = threading.Lock()
 
 
-def _make_differentiable(library: str, record: Activation, fast_math: bool) -> None:
+def _make_differentiable(library: str, token: str, fast_math: bool) -> None:
     """Gives ``jitact::<library>_apply``, which torch.export writes into programs, the gradient that the record has.
 
     The other operators have none of their own: the functions below, which call them, record what there is to record.
     """
     operator = getattr(torch.ops.jitact, f"{library}_apply").default
 
-    def apply(x: Tensor, *arguments: Any) -> Tensor:
-        tensors = (x, *(each for each in arguments if isinstance(each, Tensor)))
+    count = len(layout(token).tensors)
+
+    def apply(*arguments: Any) -> Tensor:
+        tensors = arguments[:count]
         if is_transformed() or (torch.is_grad_enabled() and any([t.requires_grad for t in tensors])):
-            return record.recorded(fast_math, x, *arguments)
+            return _recorded(by_token[token], arguments, fast_math)
         with torch._C._AutoDispatchBelowAutograd():
-            return operator(x, *arguments)
+            return operator(*arguments)
 
     with _lock:
         if library not in _differentiable:
             registration = torch.library.Library("jitact", "FRAGMENT")
             registration.impl(f"{library}_apply", apply, "Autograd")
             _differentiable[library] = registration  # which lasts as long as this
+
+
+def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
+    """What an operator gives where something is recorded, by those that have no gradient of their own."""
+    tensors, _, draws, _ = record.layout
+    operands, params = arguments[: len(tensors) + draws], arguments[len(tensors) + draws :]
+    if is_transformed():
+        return _formula(record, operands[: len(tensors)], params)
+    config = configured(record, False, _first_save(record, operands, None), fast_math)
+    return _Activate.apply(operands[0], config, params, (), *operands[1:])
 
 
 def call(operator: Callable, *arguments: Any) -> Any:
@@ -233,7 +162,7 @@ def strides_of_bits(y: Tensor) -> tuple[int, ...]:
     return y.stride() if y.is_contiguous() else torch.empty_like(y, device="meta").stride()
 
 
-def _copied(x: Tensor, activation: Activation) -> Tensor:
+def _copied(x: Tensor, record: Activation) -> Tensor:
     """A copy of ``x``.
 
     Raises:
@@ -241,7 +170,7 @@ def _copied(x: Tensor, activation: Activation) -> Tensor:
     """
     in_memory = type(x) is Tensor and not torch.compiler.is_compiling() and not is_transformed()
     if in_memory and x.numel() and not x.untyped_storage().nbytes():
-        raise RuntimeError(f"{activation.name}: a tensor has elements, but its data is not allocated (yet, or any more)")
+        raise RuntimeError(f"{record.name}: a tensor has elements, but its data is not allocated (yet, or any more)")
     return x.clone()
 
 
@@ -265,20 +194,22 @@ def by_slope(dy: Tensor, slope: Tensor) -> Tensor:
 
 
 class _Activate(torch.autograd.Function):
-    """Forward, keeping for backward what ``config.save`` names.
+    """Forward, keeping for backward what ``config.save`` names, and the operands beside ``x``.
 
     It has forward(ctx, ...), because where setup_context stands apart, PyTorch inspects the signature of forward in every call,
     which takes longer than all the rest; and no jvp, because torch.compile accepts no Function that defines one.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], before: tuple[Tensor, ...] = ()) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], before: tuple[Tensor, ...] = (), *others: Tensor
+    ) -> Tensor:
         """``before`` holds a copy of ``x`` where that is changed in place and kept.
 
         It was made outside, so that it has a history for second derivatives, and is no argument to autograd, as it gets no
         gradient, which compiled autograd would not take.
         """
-        y = call(config.forward_op, x, *params)
+        y = call(config.forward_op, x, *others, *params)
         kept = before[0] if before else x
         if config.save == "bit":
             y, kept = (x, y) if config.inplace else y
@@ -286,14 +217,28 @@ class _Activate(torch.autograd.Function):
         if config.inplace:
             y = x
             ctx.mark_dirty(x)
-        ctx.save_for_backward(y if config.save == "output" else kept)
+        ctx.save_for_backward(y if config.save == "output" else kept, *others)
         ctx.set_materialize_grads(False)
         ctx.config, ctx.params = config, params
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
-        return None if dy is None else _gradient(ctx, dy), None, None, *[None] * (len(ctx.needs_input_grad) - 3)
+        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        if dy is None:
+            return tuple(found)
+        if not ctx.config.by_bits:
+            kept, *others = ctx.saved_tensors
+            found[0] = _gradient(ctx, dy, kept, others)
+        else:
+            for place, gradient in zip(ctx.config.places, _gradients(ctx, dy), strict=True):
+                found[_argument(place)] = gradient
+        return tuple(found)
+
+
+def _argument(place: int) -> int:
+    """Which argument of :meth:`_Activate.forward` a tensor is."""
+    return place + 3 if place else 0
 
 
 class _ActivateTransformed(_Activate):
@@ -312,11 +257,11 @@ class _ActivateTransformed(_Activate):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
-        return None if dy is None else _gradient(ctx, dy), None, None
+        return None if dy is None else _gradient(ctx, dy, *ctx.saved_tensors), None, None
 
     @staticmethod
     def jvp(ctx: Any, dx: Tensor, *_: Any) -> Tensor:
-        return _gradient(ctx, dx)
+        return _gradient(ctx, dx, *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, x: Tensor, config: Config, params: tuple[float, ...]) -> tuple:
@@ -344,14 +289,14 @@ class _Gradient(torch.autograd.Function):
         if ddx is None:
             return None, None, None, None
         curvature = _curvature(ctx)
-        return _gradient(ctx, ddx), None if curvature is None else ddx * curvature, None, None
+        return _gradient(ctx, ddx, ctx.saved_tensors[1]), None if curvature is None else ddx * curvature, None, None
 
     @staticmethod
     def jvp(ctx: Any, ddy: Tensor | None, dkept: Tensor | None, *_: Any) -> Tensor:
         curvature = None if dkept is None else _curvature(ctx)
         if curvature is None:
-            return torch.zeros_like(ctx.saved_tensors[0]) if ddy is None else _gradient(ctx, ddy)
-        return dkept * curvature if ddy is None else torch.addcmul(_gradient(ctx, ddy), dkept, curvature)
+            return torch.zeros_like(ctx.saved_tensors[0]) if ddy is None else _gradient(ctx, ddy, ctx.saved_tensors[1])
+        return dkept * curvature if ddy is None else torch.addcmul(_gradient(ctx, ddy, ctx.saved_tensors[1]), dkept, curvature)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple, dy: Tensor, kept: Tensor, config: Config, params: tuple[float, ...]) -> tuple:
@@ -368,32 +313,110 @@ class _GradientCompiled(_Gradient):
     jvp = torch.autograd.Function.jvp
 
 
-def _gradient(ctx: Any, dy: Tensor) -> Tensor:
+def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[()] = ()) -> Tensor:
     """``dy`` times the slope: an activation being elementwise, the derivative in forward and in reverse mode alike."""
-    kept, config, params = ctx.saved_tensors[-1], ctx.config, ctx.params
+    config, params = ctx.config, ctx.params
     if config.save == "bit":
-        if is_batched(dy):
-            wide = torch.promote_types(dy.dtype, torch.float32)
-            ones = torch.empty_strided(dy.shape, ctx.strides, dtype=wide, device=dy.device).fill_(1)
-            return by_slope(dy, call(config.backward_op, ones, kept, *params))
+        differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if is_batched(dy) or (others and differentiable):
+            return by_slope(dy, _slope(config, dy, ctx.strides, kept, others, params))
         dy = in_order(dy, ctx.strides)
-    if not torch.is_grad_enabled() and not is_transformed():
-        return _Gradient.forward(dy, kept, config, params)
+    if others or (not torch.is_grad_enabled() and not is_transformed()):
+        return call(config.backward_op, dy, kept, *others, *params)
     return (_GradientCompiled if torch.compiler.is_compiling() else _Gradient).apply(dy, kept, config, params)
+
+
+def _slope(
+    config: Config, dy: Tensor, strides: tuple[int, ...], mask: Tensor, others: list[Tensor], params: tuple[float, ...]
+) -> Tensor:
+    """The slope at each element: in float32 at least, where it does not hang on random numbers, which differ by dtype."""
+    draws = layout(config.record.token).draws
+    dtype = dy.dtype if draws else torch.promote_types(dy.dtype, torch.float32)
+    others = [t.to(dtype) if t.is_floating_point() else t for t in others]
+    ones = torch.empty_strided(dy.shape, strides, dtype=dtype, device=dy.device).fill_(1)
+    return call(config.backward_op, ones, mask, *others, *params)
 
 
 def _curvature(ctx: Any) -> Tensor | None:
     """``dy`` times the derivative of the slope by what was kept, from the reference; None where the slope is constant."""
     (dy, kept), config = ctx.saved_tensors, ctx.config
-    if "bit" in config.activation.saves:
+    if "bit" in config.record.saves:
         return None
-    reference = config.activation.gradient_reference
+    reference = config.record.gradient_reference
     _, vjp = torch.func.vjp(lambda k: reference(dy, k, ctx.params, config.save), kept)
     return vjp(torch.ones_like(dy))[0]
 
 
-def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Tensor:
-    """Applies an activation. What :func:`make_function` and :class:`ActivationModule` call.
+class _Gradients(torch.autograd.Function):
+    """The gradients of several tensors as functions of ``dy`` and those, themselves differentiable."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, dy: Tensor, config: Config, params: tuple[float, ...], wanted: int, *operands: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(dy, *operands)
+        ctx.config, ctx.params = config, params
+        return tuple(call(config.backward_op, dy, *operands, *params, wanted))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple:
+        dy, *operands = ctx.saved_tensors
+        count = len(layout(ctx.config.record.token).tensors)
+        _, vjp = torch.func.vjp(lambda *t: _formula_gradients(ctx.config, ctx.params, *t), dy, *operands[:count])
+        ddy, *found = vjp(gradients)
+        return ddy, None, None, None, *found, *[None] * (len(operands) - count)
+
+
+def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradients of several tensors; None of those that none is wanted of."""
+    operands, config, params = ctx.saved_tensors, ctx.config, ctx.params
+    needs = [ctx.needs_input_grad[_argument(place)] for place in config.places]
+    if is_batched(dy):
+        return _formula_gradients(config, params, dy, *operands[: len(layout(config.record.token).tensors)])
+    wanted = sum([1 << g for g, need in enumerate(needs) if need])
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which knows no second derivatives
+        found = _Gradients.apply(dy, config, params, wanted, *operands)
+    else:
+        found = call(config.backward_op, dy, *operands, *params, wanted)
+    return tuple([gradient if need else None for gradient, need in zip(found, needs, strict=True)])
+
+
+def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of several tensors, in PyTorch."""
+    _check_formula(config.record)
+
+    def function(*learned: Tensor) -> Tensor:
+        given = dict(zip(config.places, learned, strict=True))
+        return config.record.reference(*[given.get(place, t) for place, t in enumerate(tensors)], *params)
+
+    return torch.func.vjp(function, *[tensors[place] for place in config.places])[1](dy)
+
+
+def run_with_operands(
+    record: Activation, given: dict[str, Any], params: tuple, inplace: bool, save: str | None, fast_math: bool, training: bool
+) -> Tensor:
+    """Applies an activation that takes more than ``x`` and numbers; ``given`` are its tensors by name.
+
+    Raises:
+        TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
+    """
+    if any([is_stand_in(value) for value in given.values()]):
+        options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
+        options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
+        stand_ins = tuple(value for value in given.values() if is_stand_in(value))
+        return handle_torch_function(record.function, stand_ins, **given, **options, save=save, fast_math=fast_math)
+    tensors = record.fitted(given)
+    params = record.check(params, inplace, save, fast_math)
+    if record.in_eval is not None and not training:
+        name, params = record.in_eval(*params)
+        return _run(by_token[name], tensors, params, inplace, None, fast_math)
+    if record.spans is not None:
+        record.check_span(params, tensors[0].dtype)
+    return _run(record, tensors, params, inplace, save, fast_math)
+
+
+def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Tensor:
+    """Applies an activation to one tensor.
 
     Raises:
         TypeError: ``x`` is not a dense tensor of one of :data:`DTYPES`, or an option is of another type than it has to be.
@@ -401,42 +424,66 @@ def run(x: Tensor, activation: Activation, params: tuple, inplace: bool, save: s
         RuntimeError: in place on a leaf that requires a gradient, or on an inference tensor outside of inference mode.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
-        return _stood_in_for(x, activation, params, inplace, save, fast_math)
-    params = check(activation, params, inplace, save, fast_math)
+        return _stood_in_for(x, record, params, inplace, save, fast_math)
+    return _run(record, (x,), record.check(params, inplace, save, fast_math), inplace, save, fast_math)
+
+
+def _run(
+    record: Activation, tensors: tuple[Tensor, ...], params: tuple, inplace: bool, save: str | None, fast_math: bool
+) -> Tensor:
+    """Applies an activation to what has been checked."""
+    x, others = tensors[0], tensors[1:]
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
-    records = transformed or (torch.is_grad_enabled() and x.requires_grad)
-    if save is None:
-        save = default_save(activation, params) if inplace else activation.saves[0]
+    _, _, draws, places = layout(record.token)
+    records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in places]))
+    if inplace and save is None and len(places) == 1:
+        save = record.default_save(params)
+    save = _first_save(record, tensors, save)
     if inplace:
-        if records and x.is_leaf and not transformed:
-            refuse_leaf(activation)
+        if records and x.is_leaf and x.requires_grad and not transformed:
+            raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
             # What is kept must outlive the change.
-            before = _copied(x, activation) if transformed or (records and save == "input") else x
+            before = _copied(x, record) if transformed or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
-            return write(x, run(before, activation, params, False, save, fast_math))
-    if transformed and (compiling or _functionalized()):
-        return _formula(activation, x, params)
+            return write(x, _run(record, (before, *others), params, False, save, fast_math))
+    if transformed and (compiling or others or draws or _functionalized()):
+        return _formula(record, tensors, params)
+    operands = (*others, _seed(x)) if draws else others
     if compiling and torch.compiler.is_exporting():
-        return getattr(torch.ops.jitact, f"{load(activation.token, fast_math)}_apply")(x, *params)
+        return getattr(torch.ops.jitact, f"{load(record.token, fast_math)}_apply")(x, *operands, *params)
     if transformed or not records:
         save = "input"  # all that a transform keeps, as it hides the order of memory; with nothing recorded, nothing is kept
-    config = configured(activation, inplace, save, fast_math)
+    config = configured(record, inplace, save, fast_math)
     if transformed:
         return _ActivateTransformed.apply(x, config, params)
     if records:
-        if inplace and save == "input":
-            return _Activate.apply(x, config, params, (_copied(x, activation),))
-        return _Activate.apply(x, config, params)
-    return overwritten(x, config.forward_op, *params) if inplace else call(config.forward_op, x, *params)
+        before = (_copied(x, record),) if inplace and save == "input" else ()
+        return _Activate.apply(x, config, params, before, *operands)
+    if inplace:
+        return overwritten(x, config.forward_op, *operands, *params)
+    return call(config.forward_op, x, *operands, *params)
 
 
-def recorded(x: Tensor, activation: Activation, params: tuple[float, ...], fast_math: bool) -> Tensor:
-    """What :func:`run` gives where something is recorded, by the operators that have no gradient of their own."""
-    if is_transformed():
-        return _formula(activation, x, params)
-    return _Activate.apply(x, configured(activation, False, activation.saves[0], fast_math), params)
+def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | None) -> str:
+    """What backward keeps: what is asked for, else the first that gives all gradients that are wanted.
+
+    Raises:
+        ValueError: what is asked for does not give them.
+    """
+    wanted = [place for place in layout(record.token).places[1:] if tensors[place].requires_grad]
+    if not wanted or not torch.is_grad_enabled() or save == "input":
+        return save or record.saves[0]
+    if save is not None:
+        name = layout(record.token).tensors[wanted[0]]
+        raise ValueError(f"{record.name}: save={save!r} is not enough for the gradient of {name}, which needs save='input'")
+    return "input"
+
+
+def _seed(x: Tensor) -> Tensor:
+    """From PyTorch's generator, on ``x``'s device: no synchronisation, and a CUDA graph draws anew with each replay."""
+    return torch.randint(2**63 - 1, (1,), device=x.device)
 
 
 def is_transformed() -> bool:
@@ -457,16 +504,21 @@ def _functionalized() -> bool:
     return any(interpreter.key() == torch._C._functorch.TransformType.Functionalize for interpreter in stack)
 
 
-def _formula(activation: Activation, x: Tensor, params: tuple[float, ...]) -> Tensor:
+def _formula(record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...]) -> Tensor:
     """The activation in PyTorch, for transforms that can do nothing with our operators.
 
     Raises:
         RuntimeError: there is none; torch.compile answers that by running the call uncompiled, unless fullgraph=True.
     """
-    if not activation.has_reference:
-        _refuse_formula(activation.name)
-    _evaluated(activation.token)
-    return activation.reference(x, *params)
+    _check_formula(record)
+    if len(tensors) == 1:
+        _evaluated(record.token)
+    return record.reference(*tensors, *params)
+
+
+def _check_formula(record: Activation) -> None:
+    if not record.has_reference:
+        _refuse_formula(record.name)
 
 
 def _refuse_formula(name: str) -> None:
@@ -483,48 +535,18 @@ if BEFORE_2_13:  # where a transform that is run uncompiled, which is how torch.
 
 def _evaluated(token: str) -> bool:
     """Evaluates a formula once, which may make what it keeps for later calls in ways that torch.compile does not trace."""
-    activation = by_token[token]
-    activation.reference(torch.empty(0), *[default for _, default in activation.params])
+    record = by_token[token]
+    record.reference(torch.empty(0), *[default for _, default in record.params])
     return True
 
 
 _evaluated._dynamo_marked_constant = True
 
 
-def refuse_leaf(activation: Activation) -> None:
-    """Says that a leaf cannot be changed in place where its gradient is wanted."""
-    raise RuntimeError(f"{activation.name}: a leaf that requires a gradient cannot be changed in place")
-
-
-def is_stand_in(x: object) -> bool:
-    """Whether ``x`` stands for a tensor that is not there yet, as torch.fx has it, and takes calls of PyTorch's functions."""
-    return not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
-
-
-def check_tensor(activation: Activation, x: object, what: str = "expected") -> None:
-    """Checks that ``x`` is a tensor that kernels take.
-
-    Raises:
-        TypeError: it is not.
-    """
-    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
-        raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {describe(x)}")
-
-
-def _stood_in_for(x: Any, activation: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Any:
+def _stood_in_for(x: Any, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Any:
     """What a call gives for something that is no tensor that kernels take: a call to be made later, or TypeError."""
     if not is_stand_in(x):
-        check_tensor(activation, x)
-    options = {name: value for (name, _), value in zip(activation.params, params, strict=True)}
+        check_tensor(record, x)
+    options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
     options |= {"inplace": True} if inplace else {}
-    return handle_torch_function(activation.function, (x,), x, **options, save=save, fast_math=fast_math)
-
-
-def describe(x: object) -> str:
-    """What was given in place of a tensor that an activation takes, for an error."""
-    if not isinstance(x, Tensor):
-        return "None" if x is None else f"a {type(x).__name__}"
-    if x.is_nested and x.layout is torch.strided:
-        return f"a nested {str(x.dtype).removeprefix('torch.')} tensor"
-    layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "
-    return f"a {layout}{str(x.dtype).removeprefix('torch.')} tensor"
+    return handle_torch_function(record.function, (x,), x, **options, save=save, fast_math=fast_math)

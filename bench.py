@@ -51,10 +51,10 @@ from torch import Tensor, nn
 
 from jitact import kernels, report
 from jitact.accuracy import broken_rules, exact_function, measure, sample
-from jitact.activations import ActivationModule
 from jitact.exporting import onefile
 from jitact.measuring import page
 from jitact.measuring.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.modules import ActivationModule
 from jitact.registry import REGISTRY
 from jitact.report import DIRECTIONS, PEERS
 

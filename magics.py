@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 
-from .activations import Activation, ActivationModule
 from .definitions.define import check_params, define
 from .kernels import BuildError
 from .measuring.checks import check
 from .measuring.ulp import value_and_gradient
+from .modules import ActivationModule
+from .records import Activation
 from .registry import names
 from .report import figure
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from .activations import DTYPES, ActivationModule
-from .learned import Learned
 from .measuring.checks import converted, default_device
-from .measuring.oracle import exact_function
+from .measuring.oracle import exact_function, function_of
 from .measuring.ulp import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
+from .modules import ActivationModule
+from .records import DTYPES
 from .registry import Named, module_of, record_of
 
 if TYPE_CHECKING:
@@ -103,9 +103,9 @@ def _labelled(activation: Named) -> tuple[ActivationModule, str]:
 def _draw_errors(axes: list[Axes], module: ActivationModule, x: Tensor, span: tuple[float, float], color: str) -> None:
     """The largest errors of forward and gradient along x, and PyTorch's."""
     own = converted(module, x)
-    f, reference = exact_function(own), record_of(module).reference
+    f = exact_function(own)
     exact = value_and_gradient(f, x.double())
-    theirs = f if isinstance(module.activation, Learned) else lambda x: reference(x, *module._params())
+    theirs = function_of(own, record_of(own).reference)
     for subject, style, width in ((theirs, "--", 0.8), (own, "-", 1.4)):
         for ax, actual, wanted, floor in zip(axes, value_and_gradient(subject, x), exact, (None, GRADIENT_FLOOR), strict=True):
             ulp = ulp_error(actual, wanted, x.dtype, floor)

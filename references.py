@@ -10,7 +10,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 SELU_SCALE = 1.0507009873554805
 SELU_ALPHA = 1.6732632423543772
@@ -173,6 +173,67 @@ def exact_sqrtsoftplus(x: Tensor) -> Tensor:
     """Without a threshold; below -40 softplus is exp, whose root has a gradient down to 0."""
     u = x.clamp(min=-40)
     return torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2), torch.sqrt(torch.logaddexp(u, torch.zeros_like(u))))
+
+
+# With operands beside x.
+
+
+def prelu(x: Tensor, weight: Tensor) -> Tensor:
+    """``F.prelu``, with the weight in any shape that broadcasts."""
+    return F.prelu(x, weight.flatten())
+
+
+def rrelu(x: Tensor, lower: float, upper: float) -> Tensor:
+    """``F.rrelu`` in training."""
+    return torch.where(x <= 0, (torch.rand_like(x) * (upper - lower) + lower) * x, x)
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """As transformers' ``XIELUActivation`` has it."""
+    p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
+    y = torch.where(x > 0, p * x * x + beta * x, (torch.expm1(torch.min(x, eps)) - x) * n + beta * x)
+    return y.reshape(x.shape)  # the parameters have a dimension where x may have none
+
+
+def exact_xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """The same with all of the slope at ``x == eps``, of which torch.min gives half."""
+    p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
+    left = torch.where(x > eps, torch.expm1(eps), torch.expm1(x.clamp(max=0)))
+    return torch.where(x > 0, p * x * x + beta * x, (left - x) * n + beta * x)
+
+
+class XIELU(nn.Module):
+    """xIELU in PyTorch, as transformers' ``XIELUActivation`` has it where its CUDA extension is not installed."""
+
+    def __init__(
+        self,
+        alpha_p_init: float = 0.8,
+        alpha_n_init: float = 0.8,
+        beta: float = 0.5,
+        eps: float = -1e-6,
+        dtype: torch.dtype | None = torch.bfloat16,
+        with_vector_loads: bool = False,
+    ) -> None:
+        """Makes the parameters ``alpha_p`` and ``alpha_n`` and the buffers ``beta`` and ``eps``.
+
+        Args:
+            alpha_p_init: ``softplus(alpha_p)`` of a new module.
+            alpha_n_init: ``beta + softplus(alpha_n)`` of a new module; above ``beta``.
+            beta: kept as a buffer.
+            eps: kept as a buffer.
+            dtype: of parameters and buffers.
+            with_vector_loads: accepted, as transformers has it; it changes nothing.
+        """
+        super().__init__()
+        begin = (math.log(math.expm1(init)) for init in (alpha_p_init, alpha_n_init - beta))
+        self.alpha_p, self.alpha_n = (nn.Parameter(torch.tensor([value], dtype=dtype)) for value in begin)
+        self.register_buffer("beta", torch.tensor(beta, dtype=dtype))
+        self.register_buffer("eps", torch.tensor(eps, dtype=dtype))
+        self.with_vector_loads = with_vector_loads
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Applies the formula."""
+        return xielu(x, self.alpha_p, self.alpha_n, self.beta, self.eps)
 
 
 # Gradients with save="output": dx from dy, y and the parameters.

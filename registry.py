@@ -10,7 +10,9 @@ from types import FunctionType
 
 from torch import Tensor, nn
 
-from .activations import TABLE, Activation, ActivationModule, _variant, make_function, make_module
+from .activations import TABLE
+from .modules import ActivationModule, make_module, variant
+from .records import Activation
 
 __all__ = [
     "REGISTRY",
@@ -49,7 +51,7 @@ NOTHING_TO_COMPILE = ("linear", "identity")
 
 
 class _Registry(Mapping[str, type[ActivationModule]]):
-    """Reads ``_modules``, completed where a name is not found or all are wanted."""
+    """Reads ``_modules``."""
 
     def __getitem__(self, name: str) -> type[ActivationModule]:
         if name in self:
@@ -60,21 +62,16 @@ class _Registry(Mapping[str, type[ActivationModule]]):
         raise _unknown(name)
 
     def __contains__(self, name: object) -> bool:
-        if name not in _modules:
-            _complete()
         return name in _modules
 
     def __iter__(self) -> Iterator[str]:
-        _complete()
         return iter(list(_modules))
 
     def __len__(self) -> int:
-        _complete()
         return len(_modules)
 
     def items(self) -> list[tuple[str, type[ActivationModule]]]:
         """Names and classes as they are now, whatever other threads register meanwhile."""
-        _complete()
         return list(_modules.items())
 
     def values(self) -> list[type[ActivationModule]]:
@@ -87,26 +84,6 @@ class _Registry(Mapping[str, type[ActivationModule]]):
 
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
-
-
-_is_complete = False
-
-
-def _complete() -> None:
-    """Registers the activations that take more than a line of the table, which few programs ask for."""
-    global _is_complete
-    if _is_complete:
-        return
-    from .learned import LEARNED
-
-    with lock:
-        for activation, module, function in LEARNED:
-            if activation.name not in _modules:  # replaced before it was asked for
-                register(activation, module, function)
-        _is_complete = True
-
-
-_complete._dynamo_marked_constant = True  # torch.compile calls it, and does not look into it, as it knows no locks
 
 
 def normalise(name: str) -> str:
@@ -142,10 +119,7 @@ def _known(name: object) -> str | None:
     """The canonical name for any spelling of a known name, else None."""
     if not isinstance(name, str):
         return None
-    spelling = normalise(name)
-    if spelling not in _aliases:
-        _complete()
-    return _aliases.get(spelling)
+    return _aliases.get(normalise(name))
 
 
 def _unknown(name: object) -> UnknownActivation:
@@ -244,7 +218,7 @@ def module_of(activation: Named) -> ActivationModule:
 
 def record_of(module: ActivationModule) -> Activation:
     """The record of what a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
-    return _variant(module.activation, vars(module))
+    return variant(module.activation, vars(module))
 
 
 def function(name: str) -> Callable[..., Tensor]:
@@ -257,30 +231,19 @@ def function(name: str) -> Callable[..., Tensor]:
     made = _functions.get(canonical)
     if made is None:
         with lock:  # so that no other definition of it comes between
-            made = _functions[canonical] = make_function(REGISTRY[canonical].activation)
+            made = _functions[canonical] = REGISTRY[canonical].activation.function
             made.ModelNew = REGISTRY[canonical]  # for get(), which may be given the function
     return made
 
 
-def register(
-    activation: Activation, module: type[ActivationModule] | None = None, function: Callable[..., Tensor] | None = None
-) -> type[ActivationModule]:
-    """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class.
-
-    Args:
-        activation: the record.
-        module: its class, where that is not simply made from the record.
-        function: its function, likewise.
-    """
-    module = module or make_module(activation)
+def register(record: Activation) -> type[ActivationModule]:
+    """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
+    module = make_module(record)
     with lock:
-        _modules[activation.name] = module
-        _functions.pop(activation.name, None)  # made when it is asked for
-        if function:
-            _functions[activation.name] = function
-            function.ModelNew = module
-        for name in (activation.name, activation.title, *activation.aliases):
-            _aliases[normalise(name)] = activation.name
+        _modules[record.name] = module
+        _functions.pop(record.name, None)  # made when it is asked for
+        for name in (record.name, record.title, *record.aliases):
+            _aliases[normalise(name)] = record.name
     return module
 
 

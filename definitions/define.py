@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 
 from .. import registry
-from ..activations import OPTIONS, Activation, ActivationModule, run
+from ..autograd import run
 from ..kernels import KernelSource
 from ..kernels.loader import signature
+from ..modules import ActivationModule
+from ..records import OPTIONS, Activation
 from . import kernel_file
 from .expression import CONSTANTS, FUNCTIONS, HELPERS, Expression, ExpressionError, in_cpp
 

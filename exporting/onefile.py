@@ -21,11 +21,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from .. import registry
-from ..activations import Activation, ActivationModule
 from ..definitions.define import Definition, load_folder
 from ..definitions.expression import in_cpp
 from ..kernels.loader.source import Work
-from ..learned_autograd import Learned
+from ..modules import ActivationModule
+from ..records import Activation, is_plain
 from . import onefile_weights as weights
 from .extract import extract
 from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE, RANDOM
@@ -72,7 +72,7 @@ def export(activation: registry.Named) -> str:
     if isinstance(activation, nn.Module):
         _check_settings(module)
     kind = _kind(record, module.save)
-    params = record.params if isinstance(record, Learned) else zip(dict(record.params), module._params(), strict=True)
+    params = record.params if _has_operands(record) else zip(dict(record.params), module._params(), strict=True)
     marks = {*KINDS[kind], "staged" if record.source.work.forward == 5 else "direct"}
     text = Template(_lines(FILE, marks)).substitute(_fields(record, dict(params), kind, marks))
     text = re.sub(r"\n{4,}", "\n\n\n", text)
@@ -120,15 +120,22 @@ def _check_settings(module: ActivationModule) -> None:
     refused = [option for option in ("inplace", "fast_math") if getattr(module, option)]
     if refused:
         raise ValueError(f"{name} cannot be exported with {refused[0]}=True, which files do not have; got {given}")
-    if isinstance(module.activation, Learned):
+    if _has_operands(module.activation):
         raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")
+
+
+def _has_operands(record: Activation) -> bool:
+    """Whether an activation takes more than ``x`` and numbers."""
+    return not is_plain(record.token)
 
 
 def _kind(record: Activation, save: str | None) -> str:
     """Which of :data:`KINDS` an activation is of."""
-    if not isinstance(record, Learned):
+    if not _has_operands(record):
         return save or record.saves[0]
-    return "random" if record.random else "channels" if record.channels else "single"
+    if record.layout.draws:
+        return "random"
+    return "single" if all(channel.one for channel in record.channels.values()) else "channels"
 
 
 def _fields(record: Activation, params: dict[str, float], kind: str, marks: set[str]) -> dict[str, str]:
@@ -155,8 +162,8 @@ def _fields(record: Activation, params: dict[str, float], kind: str, marks: set[
         values |= {"taken": ", T slope", "listed": ", Random<T>{slope}, T(), T()", "seed": ", seed"}
         values |= {"seed_taken": ", void* seed", "seed_typed": ", const int64_t* seed"}
     if kind in ("channels", "single"):
-        values |= {"weights": str(record.weights), "learned": str(record.learned), "sizes": "", "sizes_taken": ""}
-        values |= {"given": ", ".join(f"w.of[{i}]" for i in range(record.weights))}
+        values |= {"weights": str(len(record.channels)), "learned": str(len(record.learned)), "sizes": "", "sizes_taken": ""}
+        values |= {"given": ", ".join(f"w.of[{i}]" for i in range(len(record.channels)))}
         if kind == "channels":
             values |= {"sizes": ", channels, inner", "sizes_taken": ", int64_t channels, int64_t inner"}
     values |= _maths(record, kind, values["listed"], names)
@@ -238,10 +245,10 @@ def _modules(record: Activation, values: dict[str, str]) -> dict[str, str]:
     Raises:
         ValueError: nothing tells what they are like.
     """
-    if record.name in weights.MODULES and isinstance(record, Learned):
+    if record.name in weights.MODULES and _has_operands(record):
         classes, init_inputs = weights.MODULES[record.name]
         helpers = classes
-    elif isinstance(record, Learned):
+    elif _has_operands(record):
         raise ValueError(f"{record.name} cannot be exported: nothing tells what its modules are like")
     else:
         reference = _reference(record)

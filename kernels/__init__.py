@@ -14,7 +14,7 @@ registers. From sources to operators:
 """
 
 from .loader.errors import BuildError, CompileError, NoSpaceError, ToolchainError
-from .loader.load import Library, generation, load
-from .loader.source import KernelSource
+from .loader.load import Library, load
+from .loader.source import KernelSource, Work
 
-__all__ = ["BuildError", "CompileError", "KernelSource", "Library", "NoSpaceError", "ToolchainError", "generation", "load"]
+__all__ = ["BuildError", "CompileError", "KernelSource", "Library", "NoSpaceError", "ToolchainError", "Work", "load"]

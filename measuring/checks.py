@@ -11,8 +11,8 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from ..activations import DTYPES, ActivationModule
-from ..learned import Learned
+from ..modules import ActivationModule
+from ..records import DTYPES, is_plain
 from ..registry import Named, module_of, record_of
 from ..report import figure
 from .oracle import FROM_OUTPUT, LIMITS, Judge, Oracle
@@ -199,8 +199,8 @@ def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.devic
     unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
     unseen += ["most inputs of wider types, which are a sample"] if any(row.dtype.itemsize > 2 for row in rows) else []
     unseen += ["other parameters"] if record.params else []
-    unseen += ["gradients of the weights"] if getattr(record, "learned", 0) else []
-    unseen += ["random slopes"] if getattr(record, "random", False) else []
+    unseen += ["gradients of the weights"] if record.channels else []
+    unseen += ["random slopes"] if record.layout.draws else []
     unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
     untold = max(row.untold for row in rows)
@@ -215,7 +215,7 @@ def default_device(device: str | torch.device | None) -> torch.device:
 
 def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> ActivationModule:
     """The like of a module for inputs such as ``x``, in eval mode."""
-    if isinstance(module.activation, Learned):
+    if not is_plain(module.activation.token):
         own = copy.deepcopy(module).to(x.device, x.dtype)
         own.save = save
     else:

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..activations import ActivationModule
 from ..definitions.define import Definition
-from ..learned import Learned
-from ..registry import record_of
+from ..modules import ActivationModule
+from ..registry import REGISTRY, record_of
 from .ulp import ulp_error, value_and_gradient
 
 __all__ = ["FROM_OUTPUT", "LIMITS", "Judge", "Limit", "Oracle", "exact_function"]
@@ -44,11 +43,17 @@ FROM_OUTPUT = LIMITS | {torch.float64: Limit(2.0**24, 1.0)}  # of gradients from
 def exact_function(module: ActivationModule) -> Callable[[Tensor], Tensor]:
     """What a module computes, with its parameters, as a function in PyTorch that is exact in float64."""
     record = record_of(module)
-    if isinstance(record, Learned) and record.learned:
-        weights = [weight.detach() for weight in (*module.parameters(), *module.buffers())]
-        return lambda x: record.formula_of(x, *(weight.to(x.device, x.dtype) for weight in weights))
-    function, params = record.exact or record.reference, module._params()
-    return lambda x: function(x, *params)
+    return function_of(module, record.exact or record.reference)
+
+
+def function_of(module: ActivationModule, formula: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    """A formula of a module's activation as a function of ``x``, with the module's weights and parameters, in eval mode."""
+    record, params = record_of(module), module._params()
+    if record.in_eval is not None:
+        name, params = record.in_eval(*params)
+        formula = REGISTRY[name].activation.reference
+    weights = [getattr(module, name).detach() for name in record.channels]
+    return lambda x: formula(x, *(weight.to(x.device, x.dtype) for weight in weights), *params)
 
 
 class Oracle:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import registry
-from ..activations import ActivationModule
+from ..activations import TABLE
 from ..definitions.define import Definition
+from ..modules import ActivationModule
 
 __all__ = [
     "counterpart",
@@ -22,23 +24,6 @@ __all__ = [
     "torch_functions",
 ]
 
-# transformers' own modules, by class name, so that it need not be imported.
-TRANSFORMERS = {
-    "AccurateGELUActivation": "gelu_tanh",
-    "ClippedGELUActivation": "gelu_10",
-    "FastGELUActivation": "gelu_tanh",
-    "GELUActivation": "gelu",
-    "GELUTanh": "gelu_tanh",
-    "LaplaceActivation": "laplace",
-    "MishActivation": "mish",
-    "NewGELUActivation": "gelu_tanh",
-    "PytorchGELUTanh": "gelu_tanh",
-    "QuickGELUActivation": "quick_gelu",
-    "ReLUSquaredActivation": "relu2",
-    "SiLUActivation": "silu",
-    "SqrtSoftplusActivation": "sqrtsoftplus",
-    "XIELUActivation": "xielu",
-}
 NOT_REPLACED = {
     "GLU": "works on pairs of elements",
     "LogSoftmax": "works on rows, not on elements",
@@ -47,12 +32,12 @@ NOT_REPLACED = {
     "Softmin": "works on rows, not on elements",
     "LinearActivation": "the identity: nothing to compute",
 }
-# Activations with functions of the same name in PyTorch, whose arguments are those of ours.
-CALLED = (
-    "relu", "leaky_relu", "relu6", "hardtanh", "hardsigmoid", "threshold", "hardshrink", "softshrink", "sigmoid", "tanh",
-    "softsign", "elu", "celu", "selu", "softplus", "logsigmoid", "gelu", "silu", "mish", "hardswish", "tanhshrink", "prelu",
-    "rrelu",
-)  # fmt: skip
+
+
+@cache
+def _transformers() -> dict[str, str]:
+    """transformers' own modules, by class name, so that it need not be imported."""
+    return {theirs: record.name for record in TABLE for theirs in record.transformers}
 
 
 def torch_classes() -> dict[type[nn.Module], str]:
@@ -64,7 +49,7 @@ def torch_classes() -> dict[type[nn.Module], str]:
 def torch_functions() -> dict[Callable, tuple[str, bool]]:
     """PyTorch's activation functions: the name of ours, and whether the function works in place."""
     found: dict[Callable, tuple[str, bool]] = {torch.special.expit: ("sigmoid", False), F.threshold: ("threshold", False)}
-    for name in CALLED:
+    for name in (record.name for record in TABLE if record.module is not None):  # whose functions take the same arguments
         for owner in (F, torch, Tensor, torch._C._nn):
             for suffix in ("", "_"):
                 function = getattr(owner, name + suffix, None)
@@ -91,7 +76,7 @@ def reason_to_leave(cls: type[nn.Module]) -> str:
     if (_is_torch(cls) or _is_transformers(cls)) and cls.__name__ in NOT_REPLACED:
         return NOT_REPLACED[cls.__name__]
     for base in cls.__mro__[1:]:
-        if base in torch_classes() or (_is_transformers(base) and base.__name__ in TRANSFORMERS):
+        if base in torch_classes() or (_is_transformers(base) and base.__name__ in _transformers()):
             return f"is a subclass of {base.__name__}, whose forward may differ"
     looks = cls.__module__ == "torch.nn.modules.activation" and cls is not nn.MultiheadAttention
     return "jitact has no counterpart" if looks else ""
@@ -99,7 +84,7 @@ def reason_to_leave(cls: type[nn.Module]) -> str:
 
 def counterpart_class(cls: type[nn.Module]) -> type[ActivationModule] | None:
     """Ours for a class of PyTorch or transformers; None if there is none."""
-    name = TRANSFORMERS.get(cls.__name__, "") if _is_transformers(cls) else torch_classes().get(cls, "")
+    name = _transformers().get(cls.__name__, "") if _is_transformers(cls) else torch_classes().get(cls, "")
     return registry.get(name) if name in registry.REGISTRY else None
 
 

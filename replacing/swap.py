@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from .. import registry
-from ..activations import ActivationModule
-from ..autograd import describe, is_stand_in
+from ..modules import ActivationModule
+from ..records import describe, is_stand_in
 from .calls import calls
 from .counterparts import (
     counterpart,

@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
+from common import PLAIN
 
 import jitact
-from jitact.activations import TABLE
 from jitact.measuring.sampling import incoming, inputs, kinks
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -77,7 +77,7 @@ def test_a_forward_that_fails_far_out_shows() -> None:
     assert not jitact.check(wrong, dtypes=[torch.float32]) and jitact.check(wrong, high=1e29, dtypes=[torch.float32])
 
 
-@pytest.mark.parametrize("name", [record.name for record in TABLE])
+@pytest.mark.parametrize("name", [record.name for record in PLAIN])
 def test_the_library_passes(name: str, device: str) -> None:
     dtypes = DTYPES if name in ("selu", "softplus") else [torch.float32, torch.bfloat16]
     assert jitact.check(name, dtypes=dtypes, device=device)

@@ -18,18 +18,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from common import PLAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import jitact
-from jitact import activations, registry
-from jitact.activations import TABLE, Activation
+from jitact import modules, registry
 from jitact.definitions.define import Definition
 from jitact.definitions.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.exporting.extract import declared
 from jitact.kernels import BuildError
 from jitact.kernels.loader.errors import explain
+from jitact.records import Activation
 
 pytestmark = pytest.mark.usefixtures("only_here")
 X = torch.linspace(-3, 3, 61, dtype=torch.float64)
@@ -398,7 +399,7 @@ def test_kernel_file_and_its_header() -> None:
     assert jitact.define("my_relu", source=bits).activation.saves == ("bit", "input")
 
 
-@pytest.mark.parametrize("activation", TABLE, ids=lambda activation: activation.name)
+@pytest.mark.parametrize("activation", PLAIN, ids=lambda activation: activation.name)
 def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
     path = Path(activation.source.path)
     cls = jitact.define(f"own_{activation.name}", source=path, **dict(activation.params))
@@ -685,7 +686,7 @@ def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> N
     for model in (pickle.loads(saved), copy.copy(pickle.loads(saved))):  # what it was is known in this process
         assert type(model[0]) is old and torch.equal(model[0](X), X * (3 * X).sin())
     assert type(copy.copy(old())) is old
-    monkeypatch.setattr(activations, "_defined", {})  # as in another process
+    monkeypatch.setattr(modules, "_defined", {})  # as in another process
     with pytest.raises(LookupError) as caught:
         pickle.loads(saved)
     told = "swoosh(x, a) = x * sin(a * x), here swoosh(x, b) = x * cos(b * x); define it as it was before loading"

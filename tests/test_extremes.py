@@ -8,11 +8,11 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from common import PLAIN
 from exact import ACTIVATIONS, FAR, SLOPES_OF_Y, Number, mp, number, softplus
 from torch import Tensor
 
 import jitact
-from jitact.activations import TABLE
 from jitact.autograd import configure
 
 INF, NAN = math.inf, math.nan
@@ -33,7 +33,7 @@ EXTREMES = {
     "xielu": [(0.3, 0.3, 0.5, -1e-6), (100.0, -100.0, 0.5, -1e-6), (-80.0, 1e30, 1e-30, -1e-30), (-INF, -INF, 2.0, -INF),
               (3.0, -80.0, -1e8, 0.0)],
 }  # fmt: skip
-CASES = [(each.name, tuple(default for _, default in each.params)) for each in TABLE]
+CASES = [(each.name, tuple(default for _, default in each.params)) for each in PLAIN]
 CASES += [(name, params) for name, sets in EXTREMES.items() for params in sets]
 
 # What a result may be off by: ULP, and what comes of a relative change of x and of each parameter by RELATIVE, which is a few

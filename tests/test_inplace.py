@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from common import PLAIN
 from test_autograd import points
 
 import jitact
-from jitact.activations import TABLE
 
-INPLACE = [activation for activation in TABLE if activation.inplace]
+INPLACE = [activation for activation in PLAIN if activation.inplace]
 CASES = [(activation.name, save) for activation in INPLACE for save in activation.saves]
 NAMES = [activation.name for activation in INPLACE] + ["rrelu"]
 BACKENDS = ["eager", "aot_eager", "inductor"]

@@ -14,12 +14,14 @@ from common import DTYPES
 from torch import Tensor
 
 import jitact
+from jitact import prelu, rrelu, xielu
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.activations import ActivationModule
-from jitact.learned import LEARNED, XIELU, PReLU, RReLU, XIELUModel, prelu, rrelu, xielu
-from jitact.learned_autograd import configure
+from jitact.autograd import load
+from jitact.modules import ActivationModule
+from jitact.references import XIELU as XIELUModel
 
-RECORDS = {record.name: record for record, _, _ in LEARNED}
+RECORDS = {name: jitact.get(name).activation for name in ("prelu", "rrelu", "xielu")}
+PReLU, RReLU, XIELU = map(jitact.get, RECORDS)
 # Of a weight's gradient, relative to the sum of the magnitudes that it is made of.
 SUM_ERROR = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
@@ -276,19 +278,23 @@ def test_compile_fullgraph(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", RECORDS)
 def test_opcheck(name: str, device: str) -> None:
     tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    config, params = configure(name, False), tuple(default for _, default in RECORDS[name].params)
+    library, params = load(name, False), tuple(default for _, default in RECORDS[name].params)
+
+    def operator(kind: str) -> Callable:
+        return getattr(torch.ops.jitact, f"{library}_{kind}").default
+
     x = torch.randn(5, 3, 7, device=device).transpose(0, 2)
     scalars = [torch.full((), value, device=device) for value in (0.1, 0.2, 0.5, -1e-6)]
     extras = {"prelu": [torch.rand(3, 1, device=device)], "rrelu": [torch.tensor([17], device=device)], "xielu": scalars}[name]
     kinds = {"forward": (x,), "forward_": (x.clone(),), "backward": (torch.randn(x.shape, device=device), x)}
-    learned = RECORDS[name].learned
+    learned = len(RECORDS[name].learned)
     wanted = [[1], [2], [(2 << learned) - 1]] if learned else [[]]  # dx, a weight's gradient, all
     if name != "xielu":
-        mask = config.operator("forward_bit")(x, *extras, *params)[1]
+        mask = operator("forward_bit")(x, *extras, *params)[1]
         kinds |= {"forward_bit": (x,), "forward_bit_": (x.clone(),), "backward_from_bit": (torch.randn_like(x), mask)}
     for kind, tensors in kinds.items():
         for last in wanted if kind == "backward" else [[]]:
-            torch.library.opcheck(config.operator(kind), (*tensors, *extras, *params, *last), test_utils=tests)
+            torch.library.opcheck(operator(kind), (*tensors, *extras, *params, *last), test_utils=tests)
 
 
 def kept_bytes(function: Callable[[], Tensor]) -> int:

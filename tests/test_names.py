@@ -80,7 +80,7 @@ WRONG = [
     (nn.Linear(2, 2), KeyError, "Linear: it is none that jitact knows"),
     (MyGELU, KeyError, "is a subclass of GELU, whose forward may differ"),
     (MyGELU(), KeyError, "is a subclass of GELU, whose forward may differ"),
-    (jitact.activations.ActivationModule, KeyError, "ActivationModule: it is none that jitact knows"),
+    (jitact.modules.ActivationModule, KeyError, "ActivationModule: it is none that jitact knows"),
     (nn.CELU(-1.0), ValueError, r"celu: needs alpha > 0, got alpha=-1.0"),
     ("", KeyError, "no activation named ''"),
     ("leaky relu", KeyError, "did you mean 'leaky_relu'"),

@@ -7,15 +7,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from common import CASE_IDS, CASES, TABLE_IDS, TAILED, assert_accurate, evaluate, oracle
+from common import CASE_IDS, CASES, PLAIN, TABLE_IDS, TAILED, assert_accurate, evaluate, oracle
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jitact
 from jitact import registry
 from jitact.accuracy import every_16bit_value
-from jitact.activations import TABLE, Activation
 from jitact.kernels import KernelSource
+from jitact.records import Activation
 
 INF, NAN = math.inf, math.nan
 
@@ -99,7 +99,7 @@ PARAMETERS = {
 }
 
 
-@pytest.mark.parametrize("name", [a.name for a in TABLE if a.params])
+@pytest.mark.parametrize("name", [a.name for a in PLAIN if a.params])
 def test_other_parameters(name: str) -> None:
     activation = jitact.get(name).activation
 
@@ -130,7 +130,7 @@ def test_gradient_at_kinks(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("activation", TABLE, ids=TABLE_IDS)
+@pytest.mark.parametrize("activation", PLAIN, ids=TABLE_IDS)
 def test_nan_and_infinities(activation: Activation, dtype: torch.dtype, device: str) -> None:
     y, _ = evaluate(jitact.get(activation.name)(), torch.full((33,), NAN, dtype=dtype, device=device))
     assert y.isnan().all(), "NaN must pass through"

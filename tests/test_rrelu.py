@@ -14,8 +14,10 @@ from test_learned import gradients
 from torch import Tensor
 
 import jitact
-from jitact.learned import RReLU, rrelu
-from jitact.learned_autograd import configure
+from jitact import rrelu
+from jitact.autograd import load
+
+RReLU = jitact.get("rrelu")
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
@@ -85,7 +87,7 @@ def test_rrelu_follows_the_generator_and_the_order_of_memory() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_rrelu_is_the_same_on_cpu_and_gpu() -> None:
-    library = configure("rrelu", False).operator("forward")
+    library = getattr(torch.ops.jitact, f"{load('rrelu', False)}_forward").default
     seed = torch.tensor([1234567890123456789])
     for dtype in DTYPES:
         x = torch.randn(10_001).to(dtype)

@@ -19,7 +19,7 @@ from torch.masked import masked_tensor
 from torch.nn.utils import parametrize, prune
 
 import jitact
-from jitact.activations import ActivationModule
+from jitact.modules import ActivationModule
 
 SCRIPT = Path(__file__).parents[1] / "notebooks" / "swap_models.py"
 
@@ -120,7 +120,7 @@ def test_hooks_and_training_mode_stay() -> None:
     jitact.restore(model)
     assert model[1].training and type(model[1]) is nn.ReLU
     model(torch.ones(1, 2)).sum().backward()
-    assert calls == ["jitact.activations", "torch.nn.modules.activation", "backward"]
+    assert calls == ["jitact.modules", "torch.nn.modules.activation", "backward"]
     first.remove()
     second.remove()
     model(torch.ones(1, 2)).sum().backward()
@@ -223,7 +223,7 @@ def test_modules_with_more_than_their_class_has_are_left(make, why: str) -> None
     keys = list(model.state_dict())
     report = jitact.replace(model)
     assert ("0", why) in [(left.path, left.why) for left in report.left]
-    assert list(model.state_dict()) == keys and type(model[0]).__module__ != "jitact.activations"
+    assert list(model.state_dict()) == keys and type(model[0]).__module__ != "jitact.modules"
     model(x)
     assert len(report.replaced) == 1
 

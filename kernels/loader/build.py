@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from . import cache, folders, source
+from . import cache, folders
 from .cache import Build, Entry
 from .errors import BuildError, NoSpaceError, NotOursError, ToolchainError
 from .gpu import Arch, covered
@@ -68,9 +68,9 @@ def find(plan: Plan, rejected: str | None = None) -> Entry | None:
 def cannot_compile(plan: Plan) -> str | None:
     """Why nothing can be compiled here now, None if it can."""
     if os.environ.get("JITACT_NO_BUILD", "0") not in ("", "0"):
-        own = plan.source.path == str(source.FOLDER / f"{plan.source.name}.cu")
         command = "python -m jitact.kernels build " + plan.source.name + (" --fast-math" if plan.fast_math else "")
-        return f"JITACT_NO_BUILD is set\nto build it: {command if own else 'use it once without JITACT_NO_BUILD'}"
+        how = command if plan.source.is_librarys else "use it once without JITACT_NO_BUILD"
+        return f"JITACT_NO_BUILD is set\nto build it: {how}"
     if plan.missing:
         return plan.missing
     try:

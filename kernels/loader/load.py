@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -20,7 +19,7 @@ from .plan import Plan, make_plan
 from .signature import Signature
 from .source import KernelSource, state_of
 
-__all__ = ["Library", "generation", "load"]
+__all__ = ["Library", "load"]
 
 
 class Library(NamedTuple):
@@ -78,29 +77,7 @@ def load(source: KernelSource, *, fast_math: bool = False) -> Library:
         with _lock:
             library = _by_state.get(state) or _load(source, fast_math)
             _by_state[state] = library
-            for path, seen in headers.items():
-                _watched.setdefault(path, seen)
     return library
-
-
-_watched: dict[Path, tuple | None] = {}  # the headers of what is loaded, as they were when the generation began
-_generation, _looked = 0, 0.0
-
-
-def generation() -> int:
-    """A number that grows when a header changes of which something loaded was compiled; looks once a second.
-
-    Whoever keeps a library's operators, to save the call of :func:`load`, keeps them for one generation.
-    """
-    global _generation, _looked
-    now = time.monotonic()
-    if now - _looked >= 1:
-        _looked = now
-        changed = {path: state for path, seen in tuple(_watched.items()) if (state := state_of(path)) != seen}
-        if changed:
-            _watched.update(changed)
-            _generation += 1
-    return _generation
 
 
 def _load(source: KernelSource, fast_math: bool) -> Library:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from .signature import Signature, read_signature
 
-__all__ = ["DEVICE", "FOLDER", "WORK", "KernelSource", "Work", "digest", "state_of"]
+__all__ = ["DEVICE", "FOLDER", "KernelSource", "Work", "digest", "state_of"]
 
 FOLDER = Path(__file__).resolve().parents[1]
 """Where the library's own kernel files are."""
@@ -47,27 +47,6 @@ class Work(NamedTuple):
         return flags + (["-DJITACT_STAGED"] if self.forward == 5 else [])
 
 
-WORK = {
-    "gelu": Work(4, 4),
-    "gelu_10": Work(4, 4),
-    "gelu_tanh": Work(5, 1),
-    "laplace": Work(5, 1),
-    "logsigmoid": Work(2, 1),
-    "mish": Work(2, 1),
-    "prelu": Work(1, 4),  # the gradients of weights by channel want wide blocks
-    "quick_gelu": Work(2, 1),
-    "rrelu": Work(3, 1),
-    "softcap": Work(4, 1),
-    "softplus": Work(4, 1),
-    "sqrtsoftplus": Work(5, 2),
-    "squareplus": Work(4, 1),
-    "tanh": Work(2, 1),
-    "tanhshrink": Work(4, 1),
-    "xielu": Work(4, 4),
-}
-"""Of the library's own kernels, as ``python -m jitact.kernels tune`` shows; the others have next to nothing to do."""
-
-
 class KernelSource(NamedTuple):
     """What is compiled: one kernel file.
 
@@ -86,10 +65,15 @@ class KernelSource(NamedTuple):
     work: Work = Work()
 
     @classmethod
-    def from_file(cls, name: str) -> KernelSource:
+    def from_file(cls, name: str, work: Work = Work(1, 1)) -> KernelSource:  # noqa: B008
         """The library's own ``kernels/<name>.cu``."""
         path = FOLDER / f"{name}.cu"
-        return cls(name, path.read_text(), str(path), work=WORK.get(name, Work(1, 1)))
+        return cls(name, path.read_text(), str(path), work=work)
+
+    @property
+    def is_librarys(self) -> bool:
+        """Whether it is one of the library's own kernel files."""
+        return self.path == str(FOLDER / f"{self.name}.cu")
 
     @property
     def signature(self) -> Signature:
@@ -120,7 +104,7 @@ class KernelSource(NamedTuple):
         for entry in os.scandir(DEVICE):
             if entry.name.endswith((".h", ".cuh", ".cpp")):
                 found[entry.name] = Path(entry.path)
-        if self.path != str(FOLDER / f"{self.name}.cu"):
+        if not self.is_librarys:
             _follow(self.text, self.folder, self.folder, found)
         return dict(sorted(found.items()))
 

@@ -1,0 +1,298 @@
+"""The module class and the function that are made from an activation's record."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable
+from inspect import Parameter
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from .autograd import run, run_with_operands
+from .records import ACCEPTED, OPTIONS, Activation, as_number, by_token, is_plain
+
+__all__ = ["ActivationModule", "make_function", "make_module", "variant"]
+
+
+class ActivationModule(nn.Module):
+    """Base of the classes that :func:`make_module` makes: modules that drop in where ``torch.nn``'s stand."""
+
+    activation: ClassVar[Activation]
+    Model: ClassVar[type[nn.Module]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes what the ``torch.nn`` counterpart takes, and ``save`` and ``fast_math``; see the class's signature."""
+        record = self.activation
+        options = record.bind(record.signature, args, kwargs)
+        if record.channels and record.module:
+            record.module.__init__(self, **{name: value for name, value in options.items() if name not in OPTIONS})
+            options = {name: options[name] for name in OPTIONS}
+        else:
+            super().__init__()
+            _make_weights(self, record, options)
+        self.inplace = False
+        for name, value in options.items():
+            setattr(self, name, value)
+        variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
+
+    def _params(self) -> tuple[float, ...]:
+        return tuple([getattr(self, name) for name, _ in self.activation.params])
+
+    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
+        """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats."""
+        record = self.activation
+        if not others and is_plain(record.token):
+            record = variant(record, self.__dict__)
+            return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
+        given = _by_name(record, (x, *others))
+        given |= {name: getattr(self, name) for name in record.channels}
+        return run_with_operands(record, given, self._params(), self.inplace, self.save, self.fast_math, self.training)
+
+    def extra_repr(self) -> str:
+        """Parameters, and the options that were chosen."""
+        record = self.activation
+        if record.channels and record.module:
+            shown = [text] if (text := record.module.extra_repr(self)) else []
+        else:
+            sizes = [name for name, channel in record.channels.items() if not channel.one]
+            shown = [f"{name}={getattr(self, name).numel()}" for name in sizes]
+            shown += [f"{name}={getattr(self, name)}" for name, _ in record.params]
+        shown += [f"{record.variant[0]}={getattr(self, record.variant[0])!r}"] if record.variant else []
+        shown += [f"{name}=True" for name in ("inplace", "fast_math") if getattr(self, name)]
+        shown += [f"save={self.save!r}"] if self.save else []
+        return ", ".join(shown)
+
+    def _get_name(self) -> str:
+        """The class in a printed model, where one that stands in place of PyTorch's is told from it."""
+        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
+
+    def __reduce__(self) -> tuple:
+        """By the activation's name: a class that was defined in a notebook has no other address. No code is in a pickle."""
+        record = self.activation
+        told = (record.fingerprint, _equation(record)) if record.fingerprint else ()
+        return _revive, (record.name, *told), self.__dict__
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ActivationModule:
+        """Of this very class, also where another has its name by now."""
+        new = memo[id(self)] = type(self).__new__(type(self))
+        new.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return new
+
+    @classmethod
+    def get_inputs(
+        cls,
+        batch_size: int = 4096,
+        dim: int = 393216,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Tensor]:
+        """Random normal tensors ``(batch_size, dim)``, one or as many as forward takes, as KernelBench wants it."""
+        count = cls.activation.layout.elements
+        return [torch.randn(batch_size, dim, device=device, dtype=dtype) for _ in range(count)]
+
+    @staticmethod
+    def get_init_inputs() -> list:
+        """Arguments for the constructor: none, the defaults hold."""
+        return []
+
+
+def _by_name(record: Activation, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
+    """The tensors that a module is called on, by the names of the operands that it does not own.
+
+    Raises:
+        TypeError: they are more or fewer.
+    """
+    names = _given_in_calls(record.token)
+    if len(names) != len(tensors):
+        raise TypeError(f"{record.name} is applied to {len(names)} tensors, {', '.join(names)}; got {len(tensors)}")
+    return dict(zip(names, tensors, strict=True))
+
+
+def _given_in_calls(token: str) -> tuple[str, ...]:
+    record = by_token[token]
+    return tuple(name for name in record.source.signature.of("element", "channel", "row") if name not in record.channels)
+
+
+_given_in_calls._dynamo_marked_constant = True  # torch.compile looks no further inside
+
+
+def _make_weights(module: nn.Module, record: Activation, options: dict[str, Any]) -> None:
+    """Gives a module its channel operands, as parameters where they are learned and as buffers else; takes their sizes out.
+
+    Raises:
+        TypeError, ValueError: a size is no positive number.
+    """
+    if not record.channels:
+        return
+    made = {"device": options.pop("device"), "dtype": options.pop("dtype")}
+    for name, channel in record.channels.items():
+        size = 1 if channel.one else options.pop(name)
+        if type(size) is not int or size < 1:
+            error = ValueError if type(size) is int else TypeError
+            raise error(f"{record.title}: {name} is how many channels there are, a positive number; got {size!r}")
+        values = torch.full((size,), as_number(record, name, channel.init), **made)
+        if name in record.learned:
+            module.register_parameter(name, nn.Parameter(values))
+        else:
+            module.register_buffer(name, values)
+
+
+def variant(record: Activation, options: dict[str, Any]) -> Activation:
+    """The record that the options lead to: another than ``record`` for ``GELU(approximate="tanh")``.
+
+    Raises:
+        ValueError: the argument that chooses has an unknown value.
+    """
+    if record.variant is None:
+        return record
+    argument, names = record.variant
+    if options[argument] not in names:
+        choices = ", ".join(map(repr, names))
+        raise ValueError(f"{record.name}: {argument}={options[argument]!r} is not possible; choose from {choices}")
+    return by_token[names[options[argument]]]
+
+
+# To unpickle: by name, and what was defined by its fingerprint too, so that a name may have been defined again.
+_modules: dict[str, type[ActivationModule]] = {}
+_defined: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
+
+
+def _equation(record: Activation) -> str:
+    """Formula and parameters, for people."""
+    return f"{record.name}({', '.join(['x', *(name for name, _ in record.params)])}) = {record.formula}"
+
+
+def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
+    """An empty module for unpickling to fill, by its activation's name and, if it was defined, what it was.
+
+    Raises:
+        LookupError: that is not known here.
+    """
+    cls = _defined.get((name, fingerprint)) if fingerprint else _modules.get(name)
+    if cls is None and name not in _modules:
+        raise LookupError(
+            f"the activation {name!r} is not defined in this process; define it before loading a module of it, in a file that "
+            "worker processes import too (not under if __name__ == '__main__'), or with jitact.load_folder"
+        )
+    if cls is None:
+        raise LookupError(
+            f"the activation {name!r} is another here than where this was saved: there {equation}, here "
+            f"{_equation(_modules[name].activation)}; define it as it was before loading (and as it is again afterwards), or "
+            "load a state_dict into a new model"
+        )
+    return cls.__new__(cls)
+
+
+def make_module(record: Activation) -> type[ActivationModule]:
+    """The ``ModelNew`` class of an activation."""
+    members = {
+        "activation": record,
+        "Model": record.module if _takes_no_arguments(record.module) else _make_reference(record),
+        "__doc__": _describe_activation(record),
+        "__module__": __name__,
+        "__signature__": record.signature,
+    }
+    bases = (ActivationModule, record.module) if record.channels and record.module else (ActivationModule,)
+    cls = type(record.title, bases, members)
+    _modules[record.name] = cls
+    if record.fingerprint:
+        _defined[record.name, record.fingerprint] = cls
+    return cls
+
+
+def __getattr__(title: str) -> type[ActivationModule]:
+    """A class that :func:`make_module` made, by its title: where pickles of the class itself, or of its ``Model``, look."""
+    for cls in tuple(_modules.values()):
+        if cls.__name__ == title:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
+
+
+def make_function(record: Activation) -> Callable[..., Tensor]:
+    """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``."""
+    function = _function_of_x(record) if is_plain(record.token) else _function_of_several(record)
+    function.__name__ = function.__qualname__ = record.name
+    function.__module__ = __package__  # where pickles and torch.fx look for it
+    function.__doc__ = _describe_activation(record)
+    return function
+
+
+def _function_of_x(record: Activation) -> Callable[..., Tensor]:
+    defaults = tuple(default for _, default in record.params)
+
+    def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if not args and not kwargs:
+            return run(x, record, defaults, False, None, False)
+        options = record.bind(record.signature, args, kwargs)
+        params = tuple([options[name] for name, _ in record.params])
+        chosen = variant(record, options)
+        return run(x, chosen, params, options.get("inplace", False), options["save"], options["fast_math"])
+
+    x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
+    function.__signature__ = record.signature.replace(parameters=[x, *record.signature.parameters.values()])
+    return function
+
+
+def _function_of_several(record: Activation) -> Callable[..., Tensor]:
+    names, params = record.source.signature.of("element", "channel", "row"), [name for name, _ in record.params]
+    fixed = {name: channel.init for name, channel in record.channels.items() if name not in record.learned}
+    taken = {name: fixed.get(name, Parameter.empty) for name in names} | dict(record.params)
+    taken |= ({"training": False} if record.in_eval else {}) | ({"inplace": False} if record.inplace else {})
+    positional = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in taken.items()]
+    keyword = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in OPTIONS.items()]
+    signature = inspect.Signature([*positional, *keyword])
+
+    def function(*args: Any, **kwargs: Any) -> Tensor:
+        options = record.bind(signature, args, kwargs)
+        given = {name: options[name] for name in names}
+        numbers, training = tuple([options[name] for name in params]), options.get("training", False)
+        inplace = options.get("inplace", False)
+        return run_with_operands(record, given, numbers, inplace, options["save"], options["fast_math"], training)
+
+    function.__signature__ = signature
+    return function
+
+
+def _takes_no_arguments(module: type[nn.Module] | None) -> bool:
+    if module is None:
+        return False
+    init = module.__init__
+    return init.__code__.co_argcount == 1 + len(init.__defaults__ or ())  # inspect.signature tells the same, more slowly
+
+
+def _make_reference(record: Activation) -> type[nn.Module]:
+    """PyTorch's counterpart as a module, where ``torch.nn`` has none, or none that has the defaults of the table."""
+
+    class Model(nn.Module):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__()
+            options = record.bind(record.signature, args, kwargs)
+            _make_weights(self, record, options)
+            self.params = [options[name] for name, _ in record.params]
+
+        def forward(self, *tensors: Tensor) -> Tensor:
+            if is_plain(record.token):
+                return record.reference(*tensors, *self.params)
+            given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
+            return record.reference(*record.fitted(given), *self.params)
+
+    Model.__qualname__ = f"{record.title}.Model"
+    return Model
+
+
+def _describe_activation(record: Activation) -> str:
+    saves = " | ".join(f'"{save}"' for save in record.saves)
+    lines = [
+        f"{record.name}(x) = {record.formula}",
+        "",
+        f"For {ACCEPTED}, of any shape and strides, on CPU and CUDA; compiled at first use.",
+        f"save={saves}: what backward keeps; {record.saves[0]} is the default.",
+        "fast_math: use a build with -use_fast_math.",
+        record.notes,
+    ]
+    return "\n".join(lines).rstrip() + "\n"

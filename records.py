@@ -1,0 +1,405 @@
+"""What Python knows of an activation: its record, and the checks of what its calls are given."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from inspect import Parameter
+from numbers import Real
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .kernels import KernelSource, Work
+
+__all__ = [
+    "ACCEPTED",
+    "DTYPES",
+    "OPTIONS",
+    "SAVES",
+    "Activation",
+    "Channel",
+    "Requirement",
+    "as_number",
+    "by_token",
+    "check_tensor",
+    "describe",
+    "is_plain",
+    "is_stand_in",
+    "layout",
+]
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
+SAVES = ("input", "output", "bit")
+OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
+
+NEXT_TO_NOTHING = Work(1, 1)
+
+by_token: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
+"""Every record by its token, a constant string, which is all that torch.compile can carry to the loader."""
+_naming = threading.Lock()
+
+
+class Requirement(NamedTuple):
+    """A condition on parameters, as text for people and as a test; only for one ``save`` if that is given."""
+
+    text: str
+    holds: Callable[..., bool]
+    save: str | None = None
+
+
+class Channel(NamedTuple):
+    """An operand with one value for each channel of ``x``, or one for all: a learned weight, where it has a gradient.
+
+    Attributes:
+        init: what a new module fills it with.
+        dim: the dimension of ``x`` that its values belong to.
+        one: whether it holds one value for all, whatever ``x`` is.
+    """
+
+    init: float = 1.0
+    dim: int = -1
+    one: bool = False
+
+
+class Layout(NamedTuple):
+    """What calls need to know of a kernel file's signature.
+
+    Attributes:
+        tensors: the operands that are tensors, as operators take them.
+        elements: how many of those, the first, are elements.
+        draws: whether there are random numbers, and so a seed.
+        places: of the tensors, those that backward gives gradients of, in its order.
+    """
+
+    tensors: tuple[str, ...]
+    elements: int
+    draws: bool
+    places: tuple[int, ...]
+
+
+@dataclass(eq=False)  # not frozen: torch.compile reads no attributes of a frozen one
+class Activation:
+    """One activation: everything that Python knows of it. The maths, and what its arguments are, is in ``kernels/<name>.cu``.
+
+    Attributes:
+        name: canonical name, also the kernel file's.
+        title: class name, the ``torch.nn`` counterpart's where there is one.
+        formula: forward, for people.
+        reference: the same function in PyTorch, ``reference(*tensors, *params)``; second derivatives and transforms use it.
+        saves: what backward can keep, the default first. ``"input"`` is always possible, unless there are random numbers.
+        params: parameters after the tensors, with their defaults, in the order of ``torch.nn``'s constructor.
+        inplace: whether the constructor takes ``inplace``, as ``torch.nn``'s does.
+        gradient_from_output: ``dx`` from ``(dy, y, *params)`` in PyTorch, for second derivatives with ``save="output"``.
+        module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
+        notes: for the docstring: what else a user should know.
+        exact: the function in PyTorch as tests want it in float64, where ``reference`` loses digits even there.
+        requires: what parameters must satisfy.
+        aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
+        variant: a constructor argument that chooses among activations, and the names that its values lead to.
+        work: how much a GPU computes for an element, as ``python -m jitact.kernels tune`` shows.
+        kernel: what to compile, where that is not ``kernels/<name>.cu``.
+        has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
+        zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
+        fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
+        channels: the operands with a value for each channel, by name; the module's own parameters or buffers.
+        dtypes: of those operands: "same" as x's, or an error; "promoted" with x to the dtype of the result; or each its "own".
+        spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
+        in_eval: the name and the parameters of the activation that this one is outside of training, from its parameters.
+        transformers: transformers' module classes that it stands for, by name.
+    """
+
+    name: str
+    title: str
+    formula: str
+    reference: Callable[..., Tensor]
+    saves: tuple[str, ...] = ("input",)
+    params: tuple[tuple[str, float], ...] = ()
+    inplace: bool = False
+    gradient_from_output: Callable[..., Tensor] | None = None
+    module: type[nn.Module] | None = None
+    notes: str = ""
+    exact: Callable[..., Tensor] | None = None
+    requires: tuple[Requirement, ...] = ()
+    aliases: tuple[str, ...] = ()
+    variant: tuple[str, dict[str, str]] | None = None
+    work: Work = NEXT_TO_NOTHING
+    kernel: KernelSource | None = None
+    zero_crossing: float = 0.0
+    fingerprint: str = ""
+    has_reference: bool = True
+    channels: dict[str, Channel] = field(default_factory=dict)
+    dtypes: str = "own"
+    spans: tuple[str, Callable[..., float]] | None = None
+    in_eval: Callable[..., tuple[str, tuple[float, ...]]] | None = None
+    transformers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""
+        with _naming:
+            self.token, version = self.name, 1
+            while self.token in by_token:
+                version += 1
+                self.token = f"{self.name}.{version}"
+            by_token[self.token] = self
+        self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
+
+    @cached_property
+    def source(self) -> KernelSource:
+        """What the loader compiles."""
+        return self.kernel or KernelSource.from_file(self.name, self.work)
+
+    @cached_property
+    def layout(self) -> Layout:
+        """What calls need to know of the kernel file's signature."""
+        signature = self.source.signature
+        tensors = signature.tensors
+        places = tuple(tensors.index(operand.name) for operand in signature.differentiable)
+        return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places)
+
+    @property
+    def learned(self) -> tuple[str, ...]:
+        """The channel operands that have gradients."""
+        tensors, _, _, places = self.layout
+        return tuple(name for name in self.channels if tensors.index(name) in places)
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of the constructor: sizes of channel operands, parameters, ``inplace`` where ``torch.nn`` has it, and the options."""
+        if self.channels and self.module:
+            taken = inspect.signature(self.module.__init__).parameters.values()
+            defaults = {each.name: each.default for each in taken if each.name != "self"}
+        else:
+            defaults = dict(self.params) | ({"inplace": False} if self.inplace else {})
+        sizes = [] if self.module else [name for name, channel in self.channels.items() if not channel.one]
+        if self.variant:
+            defaults[self.variant[0]] = next(iter(self.variant[1]))
+        if self.channels and not self.module:
+            defaults |= {"device": None, "dtype": None}
+        positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in sizes]
+        positional += [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in defaults.items()]
+        keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in OPTIONS.items()]
+        return inspect.Signature([*positional, *keyword])
+
+    @cached_property
+    def function(self) -> Callable[..., Tensor]:
+        """``jitact.<name>``, as long as the name stands for this record."""
+        from .modules import make_function
+
+        return make_function(self)
+
+    def bind(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Arguments by name, defaults filled in.
+
+        Raises:
+            TypeError: they do not fit; the message names the activation.
+        """
+        try:
+            bound = signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self.title}{self.signature}: {error}") from None
+        bound.apply_defaults()
+        return bound.arguments
+
+    def check(self, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> tuple[float, ...]:
+        """Checks options as a constructor gets them, and returns the parameters as floats.
+
+        Raises:
+            TypeError: a parameter is not a number, or an option that is on or off is not a bool.
+            ValueError: ``save`` is not one of the activation's, or a parameter is out of its range.
+        """
+        if type(inplace) is not bool or type(fast_math) is not bool:
+            option, value = ("inplace", inplace) if type(inplace) is not bool else ("fast_math", fast_math)
+            raise TypeError(f"{self.name}: {option} must be True or False, got {value!r}")
+        if save is not None and save not in self.saves:
+            choices = ", ".join(map(repr, self.saves))
+            raise ValueError(f"{self.name}: save={save!r} is not possible; choose from {choices}")
+        if not params:
+            return ()
+        values = params
+        for value in params:
+            if type(value) is not float:  # seldom
+                values = tuple([as_number(self, name, p) for (name, _), p in zip(self.params, params, strict=True)])
+                break
+        for requirement in self.requires:
+            if requirement.save in (None, save) and not requirement.holds(*values):
+                given = ", ".join(f"{name}={value}" for (name, _), value in zip(self.params, params, strict=True))
+                where = f" with save={save!r}" if requirement.save else ""
+                raise ValueError(f"{self.name}: needs {requirement.text}{where}, got {given}")
+        return values
+
+    def check_span(self, params: tuple[float, ...], dtype: torch.dtype) -> None:
+        """Checks :attr:`spans`, for inputs of a dtype.
+
+        Raises:
+            ValueError: it is not finite.
+        """
+        text, of = self.spans
+        if of(*params) > torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).max:
+            given = ", ".join(f"{name}={value}" for (name, _), value in zip(self.params, params, strict=True))
+            raise ValueError(f"{self.name}: {text} must be finite for {str(dtype).removeprefix('torch.')}, got {given}")
+
+    def fitted(self, given: dict[str, Any]) -> tuple[Tensor, ...]:
+        """The tensors of a call as operators take them: elements of one shape and dtype, channel operands that broadcast.
+
+        Raises:
+            TypeError: one is no tensor that kernels take, or of another dtype than it has to be.
+            ValueError: one is on another device, or does not broadcast.
+        """
+        names, elements, _, places = layout(self.token)
+        x = given[names[0]]
+        check_tensor(self, x)
+        numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
+        learned = [given[name] for name in names[elements:] if name not in numbers]
+        dtype = x.dtype
+        if self.dtypes == "promoted":
+            for weight in learned:
+                dtype = torch.promote_types(dtype, weight.dtype) if isinstance(weight, Tensor) else dtype
+        for name in names[1:]:
+            value = given[name]
+            if name in numbers and not isinstance(value, Tensor):
+                given[name] = value = x.new_full((), as_number(self, name, value), dtype=dtype)
+            elif name in numbers and value.requires_grad:
+                raise ValueError(f"{self.name}: {name} is not learned, got a tensor that requires a gradient")
+            check_tensor(self, value, f"{name} must be")
+            if value.device != x.device:
+                raise ValueError(f"{self.name}: {name} must be on the device of x, {x.device}, got one on {value.device}")
+        tensors = [given[name] for name in names]
+        if self.dtypes == "same":
+            tensors = self._of_same_dtype(names, tensors)
+        elif elements > 1:
+            for each in tensors[1:elements]:
+                dtype = torch.promote_types(dtype, each.dtype)
+        if self.dtypes != "same":
+            tensors = [t if t.dtype is dtype else t.to(dtype) for t in tensors]
+        if elements > 1:
+            tensors[:elements] = self._broadcast(names[:elements], tensors[:elements])
+        for place in range(elements, len(tensors)):
+            tensors[place] = self._by_channel(names[place], tensors[place], tensors[0])
+        return tuple(tensors)
+
+    def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
+        """Tensors that have to be of x's dtype, or that autocast casts, as it does for PyTorch's function of the name."""
+        x = tensors[0]
+        if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
+            chosen = torch.get_autocast_dtype(x.device.type)
+            tensors = [t if t.dtype is torch.float64 else t.to(chosen) for t in tensors]
+        for name, each in zip(names, tensors, strict=True):
+            if each.dtype != tensors[0].dtype:
+                wanted = str(tensors[0].dtype).removeprefix("torch.")
+                raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {describe(each)}")
+        return tensors
+
+    def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
+        """Elements of one shape; those of another are expanded, without a copy."""
+        if all([t.shape == tensors[0].shape for t in tensors]):
+            return tensors
+        try:
+            shape = torch.broadcast_shapes(*[t.shape for t in tensors])
+        except RuntimeError:
+            given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in zip(names, tensors, strict=True))
+            raise ValueError(f"{self.name}: the tensors' shapes do not broadcast: {given}") from None
+        return [t.expand(shape) for t in tensors]
+
+    def _by_channel(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
+        """A channel or row operand in a shape that broadcasts to x's."""
+        channel, count = self.channels.get(name), operand.numel()
+        if channel is None:  # a value for each row
+            if operand.shape == x.shape[:-1]:
+                return operand.unsqueeze(-1)
+            if operand.shape == (*x.shape[:-1], 1):
+                return operand
+            expected = f"{tuple(x.shape[:-1])} or {(*x.shape[:-1], 1)}, the rows of x"
+            raise ValueError(f"{self.name}: {name} must be of shape {expected}; got {tuple(operand.shape)}")
+        if channel.one:
+            if count != 1:
+                raise ValueError(f"{self.name}: {name} must hold one value, got {count}: {tuple(operand.shape)}")
+            return operand
+        if operand.dim() > 1:
+            shape = tuple(operand.shape)
+            raise ValueError(f"{self.name}: {name} must have at most 1 dimension, got {operand.dim()}: {shape}")
+        dim = channel.dim if channel.dim >= 0 else x.dim() + channel.dim
+        there = 0 <= dim < x.dim()
+        if count != 1 and not (there and count == x.shape[dim]):
+            size = f" or {x.shape[dim]}, as dimension {channel.dim} of x has" if there else f", as x has {x.dim()} dimensions"
+            raise ValueError(f"{self.name}: {name} must hold 1 value{size}; got {count}")
+        return operand if count == 1 or dim == x.dim() - 1 else operand.view(-1, *[1] * (x.dim() - 1 - dim))
+
+    def default_save(self, params: tuple[float, ...]) -> str:
+        """What backward keeps in place, when nobody says: the output where that is possible and the first is the input.
+
+        Keeping the output of an in-place call costs no memory, where keeping the input would mean a copy of it.
+        """
+        if self.saves[0] == "input" and "output" in self.saves:
+            return "output" if all([r.holds(*params) for r in self.requires]) else "input"
+        return self.saves[0]
+
+    def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
+        """Backward of one tensor in PyTorch, for ``save`` "input" or "output", differentiable as often as wanted."""
+        if save == "output":
+            return self.gradient_from_output(dy, kept, *params)
+        return torch.func.vjp(lambda x: self.reference(x, *params), kept)[1](dy)[0]
+
+
+def layout(token: str) -> Layout:
+    """:attr:`Activation.layout`, by the record's token."""
+    return by_token[token].layout
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
+layout._dynamo_marked_constant = True
+
+
+def is_plain(token: str) -> bool:
+    """Whether a record's activation takes ``x`` and numbers alone."""
+    record = by_token[token]
+    return not record.channels and record.in_eval is None and len(record.layout.tensors) == 1
+
+
+is_plain._dynamo_marked_constant = True
+
+
+def as_number(activation: Activation, name: str, value: Any) -> float:
+    """A parameter as a float: Python's numbers and NumPy's, but no bools, which PyTorch would take for 0 and 1.
+
+    Raises:
+        TypeError: it is no number.
+        ValueError: it is an integer that no float can hold.
+    """
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{activation.name}: {name} must be a number, got {value!r}")
+    try:
+        return float(value)
+    except OverflowError:
+        raise ValueError(f"{activation.name}: {name} must fit into a float, got {value!r}") from None
+
+
+def is_stand_in(x: object) -> bool:
+    """Whether ``x`` stands for a tensor that is not there yet, as torch.fx has it, and takes calls of PyTorch's functions."""
+    return not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
+
+
+def check_tensor(activation: Activation, x: object, what: str = "expected") -> None:
+    """Checks that ``x`` is a tensor that kernels take.
+
+    Raises:
+        TypeError: it is not.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
+        raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {describe(x)}")
+
+
+def describe(x: object) -> str:
+    """What was given in place of a tensor that an activation takes, for an error."""
+    if not isinstance(x, Tensor):
+        return "None" if x is None else f"a {type(x).__name__}"
+    if x.is_nested and x.layout is torch.strided:
+        return f"a nested {str(x.dtype).removeprefix('torch.')} tensor"
+    layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "
+    return f"a {layout}{str(x.dtype).removeprefix('torch.')} tensor"
