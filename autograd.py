@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function
 
 from . import kernels
-from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout
+from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout, library
 
 __all__ = ["Config", "call", "configure", "configured", "is_transformed", "load", "run", "run_with_operands"]
 
@@ -409,7 +409,7 @@ def run_with_operands(
     params = record.check(params, inplace, save, fast_math)
     if record.in_eval is not None and not training:
         name, params = record.in_eval(*params)
-        return _run(by_token[name], tensors, params, inplace, None, fast_math)
+        return _run(library[name], tensors, params, inplace, None, fast_math)
     if record.spans is not None:
         record.check_span(params, tensors[0].dtype)
     return _run(record, tensors, params, inplace, save, fast_math)

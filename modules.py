@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .autograd import run, run_with_operands
-from .records import ACCEPTED, OPTIONS, Activation, as_number, by_token, is_plain
+from .records import ACCEPTED, OPTIONS, Activation, as_number, by_token, is_plain, library
 
 __all__ = ["ActivationModule", "make_function", "make_module", "variant"]
 
@@ -154,7 +154,7 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
     if options[argument] not in names:
         choices = ", ".join(map(repr, names))
         raise ValueError(f"{record.name}: {argument}={options[argument]!r} is not possible; choose from {choices}")
-    return by_token[names[options[argument]]]
+    return library[names[options[argument]]]
 
 
 # To unpickle: by name, and what was defined by its fingerprint too, so that a name may have been defined again.

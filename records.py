@@ -32,6 +32,7 @@ __all__ = [
     "is_plain",
     "is_stand_in",
     "layout",
+    "library",
 ]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -43,6 +44,8 @@ NEXT_TO_NOTHING = Work(1, 1)
 
 by_token: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 """Every record by its token, a constant string, which is all that torch.compile can carry to the loader."""
+library: dict[str, Activation] = {}
+"""The library's own records by name, of which nothing is defined again."""
 _naming = threading.Lock()
 
 
@@ -148,6 +151,8 @@ class Activation:
                 version += 1
                 self.token = f"{self.name}.{version}"
             by_token[self.token] = self
+            if self.kernel is None:
+                library[self.name] = self
         self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
 
     @cached_property
@@ -327,8 +332,10 @@ class Activation:
         dim = channel.dim if channel.dim >= 0 else x.dim() + channel.dim
         there = 0 <= dim < x.dim()
         if count != 1 and not (there and count == x.shape[dim]):
-            size = f" or {x.shape[dim]}, as dimension {channel.dim} of x has" if there else f", as x has {x.dim()} dimensions"
-            raise ValueError(f"{self.name}: {name} must hold 1 value{size}; got {count}")
+            size = f", as x has {x.dim()} dimensions"
+            if there:
+                size = f" or {x.shape[dim]}, as dimension {channel.dim} of x has {x.shape[dim]}"
+            raise ValueError(f"{self.name}: the number of {name}s must be 1{size}; got {count}")
         return operand if count == 1 or dim == x.dim() - 1 else operand.view(-1, *[1] * (x.dim() - 1 - dim))
 
     def default_save(self, params: tuple[float, ...]) -> str:

@@ -216,7 +216,7 @@ def default_device(device: str | torch.device | None) -> torch.device:
 def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> ActivationModule:
     """The like of a module for inputs such as ``x``, in eval mode."""
     if not is_plain(module.activation.token):
-        own = copy.deepcopy(module).to(x.device, x.dtype)
+        own = copy.deepcopy(module).to(x.device, x.dtype).requires_grad_(False)  # or not all that x needs could be kept
         own.save = save
     else:
         variant = module.activation.variant

@@ -7,7 +7,8 @@ from torch import Tensor
 
 import jitact
 from jitact.accuracy import ulp_error
-from jitact.records import Activation
+from jitact.activations import TABLE
+from jitact.records import Activation, is_plain
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PLAIN = [record for record in TABLE if is_plain(record.token)]  # of one tensor and numbers

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 import torch
-from common import CASE_IDS, CASES, PLAIN, TABLE_IDS
+from common import CASE_IDS, CASES, PLAIN, PLAIN_IDS
 
 import jitact
 from jitact.autograd import configure
@@ -27,7 +27,7 @@ def test_gradcheck(activation: Activation, save: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(module, x, check_fwd_over_rev=True)
 
 
-@pytest.mark.parametrize("activation", PLAIN, ids=TABLE_IDS)
+@pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_func_transforms(activation: Activation, device: str) -> None:
     ours = jitact.get(activation.name)()
     exact = activation.exact or activation.reference

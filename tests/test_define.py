@@ -695,7 +695,7 @@ def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> N
     model = pickle.loads(saved)
     assert type(model[0]) is again and torch.equal(model[0](X), X * (3 * X).sin())
     model.load_state_dict(torch.nn.Sequential(new()).state_dict())
-    monkeypatch.setattr(activations, "_modules", {})
+    monkeypatch.setattr(modules, "_modules", {})
     with pytest.raises(
         LookupError, match=r"'swoosh' is not defined in this process; .*\(not under if __name__ == '__main__'\), or with"
     ):

@@ -14,14 +14,14 @@ import unittest.mock
 import numpy as np
 import pytest
 import torch
-from common import PLAIN, TABLE_IDS
+from common import PLAIN, PLAIN_IDS
 
 import jitact
 from jitact import kernels
 from jitact.records import Activation
 
 
-@pytest.mark.parametrize("activation", PLAIN, ids=TABLE_IDS)
+@pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_drops_in_where_torch_nn_stands(activation: Activation) -> None:
     cls = jitact.get(activation.name)
     assert issubclass(cls, torch.nn.Module) and cls.__doc__ and issubclass(cls.Model, torch.nn.Module)
@@ -39,7 +39,7 @@ def test_drops_in_where_torch_nn_stands(activation: Activation) -> None:
     assert module.state_dict() == {}
 
 
-@pytest.mark.parametrize("activation", PLAIN, ids=TABLE_IDS)
+@pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_copies_and_pickles(activation: Activation) -> None:
     params = {name: default for name, default in activation.params}
     module = jitact.get(activation.name)(save="input", **params)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import DTYPES, TABLE_IDS
+from common import DTYPES, PLAIN_IDS
 
 import jitact
 from jitact.autograd import call
@@ -290,7 +290,7 @@ def test_in_place_on_a_view(name: str, device: str) -> None:
 def test_one_bit_is_kept(device: str) -> None:
     """Bytes kept for backward: an eighth of a byte per element, and never more than PyTorch keeps."""
     n = 8000
-    for name in TABLE_IDS:
+    for name in PLAIN_IDS:
         module = jitact.get(name)
         if "bit" in module.activation.saves:
             kept = []

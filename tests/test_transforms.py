@@ -44,7 +44,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor
     "silu, in place": (lambda t: jitact.silu(t * 1, inplace=True), F.silu),
     "prelu": (lambda t: jitact.prelu(t, WEIGHT), lambda t: F.prelu(t, WEIGHT)),
     "rrelu": (lambda t: jitact.rrelu(t, 0.25, 0.25, training=True), lambda t: F.leaky_relu(t, 0.25)),
-    "xielu": (lambda t: jitact.xielu(t, WEIGHT, WEIGHT), lambda t: jitact.get("xielu").activation.formula_of(
+    "xielu": (lambda t: jitact.xielu(t, WEIGHT, WEIGHT), lambda t: jitact.get("xielu").activation.reference(
         t, WEIGHT, WEIGHT, torch.tensor(0.5, dtype=t.dtype), torch.tensor(-1e-6, dtype=t.dtype))),
     "defined": (defined, lambda t: t * torch.sin(t)),
     "defined by source": (sourced, lambda t: t * torch.sin(t)),
