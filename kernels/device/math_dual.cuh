@@ -6,11 +6,11 @@
 namespace jitact {
 
 // `slope` is the derivative of f, in terms of x and y = f(x).
-#define JITACT_CHAIN(f, slope)                         \
-  template <typename T>                                \
-  JITACT_INLINE Dual<T> f(Dual<T> dual) {              \
-    [[maybe_unused]] const T x = dual.value, y = f(x); \
-    return {y, (slope) * dual.derivative};             \
+#define JITACT_CHAIN(f, slope)                               \
+  template <typename T>                                      \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) {                    \
+    [[maybe_unused]] const T x = dual.value, y = f(x);       \
+    return {y, times_derivative(T(slope), dual.derivative)}; \
   }
 
 JITACT_CHAIN(exp, y)
@@ -67,17 +67,15 @@ JITACT_INLINE T tanh_softplus_slope(T x) {
 
 // `by_first` and `by_second` are the partial derivatives of f, in terms of a, b and y = f(a, b). A number may stand for
 // either argument.
-#define JITACT_CHAIN_2(f, by_first, by_second)                                                        \
-  template <typename T>                                                                               \
-  JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                            \
-    [[maybe_unused]] const T a = first.value, b = second.value, y = f(a, b);                          \
-    const T da = first.derivative, db = second.derivative;                                            \
-    /* Where an argument is constant, a partial derivative that is not finite plays no part. */       \
-    return {y, (da == 0 ? da : (by_first) * da) + (db == 0 ? db : (by_second) * db)};                 \
-  }                                                                                                   \
-  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>             \
-  JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }              \
-  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>             \
+#define JITACT_CHAIN_2(f, by_first, by_second)                                                                       \
+  template <typename T>                                                                                              \
+  JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                                           \
+    [[maybe_unused]] const T a = first.value, b = second.value, y = f(a, b);                                         \
+    return {y, times_derivative(T(by_first), first.derivative) + times_derivative(T(by_second), second.derivative)}; \
+  }                                                                                                                  \
+  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
+  JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }                             \
+  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
   JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
 
 JITACT_CHAIN_2(pow, b == 0 ? b : b * pow(a, b - 1), y * log(a))

@@ -125,6 +125,16 @@ using Double = Real<double, Accuracy::full>;
 using Single = Real<float, Accuracy::full>;
 using Narrow = Real<float, Accuracy::narrow>;
 
+// Whether all that goes into a derivative varies, but for literals: forward has one argument. signature.cuh knows.
+template <typename T> struct Varying { static constexpr bool all = false; };
+
+// A part of a derivative, by the chain rule. What does not vary has no part in it, also where the slope is infinite or NaN;
+// where that is known when this is compiled, nothing is left of it.
+template <typename T>
+JITACT_INLINE T times_derivative(T slope, T derivative) {
+  return !Varying<T>::all && derivative == 0 ? derivative : slope * derivative;
+}
+
 // value + derivative * epsilon, with epsilon^2 = 0. Comparisons look at the value alone.
 template <typename T>
 struct Dual {
@@ -145,12 +155,27 @@ struct Dual {
   friend JITACT_INLINE Dual operator+(Dual a, Dual b) { return {a.value + b.value, a.derivative + b.derivative}; }
   friend JITACT_INLINE Dual operator-(Dual a, Dual b) { return {a.value - b.value, a.derivative - b.derivative}; }
   friend JITACT_INLINE Dual operator*(Dual a, Dual b) {
-    return {a.value * b.value, a.derivative * b.value + a.value * b.derivative};
+    return {a.value * b.value, times_derivative(b.value, a.derivative) + times_derivative(a.value, b.derivative)};
   }
   friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
-    const T q = a.value / b.value;
-    return {q, (a.derivative - q * b.derivative) / b.value};
+    const T q = a.value / b.value, d = a.derivative - times_derivative(q, b.derivative);
+    return {q, !Varying<T>::all && d == 0 ? d : d / b.value};
   }
+  // A literal has no derivative.
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator+(Dual a, N n) { return {a.value + n, a.derivative}; }
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator+(N n, Dual a) { return {n + a.value, a.derivative}; }
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator-(Dual a, N n) { return {a.value - n, a.derivative}; }
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator-(N n, Dual a) { return {n - a.value, -a.derivative}; }
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator*(Dual a, N n) { return {a.value * n, a.derivative * n}; }
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator*(N n, Dual a) { return {n * a.value, n * a.derivative}; }
+  template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
+  friend JITACT_INLINE Dual operator/(Dual a, N n) { return {a.value / n, a.derivative / n}; }
   friend JITACT_INLINE bool operator<(Dual a, Dual b) { return a.value < b.value; }
   friend JITACT_INLINE bool operator<=(Dual a, Dual b) { return a.value <= b.value; }
   friend JITACT_INLINE bool operator>(Dual a, Dual b) { return a.value > b.value; }
@@ -162,11 +187,11 @@ struct Dual {
   friend JITACT_INLINE Dual max(Dual a, Dual b) { return a.value > b.value || isnan(a.value) ? a : b; }
   friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Dual abs(Dual x) {
-    return {abs(x.value), x.value > T(0) ? x.derivative : x.value < T(0) ? -x.derivative : x.derivative * T(0)};
+    return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : T(0), x.derivative)};
   }
   friend JITACT_INLINE Dual copysign(Dual magnitude, Dual sign) {
     const Dual a = abs(magnitude);
-    return {copysign(a.value, sign.value), copysign(T(1), sign.value) * a.derivative};
+    return {copysign(a.value, sign.value), times_derivative(copysign(T(1), sign.value), a.derivative)};
   }
   friend JITACT_INLINE bool isnan(Dual x) { return isnan(x.value); }
   friend JITACT_INLINE Dual fma(Dual a, Dual b, Dual c) { return a * b + c; }

@@ -71,6 +71,7 @@ template <typename T>
 class Random<Dual<T>> {
  public:
   JITACT_INLINE explicit Random(Random<T> number) : number_(number) {}
+  JITACT_INLINE Random<T> number() const { return number_; }
 
   JITACT_INLINE Dual<T> between(Dual<T> lower, Dual<T> upper) const {
     const T t = number_.between(T(0), T(1));

@@ -96,10 +96,9 @@ def _free_memory() -> int:
 
 
 def _kernel_text(plan: Plan) -> str:
-    """The kernel file between the library's headers, with errors reported against where it came from."""
-    path = plan.source.path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    """The kernel file, after what it uses, between the library's headers."""
     first, last = f'#include "{source.DEVICE}/elementwise.cuh"', f'#include "{source.DEVICE}/launch.cuh"'
-    return f'{first}\n#line 1 "{path}"\n{plan.source.text}\n{last}\n'
+    return f"{first}\n{plan.source.full_text}\n{last}\n"
 
 
 def _in_parallel() -> list[str]:

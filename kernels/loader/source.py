@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .signature import Signature, read_signature
+from .uses import in_namespace, line_directive, names_used
 
 __all__ = ["DEVICE", "FOLDER", "KernelSource", "Work", "digest", "state_of"]
 
@@ -56,6 +57,7 @@ class KernelSource(NamedTuple):
         path: where the text came from; compilers report errors against it, and headers beside it are found.
         numbers: the last arguments of ``forward`` that are numbers without being marked ``Number<T>``.
         work: what a GPU computes for an element.
+        given: what the text may use under its name, before what the library has of that name.
     """
 
     name: str
@@ -63,6 +65,7 @@ class KernelSource(NamedTuple):
     path: str
     numbers: tuple[str, ...] = ()
     work: Work = Work()
+    given: tuple[KernelSource, ...] = ()
 
     @classmethod
     def from_file(cls, name: str, work: Work = Work(1, 1)) -> KernelSource:  # noqa: B008
@@ -84,6 +87,28 @@ class KernelSource(NamedTuple):
         """
         return read_signature(self.text, self.numbers)
 
+    @property
+    def uses(self) -> tuple[KernelSource, ...]:
+        """The files whose functions the text calls."""
+        given = {source.name: source for source in self.given}
+        known = [name for name in names_used(self.text) if name in given or (FOLDER / f"{name}.cu").is_file()]
+        return tuple(given.get(name) or KernelSource.from_file(name) for name in known)
+
+    @property
+    def used_text(self) -> str:
+        """The text of what it uses, in namespaces, which comes before its own.
+
+        Raises:
+            ValueError: something cannot be used.
+        """
+        return "".join(in_namespace(*used[:3], used.signature, used.used_text) for used in self.uses)
+
+    @property
+    def full_text(self) -> str:
+        """All that is compiled but for headers of the library, with errors reported against where it came from."""
+        header = f'#include "{DEVICE}/uses.cuh"\n' if self.uses else ""
+        return f"{header}{self.used_text}{line_directive(self.path)}\n{self.text}"
+
     def defines(self) -> list[str]:
         """What the compilers are told of the file, beside its text."""
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
@@ -104,14 +129,28 @@ class KernelSource(NamedTuple):
         for entry in os.scandir(DEVICE):
             if entry.name.endswith((".h", ".cuh", ".cpp")):
                 found[entry.name] = Path(entry.path)
-        if not self.is_librarys:
-            _follow(self.text, self.folder, self.folder, found)
+        for used in self._all_used():
+            if used.is_librarys:
+                found[f"{used.name}.cu"] = Path(used.path)
+        for n, beside in enumerate(self._headers_beside().values()):
+            found |= {f"{n or ''}{label}": path for label, path in beside.items()}
         return dict(sorted(found.items()))
 
     def include_folders(self) -> list[Path]:
-        """What the compilers get as ``-I``. The user's folder comes first; the library's headers find each other anyway."""
-        beside = any(name.startswith(_USERS) for name in self.headers())
-        return [self.folder, DEVICE] if beside else [DEVICE]
+        """What the compilers get as ``-I``. The user's folders come first; the library's headers find each other anyway."""
+        return [*self._headers_beside(), DEVICE]
+
+    def _all_used(self) -> list[KernelSource]:
+        """What it uses, and what that uses."""
+        return [each for used in self.uses for each in (used, *used._all_used())]
+
+    def _headers_beside(self) -> dict[Path, dict[str, Path]]:
+        """The user's headers, by the folders that they are found from: the file's own first."""
+        folders: dict[Path, dict[str, Path]] = {}
+        for source in (self, *self._all_used()):
+            if not source.is_librarys:
+                _follow(source.text, source.folder, source.folder, folders.setdefault(source.folder, {}))
+        return {folder: found for folder, found in folders.items() if found}
 
 
 _USERS = "./"  # begins the names of the user's headers, so that none is taken for one of the library's
@@ -146,7 +185,8 @@ def state_of(path: Path) -> tuple[int, ...] | None:
 
 def digest(source: KernelSource) -> str:
     """The hash of all that is compiled. Where the files lie does not enter, so a cache can move with an installation."""
-    digest = hashlib.sha256(repr((source.name, source.defines(), source.text)).encode())
+    used = [(each.name, each.numbers, each.text) for each in source._all_used() if not each.is_librarys]
+    digest = hashlib.sha256(repr((source.name, source.defines(), source.text, *used)).encode())
     for name, path in source.headers().items():
         content = path.read_bytes()
         digest.update(f"\n{name} {len(content)}\n".encode())

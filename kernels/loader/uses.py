@@ -1,0 +1,68 @@
+"""What kernel files use of each other: in another's text, silu.cu's functions are ``silu_::forward`` and ``silu_::backward``."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from .signature import Signature, code
+
+__all__ = ["in_namespace", "names_used", "namespace"]
+
+_USE = re.compile(r"\b([A-Za-z]\w*)_\s*::\s*\w")
+_OWN = re.compile(r"\bnamespace\s+(\w+)_\s*[={]")
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*", re.MULTILINE)
+_MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
+
+
+def namespace(name: str) -> str:
+    """Where the functions of a kernel file are to others. No function is called like that, so it hides none."""
+    return f"{name}_"
+
+
+@lru_cache(maxsize=256)
+def names_used(text: str) -> tuple[str, ...]:
+    """The names before ``_::`` in a kernel file, in the order of occurrence, but for namespaces of its own."""
+    text = code(text)
+    own = set(_OWN.findall(text))
+    return tuple(name for name in dict.fromkeys(_USE.findall(text)) if name not in own)
+
+
+def in_namespace(name: str, text: str, path: str, signature: Signature, used: str = "") -> str:
+    """A kernel file as others see it: its text in a namespace, with the functions that ``uses.cuh`` makes of its own.
+
+    Args:
+        name: of the file.
+        text: of the file.
+        path: where compilers report its errors.
+        signature: of the file.
+        used: what it uses itself, in namespaces.
+
+    Raises:
+        ValueError: it cannot be used.
+    """
+    if "prepare" in re.findall(r"\bvoid\s+(\w+)\s*\(", code(text)):
+        raise ValueError(f"{name} cannot be used by another kernel file: its functions want operands that were prepared")
+    gradients = {operand.name: str(g) for g, operand in enumerate(signature.differentiable)}
+    slope = "own" if "backward" in signature.functions else "derived"
+    if slope == "derived" and "bit" in signature.saves and len(signature.of("element")) == 1:
+        slope = "bit"
+    arguments = [str(len(gradients)), slope, *(gradients.get(operand.name, "-1") for operand in signature.operands)]
+    includes = "\n".join(_INCLUDE.findall(text))
+    macros = "".join(f"#undef {macro}\n" for macro in dict.fromkeys(_MACRO.findall(text)))
+    return f"""{includes}
+namespace {namespace(name)} {{
+{used}namespace file {{
+{line_directive(path)}
+{_INCLUDE.sub("", text)}
+}}
+using namespace file;
+JITACT_USED({", ".join(arguments)})
+}}
+{macros}"""
+
+
+def line_directive(path: str) -> str:
+    """What has compilers report errors in the next lines as those of a file."""
+    path = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return f'#line 1 "{path}"'
