@@ -116,6 +116,7 @@ class Activation:
         spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
         in_eval: the name and the parameters of the activation that this one is outside of training, from its parameters.
         transformers: transformers' module classes that it stands for, by name.
+        since: the version that brought the name, where folders may have been saved before that define another of it.
     """
 
     name: str
@@ -142,6 +143,7 @@ class Activation:
     spans: tuple[str, Callable[..., float]] | None = None
     in_eval: Callable[..., tuple[str, tuple[float, ...]]] | None = None
     transformers: tuple[str, ...] = ()
+    since: str = ""
 
     def __post_init__(self) -> None:
         """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""

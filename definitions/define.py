@@ -12,11 +12,14 @@ import keyword
 import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from numbers import Integral, Real
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -192,19 +195,32 @@ def load_folder(folder: str | Path) -> dict[str, type[ActivationModule]]:
 
 def _read_folder(folder: Path) -> list[Definition]:
     """The definitions in a folder's files."""
-    definitions, paths = [], {}
+    definitions, paths, texts, files = {}, {}, {}, {}
     for path in sorted(folder.glob("*.cu")):
         text = kernel_file.read_file(path)
-        try:
+        with _told_of(path):
             name = kernel_file.header(text).get("activation", path.stem)
-            _check_name(name)
-            definitions.append(_read(name, text, str(path.resolve()), {}, None))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
+            _check_name(name, of_folder=True)
         other = paths.setdefault(registry.normalise(name), path)
         if other is not path:
             raise ValueError(f"{other} and {path} both define {name!r}; give one of them another name, or remove it")
-    return definitions
+        texts[name], files[name] = text, path
+    with _told_of(folder):
+        names = kernel_file.in_order_of_use(texts)
+    for name in names:
+        with _told_of(files[name]):
+            beside = {other: definition.source for other, definition in definitions.items()}
+            definitions[name] = _read(name, texts[name], str(files[name].resolve()), {}, None, beside=beside)
+    return [definitions[name] for name in texts]
+
+
+@contextmanager
+def _told_of(path: Path) -> Iterator[None]:
+    """Has errors begin with the path that they are of."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
 
 
 # What C++ or kernel files already mean by a name, so that no parameter can have it.
@@ -218,7 +234,7 @@ CPP_WORDS = frozenset(
 LONGEST_NAME = 100  # files are called by it, and by more; the longest name of a file has 255 characters
 
 
-def _check_name(name: str) -> None:
+def _check_name(name: str, *, of_folder: bool = False) -> None:
     if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name[0] == "_":
         raise ValueError(f"{name!r} cannot be an activation's name: it must be an identifier, such as 'swoosh'")
     if len(name) > LONGEST_NAME:
@@ -229,7 +245,13 @@ def _check_name(name: str) -> None:
         if name in _reserved_names() or registry.normalise(name) in registry.NOTHING_TO_COMPILE:
             raise ValueError(f"an activation cannot be called {name!r}: jitact.{name} is something else") from None
         return
-    if not isinstance(registry.REGISTRY[known].activation, Definition):
+    record = registry.REGISTRY[known].activation
+    if of_folder and record.since:
+        warnings.warn(
+            f"{name!r} names {known} since jitact {record.since}; here it stands for what the folder defines", stacklevel=5
+        )
+        return
+    if not isinstance(record, Definition):
         raise ValueError(f"{name!r} names {known}, one of jitact's own activations; choose another name")
     if known != name:
         raise ValueError(f"{name!r} is another spelling of {known!r}, which is defined; choose one of them")
@@ -379,10 +401,11 @@ def _read(
     fields: dict[str, Any],
     reference: Callable[..., Tensor] | None,
     expressions: dict[str, Expression] | None = None,
+    beside: Mapping[str, KernelSource] = MappingProxyType({}),
 ) -> Definition:
     """The definition in a kernel file's text; ``fields`` come before those of the file's header.
 
-    ``expressions`` are what its functions return, where that is known.
+    ``expressions`` are what its functions return, where that is known; ``beside`` the kernel files in its folder.
 
     Raises:
         ValueError: the text will not do.
@@ -396,6 +419,7 @@ def _read(
         names = kernel_file.parameter_names(names_there, params)
         _check_defaults(names, params)
         saves = kernel_file.read_saves(functions, fields.get("keeps", ()))
+        used = kernel_file.definitions_used(text, beside)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     params = check_params(name, params)
@@ -404,6 +428,7 @@ def _read(
     if expressions is None:
         expressions = _expressions_there(functions, names_there)
     forward = expressions.get("forward")
+    kernel = KernelSource(name, text, path, names_there, given=used)
     definition = Definition(
         name,
         title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
@@ -411,8 +436,8 @@ def _read(
         reference=reference or forward,
         saves=saves,
         params=tuple((param, params[param]) for param in names),
-        kernel=KernelSource(name, text, path, names_there),
-        fingerprint=_fingerprint(text, functions, expressions, names),
+        kernel=kernel,
+        fingerprint=_fingerprint(kernel, functions, expressions, names),
         functions=frozenset(functions),
         expression=forward,
         has_reference=bool(reference or forward),
@@ -445,14 +470,18 @@ def _expressions_there(functions: dict[str, signature.Function], names: tuple[st
 
 
 def _fingerprint(
-    text: str, functions: dict[str, signature.Function], expressions: dict[str, Expression], names: tuple[str, ...]
+    kernel: KernelSource,
+    functions: dict[str, signature.Function],
+    expressions: dict[str, Expression],
+    names: tuple[str, ...],
 ) -> str:
     """What tells a definition from others of its name: a hash of its formula and of its parameters' names.
 
     Where its functions are expressions, and there is nothing else, their keys are its formula, however they are written.
     """
-    code = signature.code(text)
-    formula = " ".join(code.split())
+    code = signature.code(kernel.text)
+    used = [signature.code(source.text) for source in kernel.all_used if not source.is_librarys]
+    formula = " ".join("".join([code, *used]).split())
     for start, end in sorted((function.span for function in functions.values()), reverse=True):
         code = code[:start] + code[end:]
     if expressions.keys() == functions.keys() and re.fullmatch(r'\s*#\s*include\s*"elementwise\.cuh"\s*|\s*', code):

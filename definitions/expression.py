@@ -18,7 +18,9 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from .functions import FUNCTIONS, HELPERS, IN_MATH
+from .. import registry
+from ..kernels.loader.uses import namespace
+from .functions import FUNCTIONS, HELPERS, IN_MATH, Called, called
 
 __all__ = ["CONSTANTS", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
 
@@ -65,7 +67,7 @@ HABITS = {
 
 TOKEN = re.compile(
     r"(?P<number>\.?[0-9](?:[eE][+-]|[.A-Za-z0-9_])*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<operator>\|\||&&|[=!<>]=|\*\*|//|[-+*/<>?:(),!])|(?P<other>\S)"
+    r"|(?P<operator>\|\||&&|::|[=!<>]=|\*\*|//|[-+*/<>?:(),!])|(?P<other>\S)"
 )
 NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
@@ -158,7 +160,8 @@ class Expression:
         variables: the names that may occur in it, tensors first, in the order of a call's arguments.
         names: the names that do occur.
         helpers: those of :data:`HELPERS` that :attr:`python` calls.
-        python: the same in Python, with the names ``torch``, ``math`` and those of the helpers.
+        activations: the activations that it calls.
+        python: the same in Python, with the names ``torch``, ``math`` and those of the helpers and activations.
         cpp: the same in C++, where parameters are called as :func:`in_cpp` says.
         key: equal for expressions that differ in spaces, needless parentheses, the spelling of numbers, or names of variables.
     """
@@ -183,11 +186,13 @@ class Expression:
         self.variables = tensors + parameters
         self.names = frozenset(parser.names)
         self.helpers = {name: HELPERS[name] for name in HELPERS if name in parser.names}
+        self.activations = tuple(parser.activations.values())
         self.python, self.cpp, self.key = _bare(parser.as_tensor(root)), _bare(root.cpp), root.key
 
     @cached_property
     def _function(self) -> Callable[..., Tensor]:
         names = {"torch": torch, "math": math} | {helper.__name__: helper for helper in self.helpers.values()}
+        names |= {activation.python: activation for activation in self.activations}
         return eval(f"lambda {', '.join(self.variables)}: {self.python}", names)
 
     def __call__(self, *values: Tensor | float) -> Tensor:
@@ -216,6 +221,7 @@ class _Parser:
     def __init__(self, text: str, tensors: tuple[str, ...], parameters: tuple[str, ...], of_kernel_file: bool) -> None:
         self.text, self.tensors, self.parameters, self.of_kernel_file = text, tensors, parameters, of_kernel_file
         self.names: set[str] = set()
+        self.activations: dict[str, Called] = {}
         self.tokens = [_Token(str(match.lastgroup), match[0], *match.span()) for match in TOKEN.finditer(text)]
         self.tokens.append(_Token("end", "", len(text), len(text) + 1))
         self.at = self.nesting = 0
@@ -426,6 +432,8 @@ class _Parser:
             return self.literal(self.take())
         if token.kind == "name" and token.text not in HABITS:
             self.take()
+            if self.token.text == "::" and self.of_kernel_file:
+                return self.used(token)
             return self.call(token) if self.token.text == "(" else self.variable(token)
         if token.text != "(":
             self.unexpected("expected a number, a name or a parenthesis")
@@ -473,20 +481,18 @@ class _Parser:
         if name == "T" and self.of_kernel_file:
             return self.conversion(token)
         if name not in FUNCTIONS:
-            near = difflib.get_close_matches(name, FUNCTIONS, n=2)
-            suggestion = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(FUNCTIONS))}"
+            activation = None if self.of_kernel_file else self.activation(token)
+            if activation:
+                return self.activated(token, activation)
+            near = difflib.get_close_matches(name, [*FUNCTIONS, *registry.names()], n=2)
+            known = f"there are {', '.join(sorted(FUNCTIONS))}, and activations by their names"
+            suggestion = f"did you mean {' or '.join(near)}?" if near else known
             self.fail(f"unknown function {name!r}; {suggestion}", token.start, token.end)
-        self.take()
-        arguments = [self.within(self.choice)]
-        while self.token.text == ",":
-            self.take()
-            arguments.append(self.within(self.choice))
-        closing = self.expect(")", f"to close {name}(")
+        arguments, closing = self.arguments(name)
         function, kind = FUNCTIONS[name], _kind(*arguments)
         if len(arguments) != function.arity:
             plural = "argument" if function.arity == 1 else "arguments"
             self.fail(f"{name} takes {function.arity} {plural}, got {len(arguments)}", token.start, closing.end)
-        arguments = [self.number(argument) for argument in arguments]
         if kind == "number":
             return self.number_call(token, arguments, closing)
         self.names.add(name)
@@ -497,6 +503,62 @@ class _Parser:
         given = [f"T({node.cpp})" if node.kind == "number" else _bare(node.cpp) for node in arguments]
         key = f"({name} {' '.join(node.key for node in arguments)})"
         return self.node(token.start, closing.end, python, f"{name}({', '.join(given)})", key, *arguments)
+
+    def arguments(self, name: str) -> tuple[list[_Node], _Token]:
+        """What stands in the parentheses of a call, and the one that closes them."""
+        self.take()
+        arguments = [self.within(self.choice)]
+        while self.token.text == ",":
+            self.take()
+            arguments.append(self.within(self.choice))
+        closing = self.expect(")", f"to close {name}(")
+        return [self.number(argument) for argument in arguments], closing
+
+    def activation(self, token: _Token) -> Called | None:
+        """The activation that a name calls."""
+        try:
+            return called(token.text)
+        except ValueError as error:
+            self.fail(str(error), token.start, token.end)
+
+    def used(self, token: _Token) -> _Node:
+        """A call as kernel files have it, ``silu_::forward(x)``."""
+        activation = self.activation(replace(token, text=token.text.removesuffix("_")))
+        if not activation or token.text != namespace(activation.name):
+            self.unexpected("expected an operator")
+        self.take()
+        if self.take().text != "forward" or self.token.text != "(":
+            self.fail(f"the slope of {activation.name}, which is no expression", token.start, self.token.end)
+        return self.activated(token, activation)
+
+    def activated(self, token: _Token, activation: Called) -> _Node:
+        """A call of an activation: its elements, then those of its numbers that are not the defaults."""
+        name, elements, params = activation.name, len(activation.elements), activation.record.params
+        arguments, closing = self.arguments(token.text)
+        start, end = token.start, closing.end
+        if not elements <= len(arguments) <= elements + len(params):
+            plural = "argument" if len(arguments) == 1 else "arguments"
+            self.fail(f"{name} takes ({activation.arguments}), got {len(arguments)} {plural}", start, end)
+        left = params[len(arguments) - elements :]
+        arguments += [self.known(start, end, repr(value), float(value)) for _, value in left]
+        tensors, numbers = arguments[:elements], arguments[elements:]
+        for (parameter, _), number in zip(params, numbers, strict=True):
+            if number.kind == "tensor":
+                message = f"{parameter} of {name} is a number; it cannot be different for each element"
+                self.fail(message, number.start, number.end)
+        if all(number.kind == "number" for number in numbers):
+            try:
+                activation.record.check(tuple(number.value for number in numbers), False, None, False)
+            except ValueError as error:
+                self.fail(str(error), start, end)
+        self.activations[name] = activation
+        given = [self.as_tensor(node) for node in tensors] + [self.as_float(node) for node in numbers]
+        python = f"{activation.python}({', '.join(map(_bare, given))})"
+        given = [f"T({node.cpp})" if node.kind == "number" else _bare(node.cpp) for node in tensors]
+        given += [_bare(node.cpp) for node in numbers]
+        cpp = f"{namespace(name)}::forward({', '.join(given)})"
+        key = f"({name}:{activation.record.fingerprint} {' '.join(node.key for node in arguments)})"
+        return self.node(start, end, python, cpp, key, *arguments)
 
     def number_call(self, token: _Token, arguments: list[_Node], closing: _Token) -> _Node:
         """A function of numbers alone."""

@@ -10,9 +10,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .. import registry
+from ..kernels import KernelSource
+from ..records import Activation
 from ..references import exact_tanhshrink
 
-__all__ = ["FUNCTIONS", "HELPERS", "IN_MATH", "Function"]
+__all__ = ["FUNCTIONS", "HELPERS", "IN_MATH", "Called", "Function", "called"]
 
 
 # What PyTorch has under no name. Where two arguments of min and max are equal, the gradient is the second one's, as in
@@ -106,3 +109,52 @@ IN_MATH_TOO = (
 )
 IN_MATH = frozenset(IN_MATH_TOO.split())
 """Those that Python's ``math`` has under the same name, with floats as results."""
+
+
+class Called(NamedTuple):
+    """An activation as expressions call it: with its elements and, if others are wanted than the defaults, its numbers."""
+
+    record: Activation
+    elements: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of the activation."""
+        return self.record.name
+
+    @property
+    def python(self) -> str:
+        """What it is called in PyTorch's form of an expression, where no variable is called like that."""
+        return f"called__{self.name}"
+
+    @property
+    def source(self) -> KernelSource:
+        """Its kernel file."""
+        return self.record.source
+
+    @property
+    def arguments(self) -> str:
+        """What it takes, for people."""
+        return ", ".join([*self.elements, *(f"{name}={value:g}" for name, value in self.record.params)])
+
+    def __call__(self, *values: Tensor | float) -> Tensor:
+        """In PyTorch: by the form that loses no digits where those of float64 are wanted."""
+        in_float64 = any(isinstance(value, Tensor) and value.dtype is torch.float64 for value in values)
+        return (self.record.exact if self.record.exact and in_float64 else self.record.reference)(*values)
+
+
+def called(name: str) -> Called | None:
+    """The activation that an expression calls by a name, any that people use; None if there is none.
+
+    Raises:
+        ValueError: it is none that expressions can call; the message says why.
+    """
+    try:
+        record = registry.get(name).activation
+    except KeyError:
+        return None
+    signature = record.source.signature
+    for what, role in (("a value for each channel", "channel"), ("a value for each row", "row"), ("random numbers", "random")):
+        if signature.of(role):
+            raise ValueError(f"{record.name} takes {what}, which an expression cannot give it")
+    return Called(record, signature.of("element"))

@@ -1,18 +1,24 @@
-"""Kernel files of users: their text, the names of their parameters, and the comments at their top that jitact reads."""
+"""Kernel files of users: their text, what they use, their parameters, and the comments at their top that jitact reads."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from .. import registry
+from ..kernels import KernelSource
 from ..kernels.loader.signature import Function, before_parameters, possible_saves
+from ..kernels.loader.uses import names_used, namespace
 
 __all__ = [
     "check_encodable",
     "checked",
+    "definitions_used",
     "header",
+    "in_order_of_use",
     "names_there",
     "parameter_names",
     "quoted",
@@ -57,6 +63,56 @@ def check_encodable(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{where} has a character that is none in UTF-8: {text[error.start]!r}") from None
+
+
+HEADER_OF_A_USER = re.compile(r'^[ \t]*#[ \t]*include(?![ \t]*"elementwise\.cuh")', re.MULTILINE)
+
+
+def definitions_used(text: str, beside: Mapping[str, KernelSource]) -> tuple[KernelSource, ...]:
+    """The kernel files whose functions a kernel file calls, but for those of the library.
+
+    Args:
+        text: the kernel file's.
+        beside: those in the same folder, which come before all others of their names.
+
+    Raises:
+        ValueError: there is no such activation, or none that can be called.
+    """
+    used, known = [], dict(registry.REGISTRY.items())
+    for name in names_used(text):
+        if name in beside:
+            used.append(beside[name])
+        elif name in known:
+            used.append(known[name].activation.source)
+        elif not HEADER_OF_A_USER.search(text):  # it may be declared in a header
+            line = text.count("\n", 0, re.search(rf"\b{namespace(name)}\s*::", text).start()) + 1
+            near = difflib.get_close_matches(name, known, n=1)
+            suggestion = f"; did you mean {namespace(near[0])}?" if near else ""
+            raise ValueError(f"line {line}: it uses {namespace(name)}::, and there is no activation {name!r}{suggestion}")
+    KernelSource("", text, "", given=tuple(used)).used_text  # noqa: B018  # which raises for what cannot be used
+    return tuple(source for source in used if not source.is_librarys)
+
+
+def in_order_of_use(texts: Mapping[str, str]) -> list[str]:
+    """The names of kernel files, each after those of them that it uses.
+
+    Raises:
+        ValueError: one uses itself, perhaps through others.
+    """
+    ordered: list[str] = []
+
+    def add(name: str, users: tuple[str, ...]) -> None:
+        if name in users:
+            raise ValueError(f"{' uses '.join([*users[users.index(name) :], name])}: an activation cannot use itself")
+        for used in names_used(texts[name]):
+            if used in texts and used not in ordered:
+                add(used, (*users, name))
+        if name not in ordered:
+            ordered.append(name)
+
+    for name in texts:
+        add(name, ())
+    return ordered
 
 
 def names_there(functions: dict[str, Function]) -> tuple[str, ...]:

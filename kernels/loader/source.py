@@ -95,6 +95,11 @@ class KernelSource(NamedTuple):
         return tuple(given.get(name) or KernelSource.from_file(name) for name in known)
 
     @property
+    def all_used(self) -> list[KernelSource]:
+        """What it uses, and what that uses."""
+        return [each for used in self.uses for each in (used, *used.all_used)]
+
+    @property
     def used_text(self) -> str:
         """The text of what it uses, in namespaces, which comes before its own.
 
@@ -129,7 +134,7 @@ class KernelSource(NamedTuple):
         for entry in os.scandir(DEVICE):
             if entry.name.endswith((".h", ".cuh", ".cpp")):
                 found[entry.name] = Path(entry.path)
-        for used in self._all_used():
+        for used in self.all_used:
             if used.is_librarys:
                 found[f"{used.name}.cu"] = Path(used.path)
         for n, beside in enumerate(self._headers_beside().values()):
@@ -140,14 +145,10 @@ class KernelSource(NamedTuple):
         """What the compilers get as ``-I``. The user's folders come first; the library's headers find each other anyway."""
         return [*self._headers_beside(), DEVICE]
 
-    def _all_used(self) -> list[KernelSource]:
-        """What it uses, and what that uses."""
-        return [each for used in self.uses for each in (used, *used._all_used())]
-
     def _headers_beside(self) -> dict[Path, dict[str, Path]]:
         """The user's headers, by the folders that they are found from: the file's own first."""
         folders: dict[Path, dict[str, Path]] = {}
-        for source in (self, *self._all_used()):
+        for source in (self, *self.all_used):
             if not source.is_librarys:
                 _follow(source.text, source.folder, source.folder, folders.setdefault(source.folder, {}))
         return {folder: found for folder, found in folders.items() if found}
@@ -185,7 +186,7 @@ def state_of(path: Path) -> tuple[int, ...] | None:
 
 def digest(source: KernelSource) -> str:
     """The hash of all that is compiled. Where the files lie does not enter, so a cache can move with an installation."""
-    used = [(each.name, each.numbers, each.text) for each in source._all_used() if not each.is_librarys]
+    used = [(each.name, each.numbers, each.text) for each in source.all_used if not each.is_librarys]
     digest = hashlib.sha256(repr((source.name, source.defines(), source.text, *used)).encode())
     for name, path in source.headers().items():
         content = path.read_bytes()

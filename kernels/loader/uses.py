@@ -1,4 +1,4 @@
-"""What kernel files use of each other: in another's text, silu.cu's functions are ``silu_::forward`` and ``silu_::backward``."""
+"""What kernel files use of each other: silu.cu's functions are ``silu_::forward`` and ``silu_::backward`` to another."""
 
 from __future__ import annotations
 
