@@ -280,9 +280,11 @@ std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x)
 
 // Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are.
 Broadcasts place(const Tensor& operand, const Tensor& x, const std::vector<int64_t>& strides) {
-  check(operand.dtype() == x.dtype(), "an operand's dtype differs from that of x");
+  const bool narrow = x.dtype() == aoti_torch_dtype_float16() || x.dtype() == aoti_torch_dtype_bfloat16();
+  const bool wide = narrow && operand.dtype() == aoti_torch_dtype_float32();
+  check(wide || operand.dtype() == x.dtype(), "an operand's dtype is neither x's nor, beside 16 bits, float32");
   check(same_device(operand, x), "an operand is on another device than x");
-  Broadcasts found{operand.const_data(), operand.numel(), 1};
+  Broadcasts found{operand.const_data(), operand.numel(), 1, wide};
   if (found.count == 1) return found;
   const int64_t missing = x.dim() - operand.dim();
   check(missing >= 0, "an operand has more dimensions than x");

@@ -27,10 +27,12 @@ struct Elements {
   int64_t row_stride = 0, step = 1;  // the step is 0 or 1
 };
 
-// A channel or row operand: element i of memory has the value i / inner % count.
+// A channel or row operand: element i of memory has the value i / inner % count. Beside 16-bit elements it may be `wide`,
+// which is float32, as its gradient is then.
 struct Broadcasts {
   const void* data = nullptr;
   int64_t count = 1, inner = 1;
+  bool wide = false;
 };
 
 struct Call {

@@ -217,6 +217,14 @@ void for_runs(const Broadcasts& operand, int64_t first, int64_t n, const F& f) {
   }
 }
 
+// The values of a broadcast operand.
+template <typename S>
+void widen_all(const Broadcasts& operand, typename Storage<S>::T* values) {
+  if (operand.wide)
+    for (int64_t i = 0; i < operand.count; i++) values[i].v = static_cast<const float*>(operand.data)[i];
+  else Storage<S>::widen(static_cast<const S*>(operand.data), values, operand.count);
+}
+
 // The broadcast operands of a call, widened and prepared.
 template <typename S>
 class Broadcast {
@@ -226,7 +234,7 @@ class Broadcast {
   explicit Broadcast(const Call& call) : call_(call), table_(offset(kBroadcast)) {
     for (int b = 0; b < kBroadcast; b++) {
       const Broadcasts& operand = call.broadcast[b];
-      Storage<S>::widen(static_cast<const S*>(operand.data), &table_[offset(b)], operand.count);
+      widen_all<S>(operand, &table_[offset(b)]);
     }
     if constexpr (kPrepares) prepare_all(&table_[0]);  // of one value each
   }
@@ -463,9 +471,10 @@ void run_backward_sums(const Call& call) {
     for (int64_t c = 0; c < call.broadcast[s].count; c++) {
       T w[kBroadcast];  // prepare is for operands of one value each
       if constexpr (kPrepares)
-        for (int b = 0; b < kBroadcast; b++) Storage<S>::widen(static_cast<const S*>(call.broadcast[b].data), w + b, 1);
+        for (int b = 0; b < kBroadcast; b++) widen_all<S>(call.broadcast[b], w + b);
       const T gradient = T(sum[c]) * prepare_slope(w, s);
-      Storage<S>::narrow(&gradient, static_cast<S*>(call.sums[s]) + c, 1);
+      if (call.broadcast[s].wide) static_cast<float*>(call.sums[s])[c] = float(gradient.v);
+      else Storage<S>::narrow(&gradient, static_cast<S*>(call.sums[s]) + c, 1);
     }
   }
 }

@@ -180,6 +180,7 @@ struct Launch {
   Elements read[kElements + 1], written[kElements];
   Divisor by_columns;
   const void* broadcast[kBroadcast + 1];
+  bool wide[kBroadcast + 1];
   int64_t counts[kBroadcast + 1], inner[kBroadcast + 1];
   Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
   const int64_t* seed;
@@ -240,6 +241,7 @@ __attribute__((noinline)) Launch::Launch(const Call& call, int64_t size)
   for (int b = 0; b < kBroadcast; b++) {
     const Broadcasts& operand = call.broadcast[b];
     broadcast[b] = operand.data;
+    wide[b] = operand.wide;
     counts[b] = operand.count;
     inner[b] = operand.inner;
     by_count[b] = Divisor(operand.count);
@@ -279,7 +281,7 @@ struct Operands {
       // One thread prepares for all: it takes tens of instructions.
       __shared__ typename T::Value shared[kBroadcast];
       if (threadIdx.x == 0) {
-        for (int b = 0; b < kBroadcast; b++) common.value[b] = Storage<S>::load(pointer(b));
+        for (int b = 0; b < kBroadcast; b++) common.value[b] = load(b, 0);
         prepare_all(common.value);
         for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
       }
@@ -288,7 +290,7 @@ struct Operands {
       for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
 #pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = Storage<S>::load(pointer(b));
+      for (int b = 0; b < kBroadcast; b++) common.value[b] = load(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -309,7 +311,7 @@ struct Operands {
       const int64_t count = launch.counts[b], inner = launch.inner[b];
       if (!common_only && count > 1) {
         const int64_t plane = launch.by_inner[b].divide(first), c = plane - launch.by_count[b].divide(plane) * count;
-        fill(pointer(b), count, inner, c, (plane + 1) * inner - first, values.broadcast[b]);
+        fill(b, count, inner, c, (plane + 1) * inner - first, values.broadcast[b]);
       } else {
 #pragma unroll
         for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
@@ -333,32 +335,60 @@ struct Operands {
   __device__ __forceinline__ Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
     const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
-    const T own = Storage<S>::load(pointer(0) + c);
-    const T next = left < size ? Storage<S>::load(pointer(0) + (c + 1 == count ? 0 : c + 1)) : own;
+    const T own = load(0, c);
+    const T next = left < size ? load(0, c + 1 == count ? 0 : c + 1) : own;
 #pragma unroll
     for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
     return values;
   }
 
+  // Value i of broadcast operand b.
+  __device__ __forceinline__ T load(int b, int64_t i) const {
+    if constexpr (sizeof(S) == 2) {
+      if (launch.wide[b]) return static_cast<const float*>(launch.broadcast[b])[i];
+    }
+    return Storage<S>::load(static_cast<const S*>(launch.broadcast[b]) + i);
+  }
+
  private:
-  __device__ __forceinline__ const S* pointer(int b) const { return static_cast<const S*>(launch.broadcast[b]); }
+  // A vector of values from value i of operand b on, if they lie as vectors have to.
+  __device__ __forceinline__ bool load_vector(int b, int64_t i, T (&to)[size]) const {
+    if constexpr (sizeof(S) == 2) {
+      if (launch.wide[b]) {
+        const float* from = static_cast<const float*>(launch.broadcast[b]) + i;
+        if (!on_16_bytes(from)) return false;
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          const float4 four = reinterpret_cast<const float4*>(from)[half];
+          to[4 * half] = four.x, to[4 * half + 1] = four.y, to[4 * half + 2] = four.z, to[4 * half + 3] = four.w;
+        }
+        return true;
+      }
+    }
+    const S* from = static_cast<const S*>(launch.broadcast[b]) + i;
+    if (!on_16_bytes(from)) return false;
+    Storage<S>::widen(*reinterpret_cast<const Words*>(from), to);
+    return true;
+  }
 
   // For elements the first of which has value c, `left` of them.
   template <int width>
-  static __device__ __forceinline__ void fill(const S* values, int64_t count, int64_t inner, int64_t c, int64_t left,
-                                              T (&to)[width]) {
+  __device__ __forceinline__ void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
+    bool filled = false;
     if (width == 1 || left >= width) {
-      const T one = Storage<S>::load(values + c);
+      const T one = load(b, c);
 #pragma unroll
       for (int i = 0; i < width; i++) to[i] = one;
-    } else if (inner == 1 && c + width <= count && on_16_bytes(values + c)) {
-      if constexpr (width == size) Storage<S>::widen(*reinterpret_cast<const Words*>(values + c), to);
-    } else {
+      filled = true;
+    } else if (inner == 1 && c + width <= count) {
+      if constexpr (width == size) filled = load_vector(b, c, to);
+    }
+    if (!filled) {
       const int whole = int(min(inner, int64_t(width)));
       int rest = int(left);
 #pragma unroll
       for (int i = 0; i < width; i++) {
-        to[i] = Storage<S>::load(values + c);
+        to[i] = load(b, c);
         if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
       }
     }

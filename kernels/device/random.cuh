@@ -62,9 +62,25 @@ class Random {
     return fma(T(M::of(bits_)), range * scale, fma(range, -(M::base * scale - 0.5 / M::steps), lower));
   }
 
+  // Whether the number is among the lowest `share` of all, to the nearest of as many parts as there are values of the bits.
+  JITACT_INLINE bool below(T share) const {
+    using M = Mantissa<T>;
+    return T(M::of(bits_)) < fma(parts(share), M::step, M::base);
+  }
+  // The share of all that `share` is rounded to, in parts of all.
+  static JITACT_INLINE T parts(T share) { return rint(share * Mantissa<T>::steps); }
+
  private:
   Bits bits_;
 };
+
+// 0 with probability p, else value / (1 - p), with p as Random has it: what is kept is kept exactly as often as the scale says.
+// What is dropped is 0, whatever it was.
+template <typename T>
+JITACT_INLINE T dropout(std::type_identity_t<T> value, Random<T> random, std::type_identity_t<T> p) {
+  constexpr double steps = Mantissa<T>::steps;
+  return select(random.below(p), T(0), value * (steps / (steps - Random<T>::parts(p))));
+}
 
 // Of numbers that have derivatives; the random number itself has none.
 template <typename T>
@@ -81,5 +97,10 @@ class Random<Dual<T>> {
  private:
   Random<T> number_;
 };
+
+template <typename T>
+JITACT_INLINE Dual<T> dropout(std::type_identity_t<Dual<T>> value, Random<Dual<T>> random, std::type_identity_t<Dual<T>> p) {
+  return {dropout(value.value, random.number(), p.value), dropout(value.derivative, random.number(), p.value)};
+}
 
 }  // namespace jitact

@@ -302,14 +302,17 @@ struct Sums {
 };
 
 // The gradients that a fold makes; null for an operand whose sums go on to another fold, or that has no gradient here.
-template <typename S> struct Targets { S* of[kSums]; };
+struct Targets {
+  void* of[kSums];
+  bool wide[kSums];  // whether it is float32, beside 16-bit elements
+};
 
 // Block (x, y, z) adds up, of operand z, values from x * wide on, part y: to the gradient or, where there is none yet, to
 // `folded`, laid out [operand, splits, count].
 template <typename S>
 __global__ void __launch_bounds__(kThreads)
     fold_sums(const Value<S>* partials, Value<S>* folded, const Sums sums, const __grid_constant__ Launch launch,
-              const Targets<S> targets) {
+              const Targets targets) {
   using T = typename Storage<S>::T;
   const int t = threadIdx.x, k = blockIdx.z;
   const int64_t c0 = int64_t(blockIdx.x) * sums.wide, span = sums.wide * sums.inner, active = sums.active();
@@ -346,10 +349,12 @@ __global__ void __launch_bounds__(kThreads)
   T slope = 1;
   if constexpr (kPrepares) {
     T values[kBroadcast];
-    for (int b = 0; b < kBroadcast; b++) values[b] = Storage<S>::load(static_cast<const S*>(launch.broadcast[b]));
+    for (int b = 0; b < kBroadcast; b++) values[b] = Operands<S>{launch}.load(b, 0);
     slope = prepare_slope(values, k);
   }
-  Storage<S>::store(targets.of[k] + c, T(v) * slope);
+  const T gradient = T(v) * slope;
+  if (targets.wide[k]) static_cast<float*>(targets.of[k])[c] = float(gradient.v);
+  else Storage<S>::store(static_cast<S*>(targets.of[k]) + c, gradient);
 }
 
 // The fewest vectors of `size` elements, a power of 2, that hold a multiple of `elements`.
@@ -445,7 +450,7 @@ int64_t workspace_bytes(const Call& call) {
 }
 
 template <typename S>
-void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets<S>& targets,
+void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
           int operands, cudaStream_t stream) {
   const dim3 grid(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
   fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call, Storage<S>::size), targets);
@@ -457,10 +462,10 @@ void fold_pass(const Pass<S>& pass, const Call& call, bool first, cudaStream_t s
   auto* partials = static_cast<Value<S>*>(call.workspace);
   auto* folded = partials + kSums * pass.sums.size();
   auto* rest = folded + kSums * pass.sums.folded();
-  Targets<S> alike{}, none{};
+  Targets alike{}, none{};
   bool more = pass.sums.splits > 1;
   for (int k = 0; k < kSums; k++)
-    if (pass.sums_up(call.broadcast[k])) alike.of[k] = static_cast<S*>(call.sums[k]);
+    if (pass.sums_up(call.broadcast[k])) alike.of[k] = call.sums[k], alike.wide[k] = call.broadcast[k].wide;
   fold<S>(pass.sums, partials, folded, call, more ? none : alike, kSums, stream);
   if (more) fold<S>(pass.folded, folded, rest, call, alike, kSums, stream);
   if (pass.cut.count == 1 || !first) return;
@@ -468,7 +473,7 @@ void fold_pass(const Pass<S>& pass, const Call& call, bool first, cudaStream_t s
   for (int k = 0; k < kSums; k++) {
     if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
     // As the only operand of a fold: its place is the first. (prepare is for operands that all are of one value.)
-    Targets<S> target{{static_cast<S*>(call.sums[k])}};
+    Targets target{{call.sums[k]}, {call.broadcast[k].wide}};
     more = whole.splits > 1;
     fold<S>(whole, folded + k * pass.sums.folded(), rest, call, more ? none : target, 1, stream);
     if (more) fold<S>(last, rest, nullptr, call, target, 1, stream);
