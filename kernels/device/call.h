@@ -3,12 +3,12 @@
 
 #include <cstdint>
 
+#include "dtype.h"
 #include "signature.cuh"
 
 namespace jitact::loops {
 
 enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums };
-enum class Dtype { f64, f32, f16, bf16 };
 
 // How many tensors of elements an operation reads and writes.
 constexpr int reads(Op op) {

@@ -9,10 +9,6 @@
 
 namespace jitact::loops {
 
-// 16-bit elements as they lie in memory.
-struct Half { uint16_t bits; };
-struct Bfloat16 { uint16_t bits; };
-
 template <typename T>
 struct Numbers {
   T values[kNumbers + 1];
@@ -117,17 +113,6 @@ void dispatch(Op op, const F& f) {
   if constexpr (kSavesBit) {
     if (op == Op::forward_bit) f.template operator()<Op::forward_bit>();
     if (op == Op::backward_from_bit) f.template operator()<Op::backward_from_bit>();
-  }
-}
-
-// Calls f.template operator()<S>() for the dtype of the call.
-template <typename F>
-auto dispatch_dtype(Dtype dtype, const F& f) {
-  switch (dtype) {
-    case Dtype::f64: return f.template operator()<double>();
-    case Dtype::f32: return f.template operator()<float>();
-    case Dtype::f16: return f.template operator()<Half>();
-    default: return f.template operator()<Bfloat16>();
   }
 }
 

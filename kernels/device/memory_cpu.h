@@ -1,0 +1,148 @@
+// How the CPU moves elements: widened and narrowed a block at a time, past the cache where that pays.
+#pragma once
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "dtype.h"
+#include "math_single.cuh"
+
+namespace jitact::loops {
+
+// Outputs from here on get huge pages and are written past the cache: glibc maps memory anew for each, where smaller ones
+// get what others gave back.
+constexpr int64_t kLargeBytes = int64_t(32) << 20;
+
+using Bytes32 = long long __attribute__((vector_size(32)));
+
+// Elements as they lie in memory and as they are computed.
+template <typename S> struct Storage;
+
+template <typename R> struct AsItIs {
+  using T = R;
+  using S = typename T::Value;
+  static void widen(const S* s, T* t, int64_t n) {
+    for (int64_t i = 0; i < n; i++) t[i].v = s[i];
+  }
+  static void narrow(const T* t, S* s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) s[i] = t[i].v;
+  }
+};
+template <> struct Storage<double> : AsItIs<Double> {};
+template <> struct Storage<float> : AsItIs<Single> {};
+
+template <> struct Storage<Bfloat16> {
+  using T = Narrow;
+  static void widen(const Bfloat16* s, T* t, int64_t n) {
+    for (int64_t i = 0; i < n; i++) t[i].v = single::from_bits(uint32_t(s[i].bits) << 16);
+  }
+  static void narrow(const T* t, Bfloat16* s, int64_t n) {
+    for (int64_t i = 0; i < n; i++) {
+      const uint32_t u = single::to_bits(t[i].v);
+      const uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+      s[i].bits = uint16_t(t[i].v != t[i].v ? 0x7fc0 : rounded);
+    }
+  }
+};
+
+template <> struct Storage<Half> {
+  using T = Narrow;
+  static void widen(const Half* s, T* t, int64_t n) {
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + kWide <= n; i += kWide) {
+      Wide wide;
+      asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const char(*)[2 * kWide]>(s + i)));
+      std::memcpy(&t[i].v, &wide, sizeof(wide));
+    }
+#endif
+    for (; i < n; i++) t[i].v = widen_one(s[i].bits);
+  }
+  static void narrow(const T* t, Half* s, int64_t n) {
+    int64_t i = 0;
+#ifdef __F16C__
+    for (; i + kWide <= n; i += kWide) {
+      Wide wide;
+      std::memcpy(&wide, &t[i].v, sizeof(wide));
+      asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<char(*)[2 * kWide]>(s + i)) : "v"(wide));  // $0: to nearest even
+    }
+#endif
+    for (; i < n; i++) s[i].bits = narrow_one(t[i].v);
+  }
+
+ private:
+#ifdef __AVX512F__
+  using Wide = long long __attribute__((vector_size(64)));
+#else
+  using Wide = Bytes32;
+#endif
+  static constexpr int64_t kWide = sizeof(Wide) / 4;  // elements
+
+  // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
+  static float widen_one(uint16_t h) {
+    const uint32_t magnitude = h & 0x7fff;
+    const uint32_t u = magnitude << 13;
+    const float f = magnitude >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
+    return single::from_bits(single::to_bits(f) | uint32_t(h & 0x8000) << 16);
+  }
+  static uint16_t narrow_one(float f) {
+    const uint32_t sign = single::to_bits(f) >> 16 & 0x8000;
+    const float magnitude = std::fabs(f);
+    if (f != f) return uint16_t(sign | 0x7e00);
+    if (magnitude >= 65520.0f) return uint16_t(sign | 0x7c00);
+    // Below 2^-14 the result is a multiple of 2^-24: adding 1/2 makes the addition round there.
+    if (magnitude < 0x1p-14f) return uint16_t(sign | (single::to_bits(magnitude + 0.5f) - single::to_bits(0.5f)));
+    const uint32_t u = single::to_bits(magnitude);
+    return uint16_t(sign | (((u + 0xfff + (u >> 13 & 1)) >> 13) - (112u << 10)));
+  }
+};
+
+// Copies past the cache where the processor can; `to` lies on 32 bytes.
+inline void stream(void* to, const void* from, int64_t bytes) {
+#ifdef __AVX2__
+  auto* t = static_cast<char*>(to);
+  const auto* f = static_cast<const char*>(from);
+  int64_t i = 0;
+  for (; i + 32 <= bytes; i += 32) {
+    Bytes32 vector;
+    std::memcpy(&vector, f + i, 32);
+    asm volatile("vmovntdq %1, %0" : "=m"(*reinterpret_cast<char(*)[32]>(t + i)) : "x"(vector));
+  }
+  std::memcpy(t + i, f + i, bytes - i);
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
+
+// Orders streamed writes before what follows.
+inline void stream_fence() {
+#ifdef __AVX2__
+  asm volatile("sfence" ::: "memory");
+#endif
+}
+
+// Asks for huge pages under a large new tensor: touching it for the first time then takes a page fault for every 2 MB in
+// place of 4 KB, which is where most of the time of a large output goes.
+inline void prefer_huge_pages(void* p, int64_t bytes) {
+  constexpr uintptr_t page = uintptr_t(2) << 20;
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + page - 1) / page * page;
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(p) + bytes) / page * page;
+  if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+}
+
+// Memory that is given back; <memory> takes longer to compile than it.
+template <typename T>
+class Array {
+ public:
+  explicit Array(int64_t n) : data_(new T[n]()) {}
+  Array(const Array&) = delete;
+  ~Array() { delete[] data_; }
+  T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+}  // namespace jitact::loops
