@@ -310,7 +310,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll
       for (int t = 0; t < ins; t++) {
         const S* p = Launch::at<const S>(launch.read[t], place);
-        if constexpr (kStaged<op> && dense) copy_async(&shared[v][threadIdx.x], p);
+        if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], p);
         else if (!dense && launch.read[t].step == 0) in[t][v] = repeated(p);
         else in[t][v] = *reinterpret_cast<const Words*>(p);
       }
@@ -323,7 +323,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       const auto place = launch.place<dense>(at);
       T values[ins][size], out[outs][size];
       if constexpr (kStaged<op> && dense) {
-        wait_for_copies(vectors - 1 - v);
+        ptx::wait_for_copies(vectors - 1 - v);
         in[0][v] = shared[v][threadIdx.x];
       }
 #pragma unroll

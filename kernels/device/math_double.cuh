@@ -13,8 +13,7 @@ JITACT_INLINE uint64_t to_bits(double d) { return bit_cast<uint64_t>(d); }
 // 1 / b for 2^-1000 <= |b| <= 2^1000.
 JITACT_INLINE double reciprocal(double b) {
 #ifdef __CUDA_ARCH__
-  double r;
-  asm("rcp.approx.ftz.f64 %0, %1;" : "=d"(r) : "d"(b));  // 20 bits
+  const double r = ptx::reciprocal(b);
   const double e = ::fma(-r, b, 1.0);
   return ::fma(r, ::fma(e, e, e), r);
 #else

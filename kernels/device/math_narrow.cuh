@@ -23,9 +23,7 @@ constexpr float kLog2e = 1.44269502f;
 // 2^t; 0 below t = -126.
 JITACT_INLINE float exp2(float t) {
 #ifdef __CUDA_ARCH__
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(t));
-  return y;
+  return ptx::exp2(t);
 #else
   // The whole part of t is in the lowest bits of the sum, and held at 127 there: one integer instruction, where comparing
   // floats takes two. What is left of a larger t makes p large enough to overflow.
@@ -54,9 +52,7 @@ JITACT_INLINE float divide(float a, float b) {
 
 JITACT_INLINE float sqrt(float x) {
 #ifdef __CUDA_ARCH__
-  float y;
-  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
+  return ptx::sqrt(x);
 #else
   return sqrtf(x);
 #endif

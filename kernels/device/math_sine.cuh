@@ -86,9 +86,7 @@ namespace jitact::narrow {
 // sin(r), for |r| <= pi / 2, or <= pi on the GPU, with an absolute error of 2^-21.
 JITACT_INLINE float sine(float r) {
 #ifdef __CUDA_ARCH__
-  float s;
-  asm("sin.approx.ftz.f32 %0, %1;" : "=f"(s) : "f"(r));
-  return s;
+  return ptx::sin(r);
 #else
   const float u = r * r;
   const float p = fmaf(fmaf(fmaf(2.624901072e-6f, u, -1.981950918e-4f), u, 8.333216421e-3f), u, -1.666666567e-1f);

@@ -33,9 +33,7 @@ JITACT_INLINE float at_least(float x, float bound) {
 // sqrt(x) for 0, and from 2^-126 to inf, at most 1 ulp off.
 JITACT_INLINE float square_root(float x) {
 #ifdef __CUDA_ARCH__
-  float r;
-  asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  const float y = x * r, corrected = fmaf(fmaf(-y, y, x), 0.5f * r, y);
+  const float r = ptx::rsqrt(x), y = x * r, corrected = fmaf(fmaf(-y, y, x), 0.5f * r, y);
   return corrected == corrected ? corrected : x;  // 0 and inf
 #else
   return sqrtf(x);
@@ -45,9 +43,7 @@ JITACT_INLINE float square_root(float x) {
 // 1 / b for 2^-126 <= |b| <= 2^126, at most 1 ulp off on the GPU. 0 for infinite b.
 JITACT_INLINE float rough_reciprocal(float b) {
 #ifdef __CUDA_ARCH__
-  float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
-  return r;
+  return ptx::reciprocal(b);
 #else
   return 1.0f / b;
 #endif

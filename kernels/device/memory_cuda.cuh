@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dtype.h"
+#include "ptx.cuh"
 
 namespace jitact::loops {
 
@@ -56,20 +57,8 @@ template <typename S> struct Storage16 {
 };
 
 template <> struct Storage<Half> : Storage16<Half> {
-  static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) {
-    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
-        : "=f"(low.v), "=f"(high.v) : "r"(word));
-  }
-  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) {
-    uint32_t word;
-#if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high.v), "f"(low.v));
-#else
-    asm("{ .reg .b16 l, h; cvt.rn.f16.f32 l, %1; cvt.rn.f16.f32 h, %2; mov.b32 %0, {l, h}; }"
-        : "=r"(word) : "f"(low.v), "f"(high.v));
-#endif
-    return word;
-  }
+  static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
+  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
 };
 
 template <> struct Storage<Bfloat16> : Storage16<Bfloat16> {
@@ -77,39 +66,8 @@ template <> struct Storage<Bfloat16> : Storage16<Bfloat16> {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xffff0000u);
   }
-  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) {
-#if __CUDA_ARCH__ >= 800
-    uint32_t word;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high.v), "f"(low.v));
-    return word;
-#else
-    const auto round = [](T t) {
-      const uint32_t u = __float_as_uint(t.v);
-      return isnan(t) ? 0x7fffu : (u + 0x7fff + (u >> 16 & 1)) >> 16;
-    };
-    return round(low) | round(high) << 16;
-#endif
-  }
+  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_bfloat16(low.v, high.v); }
 };
-
-// From memory to shared memory, without waiting. Each call is a group of its own.
-__device__ __forceinline__ void copy_async(Words* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16; cp.async.commit_group;"
-               :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
-#else
-  *to = *static_cast<const Words*>(from);
-#endif
-}
-
-// Waits for all groups but the last `left`, which the compiler must know.
-__device__ __forceinline__ void wait_for_copies(int left) {
-#if __CUDA_ARCH__ >= 800
-  if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-  if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-  if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
-#endif
-}
 
 JITACT_INLINE bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 

@@ -15,6 +15,10 @@
 #include <type_traits>
 
 #ifdef __CUDACC__
+#include "ptx.cuh"
+#endif
+
+#ifdef __CUDACC__
 #define JITACT_INLINE __host__ __device__ __forceinline__
 #else
 #define JITACT_INLINE inline __attribute__((always_inline))
@@ -83,22 +87,14 @@ struct Real {
   // Unlike fminf and fmaxf, these give NaN when either argument is NaN, as torch's do.
   friend JITACT_INLINE Real min(Real a, Real b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (std::is_same_v<V, float>) {
-      float r;
-      asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a.v), "f"(b.v));
-      return Real(r);
-    }
+    if constexpr (std::is_same_v<V, float>) return Real(ptx::min(a.v, b.v));
 #endif
     const V r = b.v < a.v ? b.v : a.v;
     return Real(b.v != b.v ? b.v : r);  // on values, one at a time: g++ vectorises that
   }
   friend JITACT_INLINE Real max(Real a, Real b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-    if constexpr (std::is_same_v<V, float>) {
-      float r;
-      asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a.v), "f"(b.v));
-      return Real(r);
-    }
+    if constexpr (std::is_same_v<V, float>) return Real(ptx::max(a.v, b.v));
 #endif
     const V r = b.v > a.v ? b.v : a.v;
     return Real(b.v != b.v ? b.v : r);  // on values, one at a time: g++ vectorises that

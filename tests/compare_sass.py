@@ -1,0 +1,124 @@
+"""Compares the machine code of kernels in two checkouts, or of two builds: opcodes and registers.
+
+    python tests/compare_sass.py BEFORE [AFTER] [--names relu gelu] [--arch 90]
+
+BEFORE and AFTER are checkouts (AFTER is this one if left out), whose kernels are compiled for the arch with this checkout's
+options, or two libraries or object files. Names, labels, addresses and offsets into constant memory are no differences.
+Needs nvcc, cuobjdump and nvdisasm; `pip install nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm` has the last two, under nvidia/.
+The exit code is 1 where something differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parents[1]
+FUNCTION = re.compile(r"^\s*Function : (\S+)$", re.MULTILINE)
+INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.MULTILINE)
+NOT_COMPARED = (
+    (r"`?\(?\.L_x?_?\w+\)?", "LABEL"),
+    (r"\b(BRA|BSSY|BRX|CALL|JMP|WARPSYNC)(\S*)(.*?)0x[0-9a-f]+", r"\1\2\3ADDRESS"),
+    (r"\b(c\[\w+\])\[(\w*?)\+?(0x[0-9a-f]+)?\]", r"\1[\2 OFFSET]"),
+    (r"\b\w+@(lo|hi)\(\S+\)|fun@\S+", "NAME"),
+)
+
+
+def machine_code(binary: Path) -> dict[str, list[str]]:
+    """The instructions of each kernel of a library or an object file, without what is not compared."""
+    command = [_tool("cuobjdump"), "-sass", str(binary)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    starts = [*FUNCTION.finditer(text)]
+    ends = [*(each.start() for each in starts[1:]), len(text)]
+    return {
+        start[1]: [_normalised(line) for line in INSTRUCTION.findall(text[start.end() : end])]
+        for start, end in zip(starts, ends, strict=True)
+    }
+
+
+def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
+    """An object file of a checkout's kernel, compiled as the loader would for one arch."""
+    from jitact.kernels import KernelSource
+
+    device = checkout / "kernels" / "device"
+    kernel = checkout / "kernels" / f"{name}.cu"
+    (folder / "kernel.cu").write_text(f'#include "elementwise.cuh"\n#include "{kernel}"\n#include "launch.cuh"\n')
+    command = ["nvcc", "-c", "-O3", "-std=c++20", "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+    command += ["-DJITACT_CUDA", *KernelSource.from_file(name).defines(), f"-I{device}", "kernel.cu", "-o", "kernel.o"]
+    subprocess.run(command, cwd=folder, check=True)
+    return folder / "kernel.o"
+
+
+def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> Iterator[str]:
+    """What differs, for people. Kernels that are called otherwise are taken together where their code is the same."""
+    new = {name: code for name, code in after.items() if name not in before}
+    for name, code in before.items():
+        if name in after:
+            if code != after[name]:
+                lines = difflib.unified_diff(code, after[name], "before", "after", n=1, lineterm="")
+                yield "\n".join([f"{_readable(name)}: {len(code)} instructions, now {len(after[name])}", *lines])
+            continue
+        twin = next((other for other, its in new.items() if its == code), None)
+        if twin is None:
+            yield f"{_readable(name)}: gone, {len(code)} instructions, and no new kernel has this code"
+        else:
+            del new[twin]
+    for name, code in new.items():
+        yield f"{_readable(name)}: new, {len(code)} instructions"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints what differs; returns the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("before", type=Path, help="a checkout, a library or an object file")
+    parser.add_argument("after", type=Path, nargs="?", default=HERE, help="the same; this checkout if left out")
+    parser.add_argument("--names", nargs="+", help="of kernels, where checkouts are compared; all if left out")
+    parser.add_argument("--arch", default="90", help="a compute capability without its point; 90 if left out")
+    args = parser.parse_args(arguments)
+    if args.before.is_file():
+        return _report(args.before.name, machine_code(args.before), machine_code(args.after))
+    names = args.names or sorted(path.stem for path in (args.before / "kernels").glob("*.cu"))
+    different = 0
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            codes = [machine_code(compiled(each.resolve(), name, args.arch, Path(folder))) for each in (args.before, args.after)]
+        different |= _report(name, *codes)
+    return different
+
+
+def _report(name: str, before: dict[str, list[str]], after: dict[str, list[str]]) -> int:
+    found = [*differences(before, after)]
+    print(f"{name}: {len(before)} kernels, {'the same' if not found else f'{len(found)} differ'}", flush=True)
+    print("".join(f"  {line}\n" for each in found for line in each.splitlines()), end="", flush=True)
+    return int(bool(found))
+
+
+def _normalised(instruction: str) -> str:
+    for pattern, instead in NOT_COMPARED:
+        instruction = re.sub(pattern, instead, instruction)
+    return re.sub(r"\s+", " ", instruction).strip()
+
+
+def _readable(name: str) -> str:
+    """A kernel's name as C++ has it, where there is a tool for that."""
+    if not shutil.which("c++filt"):
+        return name
+    return subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def _tool(name: str) -> str:
+    found = shutil.which(name)
+    if found is None:
+        raise SystemExit(f"{name} is not on the PATH; pip install nvidia-cuda-{name} has it, in nvidia/*/bin")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
