@@ -31,6 +31,8 @@ class Config(NamedTuple):
         backward_op: the operator of backward.
         places: of the tensors, those that ``backward_op`` gives gradients of, in its order.
         by_bits: whether ``backward_op`` takes a number whose bits tell which gradients are wanted.
+        passed: of the tensors, those whose gradient is ``dy``.
+        elements: how many of the tensors are elements.
     """
 
     record: Activation
@@ -40,16 +42,19 @@ class Config(NamedTuple):
     backward_op: Callable
     places: tuple[int, ...]
     by_bits: bool
+    passed: tuple[int, ...]
+    elements: int
 
 
 def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
     """Finds the operators of a call, and compiles them unless they are there. The options are checked."""
-    library, places = load(record.token, fast_math), layout(record.token).places
+    library = load(record.token, fast_math)
+    _, elements, _, places, passed = layout(record.token)
     forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
     backward = "backward" if save == "input" else f"backward_from_{save}"
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
     several = save == "input" and len(places) > 1
-    return Config(record, inplace, save, *ops, places if several else places[:1], several)
+    return Config(record, inplace, save, *ops, places if several else places[:1], several, passed, elements)
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
@@ -103,7 +108,7 @@ def _make_differentiable(library: str, token: str, fast_math: bool) -> None:
 
 def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
     """What an operator gives where something is recorded, by those that have no gradient of their own."""
-    tensors, _, draws, _ = record.layout
+    tensors, _, draws, _, _ = record.layout
     operands, params = arguments[: len(tensors) + draws], arguments[len(tensors) + draws :]
     if is_transformed():
         return _formula(record, operands[: len(tensors)], params)
@@ -217,6 +222,8 @@ class _Activate(torch.autograd.Function):
         if config.inplace:
             y = x
             ctx.mark_dirty(x)
+        if config.passed or (config.elements > 1 and config.save != "input"):
+            others = [t for place, t in enumerate(others, 1) if _is_kept(config, place)]
         ctx.save_for_backward(y if config.save == "output" else kept, *others)
         ctx.set_materialize_grads(False)
         ctx.config, ctx.params = config, params
@@ -224,16 +231,26 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
+        config = ctx.config
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dy is None:
             return tuple(found)
-        if not ctx.config.by_bits:
-            kept, *others = ctx.saved_tensors
-            found[0] = _gradient(ctx, dy, kept, others)
+        kept, *others = ctx.saved_tensors
+        for place in config.passed:
+            found[_argument(place)] = dy
+            if config.save == "input":
+                others.insert(place - 1, kept)  # of which nothing is read
+        if not config.by_bits:
+            found[0] = _gradient(ctx, dy, kept, others) if ctx.needs_input_grad[0] else None
         else:
-            for place, gradient in zip(ctx.config.places, _gradients(ctx, dy), strict=True):
+            for place, gradient in zip(config.places, _gradients(ctx, dy, (kept, *others)), strict=True):
                 found[_argument(place)] = gradient
         return tuple(found)
+
+
+def _is_kept(config: Config, place: int) -> bool:
+    """Whether backward wants an operand beside the first."""
+    return place not in config.passed and (config.save == "input" or place >= config.elements)
 
 
 def _argument(place: int) -> int:
@@ -362,17 +379,19 @@ class _Gradients(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         dy, *operands = ctx.saved_tensors
         count = len(layout(ctx.config.record.token).tensors)
-        _, vjp = torch.func.vjp(lambda *t: _formula_gradients(ctx.config, ctx.params, *t), dy, *operands[:count])
+        tensors, seed = operands[:count], operands[count:]
+        _, vjp = torch.func.vjp(lambda *t: _formula_gradients(ctx.config, ctx.params, seed, *t), dy, *tensors)
         ddy, *found = vjp(gradients)
         return ddy, None, None, None, *found, *[None] * (len(operands) - count)
 
 
-def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, dy: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
     """The gradients of several tensors; None of those that none is wanted of."""
-    operands, config, params = ctx.saved_tensors, ctx.config, ctx.params
+    config, params = ctx.config, ctx.params
     needs = [ctx.needs_input_grad[_argument(place)] for place in config.places]
     if is_batched(dy):
-        return _formula_gradients(config, params, dy, *operands[: len(layout(config.record.token).tensors)])
+        count = len(layout(config.record.token).tensors)
+        return _formula_gradients(config, params, operands[count:], dy, *operands[:count])
     wanted = sum([1 << g for g, need in enumerate(needs) if need])
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which knows no second derivatives
         found = _Gradients.apply(dy, config, params, wanted, *operands)
@@ -381,19 +400,42 @@ def _gradients(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     return tuple([gradient if need else None for gradient, need in zip(found, needs, strict=True)])
 
 
-def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of several tensors, in PyTorch."""
+def _formula_gradients(
+    config: Config, params: tuple[float, ...], seed: tuple[Tensor, ...], dy: Tensor, *tensors: Tensor
+) -> tuple[Tensor, ...]:
+    """The gradients of several tensors, in PyTorch, with the random numbers that ``seed`` gave forward."""
     _check_formula(config.record)
+    drawn = {"keep": _keep(tensors[0], seed[0])} if seed else {}
 
     def function(*learned: Tensor) -> Tensor:
         given = dict(zip(config.places, learned, strict=True))
-        return config.record.reference(*[given.get(place, t) for place, t in enumerate(tensors)], *params)
+        return config.record.reference(*[given.get(place, t) for place, t in enumerate(tensors)], *params, **drawn)
 
     return torch.func.vjp(function, *[tensors[place] for place in config.places])[1](dy)
 
 
+def _keep(like: Tensor, seed: Tensor) -> Callable[[int, float], Tensor]:
+    """What dropout multiplied by, by the stream of its numbers and its probability."""
+    from .fusing.drop import kept  # not at the top: it is made of activations too
+
+    return lambda stream, p: kept(like, seed, stream, p)
+
+
+def run_operator(record: Activation, *arguments: Any) -> Tensor:
+    """The operator of forward, with nothing recorded: for what gives no gradient."""
+    with torch.no_grad():
+        return call(configured(record, False, "input", False).forward_op, *arguments)
+
+
 def run_with_operands(
-    record: Activation, given: dict[str, Any], params: tuple, inplace: bool, save: str | None, fast_math: bool, training: bool
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    training: bool,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """Applies an activation that takes more than ``x`` and numbers; ``given`` are its tensors by name.
 
@@ -412,7 +454,7 @@ def run_with_operands(
         return _run(library[name], tensors, params, inplace, None, fast_math)
     if record.spans is not None:
         record.check_span(params, tensors[0].dtype)
-    return _run(record, tensors, params, inplace, save, fast_math)
+    return _run(record, tensors, params, inplace, save, fast_math, seed)
 
 
 def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Tensor:
@@ -429,13 +471,19 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
 
 
 def _run(
-    record: Activation, tensors: tuple[Tensor, ...], params: tuple, inplace: bool, save: str | None, fast_math: bool
+    record: Activation,
+    tensors: tuple[Tensor, ...],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """Applies an activation to what has been checked."""
     x, others = tensors[0], tensors[1:]
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
-    _, _, draws, places = layout(record.token)
-    records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in places]))
+    _, _, draws, places, passed = layout(record.token)
+    records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))
     if inplace and save is None and len(places) == 1:
         save = record.default_save(params)
     save = _first_save(record, tensors, save)
@@ -447,10 +495,10 @@ def _run(
             before = _copied(x, record) if transformed or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
-            return write(x, _run(record, (before, *others), params, False, save, fast_math))
+            return write(x, _run(record, (before, *others), params, False, save, fast_math, seed))
     if transformed and (compiling or others or draws or _functionalized()):
         return _formula(record, tensors, params)
-    operands = (*others, _seed(x)) if draws else others
+    operands = (*others, _seed(x) if seed is None else seed) if draws else others
     if compiling and torch.compiler.is_exporting():
         return getattr(torch.ops.jitact, f"{load(record.token, fast_math)}_apply")(x, *operands, *params)
     if transformed or not records:

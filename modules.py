@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from .autograd import run, run_with_operands
-from .records import ACCEPTED, OPTIONS, Activation, as_number, by_token, is_plain, library
+from .fusing.around import run_around
+from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 
 __all__ = ["ActivationModule", "make_function", "make_module", "variant"]
 
@@ -23,34 +24,67 @@ class ActivationModule(nn.Module):
 
     activation: ClassVar[Activation]
     Model: ClassVar[type[nn.Module]]
+    surrounded = False  # by a bias or dropout
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what the ``torch.nn`` counterpart takes, and ``save`` and ``fast_math``; see the class's signature."""
         record = self.activation
         options = record.bind(record.signature, args, kwargs)
+        beside = {name: options.pop(name) for name in OF_MODULES if name in options and name not in record.own_arguments}
+        made = {name: beside.get(name, options.get(name)) for name in ("device", "dtype")}
         if record.channels and record.module:
             record.module.__init__(self, **{name: value for name, value in options.items() if name not in OPTIONS})
             options = {name: options[name] for name in OPTIONS}
         else:
             super().__init__()
-            _make_weights(self, record, options)
+            _make_weights(self, record, options, made)
         self.inplace = False
         for name, value in options.items():
             setattr(self, name, value)
         variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
+        if beside.get("bias") is not None or beside.get("dropout", 0.0) != 0:
+            _surround(self, record, beside, made)
 
     def _params(self) -> tuple[float, ...]:
         return tuple([getattr(self, name) for name, _ in self.activation.params])
 
-    def forward(self, x: Tensor, *others: Tensor) -> Tensor:
-        """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats."""
+    def forward(self, x: Tensor, *others: Tensor, **named: Tensor) -> Tensor:
+        """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats.
+
+        After the tensors that it takes, or as ``residual=``, one more is added to the result.
+        """
         record = self.activation
-        if not others and is_plain(record.token):
+        if not others and not named and not self.surrounded and is_plain(record.token):
             record = variant(record, self.__dict__)
             return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
-        given = _by_name(record, (x, *others))
-        given |= {name: getattr(self, name) for name in record.channels}
+        return self._forward_with_operands(x, *others, **named)
+
+    def _forward_with_operands(self, *tensors: Tensor, residual: Tensor | None = None) -> Tensor:
+        record = self.activation
+        count = len(_given_in_calls(record.token))
+        if residual is None and len(tensors) == count + 1:
+            *tensors, residual = tensors
+        given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
+        if self.surrounded or residual is not None:
+            beside: dict[str, Any] = {"residual": residual}
+            if self.surrounded:
+                beside |= {"bias": self.bias, "channel_dim": self.channel_dim}
+                beside["dropout"] = self.dropout if self.training else 0.0
+            record, fixed = variant(record, self.__dict__), (self.inplace, self.save, self.fast_math, self.training)
+            return run_around(record, given, self._params(), beside, *fixed)
         return run_with_operands(record, given, self._params(), self.inplace, self.save, self.fast_math, self.training)
+
+    def reset_parameters(self) -> None:
+        """Gives weights and bias the values that they have in a new module."""
+        if self.activation.channels and self.activation.module:
+            reset = getattr(self.activation.module, "reset_parameters", None)
+            if reset is not None:
+                reset(self)
+        else:
+            for name, channel in self.activation.channels.items():
+                nn.init.constant_(getattr(self, name), channel.init)
+        if self.surrounded and self.bias is not None:
+            nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
         """Parameters, and the options that were chosen."""
@@ -61,6 +95,10 @@ class ActivationModule(nn.Module):
             sizes = [name for name, channel in record.channels.items() if not channel.one]
             shown = [f"{name}={getattr(self, name).numel()}" for name in sizes]
             shown += [f"{name}={getattr(self, name)}" for name, _ in record.params]
+        if self.surrounded:
+            shown += [f"bias={self.bias.numel()}"] if self.bias is not None else []
+            shown += [f"dropout={self.dropout}"] if self.dropout else []
+            shown += [f"channel_dim={self.channel_dim}"] if self.bias is not None and self.channel_dim != -1 else []
         shown += [f"{record.variant[0]}={getattr(self, record.variant[0])!r}"] if record.variant else []
         shown += [f"{name}=True" for name in ("inplace", "fast_math") if getattr(self, name)]
         shown += [f"save={self.save!r}"] if self.save else []
@@ -121,25 +159,41 @@ def _given_in_calls(token: str) -> tuple[str, ...]:
 _given_in_calls._dynamo_marked_constant = True  # torch.compile looks no further inside
 
 
-def _make_weights(module: nn.Module, record: Activation, options: dict[str, Any]) -> None:
+def _make_weights(module: nn.Module, record: Activation, options: dict[str, Any], made: dict[str, Any]) -> None:
     """Gives a module its channel operands, as parameters where they are learned and as buffers else; takes their sizes out.
 
     Raises:
         TypeError, ValueError: a size is no positive number.
     """
-    if not record.channels:
-        return
-    made = {"device": options.pop("device"), "dtype": options.pop("dtype")}
     for name, channel in record.channels.items():
         size = 1 if channel.one else options.pop(name)
-        if type(size) is not int or size < 1:
-            error = ValueError if type(size) is int else TypeError
-            raise error(f"{record.title}: {name} is how many channels there are, a positive number; got {size!r}")
-        values = torch.full((size,), as_number(record, name, channel.init), **made)
+        values = torch.full((_size(record, name, size),), as_number(record, name, channel.init), **made)
         if name in record.learned:
             module.register_parameter(name, nn.Parameter(values))
         else:
             module.register_buffer(name, values)
+
+
+def _size(record: Activation, name: str, size: Any) -> int:
+    if type(size) is not int or size < 1:
+        error = ValueError if type(size) is int else TypeError
+        raise error(f"{record.title}: {name} is how many channels there are, a positive number; got {size!r}")
+    return size
+
+
+def _surround(module: ActivationModule, record: Activation, beside: dict[str, Any], made: dict[str, Any]) -> None:
+    """Gives a module a bias of its own, of zeros, and the probability of dropout.
+
+    Raises:
+        TypeError, ValueError: one of them will not do.
+    """
+    module.surrounded = True
+    module.dropout = as_number(record, "dropout", beside.get("dropout", 0.0))
+    if not 0 <= module.dropout <= 1:
+        raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {module.dropout}")
+    size, module.channel_dim = beside.get("bias"), beside.get("channel_dim", -1)
+    bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
+    module.register_parameter("bias", bias)
 
 
 def variant(record: Activation, options: dict[str, Any]) -> Activation:
@@ -224,18 +278,35 @@ def make_function(record: Activation) -> Callable[..., Tensor]:
 
 def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
+    signature = _signature_of_function(record, record.own_arguments)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs:
             return run(x, record, defaults, False, None, False)
-        options = record.bind(record.signature, args, kwargs)
+        options = record.bind(signature, args, kwargs)
         params = tuple([options[name] for name, _ in record.params])
-        chosen = variant(record, options)
-        return run(x, chosen, params, options.get("inplace", False), options["save"], options["fast_math"])
+        chosen, inplace = variant(record, options), options.get("inplace", False)
+        beside = _wanted(record, options)
+        if beside:
+            return run_around(chosen, {"x": x}, params, beside, inplace, options["save"], options["fast_math"], False)
+        return run(x, chosen, params, inplace, options["save"], options["fast_math"])
 
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
-    function.__signature__ = record.signature.replace(parameters=[x, *record.signature.parameters.values()])
+    function.__signature__ = signature.replace(parameters=[x, *signature.parameters.values()])
     return function
+
+
+def _signature_of_function(record: Activation, own: dict[str, Any]) -> inspect.Signature:
+    positional = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in own.items()]
+    options = OPTIONS | record.beside
+    return inspect.Signature([*positional, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
+
+
+def _wanted(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
+    """What is to stand around the activation; nothing, if that is neither a bias nor dropout nor a residual."""
+    beside = {name: options[name] for name in record.beside}
+    wanted = beside.get("bias") is not None or beside.get("residual") is not None or beside.get("dropout", 0.0) != 0
+    return beside if wanted else {}
 
 
 def _function_of_several(record: Activation) -> Callable[..., Tensor]:
@@ -243,16 +314,17 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
     fixed = {name: channel.init for name, channel in record.channels.items() if name not in record.learned}
     taken = {name: fixed.get(name, Parameter.empty) for name in names} | dict(record.params)
     taken |= ({"training": False} if record.in_eval else {}) | ({"inplace": False} if record.inplace else {})
-    positional = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in taken.items()]
-    keyword = [Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in OPTIONS.items()]
-    signature = inspect.Signature([*positional, *keyword])
+    signature = _signature_of_function(record, taken)
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
         options = record.bind(signature, args, kwargs)
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
-        inplace = options.get("inplace", False)
-        return run_with_operands(record, given, numbers, inplace, options["save"], options["fast_math"], training)
+        fixed = options.get("inplace", False), options["save"], options["fast_math"], training
+        beside = _wanted(record, options)
+        if beside:
+            return run_around(record, given, numbers, beside, *fixed)
+        return run_with_operands(record, given, numbers, *fixed)
 
     function.__signature__ = signature
     return function
@@ -272,7 +344,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__()
             options = record.bind(record.signature, args, kwargs)
-            _make_weights(self, record, options)
+            _make_weights(self, record, options, {name: options.get(name) for name in ("device", "dtype")})
             self.params = [options[name] for name, _ in record.params]
 
         def forward(self, *tensors: Tensor) -> Tensor:

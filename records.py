@@ -19,7 +19,9 @@ from .kernels import KernelSource, Work
 
 __all__ = [
     "ACCEPTED",
+    "AROUND",
     "DTYPES",
+    "OF_MODULES",
     "OPTIONS",
     "SAVES",
     "Activation",
@@ -39,6 +41,8 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
 SAVES = ("input", "output", "bit")
 OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
+AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # and what functions take beside
+OF_MODULES = {"bias": None, "dropout": 0.0, "channel_dim": -1, "device": None, "dtype": None}  # and modules
 
 NEXT_TO_NOTHING = Work(1, 1)
 
@@ -79,12 +83,14 @@ class Layout(NamedTuple):
         elements: how many of those, the first, are elements.
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
+        passed: of the tensors, those whose gradient is ``dy``.
     """
 
     tensors: tuple[str, ...]
     elements: int
     draws: bool
     places: tuple[int, ...]
+    passed: tuple[int, ...]
 
 
 @dataclass(eq=False)  # not frozen: torch.compile reads no attributes of a frozen one
@@ -116,6 +122,7 @@ class Activation:
         spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
         in_eval: the name and the parameters of the activation that this one is outside of training, from its parameters.
         transformers: transformers' module classes that it stands for, by name.
+        passed: of the tensors, those whose gradient is ``dy`` itself, and of which backward wants nothing: what is added.
         since: the version that brought the name, where folders may have been saved before that define another of it.
     """
 
@@ -143,6 +150,7 @@ class Activation:
     spans: tuple[str, Callable[..., float]] | None = None
     in_eval: Callable[..., tuple[str, tuple[float, ...]]] | None = None
     transformers: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
     since: str = ""
 
     def __post_init__(self) -> None:
@@ -155,6 +163,7 @@ class Activation:
             by_token[self.token] = self
             if self.kernel is None:
                 library[self.name] = self
+        self.surrounded: dict[Any, Activation] = {}  # of fusing.around
         self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
 
     @cached_property
@@ -168,31 +177,38 @@ class Activation:
         signature = self.source.signature
         tensors = signature.tensors
         places = tuple(tensors.index(operand.name) for operand in signature.differentiable)
-        return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places)
+        passed = tuple(tensors.index(name) for name in self.passed)
+        return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places, passed)
 
     @property
     def learned(self) -> tuple[str, ...]:
         """The channel operands that have gradients."""
-        tensors, _, _, places = self.layout
+        tensors, _, _, places, _ = self.layout
         return tuple(name for name in self.channels if tensors.index(name) in places)
 
     @cached_property
-    def signature(self) -> inspect.Signature:
-        """Of the constructor: sizes of channel operands, parameters, ``inplace`` where ``torch.nn`` has it, and the options."""
+    def own_arguments(self) -> dict[str, Any]:
+        """The constructor's arguments but for those that all have: sizes of channel operands, parameters, ``inplace``."""
         if self.channels and self.module:
             taken = inspect.signature(self.module.__init__).parameters.values()
-            defaults = {each.name: each.default for each in taken if each.name != "self"}
-        else:
-            defaults = dict(self.params) | ({"inplace": False} if self.inplace else {})
-        sizes = [] if self.module else [name for name, channel in self.channels.items() if not channel.one]
-        if self.variant:
-            defaults[self.variant[0]] = next(iter(self.variant[1]))
-        if self.channels and not self.module:
-            defaults |= {"device": None, "dtype": None}
-        positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in sizes]
-        positional += [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in defaults.items()]
-        keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in OPTIONS.items()]
+            return {each.name: each.default for each in taken if each.name != "self"}
+        own: dict[str, Any] = {name: Parameter.empty for name, channel in self.channels.items() if not channel.one}
+        own |= dict(self.params) | ({"inplace": False} if self.inplace else {})
+        return own | ({self.variant[0]: next(iter(self.variant[1]))} if self.variant else {})
+
+    @cached_property
+    def signature(self) -> inspect.Signature:
+        """Of the constructor: its own arguments, in the order of ``torch.nn``'s, then the options that all have."""
+        positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.own_arguments.items()]
+        options = {n: d for n, d in (OPTIONS | OF_MODULES).items() if n not in self.own_arguments and n not in self.channels}
+        keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items()]
         return inspect.Signature([*positional, *keyword])
+
+    @cached_property
+    def beside(self) -> dict[str, Any]:
+        """What functions take that stands around the activation, with defaults; its own arguments of such names win."""
+        own = {*self.layout.tensors, *(name for name, _ in self.params)}
+        return {name: default for name, default in AROUND.items() if name not in own}
 
     @cached_property
     def function(self) -> Callable[..., Tensor]:
@@ -259,12 +275,15 @@ class Activation:
             TypeError: one is no tensor that kernels take, or of another dtype than it has to be.
             ValueError: one is on another device, or does not broadcast.
         """
-        names, elements, _, places = layout(self.token)
+        names, elements, _, places, _ = layout(self.token)
         x = given[names[0]]
         check_tensor(self, x)
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
         learned = [given[name] for name in names[elements:] if name not in numbers]
         dtype = x.dtype
+        for name in names[1:elements]:
+            if isinstance(given[name], Tensor):
+                dtype = torch.promote_types(dtype, given[name].dtype)
         if self.dtypes == "promoted":
             for weight in learned:
                 dtype = torch.promote_types(dtype, weight.dtype) if isinstance(weight, Tensor) else dtype
@@ -279,19 +298,19 @@ class Activation:
                 raise ValueError(f"{self.name}: {name} must be on the device of x, {x.device}, got one on {value.device}")
         tensors = [given[name] for name in names]
         if self.dtypes == "same":
-            tensors = self._of_same_dtype(names, tensors)
-        elif elements > 1:
-            for each in tensors[1:elements]:
-                dtype = torch.promote_types(dtype, each.dtype)
-        if self.dtypes != "same":
-            tensors = [t if t.dtype is dtype else t.to(dtype) for t in tensors]
+            tensors, dtype = self._of_same_dtype(names, tensors)
+        for place, each in enumerate(tensors):
+            # Operands that are no elements may be wider than those of 16 bits.
+            own = self.dtypes == "own" and place >= elements and dtype.itemsize == 2
+            if each.dtype is not dtype and not (own and each.dtype is torch.float32):
+                tensors[place] = each.to(torch.float32 if own else dtype)
         if elements > 1:
             tensors[:elements] = self._broadcast(names[:elements], tensors[:elements])
         for place in range(elements, len(tensors)):
             tensors[place] = self._by_channel(names[place], tensors[place], tensors[0])
         return tuple(tensors)
 
-    def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
+    def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> tuple[list[Tensor], torch.dtype]:
         """Tensors that have to be of x's dtype, or that autocast casts, as it does for PyTorch's function of the name."""
         x = tensors[0]
         if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
@@ -301,7 +320,7 @@ class Activation:
             if each.dtype != tensors[0].dtype:
                 wanted = str(tensors[0].dtype).removeprefix("torch.")
                 raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {describe(each)}")
-        return tensors
+        return tensors, tensors[0].dtype
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
         """Elements of one shape; those of another are expanded, without a copy."""

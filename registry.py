@@ -11,6 +11,7 @@ from types import FunctionType
 from torch import Tensor, nn
 
 from .activations import TABLE
+from .fusing.around import named
 from .modules import ActivationModule, make_module, variant
 from .records import Activation
 
@@ -219,6 +220,16 @@ def module_of(activation: Named) -> ActivationModule:
 def record_of(module: ActivationModule) -> Activation:
     """The record of what a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
     return variant(module.activation, vars(module))
+
+
+def record_named(name: str) -> Activation:
+    """The record of an activation, perhaps with what stands around it: ``gelu+bias+dropout``.
+
+    Raises:
+        KeyError: unknown name.
+        ValueError: that cannot stand around an activation.
+    """
+    return named(name, lambda activation: get(activation).activation)
 
 
 def function(name: str) -> Callable[..., Tensor]:

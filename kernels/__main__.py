@@ -89,7 +89,7 @@ def _registered(names: Sequence[str]) -> list[str]:
     """
     from jitact import registry  # not at the top: the registry imports this package
 
-    return [registry.resolve(name) for name in names] or registry.names()
+    return [registry.resolve(name) if "+" not in name else name for name in names] or registry.names()
 
 
 def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
@@ -97,7 +97,7 @@ def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Pla
 
     from .loader.plan import make_plan
 
-    return make_plan(registry.get(name).activation.source, fast_math=fast_math, archs=archs)
+    return make_plan(registry.record_named(name).source, fast_math=fast_math, archs=archs)
 
 
 def _list(options: argparse.Namespace) -> int:

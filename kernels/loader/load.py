@@ -137,7 +137,9 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
     Raises:
         BuildError: PyTorch refuses them.
     """
-    name = _free_name(plan.name)
+    # The library's own keep their names; of a definition, which may be another elsewhere, the sources are told too.
+    own = plan.source.is_librarys or plan.source.label
+    name = _free_name(plan.name if own else f"{plan.name}_{plan.sources[:8]}")
     problem = register(name.encode(), *(part.encode() for part in _schema(plan.source.signature)))
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")

@@ -1,0 +1,1 @@
+"""What stands around an activation, in the same kernel: bias, dropout, residual."""

@@ -1,0 +1,251 @@
+"""Bias, dropout and residual around an activation: ``residual + dropout(gelu(x + bias))``, as one kernel.
+
+Each combination that is asked for is a record of its own, whose kernel file is written here around the activation's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import handle_torch_function
+
+from ..autograd import run_with_operands
+from ..kernels.loader.signature import ROLES
+from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in, library
+from .drop import dropped
+
+__all__ = ["NAMES", "around", "named", "run_around"]
+
+NAMES = ("bias", "dropout", "residual")
+
+
+def run_around(
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    beside: dict[str, Any],
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    training: bool,
+) -> Tensor:
+    """Applies an activation with what stands around it.
+
+    Args:
+        record: of the activation.
+        given: its tensors, by name.
+        params: its parameters.
+        beside: of bias, residual, dropout, channel_dim and seed those that are offered; None, or 0 for dropout, if not wanted.
+        inplace: as the activation has it.
+        save: as the activation has it.
+        fast_math: as the activation has it.
+        training: whether the activation is in training, where that makes a difference to it. Dropout drops in any case.
+
+    Raises:
+        TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.autograd.run`.
+    """
+    stand_ins = tuple(value for value in (*given.values(), *beside.values()) if is_stand_in(value))
+    if stand_ins:
+        options = {name: value for (name, _), value in zip(record.params, params, strict=True)} | {"save": save}
+        options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
+        return handle_torch_function(record.function, stand_ins, **given, **options, **beside, fast_math=fast_math)
+    p = as_number(record, "dropout", beside.get("dropout") or 0.0)
+    if not 0 <= p <= 1:
+        raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {p}")
+    seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
+    _check_seed(record, seed, given)
+    if record.in_eval is not None and not training:
+        name, params = record.in_eval(*record.check(params, inplace, save, fast_math))
+        record, save = library[name], None
+    added = {name: beside[name] for name in ("bias", "residual") if beside.get(name) is not None}
+    if _prepares(record.token):
+        return _in_pytorch(record, given, params, added, p)
+    chosen = ("bias" in added, p > 0, "residual" in added)
+    if any(chosen) and _made(record.token, *chosen, dim):
+        record = record.surrounded[chosen, dim]
+    return run_with_operands(record, given | added, (*params, p) if p > 0 else params, inplace, save, fast_math, True, seed)
+
+
+def _check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
+    if seed is None:
+        return
+    if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
+        raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {describe(seed)}")
+    x = next(iter(given.values()))
+    if isinstance(x, Tensor) and seed.device != x.device:
+        raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
+
+
+def _prepares(token: str) -> bool:
+    """Whether functions of the kernel file want operands prepared, and so cannot be called by another."""
+    return "void prepare(" in by_token[token].source.text
+
+
+_prepares._dynamo_marked_constant = True  # torch.compile looks no further inside
+
+
+def _in_pytorch(
+    record: Activation, given: dict[str, Any], params: tuple, added: dict[str, Tensor], p: float
+) -> Tensor:
+    """The same by operations of PyTorch, around an activation whose kernel file no other can call."""
+    first = next(iter(given))
+    x = given[first]
+    if "bias" in added:
+        x = (x + added["bias"]).to(x.dtype)
+    y = F.dropout(record.function(**(given | {first: x})), p)
+    return y + added["residual"] if "residual" in added else y
+
+
+def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> bool:
+    """Makes the record, which torch.compile does not trace; it finds it where :func:`around` keeps it."""
+    around(by_token[token], bias=bias, dropout=dropout, residual=residual, dim=dim)
+    return True
+
+
+_made._dynamo_marked_constant = True
+
+
+def around(
+    record: Activation, *, bias: bool = False, dropout: bool = False, residual: bool = False, dim: int = -1
+) -> Activation:
+    """The record of an activation with what stands around it. Always the same one, as long as the activation's lives.
+
+    Args:
+        record: of the activation.
+        bias: whether one is added before, a value for each index of dimension ``dim``.
+        dropout: whether results are dropped; the probability is the last parameter.
+        residual: whether a tensor is added at the end.
+        dim: of the bias.
+    """
+    chosen = (bias, dropout, residual)
+    if not any(chosen):
+        return record
+    made = record.surrounded.get((chosen, dim))
+    if made is None:
+        made = record.surrounded[chosen, dim] = _make(record, bias, dropout, residual, dim)
+    return made
+
+
+def named(name: str, get: Callable[[str], Activation]) -> Activation:
+    """The record that ``gelu+bias+dropout`` names.
+
+    Args:
+        name: an activation's, and what stands around it.
+        get: gives the record of an activation.
+
+    Raises:
+        KeyError: there is no such activation.
+        ValueError: something else is to stand around it.
+    """
+    activation, *parts = name.split("+")
+    unknown = [part for part in parts if part not in NAMES]
+    if unknown:
+        raise ValueError(f"{name!r}: {unknown[0]!r} cannot stand around an activation; {', '.join(NAMES)} can")
+    return around(get(activation), **{part: True for part in parts})
+
+
+def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: int) -> Activation:
+    label = "+".join([record.name, *(name for name, chosen in zip(NAMES, (bias, dropout, residual), strict=True) if chosen)])
+    source = record.source
+    kernel = source._replace(
+        name=label.replace("+", "_"),
+        text=_text(record, bias, dropout, residual),
+        path=f"<{label}>",
+        numbers=(),
+        given=() if source.is_librarys else (source,),
+        label=label,
+    )
+    own = len(record.params)
+    requires = [requirement._replace(holds=partial(_holds, requirement.holds, own)) for requirement in record.requires]
+    if dropout:
+        requires.append(Requirement("0 <= dropout <= 1", lambda *params: 0 <= params[-1] <= 1))
+    saves = tuple(save for save in record.saves if save != "output" or not (dropout or residual))
+    return replace(
+        record,
+        name=label,
+        reference=partial(_formula, record, bias, dropout, residual),
+        saves=saves or ("input",),
+        params=(*record.params, ("dropout", 0.5)) if dropout else record.params,
+        gradient_from_output=None,
+        module=None,
+        exact=None,
+        requires=tuple(requires),
+        aliases=(),
+        kernel=kernel,
+        channels=record.channels | ({"bias": Channel(0.0, dim)} if bias else {}),
+        passed=("residual",) if residual else (),
+        spans=None if record.spans is None else (record.spans[0], partial(_holds, record.spans[1], own)),
+        in_eval=None,
+        transformers=(),
+    )
+
+
+def _holds(function: Callable[..., Any], own: int, *params: float) -> Any:
+    """A function of an activation's own parameters, given those of the dropout too."""
+    return function(*params[:own])
+
+
+def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
+    """The kernel file: the activation's functions, in their namespace, with the rest around them."""
+    signature, name = record.source.signature, record.name
+    types = {role: type_ for type_, role in ROLES.items()}
+    others = [(types[o.role], f"{o.name}_" if o.role == "number" else o.name) for o in signature.operands[1:]]
+    beside = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
+    after = [each for each in others if each[0] in ("Number<T>", "Random<T>")]
+    arguments = [("T", "x"), *beside, *([("Channel<T>", "bias")] if bias else []), *([("T", "residual")] if residual else [])]
+    arguments += [*after, *([("Random<T>", "drop"), ("Number<T>", "share")] if dropout else [])]
+    declared = ", ".join(" ".join(each) for each in arguments)
+    without = ", ".join(" ".join(each) for each in arguments if each[0] != "T")
+    x = "x + bias" if bias else "x"
+    given = ", ".join([x, *(name for _, name in others)])
+    rest = "".join(f", {name}" for type_, name in others if type_ != "T")
+    dy = "dropout(dy, drop, share)" if dropout else "dy"
+    y = f"{name}_::forward({given})"
+    y = f"dropout({y}, drop, share)" if dropout else y
+    lines = [f"ELEMENTWISE T forward({declared}) {{ return {'residual + ' if residual else ''}{y}; }}"]
+    count = len(signature.differentiable)
+    total = count + bias
+    gradient = f"{name}_::backward({dy}, {given})"
+    if total == 1:
+        lines.append(f"ELEMENTWISE T backward(T dy, {declared}) {{ return {gradient}; }}")
+    else:
+        found = [f"found.of[{g}]" for g in range(count)] if count > 1 else ["found"]
+        found += found[:1] if bias else []
+        lines.append(
+            f"ELEMENTWISE Many<T, {total}> backward(T dy, {declared}) {{\n  const auto found = {gradient};\n"
+            f"  return {{{', '.join(found)}}};\n}}"
+        )
+    first = f", {without}" if without else ""
+    if "bit" in record.saves:
+        lines.append(f"ELEMENTWISE bool keeps({declared}) {{ return {name}_::keeps({given}); }}")
+        lines.append(
+            f"ELEMENTWISE T backward_from_bit(T dy, bool bit{first}) {{ return {name}_::backward_from_bit({dy}, bit{rest}); }}"
+        )
+    if "output" in record.saves and not dropout and not residual:
+        lines.append(
+            f"ELEMENTWISE T backward_from_output(T dy, T y{first}) {{ return {name}_::backward_from_output(dy, y{rest}); }}"
+        )
+    return "\n\n".join(['#include "elementwise.cuh"', *lines]) + "\n"
+
+
+def _formula(
+    record: Activation, bias: bool, dropout: bool, residual: bool, x: Tensor, *others: Any, keep: Callable | None = None
+) -> Tensor:
+    """The same in PyTorch, of the tensors in the order in which operators take them, and the parameters."""
+    tensors, elements = record.layout[:2]
+    more, left = list(others[: elements - 1]), list(others[elements - 1 :])
+    added = left.pop(0) if residual else None
+    channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
+    if bias:
+        x = x + left.pop(0)
+    own, left = left[: len(record.params)], left[len(record.params) :]
+    y = record.reference(x, *more, *channels, *own)
+    if dropout:
+        y = dropped(y, left[0], keep, len(record.source.signature.of("random")))
+    return y if added is None else added + y
