@@ -38,15 +38,6 @@ def many():
     return operators("many", MANY)
 
 
-@pytest.fixture
-def defined():
-    """Forgets what a test defines."""
-    before = set(registry.names())
-    yield
-    for name in set(registry.names()) - before:
-        registry.unregister(name)
-
-
 CALLS = {"silu": (0, ()), "gelu": (1, ()), "softcap": (2, (1.5,)), "leaky_relu": (3, (0.25,))}
 
 
@@ -101,7 +92,7 @@ def test_gelu_10_is_gelu_held() -> None:
     assert torch.equal(slope_of(jitact.gelu_10, x), torch.where(x > 10, 0, slope_of(jitact.gelu, x)))
 
 
-def test_every_activation_in_an_expression(defined) -> None:
+def test_every_activation_in_an_expression(only_here) -> None:
     text = " + ".join(f"{i + 1} * {record.name}(x)" for i, record in enumerate(PLAIN))
     cls = jitact.define("all_of_them", text)
     x = torch.linspace(-7.03, 7.01, 301, dtype=torch.float64)
@@ -117,7 +108,7 @@ def test_every_activation_in_an_expression(defined) -> None:
         assert torch.allclose(function(x), exact(x), rtol=1e-12) and torch.allclose(slope_of(function, x), slope_of(exact, x))
 
 
-def test_calls_with_numbers(defined) -> None:
+def test_calls_with_numbers(only_here) -> None:
     cls = jitact.define("calls", "softcap(x, c) + Swish(0.5) + leaky_relu(x, 0.2) * leaky_relu(x)", c=2.0)
     text = cls.activation.source.text
     for call in ("softcap_::forward(x, c_)", "silu_::forward(T(0.5))", "leaky_relu_::forward(x, 0.2)", "(x, 0.01)"):
@@ -159,7 +150,7 @@ def test_what_is_used_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert uses.names_used(own) == () and uses.names_used("// silu_::forward\nmish_ :: forward(x)") == ("mish",)
 
 
-def test_folders_of_files_that_use_each_other(defined, tmp_path: Path) -> None:
+def test_folders_of_files_that_use_each_other(only_here, tmp_path: Path) -> None:
     jitact.define("second", "silu(x) + a", a=0.5)
     first = jitact.define("first", "second(x, 2) * 2")
     x = torch.linspace(-3, 3, 20)
@@ -177,7 +168,7 @@ def test_folders_of_files_that_use_each_other(defined, tmp_path: Path) -> None:
         jitact.load_folder(tmp_path)
 
 
-def test_a_name_that_the_library_gained_is_the_folders(defined, tmp_path: Path) -> None:
+def test_a_name_that_the_library_gained_is_the_folders(only_here, tmp_path: Path) -> None:
     gained = Activation("gained", "Gained", "x", torch.neg, kernel=KernelSource("gained", "", "<gained>"), since="9.9")
     registry.register(gained)
     (tmp_path / "gained.cu").write_text("ELEMENTWISE T forward(T x) { return x / 4; }\n")
