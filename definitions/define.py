@@ -154,7 +154,7 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
 
     Args:
         folder: made if it is not there; files of the same names are overwritten.
-        names: what to write, one or several; all that has been defined, if left out.
+        names: what to write, one or several, with what these use; all that has been defined, if left out.
 
     Raises:
         KeyError: unknown name.
@@ -167,6 +167,8 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
     for record in records:
         if not isinstance(record, Definition):
             raise ValueError(f"{record.name} is one of jitact's own activations; its kernel file is kernels/{record.name}.cu")
+    used = [source.name for record in records for source in record.source.all_used if not source.is_librarys]
+    records = list(dict.fromkeys([*records, *(registry.get(name).activation for name in used)]))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{record.name}.cu" for record in records]
@@ -209,8 +211,7 @@ def _read_folder(folder: Path) -> list[Definition]:
         names = kernel_file.in_order_of_use(texts)
     for name in names:
         with _told_of(files[name]):
-            beside = {other: definition.source for other, definition in definitions.items()}
-            definitions[name] = _read(name, texts[name], str(files[name].resolve()), {}, None, beside=beside)
+            definitions[name] = _read(name, texts[name], str(files[name].resolve()), {}, None, beside=definitions)
     return [definitions[name] for name in texts]
 
 
@@ -401,11 +402,11 @@ def _read(
     fields: dict[str, Any],
     reference: Callable[..., Tensor] | None,
     expressions: dict[str, Expression] | None = None,
-    beside: Mapping[str, KernelSource] = MappingProxyType({}),
+    beside: Mapping[str, Activation] = MappingProxyType({}),
 ) -> Definition:
     """The definition in a kernel file's text; ``fields`` come before those of the file's header.
 
-    ``expressions`` are what its functions return, where that is known; ``beside`` the kernel files in its folder.
+    ``expressions`` are what its functions return, where that is known; ``beside`` the definitions in its folder.
 
     Raises:
         ValueError: the text will not do.
@@ -426,7 +427,7 @@ def _read(
     if reference:
         _check_reference(name, reference, names)
     if expressions is None:
-        expressions = _expressions_there(functions, names_there)
+        expressions = _expressions_there(functions, names_there, beside)
     forward = expressions.get("forward")
     kernel = KernelSource(name, text, path, names_there, given=used)
     definition = Definition(
@@ -455,7 +456,9 @@ def _check_defaults(names: tuple[str, ...], params: Mapping[str, float]) -> None
         raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
 
 
-def _expressions_there(functions: dict[str, signature.Function], names: tuple[str, ...]) -> dict[str, Expression]:
+def _expressions_there(
+    functions: dict[str, signature.Function], names: tuple[str, ...], beside: Mapping[str, Activation]
+) -> dict[str, Expression]:
     """What the functions of a kernel file return, of those that do no more than return an expression."""
     found = {}
     for name, function in functions.items():
@@ -463,7 +466,7 @@ def _expressions_there(functions: dict[str, signature.Function], names: tuple[st
             given = function.arguments[: len(TENSORS[name])]
             tensors = [argument or usual for argument, usual in zip(given, TENSORS[name], strict=True)]
             try:
-                found[name] = Expression(function.body, tensors, names, of_kernel_file=True)
+                found[name] = Expression(function.body, tensors, names, of_kernel_file=True, beside=beside)
             except ExpressionError:  # C++ that is more than an expression
                 continue
     return found

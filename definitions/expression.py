@@ -10,9 +10,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 from typing import NoReturn
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from .. import registry
 from ..kernels.loader.uses import namespace
+from ..records import Activation
 from .functions import FUNCTIONS, HELPERS, IN_MATH, Called, called
 
 __all__ = ["CONSTANTS", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
@@ -54,6 +56,7 @@ HABITS = {
     "&": "write &&",
     "|": "write ||",
     ".": "write the function's name alone, as in sin(x)",
+    "::": "write the activation's name alone, as in silu(x)",
     "fabs": "write abs(x)",
     ";": "an expression has no semicolon; for statements give a whole kernel file as source=",
     "and": "write &&",
@@ -167,12 +170,19 @@ class Expression:
     """
 
     def __init__(
-        self, text: str, tensors: Iterable[str], parameters: Iterable[str] = (), *, of_kernel_file: bool = False
+        self,
+        text: str,
+        tensors: Iterable[str],
+        parameters: Iterable[str] = (),
+        *,
+        of_kernel_file: bool = False,
+        beside: Mapping[str, Activation] = MappingProxyType({}),
     ) -> None:
         """Reads ``text``, in which the names ``tensors`` and ``parameters`` may occur.
 
-        With ``of_kernel_file`` it is what a kernel file's function returns, and parameters are as they are called there. What
-        means something else in C++ is then no expression, such as a quotient of whole numbers.
+        It may call activations, those ``beside`` it before those of the registry. With ``of_kernel_file`` it is what a kernel
+        file's function returns, and parameters are as they are called there. What means something else in C++ is then no
+        expression, such as a quotient of whole numbers.
 
         Raises:
             ExpressionError: ``text`` is not an expression in them.
@@ -180,7 +190,7 @@ class Expression:
         if not isinstance(text, str):
             raise TypeError(f"an expression is text, such as 'x * sigmoid(x)', not {text!r}")
         tensors, parameters = tuple(tensors), tuple(parameters)
-        parser = _Parser(text.strip(), tensors, parameters, of_kernel_file)
+        parser = _Parser(text.strip(), tensors, parameters, of_kernel_file, beside)
         root = parser.number(parser.parse())
         self.text = " ".join(text.split())
         self.variables = tensors + parameters
@@ -218,8 +228,16 @@ def _bare(text: str) -> str:
 class _Parser:
     """Precedence climbing over the tokens of one expression."""
 
-    def __init__(self, text: str, tensors: tuple[str, ...], parameters: tuple[str, ...], of_kernel_file: bool) -> None:
+    def __init__(
+        self,
+        text: str,
+        tensors: tuple[str, ...],
+        parameters: tuple[str, ...],
+        of_kernel_file: bool,
+        beside: Mapping[str, Activation],
+    ) -> None:
         self.text, self.tensors, self.parameters, self.of_kernel_file = text, tensors, parameters, of_kernel_file
+        self.beside = beside
         self.names: set[str] = set()
         self.activations: dict[str, Called] = {}
         self.tokens = [_Token(str(match.lastgroup), match[0], *match.span()) for match in TOKEN.finditer(text)]
@@ -462,7 +480,7 @@ class _Parser:
         name, start, end = token.text, token.start, token.end
         if name in FUNCTIONS:
             self.fail(f"{name} is a function; call it, as in {name}(x)", start, end)
-        if self.token.text == ".":
+        if self.token.text in (".", "::"):
             self.unexpected("")
         self.names.add(name)
         if name in self.tensors:
@@ -517,7 +535,7 @@ class _Parser:
     def activation(self, token: _Token) -> Called | None:
         """The activation that a name calls."""
         try:
-            return called(token.text)
+            return called(token.text, self.beside)
         except ValueError as error:
             self.fail(str(error), token.start, token.end)
 

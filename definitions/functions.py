@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -143,14 +143,18 @@ class Called(NamedTuple):
         return (self.record.exact if self.record.exact and in_float64 else self.record.reference)(*values)
 
 
-def called(name: str) -> Called | None:
+def called(name: str, beside: Mapping[str, Activation]) -> Called | None:
     """The activation that an expression calls by a name, any that people use; None if there is none.
+
+    Args:
+        name: as the expression has it.
+        beside: what else there is beside the registry's, which comes first.
 
     Raises:
         ValueError: it is none that expressions can call; the message says why.
     """
     try:
-        record = registry.get(name).activation
+        record = beside.get(name) or registry.get(name).activation
     except KeyError:
         return None
     signature = record.source.signature

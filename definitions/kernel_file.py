@@ -12,6 +12,7 @@ from .. import registry
 from ..kernels import KernelSource
 from ..kernels.loader.signature import Function, before_parameters, possible_saves
 from ..kernels.loader.uses import names_used, namespace
+from ..records import Activation
 
 __all__ = [
     "check_encodable",
@@ -68,7 +69,7 @@ def check_encodable(text: str, where: str) -> None:
 HEADER_OF_A_USER = re.compile(r'^[ \t]*#[ \t]*include(?![ \t]*"elementwise\.cuh")', re.MULTILINE)
 
 
-def definitions_used(text: str, beside: Mapping[str, KernelSource]) -> tuple[KernelSource, ...]:
+def definitions_used(text: str, beside: Mapping[str, Activation]) -> tuple[KernelSource, ...]:
     """The kernel files whose functions a kernel file calls, but for those of the library.
 
     Args:
@@ -78,12 +79,10 @@ def definitions_used(text: str, beside: Mapping[str, KernelSource]) -> tuple[Ker
     Raises:
         ValueError: there is no such activation, or none that can be called.
     """
-    used, known = [], dict(registry.REGISTRY.items())
+    used, known = [], {name: cls.activation for name, cls in registry.REGISTRY.items()} | dict(beside)
     for name in names_used(text):
-        if name in beside:
-            used.append(beside[name])
-        elif name in known:
-            used.append(known[name].activation.source)
+        if name in known:
+            used.append(known[name].source)
         elif not HEADER_OF_A_USER.search(text):  # it may be declared in a header
             line = text.count("\n", 0, re.search(rf"\b{namespace(name)}\s*::", text).start()) + 1
             near = difflib.get_close_matches(name, known, n=1)

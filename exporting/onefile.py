@@ -23,6 +23,7 @@ from torch import nn
 from .. import registry
 from ..definitions.define import Definition, load_folder
 from ..definitions.expression import in_cpp
+from ..kernels import KernelSource
 from ..kernels.loader.source import Work
 from ..modules import ActivationModule
 from ..records import Activation, is_plain
@@ -194,12 +195,12 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
         gradient, roots = f"{backward}(dy, {kept}{listed})", {"forward", backward}
         if save == "bit":
             roots |= {"keeps"} | ({"philox", "Mantissa"} if kind == "random" else set())
-        elif not re.search(rf"\bELEMENTWISE \w+ {backward}\(", record.source.text):
+        elif backward not in record.source.signature.functions:
             duals = ["numbers::Dual<T>(x, T(1))", *(f"numbers::Dual<T>({name})" for name in names)]
             gradient = f"dy * forward({', '.join(duals)}).derivative"
             roots = {"forward", "Dual"}
     # The loops here hand over plain numbers, whatever the operand is.
-    text = re.sub(r"\b(?:Number|Channel)<T>", "T", record.source.text)
+    text = re.sub(r"\b(?:Number|Channel)<T>", "T", _with_used(record.source))
     maths, kernel = extract(text, {*roots, "Double", "Single", "Narrow"})
     kernel = kernel.replace(QUOTES, '"" "')  # ends no string of Python, and is the same in C++
     if "weights" in KINDS[kind]:
@@ -207,6 +208,17 @@ def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict
     elif kind == "random":
         maths += RANDOM
     return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
+
+
+def _with_used(source: KernelSource) -> str:
+    """A kernel file after what it uses, where ``silu_::forward`` is called ``silu_forward``: all in one namespace."""
+    text = source.text
+    for used in source.uses:
+        theirs = _with_used(used).replace('#include "elementwise.cuh"\n', "")
+        for name in re.findall(r"\bELEMENTWISE\s+\S+\s+(\w+)\(", theirs):
+            theirs = re.sub(rf"\b{name}\(", f"{used.name}_{name}(", theirs)
+        text = f"{theirs}\n{text}".replace(f"{used.name}_::", f"{used.name}_")
+    return text
 
 
 def _in_a_string(text: str) -> str:
@@ -266,6 +278,9 @@ def _reference(record: Activation) -> dict[str, str]:
     helpers, own = "", [f"self.{name}" for name, _ in record.params]
     expression = record.expression if isinstance(record, Definition) else None
     if expression:
+        if expression.activations:
+            called = ", ".join(each.name for each in expression.activations)
+            raise ValueError(f"{record.name} cannot be exported: it calls {called}; write out what they compute")
         python = expression.renamed("x", *own)
         helpers = "".join(f"{inspect.getsource(helper)}\n\n" for helper in expression.helpers.values())
         helpers = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", helpers)

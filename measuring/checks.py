@@ -156,7 +156,7 @@ def check(
     module = module_of(activation)
     record, device = record_of(module), default_device(device)
     oracle = Oracle(module)
-    near = kinks(record.source.text, oracle.params)
+    near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), oracle.params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():
         if not x.numel():

@@ -1,0 +1,183 @@
+"""Kernel files and expressions that use others: what is compiled, its key, its slopes; folders of them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from common import PLAIN
+from test_operands import operators
+from torch import Tensor
+
+import jitact
+from jitact import kernels, registry
+from jitact.definitions.expression import ExpressionError
+from jitact.kernels import KernelSource
+from jitact.kernels.loader import uses
+from jitact.kernels.loader.plan import make_plan
+from jitact.records import Activation
+
+INF, NAN = float("inf"), float("nan")
+# One of several, by number, times the other element; all gradients are derived. The channel is a number to softcap.
+MANY = """
+#include "elementwise.cuh"
+ELEMENTWISE T forward(T x, T up, Channel<T> c, Number<T> which) {
+  if (which == 0) return silu_::forward(x) * up;
+  if (which == 1) return gelu_::forward(x) * up;
+  if (which == 2) return softcap_::forward(x, c) * up;
+  if (which == 3) return leaky_relu_::forward(x, 0.25) * up;
+  return gelu_::backward(up, x);
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def many():
+    return operators("many", MANY)
+
+
+CALLS = {"silu": (0, ()), "gelu": (1, ()), "softcap": (2, (1.5,)), "leaky_relu": (3, (0.25,))}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_used_functions_are_those_of_the_activation(many, name: str, dtype: torch.dtype, device: str) -> None:
+    which, params = CALLS[name]
+    x = torch.cat([torch.linspace(-150, 30, 2000), torch.tensor([INF, -INF, 0.0, -0.0, NAN])]).to(device, dtype)
+    one, c = torch.ones_like(x), torch.full((1,), 1.5, device=device, dtype=dtype)
+    info = torch.finfo(dtype)
+    few = {"rtol": 8 * info.eps, "atol": info.tiny, "equal_nan": True}  # compilers may make one operation of two, or not
+    torch.testing.assert_close(many("forward")(x, one, c, which), getattr(jitact, name)(x, *params), **few)
+    slope = many("backward")(one, x, one, c, which, 0b001)[0]
+    torch.testing.assert_close(slope, slope_of(getattr(jitact, name), x, *params), **few)
+
+
+def slope_of(function, x: Tensor, *params: float) -> Tensor:
+    x = x.detach().requires_grad_()
+    return torch.autograd.grad(function(x, *params), x, torch.ones_like(x))[0]
+
+
+def test_what_does_not_vary_has_no_part_in_a_slope(many, device: str) -> None:
+    x, up = torch.tensor([2.0, INF, NAN, 1.0], device=device), torch.tensor([INF, 3.0, 2.0, NAN], device=device)
+    c, dy = torch.tensor([1.5], device=device), torch.ones(4, device=device)
+    dx, dup, _ = many("backward")(dy, x, up, c, 0, 0b011)
+    silu = jitact.silu(x)
+    torch.testing.assert_close(dup, silu, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(dx, slope_of(jitact.silu, x) * up, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_number_of_a_used_file_may_vary(many, device: str) -> None:
+    x, up = (
+        torch.linspace(-4, 4, 50, dtype=torch.float64, device=device),
+        torch.full((50,), 0.5, dtype=torch.float64, device=device),
+    )
+    c = torch.tensor([1.5], dtype=torch.float64, device=device)
+    found = many("backward")(torch.ones_like(x), x, up, c, 2, 0b111)
+    exact = [t.clone().requires_grad_() for t in (x, up, c)]
+    expected = torch.autograd.grad((exact[2] * torch.tanh(exact[0] / exact[2]) * exact[1]).sum(), exact)
+    for own, gradient in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, gradient, rtol=1e-12, atol=1e-12)
+
+
+def test_a_used_backward(many) -> None:
+    x, up = torch.linspace(-30, 5, 100), torch.full((100,), 2.0)
+    assert torch.equal(many("forward")(x, up, torch.ones(1), 4), 2 * slope_of(jitact.gelu, x))
+
+
+def test_gelu_10_is_gelu_held() -> None:
+    x = torch.linspace(-20, 20, 3000)
+    assert torch.equal(jitact.gelu_10(x), jitact.gelu(x).clamp(max=10))
+    assert torch.equal(slope_of(jitact.gelu_10, x), torch.where(x > 10, 0, slope_of(jitact.gelu, x)))
+
+
+def test_every_activation_in_an_expression(only_here) -> None:
+    text = " + ".join(f"{i + 1} * {record.name}(x)" for i, record in enumerate(PLAIN))
+    cls = jitact.define("all_of_them", text)
+    x = torch.linspace(-7.03, 7.01, 301, dtype=torch.float64)
+    calls = [record.reference for record in PLAIN]
+    numbers = [tuple(value for _, value in record.params) for record in PLAIN]
+    names = {record.name for record in PLAIN} & {"sigmoid", "tanh", "softplus"}  # functions of math.cuh
+
+    def exact(x: Tensor) -> Tensor:
+        return sum((i + 1) * call(x, *params) for i, (call, params) in enumerate(zip(calls, numbers, strict=True)))
+
+    assert names == {"sigmoid", "tanh", "softplus"} and cls.activation.has_reference
+    for function in (cls(), cls.activation.reference):
+        assert torch.allclose(function(x), exact(x), rtol=1e-12) and torch.allclose(slope_of(function, x), slope_of(exact, x))
+
+
+def test_calls_with_numbers(only_here) -> None:
+    cls = jitact.define("calls", "softcap(x, c) + Swish(0.5) + leaky_relu(x, 0.2) * leaky_relu(x)", c=2.0)
+    text = cls.activation.source.text
+    for call in ("softcap_::forward(x, c_)", "silu_::forward(T(0.5))", "leaky_relu_::forward(x, 0.2)", "(x, 0.01)"):
+        assert call in text
+    assert cls.activation.formula.startswith("softcap(x, c) + Swish") and cls.activation.has_reference
+    for expression, why in (
+        ("prelu(x)", "prelu takes a value for each channel, which an expression cannot give it"),
+        ("silu(x, 1)", r"silu takes \(x\), got 2 arguments"),
+        ("silo(x)", "unknown function 'silo'; did you mean silu"),
+        ("softcap(x, x)", "c of softcap is a number; it cannot be different for each element"),
+        ("softcap(x, -1)", "softcap: needs c > 0, got c=-1"),
+        ("softcap(x, 1, 2)", r"softcap takes \(x, c=30\), got 3 arguments"),
+        ("silu_::forward(x)", "write the activation's name alone, as in silu"),
+    ):
+        with pytest.raises(ExpressionError, match=why):
+            jitact.define("calls", expression)
+    for body, why in (
+        ("silo_::forward(x)", r"line 1: it uses silo_::, and there is no activation 'silo'; did you mean silu_\?"),
+        ("xielu_::forward(x, x, x, x, x)", "xielu cannot be used by another kernel file"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            jitact.define("calls", source=f"ELEMENTWISE T forward(T x) {{ return {body}; }}")
+
+
+def test_what_is_used_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    half, text = (f"ELEMENTWISE T forward(T x) {{ return {body}; }}\n" for body in ("x / 2", "half_::forward(x)"))
+    used, other = (KernelSource("half", half.replace("2", by), "<half>") for by in "23")
+    user = KernelSource("user", text, "<user>", given=(used,))
+    again = KernelSource("again", text.replace("half_", "user_"), "<again>", given=(user,))
+    changed = user._replace(given=(other,))
+    for source, than in ((user, changed), (again, again._replace(given=(changed,)))):
+        assert make_plan(source).sources != make_plan(than).sources
+    assert again.full_text.index("namespace user_") < again.full_text.index("namespace half_") < again.full_text.index("<user>")
+    library = KernelSource.from_file("gelu_10")
+    assert library.headers()["gelu.cu"] == Path(kernels.__file__).with_name("gelu.cu") and "gelu.cu" not in user.headers()
+    own = (
+        "namespace silu_ { ELEMENTWISE T forward(T x) { return x; } }\nELEMENTWISE T forward(T x) { return silu_::forward(x); }"
+    )
+    assert uses.names_used(own) == () and uses.names_used("// silu_::forward\nmish_ :: forward(x)") == ("mish",)
+
+
+def test_folders_of_files_that_use_each_other(only_here, tmp_path: Path) -> None:
+    jitact.define("second", "silu(x) + a", a=0.5)
+    first = jitact.define("first", "second(x, 2) * 2")
+    x = torch.linspace(-3, 3, 20)
+    expected = first()(x)
+    assert torch.allclose(expected, 2 * (torch.nn.functional.silu(x) + 2))
+    written = [path.name for path in jitact.save_folder(tmp_path, "first")]
+    assert sorted(written) == ["first.cu", "second.cu"]
+    registry.unregister("first"), registry.unregister("second")
+    loaded = jitact.load_folder(tmp_path)
+    assert loaded["first"].activation.fingerprint == first.activation.fingerprint
+    jitact.define("second", "x * 1000 + a", a=0.0)
+    assert torch.equal(loaded["first"]()(x), expected), "what a folder uses is the folder's"
+    (tmp_path / "second.cu").write_text("ELEMENTWISE T forward(T x) { return first_::forward(x); }\n")
+    with pytest.raises(ValueError, match="first uses second uses first: an activation cannot use itself"):
+        jitact.load_folder(tmp_path)
+
+
+def test_a_name_that_the_library_gained_is_the_folders(only_here, tmp_path: Path) -> None:
+    gained = Activation("gained", "Gained", "x", torch.neg, kernel=KernelSource("gained", "", "<gained>"), since="9.9")
+    registry.register(gained)
+    (tmp_path / "gained.cu").write_text("ELEMENTWISE T forward(T x) { return x / 4; }\n")
+    (tmp_path / "user.cu").write_text("ELEMENTWISE T forward(T x) { return gained_::forward(x) * 2; }\n")
+    with pytest.raises(ValueError, match="one of jitact's own"):
+        jitact.define("gained", "x")
+    with pytest.warns(UserWarning, match="'gained' names gained since jitact 9.9; here it stands for what the folder defines"):
+        loaded = jitact.load_folder(tmp_path)
+    assert jitact.get("gained") is loaded["gained"] and loaded["user"].activation.source.given[0].text.count("x / 4")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        jitact.load_folder(tmp_path)  # what has the name now is a definition
