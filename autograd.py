@@ -507,11 +507,22 @@ def _run(
     if transformed:
         return _ActivateTransformed.apply(x, config, params)
     if records:
+        if compiling:  # torch.compile takes no tensor twice
+            operands = _each_once(x, operands)
         before = (_copied(x, record),) if inplace and save == "input" else ()
         return _Activate.apply(x, config, params, before, *operands)
     if inplace:
         return overwritten(x, config.forward_op, *operands, *params)
     return call(config.forward_op, x, *operands, *params)
+
+
+def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``operands``, with views of those that are there before."""
+    seen, found = [x], []
+    for each in operands:
+        found.append(each.view_as(each) if any([each is other for other in seen]) else each)
+        seen.append(each)
+    return tuple(found)
 
 
 def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | None) -> str:

@@ -83,6 +83,7 @@ class Layout(NamedTuple):
         elements: how many of those, the first, are elements.
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
+        added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy``.
     """
 
@@ -122,6 +123,7 @@ class Activation:
         spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
         in_eval: the name and the parameters of the activation that this one is outside of training, from its parameters.
         transformers: transformers' module classes that it stands for, by name.
+        added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy`` itself, and of which backward wants nothing: what is added.
         since: the version that brought the name, where folders may have been saved before that define another of it.
     """
@@ -150,6 +152,7 @@ class Activation:
     spans: tuple[str, Callable[..., float]] | None = None
     in_eval: Callable[..., tuple[str, tuple[float, ...]]] | None = None
     transformers: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
     since: str = ""
 
@@ -301,7 +304,7 @@ class Activation:
             tensors, dtype = self._of_same_dtype(names, tensors)
         for place, each in enumerate(tensors):
             # Operands that are no elements may be wider than those of 16 bits.
-            own = self.dtypes == "own" and place >= elements and dtype.itemsize == 2
+            own = (self.dtypes == "own" or names[place] in self.added) and place >= elements and dtype.itemsize == 2
             if each.dtype is not dtype and not (own and each.dtype is torch.float32):
                 tensors[place] = each.to(torch.float32 if own else dtype)
         if elements > 1:
@@ -317,7 +320,7 @@ class Activation:
             chosen = torch.get_autocast_dtype(x.device.type)
             tensors = [t if t.dtype is torch.float64 else t.to(chosen) for t in tensors]
         for name, each in zip(names, tensors, strict=True):
-            if each.dtype != tensors[0].dtype:
+            if each.dtype != tensors[0].dtype and name not in self.added:
                 wanted = str(tensors[0].dtype).removeprefix("torch.")
                 raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {describe(each)}")
         return tensors, tensors[0].dtype
@@ -331,7 +334,7 @@ class Activation:
         except RuntimeError:
             given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in zip(names, tensors, strict=True))
             raise ValueError(f"{self.name}: the tensors' shapes do not broadcast: {given}") from None
-        return [t.expand(shape) for t in tensors]
+        return [t if t.shape == shape else t.expand(shape) for t in tensors]
 
     def _by_channel(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
         """A channel or row operand in a shape that broadcasts to x's."""
@@ -356,7 +359,7 @@ class Activation:
             size = f", as x has {x.dim()} dimensions"
             if there:
                 size = f" or {x.shape[dim]}, as dimension {channel.dim} of x has {x.shape[dim]}"
-            raise ValueError(f"{self.name}: the number of {name}s must be 1{size}; got {count}")
+            raise ValueError(f"{self.name}: the number of values of {name} must be 1{size}; got {count}")
         return operand if count == 1 or dim == x.dim() - 1 else operand.view(-1, *[1] * (x.dim() - 1 - dim))
 
     def default_save(self, params: tuple[float, ...]) -> str:

@@ -179,6 +179,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         aliases=(),
         kernel=kernel,
         channels=record.channels | ({"bias": Channel(0.0, dim)} if bias else {}),
+        added=tuple(name for name, chosen in (("bias", bias), ("residual", residual)) if chosen),
         passed=("residual",) if residual else (),
         spans=None if record.spans is None else (record.spans[0], partial(_holds, record.spans[1], own)),
         in_eval=None,

@@ -1,0 +1,214 @@
+"""Bias, dropout and residual around an activation, in one kernel."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from common import DTYPES
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+import jitact
+from jitact import fusing
+from jitact.fusing.around import around
+
+EPS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
+CASES = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "sigmoid": torch.sigmoid,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "prelu": None,
+}
+
+
+def inputs(dtype: torch.dtype, device: str, shape: tuple[int, ...] = (33, 24)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """x, a bias that is wider than 16 bits, a residual that broadcasts, and dy."""
+    generator = torch.Generator().manual_seed(0)
+    x, dy = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
+    bias, residual = torch.randn(shape[-1], generator=generator), torch.randn(shape[0], 1, generator=generator)
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    kinds = (dtype, wide, dtype, dtype)
+    return tuple(t.to(device, kind).requires_grad_() for t, kind in zip((x, bias, residual, dy), kinds, strict=True))
+
+
+def close(ours: Tensor, exact: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
+    assert ((ours.double() - exact).abs() <= EPS[dtype] * scale * (1 + exact.abs())).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", CASES)
+def test_bias_and_residual(name: str, dtype: torch.dtype, device: str) -> None:
+    x, bias, residual, dy = inputs(dtype, device)
+    weight = torch.full((1,), 0.3, device=device, dtype=dtype, requires_grad=True)
+    given, numbers = ((weight,), ()) if name == "prelu" else ((), (0.2,) if name == "leaky_relu" else ())
+    reference = CASES[name] or (lambda x: F.prelu(x, weight.double()))
+    y = getattr(jitact, name)(x, *given, *numbers, bias=bias, residual=residual)
+    exact = reference(x.double() + bias.double()) + residual.double()
+    close(y, exact, dtype)
+    found = torch.autograd.grad(y, [x, bias, residual, *given], dy.detach())
+    expected = torch.autograd.grad(exact, [x, bias, residual, *given], dy.detach().double())
+    assert [g.dtype for g in found[:3]] == [dtype, bias.dtype, dtype]
+    for own, other in zip(found, expected, strict=True):
+        close(own, other.double(), dtype, 32)
+    off = (found[1].double() - expected[1].double()).abs()
+    assert (off <= 2.0**-18 * dy.double().abs().sum()).all(), "of unrounded products"
+
+
+def test_each_is_one_launch_of_a_build_of_its_own(device: str) -> None:
+    record = jitact.get("gelu").activation
+    assert around(record) is record
+    made = around(record, bias=True, residual=True)
+    assert made is around(record, bias=True, residual=True) and made.name == "gelu+bias+residual"
+    assert made.source.name == "gelu_bias_residual" and made.layout.tensors == ("x", "residual", "bias")
+    x, bias, residual, _ = inputs(torch.float32, device)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        jitact.gelu(x, bias=bias, residual=residual)
+    ours = [event.name for event in profile.events() if event.name.startswith("jitact::")]
+    assert len(ours) == 1 and ours[0].startswith("jitact::gelu_bias_residual")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_dropout(dtype: torch.dtype, device: str) -> None:
+    n, p = 1 << 18, 0.3
+    x = torch.full((n,), 2.0, device=device, dtype=dtype, requires_grad=True)
+    torch.manual_seed(1)
+    y = jitact.relu(x, dropout=p)
+    kept = (y != 0).double()
+    assert abs(kept.mean().item() - (1 - p)) < 5 * (p * (1 - p) / n) ** 0.5
+    steps = 2.0**16 if dtype.itemsize == 2 else 2.0**23 if dtype is torch.float32 else 2.0**52
+    scale = steps / (steps - round(p * steps))
+    close(y, kept * 2 * scale, dtype)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    close(dx, kept * scale, dtype)
+    torch.manual_seed(1)
+    assert torch.equal(jitact.relu(x, dropout=p), y), "it follows PyTorch's generator"
+    assert not torch.equal(jitact.relu(x, dropout=p), y)
+    seed = torch.tensor([5], device=device)
+    assert torch.equal(jitact.relu(x, dropout=p, seed=seed), jitact.relu(x.detach(), dropout=p, seed=seed))
+    assert not jitact.relu(x, dropout=1.0).any() and torch.equal(jitact.relu(x, dropout=0.0), jitact.relu(x))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+def test_dropout_is_the_same_on_cpu_and_gpu() -> None:
+    for dtype in DTYPES:
+        x, seed = torch.randn(10_001).to(dtype), torch.tensor([123456789012])
+        on_cpu, on_gpu = jitact.relu(x, dropout=0.4, seed=seed), jitact.relu(x.cuda(), dropout=0.4, seed=seed.cuda())
+        assert torch.equal(on_cpu == 0, on_gpu.cpu() == 0), dtype
+
+
+def test_what_is_kept(device: str) -> None:
+    x, bias, residual, _ = inputs(torch.float32, device)
+    fixed = bias.detach()
+
+    def kept(function: object) -> int:
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.nbytes) or t, lambda t: t):
+            function()
+        return sum(sizes)
+
+    assert kept(lambda: jitact.gelu(x, dropout=0.1)) == x.nbytes + 8
+    assert kept(lambda: jitact.gelu(x, bias=bias, residual=residual)) == x.nbytes + bias.nbytes, "and nothing of the residual"
+    assert kept(lambda: jitact.relu(x, bias=fixed, residual=residual)) == x.numel() // 8 + bias.nbytes, "a bit of x + bias"
+    assert kept(lambda: jitact.relu(x, dropout=0.1)) == x.numel() // 8 + 8
+
+
+def test_second_derivatives_and_transforms(device: str) -> None:
+    x, bias, residual, _ = inputs(torch.float64, device, (5, 4))
+    seed = torch.tensor([7], device=device)
+    function = lambda x, b, r: jitact.gelu(x, bias=b, residual=r, dropout=0.4, seed=seed)  # noqa: E731
+    torch.autograd.gradcheck(function, (x, bias, residual))
+    torch.autograd.gradgradcheck(lambda *t: jitact.gelu(t[0], bias=t[1], dropout=0.4, seed=seed), (x, bias))
+    ours = torch.func.vmap(torch.func.grad(lambda x: jitact.gelu(x, bias=bias, residual=x).sum()))(x)
+    expected = torch.func.vmap(torch.func.grad(lambda x: (F.gelu(x + bias) + x).sum()))(x)
+    torch.testing.assert_close(ours, expected)
+
+
+def test_compile(device: str) -> None:
+    x, bias, residual, dy = inputs(torch.float32, device)
+    for function, reference in (
+        (lambda x, b, r: jitact.gelu(x, bias=b, residual=r) * 2, lambda x, b, r: (F.gelu(x + b) + r) * 2),
+        (lambda x, b, r: jitact.gelu(x, bias=b, residual=x), lambda x, b, r: F.gelu(x + b) + x),
+    ):
+        compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+        y, exact = compiled(x, bias, residual), reference(x, bias, residual)
+        torch.testing.assert_close(y, exact)
+        pairs = [torch.autograd.grad(each, [x, bias], dy.detach()) for each in (y, exact)]
+        torch.testing.assert_close(*pairs)
+    torch.manual_seed(0)
+    compiled = torch.compile(lambda x: jitact.relu(x, dropout=0.5), fullgraph=True, backend="aot_eager")
+    a, b = compiled(x), compiled(x)
+    assert not torch.equal(a, b) and set(((a == 0) | (a == 2 * x.relu())).flatten().tolist()) == {True}
+
+
+def test_checkpoint(device: str) -> None:
+    x, bias, *_ = inputs(torch.float32, device)
+    torch.manual_seed(3)
+    y = checkpoint(lambda x: jitact.gelu(x, bias=bias, dropout=0.5), x, use_reentrant=False)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    torch.manual_seed(3)
+    plain = jitact.gelu(x, bias=bias, dropout=0.5)
+    assert torch.equal(plain, y) and torch.equal(torch.autograd.grad(plain.sum(), x)[0], dx)
+
+
+def test_in_place(device: str) -> None:
+    x, bias, residual, _ = (t.detach() for t in inputs(torch.float32, device))
+    expected, before = jitact.relu(x, bias=bias, residual=residual), residual.clone()
+    assert jitact.relu(x, inplace=True, bias=bias, residual=residual) is x
+    assert torch.equal(x, expected) and torch.equal(residual, before)
+
+
+def test_modules(device: str) -> None:
+    module = jitact.get("gelu")(bias=24, dropout=0.25, device=device)
+    assert list(module.state_dict()) == ["bias"] and not module.bias.any() and "bias=24, dropout=0.25" in repr(module)
+    x, bias, residual, _ = inputs(torch.float32, device)
+    with torch.no_grad():
+        module.bias.copy_(bias)
+    assert (module(x) == 0).any()
+    module.eval()
+    torch.testing.assert_close(module(x), F.gelu(x + bias))
+    torch.testing.assert_close(module(x, residual), F.gelu(x + bias) + residual)
+    torch.testing.assert_close(module(x, residual=residual), F.gelu(x + bias) + residual)
+    for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+        assert torch.equal(other(x), module(x)) and other.bias is not module.bias
+    module.reset_parameters()
+    assert not module.bias.any()
+    assert list(jitact.get("gelu")().state_dict()) == []
+    planes = jitact.get("relu")(bias=3, channel_dim=1, device=device)
+    images = torch.randn(2, 3, 4, 5, device=device)
+    with torch.no_grad():
+        planes.bias.copy_(torch.tensor([1.0, -1.0, 2.0]))
+    torch.testing.assert_close(planes(images), F.relu(images + planes.bias.view(-1, 1, 1)))
+
+
+def test_random_and_prepared_activations(device: str) -> None:
+    x, bias, residual, _ = inputs(torch.float32, device)
+    y = jitact.rrelu(x, 0.2, 0.2, bias=bias, residual=residual)
+    torch.testing.assert_close(y, F.leaky_relu(x + bias, 0.2) + residual)
+    alpha = torch.zeros(1, device=device)
+    y = jitact.xielu(x, alpha, alpha, bias=bias, residual=residual)
+    torch.testing.assert_close(y, jitact.xielu(x + bias, alpha, alpha) + residual)
+
+
+X = torch.randn(4, 3)
+ERRORS = [
+    (lambda: jitact.gelu(X, bias=torch.ones(4)), ValueError, "the number of values of bias must be 1 or 3"),
+    (lambda: jitact.gelu(X, bias=0.5), TypeError, "bias must be a dense .*, got a float"),
+    (lambda: jitact.gelu(X, dropout=1.5), ValueError, "gelu: dropout is a probability, from 0 to 1, got 1.5"),
+    (lambda: jitact.gelu(X, dropout="a"), TypeError, "gelu: dropout must be a number, got 'a'"),
+    (lambda: jitact.gelu(X, residual=torch.ones(2, 2)), ValueError, "shapes do not broadcast: x .4, 3., residual .2, 2."),
+    (lambda: jitact.gelu(X, dropout=0.5, seed=7), TypeError, "gelu: seed must be a tensor that holds one int64, got a int"),
+    (lambda: jitact.get("gelu")(bias=0), ValueError, "bias is how many channels there are, a positive number; got 0"),
+    (lambda: jitact.get("gelu")(dropout=-0.1), ValueError, "gelu: dropout is a probability"),
+    (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot stand around an activation"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error", "message"), ERRORS, ids=[message for *_, message in ERRORS])
+def test_errors(call: object, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call()
