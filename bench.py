@@ -430,6 +430,9 @@ def main(arguments: list[str] | None = None) -> int:
         help="by default 4096x393216 on a GPU, 4096x4096 on the CPU, or fewer rows where memory or time is short",
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
+    parser.add_argument(
+        "--operands", action="store_true", help="measure what stands around activations, in place of these"
+    )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
@@ -450,6 +453,14 @@ def main(arguments: list[str] | None = None) -> int:
         config.donated_buffer = False  # so that backward can run many times on one graph
     dtypes = args.dtype or DTYPES[args.device.type]
     peers = ["eager", *(peer for peer in ("compile", "exported") if getattr(args, peer))]
+    if args.operands:
+        from jitact.measuring import operand_rows
+
+        chosen = [] if len(args.names) == len(REGISTRY) else args.names
+        results = operand_rows.run(chosen, dtypes, args.device, args.compile)
+        if args.json:
+            write_json(args.json, results)
+        return 1 if any(row.get("wrong") for row in results["operands"]) else 0
     if args.shape:
         needed, memory = (
             LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes),
