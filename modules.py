@@ -61,7 +61,7 @@ class ActivationModule(nn.Module):
 
     def _forward_with_operands(self, *tensors: Tensor, residual: Tensor | None = None) -> Tensor:
         record = self.activation
-        count = len(_given_in_calls(record.token))
+        count = len(_given_in_calls(record.token).split(","))
         if residual is None and len(tensors) == count + 1:
             *tensors, residual = tensors
         given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
@@ -145,15 +145,16 @@ def _by_name(record: Activation, tensors: tuple[Tensor, ...]) -> dict[str, Tenso
     Raises:
         TypeError: they are more or fewer.
     """
-    names = _given_in_calls(record.token)
+    names = tuple(_given_in_calls(record.token).split(","))
     if len(names) != len(tensors):
         raise TypeError(f"{record.name} is applied to {len(names)} tensors, {', '.join(names)}; got {len(tensors)}")
     return dict(zip(names, tensors, strict=True))
 
 
-def _given_in_calls(token: str) -> tuple[str, ...]:
+def _given_in_calls(token: str) -> str:
+    """The names of the operands that a module does not own, joined by commas."""
     record = by_token[token]
-    return tuple(name for name in record.source.signature.of("element", "channel", "row") if name not in record.channels)
+    return ",".join(name for name in record.source.signature.of("element", "channel", "row") if name not in record.channels)
 
 
 _given_in_calls._dynamo_marked_constant = True  # torch.compile looks no further inside

@@ -380,11 +380,21 @@ class Activation:
 
 def layout(token: str) -> Layout:
     """:attr:`Activation.layout`, by the record's token."""
-    return by_token[token].layout
+    if not torch.compiler.is_compiling():
+        return by_token[token].layout
+    tensors, *numbers = _written_layout(token).split(";")
+    elements, draws, places, passed = [tuple([int(n) for n in each.split(",") if n]) for each in numbers]
+    return Layout(tuple(tensors.split(",")), elements[0], bool(draws[0]), places, passed)
+
+
+def _written_layout(token: str) -> str:
+    """The same as text, which every torch.compile carries."""
+    tensors, elements, draws, places, passed = by_token[token].layout
+    return ";".join(",".join(map(str, each)) for each in (tensors, [elements], [int(draws)], places, passed))
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
-layout._dynamo_marked_constant = True
+_written_layout._dynamo_marked_constant = True
 
 
 def is_plain(token: str) -> bool:

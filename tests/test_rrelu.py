@@ -25,7 +25,7 @@ def test_philox_gives_the_known_answer(tmp_path: Path) -> None:
     """Of Random123's kat_vectors: philox4x32 10, whose key there is ours, with the digits of pi for a counter."""
     text = """
         #include "random.cuh"
-        constexpr auto r = jitact::philox(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0);
+        constexpr auto r = jitact::philox<10>(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0);
         static_assert(r.w[0] == 0xd16cfe09 && r.w[1] == 0x94fdcceb && r.w[2] == 0x5001e420 && r.w[3] == 0x24126ea1);
     """
     compile_text(text, tmp_path, ["c++", "-x", "c++", "-std=c++20", "-fsyntax-only", f"-I{DEVICE}"])

@@ -78,6 +78,10 @@ class Divisor {
   Divisor() = default;
   explicit Divisor(int64_t d);
   __device__ __forceinline__ int64_t divide(int64_t n) const { return factor_ ? divide_by_many(n) : n; }
+  // The same for n < 2^31.
+  __device__ __forceinline__ uint32_t divide_small(uint32_t n) const {
+    return small_factor_ ? __umulhi(n, small_factor_) >> shift_ : n;
+  }
   // The same where d > 1.
   __device__ __forceinline__ int64_t divide_by_many(int64_t n) const {
     return int64_t(__umul64hi(uint64_t(n), factor_) >> shift_);
@@ -85,12 +89,14 @@ class Divisor {
 
  private:
   uint64_t factor_ = 0;
+  uint32_t small_factor_ = 0;
   int shift_ = -1;
 };
 __attribute__((noinline)) Divisor::Divisor(int64_t d) {
   if (d == 1) return;
   while (int64_t(1) << (shift_ + 1) < d) shift_++;
   factor_ = uint64_t(((unsigned __int128)1 << (64 + shift_)) / (unsigned __int128)d) + 1;
+  if (shift_ < 31) small_factor_ = uint32_t((uint64_t(1) << (32 + shift_)) / uint64_t(d)) + 1;
 }
 
 }  // namespace jitact::loops

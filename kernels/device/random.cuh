@@ -1,5 +1,5 @@
-// Random numbers, made again in backward from 8 bytes. They come from Philox4x32-10 (Salmon et al., Parallel Random Numbers:
-// As Easy as 1, 2, 3, 2011), whose counter is made of the seed, the place of the element in memory, and the stream: each
+// Random numbers, made again in backward from 8 bytes. They come from Philox4x32 (Salmon et al., Parallel Random Numbers: As
+// Easy as 1, 2, 3, 2011) with 7 rounds, the fewest that pass all of the tests there, whose counter is made of the seed, the place of the element in memory, and the stream: each
 // Random argument of a function has its own. The key is fixed, so that the compiler knows the keys of all rounds; two seeds
 // never share a counter.
 //
@@ -14,9 +14,10 @@ namespace jitact {
 struct Random16 { uint32_t w[4]; };
 
 // `place` counts 16-byte vectors, so it is below 2^59: the stream, at most 15, has the bits above.
+template <uint32_t rounds = 7>
 JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed, uint32_t stream) {
   uint32_t c0 = uint32_t(place), c1 = uint32_t(place >> 32) | stream << 28, c2 = uint32_t(seed), c3 = uint32_t(seed >> 32);
-  for (uint32_t round = 0; round < 10; round++) {
+    for (uint32_t round = 0; round < rounds; round++) {
     const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
     c0 = uint32_t(b >> 32) ^ c1 ^ (0xA4093822u + round * 0x9E3779B9u);
     c1 = uint32_t(b);

@@ -16,7 +16,6 @@
 namespace jitact::loops {
 
 constexpr int64_t kLongPlane = 32;
-constexpr int kColumnThreads = 1 << 18;  // of column_sums: what fills a large GPU
 constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: their partial sums are then a small part of the traffic
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 
@@ -238,14 +237,22 @@ __global__ void __launch_bounds__(kThreads)
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
-#pragma unroll 2
-  for (; v < vectors; v += columns.threads) {
-    Words words[kReads];
+  const auto load = [&](Words (&words)[kReads], int64_t from) {
 #pragma unroll
-    for (int r = 0; r < kReads; r++) words[r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], v * size));
+    for (int r = 0; r < kReads; r++)
+      if (from < vectors) words[r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], from * size));
+  };
+  Words words[kReads];
+  load(words, v);
+#pragma unroll 1
+  for (; v < vectors; v += columns.threads) {
+    Words next[kReads];  // on its way while this vector is computed
+    load(next, v + columns.threads);
     if constexpr (kBroadcast > 1 || kRandom > 0)
       if (!columns.repeat) others = operands.template from<size>(common, v * size);
     compute_vector<S>(launch, words, others, numbers, v * size, [&](int i, int k, T gradient) { sums[k][i] += gradient; });
+#pragma unroll
+    for (int r = 0; r < kReads; r++) words[r] = next[r];
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
@@ -280,6 +287,19 @@ __global__ void __launch_bounds__(kThreads)
       partials[k * places + blockIdx.x * columns.width + j] = sum;
     }
   }
+}
+
+// The threads that fill the GPU with column_sums: more would wait for others to end.
+template <typename S>
+int64_t column_threads() {
+  static const int64_t threads = [] {
+    int device = 0, processors = 0, blocks = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<S>, kThreads, 0);
+    return int64_t(kThreads) * greater(1, processors) * greater(1, blocks);
+  }();
+  return threads;
 }
 
 // What fold_sums adds up: for each operand, `outer` times `count` times `inner` sums.
@@ -399,11 +419,11 @@ struct Pass {
       if (period <= kThreads) {
         columns.active = int(kThreads / period * period);
         columns.width = period * size;
-        blocks = between(vectors / (columns.active * kRowsPerThread), 1, kColumnThreads / kThreads);
+        blocks = between(vectors / (columns.active * kRowsPerThread), 1, column_threads<S>() / kThreads);
         columns.threads = blocks * columns.active;
         return Sums(blocks * columns.width / plane_set, cut.count, cut.inner);
       }
-      const int64_t rows = lesser(kColumnThreads / period, vectors / (period * kRowsPerThread));
+      const int64_t rows = lesser(column_threads<S>() / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
       columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
