@@ -296,7 +296,7 @@ int64_t column_threads() {
     int device = 0, processors = 0, blocks = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<S>, kThreads, 0);
+    if constexpr (kSums > 0) cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<S>, kThreads, 0);
     return int64_t(kThreads) * greater(1, processors) * greater(1, blocks);
   }();
   return threads;
