@@ -15,11 +15,11 @@ import torch
 from .definitions.define import check_params, define
 from .kernels import BuildError
 from .measuring.checks import check
+from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
 from .records import Activation
 from .registry import names
-from .report import figure
 
 __all__ = ["describe", "describe_html", "load_ipython_extension"]
 

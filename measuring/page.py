@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from ..report import DIRECTIONS, PEERS, Row, describe, figure, size
+from .text import DIRECTIONS, PEERS, Row, describe, figure, size
 
 __all__ = ["report_html"]
 

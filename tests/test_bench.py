@@ -319,7 +319,7 @@ class TestReport:
         (mean,) = report.geometric_means(rows)
         assert (mean["dtype"], mean["peer"], mean["of"], mean["count"]) == ("fp32", "eager", "all", 2)
         assert mean["forward"] == pytest.approx(4) and mean["step"] == pytest.approx(4)
-        every = [row_of(name) for name in sorted(report.CLASSIC)]
+        every = [row_of(name) for name in sorted(report.classic())]
         assert len(every) == 22 and [mean["of"] for mean in report.geometric_means(every)] == ["all", "classic"]
 
     def test_summary_names_what_falls_short(self):
