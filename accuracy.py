@@ -178,7 +178,9 @@ def supports(module: nn.Module, dtype: torch.dtype, device: torch.device) -> boo
 def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
     """What the tool finds for an activation and a dtype: a row for everything that backward can keep."""
     cls = REGISTRY[name]
-    options = [{"save": save} for save in cls.activation.saves] + [{"fast_math": True}] * fast_math
+    options = [{"save": save} for save in cls.activation.saves]
+    if fast_math:
+        options.append({"fast_math": True})
     peer = cls.Model().to(device, dtype).eval()
     subjects = {"torch": peer} if supports(peer, dtype, device) else {}
     try:

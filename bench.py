@@ -65,6 +65,7 @@ from jitact.measuring.commandline import (
     say,
     write_json,
 )
+from jitact.measuring.others import Others
 from jitact.modules import ActivationModule
 from jitact.registry import REGISTRY
 from jitact.report import DIRECTIONS, PEERS
@@ -73,6 +74,7 @@ GPU_SHAPE, CPU_SHAPE = (4096, 393216), (4096, 4096)
 COPIES = 16  # tensors of the full size alive at once: x, dy, and what ours and the peers make of them
 LEAST_COPIES = 6  # of them without peers, which do without a row if memory is short
 CACHE = {"cuda": 2**28, "cpu": 2**27}  # bytes; inputs are rotated until they fill more than this, which no cache holds
+BUSY = 1.5  # the usual time over the shortest, above which something else was at work
 SMALL = 2**22  # bytes; below this a single call is too short to time
 RUNS = {"cuda": (9, 51, 0.08), "cpu": (5, 21, 0.15)}  # fewest and most runs of each timing, and the seconds to spend on it
 CPU_SECONDS = 60  # what a run on the CPU may take, roughly
@@ -397,7 +399,10 @@ def _measure(
             rates = ceilings(xs, dys)
             results["dtypes"][dtype_name(dtype)] = {"shape": shape, "bytes_per_second": rates}
             say(report.bench_heading(dtype_name(dtype), rates, peers))
+        others = Others()
         row = measure_row(REGISTRY[name], xs, dys, rates, peers)
+        crowded = device.type == "cpu" and others.disturb(torch.get_num_threads())
+        row["busy"] = crowded or row.get("spread", 1.0) > BUSY
         results["rows"].append(row)
         say(report.bench_row(row, peers))
         release(device)

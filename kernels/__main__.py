@@ -206,7 +206,7 @@ def _clear_in(folder: Path, wanted: set[str], unused_days: int | None) -> int:
         except OSError as error:
             print(f"jitact: not cleared: {error.filename or folder} ({error.strerror})", file=sys.stderr)
             left += 1
-    print(f"{folder}: removed {removed} build{'s' * (removed != 1)}, {freed / 1024:.0f} KB")
+    print(f"{folder}: removed {removed} {'build' if removed == 1 else 'builds'}, {freed / 1024:.0f} KB")
     return left
 
 

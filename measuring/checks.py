@@ -76,8 +76,12 @@ class Row:
         if not self.passed:
             return "FAIL"
         overflows = min(worst.overflows for worst in (self.forward, self.gradient) if worst)
-        buts = ["loses digits"] * self.lossy + [f"overflows from |x| = {overflows:.2g}"] * (overflows < math.inf)
-        return ", ".join(["pass", *(f"but {but}" for but in buts)])
+        verdict = "pass"
+        if self.lossy:
+            verdict += ", but loses digits"
+        if overflows < math.inf:
+            verdict += f", but overflows from |x| = {overflows:.2g}"
+        return verdict
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ def check(
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
     rows = tuple(row for x in samples.values() for row in _rows(module, x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, oracle.params, strict=True))
-    title = f"{record.name}{f'({settings})' * bool(settings)}: {record.formula}"
+    title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
     span = "all finite x" if (low, high) == (-math.inf, math.inf) else f"{low:g} <= x <= {high:g}"
     result = Check(title, f"against {oracle.name}, {span}, on {device}", rows, _unseen(module, rows, device))
     print(result.table)

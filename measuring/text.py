@@ -29,7 +29,6 @@ Row = dict[str, Any]
 
 DIRECTIONS = {"forward": "forward", "forward_save": "forward + save", "backward": "backward"}
 STEP = "forward + save + backward"
-BUSY = 1.5  # the usual time over the least one, above which something else was at work
 TOO_FAST = 1.1  # a share of the floor that no kernel reaches: other work got in the way when the ceiling was measured
 PEERS = {"eager": "eager", "compile": "torch.compile", "exported": "exported file"}
 
@@ -145,10 +144,9 @@ def bench_summary(results: Row) -> str:
     timed = [row for row in results["rows"] if row["ours"]]
     if results["machine"]["kind"] == "cuda":  # a CPU's caches and cores make its ceiling no measure for all activations
         lines.append(_short("below 97 % of the floor", 0.97, timed, share))
-    busy = [row for row in timed if row.get("spread", 1.0) > BUSY]
-    if len(busy) > len(timed) // 10:
-        times = f"their usual time is over {BUSY} times the shortest"
-        lines.append(f"NOT TO BE TRUSTED: this machine was busy during {len(busy)} of {len(timed)} rows: {times}")
+    busy = sum(row.get("busy", False) for row in timed)
+    if busy > len(timed) // 10:
+        lines.append(f"NOT TO BE TRUSTED: this machine did other work during {busy} of {len(timed)} rows")
     above = sum(share(row, d) > TOO_FAST for row in timed for d in DIRECTIONS)
     if above:
         lines.append(f"NOT TO BE TRUSTED: {above} of {len(timed) * len(DIRECTIONS)} beat the ceiling; was the machine busy?")
