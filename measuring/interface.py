@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from importlib import import_module
 from inspect import Parameter, Signature
 from typing import Any
@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from .. import PUBLIC, registry
-from ..activations import Activation, ActivationModule
 from ..definitions.define import Definition
+from ..modules import ActivationModule
+from ..records import AROUND, Activation
 
 __all__ = ["api_markdown", "stub"]
 
@@ -74,8 +75,9 @@ def api_markdown() -> str:
         "",
         "## Activations",
         "",
-        "`x` is a dense tensor of any shape; `save` is what backward keeps, the first of the choices by default;",
-        "`fast_math=True` takes a build with `-use_fast_math`. [ACTIVATIONS.md](../ACTIVATIONS.md) has errors and speed.",
+        "`x` is a dense tensor of any shape; `save` is what backward keeps, the first of the choices by default. Left out here, as",
+        f"all take it, by name alone: {', '.join(f'`{name}`' for name in ('fast_math', *AROUND))}.",
+        "[ACTIVATIONS.md](../ACTIVATIONS.md) has errors and speed.",
         "",
         "| function | computes |",
         "| --- | --- |",
@@ -83,7 +85,7 @@ def api_markdown() -> str:
     for name in _names():
         record = registry.get(name).activation
         also = f"; also called {', '.join(record.aliases)}" if record.aliases else ""
-        shown = f"jitact.{name}{_signature(registry.function(name), record)}"
+        shown = f"jitact.{name}{_signature(registry.function(name), record, without=('fast_math', *AROUND))}"
         lines.append(_row(shown, f"`{_cell(record.formula)}`{also}"))
     for module in MODULES:
         found = import_module(f"{PACKAGE}.{module}")
@@ -104,11 +106,13 @@ class _Text(str):
         return str(self)
 
 
-def _signature(function: Callable[..., Any], record: Activation | None = None) -> str:
+def _signature(function: Callable[..., Any], record: Activation | None = None, without: Collection[str] = ()) -> str:
     """Parameters, their types and defaults, and the result's type, as they stand in Python."""
     signature = inspect.signature(function)
     shown = []
     for parameter in signature.parameters.values():
+        if parameter.name in without:
+            continue
         type_, default = _type_in(parameter, record), parameter.default
         default = default if default is Parameter.empty else _Text(_default(default))
         shown.append(parameter.replace(annotation=_Text(type_) if type_ else Parameter.empty, default=default))
