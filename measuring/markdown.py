@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .text import DIRECTIONS, Row, describe, dtypes_of, figure, shape_of, share, step_share
+from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of, share, step_share
 
 __all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_readme"]
 
@@ -116,25 +116,43 @@ KINDS = (  # what stands for each kind of activation, in the order of the table
     ("softmax", "by rows"),
 )
 HEADLINE_DTYPE = "bf16"
+LINE = 0.97  # what every activation is held to on a GPU
 
 
 def headline_markdown(bench: Row | None) -> str:
-    """A few activations, one of each kind: times as fast as PyTorch's, and what is kept for backward."""
+    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences."""
     if not bench:
         return ""
+    facts, dtype = bench["machine"], HEADLINE_DTYPE
     lines = [
-        f"Forward + backward in {HEADLINE_DTYPE}, {describe(bench['machine'])}, {shape_of(bench)}:",
+        f"Forward + backward in {dtype}, and the bytes per element that are kept between them; {facts['device']}, torch",
+        f"{facts['torch']}, {shape_of(bench)}:",
         "",
-        _cells("", "", "of the memory's rate", "faster than eager", "than torch.compile", "bytes kept per element (eager)"),
+        _cells("", "", "of the memory's rate", "times as fast as eager", "as torch.compile", "bytes kept / eager's"),
         _cells("---", "---", *["---:"] * 4),
     ]
     for name, kind in KINDS:
-        row = _find(bench, name=name, dtype=HEADLINE_DTYPE)
+        row = _find(bench, name=name, dtype=dtype)
         if row:
-            kept = f"{row['kept']['ours']:.3g} ({row['kept']['eager']:.3g})" if "eager" in row["kept"] else "-"
+            kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else "-"
             faster = (_faster(row, peer) for peer in ("eager", "compile"))
             lines.append(_cells(f"`{name}`", kind, f"{step_share(row, 'ours'):.0%}", *faster, kept))
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
+
+
+def _all_of(bench: Row) -> list[str]:
+    """What holds for all activations: geometric means, and what is below the line that they are held to."""
+    means = [mean for mean in bench["geometric_means"] if mean["dtype"] == HEADLINE_DTYPE and mean["of"] == "all"]
+    times = ", ".join(
+        f"{mean['step']:.2f} times as fast as {PEERS[mean['peer']]}" for mean in means if mean["peer"] != "exported"
+    )
+    rows = [row for row in bench["rows"] if row["ours"]]
+    below = [f"{row['name']} {row['dtype']}" for row in rows if any(share(row, d) < LINE for d in DIRECTIONS)]
+    dtypes = ", ".join(dtypes_of(bench))
+    told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward" if not below else (
+        f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
+    )  # fmt: skip
+    return [f"All {means[0]['count']} activations, in the geometric mean: {times}.", f"In {dtypes} {told}."]
 
 
 def training_markdown(training: Row | None) -> str:
@@ -142,15 +160,16 @@ def training_markdown(training: Row | None) -> str:
     if not training:
         return ""
     lines = [
-        f"A training step of whole models, {training['dtype']}, {describe(training['machine'])}, before and after `replace`:",
+        f"A training step in {training['dtype']}, before and after `jitact.replace`, {describe(training['machine'])}:",
         "",
-        _cells("", "", "tokens per second", "peak memory, GB"),
+        _cells("model", "", "per second", "peak memory"),
         _cells("---", "---", "---:", "---:"),
     ]
     for row in training["rows"]:
         before, after = row["before"], row["after"]
-        rates = f"{before['per_second']:,.0f} → {after['per_second']:,.0f} ({after['per_second'] / before['per_second']:.3f}x)"
-        peaks = " → ".join(f"{each['peak_bytes'] / 1e9:.2f}" for each in (before, after))
+        faster = after["per_second"] / before["per_second"]
+        rates = f"{before['per_second']:,.0f} → {after['per_second']:,.0f} {row['unit']} ({faster:.3f}x)"
+        peaks = f"{before['peak_bytes'] / 1e9:.2f} → {after['peak_bytes'] / 1e9:.2f} GB" if after["peak_bytes"] else "-"
         lines.append(_cells(row["model"], "torch.compile" if row["compiled"] else "eager", rates, peaks))
     return "\n".join(lines) + "\n"
 
