@@ -149,9 +149,9 @@ def _all_of(bench: Row) -> list[str]:
     rows = [row for row in bench["rows"] if row["ours"]]
     below = [f"{row['name']} {row['dtype']}" for row in rows if any(share(row, d) < LINE for d in DIRECTIONS)]
     dtypes = ", ".join(dtypes_of(bench))
-    told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward" if not below else (
-        f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
-    )  # fmt: skip
+    told = f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
+    if not below:
+        told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward"
     return [f"All {means[0]['count']} activations, in the geometric mean: {times}.", f"In {dtypes} {told}."]
 
 

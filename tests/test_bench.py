@@ -364,8 +364,12 @@ class TestReport:
     def test_command_says_what_it_wrote(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(report, "ROOT", tmp_path)
         (tmp_path / "pyproject.toml").touch()
+        (tmp_path / "README.md").write_text("# jitact\n", encoding="utf-8")
         assert report.main([]) == 0
-        assert capsys.readouterr().out == f"wrote {tmp_path / 'ACTIVATIONS.md'}\n"
+        said = [f"wrote {tmp_path / name}" for name in report.WRITTEN]
+        said[list(report.WRITTEN).index("README.md")] = f"{tmp_path / 'README.md'} is up to date"
+        assert capsys.readouterr().out.splitlines() == said
+        assert report.main([]) == 0 and "wrote" not in capsys.readouterr().out
         assert (tmp_path / "ACTIVATIONS.md").read_text(encoding="utf-8").startswith("# Activations")
 
     def test_command_leaves_an_installed_package_alone(self, tmp_path, monkeypatch, capsys):
