@@ -1,64 +1,49 @@
 """jitact: activation kernels for PyTorch, compiled at first use, at the speed of memory.
 
 ``jitact.get("softsign")`` is a module class, ``jitact.softsign(x)`` the function, ``jitact.names()`` what there is.
-``jitact.define`` makes your own, ``jitact.replace`` puts them into a model, ``jitact.export`` takes one away as one file.
+``jitact.define`` makes your own, ``jitact.check`` compares one with float64, ``jitact.plot`` draws it.
+``jitact.replace`` puts them into a model, ``jitact.restore`` takes them out, ``jitact.patched`` reaches function calls.
+``jitact.export`` takes one away as one file. The command ``jitact`` measures, checks, builds and exports.
 """
 
+import sys
 import warnings
 from difflib import get_close_matches
 from importlib import import_module
-from typing import TYPE_CHECKING
 
 from . import registry
-from .registry import REGISTRY, get, names
 
-if TYPE_CHECKING:
-    from .definitions.define import define, load_folder, save_folder
-    from .exporting.onefile import export
-    from .magics import load_ipython_extension
-    from .measuring.checks import check
-    from .plots import plot
-    from .replacing.swap import patched, replace, restore
+if sys.argv[:1] == ["-m"]:  # `python -m jitact.registry` imports this package first, and with it what it is about to run
+    warnings.filterwarnings("ignore", "'jitact.registry' found in sys.modules", RuntimeWarning)
 
-# `python -m jitact.registry` imports this package first, and with it the module that it is about to run, which is no harm.
-warnings.filterwarnings("ignore", "'jitact.registry' found in sys.modules", RuntimeWarning)
+__version__ = "0.2.0"
 
-__version__ = "0.1.0"
-__all__ = [
-    "REGISTRY",
-    "check",
-    "define",
-    "export",
-    "get",
-    "load_folder",
-    "load_ipython_extension",
-    "names",
-    "patched",
-    "plot",
-    "registry",
-    "replace",
-    "restore",
-    "save_folder",
-]
-
-# Imported when they are first asked for, so that importing jitact costs little more than importing torch.
-_LAZY = {
+# The public names and where they are, imported when they are first asked for, so that importing jitact costs little more than
+# importing torch. What type checkers and editors read, __init__.pyi, is written from this by `jitact report`.
+PUBLIC = {
+    "REGISTRY": "registry",
     "check": "measuring.checks",
     "define": "definitions.define",
     "export": "exporting.onefile",
+    "get": "registry",
     "load_folder": "definitions.define",
-    "load_ipython_extension": "magics",
+    "names": "registry",
     "patched": "replacing.swap",
     "plot": "plots",
     "replace": "replacing.swap",
     "restore": "replacing.swap",
     "save_folder": "definitions.define",
 }
+HOOKS = {"load_ipython_extension": "magics"}  # for %load_ext, not for people
 
 
 def __getattr__(name: str):
-    if name in _LAZY:
-        return getattr(import_module(f".{_LAZY[name]}", __name__), name)
+    place = PUBLIC.get(name) or HOOKS.get(name)
+    if place:
+        value = globals()[name] = getattr(import_module(f".{place}", __name__), name)
+        return value
+    if name == "__all__":  # for `from jitact import *` and help(); made anew, as activations may be defined meanwhile
+        return sorted({*PUBLIC, *registry.names()})
     if not name.startswith("_") and name == name.lower():  # capitals are for classes, which get() gives
         try:
             return registry.function(name)
@@ -75,10 +60,11 @@ def _hint(name: str) -> str:
     try:
         return f"; did you mean jitact.{registry.resolve(name)}, the function, or jitact.get({name!r}), the class?"
     except KeyError:
-        near = get_close_matches(name.lower(), [*__all__, *names()], n=3)
-    meant = f"did you mean {' or '.join(near)}?" if near else f"activations are {', '.join(names())}"
+        near = get_close_matches(name.lower(), [*PUBLIC, *registry.names()], n=3)
+    meant = f"did you mean {' or '.join(near)}?" if near else f"activations are {', '.join(registry.names())}"
     return f"; {meant}"
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *names(), *(name for name in globals() if name.startswith("__"))})
+    facts = [name for name in globals() if name.startswith("__") and name not in ("__getattr__", "__dir__")]
+    return sorted({*__getattr__("__all__"), *facts})

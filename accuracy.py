@@ -8,7 +8,6 @@ and which bounds are broken, and writes ``results/accuracy-<cpu or cuda>.json`` 
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -18,45 +17,27 @@ import torch
 from torch import Tensor, nn
 
 from jitact import report
-from jitact.measuring.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.measuring.commandline import (
+    CLOSED,
+    INTERRUPTED,
+    Parser,
+    dtype_name,
+    exit_code,
+    first_line,
+    machine,
+    progress,
+    say,
+    write_json,
+)
+from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, LONG_TAILS, UNUSUAL
 from jitact.measuring.oracle import function_of
-from jitact.measuring.ulp import GRADIENT_FLOOR, every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
+from jitact.measuring.text import figure
+from jitact.measuring.ulp import every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
 from jitact.modules import ActivationModule
 from jitact.records import is_plain
 from jitact.registry import REGISTRY
-from jitact.report import figure
 
-__all__ = ["BOUNDS", "Bound", "Error", "broken_rules", "every_16bit_value", "exact_function", "measure", "sample", "ulp_error"]
-
-
-@dataclass(frozen=True)
-class Bound:
-    """What a dtype's results are held to, in ulp.
-
-    Attributes:
-        usual: forward, for 99.9 % of the inputs.
-        forward: forward, for all of them.
-        gradient: with dy = 1, for all of them.
-        floor: where the exact gradient is smaller than this, its unit is the ulp at this.
-        gelu_tail: forward of gelu and its kin for ``|x| > 5``.
-    """
-
-    usual: float
-    forward: float
-    gradient: float
-    floor: float
-    gelu_tail: float
-
-
-UNUSUAL = 0.001  # the share of inputs that may be off by more than Bound.usual
-
-BOUNDS = {
-    torch.float16: Bound(0.55, 1, 1, GRADIENT_FLOOR, 1),
-    torch.bfloat16: Bound(0.51, 1, 1, GRADIENT_FLOOR, 1),
-    torch.float32: Bound(math.inf, 4, 8, 1.0, 64),
-    # The reference itself is computed in float64: this tells a right formula from a wrong one, no more.
-    torch.float64: Bound(math.inf, 2**16, 2**16, 1.0, math.inf),
-}
+__all__ = ["Error", "broken_rules", "every_16bit_value", "exact_function", "measure", "sample", "ulp_error"]
 
 
 @dataclass
@@ -134,8 +115,8 @@ def measure(
             continue
         exact = exact or exact_function(cls, dtype, x.device)
         y, dx = value_and_gradient(exact, x.double())
-        tail = (x.abs() > 5) & ("gelu" in cls.activation.name)
-        forward_bound = torch.where(tail, bound.gelu_tail, bound.forward)
+        long_tail = dtype is torch.float32 and cls.activation.name in LONG_TAILS
+        forward_bound = torch.where((x.abs() > FAR) & long_tail, LONG_TAIL_ULP, bound.forward)
         tiny = torch.finfo(dtype).tiny if dtype.itemsize > 2 else 0.0  # of 32 and 64 bits, normal results are judged
         for name, module in subjects.items():
             own_y, own_dx = value_and_gradient(module, x)
@@ -178,7 +159,8 @@ def broken_rules(
         rules.append(
             f"forward off by {figure(forward.ulp)} ulp at x = {forward.at!r}, PyTorch by {figure(peer['forward'].ulp)}"
         )
-    if peer and save == "output" == cls.activation.saves[0] and errors["gradient"].ulp > peer["gradient"].ulp + bound.gradient:
+    keeps_its_output = save == "output" and cls.activation.saves[0] == "output"  # as PyTorch's does then
+    if peer and keeps_its_output and errors["gradient"].ulp > peer["gradient"].ulp + bound.gradient:
         own, other = figure(errors["gradient"].ulp), figure(peer["gradient"].ulp)
         rules.append(f"gradient off by {own} ulp at x = {errors['gradient'].at!r}, PyTorch by {other}")
     return rules
@@ -196,7 +178,9 @@ def supports(module: nn.Module, dtype: torch.dtype, device: torch.device) -> boo
 def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
     """What the tool finds for an activation and a dtype: a row for everything that backward can keep."""
     cls = REGISTRY[name]
-    options = [{"save": save} for save in cls.activation.saves] + [{"fast_math": True}] * fast_math
+    options = [{"save": save} for save in cls.activation.saves]
+    if fast_math:
+        options.append({"fast_math": True})
     peer = cls.Model().to(device, dtype).eval()
     subjects = {"torch": peer} if supports(peer, dtype, device) else {}
     try:
@@ -237,13 +221,18 @@ def _worst(error: dict | None) -> str:
     return f"{figure(error['ulp']):>9} at {error['at']:<12.6g}" if error else f"{'-':>9}{'':16}"
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns the exit code: 1 if a bound is broken, 2 for bad arguments."""
-    parser = Parser(prog="accuracy.py", description=__doc__.partition("\n\n")[2])
+def main(arguments: list[str] | None = None, prog: str = "python -m jitact.accuracy") -> int:
+    """The command line. Returns the exit code: 1 if a bound is broken, 2 for bad arguments, 130 after Ctrl-C."""
+    return exit_code(lambda: _main(arguments, prog))
+
+
+def _main(arguments: list[str] | None, prog: str) -> int:
+    parser = Parser(prog=prog, description=__doc__.partition("\n\n")[2])
     parser.add_argument("--fast-math", action="store_true", help="also measure the -use_fast_math builds, which have no bound")
     parser.add_argument("--json", type=parser.output_file, metavar="FILE", help="where results go; the table goes beside it")
     args = parser.parse(arguments)
-    if not args.json:
+    usual_place = not args.json
+    if usual_place:
         args.json = Path("results", f"accuracy-{args.device.type}.json")
         args.json.parent.mkdir(exist_ok=True)
     results = {"machine": machine(args.device), "rows": []}
@@ -251,17 +240,25 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"{'':30}" + "".join(f"{title:>8}" if title == "above" else f"{title:>16}{'':9}" for title in COLUMNS))
     dtypes = args.dtype or [torch.float16, torch.bfloat16, torch.float32]
     tasks = [(name, dtype) for name in args.names for dtype in dtypes]
-    for name, dtype in progress(tasks, len(tasks)):
-        for row in rows_of(name, dtype, args.device, args.fast_math):
-            results["rows"].append(row)
-            say(describe_row(row))
+    stopped = 0
+    try:
+        for name, dtype in progress(tasks, len(tasks), lambda task: f"{task[0]} {dtype_name(task[1])}"):
+            for row in rows_of(name, dtype, args.device, args.fast_math):
+                results["rows"].append(row)
+                say(describe_row(row))
+    except (KeyboardInterrupt, BrokenPipeError) as stop:
+        stopped = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else CLOSED
+        if usual_place:  # which is for whole runs
+            args.json = args.json.with_suffix(".part.json")
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")
     print(f"\nwrote {args.json} and {table}")
+    if stopped:
+        print(f"STOPPED after {len(results['rows'])} rows; the others were not looked at")
     broken = {row["name"] for row in results["rows"] if row["broken"]}
     print(f"bounds broken by: {', '.join(sorted(broken))}" if broken else "every bound holds")
-    return 1 if broken else 0
+    return stopped or (1 if broken else 0)
 
 
 if __name__ == "__main__":

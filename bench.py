@@ -53,7 +53,19 @@ from jitact import kernels, report
 from jitact.accuracy import broken_rules, exact_function, measure, sample
 from jitact.exporting import onefile
 from jitact.measuring import page
-from jitact.measuring.commandline import Parser, dtype_name, first_line, machine, progress, say, write_json
+from jitact.measuring.commandline import (
+    CLOSED,
+    INTERRUPTED,
+    Parser,
+    dtype_name,
+    exit_code,
+    first_line,
+    machine,
+    progress,
+    say,
+    write_json,
+)
+from jitact.measuring.others import Others
 from jitact.modules import ActivationModule
 from jitact.registry import REGISTRY
 from jitact.report import DIRECTIONS, PEERS
@@ -62,6 +74,7 @@ GPU_SHAPE, CPU_SHAPE = (4096, 393216), (4096, 4096)
 COPIES = 16  # tensors of the full size alive at once: x, dy, and what ours and the peers make of them
 LEAST_COPIES = 6  # of them without peers, which do without a row if memory is short
 CACHE = {"cuda": 2**28, "cpu": 2**27}  # bytes; inputs are rotated until they fill more than this, which no cache holds
+BUSY = 1.5  # the usual time over the shortest, above which something else was at work
 SMALL = 2**22  # bytes; below this a single call is too short to time
 RUNS = {"cuda": (9, 51, 0.08), "cpu": (5, 21, 0.15)}  # fewest and most runs of each timing, and the seconds to spend on it
 CPU_SECONDS = 60  # what a run on the CPU may take, roughly
@@ -133,7 +146,12 @@ def lap(device: torch.device, call: Callable[[int], object], first: int, count: 
         for i in range(first, first + count):
             call(i)
         end.record()
-        return lambda: end.synchronize() or start.elapsed_time(end) / count
+
+        def milliseconds() -> float:
+            end.synchronize()
+            return start.elapsed_time(end) / count
+
+        return milliseconds
     begin = time.perf_counter()
     for i in range(first, first + count):
         call(i)
@@ -143,6 +161,11 @@ def lap(device: torch.device, call: Callable[[int], object], first: int, count: 
 
 def medians(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, float]:
     """Median milliseconds of one call of each, in turns, so that a drift of the machine hits all alike."""
+    return {name: statistics.median(each) for name, each in timings(xs, work).items()}
+
+
+def timings(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, list[float]]:
+    """The milliseconds of one call of each, as often as they were timed."""
     device, count = xs[0].device, 1 if xs[0].nbytes > SMALL else len(xs)
     least, most, seconds = RUNS[device.type]
     for call in work.values():
@@ -153,7 +176,7 @@ def medians(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[
     for run in range(runs):
         for name, call in work.items():
             laps[name].append(lap(device, call, run * count, count))
-    return {name: statistics.median(elapsed() for elapsed in each) for name, each in laps.items()}
+    return {name: [elapsed() for elapsed in each] for name, each in laps.items()}
 
 
 def default_shape(dtype: torch.dtype, device: torch.device, rows: int) -> tuple[tuple[int, ...], str]:
@@ -313,13 +336,18 @@ def make_peer(peer: str, cls: type[ActivationModule], xs: list[Tensor], dys: lis
     return (None, trouble) if trouble else (subject, None)
 
 
-def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, dict[str, float]] | None:
-    """The milliseconds of each direction, by subject; None if memory runs out."""
-    times: dict[str, dict[str, float]] = {name: {} for name in subjects}
+def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, Any] | None:
+    """The milliseconds of each direction, by subject, and their ``"spread"``; None if memory runs out.
+
+    The spread is the median over the shortest time, where it is largest: on a machine that does nothing else it is near 1.
+    """
+    times: dict[str, Any] = {name: {} for name in subjects} | {"spread": 1.0}
     try:
         for direction in DIRECTIONS:
-            for name, ms in medians(xs, {name: getattr(subject, direction) for name, subject in subjects.items()}).items():
-                times[name][direction] = ms
+            found = timings(xs, {name: getattr(subject, direction) for name, subject in subjects.items()})
+            for name, each in found.items():
+                times[name][direction] = statistics.median(each)
+                times["spread"] = max(times["spread"], statistics.median(each) / min(each))
     except torch.OutOfMemoryError:
         return None
     return times
@@ -335,14 +363,35 @@ def release(device: torch.device) -> None:
 def run(
     names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, peers: list[str]
 ) -> dict[str, Any]:
-    """Measures everything, saying it row by row, and returns the results."""
+    """Measures everything, saying it row by row, and returns the results.
+
+    Ctrl-C, or nobody reading on, ends it early: ``stopped`` is then the exit code to end with, else 0.
+    """
     tasks = [(dtype, name) for dtype in dtypes for name in names]
     shape, remark = (shape, "") if shape else default_shape(max(dtypes, key=lambda dtype: dtype.itemsize), device, len(tasks))
-    results: dict[str, Any] = {"machine": machine(device), "dtypes": {}, "rows": []}
+    results: dict[str, Any] = {"machine": machine(device), "stopped": 0, "dtypes": {}, "rows": []}
+    try:
+        _measure(tasks, device, shape, remark, peers, results)
+    except KeyboardInterrupt:
+        results["stopped"] = INTERRUPTED
+    except BrokenPipeError:
+        results["stopped"] = CLOSED
+    return results
+
+
+def _measure(
+    tasks: list[tuple[torch.dtype, str]],
+    device: torch.device,
+    shape: tuple[int, ...],
+    remark: str,
+    peers: list[str],
+    results: dict[str, Any],
+) -> None:
+    """Adds to ``results`` what each task gives, and says it."""
     say(f"jitact {results['machine']['jitact']} of {HERE}")
     say(f"{report.describe(results['machine'])} · {report.size(shape)}{remark}")
     xs: list[Tensor] = []
-    for dtype, name in progress(tasks, len(tasks)):
+    for dtype, name in progress(tasks, len(tasks), lambda task: f"{task[1]} {dtype_name(task[0])}"):
         if not xs or xs[0].dtype != dtype:
             xs = dys = []
             release(device)
@@ -350,11 +399,13 @@ def run(
             rates = ceilings(xs, dys)
             results["dtypes"][dtype_name(dtype)] = {"shape": shape, "bytes_per_second": rates}
             say(report.bench_heading(dtype_name(dtype), rates, peers))
+        others = Others()
         row = measure_row(REGISTRY[name], xs, dys, rates, peers)
+        crowded = device.type == "cpu" and others.disturb(torch.get_num_threads())
+        row["busy"] = crowded or row.get("spread", 1.0) > BUSY
         results["rows"].append(row)
         say(report.bench_row(row, peers))
         release(device)
-    return results
 
 
 FIRST_USE = """
@@ -418,11 +469,15 @@ def parse_shape(text: str) -> tuple[int, ...]:
     return shape
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns the exit code: 1 if an activation is wrong; bad arguments exit with 2."""
+def main(arguments: list[str] | None = None, prog: str = "bench.py") -> int:
+    """The command line. Returns the exit code: 1 if an activation is wrong, 130 after Ctrl-C; bad arguments exit with 2."""
+    return exit_code(lambda: _main(arguments, prog))
+
+
+def _main(arguments: list[str] | None, prog: str) -> int:
     # Tensors of many sizes come and go here, each a good part of the memory: none of it may be lost between them.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    parser = Parser(prog="bench.py", description=__doc__)
+    parser = Parser(prog=prog, description=__doc__)
     parser.add_argument(
         "--shape",
         type=parse_shape,
@@ -475,16 +530,21 @@ def main(arguments: list[str] | None = None) -> int:
     wrong = {row["name"] for row in results["rows"] if row["wrong"]}
     right = [name for name in args.names if name not in wrong]
     results["geometric_means"] = report.geometric_means(results["rows"])
-    results |= first_use(right, args.device, right if args.cold else right[:1])
-    print(report.bench_summary(results))
+    results |= {"import_ms": None, "first_use": {}}
+    try:
+        if not results["stopped"]:
+            results |= first_use(right, args.device, right if args.cold else right[:1])
+    except KeyboardInterrupt:
+        results["stopped"] = INTERRUPTED
     if args.json:
         write_json(args.json, results)
     if args.html:
         args.html.write_text(page.report_html(results), encoding="utf-8")
-    if args.plot:
+    if args.plot and results["rows"]:
         report.plot(results, args.plot)
-    return 1 if wrong else 0
+    print(report.bench_summary(results))
+    return results["stopped"] or (1 if wrong else 0)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(prog="bench.py" if __spec__ is None else "python -m jitact.bench"))

@@ -15,15 +15,16 @@ import torch
 from .definitions.define import check_params, define
 from .kernels import BuildError
 from .measuring.checks import check
+from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
 from .records import Activation
 from .registry import names
-from .report import figure
 
 __all__ = ["describe", "describe_html", "load_ipython_extension"]
 
 RESULTS = Path(__file__).parent / "results"
+KINDS = ("forward", "gradient")
 CURVE = (-4.0, 4.0, 161)  # where a class's picture starts and ends, and its points
 
 
@@ -143,10 +144,13 @@ def _facts(cls: type[ActivationModule]) -> dict[str, str]:
     """What is to be known of a class, in the order in which it is shown."""
     record = cls.activation
     keeps = {"input": "the input", "output": "the output", "bit": "one bit per element"}
+    kept = [keeps[save] for save in record.saves]
+    if len(kept) > 1:
+        kept[0] += " (default)"
     facts = {
         "parameters": ", ".join(f"{name}={value:g}" for name, value in record.params),
-        "backward keeps": " or ".join(f"{keeps[save]}{' (default)' * (i == 0)}" for i, save in enumerate(record.saves)),
-        "worst error": ", ".join(_worst(record)),
+        "backward keeps": " or ".join(kept),
+        "worst error, forward / gradient": ", ".join(_worst(record)),
         "notes": record.notes,
     }
     return {key: fact for key, fact in facts.items() if fact}
@@ -166,7 +170,7 @@ def _worst(record: Activation) -> list[str]:
     """The worst measured errors of the default by dtype, of forward and gradient."""
     rows = [row for row in _rows() if row["name"] == record.name and row.get("save") == record.saves[0]]
     rows = [row for row in rows if "ours" in row and not row["fast_math"]]
-    return [f"{row['dtype']} {figure(max(float(each['ulp']) for each in row['ours'].values()))} ulp" for row in rows]
+    return [f"{row['dtype']} {' / '.join(figure(row['ours'][kind]['ulp']) for kind in KINDS)} ulp" for row in rows]
 
 
 def describe(cls: type[ActivationModule]) -> str:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .autograd import run, run_with_operands
 from .fusing.around import run_around
+from .measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 
 __all__ = ["ActivationModule", "make_function", "make_module", "variant"]
@@ -123,15 +124,18 @@ class ActivationModule(nn.Module):
     @classmethod
     def get_inputs(
         cls,
-        batch_size: int = 4096,
-        dim: int = 393216,
+        batch_size: int = BATCH_SIZE,
+        dim: int = DIM,
         *,
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> list[Tensor]:
-        """Random normal tensors ``(batch_size, dim)``, one or as many as forward takes, as KernelBench wants it."""
+        """Random normal tensors, one or as many as forward takes, as KernelBench wants it.
+
+        Of 6.4 GB each, in float32, or of JITACT_BATCH_SIZE x JITACT_DIM if these are set; many on a CPU are told of.
+        """
         count = cls.activation.layout.elements
-        return [torch.randn(batch_size, dim, device=device, dtype=dtype) for _ in range(count)]
+        return [kernelbench_input(batch_size, dim, device, dtype) for _ in range(count)]
 
     @staticmethod
     def get_init_inputs() -> list:

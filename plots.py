@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from .measuring.checks import converted, default_device
+from .measuring.limits import GRADIENT_FLOOR
 from .measuring.oracle import exact_function, function_of
-from .measuring.ulp import GRADIENT_FLOOR, every_16bit_value, ulp_error, value_and_gradient
+from .measuring.ulp import every_16bit_value, ulp_error, value_and_gradient
 from .modules import ActivationModule
 from .records import DTYPES
 from .registry import Named, module_of, record_of

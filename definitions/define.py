@@ -262,7 +262,8 @@ def _check_name(name: str, *, of_folder: bool = False) -> None:
 def _reserved_names() -> frozenset[str]:
     """What ``jitact.<name>`` is, or becomes when a module of the library is imported."""
     package = sys.modules[registry.__package__]
-    return frozenset({*vars(package), *package.__all__, *(module.name for module in pkgutil.iter_modules(package.__path__))})
+    modules = (module.name for module in pkgutil.iter_modules(package.__path__))
+    return frozenset({*vars(package), *package.PUBLIC, *package.HOOKS, *modules})
 
 
 @cache

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import hashlib
 import inspect
@@ -25,6 +24,7 @@ from ..definitions.define import Definition, load_folder
 from ..definitions.expression import in_cpp
 from ..kernels import KernelSource
 from ..kernels.loader.source import Work
+from ..measuring.commandline import CommandParser
 from ..modules import ActivationModule
 from ..records import Activation, is_plain
 from . import onefile_weights as weights
@@ -88,9 +88,9 @@ def export(activation: registry.Named) -> str:
     return text
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """``python -m jitact.registry export NAME [-o FILE]``; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m jitact.registry", description="Writes an activation as one file.")
+def main(arguments: list[str] | None = None, prog: str = "python -m jitact.registry") -> int:
+    """``jitact export NAME [-o FILE]``, and ``python -m jitact.registry export``; returns the exit code."""
+    parser = CommandParser(prog=prog, description="Writes an activation as one file.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="export")
     command = commands.add_parser("export", help=(export.__doc__ or "").partition("\n")[0])
     command.add_argument("name", help="an activation, by any name that it is known by")

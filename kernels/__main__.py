@@ -1,4 +1,7 @@
-"""``python -m jitact.kernels``: builds kernels in advance, and shows, clears and diagnoses what is kept."""
+"""``python -m jitact.kernels``: builds kernels in advance, and shows, clears and diagnoses what is kept.
+
+``jitact build``, ``jitact list`` and so on are these commands too.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,38 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..measuring.commandline import CommandParser, exit_code
 from .loader import cache, folders
 from .loader.errors import BuildError
 from .loader.gpu import Arch, parse_archs
 from .loader.plan import Plan
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command and returns the exit code: 0 if all is well."""
-    options = _parser().parse_args(arguments)
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m jitact.kernels") -> int:
+    """Runs one command and returns the exit code: 0 if all is well, 1 if something failed, 2 for a name that there is not."""
+    return exit_code(lambda: _run(_parser(prog).parse_args(arguments)))
+
+
+def _run(options: argparse.Namespace) -> int:
     try:
         return options.run(options)
-    except (BuildError, ValueError, LookupError) as error:
-        print(f"jitact: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
-    except BrokenPipeError:  # as in `... list | head -1`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141
-    except OSError as error:
-        print(f"jitact: {error}", file=sys.stderr)
+    except LookupError as error:
+        print(f"{options.prog}: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:
+        raise
+    except (BuildError, ValueError, OSError) as error:
+        print(f"{options.prog}: {error}", file=sys.stderr)
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m jitact.kernels", description="Compiled kernels, and what compiling takes.")
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = CommandParser(prog=prog, description="Compiled kernels, and what compiling takes.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run, description: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=description, description=description)
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, prog=sub.prog)
         return sub
 
     build = command("build", _build, "Compiles activations, all or those named, as far as they are not cached.")
@@ -59,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     command("where", _where, "Tells where builds are kept, and why there.")
     clear = command("clear", _clear, "Removes builds, all or those named, and nothing that is not the loader's own.")
     clear.add_argument("names", nargs="*", metavar="NAME")
+    clear.add_argument(
+        "--unused", type=_positive, metavar="DAYS", help="only what no process of yours has used for so many days"
+    )
     command("doctor", _doctor, "Checks and explains all that compiling takes; the exit code tells. Compiles nothing.")
     tune = command("tune", _tune, "Measures on a GPU how many vectors its threads should take, for all or those named.")
     tune.add_argument("names", nargs="*", metavar="NAME")
@@ -109,18 +116,19 @@ def _list(options: argparse.Namespace) -> int:
             entry = find(_plan(name, fast_math))
             current |= {entry.folder} if entry else set()
     known = set(_registered([])) | {f"{name}_fast_math" for name in _registered([])}
-    rows = [("NAME", "KEY", "ARCHS", "CPU", "SIZE", "AGE", "STATE")]
+    rows = [("NAME", "KEY", "ARCHS", "CPU", "SIZE", "AGE", "USED", "STATE")]
     for folder in folders.readable():
         for entry in cache.entries(folder):
             name, _, key = entry.folder.name.rpartition("-")
             if entry.problem:
-                rows.append((name, key, "", "", "", "", entry.problem))
+                rows.append((name, key, "", "", "", "", "", entry.problem))
                 continue
             state = "current" if entry.folder in current else "superseded" if name in known else "usable"
             archs = " ".join(entry.build.archs) or "none"
             size = f"{entry.library.stat().st_size / 1024:.0f} KB"
-            rows.append((name, key, archs, entry.build.cpu, size, _age(time.time() - entry.build.created), state))
-        rows += [(*title.rpartition("-")[::2], "", "", "", "", "being built") for title in cache.at_work(folder)]
+            ages = (_age(time.time() - then) for then in (entry.build.created, cache.used(entry)))
+            rows.append((name, key, archs, entry.build.cpu, size, *ages, state))
+        rows += [(*title.rpartition("-")[::2], "", "", "", "", "", "being built") for title in cache.at_work(folder)]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     for row in rows:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
@@ -158,7 +166,7 @@ def _clear(options: argparse.Namespace) -> int:
         print(f"jitact: not cleared: {why}", file=sys.stderr)
     places = [folder for folder in folders.readable() if folders.problem(folder, writing=True) is None]
     for folder in places:
-        left += _clear_in(folder, wanted)
+        left += _clear_in(folder, wanted, options.unused)
     if not places and not left:
         print(f"{folders.configured()}: nothing to remove")
     return 1 if left else 0
@@ -175,13 +183,15 @@ def _cached_names(names: Sequence[str]) -> set[str]:
     return wanted | {f"{name}_fast_math" for name in wanted}
 
 
-def _clear_in(folder: Path, wanted: set[str]) -> int:
-    """Removes builds, all or those wanted, and says so; how many could not be removed."""
+def _clear_in(folder: Path, wanted: set[str], unused_days: int | None) -> int:
+    """Removes builds, all or those wanted, or of these the unused ones, and says so; how many could not be removed."""
     removed, freed, left = 0, 0, 0
     for entry in cache.entries(folder):
         if wanted and entry.folder.name.rpartition("-")[0] not in wanted:
             continue
         try:
+            if unused_days is not None and time.time() - cache.used(entry) < unused_days * cache.DAY:
+                continue
             size = _size(entry.folder)
             if cache.remove(entry):
                 removed, freed = removed + 1, freed + size
@@ -190,13 +200,13 @@ def _clear_in(folder: Path, wanted: set[str]) -> int:
         except OSError as error:
             print(f"jitact: not cleared: {entry.folder} ({error.strerror})", file=sys.stderr)
         left += 1
-    if not wanted:
+    if not wanted and unused_days is None:
         try:
             cache.tidy(folder)
         except OSError as error:
             print(f"jitact: not cleared: {error.filename or folder} ({error.strerror})", file=sys.stderr)
             left += 1
-    print(f"{folder}: removed {removed} build{'s' * (removed != 1)}, {freed / 1024:.0f} KB")
+    print(f"{folder}: removed {removed} {'build' if removed == 1 else 'builds'}, {freed / 1024:.0f} KB")
     return left
 
 

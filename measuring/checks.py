@@ -14,10 +14,10 @@ from torch import Tensor
 from ..modules import ActivationModule
 from ..records import DTYPES, is_plain
 from ..registry import Named, module_of, record_of
-from ..report import figure
-from .oracle import FROM_OUTPUT, LIMITS, Judge, Oracle
+from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
+from .oracle import Judge, Oracle
 from .sampling import incoming, inputs, kinks
-from .ulp import GRADIENT_FLOOR
+from .text import figure
 
 __all__ = ["Check", "Row", "check"]
 
@@ -68,7 +68,7 @@ class Row:
     @property
     def lossy(self) -> bool:
         """Whether forward is off by far more than its formula need be: small results of subtractions, or vanished ones."""
-        return self.forward is not None and self.forward.ulp > LIMITS[self.dtype].ulp
+        return self.forward is not None and self.forward.ulp > FORMULA[self.dtype].ulp
 
     @property
     def verdict(self) -> str:
@@ -76,8 +76,12 @@ class Row:
         if not self.passed:
             return "FAIL"
         overflows = min(worst.overflows for worst in (self.forward, self.gradient) if worst)
-        buts = ["loses digits"] * self.lossy + [f"overflows from |x| = {overflows:.2g}"] * (overflows < math.inf)
-        return ", ".join(["pass", *(f"but {but}" for but in buts)])
+        verdict = "pass"
+        if self.lossy:
+            verdict += ", but loses digits"
+        if overflows < math.inf:
+            verdict += f", but overflows from |x| = {overflows:.2g}"
+        return verdict
 
 
 @dataclass(frozen=True)
@@ -134,9 +138,9 @@ def check(
     own forward in float64, and its gradient with that forward's finite differences, kinks left out. A gradient from the output
     is compared with the slope where the function has the very output that was kept, rounded as it is.
 
-    A result is wrong if it is further off than rounding explains: by more than :data:`LIMITS`, and by more than a change of
-    ``x`` in the last bits of a register makes. A pass that loses digits is a right formula with large relative errors
-    somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
+    A result is wrong if it is further off than rounding explains: by more than ``FORMULA`` in measuring/limits.py says, and by
+    more than a change of ``x`` in the last bits of a register makes. A pass that loses digits is a right formula with large
+    relative errors somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
 
     Args:
         activation: anything that :func:`jitact.get` takes; of a module, the parameters are those checked.
@@ -163,7 +167,7 @@ def check(
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
     rows = tuple(row for x in samples.values() for row in _rows(module, x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, oracle.params, strict=True))
-    title = f"{record.name}{f'({settings})' * bool(settings)}: {record.formula}"
+    title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
     span = "all finite x" if (low, high) == (-math.inf, math.inf) else f"{low:g} <= x <= {high:g}"
     result = Check(title, f"against {oracle.name}, {span}, on {device}", rows, _unseen(module, rows, device))
     print(result.table)
@@ -237,24 +241,24 @@ def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
         exact_dx = exact_dx.masked_fill(~(exact_dx.isfinite() & exact_y.isfinite()), torch.nan)
         exact_y = exact_y.masked_fill(~exact_y.isfinite(), torch.nan)
     yardstick = dtype is torch.float64 and not oracle.has_reference
-    dy, none = incoming(exact_dx, dtype, LIMITS[dtype].floor), torch.zeros_like(exact_y)
+    dy, none = incoming(exact_dx, dtype, FORMULA[dtype].floor), torch.zeros_like(exact_y)
     for save in dict.fromkeys([module.save or record.saves[0], *record.saves]):
         if not all(r.holds(*oracle.params) for r in record.requires if r.save == save):
             continue
         y, dx = _value_and_gradient(converted(module, x, save), x, dy)
-        wanted, unsure, limit = exact_dx, doubt, LIMITS[dtype]
+        wanted, unsure, limit = exact_dx, doubt, FORMULA[dtype]
         if save == "output":
-            (wanted, unsure), limit = oracle.gradient_of_output(exact_x, y.double()), FROM_OUTPUT[dtype]
+            (wanted, unsure), limit = oracle.gradient_of_output(exact_x, y.double()), FORMULA_FROM_OUTPUT[dtype]
             wanted = wanted.masked_fill(exact_dx.isnan(), torch.nan)
         if dtype in (torch.float32, torch.bfloat16):  # a subnormal x may be 0 in registers, where a slope is infinite
             flushed = (exact_x.abs() < torch.finfo(dtype).tiny) & (exact_x != 0) & ~dx.isfinite()
             wanted = wanted.masked_fill(flushed, torch.nan)
-        judges = [Judge(exact_y, y_spread, none, LIMITS[dtype], dtype), Judge(wanted, dx_spread, unsure, limit, dtype)]
+        judges = [Judge(exact_y, y_spread, none, FORMULA[dtype], dtype), Judge(wanted, dx_spread, unsure, limit, dtype)]
         far = exact_x.abs() > torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).max ** FAR
         slips = [torch.zeros_like(far), torch.zeros_like(far)]
         if dtype is not torch.float64:  # what the same formula gives in float64 tells a slip from digits or a range too few
             wide = _value_and_gradient(converted(module, exact_x, save), exact_x, torch.ones_like(exact_x))
-            limits = LIMITS[torch.float64], (FROM_OUTPUT if save == "output" else LIMITS)[torch.float64]
+            limits = FORMULA[torch.float64], (FORMULA_FROM_OUTPUT if save == "output" else FORMULA)[torch.float64]
             exact = (exact_y, y_spread, none), (exact_dx, dx_spread, doubt)
             slips = [Judge(*e, to, torch.float64).wrong(w) for e, to, w in zip(exact, limits, wide, strict=True)]
             far &= ~(slips[0] | slips[1])

@@ -1,4 +1,8 @@
-"""What the tools bench.py and accuracy.py share: arguments, the facts of the machine, progress, files."""
+"""What all commands share: arguments, names, exit codes, the facts of the machine, files.
+
+Exit codes are the same everywhere: 0 all is well, 1 something that was looked at is wrong or failed, 2 the command line is,
+130 interrupted by Ctrl-C, 141 nobody reads the output any more (``| head``).
+"""
 
 from __future__ import annotations
 
@@ -7,21 +11,50 @@ import datetime
 import io
 import json
 import math
+import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
 import torch
 
 from .. import registry
+from .progress import progress, say
 
-__all__ = ["DTYPES", "Parser", "dtype_name", "first_line", "machine", "progress", "say", "write_json"]
+__all__ = [
+    "CLOSED",
+    "DTYPES",
+    "INTERRUPTED",
+    "CommandParser",
+    "Parser",
+    "dtype_name",
+    "exit_code",
+    "first_line",
+    "machine",
+    "plain_output",
+    "progress",
+    "say",
+    "write_json",
+]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-Item = TypeVar("Item")
+INTERRUPTED, CLOSED = 130, 141  # as shells count ends by SIGINT and SIGPIPE
+
+
+def exit_code(command: Callable[[], int]) -> int:
+    """Runs a command and returns its exit code, also where Ctrl-C or the end of a pipe stops it."""
+    try:
+        code = command()
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would print what is left of it when it ends
+        return CLOSED
+    return code
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -29,31 +62,47 @@ def dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, known in DTYPES.items() if known is dtype)
 
 
-class Parser(argparse.ArgumentParser):
-    """A command line of activation names, ``--dtype`` and ``--device``. A mistake in it is one line and exit code 2."""
+class CommandParser(argparse.ArgumentParser):
+    """A command line of which a mistake is one line and exit code 2."""
 
     def __init__(self, **kwargs: Any) -> None:
         """Takes what ArgumentParser takes."""
         super().__init__(allow_abbrev=False, **kwargs)
-        self.add_argument("names", nargs="*", metavar="NAME", help="activations, by any name they are known by; all by default")
-        self.add_argument("--dtype", type=self._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
-        self.add_argument("--device", type=self._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
-
-    def parse(self, arguments: list[str] | None) -> argparse.Namespace:
-        """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?."""
-        if isinstance(sys.stdout, io.TextIOWrapper):
-            sys.stdout.reconfigure(errors="replace")
-        args = self.parse_args(arguments)
-        try:
-            args.names = list(dict.fromkeys(map(registry.resolve, args.names))) or registry.names()
-        except KeyError as error:
-            self.error(str(error))
-        args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
-        return args
 
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
         self.exit(2, f"{self.prog}: {message}\n")
+
+    def canonical(self, names: list[str]) -> list[str]:
+        """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake."""
+        try:
+            return list(dict.fromkeys(map(registry.resolve, names))) or registry.names()
+        except KeyError as error:
+            self.error(str(error))
+
+
+class Parser(CommandParser):
+    """A command line of activation names, ``--dtype`` and ``--device``."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        """Takes what ArgumentParser takes."""
+        super().__init__(**kwargs)
+        self.add_choices(self)
+
+    @classmethod
+    def add_choices(cls, parser: argparse.ArgumentParser) -> None:
+        """Gives any parser these arguments."""
+        parser.add_argument("names", nargs="*", metavar="NAME", help="activations, by any name that they have; all by default")
+        parser.add_argument("--dtype", type=cls._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
+        parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
+
+    def parse(self, arguments: list[str] | None) -> argparse.Namespace:
+        """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?."""
+        plain_output()
+        args = self.parse_args(arguments)
+        args.names = self.canonical(args.names)
+        args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
+        return args
 
     @staticmethod
     def output_file(text: str) -> Path:
@@ -89,6 +138,12 @@ class Parser(argparse.ArgumentParser):
         return device
 
 
+def plain_output() -> None:
+    """From here on, what a terminal cannot show is printed as a question mark."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
 def machine(device: torch.device) -> dict[str, Any]:
     """What a measured figure depends on: device, driver, versions, date."""
     from .. import __version__
@@ -120,30 +175,6 @@ def _first_line(*command: str) -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0].strip()
     except (OSError, subprocess.CalledProcessError, IndexError):
         return None
-
-
-def progress(items: Iterable[Item], total: int) -> Iterator[Item]:
-    """Goes through ``items``, with a bar where a person watches and tqdm is there."""
-    if _watched():
-        try:
-            from tqdm import tqdm
-        except ImportError:
-            pass
-        else:
-            items = tqdm(items, total=total, leave=False, dynamic_ncols=True, unit="row")
-    yield from items
-
-
-def say(line: str = "") -> None:
-    """Prints a line, above the bar if there is one."""
-    if _watched() and "tqdm" in sys.modules:
-        sys.modules["tqdm"].tqdm.write(line)
-    else:
-        print(line, flush=True)
-
-
-def _watched() -> bool:
-    return sys.stderr.isatty() and sys.stdout.isatty()
 
 
 def first_line(error: Exception) -> str:

@@ -11,33 +11,12 @@ from torch import Tensor
 from ..definitions.define import Definition
 from ..modules import ActivationModule
 from ..registry import REGISTRY, record_of
+from .limits import Limit
 from .ulp import ulp_error, value_and_gradient
 
-__all__ = ["FROM_OUTPUT", "LIMITS", "Judge", "Limit", "Oracle", "exact_function"]
+__all__ = ["Judge", "Oracle", "exact_function"]
 
 NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
-
-
-@dataclass(frozen=True)
-class Limit:
-    """What the results of a right formula stay within: it tells right from wrong, not good from better.
-
-    Attributes:
-        ulp: the error.
-        floor: the magnitude below which an ulp counts as the one there, since what is computed on the way may be larger.
-    """
-
-    ulp: float
-    floor: float
-
-
-LIMITS = {
-    torch.float64: Limit(2.0**16, 1.0),
-    torch.float32: Limit(64, 1.0),
-    torch.float16: Limit(2, 2.0**-8),
-    torch.bfloat16: Limit(2, 2.0**-8),
-}
-FROM_OUTPUT = LIMITS | {torch.float64: Limit(2.0**24, 1.0)}  # of gradients from the output, whose own rounding is in them
 
 
 def exact_function(module: ActivationModule) -> Callable[[Tensor], Tensor]:

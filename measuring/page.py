@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from ..report import DIRECTIONS, PEERS, Row, describe, figure, size
+from .text import DIRECTIONS, PEERS, Row, describe, figure, size
 
 __all__ = ["report_html"]
 
@@ -89,8 +89,8 @@ def _summary(results: dict[str, Any]) -> str:
     wrong = [row for row in results["rows"] if row["wrong"]]
     listed = "".join(f"<li>{escape(row['name'])} {row['dtype']}: {escape('; '.join(row['wrong']))}</li>" for row in wrong)
     told = f"<p class='wrong'>Wrong, and not timed:</p><ul class='wrong'>{listed}</ul>" if wrong else ""
-    note = "<p>Forward, forward with autograd recording, and backward together; the geometric mean.</p>"
-    return f"<h2>In short</h2>{note * bool(tiles)}<div class='tiles'>{''.join(tiles)}</div>{told}"
+    note = "<p>Forward, forward with autograd recording, and backward together; the geometric mean.</p>" if tiles else ""
+    return f"<h2>In short</h2>{note}<div class='tiles'>{''.join(tiles)}</div>{told}"
 
 
 def _speed(dtype: str, facts: dict[str, Any], rows: list[Row]) -> str:

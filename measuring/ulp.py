@@ -8,9 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-__all__ = ["GRADIENT_FLOOR", "every_16bit_value", "fp32_values", "sample", "ulp_error", "value_and_gradient"]
-
-GRADIENT_FLOOR = 2.0**-8  # of the 16-bit types; what is computed on the way to a wider one's is rounded at about 1
+__all__ = ["every_16bit_value", "fp32_values", "sample", "ulp_error", "value_and_gradient"]
 
 
 def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:

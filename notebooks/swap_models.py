@@ -1,7 +1,8 @@
-"""What ``jitact.replace`` does to whole models: results, the time of a training step, and memory, before and after.
+"""What ``jitact.replace`` does to whole models: results, tokens per second and memory of a training step, before and after.
 
-``python notebooks/swap_models.py bert resnet --dtype bfloat16``. Models are built from configurations, with random weights;
-bert, gpt2 and llama need transformers. Sizes are those of base models on a GPU, and small on a CPU.
+``python notebooks/swap_models.py bert llama --dtype bfloat16 --compile``. Models are built from configurations, with random
+weights; bert, gpt2 and llama need transformers. Sizes are those of base models on a GPU, and small on a CPU. Each takes
+seconds, and a minute with ``--compile``.
 """
 
 from __future__ import annotations
@@ -12,13 +13,19 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import jitact
+from jitact.measuring.commandline import machine, write_json
+from jitact.measuring.markdown import training_markdown
 
 MODELS = ("bert", "gpt2", "llama", "resnet")
+# Layers, features, features of the MLP, heads, sequences, their length.
+SIZES = {"small": (2, 64, 256, 4, 4, 64), "base": (12, 768, 3072, 12, 32, 512), "llama": (8, 2048, 5632, 16, 8, 1024)}
 # What results may differ by: each of a model's layers rounds anew.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -77,9 +84,9 @@ def make(name: str, large: bool) -> tuple[nn.Module, Callable[[], Tensor], Calla
 
     import transformers
 
-    layers, hidden, heads, batch, length = (12, 768, 12, 16, 512) if large else (2, 64, 4, 4, 64)
+    layers, hidden, inner, heads, batch, length = SIZES["small" if not large else "llama" if name == "llama" else "base"]
     sizes = {"hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads, "vocab_size": 8192}
-    sizes |= {"intermediate_size": 4 * hidden, "bos_token_id": 0, "eos_token_id": 0}
+    sizes |= {"intermediate_size": inner, "bos_token_id": 0, "eos_token_id": 0}
     if name == "gpt2":
         config = transformers.GPT2Config(**sizes, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
     elif name == "bert":
@@ -151,8 +158,20 @@ def memory(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Ten
     return sum(sizes.values()) / 1e6
 
 
-def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> bool:
-    """Measures a model before and after, prints it, and returns whether results agree."""
+def peak(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> int:
+    """Bytes of GPU memory at the height of a training step, weights and all; 0 on a CPU, whose memory nobody counts."""
+    if not x.is_cuda:
+        return 0
+    model.zero_grad()
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    loss(model, x).backward()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated()
+
+
+def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int, compiled: bool = False) -> dict[str, Any]:
+    """Measures a model before and after, prints it, and returns the figures, and whether results agree."""
     torch.manual_seed(0)
     model, inputs, loss = make(name, large=device.type == "cuda")
     model = model.to(device, dtype).train()
@@ -160,18 +179,34 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int) -> 
     x = x.to(dtype) if x.is_floating_point() else x
     swapped = copy.deepcopy(model)
     report = jitact.replace(swapped)
-    print(f"\n{name}, {sum(p.numel() for p in model.parameters()) / 1e6:.1f} M parameters, input {tuple(x.shape)}\n{report}")
+    how = "under torch.compile" if compiled else "eager"
+    parameters = sum(p.numel() for p in model.parameters()) / 1e6
+    print(f"\n{name}, {how}, {parameters:.1f} M parameters, input {tuple(x.shape)}\n{report}")
     apart = difference(gradients(model, loss, x), gradients(swapped, loss, x))
     agree = apart <= TOLERANCE[dtype]
     print(f"loss and gradients: relative difference {apart:.1e}, {'within' if agree else 'BEYOND'} {TOLERANCE[dtype]:g}")
     kept = [memory(each, loss, x) for each in (model, swapped)]
-    times = step_times([model, swapped], loss, x, steps)
-    print(f"training step: {times[0]:.2f} ms before, {times[1]:.2f} ms after ({times[0] / times[1]:.2f}x)")
     print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
-    with torch.no_grad(), jitact.patched() as calls:
-        close = torch.allclose(loss(model, x), loss(swapped, x), rtol=TOLERANCE[dtype])
-    print(f"with patched() instead: {'the same loss' if close else 'ANOTHER LOSS'}; {calls}")
-    return agree and close
+    if not compiled:
+        with torch.no_grad(), jitact.patched() as calls:
+            close = torch.allclose(loss(model, x), loss(swapped, x), rtol=TOLERANCE[dtype])
+        print(f"with patched() instead: {'the same loss' if close else 'ANOTHER LOSS'}; {calls}")
+        agree &= close
+    measured = [torch.compile(each) for each in (model, swapped)] if compiled else [model, swapped]
+    times = step_times(measured, loss, x, steps)
+    peaks = [peak(each, loss, x) for each in measured]
+    count, unit = (x.numel(), "tokens") if not x.is_floating_point() else (len(x), "images")
+    rates = [1000 * count / ms for ms in times]
+    print(f"training step: {times[0]:.2f} ms before, {times[1]:.2f} ms after ({times[0] / times[1]:.2f}x)")
+    print(f"{unit} per second: {rates[0]:,.0f} before, {rates[1]:,.0f} after")
+    if x.is_cuda:
+        print(f"peak memory: {peaks[0] / 1e9:.2f} GB before, {peaks[1] / 1e9:.2f} GB after")
+    before, after = (
+        {"ms": ms, "per_second": rate, "kept_mb": mb, "peak_bytes": most}
+        for ms, rate, mb, most in zip(times, rates, kept, peaks, strict=True)
+    )
+    row = {"model": name, "compiled": compiled, "input": list(x.shape), "unit": unit, "apart": apart, "agree": bool(agree)}
+    return row | {"before": before, "after": after}
 
 
 def main() -> int:
@@ -181,6 +216,8 @@ def main() -> int:
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", type=torch.device)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--compile", action="store_true", help="measure each under torch.compile too")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, as results/training-cuda.json has them")
     args = parser.parse_args()
     if unknown := set(args.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
@@ -188,8 +225,13 @@ def main() -> int:
     left = [name for name in args.models or MODELS if name not in models]
     if left:
         print(f"{', '.join(left)} left out: pip install transformers")
-    results = [compare(name, args.device, getattr(torch, args.dtype), args.steps) for name in models]
-    return 0 if all(results) else 1
+    results = {"machine": machine(args.device), "dtype": args.dtype, "rows": []}
+    for name, compiled in [(name, compiled) for name in models for compiled in ([False, True] if args.compile else [False])]:
+        results["rows"].append(compare(name, args.device, getattr(torch, args.dtype), args.steps, compiled))
+        if args.json:
+            write_json(args.json, results)  # after each, as the next may not end
+    print(f"\n{training_markdown(results)}")
+    return 0 if all(row["agree"] for row in results["rows"]) else 1
 
 
 if __name__ == "__main__":

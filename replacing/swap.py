@@ -94,7 +94,8 @@ def _table(rows: Iterator[tuple[str, str, str]]) -> list[str]:
     shown = []
     for (_, what, _), group in alike.items():
         path, why = (_common(each) for each in zip(*group, strict=True))
-        shown.append(((path or "(the model)") + f" ({len(group)})" * (len(group) > 1), what, why))
+        number = f" ({len(group)})" if len(group) > 1 else ""
+        shown.append(((path or "(the model)") + number, what, why))
     widths = [max((len(row[i]) for row in shown), default=0) for i in (0, 1)]
     return [f"  {path:{widths[0]}}  {what:{widths[1]}}  {why}".rstrip() for path, what, why in shown]
 

@@ -1,4 +1,4 @@
-"""What the tests of every activation share: the cases, the float64 oracle and the one table of tolerances."""
+"""What the tests of every activation share: the cases, the float64 oracle, and errors held to measuring/limits.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor
 import jitact
 from jitact.accuracy import ulp_error
 from jitact.activations import TABLE
+from jitact.measuring.limits import FAR, LONG_TAIL_ULP, LONG_TAILS, OTHER_PARAMETERS, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.records import Activation, is_plain
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -16,21 +17,8 @@ CASES = [(activation, save) for activation in PLAIN for save in activation.saves
 CASE_IDS = [f"{activation.name}-{save}" for activation, save in CASES]
 PLAIN_IDS = [activation.name for activation in PLAIN]
 
-# Forward, in ulp of the dtype against float64: the worst input, and in 16 bits what 1 in 1000 inputs may exceed. The oracle
-# is itself float64, and loses as much in tails and differences as is allowed there.
-FORWARD_ULP = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 4.0, torch.float64: 4096.0}
-USUAL_ULP = {torch.float16: 0.55, torch.bfloat16: 0.51}
-# Far tails of gelu and its kin in float32: where |x| > 5, or further out than 5 standard deviations.
-TAIL_ULP = 64.0
+# Where the float64 formulas of the oracle lose their digits: further out than this they are no better than ours.
 TAILED = {"gelu", "gelu_tanh", "gelu_10", "laplace", "quick_gelu", "silu", "mish"}
-# Parameters other than the defaults: beta * x and alpha * x are rounded before they go into an exponent or a sine.
-OTHER_PARAMETERS_ULP, OTHER_PARAMETERS_GRADIENT_ULP = 64.0, 256.0
-# Gradient with dy = 1, in ulp; where the exact gradient is smaller than the floor, in units of the ulp at the floor, as
-# gradients that cross zero are differences.
-GRADIENT_ULP = {torch.float16: 1.0, torch.bfloat16: 1.0, torch.float32: 8.0, torch.float64: 64.0}
-GRADIENT_FLOOR = {torch.float16: 2.0**-8, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-3, torch.float64: 2.0**-3}
-# The same with save="output", relative to max(1, |gradient|): the rounding of y is in it.
-FROM_OUTPUT = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, torch.float32: 2.0**-21, torch.float64: 2.0**-28}
 
 
 def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tuple[Tensor, Tensor]:
@@ -52,30 +40,29 @@ def evaluate(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_accurate(activation: Activation, save: str, x: Tensor, **params: float) -> None:
-    """Forward and gradient of every element of ``x`` within the tolerances above."""
+    """Forward and gradient of every element of ``x`` within what is tested."""
     module = jitact.get(activation.name)(save=save, **params)
     y, dx = evaluate(module, x)
     exact_y, exact_dx = oracle(activation, x, tuple(params.get(name, default) for name, default in activation.params))
     x, dtype, name = x.cpu(), x.dtype, activation.name
+    limits = OTHER_PARAMETERS if params and dtype is torch.float32 else TESTED[dtype]
 
     errors = ulp_error(y, exact_y, dtype)
-    bound = torch.full_like(errors, FORWARD_ULP[dtype])
-    if dtype is torch.float32:
-        bound[(x.abs() > 5) | (exact_y.abs() < 1e-6)] = TAIL_ULP if name in TAILED else FORWARD_ULP[dtype]
-        bound = bound.clamp(min=OTHER_PARAMETERS_ULP) if params else bound
+    bound = torch.full_like(errors, limits.forward)
+    if dtype is torch.float32 and name in LONG_TAILS:
+        bound[x.abs() > FAR] = LONG_TAIL_ULP
     assert_below(errors, bound, x, f"{name} forward")
-    if dtype in USUAL_ULP and x.numel() > 10_000:
-        often = (errors > USUAL_ULP[dtype]).double().mean().item()
-        assert often <= 1e-3, f"{name} forward: {often:.2%} of inputs are off by more than {USUAL_ULP[dtype]} ulp"
+    if x.numel() > 10_000:
+        often = (errors > limits.usual).double().mean().item()
+        assert often <= UNUSUAL, f"{name} forward: {often:.2%} of inputs are off by more than {limits.usual} ulp"
 
     if save == "output":
         finite = exact_y.abs() < torch.finfo(dtype).max  # no slope comes from an output that overflowed
         errors = ((dx.double() - exact_dx).abs() / exact_dx.abs().clamp(min=1))[finite]
-        assert_below(errors, torch.full_like(errors, FROM_OUTPUT[dtype]), x[finite], f"{name} gradient from the output")
+        assert_below(errors, torch.full_like(errors, TESTED_FROM_OUTPUT[dtype]), x[finite], f"{name} gradient from the output")
     else:
-        errors = ulp_error(dx, exact_dx, dtype, floor=GRADIENT_FLOOR[dtype])
-        bound = OTHER_PARAMETERS_GRADIENT_ULP if params and dtype is torch.float32 else GRADIENT_ULP[dtype]
-        assert_below(errors, torch.full_like(errors, bound), x, f"{name} gradient")
+        errors = ulp_error(dx, exact_dx, dtype, floor=limits.floor)
+        assert_below(errors, torch.full_like(errors, limits.gradient), x, f"{name} gradient")
 
 
 def assert_below(errors: Tensor, bound: Tensor, x: Tensor, what: str) -> None:

@@ -319,7 +319,7 @@ class TestReport:
         (mean,) = report.geometric_means(rows)
         assert (mean["dtype"], mean["peer"], mean["of"], mean["count"]) == ("fp32", "eager", "all", 2)
         assert mean["forward"] == pytest.approx(4) and mean["step"] == pytest.approx(4)
-        every = [row_of(name) for name in sorted(report.CLASSIC)]
+        every = [row_of(name) for name in sorted(report.classic())]
         assert len(every) == 22 and [mean["of"] for mean in report.geometric_means(every)] == ["all", "classic"]
 
     def test_summary_names_what_falls_short(self):
@@ -364,8 +364,12 @@ class TestReport:
     def test_command_says_what_it_wrote(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(report, "ROOT", tmp_path)
         (tmp_path / "pyproject.toml").touch()
+        (tmp_path / "README.md").write_text("# jitact\n", encoding="utf-8")
         assert report.main([]) == 0
-        assert capsys.readouterr().out == f"wrote {tmp_path / 'ACTIVATIONS.md'}\n"
+        said = [f"wrote {tmp_path / name}" for name in report.WRITTEN]
+        said[list(report.WRITTEN).index("README.md")] = f"{tmp_path / 'README.md'} is up to date"
+        assert capsys.readouterr().out.splitlines() == said
+        assert report.main([]) == 0 and "wrote" not in capsys.readouterr().out
         assert (tmp_path / "ACTIVATIONS.md").read_text(encoding="utf-8").startswith("# Activations")
 
     def test_command_leaves_an_installed_package_alone(self, tmp_path, monkeypatch, capsys):

@@ -82,7 +82,8 @@ def test_tests_run_in_a_folder_of_any_name(name: str, options: list[str], unpack
 
 
 def test_source_distribution_is_complete(copied: Path, unpacked: Path) -> None:
-    for place in ("tests", "docs", "notebooks", "results", "kernels", "README.md", "ACTIVATIONS.md", "LICENSE", "bench.py"):
+    pages = ("README.md", "ACTIVATIONS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE")
+    for place in ("tests", "docs", "examples", "notebooks", "results", "kernels", "bench.py", "py.typed", *pages):
         for path in (copied / place, *(copied / place).rglob("*")):
             assert (unpacked / path.relative_to(copied)).exists(), path
 
@@ -92,8 +93,11 @@ def test_wheel_is_the_same_from_both_and_holds_the_package_alone(copied: Path, u
     for i, folder in enumerate((copied, unpacked)):
         with zipfile.ZipFile(build("build_wheel", folder, tmp_path / str(i))) as wheel:
             found.append({name for name in wheel.namelist() if ".dist-info/" not in name})
+            (commands,) = (wheel.read(name).decode() for name in wheel.namelist() if name.endswith("entry_points.txt"))
+            assert commands == "[console_scripts]\njitact = jitact.__main__:main\n"
     inside = (path for packages in copied.glob("*/__init__.py") for path in packages.parent.rglob("*") if path.is_file())
-    package = [*copied.glob("*.py"), *inside]
+    facts = [copied / name for name in ("py.typed", "__init__.pyi", "results/accuracy-cuda.json")]
+    package = [*copied.glob("*.py"), *inside, *facts]
     assert found[0] == found[1] == {f"jitact/{path.relative_to(copied).as_posix()}" for path in package}
 
 

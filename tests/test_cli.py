@@ -45,10 +45,10 @@ def test_build_then_list_then_clear(quick: Path, capfd: pytest.CaptureFixture[st
     with lock.locked(cache.lock_of(quick, at_work), "selu"):
         assert main(["list"]) == 0
     rows = capfd.readouterr().out.splitlines()
-    assert re.fullmatch(r"NAME +KEY +ARCHS +CPU +SIZE +AGE +STATE", rows[0])
+    assert re.fullmatch(r"NAME +KEY +ARCHS +CPU +SIZE +AGE +USED +STATE", rows[0])
     states = {row.split()[0]: row for row in rows[1:]}
     archs = r"none|[\d. +PTXa]+"
-    assert re.fullmatch(rf"softsign +[0-9a-f]{{16}} +({archs}) +\w+ +\d+ KB +\d+ s +current", states["softsign"])
+    assert re.fullmatch(rf"softsign +[0-9a-f]{{16}} +({archs}) +\w+ +\d+ KB +\d+ s +\d+ s +current", states["softsign"])
     assert states["relu"].endswith("superseded")
     assert "damaged: jitact_softsign_fast_math.so has a wrong checksum" in states["softsign_fast_math"]
     assert states["selu"].endswith("being built")
@@ -163,7 +163,7 @@ def test_a_cache_that_is_not_used_is_named_where_nothing_can_be_built(
 
 @pytest.mark.parametrize("command", ["build", "clear"])
 def test_an_unknown_name_is_an_error_with_a_suggestion(folder: Path, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    assert main([command, "softsing"]) == 1
+    assert main([command, "softsing"]) == 2
     said = capsys.readouterr()
     assert "did you mean 'softsign'" in said.err and said.err.count("\n") == 1 and said.out == ""
 
@@ -175,7 +175,7 @@ def test_clear_takes_the_names_that_list_shows_and_aliases(stand_in: Path, capsy
     for name, removed in (("answer", 1), ("other_fast_math", 1), ("ReLU", 1), ("relu", 0), ("other", 1)):
         assert main(["clear", name]) == 0
         assert f"removed {removed} build" in capsys.readouterr().out, name
-    assert main(["clear", "answer"]) == 1, "there is none any more, and no activation of that name"
+    assert main(["clear", "answer"]) == 2, "there is none any more, and no activation of that name"
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many", "1.5", "\N{SUPERSCRIPT TWO}"])

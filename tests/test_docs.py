@@ -27,7 +27,7 @@ FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 # What installs, or takes longer than a test may: CI runs the README's commands word for word.
 NOT_HERE = re.compile(
-    r"pip install|git clone|pytest|python bench\.py|python -m jitact\.(bench|accuracy)$|kernels (clear|build)"
+    r"pip install|git clone|pytest|python bench\.py|jitact (bench|accuracy)$|jitact (clear|build)"
 )
 
 
@@ -52,7 +52,8 @@ def blocks(path: Path) -> list[Block]:
 def run_shell(block: Block, folder: Path) -> None:
     lines = [line for line in block.code.splitlines() if not NOT_HERE.search(line)]
     environment = os.environ | {"REPOSITORY": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    command = ["bash", "-euo", "pipefail", "-c", "\n".join(lines)]
+    program = 'jitact() { python -m jitact "$@"; }'  # also where the package is not installed
+    command = ["bash", "-euo", "pipefail", "-c", "\n".join([program, *lines])]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"line {block.line}: {done.stderr}"
 

@@ -6,6 +6,7 @@ import copy
 import inspect
 import io
 import math
+import os
 import pickle
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from common import PLAIN, PLAIN_IDS
 
 import jitact
 from jitact import kernels
+from jitact.measuring import inputs
 from jitact.records import Activation
 
 
@@ -228,3 +230,22 @@ def test_a_parameter_beyond_float32_is_refused(dtype: torch.dtype, device: str) 
     with pytest.raises(RuntimeError, match="overflow"):
         torch.nn.functional.leaky_relu(x, 1e300)
     assert jitact.leaky_relu(x.double(), 1e300)[0] == -1e300 and jitact.threshold(x, float("inf"), 3.0).eq(3).all()
+
+
+def test_inputs_are_of_the_size_that_the_environment_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "import jitact; print(*jitact.get('relu').get_inputs()[0].shape)"
+    environment = os.environ | {"JITACT_BATCH_SIZE": "3", "JITACT_DIM": "5"}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
+    assert done.stdout == "3 5\n", done.stderr
+    monkeypatch.setenv("JITACT_DIM", "many")
+    with pytest.raises(ValueError, match="JITACT_DIM must be a positive number, got 'many'"):
+        inputs._size("JITACT_DIM", 1)
+
+
+def test_large_inputs_on_a_cpu_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(inputs, "MUCH", 100)
+    jitact.get("relu").get_inputs(4, 8, device="meta")
+    assert not caplog.messages
+    jitact.get("relu").get_inputs(4, 8)
+    (message,) = caplog.messages
+    assert message.startswith("get_inputs() makes 4 x 8 numbers, 0.0 GB, on the CPU; ") and "JITACT_BATCH_SIZE" in message

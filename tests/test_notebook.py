@@ -119,7 +119,7 @@ def test_worst_errors_come_from_the_results(tmp_path: Path, monkeypatch: pytest.
     errors = {"forward": {"ulp": 0.5}, "gradient": {"ulp": 0.75}}
     rows = [{"name": "relu", "dtype": "bf16", "save": "bit", "fast_math": False, "ours": errors}]
     monkeypatch.setattr(magics, "_rows", lambda: rows)
-    assert "worst error: bf16 0.75 ulp" in describe(jitact.get("relu"))
+    assert "worst error, forward / gradient: bf16 0.50 / 0.75 ulp" in describe(jitact.get("relu"))
 
 
 def test_the_tour_runs() -> None:

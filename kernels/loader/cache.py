@@ -32,11 +32,13 @@ __all__ = [
     "entries",
     "library_of",
     "lock_of",
+    "mark_used",
     "publish",
     "read",
     "remove",
     "staging",
     "tidy",
+    "used",
     "write_log",
 ]
 
@@ -45,6 +47,7 @@ KEY_LENGTH = 16
 MARK = "JITACT_BUILD"  # in the environment of the compilers: what the folder is called that they work in
 _RECORD_LIMIT = 1 << 16  # bytes; one takes 600
 _LIBRARY_LIMIT = 1 << 28
+DAY = 86400  # seconds
 
 
 class Build(NamedTuple):
@@ -349,6 +352,25 @@ def remove(entry: Entry) -> bool:
                 entry.folder.rename(folder / "removed")
             lock.unlink()
         return alone
+
+
+def mark_used(entry: Entry) -> None:
+    """Keeps in mind that a build is in use, as the time of its folder: to the day, so that hits write nothing.
+
+    In a folder that this user may not write to, it is not kept.
+    """
+    with suppress(OSError):
+        if time.time() - used(entry) > DAY:
+            os.utime(entry.folder)
+
+
+def used(entry: Entry) -> float:
+    """When a build was made or, to the day, last used, in seconds since 1970.
+
+    Raises:
+        OSError: it is gone.
+    """
+    return entry.folder.stat().st_mtime
 
 
 def tidy(cache: Path) -> None:

@@ -56,7 +56,7 @@ def diagnose(plans: Sequence[Plan]) -> int:
         for line in others:
             print(f"{'':24}{line}")
     problems = sum(finding.fine is False for finding in findings)
-    print(f"\n{problems} problem{'s' * (problems != 1)}" if problems else "\nall is well")
+    print({0: "\nall is well", 1: "\n1 problem"}.get(problems, f"\n{problems} problems"))
     return 1 if problems else 0
 
 

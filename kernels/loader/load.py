@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import build, log
+from . import build, cache, log
 from .cache import Entry
 from .errors import BuildError
 from .plan import Plan, make_plan
@@ -99,6 +99,7 @@ def _load(source: KernelSource, fast_math: bool) -> Library:
             register = _open(entry)
         except (OSError, AttributeError) as error:
             raise _unloadable(plan, entry, error) from None
+    cache.mark_used(entry)
     library = _register(plan, entry, register)
     _by_library[plan.name, entry.build.sha256] = library
     return library

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -35,14 +37,25 @@ def configure() -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Shows ``what`` on a terminal for as long as the block runs."""
-    shown = sys.stderr.isatty() and not logging.getLogger().handlers and logger.isEnabledFor(logging.INFO)
-    if shown:
-        sys.stderr.write(f"jitact: {what} ...")
-        sys.stderr.flush()
+    """Shows ``what``, and for how long, on a terminal for as long as the block runs."""
+    if not sys.stderr.isatty() or logging.getLogger().handlers or not logger.isEnabledFor(logging.INFO):
+        yield
+        return
+    ended = threading.Event()
+    clock = threading.Thread(target=_show_seconds, args=(what, ended), daemon=True)
+    clock.start()
     try:
         yield
     finally:
-        if shown:
-            sys.stderr.write("\r\033[K")
-            sys.stderr.flush()
+        ended.set()
+        clock.join()
+        sys.stderr.write("\r\033[K")
+        sys.stderr.flush()
+
+
+def _show_seconds(what: str, ended: threading.Event) -> None:
+    for seconds in itertools.count():
+        sys.stderr.write(f"\r\033[Kjitact: {what} ... {seconds} s" if seconds else f"jitact: {what} ...")
+        sys.stderr.flush()
+        if ended.wait(1):
+            return

@@ -38,7 +38,10 @@ def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
     for plan in plans:
         if plan.archs and plan.missing_cuda:
             raise ToolchainError(f"cannot build for {', '.join(map(str, plan.archs))}: {plan.missing_cuda}")
-        (cached if build.find(plan) else missing).append(plan)
+        if build.find(plan):
+            cached.append(plan)
+        else:
+            missing.append(plan)
     why = build.cannot_compile(missing[0]) if missing else None
     if why:
         raise ToolchainError(f"{missing[0].name} cannot be built: {why}")

@@ -1,0 +1,83 @@
+"""The command ``jitact``, and ``python -m jitact``: everything that has a command line, in one place."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+
+class Command(NamedTuple):
+    """A command, and whose ``main(arguments, prog)`` runs it.
+
+    Attributes:
+        name: the first word of the command line.
+        does: for people.
+        module: in this package.
+        takes_name: whether that main has several commands, of which this is one.
+    """
+
+    name: str
+    does: str
+    module: str
+    takes_name: bool = False
+
+
+COMMANDS = (
+    Command("bench", "correctness, speed and memory of activations beside PyTorch's", "bench"),
+    Command("check", "forward and gradient of an activation beside float64", "measuring.commands", True),
+    Command("accuracy", "the worst error of every activation over all inputs of a type", "accuracy"),
+    Command("export", "an activation as one file that needs PyTorch alone", "exporting.onefile", True),
+    Command("build", "compiles activations ahead of their first use", "kernels.__main__", True),
+    Command("list", "what is compiled and kept", "kernels.__main__", True),
+    Command("where", "in which folder, and why there", "kernels.__main__", True),
+    Command("clear", "removes what is kept: all, some, or what was not used lately", "kernels.__main__", True),
+    Command("doctor", "checks all that compiling takes, and says what mends what", "kernels.__main__", True),
+    Command("tune", "how many vectors a GPU's threads should take", "kernels.__main__", True),
+    Command("report", "writes the files of a checkout that are made of its tables and measurements", "report"),
+    Command("version", "versions of jitact and of what it depends on, for bug reports", "measuring.commands", True),
+)
+
+
+def usage() -> str:
+    """What ``jitact --help`` prints."""
+    lines = ["usage: jitact COMMAND ...", "", "Activation kernels for PyTorch, compiled at first use.", ""]
+    lines += [f"  {command.name:10}{command.does}" for command in COMMANDS]
+    return "\n".join([*lines, "", "`jitact COMMAND --help` tells the rest. `python -m jitact` is the same program."])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command and returns its exit code: 0 all is well, 1 something is not, 2 the command line is wrong."""
+    words = sys.argv[1:] if arguments is None else arguments
+    name, rest = (words[0], words[1:]) if words else ("--help", [])
+    from jitact.measuring.commandline import exit_code
+
+    return exit_code(_chosen(name, rest))
+
+
+def _chosen(name: str, rest: list[str]) -> Callable[[], int]:
+    """What a command line asks for."""
+    if name in ("-h", "--help", "help"):
+        return lambda: _print(usage(), sys.stdout, 0)
+    if name in ("-V", "--version"):
+        from jitact import __version__
+
+        return lambda: _print(f"jitact {__version__}", sys.stdout, 0)
+    for command in COMMANDS:
+        if command.name == name:
+            run = import_module(f"jitact.{command.module}").main
+            if command.takes_name:
+                return lambda: run([name, *rest], prog="jitact")
+            return lambda: run(rest, prog=f"jitact {name}")
+    names = ", ".join(command.name for command in COMMANDS)
+    return lambda: _print(f"jitact: no command {name!r}; there are {names}", sys.stderr, 2)
+
+
+def _print(text: str, file: object, code: int) -> int:
+    print(text, file=file)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

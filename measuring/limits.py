@@ -1,0 +1,111 @@
+"""How far results may be off, and why each number is what it is. There is no other table of tolerances.
+
+Everything counts in units in the last place (ulp) of the dtype, beside float64. Three uses, from strict to wide: what the tests
+hold the library's kernels to, what every measurement of them holds them to, and what tells any right formula from a wrong one.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+
+__all__ = [
+    "BOUNDS",
+    "FAR",
+    "FORMULA",
+    "FORMULA_FROM_OUTPUT",
+    "GRADIENT_FLOOR",
+    "LONG_TAILS",
+    "LONG_TAIL_ULP",
+    "OTHER_PARAMETERS",
+    "TESTED",
+    "TESTED_FROM_OUTPUT",
+    "UNUSUAL",
+    "Bound",
+    "Limit",
+]
+
+GRADIENT_FLOOR = 2.0**-8
+"""Where a gradient of a 16-bit type is smaller, its unit is the ulp there: what adds up to it is of the size of 1, and rounded
+in float32, 2^-24; half an ulp of float16 at 2^-8 is 2^-20."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the library's results in a dtype are held to, in ulp.
+
+    Attributes:
+        usual: forward, for all but :data:`UNUSUAL` of the inputs.
+        forward: forward, for all of them.
+        gradient: with dy = 1, for all of them.
+        floor: where the exact gradient is smaller than this, its unit is the ulp at this.
+    """
+
+    usual: float
+    forward: float
+    gradient: float
+    floor: float
+
+
+UNUSUAL = 0.001  # the share of inputs that may be off by more than Bound.usual
+
+BOUNDS = {
+    # Computed in float32 and rounded once: 1/2, and what an error of some 2^-21 adds where a result lies near the middle
+    # between two numbers. float16 has 3 bits more than bfloat16, so that happens more often.
+    torch.float16: Bound(0.55, 1, 1, GRADIENT_FLOOR),
+    torch.bfloat16: Bound(0.51, 1, 1, GRADIENT_FLOOR),
+    # Two or three roundings, each up to 1, and a function of 1 to 2 ulp. A gradient is a sum of terms up to about 1, so below
+    # that its unit is that at 1. There is no usual error: no float32 result is computed in more.
+    torch.float32: Bound(math.inf, 4, 8, 1.0),
+    # The formula in PyTorch beside which it is held is float64 too, and as wrong in tails and differences: this tells a right
+    # formula from a wrong one.
+    torch.float64: Bound(math.inf, 2**16, 2**16, 1.0),
+}
+
+TESTED = BOUNDS | {
+    # The tests' inputs are dense but not all: they do not meet the very worst, so slopes are held to ulp further down.
+    torch.float32: replace(BOUNDS[torch.float32], floor=2.0**-3),
+    # They leave out the tails in which the formula beside is no good.
+    torch.float64: Bound(math.inf, 2**12, 64, 2.0**-3),
+}
+
+TESTED_FROM_OUTPUT = {
+    torch.float16: 2.0**-9,
+    torch.bfloat16: 2.0**-6,
+    torch.float32: 2.0**-21,
+    torch.float64: 2.0**-28,
+}
+"""The same for save="output", as a difference relative to max(1, |gradient|): the output was rounded, by 2^-11 or 2^-8 of it,
+times the slope's own change with it, up to 4; of float64 the root of an ulp, as relu2's slope is the root of its output."""
+
+OTHER_PARAMETERS = Bound(math.inf, 64, 256, 2.0**-3)
+"""float32 with parameters other than the defaults: beta x and alpha x are rounded before they go into an exponent or a sine, of
+up to 60, which loses 6 bits; the slope of laplace with sigma = 1/20 loses 2 more."""
+
+LONG_TAILS = frozenset({"gelu_tanh"})
+"""Activations whose float32 forward goes to 0 as an exponential of a rounded polynomial does, further than :data:`FAR` out."""
+LONG_TAIL_ULP, FAR = 64, 5.0  # an exponent of 80 that is off by half an ulp is 2^-18 off: 2^6 ulp
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What the results of a right formula stay within, whoever wrote it: it tells right from wrong, not good from better.
+
+    Attributes:
+        ulp: the error.
+        floor: the magnitude below which an ulp counts as the one there, since what is computed on the way may be larger.
+    """
+
+    ulp: float
+    floor: float
+
+
+FORMULA = {
+    torch.float64: Limit(2.0**16, 1.0),  # as above: the formula beside is no better
+    torch.float32: Limit(64, 1.0),  # sums and products of a dozen functions, of a few ulp each
+    torch.float16: Limit(2, GRADIENT_FLOOR),  # the same is far below half an ulp here: 1/2, doubled twice for what meets a kink
+    torch.bfloat16: Limit(2, GRADIENT_FLOOR),
+}
+FORMULA_FROM_OUTPUT = FORMULA | {torch.float64: Limit(2.0**24, 1.0)}  # Newton's method finds the input to 1e-8

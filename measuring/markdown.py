@@ -1,0 +1,199 @@
+"""The tables in Markdown that are made of measurements: errors, all activations, the README's few."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of, share, step_share
+
+__all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_readme"]
+
+NOT_OF_THE_FORMULA = ("inplace", "device", "dtype")  # among the parameters of a constructor
+
+
+def accuracy_markdown(results: Row) -> str:
+    """The worst errors, ours beside PyTorch's, that accuracy.py found."""
+    dtypes = list(dict.fromkeys(row["dtype"] for row in results["rows"]))
+    found = {(row["name"], row.get("save"), row.get("fast_math"), row["dtype"]): row for row in results["rows"]}
+    covered = "every finite value" if results["machine"]["kind"] == "cuda" else "every finite value; of fp32, a sample"
+    lines = [
+        "# Worst errors",
+        "",
+        f"Written by `python -m jitact.accuracy`: {describe(results['machine'])}.",
+        "",
+        f"**jitact** / PyTorch, in ulp of the dtype, against float64, over {covered}. The unit is the spacing",
+        "of the dtype at the exact result, so a correctly rounded one is off by at most 0.50. Of fp32, results that are normal",
+        "numbers count. The gradient is that for dy = 1; where it is smaller than 2^-8 (of fp32, 1) its unit is the ulp there.",
+        "",
+        _cells("activation", "backward keeps", *(f"{dtype} {kind}" for dtype in dtypes for kind in ("forward", "gradient"))),
+        _cells("---", "---", *["---:"] * (2 * len(dtypes))),
+    ]
+    for name, save, fast_math in dict.fromkeys(key[:3] for key in found):
+        cells = []
+        for dtype in dtypes:
+            row = found.get((name, save, fast_math, dtype), {})
+            for kind in ("forward", "gradient"):
+                ours, peer = (row[of][kind] if row.get(of) else None for of in ("ours", "torch"))
+                cells.append(f"**{figure(ours['ulp'])}** / {figure(peer['ulp']) if peer else '-'}" if ours else "-")
+        lines.append(_cells(f"{name}{', fast_math' if fast_math else ''}", save or "-", *cells))
+    return "\n".join(lines) + "\n"
+
+
+def activations_markdown(accuracy: Row | None, bench: Row | None) -> str:
+    """ACTIVATIONS.md: everything that is registered, with what was measured of it.
+
+    Args:
+        accuracy: what accuracy.py wrote, if it was run.
+        bench: what bench.py wrote, if it was run.
+    """
+    from ..registry import REGISTRY
+
+    timed = [dtype for dtype in dtypes_of(bench) if dtype != "fp16"]  # as bf16, and the table is wide
+    sources = [f"Errors: {describe(accuracy['machine'])}."] if accuracy else []
+    if bench:
+        sources.append(f"Speed: {describe(bench['machine'])}, {shape_of(bench)}.")
+    lines = [
+        "# Activations",
+        "",
+        "Written by `python -m jitact.report` from the table in activations.py and the measurements in results/.",
+        *sources,
+        "",
+        "- Kept for backward: the default first, then what `save=` can choose.",
+        "- Worst error: forward / gradient in ulp of the dtype over every finite value, as results/ has it in full.",
+        "- Share of the floor: of the time taken, what memory needs for the fewest bytes; forward / forward + save / backward.",
+        "- Faster: than PyTorch eager / torch.compile in forward + save + backward.",
+        "",
+        _cells("activation", "formula", "parameters", "kept for backward", *(f"worst error {d}" for d in dtypes_of(accuracy)),
+               *(f"{what} {d}" for d in timed for what in ("share of the floor", "faster"))),
+        _cells(*["---"] * 4, *["---:"] * (len(dtypes_of(accuracy)) + 2 * len(timed))),
+    ]  # fmt: skip
+    for name, cls in REGISTRY.items():
+        record = cls.activation
+        formula = record.formula.replace("|", "\\|")
+        cells = [f"{name} ({record.title})", f"`{formula}`"]
+        parameters = {key: value for key, value in record.own_arguments.items() if key not in NOT_OF_THE_FORMULA}
+        cells.append(", ".join(f"{key}={value!r}" for key, value in parameters.items()) or "-")
+        cells.append(", ".join({"bit": "1 bit"}.get(save, save) for save in record.saves))
+        for dtype in dtypes_of(accuracy):
+            row = _find(accuracy, name=name, dtype=dtype, save=record.saves[0])
+            cells.append(" / ".join(figure(row["ours"][kind]["ulp"]) for kind in ("forward", "gradient")) if row else "-")
+        for dtype in timed:
+            row = _find(bench, name=name, dtype=dtype)
+            cells.append(" / ".join(f"{share(row, direction):.0%}" for direction in DIRECTIONS) if row else "-")
+            cells.append(" / ".join(_faster(row, peer) for peer in ("eager", "compile")) if row else "-")
+        lines.append(_cells(*cells))
+    return "\n".join(lines) + "\n"
+
+
+def _faster(row: Row, peer: str) -> str:
+    return f"{step_share(row, 'ours') / step_share(row, peer):.2f}x" if row[peer] else "-"
+
+
+def _cells(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _find(results: Row, **wanted: str) -> Row | None:
+    """The row with these values and a result of ours."""
+    matching = (row for row in results["rows"] if row.get("ours") and not row.get("fast_math"))
+    return next((row for row in matching if all(row[key] == value for key, value in wanted.items())), None)
+
+
+def current_activations_markdown(checkout: Path) -> str:
+    """What ACTIVATIONS.md should contain now, from the measurements in a checkout: those on a GPU, if they are there."""
+    return activations_markdown(_results(checkout, "accuracy"), _results(checkout, "bench"))
+
+
+# The README's tables
+
+KINDS = (  # what stands for each kind of activation, in the order of the table
+    ("relu", "one bit kept"),
+    ("silu", "plain"),
+    ("gelu", "expensive"),
+    ("mish", "expensive"),
+    ("swiglu", "gated"),
+    ("softmax", "by rows"),
+)
+HEADLINE_DTYPE = "bf16"
+LINE = 0.97  # what every activation is held to on a GPU
+
+
+def headline_markdown(bench: Row | None) -> str:
+    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences."""
+    if not bench:
+        return ""
+    facts, dtype = bench["machine"], HEADLINE_DTYPE
+    lines = [
+        f"Forward + backward in {dtype}, and the bytes per element that are kept between them; {facts['device']}, torch",
+        f"{facts['torch']}, {shape_of(bench)}:",
+        "",
+        _cells("", "", "of the memory's rate", "times as fast as eager", "as torch.compile", "bytes kept / eager's"),
+        _cells("---", "---", *["---:"] * 4),
+    ]
+    for name, kind in KINDS:
+        row = _find(bench, name=name, dtype=dtype)
+        if row:
+            kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else "-"
+            faster = (_faster(row, peer) for peer in ("eager", "compile"))
+            lines.append(_cells(f"`{name}`", kind, f"{step_share(row, 'ours'):.0%}", *faster, kept))
+    return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
+
+
+def _all_of(bench: Row) -> list[str]:
+    """What holds for all activations: geometric means, and what is below the line that they are held to."""
+    means = [mean for mean in bench["geometric_means"] if mean["dtype"] == HEADLINE_DTYPE and mean["of"] == "all"]
+    times = ", ".join(
+        f"{mean['step']:.2f} times as fast as {PEERS[mean['peer']]}" for mean in means if mean["peer"] != "exported"
+    )
+    rows = [row for row in bench["rows"] if row["ours"]]
+    below = [f"{row['name']} {row['dtype']}" for row in rows if any(share(row, d) < LINE for d in DIRECTIONS)]
+    dtypes = ", ".join(dtypes_of(bench))
+    told = f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
+    if not below:
+        told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward"
+    return [f"All {means[0]['count']} activations, in the geometric mean: {times}.", f"In {dtypes} {told}."]
+
+
+def training_markdown(training: Row | None) -> str:
+    """A training step of whole models, before and after ``replace``: what notebooks/swap_models.py measured."""
+    if not training:
+        return ""
+    lines = [
+        f"A training step in {training['dtype']}, before and after `jitact.replace`, {describe(training['machine'])}:",
+        "",
+        _cells("model", "", "per second", "peak memory"),
+        _cells("---", "---", "---:", "---:"),
+    ]
+    for row in training["rows"]:
+        before, after = row["before"], row["after"]
+        faster = after["per_second"] / before["per_second"]
+        rates = f"{before['per_second']:,.0f} → {after['per_second']:,.0f} {row['unit']} ({faster:.3f}x)"
+        peaks = f"{before['peak_bytes'] / 1e9:.2f} → {after['peak_bytes'] / 1e9:.2f} GB" if after["peak_bytes"] else "-"
+        lines.append(_cells(row["model"], "torch.compile" if row["compiled"] else "eager", rates, peaks))
+    return "\n".join(lines) + "\n"
+
+
+def current_readme(checkout: Path) -> str:
+    """README.md with its tables as they should be now."""
+    text = (checkout / "README.md").read_text(encoding="utf-8")
+    tables = {
+        "speed": headline_markdown(_results(checkout, "bench")),
+        "training": training_markdown(_results(checkout, "training")),
+    }
+    for name, table in tables.items():
+        begin, end = f"<!-- {name}: written by `jitact report` -->\n", f"<!-- end of {name} -->"
+        before, mark, rest = text.partition(begin)
+        _, closing, after = rest.partition(end)
+        if mark and closing:
+            text = f"{before}{begin}\n{table}\n{end}{after}" if table else f"{before}{begin}{end}{after}"
+    return text
+
+
+def _results(checkout: Path, tool: str) -> Row | None:
+    """What a tool measured in a checkout: on a GPU, if that is there."""
+    for kind in ("cuda", "cpu"):
+        path = checkout / "results" / f"{tool}-{kind}.json"
+        if path.exists():
+            return json.loads(path.read_text(encoding="utf-8"))
+    return None

@@ -1,0 +1,182 @@
+"""What bench.py prints: headings, rows, what stands below them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable
+from functools import cache
+from typing import Any
+
+__all__ = [
+    "DIRECTIONS",
+    "PEERS",
+    "Row",
+    "bench_heading",
+    "bench_row",
+    "bench_summary",
+    "classic",
+    "describe",
+    "dtypes_of",
+    "figure",
+    "geometric_means",
+    "shape_of",
+    "share",
+    "size",
+    "step_share",
+]
+
+Row = dict[str, Any]
+
+DIRECTIONS = {"forward": "forward", "forward_save": "forward + save", "backward": "backward"}
+STEP = "forward + save + backward"
+TOO_FAST = 1.1  # a share of the floor that no kernel reaches: other work got in the way when the ceiling was measured
+PEERS = {"eager": "eager", "compile": "torch.compile", "exported": "exported file"}
+
+
+@cache
+def classic() -> frozenset[str]:
+    """The activations whose speed-up is the headline: torch.nn's elementwise ones, without weights or randomness."""
+    from ..registry import REGISTRY
+
+    records = [cls.activation for cls in REGISTRY.values() if cls.activation.module is not None]
+    plain = [
+        record
+        for record in records
+        if {"element"} == {operand.role for operand in record.source.signature.operands if operand.role != "number"}
+    ]
+    variants = [name for record in plain if record.variant for name in record.variant[1].values()]
+    return frozenset([*(record.name for record in plain), *variants])
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """The facts of a machine in a line."""
+    parts = [facts["device"], f"{facts['threads']} threads" if "threads" in facts else f"driver {facts['driver']}"]
+    parts += [f"{key} {facts[key]}" for key in ("torch", "python", "jitact")]
+    return " · ".join([*parts, facts["date"][:10]])
+
+
+def figure(ulp: float | str) -> str:
+    """An error in ulp, for people."""
+    ulp = float(ulp)
+    return f"{ulp:.2f}" if ulp < 100 else f"{ulp:.3g}"
+
+
+def size(shape: Iterable[int]) -> str:
+    """A shape as people write it."""
+    return " x ".join(map(str, shape))
+
+
+def shape_of(results: Row) -> str:
+    """The shape that bench.py measured at."""
+    return size(next(iter(results["dtypes"].values()))["shape"])
+
+
+def bench_heading(dtype: str, rates: dict[str, dict[str, float]], peers: list[str]) -> str:
+    """What stands above the rows of a dtype: the ceilings, and the titles of the columns."""
+    lines = [""]
+    for key, title in {"copy": "1 read + 1 write", "add": "2 reads + 1 write"}.items():
+        found = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates[key].items() if name != "best")
+        lines.append(f"{dtype}, ceiling of {title}: {rates[key]['best'] / 1e9:.0f} GB/s ({found})")
+    columns = f"{'ms':>9}{'GB/s':>6}{'floor':>6}" + "".join(f"{f'/{peer}':>9}" for peer in peers)
+    groups = "".join(f"  {title:-^{len(columns)}}" for title in DIRECTIONS.values())
+    kept = "".join(f"{name:>8}" for name in ("ours", *peers))
+    lines.append(f"{'':16}{'error, ulp':->18}{groups}  {'kept, B/element':-^{len(kept)}}")
+    lines.append(f"{'activation':16}{'forward':>9}{'grad':>9}" + f"  {columns}" * len(DIRECTIONS) + f"  {kept}")
+    return "\n".join(lines)
+
+
+def bench_row(row: Row, peers: list[str]) -> str:
+    """One activation and dtype in a line, then whatever there is to note."""
+    line = f"{row['name']:16}"
+    if row["errors"]:
+        line += "".join(f"{figure(row['errors'][kind]['ulp']):>9}" for kind in ("forward", "gradient"))
+    if row["ours"]:
+        for direction in DIRECTIONS:
+            ms = row["ours"][direction]
+            line += f"  {ms:>9.3f}{row['bytes'][direction] / ms / 1e6:>6.0f}{share(row, direction):>6.0%}"
+            line += "".join(f"{row[peer][direction] / ms:>8.2f}x" if row[peer] else f"{'':9}" for peer in peers)
+        line += "  " + "".join(f"{row['kept'][name]:>8g}" if name in row["kept"] else f"{'':8}" for name in ("ours", *peers))
+    return "\n".join([line, *(f"  WRONG: {each}" for each in row["wrong"]), *(f"  {each}" for each in row["notes"])])
+
+
+def share(row: Row, direction: str, of: str = "ours") -> float:
+    """The floor of a direction over the time that it took."""
+    return row["floor"][direction] / row[of][direction]
+
+
+def step_share(row: Row, of: str) -> float:
+    """The same of forward + save + backward together."""
+    return sum(row["floor"][d] for d in ("forward_save", "backward")) / sum(row[of][d] for d in ("forward_save", "backward"))
+
+
+def dtypes_of(results: Row | None) -> list[str]:
+    """The dtypes that were measured."""
+    return list(dict.fromkeys(row["dtype"] for row in results["rows"])) if results else []
+
+
+def geometric_means(rows: list[Row]) -> list[Row]:
+    """How many times faster than each peer, by dtype: of all rows, and of the :func:`classic` ones if all are there."""
+    means = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        for peer in PEERS:
+            found = [row for row in rows if row["dtype"] == dtype and row["ours"] and row.get(peer)]
+            headline = [row for row in found if row["name"] in classic()]
+            for of, some in {"all": found, "classic": headline if len(headline) == len(classic()) else []}.items():
+                if some:
+                    ratios = {d: [row[peer][d] / row["ours"][d] for row in some] for d in DIRECTIONS}
+                    ratios["step"] = [step_share(row, "ours") / step_share(row, peer) for row in some]
+                    means.append({"dtype": dtype, "peer": peer, "of": of, "count": len(some)})
+                    means[-1] |= {key: statistics.geometric_mean(each) for key, each in ratios.items()}
+    return means
+
+
+def bench_summary(results: Row) -> str:
+    """What stands below the rows: geometric means, what falls short, first use, what is wrong."""
+    titles = {**DIRECTIONS, "step": STEP}
+    lines = [
+        "",
+        f"{'geometric mean, times faster than':44}" + "".join(f"{title:>{len(title) + 3}}" for title in titles.values()),
+    ]
+    for mean in results["geometric_means"]:
+        of = f"{mean['count']} {'of torch.nn' if mean['of'] == 'classic' else 'activations'}"
+        cells = "".join(f"{mean[key]:>{len(title) + 2}.2f}x" for key, title in titles.items())
+        lines.append(f"  {mean['dtype']:6}{PEERS[mean['peer']]:16}{of:20}{cells}")
+    timed = [row for row in results["rows"] if row["ours"]]
+    if results["machine"]["kind"] == "cuda":  # a CPU's caches and cores make its ceiling no measure for all activations
+        lines.append(_short("below 97 % of the floor", 0.97, timed, share))
+    busy = sum(row.get("busy", False) for row in timed)
+    if busy > len(timed) // 10:
+        lines.append(f"NOT TO BE TRUSTED: this machine did other work during {busy} of {len(timed)} rows")
+    above = sum(share(row, d) > TOO_FAST for row in timed for d in DIRECTIONS)
+    if above:
+        lines.append(f"NOT TO BE TRUSTED: {above} of {len(timed) * len(DIRECTIONS)} beat the ceiling; was the machine busy?")
+    for peer in dict.fromkeys(mean["peer"] for mean in results["geometric_means"]):
+        compared = [row for row in timed if row.get(peer)]
+        lines.append(
+            _short(f"over 1 % slower than {PEERS[peer]}", 0.99, compared, lambda row, d, p=peer: row[p][d] / row["ours"][d])
+        )
+    lines += _first_use("first use, built, seconds", "build_s", 2, results["first_use"])
+    lines += _first_use("first use in a new process, cached, ms", "load_ms", 1, results["first_use"])
+    if results["import_ms"] is not None:
+        lines.append(f"import jitact after torch, ms: {results['import_ms']:.1f}")
+    if results.get("stopped"):
+        lines.append(f"STOPPED after {len(results['rows'])} rows; the others were not looked at")
+    wrong = [f"{row['name']} {row['dtype']}" for row in results["rows"] if row["wrong"]]
+    lines.append(f"WRONG, not timed: {', '.join(wrong)}" if wrong else "all compared with float64, and right")
+    return "\n".join(lines)
+
+
+def _first_use(title: str, key: str, digits: int, uses: dict[str, dict[str, float | None]]) -> list[str]:
+    found = {name: use[key] for name, use in uses.items() if use[key] is not None}
+    if not found:
+        return []
+    most = ", ".join(f"{name} {found[name]:.{digits}f}" for name in sorted(found, key=found.get, reverse=True)[:3])
+    return [f"{title}: median of {len(found)} {statistics.median(found.values()):.{digits}f}, most {most}"]
+
+
+def _short(title: str, limit: float, rows: list[Row], ratio: Callable[[Row, str], float]) -> str:
+    found = sorted((ratio(row, d), f"{row['name']} {row['dtype']} {DIRECTIONS[d]}") for row in rows for d in DIRECTIONS)
+    found = [(value, what) for value, what in found if value < limit]
+    worst = ", ".join(f"{what} {value:.2f}" for value, what in found[:8])
+    worst = f": {worst}{', ...' if len(found) > 8 else ''}" if worst else ""
+    return f"{title}: {len(found)} of {len(rows) * len(DIRECTIONS)}{worst}"

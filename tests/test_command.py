@@ -1,0 +1,226 @@
+"""The command ``jitact``: every command by one name, one set of exit codes, what stops it, what shows that it goes on."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from building import answer
+
+import jitact
+from jitact import accuracy, bench
+from jitact.__main__ import COMMANDS, main
+from jitact.kernels.loader import build, cache, log
+from jitact.kernels.loader.plan import make_plan
+from jitact.measuring import progress as progress_module
+from jitact.measuring import text
+from jitact.measuring.commandline import progress, say
+from jitact.measuring.others import Others
+
+pytest_plugins = ["building"]
+NAMES = [command.name for command in COMMANDS]
+TAKING_NAMES = ["bench", "check", "accuracy", "export", "build", "clear", "tune"]
+
+
+def test_without_a_command_it_lists_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == main(["--help"]) == 0
+    said = capsys.readouterr()
+    assert said.err == "" and all(said.out.count(f"\n  {name} ") == 2 for name in NAMES)
+    assert {"bench", "check", "export", "build", "list", "where", "clear", "doctor", "accuracy", "report", "tune"} < set(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_command_has_help_under_its_name(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0 and capsys.readouterr().out.startswith(f"usage: jitact {name} ")
+
+
+def code_of(arguments: list[str]) -> int:
+    """The exit code of a command line, however it is given."""
+    try:
+        return main(arguments)
+    except SystemExit as stopped:
+        return stopped.code
+
+
+@pytest.mark.parametrize("name", TAKING_NAMES)
+def test_a_wrong_name_is_the_same_everywhere(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([name, "softsing"]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith("jitact") and said.err.count("\n") == 1
+    assert "no activation named 'softsing': did you mean 'softsign'" in said.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bnech"], ["list", "--all"], ["clear", "--unused", "-1"], ["check", "relu", "--low", "2", "--high", "1"]]
+)
+def test_a_mistake_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of(arguments) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("jitact")
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0 and main(["version"]) == 0
+    short, *long = capsys.readouterr().out.splitlines()
+    assert short == f"jitact {jitact.__version__}" and long[0].startswith(short) and f"torch {torch.__version__}" in long[1]
+
+
+def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, only_here: None) -> None:
+    assert main(["check", "Softsign", "--dtype", "bf16", "--high", "4"]) == 0
+    assert "softsign: x / (1 + |x|)" in capsys.readouterr().out
+    (tmp_path / "slip.cu").write_text(
+        "// activation: slip\nELEMENTWISE T forward(T x) { return x; }\nELEMENTWISE T backward(T dy, T x) { return -dy; }\n"
+    )
+    assert main(["check", "slip", "--from", str(tmp_path), "--dtype", "bf16"]) == 1
+    assert "FAIL" in capsys.readouterr().out
+    assert code_of(["check", "--from", str(tmp_path / "nowhere")]) == 2
+
+
+def test_export_and_module_commands_are_the_same_program(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "softsign"]) == 0
+    assert capsys.readouterr().out == jitact.export("softsign")
+
+
+def test_output_that_nobody_reads_ends_it_quietly() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "jitact", "list"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=120)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+# Ctrl-C.
+
+
+@pytest.fixture
+def stopped_after(monkeypatch: pytest.MonkeyPatch):
+    """Lets a function of a module work so many times, and then be interrupted."""
+
+    def stop(module: object, name: str, times: int) -> None:
+        works, calls = getattr(module, name), iter(range(times))
+
+        def interrupted(*args):
+            if next(calls, None) is None:
+                raise KeyboardInterrupt
+            return works(*args)
+
+        monkeypatch.setattr(module, name, interrupted)
+
+    return stop
+
+
+def test_bench_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench, "RUNS", {"cpu": (3, 3, 0.0)})
+    stopped_after(bench, "measure_row", 1)
+    file, page = tmp_path / "bench.json", tmp_path / "bench.html"
+    files = ["--json", str(file), "--html", str(page)]
+    assert main(["bench", "relu", "softsign", "--shape", "8x64", "--dtype", "fp32", "--device", "cpu", *files]) == 130
+    results = json.loads(file.read_text())
+    assert [row["name"] for row in results["rows"]] == ["relu"] and results["stopped"] == 130
+    assert "Speed in fp32" in page.read_text(encoding="utf-8")
+    said = capsys.readouterr()
+    assert "STOPPED after 1 rows" in said.out and said.err == ""
+
+
+def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(bench, "RUNS", {"cpu": (3, 3, 0.0)})
+    stopped_after(bench, "first_use", 0)
+    file = tmp_path / "bench.json"
+    assert main(["bench", "relu", "--shape", "8x64", "--dtype", "fp32", "--device", "cpu", "--json", str(file)]) == 130
+    assert len(json.loads(file.read_text())["rows"]) == 1
+
+
+def test_accuracy_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
+    stopped_after(accuracy, "rows_of", 1)
+    monkeypatch.chdir(tmp_path)
+    command = ["accuracy", "relu", "softsign", "--dtype", "bf16", "--device", "cpu"]
+    assert main([*command, "--json", "here.json"]) == 130
+    assert {row["name"] for row in json.loads(Path("here.json").read_text())["rows"]} == {"relu"}
+    assert "STOPPED" in capsys.readouterr().out
+    assert main(command) == 130  # the whole run's file is not for a part
+    assert [path.name for path in sorted(Path("results").iterdir())] == ["accuracy-cpu.part.json", "accuracy-cpu.part.md"]
+
+
+# What was not used lately.
+
+
+def test_clear_takes_what_was_not_used_lately(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    entries = {name: build.obtain(make_plan(answer(1, name)))[0] for name in ("answer", "other", "third")}
+    old = time.time() - 40 * cache.DAY
+    for name in ("answer", "other"):
+        os.utime(entries[name].folder, (old, old))
+    cache.mark_used(entries["other"])
+    assert main(["list"]) == 0
+    row = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("answer "))
+    assert " 40 d " in row
+    assert main(["clear", "--unused", "41"]) == 0 and "removed 0 builds" in capsys.readouterr().out
+    assert main(["clear", "--unused", "30", "other"]) == 0 and "removed 0 builds" in capsys.readouterr().out
+    assert main(["clear", "--unused", "30"]) == 0 and "removed 1 build," in capsys.readouterr().out
+    assert {entry.build.name for entry in cache.entries(stand_in)} == {"other", "third"}
+
+
+def test_a_use_is_kept_in_mind_once_a_day(stand_in: Path) -> None:
+    entry, _ = build.obtain(make_plan(answer(1)))
+    just_now = time.time() - cache.DAY / 2
+    os.utime(entry.folder, (just_now, just_now))
+    cache.mark_used(entry)
+    assert cache.used(entry) == pytest.approx(just_now, abs=1)
+
+
+# That it goes on, and whether others do.
+
+
+def test_progress_is_shown_where_a_person_watches(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(progress_module, "_watched", lambda: True)
+    monkeypatch.setattr(progress_module, "PATIENCE", 0.0)
+    for name in progress(["relu", "gelu"], 2, str):
+        say(f"row of {name}")
+    said = capsys.readouterr()
+    assert "] 0/2 relu" in said.err and "] 1/2 gelu, 0:00 left" in said.err and said.err.endswith("\r\033[K")
+    assert said.out == "row of relu\nrow of gelu\n"
+    monkeypatch.setattr(progress_module, "PATIENCE", 60.0)
+    assert list(progress([1, 2], 2)) == [1, 2] and capsys.readouterr().err == ""
+
+
+def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(progress([1, 2], 2)) == [1, 2]
+    with log.working("compiling relu"):
+        say("row")
+    assert capsys.readouterr() == ("row\n", "")
+
+
+def test_a_build_shows_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(log.logging.getLogger(), "handlers", [])
+    log.configure()
+    with log.working("compiling relu"):
+        time.sleep(1.2)
+    assert "jitact: compiling relu ... 1 s" in terminal.getvalue() and terminal.getvalue().endswith("\r\033[K")
+
+
+def test_others() -> None:
+    others = Others()
+    assert others.cpus() >= 0 and others.disturb(10**6) and not others.disturb(-(10**6))
+
+
+def test_the_summary_says_that_the_machine_was_busy() -> None:
+    row = {"name": "relu", "dtype": "fp32", "wrong": [], "ours": dict.fromkeys(text.DIRECTIONS, 1.0), "busy": True}
+    row |= {"floor": dict.fromkeys(text.DIRECTIONS, 0.9)}
+    results = {"machine": {"kind": "cpu"}, "rows": [row], "first_use": {}, "import_ms": None, "geometric_means": []}
+    said = text.bench_summary(results)
+    assert "NOT TO BE TRUSTED: this machine did other work during 1 of 1 rows" in said
+    assert "97 %" not in said, "that line is for GPUs"
+    row["busy"] = False
+    assert "TRUSTED" not in text.bench_summary(results)

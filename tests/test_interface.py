@@ -1,0 +1,87 @@
+"""What type checkers, editors, help() and readers are told of the interface."""
+
+from __future__ import annotations
+
+import ast
+import json
+import pydoc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jitact
+from jitact import report
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.parametrize("name", report.WRITTEN)
+def test_what_is_written_is_current(name: str) -> None:
+    assert (CHECKOUT / name).read_text(encoding="utf-8") == report.WRITTEN[name](CHECKOUT), "stale: run `jitact report`"
+
+
+def test_the_stub_has_every_public_name() -> None:
+    tree = ast.parse((CHECKOUT / "__init__.pyi").read_text(encoding="utf-8"))
+    defined = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    imported = {alias.asname for node in tree.body if isinstance(node, ast.ImportFrom) for alias in node.names if alias.asname}
+    assert imported == set(jitact.PUBLIC) and defined | imported == set(jitact.__all__)
+    assignments = [node for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.Name)]
+    aliases = {node.targets[0].id: node.value.id for node in assignments}
+    assert aliases["swish"] == "silu"
+    assert all(getattr(jitact, alias) is getattr(jitact, name) for alias, name in aliases.items())
+
+
+def test_help_shows_functions_and_activations() -> None:
+    text = pydoc.plain(pydoc.render_doc(jitact))
+    functions = text.partition("\nFUNCTIONS\n")[2].partition("\nDATA\n")[0]
+    shown = {
+        line.strip().partition("(")[0] for line in functions.splitlines() if line.startswith("    ") and line[4:5].isalpha()
+    }
+    assert shown == set(jitact.__all__) - {"REGISTRY"}
+
+
+def test_only_what_is_meant_to_be_used_is_shown(only_here: None) -> None:
+    before = set(jitact.__all__)
+    assert {"registry", "load_ipython_extension", "PUBLIC", "sys"}.isdisjoint(before | set(dir(jitact)))
+    jitact.define("swoosh", "x * sin(x)")
+    assert set(jitact.__all__) - before == {"swoosh"} and "swoosh" in dir(jitact)
+
+
+def test_importing_it_filters_no_warnings() -> None:
+    program = (
+        "import warnings; before = list(warnings.filters); import torch, jitact; assert warnings.filters[-1] == before[-1]\n"
+    )
+    program += "assert not [f for f in warnings.filters if f[1] and 'jitact' in f[1].pattern]"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    command = [sys.executable, "-W", "error::RuntimeWarning", "-m", "jitact.registry", "export", "softsing"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_tables_in_the_readme_are_made_of_results(tmp_path: Path) -> None:
+    times = {peer: dict.fromkeys(report.DIRECTIONS, ms) for peer, ms in {"ours": 1.0, "eager": 1.5, "compile": 1.25}.items()}
+    row = {"name": "relu", "dtype": "bf16", "wrong": [], "exported": None, "kept": {"ours": 0.125, "eager": 2}, **times}
+    row |= {"floor": dict.fromkeys(report.DIRECTIONS, 0.96), "bytes": dict.fromkeys(report.DIRECTIONS, 1e6)}
+    machine = {"device": "H200", "driver": "1", "torch": "2", "python": "3", "jitact": "0", "date": "2026-01-01"}
+    bench = {"machine": machine, "dtypes": {"bf16": {"shape": [4, 8]}}, "rows": [row]}
+    bench["geometric_means"] = report.geometric_means(bench["rows"])
+    step = {"per_second": 1000.0, "peak_bytes": 2e9}
+    models = [{"model": "llama", "compiled": False, "unit": "tokens", "before": step, "after": step | {"per_second": 1500.0}}]
+    (tmp_path / "results").mkdir()
+    marks = "".join(f"<!-- {name}: written by `jitact report` -->\n<!-- end of {name} -->\n" for name in ("speed", "training"))
+    (tmp_path / "README.md").write_text(f"before\n{marks}after\n", encoding="utf-8")
+    assert report.WRITTEN["README.md"](tmp_path) == f"before\n{marks}after\n", "nothing was measured"
+    (tmp_path / "results" / "bench-cuda.json").write_text(json.dumps(bench))
+    training = {"machine": machine, "dtype": "bfloat16", "rows": models}
+    (tmp_path / "results" / "training-cuda.json").write_text(json.dumps(training))
+    text = report.WRITTEN["README.md"](tmp_path)
+    assert "| `relu` | one bit kept | 96% | 1.50x | 1.25x | 0.125 / 2 |" in text
+    assert "1.50 times as fast as eager, 1.25 times as fast as torch.compile" in text
+    assert "below 97% of the memory's rate, forward or backward: relu bf16" in text
+    assert "| llama | eager | 1,000 → 1,500 tokens (1.500x) | 2.00 → 2.00 GB |" in text
+    assert text.startswith("before\n") and text.endswith("after\n")
+    (tmp_path / "README.md").write_text(text, encoding="utf-8")
+    assert report.WRITTEN["README.md"](tmp_path) == text
