@@ -15,6 +15,7 @@ from .registry import REGISTRY, get, names
 if TYPE_CHECKING:
     from .definitions.define import define, load_folder, save_folder
     from .exporting.onefile import export
+    from .gating.generated import gated
     from .magics import load_ipython_extension
     from .measuring.checks import check
     from .plots import plot
@@ -29,6 +30,7 @@ __all__ = [
     "check",
     "define",
     "export",
+    "gated",
     "get",
     "load_folder",
     "load_ipython_extension",
@@ -46,6 +48,7 @@ _LAZY = {
     "check": "measuring.checks",
     "define": "definitions.define",
     "export": "exporting.onefile",
+    "gated": "gating.generated",
     "load_folder": "definitions.define",
     "load_ipython_extension": "magics",
     "patched": "replacing.swap",
