@@ -25,6 +25,7 @@ PUBLIC = {
     "check": "measuring.checks",
     "define": "definitions.define",
     "export": "exporting.onefile",
+    "gated": "gating.generated",
     "get": "registry",
     "load_folder": "definitions.define",
     "names": "registry",

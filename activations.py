@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 
 from . import references as ref
-from .kernels import Work
+from .gating import references as gates
+from .kernels import KernelSource, Work
 from .modules import _revive  # noqa: F401  # where pickles of once look for it
-from .records import Activation, Channel, Requirement
+from .records import Activation, Channel, Gating, Requirement
 
 __all__ = ["TABLE"]
 
@@ -125,5 +126,43 @@ TABLE: tuple[Activation, ...] = (
                          "eps": Channel(-1e-6, one=True)}, transformers=("XIELUActivation",),
                notes="Gradients are those of transformers' formula; between eps and 0, both included, that is -n. At -inf this "
                      "is the limit, inf, where the formula is NaN."),
+
+    # Gated: of two tensors, or of one that holds both.
+    Activation("swiglu", "SwiGLU", "silu(gate) up", gates.swiglu, exact=gates.exact_swiglu, aliases=("silu_and_mul",),
+               gating=Gating(), work=Work(2, 4)),
+    Activation("geglu", "GEGLU", "gelu(gate) up", gates.geglu, exact=gates.exact_geglu, aliases=("gelu_and_mul",),
+               gating=Gating(), work=Work(4, 4)),
+    Activation("geglu_tanh", "GEGLUTanh", "gelu_tanh(gate) up", gates.geglu_tanh, exact=gates.exact_geglu_tanh,
+               aliases=("gelu_tanh_and_mul",), gating=Gating(), work=Work(4, 4)),
+    Activation("reglu", "ReGLU", "max(gate, 0) up", gates.reglu, aliases=("relu_and_mul",), gating=Gating()),
+    Activation("glu", "GLU", "up sigmoid(gate), the gate last", gates.glu, module=nn.GLU, exact=gates.exact_glu,
+               gating=Gating("last"), work=Work(2, 4)),
+    Activation("bilinear", "Bilinear", "gate up", gates.bilinear, gating=Gating()),
+    Activation("sreglu", "SReGLU", "max(gate, 0)^2 up", gates.sreglu, gating=Gating()),
+    Activation("quick_geglu", "QuickGEGLU", "gate sigmoid(1.702 gate) up", gates.quick_geglu, exact=gates.exact_quick_geglu,
+               aliases=("quick_gelu_and_mul",), gating=Gating(), work=Work(2, 4)),
+    Activation("fatrelu_glu", "FATReLUGLU", "gate up for gate > threshold, else 0", gates.fatrelu_glu,
+               params=(("threshold", 0.0),), aliases=("fatrelu_and_mul",), gating=Gating()),
+    Activation("clamped_swiglu", "ClampedSwiGLU",
+               "g sigmoid(alpha g) (u + beta); g = min(gate, limit), u = clamp(up, -limit, limit)",
+               gates.clamped_swiglu, params=(("alpha", 1.702), ("limit", 7.0), ("beta", 1.0)), exact=gates.exact_clamped_swiglu,
+               requires=(Requirement("alpha > 0", lambda alpha, limit, beta: alpha > 0),
+                         Requirement("limit >= 0", lambda alpha, limit, beta: limit >= 0)), gating=Gating(), work=Work(2, 4),
+               notes="The defaults are gpt-oss'; alpha=1, beta=0 is DeepSeek's, and with limit=inf it is swiglu."),
+    Activation("swiglu_step", "SwiGLUStep", "min(silu(gate), limit) clamp(up, -limit, limit)", gates.swiglu_step,
+               params=(("limit", 7.0),), exact=gates.exact_swiglu_step, aliases=("swiglustep_and_mul",),
+               requires=(Requirement("limit >= 0", lambda limit: limit >= 0),), gating=Gating(), work=Work(2, 4)),
+    Activation("situ_glu", "SiTUGLU", "c(gate, beta) sigmoid(gate) c(up, beta2); c(x, b) = b tanh(x / b), c(x, 0) = x",
+               gates.situ_glu, params=(("beta", 4.0), ("beta2", 25.0)), exact=gates.exact_situ_glu, aliases=("situ_and_mul",),
+               requires=(Requirement("beta > 0", lambda beta, beta2: beta > 0),
+                         Requirement("beta2 >= 0", lambda beta, beta2: beta2 >= 0)), gating=Gating(), work=Work(4, 4)),
+    Activation("mul_and_silu", "MulAndSiLU", "up silu(gate), the gate last", gates.swiglu, exact=gates.exact_swiglu,
+               kernel=KernelSource.from_file("swiglu", Work(2, 4)), gating=Gating("last", preset_of="swiglu")),
+    Activation("swigluoai_and_mul", "SwiGLUOAIAndMul", "clamped_swiglu, interleaved", gates.clamped_swiglu,
+               params=(("alpha", 1.702), ("limit", 7.0), ("beta", 1.0)), exact=gates.exact_clamped_swiglu,
+               kernel=KernelSource.from_file("clamped_swiglu", Work(2, 4)),
+               requires=(Requirement("alpha > 0", lambda alpha, limit, beta: alpha > 0),
+                         Requirement("limit >= 0", lambda alpha, limit, beta: limit >= 0)),
+               gating=Gating(layout="interleaved", preset_of="clamped_swiglu")),
 )
 # fmt: on

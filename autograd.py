@@ -14,7 +14,7 @@ from torch.overrides import handle_torch_function
 from . import kernels
 from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout, library
 
-__all__ = ["Config", "call", "configure", "configured", "is_transformed", "load", "run", "run_with_operands"]
+__all__ = ["Config", "call", "configure", "configured", "gradients", "is_transformed", "load", "run", "run_with_operands"]
 
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """Whether torch.compile is one that keeps inputs of autograd functions which nobody asked for; 2.11 was seen to."""
@@ -386,9 +386,15 @@ class _Gradients(torch.autograd.Function):
 
 
 def _gradients(ctx: Any, dy: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """:func:`gradients`, of those that a context wants."""
+    needs = [ctx.needs_input_grad[_argument(place)] for place in ctx.config.places]
+    return gradients(ctx.config, ctx.params, dy, operands, needs)
+
+
+def gradients(
+    config: Config, params: tuple[float, ...], dy: Tensor, operands: tuple[Tensor, ...], needs: list[bool]
+) -> tuple[Tensor | None, ...]:
     """The gradients of several tensors; None of those that none is wanted of."""
-    config, params = ctx.config, ctx.params
-    needs = [ctx.needs_input_grad[_argument(place)] for place in config.places]
     if is_batched(dy):
         count = len(layout(config.record.token).tensors)
         return _formula_gradients(config, params, operands[count:], dy, *operands[:count])

@@ -249,14 +249,18 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
 
 def make_module(record: Activation) -> type[ActivationModule]:
     """The ``ModelNew`` class of an activation."""
+    make_reference, base = _make_reference, ActivationModule
+    if record.gating:
+        from .gating.modules import GatedModule as base  # not at the top: it is made of the class above
+        from .gating.modules import make_gated_reference as make_reference
     members = {
         "activation": record,
-        "Model": record.module if _takes_no_arguments(record.module) else _make_reference(record),
+        "Model": record.module if _takes_no_arguments(record.module) else make_reference(record),
         "__doc__": _describe_activation(record),
         "__module__": __name__,
         "__signature__": record.signature,
     }
-    bases = (ActivationModule, record.module) if record.channels and record.module else (ActivationModule,)
+    bases = (base, record.module) if record.channels and record.module else (base,)
     cls = type(record.title, bases, members)
     _modules[record.name] = cls
     if record.fingerprint:
@@ -274,7 +278,11 @@ def __getattr__(title: str) -> type[ActivationModule]:
 
 def make_function(record: Activation) -> Callable[..., Tensor]:
     """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``."""
-    function = _function_of_x(record) if is_plain(record.token) else _function_of_several(record)
+    if record.gating:
+        from .gating.modules import make_gated_function as make
+    else:
+        make = _function_of_x if is_plain(record.token) else _function_of_several
+    function = make(record)
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = _describe_activation(record)

@@ -26,6 +26,7 @@ __all__ = [
     "SAVES",
     "Activation",
     "Channel",
+    "Gating",
     "Requirement",
     "as_number",
     "by_token",
@@ -42,6 +43,7 @@ ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
 SAVES = ("input", "output", "bit")
 OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
 AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # and what functions take beside
+GATED = {"layout": "halves", "gate": "first", "rounding": "once"}  # and what gated activations take in place of those
 OF_MODULES = {"bias": None, "dropout": 0.0, "channel_dim": -1, "device": None, "dtype": None}  # and modules
 
 NEXT_TO_NOTHING = Work(1, 1)
@@ -59,6 +61,20 @@ class Requirement(NamedTuple):
     text: str
     holds: Callable[..., bool]
     save: str | None = None
+
+
+class Gating(NamedTuple):
+    """How one tensor holds the two of a gated activation, unless a call says otherwise.
+
+    Attributes:
+        gate: which of the two it is, "first" or "last".
+        layout: "halves", or "interleaved" where the two take turns.
+        preset_of: the name of the activation that this one is, but for its defaults.
+    """
+
+    gate: str = "first"
+    layout: str = "halves"
+    preset_of: str = ""
 
 
 class Channel(NamedTuple):
@@ -125,6 +141,7 @@ class Activation:
         transformers: transformers' module classes that it stands for, by name.
         added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy`` itself, and of which backward wants nothing: what is added.
+        gating: of a gated activation, which takes two tensors, ``gate`` and ``up``, or one that holds both.
         since: the version that brought the name, where folders may have been saved before that define another of it.
     """
 
@@ -154,6 +171,7 @@ class Activation:
     transformers: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    gating: Gating | None = None
     since: str = ""
 
     def __post_init__(self) -> None:
@@ -192,6 +210,8 @@ class Activation:
     @cached_property
     def own_arguments(self) -> dict[str, Any]:
         """The constructor's arguments but for those that all have: sizes of channel operands, parameters, ``inplace``."""
+        if self.gating:
+            return {"dim": -1}
         if self.channels and self.module:
             taken = inspect.signature(self.module.__init__).parameters.values()
             return {each.name: each.default for each in taken if each.name != "self"}
@@ -203,13 +223,18 @@ class Activation:
     def signature(self) -> inspect.Signature:
         """Of the constructor: its own arguments, in the order of ``torch.nn``'s, then the options that all have."""
         positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.own_arguments.items()]
-        options = {n: d for n, d in (OPTIONS | OF_MODULES).items() if n not in self.own_arguments and n not in self.channels}
+        options = OPTIONS | OF_MODULES
+        if self.gating:
+            options = dict(self.params) | GATED | {"layout": self.gating.layout, "gate": self.gating.gate} | OPTIONS
+        options = {n: d for n, d in options.items() if n not in self.own_arguments and n not in self.channels}
         keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items()]
         return inspect.Signature([*positional, *keyword])
 
     @cached_property
     def beside(self) -> dict[str, Any]:
         """What functions take that stands around the activation, with defaults; its own arguments of such names win."""
+        if self.gating:
+            return {}
         own = {*self.layout.tensors, *(name for name, _ in self.params)}
         return {name: default for name, default in AROUND.items() if name not in own}
 

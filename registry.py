@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .activations import TABLE
 from .fusing.around import named
+from .gating.around import named as gated_named
 from .modules import ActivationModule, make_module, variant
 from .records import Activation
 
@@ -66,14 +67,14 @@ class _Registry(Mapping[str, type[ActivationModule]]):
         return name in _modules
 
     def __iter__(self) -> Iterator[str]:
-        return iter(list(_modules))
+        return iter([name for name, _ in self.items()])
 
     def __len__(self) -> int:
-        return len(_modules)
+        return len(self.items())
 
     def items(self) -> list[tuple[str, type[ActivationModule]]]:
-        """Names and classes as they are now, whatever other threads register meanwhile."""
-        return list(_modules.items())
+        """Names and classes as they are now, whatever other threads register meanwhile; presets of others are not listed."""
+        return [(name, cls) for name, cls in list(_modules.items()) if not _is_preset(cls.activation)]
 
     def values(self) -> list[type[ActivationModule]]:
         """The classes as they are now."""
@@ -81,6 +82,10 @@ class _Registry(Mapping[str, type[ActivationModule]]):
 
     def __repr__(self) -> str:
         return repr(dict(self.items()))
+
+
+def _is_preset(record: Activation) -> bool:
+    return record.gating is not None and record.gating.preset_of != ""
 
 
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
@@ -223,13 +228,15 @@ def record_of(module: ActivationModule) -> Activation:
 
 
 def record_named(name: str) -> Activation:
-    """The record of an activation, perhaps with what stands around it: ``gelu+bias+dropout``.
+    """The record of an activation, perhaps with what stands around it: ``gelu+bias+dropout``, ``swiglu+row_weight``.
 
     Raises:
         KeyError: unknown name.
         ValueError: that cannot stand around an activation.
     """
-    return named(name, lambda activation: get(activation).activation)
+    first, *parts = name.split("+")
+    record = get(first).activation
+    return gated_named(record, parts) if record.gating else named(name, lambda _: record)
 
 
 def function(name: str) -> Callable[..., Tensor]:

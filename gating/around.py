@@ -1,0 +1,87 @@
+"""What is made of gated activations when it is asked for: weights of rows, eager's roundings, any activation as the gate's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from ..records import Activation
+
+__all__ = ["WEIGHT", "named", "with_options"]
+
+WEIGHT, UNFUSED = "row_weight", "unfused"
+
+
+def with_options(record: Activation, *, weighted: bool = False, unfused: bool = False) -> Activation:
+    """The record of a gated activation with weights of rows or eager's roundings. Always the same, as long as that one lives."""
+    if not weighted and not unfused:
+        return record
+    made = record.surrounded.get((weighted, unfused))
+    if made is None:
+        made = record
+        for chosen, make in ((unfused, _unfused), (weighted, _weighted)):
+            made = make(made) if chosen else made
+        record.surrounded[weighted, unfused] = made
+    return made
+
+
+def named(record: Activation, parts: list[str]) -> Activation:
+    """The record that ``swiglu+row_weight`` names, of the one before the plus.
+
+    Raises:
+        ValueError: something else is to be made of it.
+    """
+    unknown = [part for part in parts if part not in (WEIGHT, UNFUSED)]
+    if unknown:
+        raise ValueError(f"{record.name}: {unknown[0]!r} is nothing that a gated activation takes; {WEIGHT}, {UNFUSED} are")
+    return with_options(record, weighted=WEIGHT in parts, unfused=UNFUSED in parts)
+
+
+def _unfused(record: Activation) -> Activation:
+    kernel = record.source._replace(name=f"{record.source.name}_{UNFUSED}", label=f"{record.name}+{UNFUSED}", unfused=True)
+    return replace(record, name=f"{record.name}+{UNFUSED}", exact=None, aliases=(), module=None, kernel=kernel)
+
+
+def _weighted(record: Activation) -> Activation:
+    source = record.source
+    kernel = source._replace(
+        name=f"{source.name}_{WEIGHT}",
+        text=_weighted_text(record),
+        path=f"<{record.name}+{WEIGHT}>",
+        given=() if source.is_librarys else (source,),
+        label=f"{record.name}+{WEIGHT}",
+    )
+
+    def weighted(form):
+        return lambda a, b, weight, *params: form(a, b, *params) * weight
+
+    return replace(
+        record,
+        name=f"{record.name}+{WEIGHT}",
+        reference=weighted(record.reference),
+        exact=weighted(record.exact) if record.exact else None,
+        aliases=(),
+        module=None,
+        kernel=kernel,
+    )
+
+
+def _weighted_text(record: Activation) -> str:
+    """A kernel file that multiplies the activation by the weight of the row."""
+    signature, name = record.source.signature, record.source.name
+    elements = signature.of("element")
+    numbers = [f"{number}_" for number in signature.of("number")]
+    declared = ", ".join([*(f"T {e}" for e in elements), f"Row<T> {WEIGHT}", *(f"Number<T> {n}" for n in numbers)])
+    given = ", ".join([*elements, *numbers])
+    return f"""#include "gated.cuh"
+
+ELEMENTWISE T forward({declared}) {{ return rounded({name}_::forward({given})) * {WEIGHT}; }}
+
+ELEMENTWISE Many<T, 3> backward(T dy, {declared}) {{
+  const T incoming = rounded(dy * {WEIGHT});
+  const auto by = {name}_::backward(kUnfused ? incoming : dy, {given});
+  const T one = kUnfused ? T(1) : T({WEIGHT});
+  return {{by.of[0] * one, by.of[1] * one, dy * rounded({name}_::forward({given}))}};
+}}
+"""

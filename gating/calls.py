@@ -1,0 +1,85 @@
+"""How a gated activation is called: on two tensors, or on one that holds both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function
+
+from ..autograd import configured, is_transformed, run_with_operands
+from ..records import Activation, by_token, check_tensor, describe, is_stand_in
+from .around import with_options
+from .halves import by_name, check_options, halves_of
+from .packed import ActivatePacked
+
+__all__ = ["run_gated"]
+
+
+def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options: dict[str, Any]) -> Tensor:
+    """Applies a gated activation.
+
+    Args:
+        record: of the activation.
+        tensors: one that holds both, or both in the order of the halves, or one of them if the other is named.
+        named: ``gate`` and ``up``, those of them that are given by name, and ``row_weight``, or None.
+        options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``.
+
+    Raises:
+        TypeError: these are not the tensors that it takes, or an option is of another type than it has to be.
+        ValueError: an option has no such value, or shapes do not fit.
+    """
+    stand_ins = tuple(t for t in (*tensors, *named.values()) if is_stand_in(t))
+    if stand_ins:
+        given = {name: t for name, t in named.items() if t is not None}
+        return handle_torch_function(record.function, stand_ins, *tensors, **(options | given))
+    check_options(record, options)
+    params = tuple([options[name] for name, _ in record.params])
+    row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]
+    weights = {} if row_weight is None else {"row_weight": row_weight}
+    pair = _pair(record, tensors, named, options["gate"])
+    unfused = options["rounding"] == "unfused"
+    if (weights or unfused) and _made(record.token, bool(weights), unfused):
+        record = record.surrounded[bool(weights), unfused]
+    if pair:
+        return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
+    x = tensors[0]
+    check_tensor(record, x)
+    halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
+    pair = dict(zip(record.layout.tensors[:2], halves.split(x), strict=True))
+    recorded = torch.is_grad_enabled() and (x.requires_grad or (weights and isinstance(row_weight, Tensor)))
+    if not recorded or is_transformed() or torch.compiler.is_exporting():
+        return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
+    others = record.fitted(pair | weights)[2:]
+    return ActivatePacked.apply(
+        x, configured(record, False, "input", fast_math), record.check(params, False, save, fast_math), halves, *others
+    )
+
+
+def _made(token: str, weighted: bool, unfused: bool) -> bool:
+    """Makes the record, which torch.compile does not trace; it finds it where :func:`with_options` keeps it."""
+    with_options(by_token[token], weighted=weighted, unfused=unfused)
+    return True
+
+
+_made._dynamo_marked_constant = True
+
+
+def _pair(record: Activation, tensors: tuple, named: dict[str, Any], gate: str) -> dict[str, Tensor]:
+    """The two tensors by name; none, if one holds both.
+
+    Raises:
+        TypeError: there are none, too many, or one twice.
+    """
+    given = {name: named[name] for name in ("gate", "up") if named.get(name) is not None}
+    if len(tensors) == 2 and not given:
+        return by_name(gate, *tensors)
+    if len(tensors) + len(given) == 2:
+        missing = [name for name in ("gate", "up") if name not in given]
+        return given | dict(zip(missing, tensors, strict=True))
+    if len(tensors) == 1 and not given:
+        return {}
+    takes = f"{record.name} takes one tensor that holds gate and up, or two, or gate= and up=; got"
+    what = [*(f"{describe(t)}" for t in tensors), *(f"{name}={describe(t)}" for name, t in given.items())]
+    raise TypeError(f"{takes} {', '.join(what) or 'none'}")

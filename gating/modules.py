@@ -1,0 +1,120 @@
+"""The module class, PyTorch's formula as a module, and the function of a gated activation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from inspect import Parameter, Signature
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..modules import ActivationModule
+from ..records import GATED, OPTIONS, Activation, as_number, is_stand_in
+from .calls import run_gated
+from .halves import by_name, check_options, halves_of
+
+__all__ = ["GatedModule", "make_gated_function", "make_gated_reference"]
+
+
+class GatedModule(ActivationModule):
+    """Base of the classes of gated activations."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes ``dim``, and by keyword the numbers, ``layout``, ``gate``, ``rounding``, ``save`` and ``fast_math``."""
+        super().__init__(*args, **kwargs)
+        check_options(self.activation, self._options())
+
+    def _options(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.activation.signature.parameters}
+
+    def forward(
+        self,
+        x: Tensor | None = None,
+        other: Tensor | None = None,
+        *,
+        gate: Tensor | None = None,
+        up: Tensor | None = None,
+        row_weight: Tensor | None = None,
+    ) -> Tensor:
+        """Applies the activation.
+
+        Args:
+            x: holds both tensors; or the first of two, in the order of the halves.
+            other: the second of two.
+            gate: the gate, by name.
+            up: the other tensor, by name.
+            row_weight: a weight for each row of the result, of shape ``x.shape[:-1]``.
+        """
+        tensors = tuple([t for t in (x, other) if t is not None])
+        named = {"gate": gate, "up": up, "row_weight": row_weight}
+        return run_gated(self.activation, tensors, named, self._options())
+
+    def extra_repr(self) -> str:
+        """Numbers, and the options that were chosen."""
+        record = self.activation
+        shown = [f"{name}={getattr(self, name)}" for name, _ in record.params]
+        defaults = record.signature.parameters
+        chosen = [name for name in ("dim", *GATED, *OPTIONS) if getattr(self, name) != defaults[name].default]
+        return ", ".join([*shown, *(f"{name}={getattr(self, name)!r}" for name in chosen)])
+
+    @classmethod
+    def get_inputs(
+        cls,
+        batch_size: int = 4096,
+        dim: int = 393216,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Tensor]:
+        """One random normal tensor that holds both, ``(batch_size, 2 * dim)``."""
+        return [torch.randn(batch_size, 2 * dim, device=device, dtype=dtype)]
+
+
+def make_gated_reference(record: Activation) -> type[nn.Module]:
+    """PyTorch's formula as a module, which takes one tensor or two."""
+
+    class Model(nn.Module):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__()
+            self.options = record.bind(record.signature, args, kwargs)
+            self.params = [as_number(record, name, self.options[name]) for name, _ in record.params]
+
+        def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+            layout = (self.options[name] for name in ("dim", "layout", "gate"))
+            if other is None:
+                pair = halves_of(record, x, *layout).split(x)
+            else:
+                given = by_name(self.options["gate"], x, other)
+                pair = [given[name] for name in record.layout.tensors]
+            return record.reference(*pair, *self.params)
+
+    Model.__qualname__ = f"{record.title}.Model"
+    return Model
+
+
+def make_gated_function(record: Activation) -> Callable[..., Tensor]:
+    """The function of a gated activation: ``f(x, dim=-1)``, ``f(first, second)``, ``f(gate=, up=)``."""
+    defaults = {name: parameter.default for name, parameter in record.signature.parameters.items()}
+    order = defaults.pop("gate")
+    keywords = {"gate": order, "up": None, "row_weight": None} | defaults
+    signature = Signature(
+        [
+            Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+            Parameter("other", Parameter.POSITIONAL_OR_KEYWORD, default=None),
+            *(Parameter(name, Parameter.KEYWORD_ONLY, default=default) for name, default in keywords.items()),
+        ]
+    )
+
+    def function(*args: Any, **kwargs: Any) -> Tensor:
+        options = record.bind(signature, args, kwargs)
+        tensors = [t for t in (options.pop("x"), options.pop("other")) if t is not None]
+        if record.module is not None and len(tensors) == 2 and type(tensors[1]) is int:  # as PyTorch's function has it
+            options["dim"] = tensors.pop()
+        named = {name: options.pop(name) for name in ("up", "row_weight")} | {"gate": None}
+        if isinstance(options["gate"], Tensor) or is_stand_in(options["gate"]):
+            named["gate"], options["gate"] = options["gate"], order
+        return run_gated(record, tuple(tensors), named, options)
+
+    function.__signature__ = signature
+    return function

@@ -1,0 +1,39 @@
+#include "gated.cuh"
+
+// clamped_swiglu(gate, up) = g sigmoid(alpha g) (u + beta), with g = min(gate, limit) and u = clamp(up, -limit, limit)
+// by gate s (1 + alpha g (1 - s)) (u + beta) for gate <= limit, else 0, with s = sigmoid(alpha g);
+// by up g s for |up| <= limit, else 0
+// Source: gpt-oss, with alpha = 1.702, limit = 7 and beta = 1; DeepSeek-V4's, with 1, its limit and 0; swiglu, with 1, inf and 0.
+
+// g sigmoid(alpha g), for alpha > 0.
+ELEMENTWISE T swish(T g, T alpha) {
+  // Beyond alpha |g| = 1000 it is constant in every type, and 0 * inf would be NaN. |alpha g| = v + low: exp turns absolute
+  // errors of the exponent into relative ones, so what rounding takes is kept.
+  const T reach = min(1000 * one_over(alpha), 0x1p100), t = min(abs(g), reach), v = alpha * t;
+  return times_sigmoid(max(g, -reach), g < 0, v, fma(alpha, t, -v));
+}
+
+ELEMENTWISE T swish_slope(T g, T alpha) {
+  const T t = min(alpha * abs(g), 1000), e = decay(t), r = reciprocal(1 + e);
+  return r * select(g < 0, e * (1 - t * r), 1 + t * e * r);
+}
+
+ELEMENTWISE T forward(T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
+  const T g = min(gate, limit), u = clamp(up, -limit, limit);
+  if constexpr (kUnfused) return rounded(g * rounded(sigmoid(rounded(alpha * g)))) * rounded(u + beta);
+  return swish<T>(g, alpha) * (u + beta);
+}
+
+ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
+  const T g = min(gate, limit), u = clamp(up, -limit, limit), w = rounded(u + beta);
+  T by_gate, by_up;
+  if constexpr (kUnfused) {
+    const T s = rounded(sigmoid(rounded(alpha * g))), dh = rounded(dy * w);
+    by_gate = rounded(dh * s) + rounded(rounded(rounded(dh * g) * (1 - s) * s) * alpha);
+    by_up = dy * rounded(g * s);
+  } else {
+    by_gate = product(dy, w, swish_slope<T>(g, alpha));
+    by_up = dy * swish<T>(g, alpha);
+  }
+  return {select(gate > limit, 0, by_gate), select(abs(up) > limit, 0, by_up)};
+}

@@ -1,0 +1,13 @@
+#include "gated.cuh"
+
+// glu(up, gate) = up sigmoid(gate), the gate last
+// by up sigmoid(gate), by gate up sigmoid'(gate)
+// Source: torch.nn.GLU; Dauphin et al., Language Modeling with Gated Convolutional Networks (2017).
+
+ELEMENTWISE T forward(T up, T gate) { return up * rounded(sigmoid_::forward(gate)); }
+
+ELEMENTWISE Many<T, 2> backward(T dy, T up, T gate) {
+  const auto [by_gate, by_up] = gradients_of_product(
+      dy, sigmoid_::forward(gate), [=](T t) { return sigmoid_::backward(t, gate); }, up).of;
+  return {by_up, by_gate};
+}
