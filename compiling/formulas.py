@@ -24,7 +24,7 @@ class Formula:
     """A kernel file as torch operations, whose operands are those of the operators: tensors, then numbers.
 
     Attributes:
-        saves: what :meth:`backward` can start from: "input", and "output" where that gives the slope.
+        saves: what :meth:`gradient` can start from, and :meth:`gradient_from_output`: "input", and "output" where that gives the slope.
     """
 
     def __init__(self, source: KernelSource, fast_math: bool) -> None:
@@ -79,7 +79,7 @@ class Formula:
         values = self._prepared(self._values(operands[0], operands), there)
         return _rounded(there["forward"](*self._arguments(values)), operands[0])
 
-    def backward_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float | SymFloat) -> Tensor:
+    def gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float | SymFloat) -> Tensor:
         """The gradient of ``x`` from the output; ``others`` are the operands beside ``x``."""
         there, values = self._functions(y), self._values(y, (y, *others))
         if "backward_from_output" in there:
@@ -91,7 +91,11 @@ class Formula:
         bit = there["keeps"](*self._arguments(values))
         return there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False))
 
-    def backward(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int = 1) -> tuple[Tensor, ...]:
+    def gradient(self, dy: Tensor, *operands: Tensor | float | SymFloat) -> Tensor:
+        """The gradient of ``x``, where that alone has one."""
+        return self.gradients(dy, *operands, wanted=1)[0]
+
+    def gradients(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int) -> tuple[Tensor, ...]:
         """The gradients of the operands that have one; an empty tensor where bit ``g`` of ``wanted`` is 0."""
         x, there = operands[0], self._functions(operands[0])
         raw = self._values(x, operands)

@@ -3,12 +3,13 @@
 An activation N has, under names that are the same in every process,
 
   jitact::N(Tensor x, others..., Scalar a, ..., *, str save, str version) -> Tensor
-  jitact::N_gradients(Tensor dy, Tensor x, others..., Scalar a, ..., *, int wanted) -> Tensor[]
-  jitact::N_gradient_from_output(Tensor dy, Tensor y, others..., Scalar a, ...) -> Tensor
+  jitact::N_gradient(Tensor dy, Tensor x, others..., Scalar a, ..., *, str version) -> Tensor
+  jitact::N_gradient_from_output(Tensor dy, Tensor y, others..., Scalar a, ..., *, str version) -> Tensor
 
-They exist without a kernel: one is compiled, or loaded, when they are called on tensors that hold something. Inductor does not call
-them where the kernel file can be read as torch operations, but fuses those with what is around. What has several tensors or numbers
-takes them as the kernel's operators do; ``wanted`` has a bit for each gradient.
+where ``others`` are the tensors beside ``x``; with gradients of several tensors ``N_gradient`` takes ``int wanted`` too, with a bit
+for each, and returns ``Tensor[]``. They exist without a kernel: one is compiled, or loaded, when they are called on tensors that
+hold something. Inductor does not call them where the kernel file can be read as torch operations: it gets those, and fuses them
+with what is around.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from .. import kernels
 from ..kernels.loader.source import DEVICE
 from ..records import Activation
 from .formulas import Formula, Unreadable
+from .inductor import dissolve
 
 __all__ = ["Operators", "operators"]
 
 _TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-_made: dict[tuple[str, bool], Operators] = {}
+_made: dict[str, Operators] = {}
 _lock = threading.RLock()
 
 
@@ -42,18 +44,14 @@ def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tenso
     Args:
         record: of the activation.
         fast_math: whether its kernels are built with ``-use_fast_math``.
-        recorded: ``recorded(record, arguments, fast_math)`` is the activation where autograd records it, on real tensors.
+        recorded: ``recorded(record, arguments, fast_math)`` is the activation as autograd records it outside of graphs.
     """
-    key = _name(record, fast_math), fast_math
+    # A definition is called by what it computes: in another process, another may have its name.
+    name = "_".join(filter(None, [record.name, record.fingerprint, "fast_math" if fast_math else ""]))
     with _lock:
-        if key not in _made:
-            _made[key] = Operators(record, fast_math, recorded)
-    return _made[key]
-
-
-def _name(record: Activation, fast_math: bool) -> str:
-    """What its operators are called: a definition's by what it computes, as others may have its name elsewhere."""
-    return "_".join(filter(None, [record.name, record.fingerprint, "fast_math" if fast_math else ""]))
+        if name not in _made:
+            _made[name] = Operators(name, record, fast_math, recorded)
+    return _made[name]
 
 
 class Operators:
@@ -65,72 +63,72 @@ class Operators:
         version: changes with that, so that a compiler's cache does not take one for the other.
     """
 
-    def __init__(self, record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> None:
+    def __init__(self, name: str, record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> None:
         """Registers them."""
-        self.record, self.fast_math, self.recorded = record, fast_math, recorded
-        self.name = _name(record, fast_math)
+        self.name, self.record, self.fast_math, self.recorded = name, record, fast_math, recorded
         try:
             self.formula = Formula(record.source, fast_math)
         except Unreadable:
             self.formula = None
         self.version = hashlib.sha256((_implementation() + record.source.text).encode()).hexdigest()[:8]
         self._library = torch.library.Library("jitact", "FRAGMENT")
-        self._register()
-
-    def _register(self) -> None:
-        signature = self.record.source.signature
-        others = [f"Tensor {name}_" for name in signature.tensors[1:]]
-        others += ["Tensor seed"] if signature.of("random") else []
-        others += [f"Scalar {name}_" for name in signature.of("number")]
-        rest = "".join(f", {other}" for other in others)
-        self._add("", f"(Tensor x{rest}, *, str save='', str version='') -> Tensor", self._forward, _like_first)
-        self._library.impl(self.name, self._differentiable, "Autograd")
+        signature = record.source.signature
+        others = [f"Tensor {each}_" for each in signature.tensors[1:]] + ["Tensor seed"] * record.layout.draws
+        others += [f"Scalar {each}_" for each in signature.of("number")]
+        rest, version = "".join(f", {other}" for other in others), "str version=''"
+        self._add("", f"(Tensor x{rest}, *, str save='', {version}) -> Tensor", self._forward, _like_first)
+        self._library.impl(name, self._differentiable, "Autograd")
         if self.formula is None:
             return
-        self._add("_gradients", f"(Tensor dy, Tensor x{rest}, *, int wanted) -> Tensor[]", self._gradients, self._fake_gradients)
-        self._dissolve("", lambda *operands, **_: self.formula.forward(*operands))
-        self._dissolve("_gradients", self.formula.backward)
+        several = len(record.layout.places) > 1
+        wanted, result = (", int wanted", "Tensor[]") if several else ("", "Tensor")
+        self._add(
+            "_gradient",
+            f"(Tensor dy, Tensor x{rest}, *{wanted}, {version}) -> {result}",
+            self._gradients if several else self._gradient,
+            self._fake_gradients if several else _like_first,
+        )
+        formulas = {"": self.formula.forward, "_gradient": self.formula.gradients if several else self.formula.gradient}
         if "output" in self.formula.saves:
-            self._add("_gradient_from_output", f"(Tensor dy, Tensor y{rest}) -> Tensor", self._gradient_from_output, _like_first)
-            self._dissolve("_gradient_from_output", self.formula.backward_from_output)
+            schema = f"(Tensor dy, Tensor y{rest}, *, {version}) -> Tensor"
+            self._add("_gradient_from_output", schema, self._gradient_from_output, _like_first)
+            formulas["_gradient_from_output"] = self.formula.gradient_from_output
+        # What is kept of a few operations is better found among them; a sum over elements is not elementwise.
+        late = "keeps" not in signature.functions and not signature.of("channel", "row")
+        for kind, formula in formulas.items():
+            dissolve(self.operator(kind), formula, late=late)
 
     def _add(self, kind: str, schema: str, real: Callable, fake: Callable) -> None:
         self._library.define(f"{self.name}{kind}{schema}", tags=_TAGS)
         self._library.impl(f"{self.name}{kind}", real, "CompositeExplicitAutograd")
         self._library.impl(f"{self.name}{kind}", fake, "Meta")
 
-    def _dissolve(self, kind: str, formula: Callable) -> None:
-        """Gives Inductor what to put in place of an operator: also in the copy of its table that it made when it first ran."""
-        from torch._inductor import decomposition
-
-        for table in (decomposition.decompositions, decomposition.fast_random_decomps()):
-            table[self.operator(kind)] = formula
-
     def operator(self, kind: str = "") -> torch._ops.OpOverload:
         """``jitact::<name><kind>``."""
         return getattr(torch.ops.jitact, self.name + kind).default
 
     def _kernel(self, kind: str) -> Callable:
-        """The compiled operator."""
+        """A compiled operator."""
         library = kernels.load(self.record.source, fast_math=self.fast_math)
         return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
 
-    def _forward(self, *operands: Tensor | float, **_: str) -> Tensor:
+    def _forward(self, *operands: Tensor | float, save: str = "", version: str = "") -> Tensor:
         return self._kernel("forward")(*operands)
 
-    def _gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int) -> list[Tensor]:
-        if len(self.record.layout.places) == 1:
-            return [self._kernel("backward")(dy, *operands)]
+    def _gradient(self, dy: Tensor, *operands: Tensor | float, version: str = "") -> Tensor:
+        return self._kernel("backward")(dy, *operands)
+
+    def _gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int, version: str = "") -> list[Tensor]:
         return list(self._kernel("backward")(dy, *operands, wanted))
 
-    def _gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float) -> Tensor:
-        has_kernel = "backward_from_output" in self.record.source.signature.functions  # else y stands for x, as it may
-        return self._kernel("backward_from_output" if has_kernel else "backward")(dy, y, *others)
+    def _gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float, version: str = "") -> Tensor:
+        there = "backward_from_output" in self.record.source.signature.functions  # else y does as well as x
+        return self._kernel("backward_from_output" if there else "backward")(dy, y, *others)
 
-    def _fake_gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int) -> list[Tensor]:
-        found, (tensors, elements, _, places) = [], self.record.layout
-        for g, place in enumerate(places):
-            like = operands[0] if place < elements else operands[place]
+    def _fake_gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int, version: str = "") -> list[Tensor]:
+        layout, found = self.record.layout, []
+        for g, place in enumerate(layout.places):
+            like = operands[0 if place < layout.elements else place]
             found.append(torch.empty_like(like) if wanted >> g & 1 else like.new_empty(0))
         return found
 
@@ -146,7 +144,7 @@ class Operators:
         return _Recorded.apply(self, save or self._save(), *arguments)
 
     def _save(self) -> str:
-        """What backward starts from, where nobody says: from what the compiler need not keep, or can make again, if it is exact."""
+        """What backward starts from in a graph, where nobody says: the output, where its slope is exact or the first choice."""
         return "output" if self.record.saves[0] in ("output", "bit") and "output" in self.formula.saves else "input"
 
 
@@ -155,30 +153,31 @@ def _like_first(x: Tensor, *_: Any, **__: str) -> Tensor:
 
 
 class _Recorded(torch.autograd.Function):
-    """An activation that is traced for a graph: forward and backward are an operator each."""
+    """An activation as a training graph has it: an operator forward and one backward."""
 
     @staticmethod
     def forward(ctx: Any, of: Operators, save: str, *arguments: Any) -> Tensor:
         with torch._C._AutoDispatchBelowAutograd():
-            y = of.operator()(*arguments)
+            y = of.operator()(*arguments, version=of.version)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
-        if save == "output":
-            tensors[0] = y
-        ctx.save_for_backward(*tensors)
         ctx.of, ctx.save, ctx.numbers = of, save, arguments[len(tensors) :]
+        ctx.save_for_backward(y if save == "output" else tensors[0], *tensors[1:])
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
+        of, operands = ctx.of, (*ctx.saved_tensors, *ctx.numbers)
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        operands = (*ctx.saved_tensors, *ctx.numbers)
+        places = [place + 2 for place in of.record.layout.places]
         if ctx.save == "output":
-            found[2] = ctx.of.operator("_gradient_from_output")(dy, *operands)
-            return tuple(found)
-        places = [place + 2 for place in ctx.of.record.layout.places]
-        wanted = sum(1 << g for g, place in enumerate(places) if ctx.needs_input_grad[place])
-        for place, gradient in zip(places, ctx.of.operator("_gradients")(dy, *operands, wanted=wanted), strict=True):
-            found[place] = gradient if ctx.needs_input_grad[place] else None
+            found[2] = of.operator("_gradient_from_output")(dy, *operands, version=of.version)
+        elif len(places) == 1:
+            found[places[0]] = of.operator("_gradient")(dy, *operands, version=of.version)
+        else:
+            wanted = sum(1 << g for g, place in enumerate(places) if ctx.needs_input_grad[place])
+            gradients = of.operator("_gradient")(dy, *operands, wanted=wanted, version=of.version)
+            for place, gradient in zip(places, gradients, strict=True):
+                found[place] = gradient if ctx.needs_input_grad[place] else None
         return tuple(found)
 
 
