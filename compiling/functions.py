@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ..definitions import functions as of_expressions
-from ..references import exact_tanhshrink
 
 __all__ = ["functions"]
 
@@ -24,7 +23,7 @@ def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = Fal
     """What a kernel file may call, where its ``T`` is what elements of ``dtype`` are computed in: float32 for 16-bit types."""
     computed = torch.promote_types(dtype, torch.float32)
     new = functools.partial(torch.full, (), dtype=computed, device=device)
-    of = Narrow if dtype.itemsize == 2 or (fast_math and computed is torch.float32) else Wide
+    of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
     found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
     return {name: _with_numbers(each, new) for name, each in found.items()} | _language(new)
 
@@ -71,16 +70,32 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
 
 
 class Wide:
-    """For float32 and float64: PyTorch's functions."""
+    """For float64: PyTorch's functions."""
 
-    exp, exp2, expm1, log, log2, log10, log1p = torch.exp, torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p
+    exp, exp2, expm1, log, log2, log10, log1p = (
+        torch.exp,
+        torch.exp2,
+        torch.expm1,
+        torch.log,
+        torch.log2,
+        torch.log10,
+        torch.log1p,
+    )
     sin, cos, tan, asin, acos, atan, atan2 = torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.atan2
     sinh, cosh, tanh, asinh, acosh, atanh = torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh
-    sqrt, rsqrt, erf, erfc, pow, fmod, hypot = torch.sqrt, torch.rsqrt, torch.erf, torch.erfc, torch.pow, torch.fmod, torch.hypot
+    sqrt, rsqrt, erf, erfc, pow, fmod, hypot = (
+        torch.sqrt,
+        torch.rsqrt,
+        torch.erf,
+        torch.erfc,
+        torch.pow,
+        torch.fmod,
+        torch.hypot,
+    )
     floor, ceil, trunc, rint, abs, copysign = torch.floor, torch.ceil, torch.trunc, torch.round, torch.abs, torch.copysign
     min, max, isnan, reciprocal, one_over = torch.minimum, torch.maximum, torch.isnan, torch.reciprocal, torch.reciprocal
     square_root = root_of = torch.sqrt
-    log1p_unit, x_minus_tanh = torch.log1p, staticmethod(exact_tanhshrink)
+    log1p_unit = torch.log1p
     cbrt, round = staticmethod(of_expressions.cbrt), staticmethod(of_expressions.round_half_up)
 
     @staticmethod
@@ -134,13 +149,65 @@ class Wide:
         return 0.5 * torch.erfc(-SQRT_HALF * (x if not of else (x - of[0]) / of[1]))
 
     @staticmethod
+    def x_minus_tanh(x: Tensor) -> Tensor:
+        u = x * x
+        c = (1.724487449484433e-05, -7.959955735264808e-05, 0.00023077616269519857, -0.0005874372860094381, 0.001455309297534642)
+        c += (-0.0035920589774734554, 0.008863229830925709, -0.021869488260559115, 0.05396825396139557, -0.13333333333326658)
+        return torch.where(x.abs() < 0.625, x * u * polynomial(u, *c, 0.3333333333333332), x - torch.tanh(x))
+
+    @staticmethod
     def x_plus_sin_squared(x: Tensor, alpha: Tensor) -> Tensor:
         s = torch.sin(alpha * x)
         return torch.where(x.isinf(), x, x + s * s / alpha)
 
     @staticmethod
     def x_plus_sin_squared_slope(x: Tensor, alpha: Tensor) -> Tensor:
-        return 1 + torch.sin(2 * alpha * x)
+        v = alpha * x
+        s = torch.sin(v) + torch.cos(v)
+        return s * s
+
+
+class Single(Wide):
+    """For float32: the same, but for the tails of the normal distribution, which are as in ``math_single.cuh``."""
+
+    @staticmethod
+    def expm1(x: Tensor) -> Tensor:
+        near = x * polynomial(x, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0)
+        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
+
+    @staticmethod
+    def _tail(t: Tensor) -> Tensor:
+        """Q(t) / exp(-t^2 / 2) for t >= 0."""
+        r = torch.reciprocal(t + 2.5)
+        c = (
+            -7.888111471e-02,
+            2.764140665e-01,
+            -3.084100186e-01,
+            1.340550184e-01,
+            -1.479396820e-01,
+            5.555829406e-02,
+            2.919359505e-01,
+            1.696024388e-01,
+            -1.243392110e+00,
+            1.250000000e+00,
+        )
+        return r * polynomial(t * r, *c)
+
+    @staticmethod
+    def normal_tail(t: Tensor) -> Tensor:
+        held = t.clamp(max=40)  # 0 * inf would be NaN
+        return torch.exp(-0.5 * held * held) * Single._tail(held)
+
+    @staticmethod
+    def times_normal_tail(t: Tensor) -> Tensor:
+        held = t.clamp(max=40)
+        return held * Single.normal_tail(held)
+
+    @staticmethod
+    def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
+        z = x if not of else (x - of[0]) / of[1]
+        y = Single.normal_tail(z.abs())
+        return torch.where(z < 0, y, 1 - y)
 
 
 class Narrow(Wide):

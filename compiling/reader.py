@@ -25,7 +25,8 @@ class Unreadable(ValueError):
 _FUNCTION = re.compile(r"\bELEMENTWISE\s+(?:void|bool|T|Many<T,\s*\d+>)\s+(\w+)\s*\(([^()]*)\)\s*\{((?:[^{}]|\{[^{}]*\})*)\}")
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)[ \t]+(.*)$", re.MULTILINE)
 _IFDEF = re.compile(
-    r"^[ \t]*#[ \t]*ifdef[ \t]+(\w+)[ \t]*\n(.*?)(?:^[ \t]*#[ \t]*else[ \t]*\n(.*?))?^[ \t]*#[ \t]*endif[ \t]*$", re.MULTILINE | re.DOTALL
+    r"^[ \t]*#[ \t]*ifdef[ \t]+(\w+)[ \t]*\n(.*?)(?:^[ \t]*#[ \t]*else[ \t]*\n(.*?))?^[ \t]*#[ \t]*endif[ \t]*$",
+    re.MULTILINE | re.DOTALL,
 )
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"elementwise\.cuh"[ \t]*$', re.MULTILINE)
 _ARGUMENT = re.compile(r"(?:\[\[\w+\]\]\s*)?(?:const\s+)?(?:bool|T|(?:Number|Channel|Row)<T>)\s*&?\s*(\w*)")
