@@ -47,8 +47,8 @@ class Formula:
         key = x.dtype, x.device, dual
         if key not in self._known:
             known = functions(x.dtype, x.device, fast_math=self.fast_math)
-            defined = ["JITACT_FAST_MATH"] if self.fast_math else []
-            self._known[key] = read(self.source.text, of_duals(known) if dual else known, defined)
+            defined = ("JITACT_FAST_MATH",) if self.fast_math else ()
+            self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined)
         return self._known[key]
 
     def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:
@@ -135,6 +135,65 @@ class Formula:
             parts = [gradients[name] * each.derivative for name, each in zip(channels, made, strict=True) if name in gradients]
             found[by] = sum(parts[1:], start=parts[0])
         return found
+
+
+def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...]) -> dict[str, Callable]:
+    """A kernel file's functions, which may call those of the files that it uses."""
+    used = {}
+    for each in source.uses:
+        there = _of_values(each, known, defined)
+        there.setdefault("backward", _gradient_of_used(each, there, known, defined))
+        used |= {f"{each.name}_::{name}": function for name, function in there.items()}
+    return read(source.text, known | used, defined)
+
+
+def _gradient_of_used(
+    source: KernelSource, there: dict[str, Callable], known: dict[str, Callable], defined: tuple[str, ...]
+) -> Callable:
+    """``backward`` of a file that has none, as ``uses.cuh`` makes it."""
+    operands = source.signature.operands
+    if "backward_from_bit" in there:
+        others = [place for place, operand in enumerate(operands) if operand.role != "element"]
+        return lambda dy, *of: there["backward_from_bit"](dy, there["keeps"](*of), *[of[place] for place in others])
+    forward = _of_duals(source, known, defined)["forward"]
+    places = [operands.index(operand) for operand in source.signature.differentiable]
+
+    def backward(dy: Value, *of: Value) -> Value | tuple[Value, ...]:
+        found = [dy * forward(*[Dual(v, 1 if k == place else 0) for k, v in enumerate(of)]).derivative for place in places]
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return backward
+
+
+def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...]) -> dict[str, Callable]:
+    """The same of dual numbers, to which a file that is used and has a slope is one function."""
+    used = {}
+    for each in source.uses:
+        there = _of_values(each, known, defined)
+        if {"backward", "backward_from_bit"} & there.keys():
+            slope = there.get("backward") or _gradient_of_used(each, there, known, defined)
+            used[f"{each.name}_::forward"] = _one_function(each, there["forward"], slope)
+        else:
+            used[f"{each.name}_::forward"] = _of_duals(each, known, defined)["forward"]
+    return read(source.text, of_duals(known) | used, defined)
+
+
+def _one_function(source: KernelSource, forward: Callable, slope: Callable) -> Callable[..., Dual]:
+    operands = source.signature.operands
+    places = [operands.index(operand) for operand in source.signature.differentiable]
+
+    def function(*arguments: Dual | Value) -> Dual:
+        duals = [each if isinstance(each, Dual) else Dual(each) for each in arguments]
+        values = [dual.value for dual in duals]
+        slopes = slope(1.0, *values)
+        slopes = slopes if isinstance(slopes, tuple) else (slopes,)
+        derivative: Value = 0
+        for place, by in zip(places, slopes, strict=True):
+            of = duals[place].derivative
+            derivative = derivative + by * of if isinstance(of, Tensor) or of != 0 else derivative
+        return Dual(forward(*values), derivative)
+
+    return function
 
 
 def _wide(t: Tensor) -> Tensor:

@@ -47,7 +47,7 @@ def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tenso
         recorded: ``recorded(record, arguments, fast_math)`` is the activation as autograd records it outside of graphs.
     """
     # A definition is called by what it computes: in another process, another may have its name.
-    name = "_".join(filter(None, [record.name, record.fingerprint, "fast_math" if fast_math else ""]))
+    name = "_".join(filter(None, [record.source.name, record.fingerprint, "fast_math" if fast_math else ""]))
     with _lock:
         if name not in _made:
             _made[name] = Operators(name, record, fast_math, recorded)
@@ -70,7 +70,7 @@ class Operators:
             self.formula = Formula(record.source, fast_math)
         except Unreadable:
             self.formula = None
-        self.version = hashlib.sha256((_implementation() + record.source.text).encode()).hexdigest()[:8]
+        self.version = hashlib.sha256((_implementation() + record.source.full_text).encode()).hexdigest()[:8]
         self._library = torch.library.Library("jitact", "FRAGMENT")
         signature = record.source.signature
         others = [f"Tensor {each}_" for each in signature.tensors[1:]] + ["Tensor seed"] * record.layout.draws
@@ -169,6 +169,8 @@ class _Recorded(torch.autograd.Function):
         of, operands = ctx.of, (*ctx.saved_tensors, *ctx.numbers)
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         places = [place + 2 for place in of.record.layout.places]
+        for place in of.record.layout.passed:
+            found[place + 2] = dy
         if ctx.save == "output":
             found[2] = of.operator("_gradient_from_output")(dy, *operands, version=of.version)
         elif len(places) == 1:

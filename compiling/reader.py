@@ -33,7 +33,7 @@ _ARGUMENT = re.compile(r"(?:\[\[\w+\]\]\s*)?(?:const\s+)?(?:bool|T|(?:Number|Cha
 _DECLARATION = re.compile(r"(?:const\s+)?(?:T|bool|auto)\s+(.*)", re.DOTALL)
 _TOKEN = re.compile(
     r"\s*(?:(?P<hex>0[xX][\da-fA-F]*\.?[\da-fA-F]*[pP][-+]?\d+)|(?P<number>(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)(?![\w.])"
-    r"|(?P<name>[A-Za-z_]\w*)|(?P<sign>&&|\|\||[<>=!]=|[-+*/<>!?:(),]))"
+    r"|(?P<name>[A-Za-z_]\w*(?:::\w+)?)|(?P<sign>&&|\|\||[<>=!]=|\.of\[\d+\]|[-+*/<>!?:(),]))"
 )
 _BINDING = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5, "*": 6, "/": 6}
 _OPERATORS = {"||": ast.BitOr, "&&": ast.BitAnd, "+": ast.Add, "-": ast.Sub, "*": ast.Mult}
@@ -47,7 +47,7 @@ def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] 
 
     Args:
         text: the kernel file's.
-        functions: what it may call; ``select``, ``divide`` and ``negate`` stand for ``?:``, ``/`` and ``!``.
+        functions: what it may call, ``silu_::forward`` among them; ``select``, ``divide`` and ``negate`` are ``?:``, ``/`` and ``!``.
         defined: names for which ``#ifdef`` holds.
 
     Raises:
@@ -60,7 +60,7 @@ def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] 
         _refuse(f"{rest.splitlines()[0]!r} is none of a kernel file's functions")
     found = [match.groups() for match in _FUNCTION.finditer(text)]
     known = {*functions, *(name for name, _, _ in found)}
-    made = dict(functions)
+    made = {_in_python(name): function for name, function in functions.items()}
     tree = ast.Module([_function(*each, macros, known) for each in found], [])
     exec(compile(ast.fix_missing_locations(tree), "<kernel file>", "exec"), made)
     return {name: made[name] for name, _, _ in found}
@@ -204,7 +204,12 @@ class _Expression:
         if text in self.macros:
             return _Expression(self.macros[text], self.macros, self.known, ()).whole()
         if not self.take("("):
-            return ast.Name(text, ast.Load()) if text in self.scope else _refuse(f"{text} is no name that is known")
+            name = ast.Name(text, ast.Load()) if text in self.scope else _refuse(f"{text} is no name that is known")
+            result = re.fullmatch(r"\.of\[(\d+)\]", self.tokens[0][1])
+            if not result:
+                return name
+            self.tokens.pop(0)
+            return ast.Subscript(name, ast.Constant(int(result[1])), ast.Load())
         arguments = [self.choice()]
         while self.take(","):
             arguments.append(self.choice())
@@ -213,4 +218,9 @@ class _Expression:
 
 
 def _call(name: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
+    return ast.Call(ast.Name(_in_python(name), ast.Load()), list(arguments), [])
+
+
+def _in_python(name: str) -> str:
+    """What a function is called in Python: one of another kernel file is ``silu_::forward``."""
+    return name.replace("::", "__of__")
