@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from torch.autograd import forward_ad
 from torch.overrides import handle_torch_function
 
 from . import kernels
+from .compiling.operators import operators
 from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout, library
 
 __all__ = ["Config", "call", "configure", "configured", "gradients", "is_transformed", "load", "run", "run_with_operands"]
@@ -49,12 +49,13 @@ class Config(NamedTuple):
 def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
     """Finds the operators of a call, and compiles them unless they are there. The options are checked."""
     library = load(record.token, fast_math)
-    _, elements, _, places, passed = layout(record.token)
+    laid = layout(record.token)
     forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
     backward = "backward" if save == "input" else f"backward_from_{save}"
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
+    places = laid.places
     several = save == "input" and len(places) > 1
-    return Config(record, inplace, save, *ops, places if several else places[:1], several, passed, elements)
+    return Config(record, inplace, save, *ops, places if several else places[:1], several, laid.passed, laid.elements)
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
@@ -69,41 +70,17 @@ def configured(record: Activation, inplace: bool, save: str, fast_math: bool) ->
 
 def load(token: str, fast_math: bool) -> str:
     """The first part of the names of a record's operators, compiled unless they are there."""
-    library = kernels.load(by_token[token].source, fast_math=fast_math).name
-    if library not in _differentiable:
-        _make_differentiable(library, token, fast_math)
-    return library
+    return kernels.load(by_token[token].source, fast_math=fast_math).name
+
+
+def traced(token: str, fast_math: bool) -> tuple[str, str, tuple[str, ...]]:
+    """Of the operators that stand for an activation in graphs: name, version, and what they can keep if they dissolve."""
+    made = operators(by_token[token], fast_math, _recorded)
+    return made.name, made.version, made.formula.saves if made.formula else ()
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
-load._dynamo_marked_constant = True
-
-
-_differentiable: dict[str, torch.library.Library] = {}  # the builds whose operator "apply" has a gradient
-_lock = threading.Lock()
-
-
-def _make_differentiable(library: str, token: str, fast_math: bool) -> None:
-    """Gives ``jitact::<library>_apply``, which torch.export writes into programs, the gradient that the record has.
-
-    The other operators have none of their own: the functions below, which call them, record what there is to record.
-    """
-    operator = getattr(torch.ops.jitact, f"{library}_apply").default
-
-    count = len(layout(token).tensors)
-
-    def apply(*arguments: Any) -> Tensor:
-        tensors = arguments[:count]
-        if is_transformed() or (torch.is_grad_enabled() and any([t.requires_grad for t in tensors])):
-            return _recorded(by_token[token], arguments, fast_math)
-        with torch._C._AutoDispatchBelowAutograd():
-            return operator(*arguments)
-
-    with _lock:
-        if library not in _differentiable:
-            registration = torch.library.Library("jitact", "FRAGMENT")
-            registration.impl(f"{library}_apply", apply, "Autograd")
-            _differentiable[library] = registration  # which lasts as long as this
+load._dynamo_marked_constant = traced._dynamo_marked_constant = True
 
 
 def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
@@ -488,8 +465,11 @@ def _run(
     """Applies an activation to what has been checked."""
     x, others = tensors[0], tensors[1:]
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
-    _, _, draws, places, passed = layout(record.token)
+    laid = layout(record.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
+    draws, places, passed = laid.draws, laid.places, laid.passed
     records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))
+    name, version, saves = traced(record.token, fast_math) if compiling else ("", "", ())
+    asked, dissolves = save, bool(saves) and (save is None or save in saves)
     if inplace and save is None and len(places) == 1:
         save = record.default_save(params)
     save = _first_save(record, tensors, save)
@@ -498,15 +478,17 @@ def _run(
             raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
             # What is kept must outlive the change.
-            before = _copied(x, record) if transformed or (records and save == "input") else x
+            before = _copied(x, record) if transformed or dissolves or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
-            return write(x, _run(record, (before, *others), params, False, save, fast_math, seed))
+            return write(x, _run(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
     if transformed and (compiling or others or draws or _functionalized()):
         return _formula(record, tensors, params)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others
     if compiling and torch.compiler.is_exporting():
-        return getattr(torch.ops.jitact, f"{load(record.token, fast_math)}_apply")(x, *operands, *params)
+        return getattr(torch.ops.jitact, name)(x, *operands, *params)
+    if dissolves:
+        return getattr(torch.ops.jitact, name)(x, *operands, *params, save=asked or "", version=version)
     if transformed or not records:
         save = "input"  # all that a transform keeps, as it hides the order of memory; with nothing recorded, nothing is kept
     config = configured(record, inplace, save, fast_math)

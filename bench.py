@@ -458,6 +458,29 @@ def _recorded_seconds(name: str) -> float | None:
         return None
 
 
+def models(parser: Parser, args: argparse.Namespace) -> int:
+    """``--models``. Returns the exit code: 1 if a line is flagged."""
+    from jitact.measuring import models
+
+    on_gpu = args.device.type == "cuda"
+    blocks = [block.strip() for block in args.models.split(",")] if args.models else list(models.BLOCKS)
+    for block in blocks:
+        if block not in models.BLOCKS:
+            parser.error(f"no block {block!r}; choose from {', '.join(models.BLOCKS)}")
+    names = [name for name in models.ACTIVATIONS if name in args.names]
+    if not names:
+        parser.error(f"--models has {', '.join(models.ACTIVATIONS)}")
+    if not on_gpu and not args.models:
+        blocks, names = models.ON_CPU[0], [name for name in names if name in models.ON_CPU[1]]
+    dtypes = args.dtype or [torch.bfloat16, torch.float32][not on_gpu :]
+    results = {"machine": machine(args.device)}
+    say(report.describe(results["machine"]))
+    results |= models.run(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
+    if args.json:
+        write_json(args.json, results)
+    return 1 if results["flagged"] else 0
+
+
 def parse_shape(text: str) -> tuple[int, ...]:
     """``"4096x393216"`` as ``(4096, 393216)``."""
     try:
@@ -493,6 +516,13 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
     )
     parser.add_argument(
+        "--models",
+        nargs="?",
+        const="",
+        metavar="BLOCK,...",
+        help="instead, blocks of models before and after jitact.replace, eager and compiled; on a CPU a small part",
+    )
+    parser.add_argument(
         "--json", type=parser.output_file, metavar="FILE", help="write all figures and the facts of the machine"
     )
     parser.add_argument(
@@ -500,6 +530,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     )
     parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
     args = parser.parse(arguments)
+    if args.models is not None:
+        return models(parser, args)
     if args.plot and not report.can_plot():
         parser.error("--plot needs matplotlib: pip install matplotlib")
     if args.compile:

@@ -303,7 +303,8 @@ class Activation:
             TypeError: one is no tensor that kernels take, or of another dtype than it has to be.
             ValueError: one is on another device, or does not broadcast.
         """
-        names, elements, _, places, _ = layout(self.token)
+        laid = layout(self.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
+        names, elements, places = laid.tensors, laid.elements, laid.places
         x = given[names[0]]
         check_tensor(self, x)
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]

@@ -1,0 +1,172 @@
+"""Derivatives of what a kernel file computes, where it leaves them out: dual numbers, of torch operations.
+
+The slopes of functions are read from ``kernels/device/math_dual.cuh``, so that a kernel and what stands for it have the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from torch import Tensor
+
+from ..kernels.loader.source import DEVICE
+from .reader import read, split
+
+__all__ = ["Dual", "of_duals"]
+
+Value = Tensor | float
+
+
+@dataclass(frozen=True, eq=False)
+class Dual:
+    """``value + derivative * epsilon``, with ``epsilon^2 = 0``. Of a constant the derivative is the number 0, and no tensor."""
+
+    value: Value
+    derivative: Value = 0
+
+    def __neg__(self) -> Dual:
+        return Dual(-self.value, -self.derivative)
+
+    def __add__(self, other: Dual | Value) -> Dual:
+        other = _dual(other)
+        return Dual(self.value + other.value, self.derivative + other.derivative)
+
+    def __mul__(self, other: Dual | Value) -> Dual:
+        other = _dual(other)
+        return Dual(self.value * other.value, _times(self.derivative, other.value) + _times(other.derivative, self.value))
+
+    def __sub__(self, other: Dual | Value) -> Dual:
+        return self + -_dual(other)
+
+    def __rsub__(self, other: Value) -> Dual:
+        return -self + other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+    def __lt__(self, other: Dual | Value) -> Tensor | bool:
+        return self.value < _dual(other).value
+
+    def __le__(self, other: Dual | Value) -> Tensor | bool:
+        return self.value <= _dual(other).value
+
+    def __gt__(self, other: Dual | Value) -> Tensor | bool:
+        return self.value > _dual(other).value
+
+    def __ge__(self, other: Dual | Value) -> Tensor | bool:
+        return self.value >= _dual(other).value
+
+    def __eq__(self, other: object) -> Tensor | bool:
+        return self.value == _dual(other).value
+
+    def __ne__(self, other: object) -> Tensor | bool:
+        return self.value != _dual(other).value
+
+
+def _dual(value: Dual | Value) -> Dual:
+    return value if isinstance(value, Dual) else Dual(value)
+
+
+def _is_constant(dual: Dual) -> bool:
+    return not isinstance(dual.derivative, Tensor) and dual.derivative == 0
+
+
+def _times(derivative: Value, slope: Value) -> Value:
+    return derivative * slope if isinstance(derivative, Tensor) or derivative != 0 else 0
+
+
+@cache
+def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
+    """The slopes in the header, written as functions of a kernel file, and their names by the functions whose they are."""
+    header = (DEVICE / "math_dual.cuh").read_text()
+    written = re.findall(
+        r"^template <typename T>\nJITACT_INLINE (T tanh_softplus_slope\(.*?^\}$)", header, re.MULTILINE | re.DOTALL
+    )
+    names = {}
+    for line in re.findall(r"^JITACT_CHAIN(?:_2)?\((.*)\)$", header, re.MULTILINE):
+        function, *slopes = map(str.strip, split(line, ","))
+        taken = "T x, T y" if len(slopes) == 1 else "T a, T b, T y"
+        names[function] = tuple(f"{function}_slope_{k}" for k in range(len(slopes)))
+        written += [f"T {name}({taken}) {{ return {slope}; }}" for name, slope in zip(names[function], slopes, strict=True)]
+    return "\n".join(f"ELEMENTWISE {each}" for each in written), names
+
+
+def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
+    """The functions that a kernel file may call, of dual numbers, from those of values."""
+    text, names = _slopes()
+    slopes = read(text, functions)
+    select, divide = functions["select"], functions["divide"]
+
+    def chained(function: str) -> Callable[..., Dual]:
+        def of(*arguments: Dual | Value) -> Dual:
+            duals = [_dual(argument) for argument in arguments]
+            values = [dual.value for dual in duals]
+            y, derivative = functions[function](*values), 0
+            for dual, slope in zip(duals, names[function], strict=True):
+                if not _is_constant(dual):
+                    part = dual.derivative * slopes[slope](*values, y)
+                    # Where an argument is constant, a partial derivative that is not finite plays no part.
+                    derivative = derivative + (part if len(duals) == 1 else select(dual.derivative == 0, 0.0, part))
+            return Dual(y, derivative)
+
+        return of
+
+    def choose(condition: Tensor | bool, a: Dual | Value, b: Dual | Value) -> Dual:
+        a, b = _dual(a), _dual(b)
+        constant = _is_constant(a) and _is_constant(b)
+        return Dual(select(condition, a.value, b.value), 0 if constant else select(condition, a.derivative, b.derivative))
+
+    def quotient(a: Dual | Value, b: Dual | Value) -> Dual:
+        a, b = _dual(a), _dual(b)
+        q = divide(a.value, b.value)
+        difference = a.derivative - _times(b.derivative, q)
+        return Dual(q, divide(difference, b.value) if isinstance(difference, Tensor) or difference != 0 else 0)
+
+    def least(a: Dual | Value, b: Dual | Value) -> Dual:
+        return choose((_dual(a) < b) | (_dual(a) != a), a, b)
+
+    def most(a: Dual | Value, b: Dual | Value) -> Dual:
+        return choose((_dual(a) > b) | (_dual(a) != a), a, b)
+
+    def magnitude(x: Dual | Value) -> Dual:
+        x = _dual(x)
+        sign = select(x > 0, 1.0, select(x < 0, -1.0, 0.0))
+        return Dual(functions["abs"](x.value), _times(x.derivative, sign))
+
+    def signed(size: Dual | Value, sign: Dual | Value) -> Dual:
+        size, sign = magnitude(size), _dual(sign).value
+        return Dual(functions["copysign"](size.value, sign), _times(size.derivative, functions["copysign"](1.0, sign)))
+
+    def cdf(x: Dual | Value, *of: Dual | Value) -> Dual:
+        z = quotient(_dual(x) - of[0], of[1]) if of else x
+        values = [_dual(each).value for each in (x, *of)]
+        return Dual(functions["normal_cdf"](*values), chained("normal_cdf")(z).derivative)
+
+    def sigmoid_product(a: Dual | Value, *of: Dual | Value) -> Dual:
+        if len(of) == 1:
+            return chained("times_sigmoid")(a, *of)
+        left, t, low = of
+        values = [_dual(each).value for each in (a, t, low)]
+        x = _dual(t) + low
+        y = functions["times_sigmoid"](values[0], left, *values[1:])
+        return Dual(y, chained("times_sigmoid")(a, choose(left, -x, x)).derivative)
+
+    return {
+        **{name: chained(name) for name in names},
+        "select": choose,
+        "divide": quotient,
+        "negate": functions["negate"],
+        "T": lambda x: x if isinstance(x, Dual) else functions["T"](x),
+        "rest": functions["rest"],
+        "min": least,
+        "max": most,
+        "clamp": lambda x, low, high: least(most(x, low), high),
+        "abs": magnitude,
+        "copysign": signed,
+        "isnan": lambda x: _dual(x) != x,
+        "fma": lambda a, b, c: _dual(a) * b + c,
+        "normal_cdf": cdf,
+        "times_sigmoid": sigmoid_product,
+    }

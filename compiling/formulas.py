@@ -1,0 +1,204 @@
+"""An activation as torch operations, forward and backward: its kernel file, read for the dtype that elements are computed in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import SymFloat, Tensor
+
+from ..kernels import KernelSource
+from .dual import Dual, of_duals
+from .functions import functions
+from .reader import Unreadable, read
+
+__all__ = ["Formula", "Unreadable"]
+
+OF_OUTPUT = ("relu", "relu6", "hardtanh")
+"""Where ``keeps`` says of the output what it says of the input: backward then needs only what the next layer keeps anyway."""
+
+Value = Tensor | float
+
+
+class Formula:
+    """A kernel file as torch operations, whose operands are those of the operators: tensors, then numbers.
+
+    Attributes:
+        saves: what :meth:`gradient` can start from, and :meth:`gradient_from_output`: "input", and "output" where that gives the slope.
+    """
+
+    def __init__(self, source: KernelSource, fast_math: bool) -> None:
+        """Reads the file.
+
+        Raises:
+            Unreadable: there is more in it than arithmetic, or it draws random numbers.
+        """
+        self.source, self.fast_math, self.signature = source, fast_math, source.signature
+        self._known: dict[tuple[torch.dtype, torch.device, bool], dict[str, Callable]] = {}
+        if self.signature.of("random"):
+            raise Unreadable("it draws random numbers")
+        there = self._functions(torch.empty(0))
+        if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
+            self._functions(torch.empty(0), dual=True)
+        self.saves = ("input", "output") if "backward_from_output" in there or source.name in OF_OUTPUT else ("input",)
+
+    def _functions(self, x: Tensor, dual: bool = False) -> dict[str, Callable]:
+        """The file's functions of numbers of x's kind, or of dual numbers."""
+        key = x.dtype, x.device, dual
+        if key not in self._known:
+            known = functions(x.dtype, x.device, fast_math=self.fast_math)
+            defined = ("JITACT_FAST_MATH",) if self.fast_math else ()
+            self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined)
+        return self._known[key]
+
+    def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:
+        """Operands by name, in the type that is computed in."""
+        computed = torch.promote_types(x.dtype, torch.float32)
+        names = (*self.signature.tensors, *self.signature.of("number"))
+        values = {}
+        for name, operand in zip(names, operands, strict=True):
+            if isinstance(operand, SymFloat):  # as a tensor, which nothing that is done to it makes a constant
+                operand = torch.ones((), dtype=computed, device=x.device) * operand
+            values[name] = operand.to(computed) if isinstance(operand, Tensor) else float(operand)
+        return values
+
+    def _arguments(self, values: dict[str, Value], *, elements: bool = True) -> list[Value]:
+        """Values as the file's functions take them, with or without those of elements."""
+        return [values[operand.name] for operand in self.signature.operands if elements or operand.role != "element"]
+
+    def _prepared(self, values: dict[str, Value], there: dict[str, Callable]) -> dict[str, Value]:
+        """Values with channel operands as ``prepare`` leaves them."""
+        if "prepare" not in there:
+            return values
+        channels = self.signature.of("channel")
+        return values | dict(zip(channels, there["prepare"](*[values[name] for name in channels]), strict=True))
+
+    def forward(self, *operands: Tensor | float | SymFloat) -> Tensor:
+        """The activation."""
+        there = self._functions(operands[0])
+        values = self._prepared(self._values(operands[0], operands), there)
+        return _rounded(there["forward"](*self._arguments(values)), operands[0])
+
+    def gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float | SymFloat) -> Tensor:
+        """The gradient of ``x`` from the output; ``others`` are the operands beside ``x``."""
+        there, values = self._functions(y), self._values(y, (y, *others))
+        if "backward_from_output" in there:
+            kept = values[self.signature.tensors[0]]
+            return _rounded(there["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
+        return _rounded(self._from_bit(dy, values, there), y)
+
+    def _from_bit(self, dy: Tensor, values: dict[str, Value], there: dict[str, Callable]) -> Value:
+        bit = there["keeps"](*self._arguments(values))
+        return there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False))
+
+    def gradient(self, dy: Tensor, *operands: Tensor | float | SymFloat) -> Tensor:
+        """The gradient of ``x``, where that alone has one."""
+        return self.gradients(dy, *operands, wanted=1)[0]
+
+    def gradients(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int) -> tuple[Tensor, ...]:
+        """The gradients of the operands that have one; an empty tensor where bit ``g`` of ``wanted`` is 0."""
+        x, there = operands[0], self._functions(operands[0])
+        raw = self._values(x, operands)
+        values = self._prepared(raw, there)
+        if "backward" in there:
+            found = there["backward"](_wide(dy), *self._arguments(values))
+            found = found if isinstance(found, tuple) else (found,)
+        elif "backward_from_bit" in there:
+            found = (self._from_bit(dy, values, there),)
+        else:
+            found = [self._derived(dy, values, operand.name, x) for operand in self.signature.differentiable]
+        tensors = dict(zip(self.signature.tensors, operands, strict=False))
+        gradients = {}
+        for operand, gradient in zip(self.signature.differentiable, found, strict=True):
+            gradient = gradient if isinstance(gradient, Tensor) else torch.full_like(_wide(x), gradient)
+            if operand.role != "element":
+                gradient = gradient.sum_to_size(tensors[operand.name].shape)
+            gradients[operand.name] = gradient
+        if "prepare" in there:
+            gradients |= self._unprepared(gradients, raw, x)
+        return tuple(
+            gradient.to(x.dtype) if wanted >> g & 1 else x.new_empty(0) for g, gradient in enumerate(gradients.values())
+        )
+
+    def _derived(self, dy: Tensor, values: dict[str, Value], by: str, x: Tensor) -> Value:
+        """The gradient of one operand of a file that has none."""
+        duals = {name: Dual(value, 1) if name == by else Dual(value) for name, value in values.items()}
+        y = self._functions(x, dual=True)["forward"](*self._arguments(duals))
+        return _wide(dy) * y.derivative
+
+    def _unprepared(self, gradients: dict[str, Tensor], raw: dict[str, Value], x: Tensor) -> dict[str, Tensor]:
+        """The gradients of channel operands from those of what ``prepare`` makes of them."""
+        prepare, channels = self._functions(x, dual=True)["prepare"], self.signature.of("channel")
+        found = {}
+        for by in filter(gradients.__contains__, channels):
+            made = prepare(*[Dual(raw[name], 1 if name == by else 0) for name in channels])
+            parts = [gradients[name] * each.derivative for name, each in zip(channels, made, strict=True) if name in gradients]
+            found[by] = sum(parts[1:], start=parts[0])
+        return found
+
+
+def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...]) -> dict[str, Callable]:
+    """A kernel file's functions, which may call those of the files that it uses."""
+    used = {}
+    for each in source.uses:
+        there = _of_values(each, known, defined)
+        there.setdefault("backward", _gradient_of_used(each, there, known, defined))
+        used |= {f"{each.name}_::{name}": function for name, function in there.items()}
+    return read(source.text, known | used, defined)
+
+
+def _gradient_of_used(
+    source: KernelSource, there: dict[str, Callable], known: dict[str, Callable], defined: tuple[str, ...]
+) -> Callable:
+    """``backward`` of a file that has none, as ``uses.cuh`` makes it."""
+    operands = source.signature.operands
+    if "backward_from_bit" in there:
+        others = [place for place, operand in enumerate(operands) if operand.role != "element"]
+        return lambda dy, *of: there["backward_from_bit"](dy, there["keeps"](*of), *[of[place] for place in others])
+    forward = _of_duals(source, known, defined)["forward"]
+    places = [operands.index(operand) for operand in source.signature.differentiable]
+
+    def backward(dy: Value, *of: Value) -> Value | tuple[Value, ...]:
+        found = [dy * forward(*[Dual(v, 1 if k == place else 0) for k, v in enumerate(of)]).derivative for place in places]
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return backward
+
+
+def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...]) -> dict[str, Callable]:
+    """The same of dual numbers, to which a file that is used and has a slope is one function."""
+    used = {}
+    for each in source.uses:
+        there = _of_values(each, known, defined)
+        if {"backward", "backward_from_bit"} & there.keys():
+            slope = there.get("backward") or _gradient_of_used(each, there, known, defined)
+            used[f"{each.name}_::forward"] = _one_function(each, there["forward"], slope)
+        else:
+            used[f"{each.name}_::forward"] = _of_duals(each, known, defined)["forward"]
+    return read(source.text, of_duals(known) | used, defined)
+
+
+def _one_function(source: KernelSource, forward: Callable, slope: Callable) -> Callable[..., Dual]:
+    operands = source.signature.operands
+    places = [operands.index(operand) for operand in source.signature.differentiable]
+
+    def function(*arguments: Dual | Value) -> Dual:
+        duals = [each if isinstance(each, Dual) else Dual(each) for each in arguments]
+        values = [dual.value for dual in duals]
+        slopes = slope(1.0, *values)
+        slopes = slopes if isinstance(slopes, tuple) else (slopes,)
+        derivative: Value = 0
+        for place, by in zip(places, slopes, strict=True):
+            of = duals[place].derivative
+            derivative = derivative + by * of if isinstance(of, Tensor) or of != 0 else derivative
+        return Dual(forward(*values), derivative)
+
+    return function
+
+
+def _wide(t: Tensor) -> Tensor:
+    return t.to(torch.promote_types(t.dtype, torch.float32))
+
+
+def _rounded(value: Value, like: Tensor) -> Tensor:
+    return value.to(like.dtype) if isinstance(value, Tensor) else torch.full_like(like, value)

@@ -1,0 +1,308 @@
+"""The functions of kernel files as torch operations. What each computes, and where, is told in ``kernels/device/math.cuh``.
+
+What a kernel file computes is a tensor, or a number where it depends on none: literals, parameters, and what is made of those.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..definitions import functions as of_expressions
+
+__all__ = ["functions"]
+
+LOG2E, SQRT_HALF = math.log2(math.e), math.sqrt(0.5)
+
+
+def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = False) -> dict[str, Callable]:
+    """What a kernel file may call, where its ``T`` is what elements of ``dtype`` are computed in: float32 for 16-bit types."""
+    computed = torch.promote_types(dtype, torch.float32)
+    new = functools.partial(torch.full, (), dtype=computed, device=device)
+    of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
+    found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
+    return {name: _with_numbers(each, new) for name, each in found.items()} | _language(new)
+
+
+def _with_numbers(function: Callable[..., Tensor], new: Callable[[float], Tensor]) -> Callable[..., Tensor]:
+    """A function of tensors that takes numbers too."""
+
+    @functools.wraps(function)
+    def with_numbers(*values: Tensor | float) -> Tensor:
+        return function(*[value if isinstance(value, Tensor) else new(value) for value in values])
+
+    return with_numbers
+
+
+def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
+    """What the reader writes for ``?:``, ``/`` and ``!``, and what turns one kind of value into another."""
+
+    def select(condition: Tensor | bool, a: Tensor | float, b: Tensor | float) -> Tensor | float:
+        if isinstance(condition, bool):
+            return a if condition else b
+        return torch.where(condition, a if isinstance(a, Tensor) or isinstance(b, Tensor) else new(a), b)
+
+    def divide(a: Tensor | float, b: Tensor | float) -> Tensor | float:
+        return a / b if isinstance(b, Tensor) else a * (1 / b)
+
+    def negate(condition: Tensor | bool) -> Tensor | bool:
+        return ~condition if isinstance(condition, Tensor) else not condition
+
+    def convert(a: Tensor | float) -> Tensor | float:
+        return torch.where(a, new(1), 0.0) if isinstance(a, Tensor) and a.dtype is torch.bool else a
+
+    def rest(rounded: float, a: float) -> float:
+        return 0.0  # numbers are not rounded here
+
+    return {"select": select, "divide": divide, "negate": negate, "T": convert, "rest": rest}
+
+
+def polynomial(x: Tensor, *coefficients: float) -> Tensor:
+    """By Horner's rule, the highest power first."""
+    y = coefficients[0] * x + coefficients[1]
+    for c in coefficients[2:]:
+        y = y * x + c
+    return y
+
+
+class Wide:
+    """For float64: PyTorch's functions."""
+
+    exp, exp2, expm1, log, log2, log10, log1p = (
+        torch.exp,
+        torch.exp2,
+        torch.expm1,
+        torch.log,
+        torch.log2,
+        torch.log10,
+        torch.log1p,
+    )
+    sin, cos, tan, asin, acos, atan, atan2 = torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.atan2
+    sinh, cosh, tanh, asinh, acosh, atanh = torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh
+    sqrt, rsqrt, erf, erfc, pow, fmod, hypot = (
+        torch.sqrt,
+        torch.rsqrt,
+        torch.erf,
+        torch.erfc,
+        torch.pow,
+        torch.fmod,
+        torch.hypot,
+    )
+    floor, ceil, trunc, rint, abs, copysign = torch.floor, torch.ceil, torch.trunc, torch.round, torch.abs, torch.copysign
+    min, max, isnan, reciprocal, one_over = torch.minimum, torch.maximum, torch.isnan, torch.reciprocal, torch.reciprocal
+    square_root = root_of = torch.sqrt
+    log1p_unit = torch.log1p
+    cbrt, round = staticmethod(of_expressions.cbrt), staticmethod(of_expressions.round_half_up)
+
+    @staticmethod
+    def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        return a * b + c
+
+    @staticmethod
+    def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+        return torch.minimum(torch.maximum(x, low), high)
+
+    @staticmethod
+    def decay(a: Tensor) -> Tensor:
+        return torch.exp(-a)
+
+    @staticmethod
+    def sigmoid(x: Tensor) -> Tensor:
+        e = torch.exp(-x.abs())
+        return torch.where(x < 0, e, 1.0) / (1 + e)
+
+    @staticmethod
+    def softplus(x: Tensor) -> Tensor:
+        return torch.log1p(torch.exp(-x.abs())) + torch.where(x < 0, 0.0, x)
+
+    @staticmethod
+    def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
+        left, t = (of[0] < 0, of[0].abs()) if len(of) == 1 else (of[0], of[1] + of[2])
+        h = torch.exp(t * -0.5)  # where exp(-t) is too small for a number, a exp(-t) may not be
+        return torch.where(left, a * h * h, a) / (1 + h * h)
+
+    @staticmethod
+    def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:
+        h = torch.exp(x.clamp(max=20) * 0.5)
+        e, left = h * h, x < 0
+        return torch.where(left, a * h, a) * (torch.where(left, h, e) * (e + 2) / (e * (e + 2) + 2))
+
+    @staticmethod
+    def normal_pdf(x: Tensor) -> Tensor:
+        return torch.exp(-0.5 * x * x) * (1 / math.sqrt(2 * math.pi))
+
+    @staticmethod
+    def normal_tail(t: Tensor) -> Tensor:
+        return 0.5 * torch.erfc(SQRT_HALF * t)
+
+    @staticmethod
+    def times_normal_tail(t: Tensor) -> Tensor:
+        held = t.clamp(max=40)  # 0 * inf would be NaN
+        return held * (0.5 * torch.erfc(SQRT_HALF * held))
+
+    @staticmethod
+    def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
+        return 0.5 * torch.erfc(-SQRT_HALF * (x if not of else (x - of[0]) / of[1]))
+
+    @staticmethod
+    def x_minus_tanh(x: Tensor) -> Tensor:
+        u = x * x
+        c = (1.724487449484433e-05, -7.959955735264808e-05, 0.00023077616269519857, -0.0005874372860094381, 0.001455309297534642)
+        c += (-0.0035920589774734554, 0.008863229830925709, -0.021869488260559115, 0.05396825396139557, -0.13333333333326658)
+        return torch.where(x.abs() < 0.625, x * u * polynomial(u, *c, 0.3333333333333332), x - torch.tanh(x))
+
+    @staticmethod
+    def x_plus_sin_squared(x: Tensor, alpha: Tensor) -> Tensor:
+        s = torch.sin(alpha * x)
+        return torch.where(x.isinf(), x, x + s * s / alpha)
+
+    @staticmethod
+    def x_plus_sin_squared_slope(x: Tensor, alpha: Tensor) -> Tensor:
+        v = alpha * x
+        s = torch.sin(v) + torch.cos(v)
+        return s * s
+
+
+class Single(Wide):
+    """For float32: the same, but for the tails of the normal distribution, which are as in ``math_single.cuh``."""
+
+    @staticmethod
+    def expm1(x: Tensor) -> Tensor:
+        near = x * polynomial(x, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0)
+        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
+
+    @staticmethod
+    def _tail(t: Tensor) -> Tensor:
+        """Q(t) / exp(-t^2 / 2) for t >= 0."""
+        r = torch.reciprocal(t + 2.5)
+        c = (
+            -7.888111471e-02,
+            2.764140665e-01,
+            -3.084100186e-01,
+            1.340550184e-01,
+            -1.479396820e-01,
+            5.555829406e-02,
+            2.919359505e-01,
+            1.696024388e-01,
+            -1.243392110e+00,
+            1.250000000e+00,
+        )
+        return r * polynomial(t * r, *c)
+
+    @staticmethod
+    def normal_tail(t: Tensor) -> Tensor:
+        held = t.clamp(max=40)  # 0 * inf would be NaN
+        return torch.exp(-0.5 * held * held) * Single._tail(held)
+
+    @staticmethod
+    def times_normal_tail(t: Tensor) -> Tensor:
+        held = t.clamp(max=40)
+        return held * Single.normal_tail(held)
+
+    @staticmethod
+    def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
+        z = x if not of else (x - of[0]) / of[1]
+        y = Single.normal_tail(z.abs())
+        return torch.where(z < 0, y, 1 - y)
+
+
+class Narrow(Wide):
+    """For results that are rounded to 16 bits: as ``math_narrow.cuh``, one power of two, one division, a short polynomial."""
+
+    @staticmethod
+    def exp(x: Tensor) -> Tensor:
+        return torch.exp2(LOG2E * x)
+
+    @staticmethod
+    def decay(a: Tensor) -> Tensor:
+        return torch.exp2(-LOG2E * a)
+
+    @staticmethod
+    def expm1(x: Tensor) -> Tensor:
+        near = x * polynomial(x, 4.161014035e-2, 1.674979478e-1, 5.000165701e-1, 1.0)
+        return torch.where(x.abs() < 0.25, near, torch.exp2(LOG2E * x) - 1)
+
+    @staticmethod
+    def log1p_unit(e: Tensor) -> Tensor:
+        c = (-2.386785299e-2, 1.012190878e-1, -2.100459337e-1, 3.252057135e-1, -4.993612468e-1, 9.999915957e-1)
+        return e * polynomial(e, *c)
+
+    @staticmethod
+    def softplus(x: Tensor) -> Tensor:
+        return Narrow.log1p_unit(torch.exp2(-LOG2E * x.abs())) + torch.where(x < 0, 0.0, x)
+
+    @staticmethod
+    def sigmoid(x: Tensor) -> Tensor:
+        return torch.reciprocal(1 + torch.exp2(-LOG2E * x))
+
+    @staticmethod
+    def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
+        x = of[0] if len(of) == 1 else torch.where(of[0], -of[1], of[1])
+        # Divisor and a are scaled, which leaves room for exp(-x) down to where a sigmoid(x) vanishes.
+        return a * 2.0**-8 / (torch.exp2(-LOG2E * x - 8) + 2.0**-8)
+
+    @staticmethod
+    def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:
+        e = torch.exp2(LOG2E * x.clamp(max=20) + 8)  # scaled likewise
+        n = e * (e * 2.0**-8 + 2)
+        return a * 2.0**-8 * (n / (n * 2.0**-8 + 2))
+
+    @staticmethod
+    def tanh(x: Tensor) -> Tensor:
+        a, u = x.abs(), x * x
+        near = a + a * u * (u * 1.246056706e-1 - 3.330079019e-1)
+        far = 1 - 2 / (1 + torch.exp2(2 * LOG2E * a))
+        return torch.copysign(torch.where(a < 0.35, near, far), x)
+
+    @staticmethod
+    def x_minus_tanh(x: Tensor) -> Tensor:
+        a, u = x.abs(), x * x
+        c = (5.236560479e-3, -2.028026432e-2, 5.366570130e-2, -1.333126277e-1, 3.333331048e-1)
+        far = a - 1 + 2 / (1 + torch.exp2(2 * LOG2E * a))
+        return torch.copysign(torch.where(a < 0.75, a * u * polynomial(u, *c), far), x)
+
+    @staticmethod
+    def _bell(t: Tensor) -> Tensor:
+        return torch.exp2(-0.5 * LOG2E * t * t)
+
+    @staticmethod
+    def _tail(t: Tensor) -> Tensor:
+        """Q(t) / exp(-t^2 / 2) for t >= 0."""
+        c = (-8.096532524e-2, 2.276526988e-1, -3.018449061e-2, 1.512842327e-1, 1.119793579e-1, 1.202344596e-1)
+        r = torch.reciprocal(0.3 * t + 1)
+        return r * polynomial(r, *c)
+
+    @staticmethod
+    def normal_pdf(x: Tensor) -> Tensor:
+        return (1 / math.sqrt(2 * math.pi)) * Narrow._bell(x)
+
+    @staticmethod
+    def normal_tail(t: Tensor) -> Tensor:
+        return Narrow._bell(t) * Narrow._tail(t)
+
+    @staticmethod
+    def times_normal_tail(t: Tensor) -> Tensor:
+        h = t.clamp(max=40)
+        return h * Narrow._bell(h) * Narrow._tail(h)
+
+    @staticmethod
+    def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
+        z = x if not of else (x - of[0]) / of[1]
+        y = Narrow._bell(z) * Narrow._tail(z.abs())
+        return torch.where(z < 0, y, 1 - y)
+
+    @staticmethod
+    def erfc(x: Tensor) -> Tensor:
+        t = math.sqrt(2) * x.abs()
+        y = 2 * Narrow._bell(t) * Narrow._tail(t)
+        return torch.where(x < 0, 2 - y, y)
+
+    @staticmethod
+    def erf(x: Tensor) -> Tensor:
+        a, u, t = x.abs(), x * x, math.sqrt(2) * x.abs()
+        near = a * polynomial(u, -2.428339608e-2, 1.124217287e-1, -3.761046231e-1, 1.128378987)
+        return torch.copysign(torch.where(a < 0.5, near, 1 - 2 * Narrow._bell(t) * Narrow._tail(t)), x)

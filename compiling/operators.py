@@ -1,0 +1,190 @@
+"""The operators that graphs hold: torch.compile's, torch.export's, those of a program that was saved.
+
+An activation N has, under names that are the same in every process,
+
+  jitact::N(Tensor x, others..., Scalar a, ..., *, str save, str version) -> Tensor
+  jitact::N_gradient(Tensor dy, Tensor x, others..., Scalar a, ..., *, str version) -> Tensor
+  jitact::N_gradient_from_output(Tensor dy, Tensor y, others..., Scalar a, ..., *, str version) -> Tensor
+
+where ``others`` are the tensors beside ``x``; with gradients of several tensors ``N_gradient`` takes ``int wanted`` too, with a bit
+for each, and returns ``Tensor[]``. They exist without a kernel: one is compiled, or loaded, when they are called on tensors that
+hold something. Inductor does not call them where the kernel file can be read as torch operations: it gets those, and fuses them
+with what is around.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._guards import detect_fake_mode
+
+from .. import kernels
+from ..kernels.loader.source import DEVICE
+from ..records import Activation
+from .formulas import Formula, Unreadable
+from .inductor import dissolve
+
+__all__ = ["Operators", "operators"]
+
+_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+_made: dict[str, Operators] = {}
+_lock = threading.RLock()
+
+
+def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> Operators:
+    """The operators of an activation, made at the first call.
+
+    Args:
+        record: of the activation.
+        fast_math: whether its kernels are built with ``-use_fast_math``.
+        recorded: ``recorded(record, arguments, fast_math)`` is the activation as autograd records it outside of graphs.
+    """
+    # A definition is called by what it computes: in another process, another may have its name.
+    name = "_".join(filter(None, [record.source.name, record.fingerprint, "fast_math" if fast_math else ""]))
+    with _lock:
+        if name not in _made:
+            _made[name] = Operators(name, record, fast_math, recorded)
+    return _made[name]
+
+
+class Operators:
+    """The operators of one activation.
+
+    Attributes:
+        name: of the first of them, with which the others' names begin.
+        formula: what Inductor gets in their place; None where they stay whole.
+        version: changes with that, so that a compiler's cache does not take one for the other.
+    """
+
+    def __init__(self, name: str, record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> None:
+        """Registers them."""
+        self.name, self.record, self.fast_math, self.recorded = name, record, fast_math, recorded
+        try:
+            self.formula = Formula(record.source, fast_math)
+        except Unreadable:
+            self.formula = None
+        self.version = hashlib.sha256((_implementation() + record.source.full_text).encode()).hexdigest()[:8]
+        self._library = torch.library.Library("jitact", "FRAGMENT")
+        signature = record.source.signature
+        others = [f"Tensor {each}_" for each in signature.tensors[1:]] + ["Tensor seed"] * record.layout.draws
+        others += [f"Scalar {each}_" for each in signature.of("number")]
+        rest, version = "".join(f", {other}" for other in others), "str version=''"
+        self._add("", f"(Tensor x{rest}, *, str save='', {version}) -> Tensor", self._forward, _like_first)
+        self._library.impl(name, self._differentiable, "Autograd")
+        if self.formula is None:
+            return
+        several = len(record.layout.places) > 1
+        wanted, result = (", int wanted", "Tensor[]") if several else ("", "Tensor")
+        self._add(
+            "_gradient",
+            f"(Tensor dy, Tensor x{rest}, *{wanted}, {version}) -> {result}",
+            self._gradients if several else self._gradient,
+            self._fake_gradients if several else _like_first,
+        )
+        formulas = {"": self.formula.forward, "_gradient": self.formula.gradients if several else self.formula.gradient}
+        if "output" in self.formula.saves:
+            schema = f"(Tensor dy, Tensor y{rest}, *, {version}) -> Tensor"
+            self._add("_gradient_from_output", schema, self._gradient_from_output, _like_first)
+            formulas["_gradient_from_output"] = self.formula.gradient_from_output
+        # What is kept of a few operations is better found among them; a sum over elements is not elementwise.
+        late = "keeps" not in signature.functions and not signature.of("channel", "row")
+        for kind, formula in formulas.items():
+            dissolve(self.operator(kind), formula, late=late)
+
+    def _add(self, kind: str, schema: str, real: Callable, fake: Callable) -> None:
+        self._library.define(f"{self.name}{kind}{schema}", tags=_TAGS)
+        self._library.impl(f"{self.name}{kind}", real, "CompositeExplicitAutograd")
+        self._library.impl(f"{self.name}{kind}", fake, "Meta")
+
+    def operator(self, kind: str = "") -> torch._ops.OpOverload:
+        """``jitact::<name><kind>``."""
+        return getattr(torch.ops.jitact, self.name + kind).default
+
+    def _kernel(self, kind: str) -> Callable:
+        """A compiled operator."""
+        library = kernels.load(self.record.source, fast_math=self.fast_math)
+        return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
+
+    def _forward(self, *operands: Tensor | float, save: str = "", version: str = "") -> Tensor:
+        return self._kernel("forward")(*operands)
+
+    def _gradient(self, dy: Tensor, *operands: Tensor | float, version: str = "") -> Tensor:
+        return self._kernel("backward")(dy, *operands)
+
+    def _gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int, version: str = "") -> list[Tensor]:
+        return list(self._kernel("backward")(dy, *operands, wanted))
+
+    def _gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float, version: str = "") -> Tensor:
+        there = "backward_from_output" in self.record.source.signature.functions  # else y does as well as x
+        return self._kernel("backward_from_output" if there else "backward")(dy, y, *others)
+
+    def _fake_gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int, version: str = "") -> list[Tensor]:
+        layout, found = self.record.layout, []
+        for g, place in enumerate(layout.places):
+            like = operands[0 if place < layout.elements else place]
+            found.append(torch.empty_like(like) if wanted >> g & 1 else like.new_empty(0))
+        return found
+
+    def _differentiable(self, *arguments: Any, save: str = "", version: str = "") -> Tensor:
+        """What is run where autograd looks on."""
+        tensors = arguments[: len(self.record.layout.tensors)]
+        transformed = torch._C._functorch.maybe_current_level() is not None
+        if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            with torch._C._AutoDispatchBelowAutograd():
+                return self.operator()(*arguments, save=save, version=version)
+        if self.formula is None or transformed or detect_fake_mode(tensors) is None:
+            return self.recorded(self.record, arguments, self.fast_math)
+        return _Recorded.apply(self, save or self._save(), *arguments)
+
+    def _save(self) -> str:
+        """What backward starts from in a graph, where nobody says: the output, where its slope is exact or the first choice."""
+        return "output" if self.record.saves[0] in ("output", "bit") and "output" in self.formula.saves else "input"
+
+
+def _like_first(x: Tensor, *_: Any, **__: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+class _Recorded(torch.autograd.Function):
+    """An activation as a training graph has it: an operator forward and one backward."""
+
+    @staticmethod
+    def forward(ctx: Any, of: Operators, save: str, *arguments: Any) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            y = of.operator()(*arguments, version=of.version)
+        tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
+        ctx.of, ctx.save, ctx.numbers = of, save, arguments[len(tensors) :]
+        ctx.save_for_backward(y if save == "output" else tensors[0], *tensors[1:])
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple:
+        of, operands = ctx.of, (*ctx.saved_tensors, *ctx.numbers)
+        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        places = [place + 2 for place in of.record.layout.places]
+        for place in of.record.layout.passed:
+            found[place + 2] = dy
+        if ctx.save == "output":
+            found[2] = of.operator("_gradient_from_output")(dy, *operands, version=of.version)
+        elif len(places) == 1:
+            found[places[0]] = of.operator("_gradient")(dy, *operands, version=of.version)
+        else:
+            wanted = sum(1 << g for g, place in enumerate(places) if ctx.needs_input_grad[place])
+            gradients = of.operator("_gradient")(dy, *operands, wanted=wanted, version=of.version)
+            for place, gradient in zip(places, gradients, strict=True):
+                found[place] = gradient if ctx.needs_input_grad[place] else None
+        return tuple(found)
+
+
+@cache
+def _implementation() -> str:
+    """What turns kernel files into torch operations, as text."""
+    here = Path(__file__).parent
+    return "".join(path.read_text() for path in (*sorted(here.glob("*.py")), DEVICE / "math_dual.cuh"))

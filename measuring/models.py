@@ -1,0 +1,377 @@
+"""Blocks of models before and after :func:`jitact.replace`, eager and compiled: ``python bench.py --models``.
+
+Each block is a training step, forward and backward, around each activation. Four forms of it take turns: plain and replaced, each
+as it is and compiled. Time is a median; memory is the peak of a step beyond weights, inputs and gradients. Compiled, replaced has
+to be at least 0.99 as fast as plain and may take 1.01 of its memory, and eager the same where the GPU is the limit. What looks
+slower is measured again, longer, before it is said to be.
+"""
+
+from __future__ import annotations
+
+import copy
+import gc
+import math
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from jitact.replacing.swap import replace
+
+from .commandline import dtype_name, first_line, progress, say
+
+__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "run"]
+
+FORMS = ("eager", "eager + jitact", "compile", "compile + jitact")
+SLOWEST, MOST_MEMORY = 0.99, 1.01  # what is allowed: plain's time over replaced's at least, memory at most
+RUNS = {"cuda": (11, 0.25), "cpu": (5, 0.3)}  # of each form: the least, and the seconds to spend on all of them
+AGAIN = 4  # times as many where a line looks slower than allowed
+HOST_LIMIT = 0.8  # where the host takes a greater share of a step's time to start it, the GPU is not the limit
+
+ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
+    "gelu": nn.GELU,
+    "gelu_tanh": lambda: nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU,
+    "mish": nn.Mish,
+    "relu": nn.ReLU,
+    "softplus": nn.Softplus,
+    "selu": nn.SELU,
+}
+
+
+class MLP(nn.Module):
+    """Two linear layers with an activation between them, and dropout after it if wanted."""
+
+    def __init__(self, act: nn.Module, width: int, hidden: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.up, self.act, self.down = nn.Linear(width, hidden), act, nn.Linear(hidden, width)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.dropout(self.act(self.up(x))))
+
+
+class Gated(nn.Module):
+    """The MLP of Llama and its kin."""
+
+    def __init__(self, act: nn.Module, width: int, hidden: int) -> None:
+        super().__init__()
+        self.gate, self.up = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False)
+        self.act, self.down = act, nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class Residual(nn.Module):
+    """ResNet's basic block."""
+
+    def __init__(self, act: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = (nn.Conv2d(channels, channels, 3, padding=1, bias=False) for _ in range(2))
+        self.norm1, self.norm2 = nn.BatchNorm2d(channels), nn.BatchNorm2d(channels)
+        self.act1, self.act2 = act, copy.deepcopy(act)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act2(self.norm2(self.conv2(self.act1(self.norm1(self.conv1(x))))) + x)
+
+
+class Chain(nn.Module):
+    """An activation among elementwise neighbours."""
+
+    def __init__(self, act: nn.Module, width: int) -> None:
+        super().__init__()
+        self.act, self.weight = act, nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(x * self.weight + 1) * 0.5 + x
+
+
+class NormConv(nn.Module):
+    """Normalisation, activation, convolution, as diffusion models have them."""
+
+    def __init__(self, act: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.norm, self.act, self.conv = nn.GroupNorm(32, channels), act, nn.Conv2d(channels, channels, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(self.act(self.norm(x)))
+
+
+class LayerScale(nn.Module):
+    """ConvNeXt's block: a depthwise convolution, an MLP, a scale for each channel."""
+
+    def __init__(self, act: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm, self.mlp = nn.LayerNorm(channels), MLP(act, channels, 4 * channels)
+        self.scale = nn.Parameter(torch.full((channels,), 0.1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.conv(x).permute(0, 2, 3, 1)
+        return x + (self.scale * self.mlp(self.norm(y))).permute(0, 3, 1, 2)
+
+
+class SqueezeExcite(nn.Module):
+    """A convolution's output, an activation, and a gate for each channel."""
+
+    def __init__(self, act: nn.Module, channels: int) -> None:
+        super().__init__()
+        self.conv, self.norm, self.act1 = nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels), act
+        self.squeeze, self.act2 = nn.Linear(channels, channels // 4), copy.deepcopy(act)
+        self.excite, self.gate = nn.Linear(channels // 4, channels), nn.Sigmoid()
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.act1(self.norm(self.conv(x)))
+        scale = self.gate(self.excite(self.act2(self.squeeze(y.mean((2, 3))))))
+        return y * scale[:, :, None, None]
+
+
+class Recurrent(nn.Module):
+    """Steps of a gated recurrent unit whose candidate has the activation."""
+
+    def __init__(self, act: nn.Module, width: int, steps: int) -> None:
+        super().__init__()
+        self.of_input, self.of_state = nn.Linear(width, 3 * width), nn.Linear(width, 3 * width)
+        self.act, self.reset_gate, self.update_gate, self.steps = act, nn.Sigmoid(), nn.Sigmoid(), steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.zeros_like(x)
+        for _ in range(self.steps):
+            (r, z, n), (rs, zs, ns) = self.of_input(x).chunk(3, -1), self.of_state(state).chunk(3, -1)
+            update = self.update_gate(z + zs)
+            state = (1 - update) * self.act(n + self.reset_gate(r + rs) * ns) + update * state
+        return state
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block and its sizes.
+
+    Attributes:
+        make: the block around an activation; of the small size on a CPU.
+        shape: of the input, on a GPU and on a CPU.
+        channels_last: whether weights and inputs are.
+    """
+
+    make: Callable[[nn.Module, bool], nn.Module]
+    shape: tuple[tuple[int, ...], tuple[int, ...]]
+    channels_last: bool = False
+
+
+BLOCKS = {
+    "mlp": Block(lambda act, small: MLP(act, *((128, 512) if small else (1024, 4096))), ((16384, 1024), (256, 128))),
+    "wide mlp": Block(lambda act, small: MLP(act, *((256, 1024) if small else (4096, 16384))), ((2048, 4096), (128, 256))),
+    "gated": Block(lambda act, small: Gated(act, *((128, 512) if small else (2048, 8192))), ((4096, 2048), (256, 128))),
+    "llama": Block(lambda act, small: Gated(act, *((256, 896) if small else (4096, 14336))), ((2048, 4096), (128, 256))),
+    "conv-bn-act": Block(lambda act, small: Residual(act, 16 if small else 64), ((64, 64, 112, 112), (2, 16, 28, 28)), True),
+    "chain": Block(lambda act, small: Chain(act, 256 if small else 4096), ((32768, 4096), (1024, 256))),
+    "norm-act-conv": Block(lambda act, small: NormConv(act, 32 if small else 128), ((32, 128, 64, 64), (2, 32, 16, 16)), True),
+    "layer scale": Block(lambda act, small: LayerScale(act, 16 if small else 96), ((64, 96, 56, 56), (2, 16, 14, 14)), True),
+    "dropout": Block(lambda act, small: MLP(act, *((128, 512) if small else (1024, 4096)), 0.1), ((16384, 1024), (256, 128))),
+    "squeeze": Block(lambda act, small: SqueezeExcite(act, 16 if small else 128), ((64, 128, 56, 56), (2, 16, 14, 14)), True),
+    "recurrent": Block(lambda act, small: Recurrent(act, 64 if small else 1024, 4), ((8192, 1024), (128, 64))),
+}
+
+ON_CPU = ("mlp", "chain"), ("gelu", "relu")
+"""The blocks and activations that are a small part, where nobody names others."""
+
+
+class Step:
+    """A training step of a form of a block."""
+
+    def __init__(self, block: Block, activation: str, form: str, dtype: torch.dtype, device: torch.device) -> None:
+        """Makes model and input; the same for every form."""
+        small = device.type == "cpu"
+        torch.manual_seed(0)
+        with torch.device(device):
+            model = block.make(ACTIVATIONS[activation](), small).to(dtype)
+            x = torch.randn(block.shape[small], dtype=dtype)
+        if block.channels_last:
+            model, x = model.to(memory_format=torch.channels_last), x.to(memory_format=torch.channels_last)
+        if "jitact" in form:
+            replace(model)
+        self.model = torch.compile(model, dynamic=False) if "compile" in form else model
+        self.leaves = [x.requires_grad_(), *model.parameters()]
+        self.device, self.dy = device, torch.randn_like(x)
+
+    def __call__(self) -> list[Tensor]:
+        """Output and gradients."""
+        y = self.model(self.leaves[0])
+        return [y.detach(), *torch.autograd.grad(y, self.leaves, self.dy)]
+
+    def peak(self) -> int:
+        """Bytes that a step takes beyond what was there and what it returns; 0 on a CPU."""
+        if self.device.type != "cuda":
+            return 0
+        torch.cuda.synchronize(self.device)
+        before = torch.cuda.memory_allocated(self.device)
+        torch.cuda.reset_peak_memory_stats(self.device)
+        self()
+        torch.cuda.synchronize(self.device)
+        return torch.cuda.max_memory_allocated(self.device) - before
+
+    def milliseconds(self) -> Callable[[], float]:
+        """Makes a step, and returns how to learn its time."""
+        if self.device.type == "cuda":
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start.record()
+            self()
+            end.record()
+            return lambda: end.synchronize() or start.elapsed_time(end)
+        begin = time.perf_counter()
+        self()
+        elapsed = 1000 * (time.perf_counter() - begin)
+        return lambda: elapsed
+
+
+def compile_ahead(tasks: list[tuple[str, str, torch.dtype]], device: torch.device, jobs: int) -> None:
+    """Fills the compiler's cache, several blocks at once: one after the other they take minutes."""
+    before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # each of the processes has its own
+    try:
+        with multiprocessing.get_context("spawn").Pool(jobs) as pool:
+            made = pool.imap_unordered(_compile, [(*task, device) for task in tasks])
+            for trouble in filter(None, progress(made, len(tasks))):
+                say(trouble)
+    finally:
+        os.environ.pop("TORCHINDUCTOR_COMPILE_THREADS")
+        if before is not None:
+            os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = before
+
+
+def _compile(task: tuple[str, str, torch.dtype, torch.device]) -> str | None:
+    """Compiles a block's two forms. Says what went wrong; the measurement will too."""
+    from torch._inductor import config
+
+    config.autotune_local_cache = False  # what is timed while others run
+    block, activation, dtype, device = task
+    torch.compiler.reset()
+    try:
+        for form in FORMS[2:]:
+            Step(BLOCKS[block], activation, form, dtype, device)()
+    except Exception as error:  # a compiler's can be anything
+        return f"{block}, {activation}: {first_line(error)}"
+    finally:
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    return None
+
+
+def in_turns(steps: dict[str, Step], device: torch.device, longer: int) -> dict[str, float]:
+    """Median milliseconds of each form's step."""
+    least, seconds = RUNS[device.type]
+    laps: dict[str, list[Callable[[], float]]] = {form: [] for form in steps}
+    for step in steps.values():  # compiled, tuned, warm
+        step()
+    once = sum(step.milliseconds()() for step in steps.values()) / 1000
+    for _ in range(longer * max(least, int(seconds / once))):
+        for form, step in steps.items():
+            laps[form].append(step.milliseconds())
+    return {form: statistics.median(elapsed() for elapsed in each) for form, each in laps.items()}
+
+
+def waiting(step: Step) -> float:
+    """The share of a step's time that the host needs to start it; 1 and more where the GPU waits."""
+    if step.device.type != "cuda":
+        return 0.0
+    torch.cuda.synchronize(step.device)
+    begin = time.perf_counter()
+    elapsed = step.milliseconds()
+    host = 1000 * (time.perf_counter() - begin)
+    return host / elapsed()
+
+
+def measure(block: str, activation: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
+    """A row: times and peaks of the four forms, and what is beyond what is allowed."""
+    row: dict[str, Any] = {"block": block, "name": activation, "dtype": dtype_name(dtype), "ms": {}, "peak": {}, "flags": []}
+    torch.compiler.reset()
+    try:
+        steps = {form: Step(BLOCKS[block], activation, form, dtype, device) for form in FORMS}
+        plain = steps["eager"]()
+        near = 64 * torch.finfo(dtype).eps
+        for form, step in steps.items():
+            for a, b in zip(step(), plain, strict=True):
+                if (a.double() - b.double()).norm() > near * b.double().norm():
+                    row["flags"].append(f"{form} computes something else")
+                    break
+        del plain
+        row["ms"] = in_turns(steps, device, 1)
+        if any(ratio < 1 for ratio in _ratios(row["ms"])):
+            row["ms"] = in_turns(steps, device, AGAIN)
+        row["peak"] = {form: step.peak() for form, step in steps.items()}
+        row["host"] = waiting(steps["eager + jitact"])
+    except Exception as error:
+        return row | {"flags": [first_line(error)]}
+    eager, compiled = _ratios(row["ms"])
+    memory = [row["peak"][f"{form} + jitact"] / max(1, row["peak"][form]) for form in ("eager", "compile")]
+    row |= {"ratios": {"eager": eager, "compile": compiled}, "memory": dict(zip(("eager", "compile"), memory, strict=True))}
+    if compiled < SLOWEST:
+        row["flags"].append(f"compiled {compiled:.3f}")
+    if memory[1] > MOST_MEMORY:
+        row["flags"].append(f"memory, compiled {memory[1]:.3f}")
+    if eager < SLOWEST and row["host"] < HOST_LIMIT:
+        row["flags"].append(f"eager {eager:.3f}")
+    return row
+
+
+def _ratios(ms: dict[str, float]) -> tuple[float, float]:
+    """How much faster replaced is than plain, eager and compiled."""
+    return ms["eager"] / ms["eager + jitact"], ms["compile"] / ms["compile + jitact"]
+
+
+HEADING = f"{'block':14} {'':10} {'':5} {'eager':>8} {'+ jitact':>8} {'compile':>8} {'+ jitact':>8} {'eager':>6} {'compile':>8} {'memory':>7}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row for people: milliseconds, plain over replaced, and replaced's memory over plain's, compiled."""
+    head = f"{row['block']:14} {row['name']:10} {row['dtype']:5}"
+    flags = "".join(f"  ! {flag}" for flag in row["flags"])
+    if "ratios" not in row:
+        return head + flags
+    times = " ".join(f"{row['ms'][form]:8.3f}" for form in FORMS)
+    memory = f"{row['memory']['compile']:7.3f}" if row["peak"]["compile"] else f"{'':7}"
+    return f"{head} {times} {row['ratios']['eager']:6.3f} {row['ratios']['compile']:8.3f} {memory}{flags}"
+
+
+def run(
+    names: Iterable[str], dtypes: list[torch.dtype], device: torch.device, blocks: Iterable[str], jobs: int
+) -> dict[str, Any]:
+    """Measures blocks around activations, saying it line by line, and returns the results.
+
+    Args:
+        names: of :data:`ACTIVATIONS`.
+        dtypes: of weights and inputs.
+        device: where.
+        blocks: of :data:`BLOCKS`.
+        jobs: how many processes compile ahead; none, with 0.
+    """
+    tasks = [(block, name, dtype) for dtype in dtypes for block in blocks for name in names]
+    if jobs:
+        begin = time.perf_counter()
+        compile_ahead(tasks, device, jobs)
+        say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
+    rows = []
+    say(HEADING)
+    for block, name, dtype in progress(tasks, len(tasks)):
+        rows.append(measure(block, name, dtype, device))
+        say(line(rows[-1]))
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+    compared = [row["ratios"] for row in rows if "ratios" in row]
+    means = (
+        {form: math.exp(statistics.fmean(math.log(ratios[form]) for ratios in compared)) for form in ("eager", "compile")}
+        if compared
+        else {}
+    )
+    flagged = sum(bool(row["flags"]) for row in rows)
+    told = ", ".join(f"{form} {mean:.3f}" for form, mean in means.items())
+    say(f"{len(rows)} lines, {flagged} flagged; plain over replaced in the geometric mean: {told}")
+    return {"geometric_means": means, "flagged": flagged, "rows": rows}
