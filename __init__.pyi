@@ -8,6 +8,7 @@ from .definitions.define import define as define
 from .definitions.define import load_folder as load_folder
 from .definitions.define import save_folder as save_folder
 from .exporting.onefile import export as export
+from .gating.generated import gated as gated
 from .measuring.checks import check as check
 from .plots import plot as plot
 from .registry import REGISTRY as REGISTRY
@@ -19,18 +20,41 @@ from .replacing.swap import restore as restore
 
 __version__: str
 __all__ = [
-    "REGISTRY", "celu", "check", "define", "elu", "export", "gelu", "gelu_10", "gelu_tanh", "get", "hardshrink",
-    "hardsigmoid", "hardswish", "hardtanh", "laplace", "leaky_relu", "load_folder", "logsigmoid", "mish", "names",
-    "patched", "plot", "prelu", "quick_gelu", "relu", "relu2", "relu6", "replace", "restore", "rrelu", "save_folder",
-    "selu", "sigmoid", "silu", "snake", "softcap", "softplus", "softshrink", "softsign", "sparse_plus", "sparse_sigmoid",
-    "sqrtsoftplus", "squareplus", "tanh", "tanhshrink", "threshold", "xielu",
+    "REGISTRY", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export", "fatrelu_glu", "gated",
+    "geglu", "geglu_tanh", "gelu", "gelu_10", "gelu_tanh", "get", "glu", "hardshrink", "hardsigmoid", "hardswish",
+    "hardtanh", "laplace", "leaky_relu", "load_folder", "logsigmoid", "mish", "names", "patched", "plot", "prelu",
+    "quick_geglu", "quick_gelu", "reglu", "relu", "relu2", "relu6", "replace", "restore", "rrelu", "save_folder", "selu",
+    "sigmoid", "silu", "situ_glu", "snake", "softcap", "softplus", "softshrink", "softsign", "sparse_plus",
+    "sparse_sigmoid", "sqrtsoftplus", "squareplus", "sreglu", "swiglu", "swiglu_step", "tanh", "tanhshrink", "threshold",
+    "xielu",
 ]
+
+def bilinear(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """bilinear(x) = gate up"""
 
 def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """celu(x) = max(x, 0) + min(alpha (exp(x / alpha) - 1), 0)"""
 
+def clamped_swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, alpha: float = 1.702, limit: float = 7.0, beta: float = 1.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """clamped_swiglu(x) = g sigmoid(alpha g) (u + beta); g = min(gate, limit), u = clamp(up, -limit, limit)"""
+
 def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """elu(x) = x for x > 0, else alpha (exp(x) - 1)"""
+
+def fatrelu_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, threshold: float = 0.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """fatrelu_glu(x) = gate up for gate > threshold, else 0"""
+
+fatrelu_and_mul = fatrelu_glu
+
+def geglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """geglu(x) = gelu(gate) up"""
+
+gelu_and_mul = geglu
+
+def geglu_tanh(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """geglu_tanh(x) = gelu_tanh(gate) up"""
+
+gelu_tanh_and_mul = geglu_tanh
 
 def gelu(x: Tensor, approximate: Literal["none", "tanh"] = "none", *, save: Literal["input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """gelu(x) = x cdf(x), cdf of the standard normal distribution"""
@@ -49,6 +73,9 @@ gelu_fast = gelu_tanh
 gelu_accurate = gelu_tanh
 gelu_pytorch_tanh = gelu_tanh
 gelu_python_tanh = gelu_tanh
+
+def glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "last", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """glu(x) = up sigmoid(gate), the gate last"""
 
 def hardshrink(x: Tensor, lambd: float = 0.5, *, save: Literal["bit", "input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """hardshrink(x) = 0 for |x| <= lambd, else x"""
@@ -79,8 +106,18 @@ def mish(x: Tensor, inplace: bool = False, *, save: Literal["input"] | None = No
 def prelu(x: Tensor, weight: Tensor, *, save: Literal["bit", "input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """prelu(x) = x for x > 0, else weight x; one weight, or one for each channel, is learned"""
 
+def quick_geglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """quick_geglu(x) = gate sigmoid(1.702 gate) up"""
+
+quick_gelu_and_mul = quick_geglu
+
 def quick_gelu(x: Tensor, *, save: Literal["input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """quick_gelu(x) = x sigmoid(1.702 x)"""
+
+def reglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """reglu(x) = max(gate, 0) up"""
+
+relu_and_mul = reglu
 
 def relu(x: Tensor, inplace: bool = False, *, save: Literal["bit", "input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """relu(x) = max(x, 0)"""
@@ -106,6 +143,11 @@ def silu(x: Tensor, inplace: bool = False, *, save: Literal["input"] | None = No
     """silu(x) = x sigmoid(x)"""
 
 swish = silu
+
+def situ_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, beta: float = 4.0, beta2: float = 25.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """situ_glu(x) = c(gate, beta) sigmoid(gate) c(up, beta2); c(x, b) = b tanh(x / b), c(x, 0) = x"""
+
+situ_and_mul = situ_glu
 
 def snake(x: Tensor, alpha: float = 1.0, *, save: Literal["input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """snake(x) = x + sin(alpha x)^2 / alpha"""
@@ -133,6 +175,19 @@ def sqrtsoftplus(x: Tensor, *, save: Literal["input", "output"] | None = None, f
 
 def squareplus(x: Tensor, b: float = 4.0, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """squareplus(x) = (x + sqrt(x^2 + b)) / 2"""
+
+def sreglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """sreglu(x) = max(gate, 0)^2 up"""
+
+def swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """swiglu(x) = silu(gate) up"""
+
+silu_and_mul = swiglu
+
+def swiglu_step(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, limit: float = 7.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+    """swiglu_step(x) = min(silu(gate), limit) clamp(up, -limit, limit)"""
+
+swiglustep_and_mul = swiglu_step
 
 def tanh(x: Tensor, *, save: Literal["output", "input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """tanh(x) = tanh(x)"""

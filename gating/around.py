@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torch import Tensor
-
 from ..records import Activation
 
 __all__ = ["WEIGHT", "named", "with_options"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from .. import registry
 from ..kernels import KernelSource, Work
-from ..modules import make_module
-from ..modules import ActivationModule
+from ..modules import ActivationModule, make_module
 from ..records import Activation, Gating, is_plain
 
 __all__ = ["gated"]
