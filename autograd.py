@@ -73,10 +73,13 @@ def load(token: str, fast_math: bool) -> str:
     return kernels.load(by_token[token].source, fast_math=fast_math).name
 
 
-def traced(token: str, fast_math: bool) -> tuple[str, str, tuple[str, ...]]:
-    """Of the operators that stand for an activation in graphs: name, version, and what they can keep if they dissolve."""
+def traced(token: str, fast_math: bool) -> str:
+    """Of the operators that stand for an activation in graphs: name, version, and what they can keep if they dissolve.
+
+    As text with commas, which every torch.compile carries.
+    """
     made = operators(by_token[token], fast_math, _recorded)
-    return made.name, made.version, made.formula.saves if made.formula else ()
+    return ",".join([made.name, made.version, *(made.formula.saves if made.formula else ())])
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
@@ -468,7 +471,7 @@ def _run(
     laid = layout(record.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
     draws, places, passed = laid.draws, laid.places, laid.passed
     records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))
-    name, version, saves = traced(record.token, fast_math) if compiling else ("", "", ())
+    name, version, *saves = traced(record.token, fast_math).split(",") if compiling else ("", "")
     asked, dissolves = save, bool(saves) and (save is None or save in saves)
     if inplace and save is None and len(places) == 1:
         save = record.default_save(params)
