@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from jitact import report
 from jitact.measuring.commandline import (
-    CLOSED,
-    INTERRUPTED,
     Parser,
     dtype_name,
     exit_code,
     first_line,
+    keeping,
     machine,
     progress,
     say,
@@ -240,25 +239,22 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     print(f"{'':30}" + "".join(f"{title:>8}" if title == "above" else f"{title:>16}{'':9}" for title in COLUMNS))
     dtypes = args.dtype or [torch.float16, torch.bfloat16, torch.float32]
     tasks = [(name, dtype) for name in args.names for dtype in dtypes]
-    stopped = 0
-    try:
+    with keeping(results):
         for name, dtype in progress(tasks, len(tasks), lambda task: f"{task[0]} {dtype_name(task[1])}"):
             for row in rows_of(name, dtype, args.device, args.fast_math):
                 results["rows"].append(row)
                 say(describe_row(row))
-    except (KeyboardInterrupt, BrokenPipeError) as stop:
-        stopped = INTERRUPTED if isinstance(stop, KeyboardInterrupt) else CLOSED
-        if usual_place:  # which is for whole runs
-            args.json = args.json.with_suffix(".part.json")
+    if results["stopped"] and usual_place:  # which is for whole runs
+        args.json = args.json.with_suffix(".part.json")
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")
     print(f"\nwrote {args.json} and {table}")
-    if stopped:
+    if results["stopped"]:
         print(f"STOPPED after {len(results['rows'])} rows; the others were not looked at")
     broken = {row["name"] for row in results["rows"] if row["broken"]}
     print(f"bounds broken by: {', '.join(sorted(broken))}" if broken else "every bound holds")
-    return stopped or (1 if broken else 0)
+    return results["stopped"] or (1 if broken else 0)
 
 
 if __name__ == "__main__":

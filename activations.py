@@ -16,6 +16,7 @@ from .records import Activation, Channel, Gating, Requirement
 
 __all__ = ["TABLE"]
 
+AS_PYTORCH = 'Backward keeps the output as PyTorch does, with the error of its rounding; save="input" is exact.'
 BIT, INPUT, INPUT_OUTPUT, OUTPUT_INPUT = ("bit", "input"), ("input",), ("input", "output"), ("output", "input")
 
 
@@ -46,9 +47,9 @@ TABLE: tuple[Activation, ...] = (
 
     # Smooth, with a slope that the output gives too.
     Activation("sigmoid", "Sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, OUTPUT_INPUT, module=nn.Sigmoid,
-               exact=ref.exact_sigmoid, gradient_from_output=ref.sigmoid_from_output),
+               exact=ref.exact_sigmoid, gradient_from_output=ref.sigmoid_from_output, notes=AS_PYTORCH),
     Activation("tanh", "Tanh", "tanh(x)", torch.tanh, OUTPUT_INPUT, module=nn.Tanh, gradient_from_output=ref.tanh_from_output,
-               work=Work(2, 1)),
+               notes=AS_PYTORCH, work=Work(2, 1)),
     Activation("softsign", "Softsign", "x / (1 + |x|)", F.softsign, INPUT_OUTPUT, module=nn.Softsign,
                gradient_from_output=ref.softsign_from_output),
     Activation("elu", "ELU", "x for x > 0, else alpha (exp(x) - 1)", F.elu, INPUT_OUTPUT, (("alpha", 1.0),), inplace=True,

@@ -1,4 +1,4 @@
-"""Correctness, speed and memory of every activation beside PyTorch's: ``python bench.py``, or ``python -m jitact.bench``.
+"""Correctness, speed and memory of every activation beside PyTorch's: ``python bench.py``, or ``jitact bench``.
 
 Each activation and dtype is first compared with float64; a wrong one gets no time. Then forward (nothing recorded), forward +
 save (autograd recording) and backward are timed, taking turns with PyTorch's, as medians. Their floor is the fewest bytes that
@@ -54,12 +54,11 @@ from jitact.accuracy import broken_rules, exact_function, measure, sample
 from jitact.exporting import onefile
 from jitact.measuring import page
 from jitact.measuring.commandline import (
-    CLOSED,
-    INTERRUPTED,
     Parser,
     dtype_name,
     exit_code,
     first_line,
+    keeping,
     machine,
     progress,
     say,
@@ -363,19 +362,12 @@ def release(device: torch.device) -> None:
 def run(
     names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, peers: list[str]
 ) -> dict[str, Any]:
-    """Measures everything, saying it row by row, and returns the results.
-
-    Ctrl-C, or nobody reading on, ends it early: ``stopped`` is then the exit code to end with, else 0.
-    """
+    """Measures everything, saying it row by row, and returns the results; those that there are, if it is interrupted."""
     tasks = [(dtype, name) for dtype in dtypes for name in names]
     shape, remark = (shape, "") if shape else default_shape(max(dtypes, key=lambda dtype: dtype.itemsize), device, len(tasks))
-    results: dict[str, Any] = {"machine": machine(device), "stopped": 0, "dtypes": {}, "rows": []}
-    try:
+    results: dict[str, Any] = {"machine": machine(device), "dtypes": {}, "rows": []}
+    with keeping(results):
         _measure(tasks, device, shape, remark, peers, results)
-    except KeyboardInterrupt:
-        results["stopped"] = INTERRUPTED
-    except BrokenPipeError:
-        results["stopped"] = CLOSED
     return results
 
 
@@ -508,9 +500,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         help="by default 4096x393216 on a GPU, 4096x4096 on the CPU, or fewer rows where memory or time is short",
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
-    parser.add_argument(
-        "--operands", action="store_true", help="measure what stands around activations, in place of these"
-    )
+    parser.add_argument("--operands", action="store_true", help="measure what stands around activations, in place of these")
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
@@ -547,7 +537,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         results = operand_rows.run(chosen, dtypes, args.device, args.compile)
         if args.json:
             write_json(args.json, results)
-        return 1 if any(row.get("wrong") for row in results["operands"]) else 0
+        return results["stopped"] or (1 if any(row.get("wrong") for row in results["operands"]) else 0)
     if args.shape:
         needed, memory = (
             LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes),
@@ -563,11 +553,9 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     right = [name for name in args.names if name not in wrong]
     results["geometric_means"] = report.geometric_means(results["rows"])
     results |= {"import_ms": None, "first_use": {}}
-    try:
-        if not results["stopped"]:
+    if not results["stopped"]:
+        with keeping(results):
             results |= first_use(right, args.device, right if args.cold else right[:1])
-    except KeyboardInterrupt:
-        results["stopped"] = INTERRUPTED
     if args.json:
         write_json(args.json, results)
     if args.html:

@@ -15,7 +15,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -25,14 +26,13 @@ from .. import registry
 from .progress import progress, say
 
 __all__ = [
-    "CLOSED",
     "DTYPES",
-    "INTERRUPTED",
     "CommandParser",
     "Parser",
     "dtype_name",
     "exit_code",
     "first_line",
+    "keeping",
     "machine",
     "plain_output",
     "progress",
@@ -55,6 +55,21 @@ def exit_code(command: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would print what is left of it when it ends
         return CLOSED
     return code
+
+
+@contextmanager
+def keeping(results: dict[str, Any]) -> Iterator[None]:
+    """Lets Ctrl-C, or nobody reading on, end a long measurement, and keeps what it has put into ``results``.
+
+    ``results["stopped"]`` is then the exit code to end with, else 0.
+    """
+    results["stopped"] = 0
+    try:
+        yield
+    except KeyboardInterrupt:
+        results["stopped"] = INTERRUPTED
+    except BrokenPipeError:
+        results["stopped"] = CLOSED
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -184,12 +199,13 @@ def first_line(error: Exception) -> str:
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Writes results, one row a line: small, and a change of one row is one line of a diff."""
+    """Writes results, one row a line: small, and a change of one row is one line of a diff. The rows are their last entry."""
     results = _strict(results)
-    rows = ",\n  ".join(json.dumps(row) for row in results["rows"])
-    head = json.dumps({key: value for key, value in results.items() if key != "rows"}, indent=1)
+    name = next(key for key in ("rows", "operands") if key in results)
+    rows = ",\n  ".join(json.dumps(row) for row in results[name])
+    head = json.dumps({key: value for key, value in results.items() if key != name}, indent=1)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head[:-2]},\n "rows": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(f'{head[:-2]},\n "{name}": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
 
 
 def _strict(value: Any) -> Any:

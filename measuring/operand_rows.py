@@ -15,7 +15,7 @@ from torch import Tensor
 
 import jitact
 from jitact.bench import ceilings, make_inputs, medians, release
-from jitact.measuring.commandline import dtype_name, first_line, machine, progress, say
+from jitact.measuring.commandline import dtype_name, first_line, keeping, machine, progress, say
 
 __all__ = ["CASES", "SHAPES", "Case", "run"]
 
@@ -77,8 +77,9 @@ def _around(name: str) -> list[Case]:
     return [
         Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 3),
         Case(f"{name}+residual", lambda x, r: ours(x, residual=r), lambda x, r: r + theirs(x), _like, 3, 2 + bit),
-        Case(f"{name}+dropout", lambda x: ours(x, dropout=0.1), lambda x: F.dropout(theirs(x), 0.1), _nothing,
-             2, 2 + bit, True),
+        Case(
+            f"{name}+dropout", lambda x: ours(x, dropout=0.1), lambda x: F.dropout(theirs(x), 0.1), _nothing, 2, 2 + bit, True
+        ),
         Case(
             f"{name}+bias+dropout+residual",
             lambda x, b, r: ours(x, bias=b, dropout=0.1, residual=r),
@@ -109,8 +110,17 @@ def run(names: list[str], dtypes: list[torch.dtype], device: torch.device, compi
     chosen = [case for case in CASES if not names or any(case.name.startswith(name) for name in names)]
     results: dict[str, Any] = {"machine": machine(device), "operands": []}
     tasks = [(shape, dtype, case) for shape in SHAPES[device.type] for dtype in dtypes for case in chosen]
+    with keeping(results):
+        _rows(tasks, device, compiled, results["operands"])
+    return results
+
+
+def _rows(
+    tasks: list[tuple[tuple[int, ...], torch.dtype, Case]], device: torch.device, compiled: bool, found: list[dict[str, Any]]
+) -> None:
+    """Adds a row for each task, and says it."""
     now = None
-    for shape, dtype, case in progress(tasks, len(tasks)):
+    for shape, dtype, case in progress(tasks, len(tasks), lambda task: f"{task[2].name} {dtype_name(task[1])}"):
         if now != (shape, dtype):
             now = shape, dtype
             release(device)
@@ -122,10 +132,9 @@ def run(names: list[str], dtypes: list[torch.dtype], device: torch.device, compi
             row = _measure(case, xs, dys, rates, compiled)
         except Exception as error:  # one of the things to report
             row = {"name": case.name, "wrong": first_line(error)}
-        results["operands"].append({"shape": shape, "dtype": dtype_name(dtype)} | row)
+        found.append({"shape": shape, "dtype": dtype_name(dtype)} | row)
         say(_line(row))
         release(device)
-    return results
 
 
 def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, Any], compiled: bool) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from jitact.kernels.loader import build, cache, log
 from jitact.kernels.loader.plan import make_plan
 from jitact.measuring import progress as progress_module
 from jitact.measuring import text
-from jitact.measuring.commandline import progress, say
+from jitact.measuring.commandline import progress, say, write_json
 from jitact.measuring.others import Others
 
 pytest_plugins = ["building"]
@@ -224,3 +224,12 @@ def test_the_summary_says_that_the_machine_was_busy() -> None:
     assert "97 %" not in said, "that line is for GPUs"
     row["busy"] = False
     assert "TRUSTED" not in text.bench_summary(results)
+
+
+@pytest.mark.parametrize("kind", ["rows", "operands"])
+def test_results_are_written_a_row_a_line(kind: str, tmp_path: Path) -> None:
+    results = {"stopped": 0, "machine": {"device": "x"}, kind: [{"name": "relu", "ulp": float("inf")}, {"name": "gelu"}]}
+    write_json(tmp_path / "r.json", results)
+    text = (tmp_path / "r.json").read_text(encoding="utf-8")
+    assert json.loads(text) == results | {kind: [{"name": "relu", "ulp": "inf"}, {"name": "gelu"}]}
+    assert '\n  {"name": "relu", "ulp": "inf"},\n  {"name": "gelu"}\n' in text

@@ -665,3 +665,15 @@ def test_transformers_classes() -> None:
         torch.testing.assert_close(model(x), before, rtol=1e-5, atol=1e-6)
     report = jitact.replace(nn.Sequential(activations.ClippedGELUActivation(-1, 1)))
     assert report.left[0].what == "ClippedGELUActivation()"
+
+
+def test_calls_in_functions_of_transformers_are_found() -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 16, "hidden_size": 16, "num_hidden_layers": 1}
+    heads = {"intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8}
+    gemma = transformers.AutoModelForCausalLM.from_config(transformers.Gemma2Config(**sizes, **heads))
+    found = {(type(gemma.get_submodule(call.path)).__name__, call.why) for call in jitact.replace(gemma).calls}
+    assert ("Gemma2Attention", "calls tanh in eager_attention_forward") in found
+    mamba = transformers.AutoModelForCausalLM.from_config(transformers.MambaConfig(**sizes, state_size=4))
+    named = {call.why.split(" in ")[0] for call in jitact.replace(mamba).calls}
+    assert {"calls silu", "calls softplus"} <= named
