@@ -29,29 +29,29 @@ __all__ = [
     "xielu",
 ]
 
-def bilinear(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def bilinear(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """bilinear(x) = gate up"""
 
 def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """celu(x) = max(x, 0) + min(alpha (exp(x / alpha) - 1), 0)"""
 
-def clamped_swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, alpha: float = 1.702, limit: float = 7.0, beta: float = 1.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def clamped_swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, alpha: float = 1.702, limit: float = 7.0, beta: float = 1.0, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """clamped_swiglu(x) = g sigmoid(alpha g) (u + beta); g = min(gate, limit), u = clamp(up, -limit, limit)"""
 
 def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """elu(x) = x for x > 0, else alpha (exp(x) - 1)"""
 
-def fatrelu_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, threshold: float = 0.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def fatrelu_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, threshold: float = 0.0, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """fatrelu_glu(x) = gate up for gate > threshold, else 0"""
 
 fatrelu_and_mul = fatrelu_glu
 
-def geglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def geglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """geglu(x) = gelu(gate) up"""
 
 gelu_and_mul = geglu
 
-def geglu_tanh(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def geglu_tanh(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """geglu_tanh(x) = gelu_tanh(gate) up"""
 
 gelu_tanh_and_mul = geglu_tanh
@@ -74,7 +74,7 @@ gelu_accurate = gelu_tanh
 gelu_pytorch_tanh = gelu_tanh
 gelu_python_tanh = gelu_tanh
 
-def glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "last", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "last", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """glu(x) = up sigmoid(gate), the gate last"""
 
 def hardshrink(x: Tensor, lambd: float = 0.5, *, save: Literal["bit", "input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
@@ -106,7 +106,7 @@ def mish(x: Tensor, inplace: bool = False, *, save: Literal["input"] | None = No
 def prelu(x: Tensor, weight: Tensor, *, save: Literal["bit", "input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """prelu(x) = x for x > 0, else weight x; one weight, or one for each channel, is learned"""
 
-def quick_geglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def quick_geglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """quick_geglu(x) = gate sigmoid(1.702 gate) up"""
 
 quick_gelu_and_mul = quick_geglu
@@ -114,7 +114,7 @@ quick_gelu_and_mul = quick_geglu
 def quick_gelu(x: Tensor, *, save: Literal["input"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """quick_gelu(x) = x sigmoid(1.702 x)"""
 
-def reglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def reglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """reglu(x) = max(gate, 0) up"""
 
 relu_and_mul = reglu
@@ -144,7 +144,7 @@ def silu(x: Tensor, inplace: bool = False, *, save: Literal["input"] | None = No
 
 swish = silu
 
-def situ_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, beta: float = 4.0, beta2: float = 25.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def situ_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, beta: float = 4.0, beta2: float = 25.0, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """situ_glu(x) = c(gate, beta) sigmoid(gate) c(up, beta2); c(x, b) = b tanh(x / b), c(x, 0) = x"""
 
 situ_and_mul = situ_glu
@@ -176,15 +176,15 @@ def sqrtsoftplus(x: Tensor, *, save: Literal["input", "output"] | None = None, f
 def squareplus(x: Tensor, b: float = 4.0, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """squareplus(x) = (x + sqrt(x^2 + b)) / 2"""
 
-def sreglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def sreglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """sreglu(x) = max(gate, 0)^2 up"""
 
-def swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """swiglu(x) = silu(gate) up"""
 
 silu_and_mul = swiglu
 
-def swiglu_step(x: Tensor | None = None, other: Tensor | None = None, *, gate: str = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, limit: float = 7.0, layout: str = "halves", rounding: str = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
+def swiglu_step(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, limit: float = 7.0, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
     """swiglu_step(x) = min(silu(gate), limit) clamp(up, -limit, limit)"""
 
 swiglustep_and_mul = swiglu_step

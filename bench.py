@@ -470,7 +470,7 @@ def models(parser: Parser, args: argparse.Namespace) -> int:
     results |= models.run(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
     if args.json:
         write_json(args.json, results)
-    return 1 if results["flagged"] else 0
+    return results["stopped"] or (1 if results["flagged"] else 0)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

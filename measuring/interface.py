@@ -14,6 +14,7 @@ from torch import Tensor
 
 from .. import PUBLIC, registry
 from ..definitions.define import Definition
+from ..gating.halves import LAYOUTS, ORDERS, ROUNDINGS
 from ..modules import ActivationModule
 from ..records import AROUND, Activation
 
@@ -22,6 +23,7 @@ __all__ = ["api_markdown", "stub"]
 PACKAGE = registry.__package__
 MODULES = ("registry", "accuracy", "kernels")  # whose public names docs/api.md lists beside the package's
 LONGEST = 24  # characters of a default that is shown
+OF_GATED = {"layout": LAYOUTS, "gate": ORDERS, "rounding": ROUNDINGS}  # what they take beside tensors and numbers
 CONSTANTS = {  # what has no docstring of its own
     "jitact.REGISTRY": "Every activation's class by its canonical name; read-only.",
     "jitact.registry.REGISTRY": "Every activation's class by its canonical name; read-only.",
@@ -125,14 +127,21 @@ def _type_in(parameter: Parameter, record: Activation | None) -> str:
     if record is None:
         return _type(parameter.annotation)
     if parameter.name == "save":
-        return f"Literal[{', '.join(_text(save) for save in record.saves)}] | None"
+        return f"{_one_of(record.saves)} | None"
     if record.variant and parameter.name == record.variant[0]:
-        return f"Literal[{', '.join(map(_text, record.variant[1]))}]"
+        return _one_of(record.variant[1])
+    if parameter.name in OF_GATED and isinstance(parameter.default, str):
+        by_name = " | Tensor" if parameter.name == "gate" else ""  # which may be the tensor itself
+        return _one_of(OF_GATED[parameter.name]) + by_name
     if parameter.annotation is not Parameter.empty:
         return _type(parameter.annotation)
     if parameter.default is Parameter.empty:
         return "Tensor"
     return "Tensor | None" if parameter.default is None else type(parameter.default).__name__
+
+
+def _one_of(choices: Iterable[str]) -> str:
+    return f"Literal[{', '.join(map(_text, choices))}]"
 
 
 def _type(annotation: Any) -> str:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from jitact.replacing.swap import replace
 
-from .commandline import dtype_name, first_line, progress, say
+from .commandline import CLOSED, dtype_name, first_line, keeping, progress, say
 
 __all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "run"]
 
@@ -357,14 +357,16 @@ def run(
         begin = time.perf_counter()
         compile_ahead(tasks, device, jobs)
         say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
-    rows = []
-    say(HEADING)
-    for block, name, dtype in progress(tasks, len(tasks)):
-        rows.append(measure(block, name, dtype, device))
-        say(line(rows[-1]))
-        gc.collect()
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+    rows: list[dict[str, Any]] = []
+    results: dict[str, Any] = {}
+    with keeping(results):
+        say(HEADING)
+        for block, name, dtype in progress(tasks, len(tasks), lambda task: f"{task[0]} {task[1]} {dtype_name(task[2])}"):
+            rows.append(measure(block, name, dtype, device))
+            say(line(rows[-1]))
+            gc.collect()
+            if device.type == "cuda":
+                torch.cuda.empty_cache()
     compared = [row["ratios"] for row in rows if "ratios" in row]
     means = (
         {form: math.exp(statistics.fmean(math.log(ratios[form]) for ratios in compared)) for form in ("eager", "compile")}
@@ -373,5 +375,6 @@ def run(
     )
     flagged = sum(bool(row["flags"]) for row in rows)
     told = ", ".join(f"{form} {mean:.3f}" for form, mean in means.items())
-    say(f"{len(rows)} lines, {flagged} flagged; plain over replaced in the geometric mean: {told}")
-    return {"geometric_means": means, "flagged": flagged, "rows": rows}
+    if results["stopped"] != CLOSED:
+        say(f"{len(rows)} lines, {flagged} flagged; plain over replaced in the geometric mean: {told}")
+    return results | {"geometric_means": means, "flagged": flagged, "rows": rows}

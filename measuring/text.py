@@ -36,14 +36,10 @@ PEERS = {"eager": "eager", "compile": "torch.compile", "exported": "exported fil
 @cache
 def classic() -> frozenset[str]:
     """The activations whose speed-up is the headline: torch.nn's elementwise ones, without weights or randomness."""
+    from ..records import is_plain
     from ..registry import REGISTRY
 
-    records = [cls.activation for cls in REGISTRY.values() if cls.activation.module is not None]
-    plain = [
-        record
-        for record in records
-        if {"element"} == {operand.role for operand in record.source.signature.operands if operand.role != "number"}
-    ]
+    plain = [cls.activation for cls in REGISTRY.values() if cls.activation.module and is_plain(cls.activation.token)]
     variants = [name for record in plain if record.variant for name in record.variant[1].values()]
     return frozenset([*(record.name for record in plain), *variants])
 
