@@ -226,8 +226,9 @@ def main() -> int:
     if left:
         print(f"{', '.join(left)} left out: pip install transformers")
     results = {"machine": machine(args.device), "dtype": args.dtype, "rows": []}
-    for name, compiled in [(name, compiled) for name in models for compiled in ([False, True] if args.compile else [False])]:
-        results["rows"].append(compare(name, args.device, getattr(torch, args.dtype), args.steps, compiled))
+    eager, compiled = [(name, False) for name in models], [(name, True) for name in models]
+    for name, under_compile in eager + (compiled if args.compile else []):
+        results["rows"].append(compare(name, args.device, getattr(torch, args.dtype), args.steps, under_compile))
         if args.json:
             write_json(args.json, results)  # after each, as the next may not end
     print(f"\n{training_markdown(results)}")
