@@ -15,6 +15,7 @@ _LOOP = re.compile(r"for \(\w+ (\w+) = (\w+); \1 < ([^;]+); (?:\1\+\+|\+\+\1)\)$
 _ENDS = re.compile(r"(?:return|continue|break)\b")
 _NO_DECLARATION = re.compile(r"(?:return|continue|break|using|delete|throw|else|case|goto|public|private)\b")
 _DECLARATION = re.compile(r"(?:\[\[\w+\]\] )?[\w:<>,\s&*]*?[\w>][\s&*]+(?:const )?\(?&?(\w+)\)?\s*(?:=(?!=)|\{|\[|\(|,|;)")
+_IS_CLASS = re.compile(r"\s*(?:struct|class)\b")
 _USING = re.compile(r"using (\w+) =")
 _ASSIGNMENT = re.compile(r"(?:\w+(?:\[\w+\])?\.)*(\w+)(?:\[\w+\])*(?:\.\w+)* = (?!=)")
 _FOR_EACH = re.compile(r"for_each<(.*?)>\(")
@@ -218,7 +219,7 @@ def _drop_unused(block: Block, whole: Node, before: Counter) -> bool:
         if names and all(here[name] == own[name] and now[name] < before[name] for name in names):
             del block.nodes[at]
             return True
-        if any(_drop_unused(inner, whole, before) for inner in node.blocks()):
+        if not _IS_CLASS.match(node.head) and any(_drop_unused(inner, whole, before) for inner in node.blocks()):
             return True
     return False
 

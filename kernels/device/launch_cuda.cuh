@@ -158,7 +158,7 @@ struct Operands {
       // One thread prepares for all: it takes tens of instructions.
       __shared__ typename T::Value shared[kBroadcast];
       if (threadIdx.x == 0) {
-        for (int b = 0; b < kBroadcast; b++) common.value[b] = load(b, 0);
+        for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
         prepare_all(common.value);
         for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
       }
@@ -167,7 +167,7 @@ struct Operands {
       for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
 #pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = load(b, 0);
+      for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -220,15 +220,15 @@ struct Operands {
   __device__ __forceinline__ Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
     const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
-    const T own = load(0, c);
-    const T next = left < size ? load(0, c + 1 == count ? 0 : c + 1) : own;
+    const T own = value(0, c);
+    const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
 #pragma unroll
     for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
     return values;
   }
 
   // Value i of broadcast operand b.
-  __device__ __forceinline__ T load(int b, int64_t i) const {
+  __device__ __forceinline__ T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.wide[b]) return static_cast<const float*>(launch.broadcast[b])[i];
     }
@@ -261,7 +261,7 @@ struct Operands {
   __device__ __forceinline__ void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
     bool filled = false;
     if (width == 1 || left >= width) {
-      const T one = load(b, c);
+      const T one = value(b, c);
 #pragma unroll
       for (int i = 0; i < width; i++) to[i] = one;
       filled = true;
@@ -273,7 +273,7 @@ struct Operands {
       int rest = int(left);
 #pragma unroll
       for (int i = 0; i < width; i++) {
-        to[i] = load(b, c);
+        to[i] = value(b, c);
         if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
       }
     }

@@ -380,7 +380,7 @@ __global__ void __launch_bounds__(kThreads)
   T slope = 1;
   if constexpr (kPrepares) {
     T values[kBroadcast];
-    for (int b = 0; b < kBroadcast; b++) values[b] = Operands<S>{launch}.load(b, 0);
+    for (int b = 0; b < kBroadcast; b++) values[b] = Operands<S>{launch}.value(b, 0);
     slope = prepare_slope(values, k);
   }
   const T gradient = T(v) * slope;
