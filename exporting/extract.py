@@ -1,184 +1,499 @@
-"""What a kernel file needs of the library's headers, and no more: for :mod:`jitact.onefile`, which puts it into one file.
-
-This reads C++ as far as the headers in kernels/ go: a declaration at the level of a namespace starts in the first column,
-and a macro that declares functions is called in the first column too.
-"""
+"""What a kernel file needs of the library's headers, cut down to what is called: for a file that stands alone."""
 
 from __future__ import annotations
 
+import itertools
 import re
-import textwrap
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
-from ..kernels.loader.source import DEVICE
+from ..kernels.loader.source import DEVICE, KernelSource
+from .conditions import Facts
+from .cpp import Block, If, Node, bare, parse, words
+from .cut import assigned, declared_names, simplified, tidied, without_template
+from .preprocess import Line, Macro, expanded, included
 
-__all__ = ["declared", "extract"]
+__all__ = ["Extract", "extract"]
 
-WORD = re.compile(r"(?:\w*::)?\b[A-Za-z_]\w*")
-INCLUDE = re.compile(r'^#include "(\w+\.cuh)"\n', re.MULTILINE)
-LOCAL = re.compile(r"\b(?:u?int\d+_t|int|float|double|T) (\w+) = ")
-NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"[^"\n]*"|^#[^\n]*', re.DOTALL | re.MULTILINE)
-FAST_MATH = re.compile(r"^#ifdef JITACT_FAST_MATH\n(?:.*\n)*?(?:#else\n((?:.*\n)*?))?#endif.*\n?", re.MULTILINE)
-MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)$", re.MULTILINE)
-TEMPLATE = re.compile(r"^template <[^\n]*?>(?=\s*(?:\n|JITACT|struct))\s*", re.MULTILINE)
-NAMES = (  # of what a declaration declares, the first that fits
-    r"#define (\w+)",
-    r"(?:struct|class|enum class|namespace) (\w+)",
-    r"using (?:\w+::)*(\w+)",
-    r"constexpr \w+ (\w+)",
-    r"(\w+)\(",
-)
-# A type's function, in one line or in several, with the comment above it.
-FRIEND = re.compile(r"(?:^  //.*\n)*^  friend [^(\n]*?(\w+)\(.*(?:\}\n|\{\n(?:(?:    |#).*\n)*  \}\n)", re.MULTILINE)
+_TYPES = ("Double", "Single", "Narrow", "Dual")
+_STORED = {"Dtype::f64": "double", "Dtype::f32": "float", "Dtype::f16": "Half", "Dtype::bf16": "Bfloat16"}
+_NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\(\w+\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
+_FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\(")
+_CALLED = re.compile(r"(?<!std::)\b(\w+)\s*(?:<[^;{}()]*>)?\s*\(")
+_SHARED = ("Elements", "Broadcasts", "Call")  # structs that a call is made of
+_VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # what a variable is given, or a parameter
+_COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # in the loops, where numbers are more than moved
+_TOGETHER = 2  # lines of a declaration that may stand beside another without a blank line between
+_KERNEL = Path("the kernel file")
+
+
+@dataclass(frozen=True)
+class Extract:
+    """C++ and CUDA, in the order in which it is compiled.
+
+    Attributes:
+        first_cuda: what nvcc alone reads first.
+        first_cpu: what the C++ compiler alone reads first.
+        common: what both read.
+        cuda: the GPU's loops.
+        cpu: the CPU's.
+        structs: of ``Call`` and the structs in it, the members: type, name and, of an array, how many.
+    """
+
+    first_cuda: str
+    first_cpu: str
+    common: str
+    cuda: str
+    cpu: str
+    structs: dict[str, list[tuple[str, str, str]]]
 
 
 @dataclass(eq=False)
-class Declaration:
-    """A declaration with the comment above it, its namespace, and the name that it declares; "" for a comment alone."""
+class Item:
+    """A declaration at the level of a namespace, or a member function of a class.
 
+    Attributes:
+        node: its text; of a class, with all its members.
+        namespace: where it stands.
+        names: what it declares; none for what goes with what is around it.
+        place: which of the attributes of :class:`Extract` it belongs to.
+        file: where it is from.
+        owner: the class that it is a member of.
+        members: its member functions.
+        overloads: whether there are others of its name.
+    """
+
+    node: Node
     namespace: str
-    name: str
-    text: str
+    names: list[str]
+    place: str
+    file: Path
+    owner: Item | None = None
+    members: list[Item] = field(default_factory=list)
+    overloads: bool = False
+
+    def __post_init__(self) -> None:
+        """Keeps how often it had each word at first."""
+        self.before = Counter(re.findall(r"\w+", bare(self.node.text)))
 
     @cached_property
-    def code(self) -> str:
-        """Its text without comments."""
-        return NO_CODE.sub(lambda match: match[0] if match[0].startswith("#define") else "", self.text)
-
-    @cached_property
-    def type(self) -> str | None:
-        """The one number type that a function of math.cuh is for; None for what serves all."""
-        overload = re.match(r"\s*JITACT_INLINE (Double|Single|Narrow) \w+\(", self.code)
-        return overload and overload[1]
+    def head(self) -> str:
+        """Its declaration, without comments and what a function does."""
+        return (self.node.head if self.node.head.startswith("#") else bare(self.node.head)).strip()
 
     @cached_property
     def words(self) -> set[str]:
-        """The names in it but for variables, with the namespace before those that have one: ``single::exp``."""
-        return {word.removeprefix("for_") for word in WORD.findall(self.code)} - set(LOCAL.findall(self.code))
+        """The names in it; of a class, without those in its member functions."""
+        if self.head.startswith("enum"):
+            return set()
+        if self.head.startswith("#define"):
+            return set(re.findall(r"\w+", self.node.text)[2:])
+        return words(self.own_text) - set(self.names)
 
-    def uses(self, other: Declaration, known: set[tuple[str, str]]) -> bool:
-        """Whether it names another: by its namespace, or alone if it is in the same one or in jitact, and none is nearer."""
-        if not other.name or (self.type and other.type and self.type != other.type):
-            return False
-        if other.name in self.words and other.namespace in (self.namespace, "jitact"):
-            return other.namespace == self.namespace or (self.namespace, other.name) not in known
-        return f"{other.namespace.removeprefix('jitact::')}::{other.name}" in self.words
+    @cached_property
+    def free_words(self) -> set[str]:
+        """The same without names of members of something."""
+        return self.words if self.head.startswith("#") else self.words & words(self.own_text, members=False)
 
-    def pruned(self, words: set[str]) -> str:
-        """Its text, without the functions of a type that are not among ``words``. Operators always are."""
-        text = FRIEND.sub(lambda friend: friend[0] if friend[1] in words or "operator" in friend[0] else "", self.text)
-        return text.replace("\n\n};", "\n};").replace("for_single::", "single::")
+    @cached_property
+    def own_text(self) -> str:
+        """Its text; of a class, without its member functions and the classes in it."""
+        return _text(self.node, {id(member.node) for member in self.members})
+
+    @cached_property
+    def calls(self) -> set[str]:
+        """The names of functions that are called in it."""
+        found = Counter(_CALLED.findall(bare(self.own_text)))
+        if not _is_class(self.node):
+            found.subtract(self.names)  # where it is declared
+        return {name for name, count in found.items() if count > 0}
+
+    @cached_property
+    def signs(self) -> set[str]:
+        """The operators in it that numbers may be meant by."""
+        if self.owner is not None or (self.namespace == "jitact::loops" and not _COMPUTES.search(bare(self.own_text))):
+            return set()
+        return set(re.findall(r"[-+*/]=?|[=!<>]=|[<>]", bare(self.own_text).partition("{")[2]))
+
+    @cached_property
+    def types(self) -> set[str]:
+        """The number types that a function or a specialisation is for."""
+        if self.owner is not None or re.match(r"using|constexpr", self.head):
+            return set()
+        return {each for each in _TYPES if re.search(rf"\b{each}\b(?!>)|<{each}<", self.head)}
 
 
-def extract(kernel: str, roots: Iterable[str]) -> tuple[str, str]:
-    """The parts of the headers and of a kernel file that ``roots`` need.
+def extract(source: KernelSource, facts: Facts, roots: Iterable[str], dtypes: Collection[str], devices: Collection[str]) -> Extract:
+    """What of the library's headers and of a kernel file ``roots`` need.
 
     Args:
-        kernel: a kernel file's text.
-        roots: functions of the kernel file, and types of number.cuh. What is made for Dual is left out if Dual is not
-            among them.
-
-    Returns:
-        The headers' part, and the kernel file's.
+        source: the kernel file.
+        facts: what is known of names in conditions.
+        roots: functions that are called from outside.
+        dtypes: of elements: enumerators of ``Dtype``.
+        devices: "cuda", "cpu" or both.
     """
-    roots = set(roots)
-    own = list(_declarations(kernel))
-    header = INCLUDE.search(kernel)
-    headers = _expanded(header[1] if header else "elementwise.cuh", set())
-    library = [each for each in _declarations(headers) if each.name not in ("", "for_single")]
-    if "Dual" not in roots:
-        library = [each for each in library if "Dual" not in each.code]
-    pending = [each for each in [*own, *library] if each.name in roots and each.namespace in ("", "jitact")]
-    wanted, known = set(pending), {(each.namespace, each.name) for each in [*own, *library]}
-    while pending:
-        user = pending.pop()
-        used = {each for each in [*own, *library] if each not in wanted and user.uses(each, known)}
-        wanted |= used
-        pending += used
-    types = [each for each in wanted if "friend" in each.code]
-    words, before = set().union(*(each.words for each in wanted - set(types))), set()
-    while words != before:  # a type's function may call another
-        before = words
-        words = before.union(*(WORD.findall(NO_CODE.sub("", each.pruned(before))) for each in types))
-    mine = [each for each in own if not each.name or each in wanted]
-    return _join([each for each in library if each in wanted], words), _join(mine, words)
+    items: list[Item] = []
+    known = dict(facts)
+    for place, file, text in _sections(source, devices):
+        items += _items(parse(text), "", place, file, known)
+    absent = {f"<{stored}>" for dtype, stored in _STORED.items() if dtype not in dtypes}
+    for name, values in facts.items():
+        absent |= {f"{enum}::{each}" for enum, each in _enumerators(items) if name == enum and f"{enum}::{each}" not in values}
+    wanted, before = [item for item in items if not _is_absent(item, absent)], None
+    while before != (before := "".join(item.node.text for item in wanted)):
+        wanted = _reached(wanted, set(roots))
+        _drop_members(wanted)
+        for item in wanted:
+            if not _is_class(item.node):
+                tidied(item.node, item.before)
+    parts = {place: _printed(wanted, place) for place in ("first_cuda", "first_cpu", "common", "cuda", "cpu")}
+    structs = {item.names[0]: [*_members(item.node)] for item in wanted if item.names and item.names[0] in _SHARED}
+    return Extract(**parts, structs=structs)
 
 
-def declared() -> set[str]:
-    """The names of the functions that kernel files may call."""
-    library = list(_declarations(_expanded("elementwise.cuh", set())))
-    friends = {match[1] for each in library for match in FRIEND.finditer(each.text) if "operator" not in match[0]}
-    return friends | {each.name for each in library if each.namespace == "jitact" and each.type == "Single"}
+def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[str, Path, str]]:
+    """The sources in the order in which they are compiled, in pieces, with their places and files."""
+    macros: dict[str, str | None] = dict.fromkeys(("JITACT_FAST_MATH", "JITACT_STAGED", "__AVX2__", "__AVX512F__", "__F16C__"))
+    macros |= {"JITACT_CUDA": "" if "cuda" in devices else None, "JITACT_UNMARKED_NUMBERS": "0"}
+    for flag in source.defines():
+        name, _, value = flag.removeprefix("-D").partition("=")
+        macros[name] = value
+    if "cuda" not in devices:
+        macros["__CUDA_ARCH__"] = None
+    folders = [source.folder, DEVICE]
+    seen: dict[str, set[Path]] = {device: set() for device in devices}
+    functions: dict[str, Macro] = {}
+
+    def header(name: str, place: str) -> Iterator[tuple[str, Path, str]]:
+        passes = {}
+        for device in devices:
+            told = macros | {"__CUDACC__": "" if device == "cuda" else None}
+            passes[device] = [*included((DEVICE / name).read_text(), DEVICE / name, folders, told, seen[device])]
+        for (file, device), lines in itertools.groupby(_merged(passes), lambda pair: (pair[0].file, pair[1])):
+            text = "".join(line.text for line, _ in lines)
+            yield f"{place}{device}" if device else "common", file, expanded(text, macros, functions)
+
+    yield from header("elementwise.cuh", "first_")
+    read = set().union(*seen.values())
+    text = re.sub(r"^#line.*\n", "", source.full_text, flags=re.MULTILINE)
+    for file, lines in itertools.groupby(included(text, _KERNEL, folders, macros, read), lambda line: _librarys(line.file)):
+        yield "common", file, expanded("".join(line.text for line in lines), macros, functions)
+    yield from header("launch.cuh", "")
 
 
-def _join(declarations: list[Declaration], words: set[str]) -> str:
-    """The text of declarations in their namespaces; what takes a line stands without a blank line between."""
-    lines, namespace, before = [], "", ""
-    for declaration in declarations:
-        text = declaration.pruned(words)
-        if declaration.namespace != namespace:
-            lines += ["}\n\n"] * bool(namespace) + [f"namespace {declaration.namespace} {{\n\n"]
-            namespace, before = declaration.namespace, ""
-        if before and not before.count("\n") == text.count("\n") == 1:
-            lines.append("\n")
-        lines.append(text)
-        before = text
-    return "".join(lines + ["\n}\n"] * bool(namespace))
+def _librarys(file: Path) -> Path:
+    """A header of the library; the kernel file for it and its own headers."""
+    return file if file.parent == DEVICE else _KERNEL
 
 
-def _expanded(header: str, seen: set[str]) -> str:
-    """A header with those that it includes in their places, each once."""
-    seen.add(header)
-    text = (DEVICE / header).read_text()
-    return INCLUDE.sub(lambda line: "" if line[1] in seen else _expanded(line[1], seen), text)
-
-
-def _declarations(text: str) -> Iterator[Declaration]:
-    """The declarations of a file as it is compiled without JITACT_FAST_MATH, macros written out."""
-    text = FAST_MATH.sub(lambda branches: branches[1] or "", text)
-    macros = {match[1]: match for match in MACRO.finditer(text)}
-    text = MACRO.sub("", text)
-    calls = rf"^(?:(?:{'|'.join(macros) or '$^'})\(.*\)[ \t]*)+$"
-    text = re.sub(calls, lambda line: "".join(_calls(line[0], macros)), text, flags=re.MULTILINE)
-
-    namespace, comment, lines = "", "", iter(text.splitlines(keepends=True))
-    for line in lines:
-        if line.startswith("//"):
-            comment += line
+def _merged(passes: dict[str, list[Line]]) -> Iterator[tuple[Line, str]]:
+    """The lines that compilers for one or two devices read, with the device whose compiler alone does; "" for both's."""
+    if len(passes) == 1:
+        yield from ((line, "") for lines in passes.values() for line in lines)
+        return
+    cpu = iter(passes["cpu"])
+    common = set(passes["cpu"]) & set(passes["cuda"])
+    for line in passes["cuda"]:
+        if line not in common:
+            yield line, "cuda"
             continue
-        if comment and not line.strip():
-            yield Declaration(namespace, "", comment)
-        opening = re.match(r"namespace ([\w:]+) \{", line)
+        for other in cpu:
+            if other == line:
+                break
+            yield other, "cpu"
+        yield line, ""
+    yield from ((line, "cpu") for line in cpu)
+
+
+def _items(block: Block, namespace: str, place: str, file: Path, facts: dict) -> Iterator[Item]:
+    """The declarations of a piece of the sources, simplified."""
+    for node in block.nodes:
+        opening = re.match(r"\s*(?:inline )?namespace ?([\w:]*) $", bare(node.head))
         if opening:
-            namespace = opening[1]
-        elif line.strip() and not re.match(r"\}|#(?!define \w+ )|#define (JITACT_INLINE|ELEMENTWISE)|using jitact::", line):
-            declaration = line
-            while not _is_whole(declaration):
-                declaration += next(lines)
-            yield Declaration(namespace, _name(declaration), comment + declaration)
-        comment = ""
+            inner = next(node.blocks())
+            within = f"{namespace}::{opening[1]}" if namespace and opening[1] else namespace or opening[1]
+            yield from _items(inner, within, place, file, facts)
+            continue
+        before = Counter(re.findall(r"\w+", bare(node.text)))
+        if file is not _KERNEL:
+            (node,) = simplified(node, facts) or [None]
+            if node is None:
+                continue
+        item = Item(node, namespace, _names(node), place, file)
+        item.before = before
+        yield item
+        yield from _members_of(item)
 
 
-def _calls(line: str, macros: dict[str, re.Match]) -> Iterator[str]:
-    """What a line of macro calls stands for."""
-    for name, given in re.findall(r"(\w+)\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)", line):
-        _, parameters, body = macros[name].groups()
-        body = textwrap.dedent(re.sub(r"[ \t]*\\$", "", body, flags=re.MULTILINE)).strip("\n") + "\n"
-        values = dict(zip(re.split(r",\s*", parameters), re.split(r",\s*(?![^()]*\))", given), strict=True))
-        body = re.sub(rf"\b({'|'.join(values)})\b", lambda word: values[word[1]], body)  # noqa: B023
-        for each in body.replace("##", "").splitlines(keepends=True):
-            yield from _calls(each, macros) if each.split("(")[0] in macros else [each]
+def _members_of(item: Item) -> Iterator[Item]:
+    """Makes the functions and the classes in a class its members, and yields them and theirs."""
+    if not _is_class(item.node):
+        return
+    for node in _class_block(item.node).nodes:
+        if _is_class(node) or (_is_function(node) and _names(node)):
+            member = Item(node, item.namespace, _names(node), item.place, item.file, item)
+            item.members.append(member)
+            yield member
+            yield from _members_of(member)
 
 
-def _is_whole(declaration: str) -> bool:
-    code = NO_CODE.sub("", declaration).rstrip()
-    if declaration.startswith("#define"):
+def _is_class(node: Node) -> bool:
+    return bool(re.match(r"(?:template\b.*>\s*)?(?:struct|class)\b", bare(node.head).strip(), re.DOTALL)) and any(node.blocks())
+
+
+def _class_block(node: Node) -> Block:
+    return next(node.blocks())
+
+
+def _is_function(node: Node) -> bool:
+    head = without_template(bare(node.text if not any(node.blocks()) else node.head))
+    declared = _VALUE.split(_NOT_NAMES.sub("", head))[0]
+    return bool(_FUNCTION.search(declared)) and not head.startswith(("using", "static_assert", "struct", "class"))
+
+
+def _names(node: Node) -> list[str]:
+    """What a declaration declares."""
+    if re.match(r"\s*extern\s+$", bare(node.head)):  # a block of declarations, which stays one
+        return [name for each in next(node.blocks()).nodes for name in _names(each)]
+    head = _NOT_NAMES.sub("", without_template(bare(node.head) if not node.head.startswith("#") else node.head)).strip()
+    patterns = (r"#define (\w+)", r"namespace (\w+) =", r"(?:friend )?(?:struct|class|enum class|enum|concept)\s+(\w+)")
+    for pattern in (*patterns, r"using (\w+) =", r"using (?:\w+::)*(\w+);"):
+        found = re.match(pattern, head)
+        if found:
+            return [found[1]]
+    if head.startswith(("#", "static_assert", "public:", "private:", "protected:")) or not head:
+        return []
+    if _is_function(node):
+        name = _FUNCTION.search(head)[1]
+        return [name if name.startswith("operator") else name.partition("::")[0]]
+    variable = re.match(r"[^=]*?(\w+)(?:<.*?>+)?\s*(?:\[.*?\])?\s*(?:[={;]|$)", head, re.DOTALL)
+    return declared_names(node) or ([variable[1]] if variable else [])
+
+
+def _enumerators(items: list[Item]) -> set[tuple[str, str]]:
+    found = set()
+    for item in items:
+        if item.head.startswith("enum class"):
+            found |= {(item.names[0], each) for each in re.findall(r"\w+", item.node.text.partition("{")[2])}
+    return found
+
+
+def _is_absent(item: Item, absent: set[str]) -> bool:
+    """Whether a specialisation is for what there is not."""
+    head = item.head if any(item.node.blocks()) else item.head.partition(" = ")[0]
+    return head.startswith("template") and any(each in head for each in absent)
+
+
+def _reached(items: list[Item], roots: set[str]) -> list[Item]:
+    """Those that the roots need, in their order; of classes, the member functions that are named somewhere."""
+    by_name: dict[str, list[Item]] = {}
+    aliases = {}
+    for item in items:
+        item.overloads = False
+        for name in item.names if item.owner is None else ():
+            by_name.setdefault(name, []).append(item)
+        alias = re.match(r"namespace (\w+) = (\w+);", item.head)
+        if alias:
+            aliases[alias[1]] = alias[2]
+    for several in by_name.values():
+        for item in several:
+            item.overloads = any(each is not item and each.namespace == item.namespace and _goes_with(each, item) for each in several)
+    wanted: set[Item] = {item for item in items if roots & set(item.names) and not item.owner}
+    called: set[str] = set()
+    named: set[str] = set()
+    types: set[str] = set()
+    waiting: list[Item] = [*wanted]
+    later: set[Item] = set()  # for types that nothing else names yet, and members that nothing calls yet
+    for item in items:
+        for cached in ("words", "free_words", "own_text", "calls", "signs"):
+            vars(item).pop(cached, None)
+    while waiting:
+        user = waiting.pop()
+        called |= user.calls | user.signs
+        named |= user.words
+        types |= {each for each in _TYPES if each in user.words and re.search(rf"(?<!<)\b{each}\b|\b{each}\b(?!>)", bare(user.node.text))}
+        used = {item for word in user.free_words for item in _named(word, user, by_name, aliases)}
+        later |= used | set(user.members)
+        if user.owner is None and user.names:  # what is declared apart from it
+            later |= {item for item in by_name.get(user.names[0], []) if item.namespace == user.namespace and _goes_with(item, user)}
+        ready = {item for item in later if item not in wanted and (item.types <= types or not item.overloads) and (not item.owner or _is_called(item, called, named))}
+        wanted |= ready
+        later -= ready
+        waiting += ready
+    return [item for item in items if item in wanted or _is_structure(item)]
+
+
+def _drop_members(items: list[Item]) -> None:
+    """Takes member functions that nothing calls out of classes, and data members that nothing reads."""
+    wanted = {id(item.node) for item in items}
+    for item in items:
+        unwanted = {id(member.node) for member in item.members} - wanted
+        if unwanted:
+            block = _class_block(item.node)
+            block.nodes = [node for node in block.nodes if id(node) not in unwanted]
+            item.members = [member for member in item.members if id(member.node) in wanted]
+    classes = [item for item in items if _is_class(item.node)]
+    outermost = [(item, set(re.findall(r"\w+", item.node.text))) for item in items if item.owner is None]
+    text = bare("".join(item.node.text for item, _ in outermost))
+    for item in classes:
+        block = _class_block(item.node)
+        for node in [*block.nodes]:
+            names = [] if _is_function(node) or _is_class(node) else declared_names(node)
+            if names and _may_lose(item, node, text) and not any(_is_read(name, item, node, outermost) for name in names):
+                block.nodes.remove(node)
+                for name, (other, its_words) in itertools.product(names, outermost):
+                    if name in its_words:
+                        _drop_values(other.node, name, other.names == item.names or _holds(other.node, item.node))
+
+
+def _may_lose(item: Item, node: Node, text: str) -> bool:
+    """Whether a data member can go without a change of how its class is initialised."""
+    declaration, name = bare(node.text).strip(), item.names[0]
+    if declaration.startswith(("using", "static")) or name == "Call" or re.search(r"[={]", declaration):
         return True
-    return code.endswith((";", "}")) and code.count("{") == code.count("}") and code.count("(") == code.count(")")
+    has_constructor = any(member.names == [name] for member in item.members)
+    return has_constructor or bool(re.search(rf"\b{name}(?:<[^;{{}}]*>)?\s*\w*\s*\{{\s*\.", text))
 
 
-def _name(declaration: str) -> str:
-    code = TEMPLATE.sub("", declaration if declaration.startswith("#") else NO_CODE.sub("", declaration)).lstrip()
-    return next(match[1] for match in (re.match(rf"(?:.*?\b)??{name}", code) for name in NAMES) if match)
+def _is_read(name: str, item: Item, node: Node, outermost: list[tuple[Item, set[str]]]) -> bool:
+    """Whether a data member of a class is more than declared and given values."""
+    is_static = re.match(r"\s*(?:using|static)\b", bare(node.text))
+    access = re.compile(rf"(?:\.|->{'|::' if is_static else ''}){name}\b(?!\s*(?:<[^;{{}}()]*>)?\()")
+    word = re.compile(rf"(?<![.>:\w]){name}\b")
+    found = -len(word.findall(bare(node.text))) - len(access.findall(bare(node.text)))
+    for each, its_words in outermost:
+        if name in its_words:
+            own = each is item or each.names == item.names
+            text = bare(_without_values(each.node, name, own or _holds(each.node, item.node)))
+            text = re.sub(rf"(?<=[{{,])\s*\.{name} = ", " ", text)
+            found += len(access.findall(text)) + (len(word.findall(text)) if own else 0)
+    if item.owner is not None:
+        found += len(word.findall(bare(_without_values(item.node, name, True))))
+    return found > 0
+
+
+def _holds(node: Node, inner: Node) -> bool:
+    return any(each is inner or _holds(each, inner) for block in node.blocks() for each in block.nodes)
+
+
+def _without_values(node: Node, name: str, own: bool) -> str:
+    """A node's text without the statements that give a member a value: ``a.name = ...``, or ``name = ...`` in its own class."""
+    if isinstance(node, If):
+        branches = [_without_values(each, name, own) for each in (node.then, node.otherwise) if each is not None]
+        return f"{node.head} {' else '.join(branches)}"
+    if _gives_value(node, name, own):
+        return ";"
+    return "".join(
+        part if isinstance(part, str) else "{" + "\n".join(_without_values(each, name, own) for each in part.nodes) + "}"
+        for part in node.parts
+    )
+
+
+def _gives_value(node: Node, name: str, own: bool) -> bool:
+    if isinstance(node, If) or any(node.blocks()) or assigned(node) != name:
+        return False
+    return own or not re.match(rf"\s*{name}\b", node.head)
+
+
+def _drop_values(node: Node, name: str, own: bool) -> None:
+    """Drops the statements and the designated initializers that give a member a value."""
+    for at, part in enumerate(node.parts):
+        if isinstance(part, str):
+            node.parts[at] = re.sub(rf"\n *\.{name} = [^\n]*,(?=\n)", "", part)
+    for block in node.blocks():
+        for each in [*block.nodes]:
+            value = each.then if isinstance(each, If) and each.otherwise is None else each
+            if _gives_value(value, name, own):
+                block.nodes.remove(each)
+            else:
+                _drop_values(each, name, own)
+
+
+def _is_structure(item: Item) -> bool:
+    """Whether a line belongs to what is around it: ``#if`` and its like, and standard headers; torch's are for its types."""
+    return not item.names and item.head.startswith("#") and not item.head.startswith("#include <torch/")
+
+
+def _goes_with(item: Item, user: Item) -> bool:
+    """Whether an item is another declaration of the same, for the same compilers."""
+    devices = {each.place.removeprefix("first_") for each in (item, user)} - {"common"}
+    return item is not user and len(devices) < 2
+
+
+def _is_called(member: Item, called: set[str], named: set[str]) -> bool:
+    name = member.names[0]
+    if _is_class(member.node):
+        return name in named
+    sign = name.removeprefix("operator")
+    if sign != name and member.file.name == "number.cuh" and sign != "=":
+        return sign in called
+    return name in called or name.startswith(("operator", "~")) or name == member.owner.names[0]
+
+
+def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[str, str]) -> Iterator[Item]:
+    """What a name means where it is used."""
+    *scope, name = word.split("::")
+    if scope and scope[0]:
+        yield from _named("::".join(scope), user, by_name, aliases)
+        places = {aliases.get(scope[-1], scope[-1])}
+        found = [item for item in by_name.get(name, []) if item.namespace.rpartition("::")[2] in places]
+    else:
+        candidates = [item for item in by_name.get(name, []) if _goes_with(item, user)]
+        here = user.namespace.split("::")
+        around = ["::".join(here[:depth]) for depth in range(len(here), 0, -1)]
+        around += ["", "jitact"] if user.namespace in ("", "jitact::loops") or user.file is _KERNEL else [""]
+        nearest = next((each for each in around if any(item.namespace == each for item in candidates)), None)
+        places = set(around) if user.namespace in ("jitact", "jitact::loops", "") or user.file is _KERNEL else {nearest}
+        found = [item for item in candidates if item.namespace in places]
+    yield from (item for item in found if _goes_with(item, user))
+
+
+def _text(node: Node, without: set[int]) -> str:
+    """A node's text without some of the nodes in it."""
+    if id(node) in without:
+        return ""
+    if isinstance(node, If):
+        return node.text
+    return "".join(
+        part if isinstance(part, str) else "{" + " ".join(_text(each, without) for each in part.nodes) + "}" for part in node.parts
+    )
+
+
+def _members(node: Node) -> Iterator[tuple[str, str, str]]:
+    """The data members of a struct."""
+    for each in _class_block(node).nodes:
+        type_ = re.match(r"(?:const )?\w+\*?", bare(each.text).strip())[0]
+        for declaration in bare(each.text).strip()[len(type_) :].rstrip("; ").split(","):
+            found = re.match(r"\s*(\w+)(?:\[(.*?)\])?", declaration)
+            yield type_, found[1], found[2] or ""
+
+
+def _printed(items: list[Item], place: str) -> str:
+    """The text of the items of a place: standard headers first, then what is in each namespace."""
+    mine = [item for item in items if item.place == place and item.owner is None]
+    elsewhere = {item.head for item in items if item.place == "common"} if place in ("cuda", "cpu") else set()
+    headers = dict.fromkeys(item.head for item in mine if item.head.startswith("#include"))
+    text = "".join(f"{header}\n" for header in headers if header not in elsewhere)
+    namespace, before = "", ""
+    for item in mine:
+        if item.head.startswith("#include"):
+            continue
+        if item.namespace != namespace:
+            text += "\n}\n\n" if namespace else "\n"
+            text += f"namespace {item.namespace} {{\n\n" if item.namespace else ""
+            namespace, before = item.namespace, ""
+        own = _comment(item.node.lead) + item.node.text + item.node.tail + "\n"
+        apart = "\n\n" in item.node.lead and max(before.count("\n"), own.count("\n")) > _TOGETHER
+        text += "\n" + own if before and apart else own
+        before = own
+    return re.sub(r"\{\n\s*\}", "{}", text + "\n}\n" * bool(namespace))
+
+
+def _comment(lead: str) -> str:
+    """The comment right above a declaration."""
+    last = lead.rpartition("\n\n")[2].strip("\n")
+    return last.strip() + "\n" if last.strip() else ""

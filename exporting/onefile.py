@@ -1,86 +1,70 @@
-"""One activation as one file that needs nothing of jitact: KernelBench's form, with the CUDA source inside.
+"""One activation as one file that needs nothing of jitact: KernelBench's form, with the library's own CUDA source inside.
 
 ``python -m jitact.registry export softsign -o softsign.py``
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import inspect
-import math
 import re
 import sys
 import textwrap
+from collections.abc import Iterable
 from pathlib import Path
-from string import Template
 
-import torch
-import torch.nn.functional as F
 from torch import nn
 
 from .. import registry
-from ..definitions.define import Definition, load_folder
-from ..definitions.expression import in_cpp
-from ..kernels import KernelSource
-from ..kernels.loader.source import Work
+from ..definitions.define import load_folder
 from ..measuring.commandline import CommandParser
 from ..modules import ActivationModule
 from ..records import Activation, is_plain
-from . import onefile_weights as weights
-from .extract import extract
-from .onefile_text import CLASSES, CPU, CPU_STORAGE, ELEMENTS, FILE, FUNCTION, GPU, GPU_STORAGE, RANDOM
+from .build import DEVICES, DTYPES, Build
+from .modules import Modules
+from .wrapper import Wrapper
 
 __all__ = ["export", "main"]
 
-KINDS = {  # of activations, and of lines of the templates, by what backward keeps
-    "input": ("tensor", "input", "params"),
-    "output": ("tensor", "output", "params"),
-    "bit": ("bits", "bit", "params"),
-    "random": ("bits", "random", "params"),
-    "channels": ("weights", "channels"),
-    "single": ("weights", "single"),
-    "staged": ("staged",),  # beside one of the others: by how forward loads
-    "direct": ("direct",),
-}
-MARK = re.compile(rf"@({'|'.join({mark for marks in KINDS.values() for mark in marks})})\b ?")
-VECTORS = """\
-constexpr int kThreads = 128;
-template <typename S, bool forward>
-constexpr int kVectors = sizeof(S) == 8 ? {} : sizeof(S) == 4 ? {} : {};
-"""
-QUOTES = '"' * 3
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
+QUOTES = '"' * 3
+CFLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+CUDA_FLAGS = ["-O3", "-std=c++20"]
 
 
-def export(activation: registry.Named) -> str:
+def export(
+    activation: registry.Named,
+    *,
+    dtype: str | Iterable[str] | None = None,
+    forward_only: bool = False,
+    device: str | None = None,
+    shape: tuple[int, int] = (4096, 393216),
+) -> str:
     """The text of a Python file that is an activation: ``ModelNew``, ``Model``, ``get_inputs``, ``get_init_inputs``.
 
-    The file compiles its CUDA source with ``load_inline`` at first use, trains, keeps for backward what the library's
-    default keeps, and runs the same arithmetic at the same speed. Without a GPU it compiles for the CPU.
+    The file compiles its source with ``load_inline`` at first use, trains, keeps for backward what the library's default
+    keeps, and runs the library's own loops, cut down to what it needs of them.
 
     Args:
         activation: anything that :func:`jitact.get` takes. A module's parameters are the defaults in the file, and its
             ``save`` is what the file keeps.
+        dtype: "fp32", "fp64", "fp16" or "bf16", or several of them: what the file is for; all four if left out.
+        forward_only: whether to leave out backward.
+        device: "cuda" or "cpu": what the file is for; a GPU, and a CPU where there is none, if left out.
+        shape: ``batch_size`` and ``dim`` of what ``get_inputs`` makes.
 
     Raises:
         KeyError, TypeError: as :func:`jitact.get`.
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
-            not allow, or a module has what a file cannot hold.
+            not allow, a module has what a file cannot hold, or an option is not one of those above.
     """
     module = registry.module_of(activation)
     record = registry.record_of(module)
     if isinstance(activation, nn.Module):
         _check_settings(module)
-    kind = _kind(record, module.save)
-    params = record.params if _has_operands(record) else zip(dict(record.params), module._params(), strict=True)
-    marks = {*KINDS[kind], "staged" if record.source.work.forward == 5 else "direct"}
-    text = Template(_lines(FILE, marks)).substitute(_fields(record, dict(params), kind, marks))
-    text = re.sub(r"\n{4,}", "\n\n\n", text)
-    # Comments are free to say what they like in the library; here a few words are not allowed in them either.
-    text = "\n".join(
-        line for line in text.split("\n") if not (FORBIDDEN.search(line) and line.lstrip().startswith(("//", "#")))
-    )
+    build = Build(record.source, _save(record, module.save, forward_only), _dtypes(record, dtype), _devices(record, device))
+    plain = is_plain(record.token)
+    params = dict(zip(dict(record.params), module._params(), strict=True)) if plain else dict(record.params)
+    text = _file(record, build, params, _shape(record, shape))
     found = FORBIDDEN.search(text)
     if found:
         line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
@@ -96,11 +80,18 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     command.add_argument("name", help="an activation, by any name that it is known by")
     command.add_argument("-o", "--output", type=Path, help="the file to write; printed if left out")
     command.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
+    command.add_argument("--dtype", nargs="+", choices=list(DTYPES), help="what the file is for; all if left out")
+    command.add_argument("--forward-only", action="store_true", help="leave out backward")
+    command.add_argument("--device", choices=DEVICES, help="what the file is for; both if left out")
+    command.add_argument("--shape", default="4096x393216", help="batch_size and dim, as 8192x8192; %(default)s if left out")
     args = parser.parse_args(arguments)
     try:
         if args.folder:
             load_folder(args.folder)
-        text = export(args.name)
+        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", args.shape):
+            raise ValueError(f"--shape must be two numbers, as 8192x8192; got {args.shape!r}")
+        shape = tuple(map(int, args.shape.split("x")))
+        text = export(args.name, dtype=args.dtype, forward_only=args.forward_only, device=args.device, shape=shape)
         if args.output:
             args.output.write_text(text, encoding="utf-8")
         else:
@@ -121,104 +112,159 @@ def _check_settings(module: ActivationModule) -> None:
     refused = [option for option in ("inplace", "fast_math") if getattr(module, option)]
     if refused:
         raise ValueError(f"{name} cannot be exported with {refused[0]}=True, which files do not have; got {given}")
-    if _has_operands(module.activation):
+    if not is_plain(module.activation.token):
         raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")
 
 
-def _has_operands(record: Activation) -> bool:
-    """Whether an activation takes more than ``x`` and numbers."""
-    return not is_plain(record.token)
+def _save(record: Activation, save: str | None, forward_only: bool) -> str | None:
+    """What the file keeps for backward: the input where operands that broadcast have gradients, which need it."""
+    if forward_only:
+        return None
+    return save or ("input" if record.learned else record.saves[0])
 
 
-def _kind(record: Activation, save: str | None) -> str:
-    """Which of :data:`KINDS` an activation is of."""
-    if not _has_operands(record):
-        return save or record.saves[0]
-    if record.layout.draws:
-        return "random"
-    return "single" if all(channel.one for channel in record.channels.values()) else "channels"
+def _dtypes(record: Activation, given: str | Iterable[str] | None) -> tuple[str, ...]:
+    chosen = list(DTYPES) if given is None else [given] if isinstance(given, str) else list(given)
+    wrong = [each for each in chosen if each not in DTYPES]
+    if wrong or not chosen:
+        raise ValueError(f"{record.name}: dtype must be of {', '.join(DTYPES)}; got {given!r}")
+    return tuple(each for each in DTYPES if each in chosen)
 
 
-def _fields(record: Activation, params: dict[str, float], kind: str, marks: set[str]) -> dict[str, str]:
-    """What the template's placeholders stand for."""
-    own = [] if kind == "random" else list(params)
-    names = [in_cpp(name) for name in own]
-    listed = "".join(f", {name}" for name in names)
-    values = {
-        "version": sys.modules[registry.__package__].__version__,
-        "name": record.name,
-        "title": record.title,
-        "formula": _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127)),
-        "fields": "".join(f"  T {name};\n" for name in names),
-        "listed": listed,
-        "values": ", ".join(f"T(params[{i}])" for i in range(len(names))),
-        "signature": "".join(f", {name}={_number(value)}" for name, value in params.items()),
-        "assigned": "".join(f"        self.{name} = {name}\n" for name in own),
-        "given": "".join(f", self.{name}" for name in own),
-        "vectors": VECTORS.format(*(_vectors(record.source.work, size) for size in (8, 4, 2))),
-        "init_inputs": "",
-        **dict.fromkeys(("taken", "seed", "seed_taken", "seed_typed"), ""),
+def _devices(record: Activation, given: str | None) -> tuple[str, ...]:
+    if given is not None and given not in DEVICES:
+        raise ValueError(f"{record.name}: device must be {' or '.join(map(repr, DEVICES))}; got {given!r}")
+    return DEVICES if given is None else (given,)
+
+
+def _shape(record: Activation, given: tuple[int, int]) -> tuple[int, int]:
+    if len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
+        raise ValueError(f"{record.name}: shape must be two positive numbers, batch_size and dim; got {given!r}")
+    return given
+
+
+def _file(record: Activation, build: Build, params: dict[str, float], shape: tuple[int, int]) -> str:
+    """The whole text."""
+    file = f"{record.name}.py"
+    title = record.title if record.title.isidentifier() else record.name
+    wrapper = Wrapper(build, record.name, title, {name: channel.dim for name, channel in record.channels.items()}, f"{file}: {record.name}")
+    modules = Modules(record, params, wrapper)
+    sources, order = _sources(build)
+    python = [
+        wrapper.enumerators(),
+        wrapper.structs().rstrip("\n") + "\n",
+        wrapper.run(),
+        wrapper.helpers().rstrip("\n") + "\n",
+        wrapper.function(),
+        modules.text,
+        _inputs(build, shape, len(wrapper.elements), modules.init_inputs),
+    ]
+    key = hashlib.sha256("".join([*sources.values(), *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
+    parts = [_docstring(record, build), _imports(modules.text), *_literals(sources), _library(f"{record.name}_{key}", file, order)]
+    text = "\n\n".join(["\n".join(parts[:-1]), parts[-1], *python]).replace("\n\n\n\n", "\n\n\n")
+    lines = text.split("\n")
+    return "\n".join(line.replace("@LINE@", str(number + 2)).replace("@FILE@", file) for number, line in enumerate(lines))
+
+
+def _docstring(record: Activation, build: Build) -> str:
+    names = [DTYPES[each][0].removeprefix("torch.") for each in build.dtypes]
+    dtypes = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    what = "Forward and backward" if build.save else "Forward"
+    where = {
+        DEVICES: "as CUDA kernels, compiled at first use; where there is no GPU, for the CPU",
+        ("cuda",): "as CUDA kernels, compiled at first use",
+        ("cpu",): "for the CPU, compiled at first use",
+    }[build.devices]
+    version = sys.modules[registry.__package__].__version__
+    told = f"{what} {where}. For {dtypes} tensors of any shape. The source is cut from jitact {version} (MIT licence)."
+    formula = _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127))
+    return f"{QUOTES}{formula}\n\n{textwrap.fill(told, 127)}\n{QUOTES}\n"
+
+
+def _imports(modules: str) -> str:
+    lines = ["import ctypes", "import functools", *["import math"] * ("math." in modules), "import os", "import sys", ""]
+    lines += ["import torch", *["import torch.nn.functional as F"] * bool(re.search(r"\bF\.", modules)), "from torch import nn"]
+    return "\n".join([*lines, "from torch.utils import cpp_extension", ""])
+
+
+def _sources(build: Build) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """The texts of C++ by the names that they have in the file, and for each compiler what it reads in order."""
+    found = build.extract
+    texts = {"INSTRUCTIONS": found.first_cuda, "PREFIX": found.first_cpu, "SOURCE": found.common, "GPU": found.cuda, "CPU": found.cpu}
+    texts = {name: _allowed(text) for name, text in texts.items() if text.strip()}
+    order = {
+        "cpp_sources": [name for name in ("PREFIX", "SOURCE", "CPU") if name in texts] if "cpu" in build.devices else [],
+        "cuda_sources": [name for name in ("INSTRUCTIONS", "SOURCE", "GPU") if name in texts] if "cuda" in build.devices else [],
     }
-    if kind == "random":
-        values |= {"taken": ", T slope", "listed": ", Random<T>{slope}, T(), T()", "seed": ", seed"}
-        values |= {"seed_taken": ", void* seed", "seed_typed": ", const int64_t* seed"}
-    if kind in ("channels", "single"):
-        values |= {"weights": str(len(record.channels)), "learned": str(len(record.learned)), "sizes": "", "sizes_taken": ""}
-        values |= {"given": ", ".join(f"w.of[{i}]" for i in range(len(record.channels)))}
-        if kind == "channels":
-            values |= {"sizes": ", channels, inner", "sizes_taken": ", int64_t channels, int64_t inner"}
-    values |= _maths(record, kind, values["listed"], names)
-    values |= _modules(record, values)
-    templates = {"elements": ELEMENTS, "gpu": GPU_STORAGE + GPU, "cpu": CPU_STORAGE + CPU, "function": FUNCTION}
-    if "weights" in marks:
-        templates = {
-            "elements": weights.ELEMENTS,
-            "gpu": GPU_STORAGE + weights.GPU,
-            "cpu": weights.CPU_HEADERS + CPU_STORAGE + weights.CPU,
-            "function": weights.FUNCTION,
-        }
-    values |= {key: Template(_lines(template, marks)).substitute(values) for key, template in templates.items()}
-    for key in ("maths", "kernel", "elements"):
-        values[key] = values[key].replace("JITACT_INLINE", "INLINE").replace("jitact", "numbers")
-    return values | {"key": hashlib.sha256("".join(values.values()).encode()).hexdigest()[:8]}
+    return texts, order
 
 
-def _maths(record: Activation, kind: str, listed: str, names: list[str]) -> dict[str, str]:
-    """What the file has of the headers and of the kernel file, and the expression of the gradient."""
-    if "weights" in KINDS[kind]:
-        roots = {"forward", "backward"}
-        gradient = kept = ""
-    else:
-        save = "bit" if kind == "random" else kind
-        kept = {"input": "x", "output": "y", "bit": "bit"}[save]
-        backward = "backward" if save == "input" else f"backward_from_{save}"
-        gradient, roots = f"{backward}(dy, {kept}{listed})", {"forward", backward}
-        if save == "bit":
-            roots |= {"keeps"} | ({"philox", "Mantissa"} if kind == "random" else set())
-        elif backward not in record.source.signature.functions:
-            duals = ["numbers::Dual<T>(x, T(1))", *(f"numbers::Dual<T>({name})" for name in names)]
-            gradient = f"dy * forward({', '.join(duals)}).derivative"
-            roots = {"forward", "Dual"}
-    # The loops here hand over plain numbers, whatever the operand is.
-    text = re.sub(r"\b(?:Number|Channel)<T>", "T", _with_used(record.source))
-    maths, kernel = extract(text, {*roots, "Double", "Single", "Narrow"})
-    kernel = kernel.replace(QUOTES, '"" "')  # ends no string of Python, and is the same in C++
-    if "weights" in KINDS[kind]:
-        maths += weights.RESULTS
-    elif kind == "random":
-        maths += RANDOM
-    return {"maths": maths, "kernel": kernel, "gradient": gradient, "kept": kept}
+def _allowed(text: str) -> str:
+    """C++ without comments that have words that the form does not allow; in code, they are an error later."""
+    text = text.replace("JITACT_", "").replace(QUOTES, '"" "')  # the latter ends no string of Python, and is the same in C++
+    text = re.sub(r"(?:^[ \t]*//[^\n]*\n)+", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text, flags=re.MULTILINE)
+    return re.sub(r"[ \t]*//[^\n]*", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text)
 
 
-def _with_used(source: KernelSource) -> str:
-    """A kernel file after what it uses, where ``silu_::forward`` is called ``silu_forward``: all in one namespace."""
-    text = source.text
-    for used in source.uses:
-        theirs = _with_used(used).replace('#include "elementwise.cuh"\n', "")
-        for name in re.findall(r"\bELEMENTWISE\s+\S+\s+(\w+)\(", theirs):
-            theirs = re.sub(rf"\b{name}\(", f"{used.name}_{name}(", theirs)
-        text = f"{theirs}\n{text}".replace(f"{used.name}_::", f"{used.name}_")
-    return text
+def _literals(sources: dict[str, str]) -> list[str]:
+    """The texts as Python has them, each under a line that says what it is."""
+    told = {
+        "INSTRUCTIONS": "Instructions of a GPU.",
+        "PREFIX": "What a C++ compiler is told first.",
+        "SOURCE": "The numbers that are computed with, the functions that are needed, and what an element goes through.",
+        "GPU": "How a GPU walks over memory.",
+        "CPU": "How a CPU does.",
+    }
+    return [f'# {told[name]}\n{name} = r"""\n#line @LINE@ "@FILE@"\n{text.strip()}\n"""\n' for name, text in sources.items()]
+
+
+def _library(key: str, file: str, order: dict[str, list[str]]) -> str:
+    cpp = " + ".join(order["cpp_sources"]) or '""'
+    cuda = " + ".join(order["cuda_sources"])
+    lines = [f"        cpp_sources={cpp},"]
+    if cuda:
+        condition = " if torch.cuda.is_available() else None" if order["cpp_sources"] else ""
+        lines += [f"        cuda_sources={cuda}{condition},"]
+    flags = "".join(
+        f"        {option}={flags!r},\n".replace("'", '"')
+        for option, flags in (("extra_cflags", CFLAGS), ("extra_cuda_cflags", CUDA_FLAGS))
+        if option == "extra_cflags" or cuda
+    )
+    return f'''\
+@functools.cache
+def library():
+    """The compiled functions."""
+    root = os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()
+    folder = os.path.join(root, f"{key}_{{torch.__version__}}_{{torch.cuda.is_available()}}")
+    if not os.path.exists(os.path.join(folder, "{key}.so")):
+        print("{file}: compiling, at first use", file=sys.stderr, flush=True)
+    os.makedirs(folder, exist_ok=True)
+    path = cpp_extension.load_inline(
+        "{key}",
+{chr(10).join(lines)}
+{flags}        build_directory=folder,
+        is_python_module=False,
+        no_implicit_headers=True,
+    )
+    return ctypes.CDLL(path)
+'''
+
+
+def _inputs(build: Build, shape: tuple[int, int], count: int, init_inputs: str) -> str:
+    dtype = "" if "fp32" in build.dtypes else f", dtype={DTYPES[build.dtypes[0]][0]}"
+    tensors = ", ".join([f"torch.randn(batch_size, dim{dtype})"] * count)
+    return f"""\
+batch_size = {shape[0]}
+dim = {shape[1]}
+
+
+def get_inputs():
+    return [{tensors}]
+
+
+def get_init_inputs():
+    return [{init_inputs}]
+"""
 
 
 def _in_a_string(text: str) -> str:
@@ -228,105 +274,3 @@ def _in_a_string(text: str) -> str:
         for each in text
     )
     return FORBIDDEN.sub(lambda word: f"{word[0][:-1]}\\x{ord(word[0][-1]):02x}", escaped)
-
-
-def _number(value: float) -> str:
-    """A number as Python reads it."""
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
-
-
-def _vectors(work: Work, size: int) -> str:
-    """How many vectors of elements of ``size`` bytes a thread takes, in C++."""
-    forward, backward = (work.vectors(each, size) for each in work)
-    return f"{forward}" if forward == backward else f"(forward ? {forward} : {backward})"
-
-
-def _lines(template: str, marks: set[str]) -> str:
-    """A template's lines: those that start with ``@`` and a word are for that mark alone."""
-    lines = []
-    for line in template.split("\n"):
-        mark = MARK.match(line)
-        if mark is None or mark[1] in marks:
-            lines.append(line[mark.end() :] if mark else line)
-    return "\n".join(lines)
-
-
-def _modules(record: Activation, values: dict[str, str]) -> dict[str, str]:
-    """ModelNew and Model, what get_init_inputs gives, and the imports that they need.
-
-    Raises:
-        ValueError: nothing tells what they are like.
-    """
-    if record.name in weights.MODULES and _has_operands(record):
-        classes, init_inputs = weights.MODULES[record.name]
-        helpers = classes
-    elif _has_operands(record):
-        raise ValueError(f"{record.name} cannot be exported: nothing tells what its modules are like")
-    else:
-        reference = _reference(record)
-        classes, init_inputs, helpers = Template(CLASSES).substitute(values | reference), "", "".join(reference.values())
-    return {
-        "classes": classes,
-        "init_inputs": init_inputs,
-        "imports": "import math\n" * ("math." in helpers),
-        "functional": "import torch.nn.functional as F\n" * ("F." in helpers),
-    }
-
-
-def _reference(record: Activation) -> dict[str, str]:
-    """Model's expression in PyTorch, and the helpers that it calls."""
-    helpers, own = "", [f"self.{name}" for name, _ in record.params]
-    expression = record.expression if isinstance(record, Definition) else None
-    if expression:
-        if expression.activations:
-            called = ", ".join(each.name for each in expression.activations)
-            raise ValueError(f"{record.name} cannot be exported: it calls {called}; write out what they compute")
-        python = expression.renamed("x", *own)
-        helpers = "".join(f"{inspect.getsource(helper)}\n\n" for helper in expression.helpers.values())
-        helpers = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", helpers)
-    elif getattr(F, record.name, None) is record.reference:
-        python = f"F.{record.name}({', '.join(['x', *own])})"
-    elif getattr(torch, record.name, None) is record.reference:
-        python = f"torch.{record.name}(x)"
-    else:
-        python = _one_line(record, ["x", *own])
-    return {"reference": python, "helpers": helpers}
-
-
-def _one_line(record: Activation, arguments: list[str]) -> str:
-    """What a reference that only returns something returns, with the numbers that it has from its module.
-
-    Raises:
-        ValueError: it is not of that kind.
-    """
-    refusal = ValueError(f"{record.name} cannot be exported without a PyTorch counterpart: define it with reference=, one line")
-    function = record.reference
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        raise refusal from None
-    found = [node for node in ast.walk(tree) if isinstance(node, (ast.Lambda, ast.FunctionDef))]
-    if len(found) != 1:
-        raise refusal
-    body = found[0].body if isinstance(found[0].body, list) else [ast.Return(found[0].body)]
-    body = [node for node in body if not isinstance(node, ast.Expr)]  # a docstring
-    if len(body) != 1 or not isinstance(body[0], ast.Return):
-        raise refusal
-    names = dict(zip([argument.arg for argument in found[0].args.args], arguments, strict=False))
-    numbers = {name: value for name, value in function.__globals__.items() if isinstance(value, (int, float))}
-    python = _renamed(ast.unparse(body[0].value), names, numbers)
-    if {node.id for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Name)} - {"x", "self", "torch", "math", "F"}:
-        raise refusal
-    return python
-
-
-def _renamed(python: str, names: dict[str, str], numbers: dict[str, float]) -> str:
-    """An expression with other names for variables, and numbers for names of numbers."""
-
-    class Rename(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            if node.id in names:
-                return ast.Name(names[node.id])
-            return ast.Constant(numbers[node.id]) if node.id in numbers else node
-
-    return ast.unparse(Rename().visit(ast.parse(python, mode="eval")))

@@ -2,7 +2,7 @@
 
 // relu(x)  = max(x, 0)
 // relu'(x) = 1 for x > 0, else 0 (0 at the kink)
-// Source: torch.nn.ReLU. Written with `<` and `<=` so that NaN and -0 pass through forward and a NaN input passes dy.
+// Source: torch.nn.ReLU. Written with `<` and `<=` so that NaN and -0 come through forward, and dy through a NaN input.
 
 ELEMENTWISE T forward(T x) { return x < 0 ? 0 : x; }
 

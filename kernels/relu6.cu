@@ -2,7 +2,7 @@
 
 // relu6(x)  = clamp(x, 0, 6)
 // relu6'(x) = 1 for 0 < x < 6, else 0 (0 at both kinks, 1 for NaN)
-// Source: torch.nn.ReLU6. The lower bound is written with `<` so that -0 passes through.
+// Source: torch.nn.ReLU6. The lower bound is written with `<` so that -0 comes through.
 
 ELEMENTWISE T forward(T x) { return x < 0 ? 0 : min(x, 6); }
 

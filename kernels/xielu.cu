@@ -12,7 +12,7 @@ ELEMENTWISE void prepare(Channel<T>& alpha_p, Channel<T>& alpha_n, Channel<T>&, 
   alpha_n = softplus(alpha_n);
 }
 
-// With the x's put together, the left side loses less where it passes 0, and -inf gives inf, the limit.
+// With the x's put together, the left side loses less where it crosses 0, and -inf gives inf, the limit.
 ELEMENTWISE T forward(T x, Channel<T> alpha_p, Channel<T> alpha_n, Channel<T> beta, Channel<T> eps) {
   return select(x > 0, x * fma(alpha_p, x, beta), fma(alpha_n + beta, expm1(min(x, eps)), -alpha_n * x));
 }

@@ -45,13 +45,13 @@ def machine_code(binary: Path) -> dict[str, list[str]]:
 
 def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
     """An object file of a checkout's kernel, compiled as the loader would for one arch."""
-    from jitact.kernels import KernelSource
+    from jitact import registry
 
     device = checkout / "kernels" / "device"
     kernel = checkout / "kernels" / f"{name}.cu"
     (folder / "kernel.cu").write_text(f'#include "elementwise.cuh"\n#include "{kernel}"\n#include "launch.cuh"\n')
     command = ["nvcc", "-c", "-O3", "-std=c++20", "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-    command += ["-DJITACT_CUDA", *KernelSource.from_file(name).defines(), f"-I{device}", "kernel.cu", "-o", "kernel.o"]
+    command += ["-DJITACT_CUDA", *registry.REGISTRY[name].activation.source.defines(), f"-I{device}", "kernel.cu", "-o", "kernel.o"]
     subprocess.run(command, cwd=folder, check=True)
     return folder / "kernel.o"
 

@@ -1,16 +1,20 @@
-// Enough of CUDA to run kernels as threads of the CPU, block after block: for testing where there is no GPU.
+// Enough of CUDA to run kernels as threads of the CPU, block after block: for testing where there is no GPU. What ptx.cuh has
+// for a GPU is here in plain C++, rounded where its instructions are approximations.
 #pragma once
 
 #include <barrier>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>
 
+#define __CUDA_ARCH__ 900
 #define __device__
 #define __global__
 #define __host__
 #define __forceinline__ inline
+#define __grid_constant__
 #define __launch_bounds__(threads)
 #define __restrict__
 #define __shared__ static
@@ -20,38 +24,59 @@ using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
+constexpr int cudaDevAttrMultiProcessorCount = 16;
+inline void cudaGetDevice(int* device) { *device = 0; }
+inline void cudaDeviceGetAttribute(int* value, int, int) { *value = 2; }
+template <typename Kernel>
+void cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Kernel&, int, size_t) { *blocks = 2; }
 
-struct double2 { double x, y; };
-struct float2 { float x, y; };
-struct uint4 { uint32_t x, y, z, w; };
-using __half = _Float16;
-struct __half2 { __half x, y; };
-inline float2 __half22float2(__half2 p) { return {float(p.x), float(p.y)}; }
-inline __half2 __float22half2_rn(float2 p) { return {__half(p.x), __half(p.y)}; }
-struct __nv_bfloat16 { uint16_t bits; };
-struct __nv_bfloat162 { __nv_bfloat16 x, y; };
-inline float __bfloat162float(__nv_bfloat16 b) {
-  const uint32_t bits = uint32_t(b.bits) << 16;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
-}
-inline __nv_bfloat16 __float2bfloat16_rn(float f) {
-  uint32_t bits;
-  std::memcpy(&bits, &f, 4);
-  return {uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};  // no NaN comes here
-}
-inline float2 __bfloat1622float2(__nv_bfloat162 p) { return {__bfloat162float(p.x), __bfloat162float(p.y)}; }
-inline __nv_bfloat162 __float22bfloat162_rn(float2 p) { return {__float2bfloat16_rn(p.x), __float2bfloat16_rn(p.y)}; }
+struct float4 { float x, y, z, w; };
 
-template <typename V>
-void __stcg(V* to, const V& v) {
-  *to = v;
+template <typename To, typename From>
+To same_bits(From from) {
+  To to;
+  std::memcpy(&to, &from, sizeof(to));
+  return to;
 }
+inline float __uint_as_float(uint32_t u) { return same_bits<float>(u); }
+inline uint32_t __float_as_uint(float f) { return same_bits<uint32_t>(f); }
+inline int __double2hiint(double d) { return int(same_bits<uint64_t>(d) >> 32); }
+inline int __double2loint(double d) { return int(same_bits<uint64_t>(d)); }
+inline double __hiloint2double(int high, int low) { return same_bits<double>(uint64_t(uint32_t(high)) << 32 | uint32_t(low)); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t((unsigned __int128)a * b >> 64); }
+inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
+inline float __fdividef(float a, float b) { return a / b; }
+inline int min(int a, int b) { return a < b ? a : b; }
+inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 
-inline void __pipeline_memcpy_async(void* to, const void* from, size_t bytes) { std::memcpy(to, from, bytes); }
-inline void __pipeline_commit() {}
-inline void __pipeline_wait_prior(int) {}
+namespace jitact::ptx {
+
+inline float reciprocal(float x) { return 1 / x; }
+inline double reciprocal(double x) { return float(1 / x); }  // fewer bits than a double has, as the instruction gives
+inline float rsqrt(float x) { return 1 / std::sqrt(x); }
+inline float sqrt(float x) { return std::sqrt(x); }
+inline float exp2(float x) { return std::exp2(x); }
+inline float sin(float x) { return std::sin(x); }
+inline float min(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
+inline float max(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
+inline void widen_half(uint32_t word, float& low, float& high) {
+  low = same_bits<_Float16>(uint16_t(word));
+  high = same_bits<_Float16>(uint16_t(word >> 16));
+}
+inline uint32_t narrow_half(float low, float high) {
+  return same_bits<uint16_t>(_Float16(low)) | uint32_t(same_bits<uint16_t>(_Float16(high))) << 16;
+}
+inline uint32_t narrow_bfloat16(float low, float high) {
+  const auto bits = [](float f) {
+    const uint32_t u = same_bits<uint32_t>(f);
+    return f != f ? 0x7fffu : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+  };
+  return bits(low) | bits(high) << 16;
+}
+inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void wait_for_copies(int) {}
+
+}  // namespace jitact::ptx
 
 struct dim3 {
   unsigned x, y, z;

@@ -1,10 +1,11 @@
-"""One activation as one file: its form, that it computes what the library does, that nvcc takes it."""
+"""One activation as one file: its form, that it is the library's own code and computes what that does, that nvcc takes it."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
 import ctypes
+import functools
 import math
 import os
 import re
@@ -20,6 +21,7 @@ import torch
 import jitact
 from jitact import registry
 from jitact.exporting import onefile
+from jitact.kernels.loader.source import DEVICE
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAYOUTS = {
@@ -46,10 +48,17 @@ def swoosh():
     registry.unregister("swoosh")
 
 
-def load(name: str) -> dict:
+@functools.cache
+def exported(name: str) -> str:
+    """The file of one of the library's own activations."""
+    return jitact.export(name)
+
+
+def load(name: str, **options) -> dict:
     """Runs the text as KernelBench does: with no file."""
     space = {"__name__": "exported"}
-    exec(jitact.export(name), space)
+    own = name not in ("swoosh", "opaque") and not options
+    exec(exported(name) if own else jitact.export(name, **options), space)
     return space
 
 
@@ -79,10 +88,11 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
 
 @pytest.mark.parametrize("name", jitact.names())
 def test_form(name: str) -> None:
-    text = jitact.export(name)
+    text = exported(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
     assert "import jitact" not in text and "JITACT" not in text and "__file__" not in text
-    assert max(map(len, text.splitlines())) <= 132 and len(text.splitlines()) < 800
+    assert max(map(len, text.splitlines())) <= 132
+    assert not re.search(r"\bF\.|functional", text[text.index("class ModelNew") : text.index("class Model(")])
     space = load(name)  # compiles nothing
     assert (space["batch_size"], space["dim"]) == (4096, 393216)
     space["batch_size"], space["dim"] = 2, 3
@@ -144,20 +154,57 @@ def test_random_slopes(dtype: torch.dtype) -> None:
     assert len(module.eval()(x).unique()) == 1 and torch.equal(state, torch.get_rng_state())
 
 
+def sources(space: dict, device: str) -> str:
+    """What a file has for a device's compiler."""
+    names = ("INSTRUCTIONS", "SOURCE", "GPU") if device == "cuda" else ("PREFIX", "SOURCE", "CPU")
+    return "".join(space[name] for name in names)
+
+
+def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
+    """The lines that a compiler reads, without spaces; nothing of the standard library."""
+    text = re.sub(r"^#include <.*|^#line.*", "", text, flags=re.MULTILINE)
+    command = ["g++", "-std=c++20", "-E", "-P", "-x", "c++", f"-I{folder}", *flags, "-"]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
+    return [re.sub(r"\s", "", line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("name", ["relu", "gelu", "sigmoid", "gelu_10", "sparse_plus", "laplace", "prelu", "rrelu", "xielu"])
+def test_every_line_is_the_librarys(name: str, tmp_path: Path) -> None:
+    for header in DEVICE.iterdir():
+        (tmp_path / header.name).write_text(re.sub(r"^#include <.*", "", header.read_text(), flags=re.MULTILINE))
+    source, space = registry.REGISTRY[name].activation.source, load(name)
+    library = f'#include "elementwise.cuh"\n{source.text}\n#include "launch.cuh"\n'
+    for device, flags in (("cuda", ["-D__CUDACC__", "-D__CUDA_ARCH__=900"]), ("cuda", ["-D__CUDACC__"]), ("cpu", [])):
+        flags = [*flags, *source.defines(), "-DJITACT_CUDA"]
+        whole = "".join(preprocessed(library, tmp_path, *flags))
+        lines = preprocessed(sources(space, device), tmp_path, *flags)
+        # Where a condition is known, what it decides stands without it, and so without an else; a block may have become empty.
+        foreign = [line for line in lines if re.sub(r"^\}?else|\}$", "", line) not in whole]
+        assert len(lines) > 100 and not foreign
+
+
+@functools.cache
 def emulated(name: str, folder: Path) -> dict:
     """The file with its GPU path, Python and CUDA, in threads of the CPU."""
-    text = jitact.export(name).replace(".is_cuda", ".is_cpu").replace("torch.cuda.device(first.device)", "nullcontext()")
+    text = exported(name).replace("not x.is_cuda", "False").replace("torch.cuda.device(x.device)", "nullcontext()")
     space = {"__name__": "exported", "nullcontext": contextlib.nullcontext}
     exec(text.replace("torch.cuda.current_stream().cuda_stream", "None"), space)
     launches = r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\("
-    source = re.sub(r"#include <cuda_\w+.h>\n", "", space["MATHS"] + space["GPU"])
-    source = re.sub(launches, r"launch_emulated(\2, \3, [=](auto... a) { \1(a...); }, ", source)
-    (folder / "kernel.cpp").write_text(f'#include "{Path(__file__).parent / "emulated_cuda.h"}"\n{source}')
-    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", "kernel.cpp", "-o", "kernel.so"]
+    source = re.sub(launches, r"launch_emulated(\2, \3, [=](auto... a) { \1(a...); }, ", sources(space, "cuda"))
+    source, count = re.subn(r"namespace jitact::ptx \{.*\n\}\n(?=\n#define INLINE)", "", source, flags=re.DOTALL)
+    assert count == 1
+    (folder / f"{name}.cpp").write_text(f'#include "{Path(__file__).parent / "emulated_cuda.h"}"\n{source}')
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"{name}.cpp", "-o", f"{name}.so"]
     subprocess.run(command, cwd=folder, check=True)
-    library = ctypes.CDLL(str(folder / "kernel.so"))
+    library = ctypes.CDLL(str(folder / f"{name}.so"))
     space["library"] = lambda: library
     return space
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where emulated kernels are built."""
+    return tmp_path_factory.mktemp("emulated")
 
 
 @pytest.mark.parametrize(("name", "arguments", "shapes"), [
@@ -173,14 +220,66 @@ def emulated(name: str, folder: Path) -> dict:
     ("prelu", (1000,), [(9, 1000)]),
     ("prelu", (64,), [(100, 64, 2, 2)]),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
-def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int, ...]], tmp_path: Path) -> None:
-    space = emulated(name, tmp_path)
+def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int, ...]], folder: Path) -> None:
+    space = emulated(name, folder)
     for dtype in DTYPES if len(shapes) < 4 else (torch.float32, torch.bfloat16):
         given = {"prelu": (*(arguments or (1,)), 0.3, None, dtype), "xielu": (*arguments, dtype)}.get(name, arguments)
         for shape in shapes:
             compare(name, "cpu", torch.randn(shape).to(dtype), *given, space=space)
         if shapes[-1] == (9001,):
             compare(name, "cpu", torch.randn(9002).to(dtype)[1:], *given, space=space)  # no 16-byte vectors
+
+
+def test_options() -> None:
+    text = jitact.export("softsign", dtype="fp32", device="cuda", shape=(8192, 4096))
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    assert (space["batch_size"], space["dim"]) == (8192, 4096) and len(text) < 0.6 * len(exported("softsign"))
+    for word in ("double", "Bfloat16", "Narrow", "run_cpu", "float16", "torch_parallel_for"):
+        assert not re.search(rf"\b{word}\b", text.partition("MIT licence")[2]), word
+    with pytest.raises(TypeError, match=r"softsign.py: softsign: expected a float32 tensor on a GPU, got torch.float32 on cpu"):
+        space["ModelNew"]()(torch.randn(3))
+    narrow = jitact.export("softsign", dtype=["bf16", "fp16"])
+    assert "dtype=torch.float16" in narrow and "float32" not in narrow.partition("MIT licence")[2]
+    for options, why in (
+        ({"dtype": "fp8"}, "softsign: dtype must be of fp32, fp64, fp16, bf16; got 'fp8'"),
+        ({"device": "tpu"}, "softsign: device must be 'cuda' or 'cpu'; got 'tpu'"),
+        ({"shape": (0, 3)}, "softsign: shape must be two positive numbers"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            jitact.export("softsign", **options)
+
+
+def test_forward_only() -> None:
+    text = jitact.export("leaky_relu", forward_only=True, device="cpu", dtype="fp32")
+    assert "backward" not in text.partition("MIT licence")[2] and "def keeps" not in text
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    x = torch.randn(1001, requires_grad=True)
+    y = space["ModelNew"](0.2)(x)
+    torch.testing.assert_close(y, torch.nn.functional.leaky_relu(x.detach(), 0.2))
+    assert not y.requires_grad
+
+
+def test_second_derivatives_are_refused() -> None:
+    x = torch.randn(9, requires_grad=True)
+    with pytest.raises(RuntimeError, match="softsign: no second derivative"):
+        torch.autograd.grad(load("softsign")["ModelNew"]()(x).sum(), x, create_graph=True)
+
+
+def test_first_use_says_so_and_errors_name_the_file(swoosh: str, capfd: pytest.CaptureFixture, tmp_path: Path) -> None:
+    text = jitact.export("softsign", device="cpu", dtype="fp32", forward_only=True)
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path)  # of this test alone: the fixture puts it back
+    for expected in ("softsign.py: compiling, at first use\n", ""):
+        space: dict = {"__name__": "exported"}
+        exec(text, space)
+        space["ModelNew"]()(torch.randn(3))
+        assert capfd.readouterr().err == expected
+    broken = text.replace("T forward(T x) {", "T forward(T x) { nonsense;")
+    exec(broken.replace('"softsign_', '"broken_'), space)
+    line = next(number for number, each in enumerate(broken.splitlines(), 1) if "nonsense" in each)
+    with pytest.raises(RuntimeError, match=rf"softsign.py:{line}:"):
+        space["ModelNew"]()(torch.randn(3))
 
 
 def test_refuses_what_it_cannot_run() -> None:
@@ -265,9 +364,9 @@ ELEMENTWISE T backward_from_bit(T dy, bool positive, T errno_, T bit, T) { retur
 @pytest.mark.parametrize("name", ["gelu", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
 def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)
-    (tmp_path / "kernel.cu").write_text(space["MATHS"] + space["GPU"])
+    (tmp_path / "kernel.cu").write_text(sources(space, "cuda"))
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
-    command = ["nvcc", "-O3", "-std=c++20", "-Werror=all-warnings", *archs, "-c", "kernel.cu", "-o", "kernel.o"]
+    command = ["nvcc", "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-Werror=all-warnings", *archs, "-c", "kernel.cu", "-o", "kernel.o"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -277,6 +376,9 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert onefile.main(["export", "softsign", "-o", str(out)]) == 0
     assert out.read_text() == jitact.export("soft_sign")
     assert onefile.main(["export", "ReLU"]) == 0 and "class ModelNew" in capsys.readouterr().out
+    assert onefile.main(["export", "softsign", "--shape", "8x4", "--dtype", "fp16", "bf16", "--device", "cuda", "-o", str(out)]) == 0
+    assert out.read_text() == jitact.export("softsign", shape=(8, 4), dtype=["fp16", "bf16"], device="cuda")
+    assert onefile.main(["export", "softsign", "--shape", "8"]) == 2 and "as 8192x8192; got '8'" in capsys.readouterr().err
     assert onefile.main(["export", "sofsign"]) == 2 and "did you mean 'softsign'" in capsys.readouterr().err
     (tmp_path / "own.cu").write_text("ELEMENTWISE T forward(T x) { return x * x; }\n")
     assert onefile.main(["export", "own", "--from", str(tmp_path)]) == 0 and "x * x" in capsys.readouterr().out

@@ -12,14 +12,14 @@ enum class Op { forward, forward_bit, backward, backward_from_output, backward_f
 
 // How many tensors of elements an operation reads and writes.
 constexpr int reads(Op op) {
-  switch (op) {
-    case Op::forward: case Op::forward_bit: return kElements;
-    case Op::backward: case Op::backward_sums: return 1 + kElements;  // dy first
-    case Op::backward_from_output: return 2;
-    default: return 1;
-  }
+  if (op == Op::forward || op == Op::forward_bit) return kElements;
+  if (op == Op::backward || op == Op::backward_sums) return 1 + kElements;  // dy first
+  return op == Op::backward_from_output ? 2 : 1;
 }
-constexpr int writes(Op op) { return op == Op::backward || op == Op::backward_sums ? kElementGradients : 1; }
+constexpr int writes(Op op) {
+  if (!kPlain && (op == Op::backward || op == Op::backward_sums)) return kElementGradients;
+  return 1;
+}
 
 // Of elements: where element (row, column) lies, counted in elements. A dense call has one row, and steps of 1.
 struct Elements {
@@ -46,16 +46,17 @@ struct Call {
   const int64_t* seed = nullptr;    // of random operands, where the tensors are
   void* workspace = nullptr;        // for backward_sums on a GPU
   void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted
-  Elements read[kElements + 1] = {}, written[kElements] = {};
+  Elements read[kElements + 1] = {};
+  Elements written[kElements] = {};
   Broadcasts broadcast[kBroadcast + 1] = {};
 };
 
-void run_cpu(const Call& call);
+extern "C" void run_cpu(const Call& call);
 #ifdef JITACT_CUDA
 // Queues the call on `stream` of the current device; returns null or CUDA's message.
-const char* run_cuda(const Call& call, void* stream);
+extern "C" const char* run_cuda(const Call& call, void* stream);
 // What backward_sums needs of workspace on a GPU.
-int64_t workspace_bytes(const Call& call);
+extern "C" int64_t workspace_bytes(const Call& call);
 #endif
 
 }  // namespace jitact::loops

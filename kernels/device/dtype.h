@@ -14,12 +14,10 @@ struct Bfloat16 { uint16_t bits; };
 // Calls f.template operator()<S>() for the dtype of the call.
 template <typename F>
 auto dispatch_dtype(Dtype dtype, const F& f) {
-  switch (dtype) {
-    case Dtype::f64: return f.template operator()<double>();
-    case Dtype::f32: return f.template operator()<float>();
-    case Dtype::f16: return f.template operator()<Half>();
-    default: return f.template operator()<Bfloat16>();
-  }
+  if (dtype == Dtype::f64) return f.template operator()<double>();
+  if (dtype == Dtype::f32) return f.template operator()<float>();
+  if (dtype == Dtype::f16) return f.template operator()<Half>();
+  return f.template operator()<Bfloat16>();
 }
 
 }  // namespace jitact::loops

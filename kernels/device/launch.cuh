@@ -22,7 +22,7 @@ JITACT_INLINE Argument<T, k> argument(const Source& source) {
   if constexpr (is_element(kRoles.of[k])) return source.template element<first + place>();
   else if constexpr (is_number(kRoles.of[k])) return source.template number<place>();
   else if constexpr (is_random(kRoles.of[k])) return source.template random<place>();
-  else return source.template broadcast<place>();
+  else if constexpr (is_broadcast(kRoles.of[k])) return source.template broadcast<place>();
 }
 template <int first, typename T, typename Source, typename F, size_t... K>
 JITACT_INLINE auto call_with(const Source& source, const F& f, std::index_sequence<K...>) {
@@ -83,17 +83,36 @@ JITACT_INLINE T element(const Source& source, bool& bit) {
     return call_with<1, T>(source, [&](auto... a) { return T(backward_from_bit(dy, bit, a...)); }, Others());
 }
 
+// The same of a file whose functions take x, and nothing beside it.
+template <Op op, typename T, typename Source>
+JITACT_INLINE T plain_element(const Source& source, bool& bit) {
+  const T a = source.template element<0>();  // x, or dy
+  if constexpr (op == Op::forward_bit) bit = keeps(a);
+  if constexpr (op == Op::forward || op == Op::forward_bit) return forward(a);
+  else if constexpr (op == Op::backward_from_bit) return backward_from_bit(a, bit);
+  else if constexpr (op == Op::backward_from_output) return backward_from_output(a, source.template element<1>());
+  else if constexpr (kHasBackward) return backward(a, source.template element<1>());
+  else if constexpr (kSavesBit) return backward_from_bit(a, keeps(source.template element<1>()));
+  else return a * forward(Dual<T>(source.template element<1>(), T(1))).derivative;
+}
+
 // The results of one element that are written for it: several gradients, or one of anything else.
 template <Op op, typename T, typename Source>
 JITACT_INLINE auto results(const Source& source, bool& bit) {
-  if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
+  if constexpr (kPlain) return Many<T, 1>{plain_element<op, T>(source, bit)};
+  else if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
   else return many<T>(element<op, T>(source, bit));
 }
 
 // Of what results() gives, the gradient of element w, and of broadcast operand s.
 template <int w> constexpr int kWrittenGradient = count(has_gradient, argument_of(is_element, w));
 template <int s> constexpr int kSummedGradient = count(has_gradient, argument_of(is_broadcast, s));
-template <Op op, int w> constexpr int kWrittenResult = op == Op::backward || op == Op::backward_sums ? kWrittenGradient<w> : 0;
+template <Op op, int w>
+constexpr int written_result() {
+  if constexpr (op == Op::backward || op == Op::backward_sums) return kWrittenGradient<w>;
+  return 0;
+}
+template <Op op, int w> constexpr int kWrittenResult = written_result<op, w>();
 
 // Calls f for each number below n, which f gets as a constant.
 template <typename F, size_t... I>

@@ -20,7 +20,7 @@ inline int64_t bytes_of(const Call& call) {
 }
 // In place, the output is in the cache already when it is written.
 inline bool is_large_output(const Call& call, const Elements& out) {
-  return call.dense && out.data && out.data != call.read[0].data && bytes_of(call) >= kLargeBytes;
+  return kStreams && call.dense && out.data && out.data != call.read[0].data && bytes_of(call) >= kLargeBytes;
 }
 
 // n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
@@ -179,17 +179,26 @@ double total(const V* t, int64_t n) {
   return sum;
 }
 
+// What the blocks of a call have in common.
+template <typename S>
+struct Shared {
+  const Call& call;
+  const Broadcast<S> operands{call};
+};
+
 // Computes up to kBlock elements at a time.
 template <Op op, typename S>
 class Block {
  public:
   using T = typename Storage<S>::T;
-  static constexpr int kReads = reads(op), kWrites = writes(op), kSummed = op == Op::backward_sums ? kSums : 0;
+  static constexpr int kReads = reads(op);
+  static constexpr int kWrites = writes(op);
+  static constexpr int kSummed = op == Op::backward_sums ? kSums : 0;
 
-  Block(const Call& call, const Broadcast<S>& broadcast) : call_(call), broadcast_(broadcast) {
-    for (int k = 0; k < kNumbers; k++) numbers_.values[k] = T(call.numbers[k]);
+  explicit Block(const Shared<S>& shared) : shared_(shared) {
+    for (int k = 0; k < kNumbers; k++) numbers_.values[k] = T(shared.call.numbers[k]);
     for (int b = 0; b < kBroadcast; b++)
-      if (broadcast.constant(b)) broadcast.fill(b, 0, kBlock, values_[b]);
+      if (shared.operands.constant(b)) shared.operands.fill(b, 0, kBlock, values_[b]);
   }
 
   // n elements from `first` on; where n is no multiple of kLanes, some more past the end of all that is read and written:
@@ -197,8 +206,8 @@ class Block {
   void run(const S* const* in, S* const* out, uint8_t* bits, int64_t first, int64_t n) {
     const int64_t padded = (n + kLanes - 1) & -kLanes;  // which tells the compiler that no single ones are left
     for (int b = 0; b < kBroadcast; b++)
-      if (!broadcast_.constant(b)) broadcast_.fill(b, first, n, values_[b]);
-    for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*call_.seed), r);
+      if (!shared_.operands.constant(b)) shared_.operands.fill(b, first, n, values_[b]);
+    for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*shared_.call.seed), r);
     if constexpr (kSame) {
       compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
     } else {
@@ -211,7 +220,7 @@ class Block {
   // Adds the gradients of the block's broadcast operands to `sums`, one after the other.
   void add_up(int64_t first, int64_t n, double* sums) const {
     for (int s = 0; s < kSummed; s++) {
-      const Broadcasts& operand = call_.broadcast[s];
+      const Broadcasts& operand = shared_.call.broadcast[s];
       for_runs(operand, first, n, [&](int64_t i, int64_t count, int64_t value, bool across) {
         if (across)
           for (int64_t j = 0; j < count; j++) sums[value + j] += double(gains_[s][i + j]);
@@ -243,8 +252,14 @@ class Block {
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       bool bit = op == Op::backward_from_bit && bits[i];
-      const auto result = results<op, T>(Source<In>{*this, in, i}, bit);
-      for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
+      const Source<In> source{
+          .block = *this,
+          .in = in,
+          .i = i,
+      };
+      const auto result = results<op, T>(source, bit);
+      if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
+      else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
       for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
       if constexpr (op == Op::forward_bit) bits[i] = bit;
     }
@@ -252,8 +267,7 @@ class Block {
   static JITACT_INLINE void store(typename T::Value* to, int64_t i, T t) { to[i] = t.v; }
   static JITACT_INLINE void store(T* to, int64_t i, T t) { to[i] = t; }
 
-  const Call& call_;
-  const Broadcast<S>& broadcast_;
+  const Shared<S>& shared_;
   Numbers<T> numbers_;
   alignas(64) T wide_[kSame ? 1 : kReads > kWrites ? kReads : kWrites][kSame ? 1 : kBlock];
   alignas(64) T values_[kBroadcast + 1][kBroadcast ? kBlock : 1];
@@ -263,14 +277,14 @@ class Block {
 
 // The blocks from `begin` to `end`; for backward_sums, `sums` gains the gradients of the broadcast operands.
 template <Op op, typename S>
-void run_blocks(const Call& call, const Broadcast<S>& broadcast, int64_t begin, int64_t end, [[maybe_unused]] double* sums) {
+void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unused]] double* sums) {
   constexpr int kReads = reads(op), kWrites = writes(op);
-  Block<op, S> compute(call, broadcast);
-  bool past_cache[kWrites], any_past_cache = false;
-  for (int w = 0; w < kWrites; w++) {
-    past_cache[w] = is_large_output(call, call.written[w]) && reinterpret_cast<uintptr_t>(call.written[w].data) % 32 == 0;
-    any_past_cache |= past_cache[w];
-  }
+  const Call& call = shared.call;
+  Block<op, S> compute(shared);
+  bool past_cache[kWrites] = {};
+  for (int w = 0; w < kWrites; w++)
+    if (kStreams && is_large_output(call, call.written[w]))
+      past_cache[w] = reinterpret_cast<uintptr_t>(call.written[w].data) % 32 == 0;
   alignas(64) S copies[kReads][kBlock], buffers[kWrites][kBlock];
   alignas(64) uint8_t bits[kBlock];
 
@@ -287,22 +301,23 @@ void run_blocks(const Call& call, const Broadcast<S>& broadcast, int64_t begin, 
       in[r] = copies[r];
     }
     for (int w = 0; w < kWrites; w++) {
-      const bool direct = call.dense && n == kBlock && call.written[w].data && !past_cache[w];
+      const bool direct = n == kBlock && call.dense && call.written[w].data;
       out[w] = direct ? static_cast<S*>(call.written[w].data) + first : buffers[w];
+      if (kStreams && past_cache[w]) out[w] = buffers[w];
     }
     if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
     compute.run(in, out, bits, first, n);
     for (int w = 0; w < kWrites; w++) {
       if (out[w] != buffers[w] || call.written[w].data == nullptr) continue;
       S* const to = static_cast<S*>(call.written[w].data) + first;
-      if (past_cache[w]) stream(to, buffers[w], n * int64_t(sizeof(S)));
+      if (kStreams && past_cache[w]) store_past_cache(to, buffers[w], n * int64_t(sizeof(S)));
       else if (call.dense) std::memcpy(to, buffers[w], n * sizeof(S));
       else scatter(call, call.written[w], first, n, buffers[w]);
     }
     if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
     if constexpr (op == Op::backward_sums) compute.add_up(first, n, sums);
   }
-  if (any_past_cache) stream_fence();
+  if (kStreams) fence();
 }
 
 // In chunks, each with its own sums, which are added up in order: the result is the same for any number of threads.
@@ -315,16 +330,15 @@ void run_backward_sums(const Call& call) {
   const int64_t blocks = (call.n + kBlock - 1) / kBlock;
   const int64_t chunks = std::clamp(std::min(blocks / kGrain, call.n / (16 * values)), int64_t(1), most_chunks);
   struct Work {
-    const Call& call;
-    const Broadcast<S> broadcast;
+    const Shared<S> shared;
     const int64_t blocks, chunks, values;
     const Array<double> sums;
-  } work{call, Broadcast<S>(call), blocks, chunks, values, Array<double>(chunks * values)};
+  } work{{call}, blocks, chunks, values, Array<double>(chunks * values)};
 
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Work& w = *static_cast<const Work*>(context);
     for (int64_t i = begin; i < end; i++)
-      run_blocks<Op::backward_sums, S>(w.call, w.broadcast, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks,
+      run_blocks<Op::backward_sums, S>(w.shared, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks,
                                        &w.sums[i * w.values]);
   };
   torch_parallel_for(0, chunks, 1, run, &work);
@@ -347,7 +361,7 @@ void run_backward_sums(const Call& call) {
 
 void run_cpu(const Call& call) {
   for (int w = 0; w < writes(call.op); w++)
-    if (is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, bytes_of(call));
+    if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, bytes_of(call));
   if (call.op == Op::backward_sums) {
     return dispatch_dtype(call.dtype, [&]<typename S>() {
       if constexpr (kSums > 0) run_backward_sums<S>(call);
@@ -356,7 +370,7 @@ void run_cpu(const Call& call) {
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
     dispatch(call.op, [&]<Op op>() {
-      dispatch_dtype(call.dtype, [&]<typename S>() { run_blocks<op, S>(call, Broadcast<S>(call), begin, end, nullptr); });
+      dispatch_dtype(call.dtype, [&]<typename S>() { run_blocks<op, S>(Shared<S>{call}, begin, end, nullptr); });
     });
   };
   torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, run, const_cast<Call*>(&call));

@@ -19,13 +19,14 @@ namespace jitact::loops {
 
 constexpr int kThreads = 128;
 
-constexpr int vectors_per_thread(bool forward, int bytes) {
-  if (bytes == 8) return forward ? JITACT_FORWARD_VECTORS_8 : JITACT_BACKWARD_VECTORS_8;
-  if (bytes == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
+template <typename S>
+constexpr int vectors_per_thread(bool forward) {
+  if (sizeof(S) == 8) return forward ? JITACT_FORWARD_VECTORS_8 : JITACT_BACKWARD_VECTORS_8;
+  if (sizeof(S) == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
   return forward ? JITACT_FORWARD_VECTORS_2 : JITACT_BACKWARD_VECTORS_2;
 }
 template <Op op, typename S>
-constexpr int kVectors = vectors_per_thread(op == Op::forward || op == Op::forward_bit, sizeof(S));
+constexpr int kVectors = vectors_per_thread<S>(op == Op::forward || op == Op::forward_bit);
 
 // Whether vectors are loaded through shared memory.
 #ifdef JITACT_STAGED
@@ -45,11 +46,13 @@ __device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t
 
 // The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
 struct Launch {
-  int64_t n, columns;
+  int64_t n;
+  int64_t columns;
   bool is_small;  // whether numbers of elements fit into 31 bits
   bool aligned;  // whether rows can be read and written in 16-byte vectors
   uint8_t* mask;
-  Elements read[kElements + 1], written[kElements];
+  Elements read[kElements + 1];
+  Elements written[kElements];
   Divisor by_columns;
   const void* broadcast[kBroadcast + 1];
   bool wide[kBroadcast + 1];
@@ -72,13 +75,10 @@ struct Launch {
       return Place{row, number - row * columns};
     }
   }
-  template <typename S>
-  static __device__ __forceinline__ S* at(const Elements& tensor, int64_t place) {
-    return static_cast<S*>(tensor.data) + place;
-  }
   template <typename S, typename Place>
   static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
-    return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
+    if constexpr (std::is_same_v<Place, int64_t>) return static_cast<S*>(tensor.data) + place;
+    else return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
@@ -94,20 +94,25 @@ struct Launch {
 };
 
 inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
-  bool aligned = call.dense || call.columns % size == 0;
+  if (!call.dense && call.columns % size != 0) return false;
   for (int t = 0; t < used; t++) {
     const Elements& e = elements[t];
-    aligned = aligned && (e.step == 0 || (on_16_bytes(e.data) && (call.dense || e.row_stride % size == 0)));
+    if (!call.dense && e.step == 0) continue;
+    if (!call.dense && e.row_stride % size != 0) return false;
+    if (!on_16_bytes(e.data)) return false;
   }
-  return aligned;
+  return true;
 }
 
 // `size` is how many elements a vector has.
-__attribute__((noinline)) Launch::Launch(const Call& call, int64_t size)
-    : n(call.n), columns(call.columns), is_small(call.n < int64_t(1) << 31),
-      aligned(all_on_16_bytes(call, call.read, reads(call.op), size) &&
-              all_on_16_bytes(call, call.written, writes(call.op), size)),
-      mask(static_cast<uint8_t*>(call.mask)), by_columns(call.columns), seed(call.seed) {
+__attribute__((noinline)) Launch::Launch(const Call& call, int64_t size) {
+  n = call.n;
+  columns = call.columns;
+  by_columns = Divisor(call.columns);
+  is_small = call.n < int64_t(1) << 31;
+  aligned = all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size);
+  mask = static_cast<uint8_t*>(call.mask);
+  seed = call.seed;
   for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
   for (int t = 0; t < kElements; t++) written[t] = call.written[t];
   for (int b = 0; b < kBroadcast; b++) {
@@ -153,7 +158,7 @@ struct Operands {
       // One thread prepares for all: it takes tens of instructions.
       __shared__ typename T::Value shared[kBroadcast];
       if (threadIdx.x == 0) {
-        for (int b = 0; b < kBroadcast; b++) common.value[b] = load(b, 0);
+        for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
         prepare_all(common.value);
         for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
       }
@@ -162,7 +167,7 @@ struct Operands {
       for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
 #pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = load(b, 0);
+      for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -215,15 +220,15 @@ struct Operands {
   __device__ __forceinline__ Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
     const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
-    const T own = load(0, c);
-    const T next = left < size ? load(0, c + 1 == count ? 0 : c + 1) : own;
+    const T own = value(0, c);
+    const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
 #pragma unroll
     for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
     return values;
   }
 
   // Value i of broadcast operand b.
-  __device__ __forceinline__ T load(int b, int64_t i) const {
+  __device__ __forceinline__ T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.wide[b]) return static_cast<const float*>(launch.broadcast[b])[i];
     }
@@ -256,7 +261,7 @@ struct Operands {
   __device__ __forceinline__ void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
     bool filled = false;
     if (width == 1 || left >= width) {
-      const T one = load(b, c);
+      const T one = value(b, c);
 #pragma unroll
       for (int i = 0; i < width; i++) to[i] = one;
       filled = true;
@@ -268,7 +273,7 @@ struct Operands {
       int rest = int(left);
 #pragma unroll
       for (int i = 0; i < width; i++) {
-        to[i] = load(b, c);
+        to[i] = value(b, c);
         if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
       }
     }
@@ -299,7 +304,8 @@ template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
-  constexpr int ins = reads(op), outs = writes(op);
+  constexpr int ins = reads(op);
+  constexpr int outs = writes(op);
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const int64_t n = launch.n;
@@ -341,8 +347,15 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll
       for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        const auto result = results<op, T>(Source<S, ins>{values, others, numbers, i}, bit);
-        for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+        const Source<S, ins> source{
+            .in = values,
+            .others = others,
+            .numbers = numbers,
+            .i = i,
+        };
+        const auto result = results<op, T>(source, bit);
+        if constexpr (outs == 1) out[0][i] = result.of[0];
+        else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
 #pragma unroll
@@ -372,10 +385,17 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll
         for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
         bool bit = bits[v] >> i & 1;
-        const auto result = results<op, T>(Source<S, ins, 1>{values, others, numbers, int(at % size)}, bit);
-        for_each<outs>([&](auto w) {
+        const Source<S, ins, 1> source{
+            .in = values,
+            .others = others,
+            .numbers = numbers,
+            .i = int(at % size),
+        };
+        const auto result = results<op, T>(source, bit);
+        if constexpr (outs == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
+        else for_each<outs>([&](auto w) {
           const Elements& to = launch.written[w];
-          if (outs == 1 || to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
+          if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
         });
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }

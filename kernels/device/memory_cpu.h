@@ -11,9 +11,14 @@
 
 namespace jitact::loops {
 
-// Outputs from here on get huge pages and are written past the cache: glibc maps memory anew for each, where smaller ones
-// get what others gave back.
+// Outputs from here on get huge pages and are written past the cache, where the processor can: glibc maps memory anew for
+// each, where smaller ones get what others gave back.
 constexpr int64_t kLargeBytes = int64_t(32) << 20;
+#ifdef __AVX2__
+constexpr bool kStreams = true;
+#else
+constexpr bool kStreams = false;
+#endif
 
 using Bytes32 = long long __attribute__((vector_size(32)));
 
@@ -82,25 +87,25 @@ template <> struct Storage<Half> {
 
   // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
   static float widen_one(uint16_t h) {
-    const uint32_t magnitude = h & 0x7fff;
-    const uint32_t u = magnitude << 13;
-    const float f = magnitude >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
+    const uint32_t absolute = h & 0x7fff;
+    const uint32_t u = absolute << 13;
+    const float f = absolute >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
     return single::from_bits(single::to_bits(f) | uint32_t(h & 0x8000) << 16);
   }
   static uint16_t narrow_one(float f) {
     const uint32_t sign = single::to_bits(f) >> 16 & 0x8000;
-    const float magnitude = std::fabs(f);
+    const float absolute = std::fabs(f);
     if (f != f) return uint16_t(sign | 0x7e00);
-    if (magnitude >= 65520.0f) return uint16_t(sign | 0x7c00);
+    if (absolute >= 65520.0f) return uint16_t(sign | 0x7c00);
     // Below 2^-14 the result is a multiple of 2^-24: adding 1/2 makes the addition round there.
-    if (magnitude < 0x1p-14f) return uint16_t(sign | (single::to_bits(magnitude + 0.5f) - single::to_bits(0.5f)));
-    const uint32_t u = single::to_bits(magnitude);
+    if (absolute < 0x1p-14f) return uint16_t(sign | (single::to_bits(absolute + 0.5f) - single::to_bits(0.5f)));
+    const uint32_t u = single::to_bits(absolute);
     return uint16_t(sign | (((u + 0xfff + (u >> 13 & 1)) >> 13) - (112u << 10)));
   }
 };
 
-// Copies past the cache where the processor can; `to` lies on 32 bytes.
-inline void stream(void* to, const void* from, int64_t bytes) {
+// Copies past the cache; `to` lies on 32 bytes.
+inline void store_past_cache([[maybe_unused]] void* to, [[maybe_unused]] const void* from, [[maybe_unused]] int64_t bytes) {
 #ifdef __AVX2__
   auto* t = static_cast<char*>(to);
   const auto* f = static_cast<const char*>(from);
@@ -111,13 +116,11 @@ inline void stream(void* to, const void* from, int64_t bytes) {
     asm volatile("vmovntdq %1, %0" : "=m"(*reinterpret_cast<char(*)[32]>(t + i)) : "x"(vector));
   }
   std::memcpy(t + i, f + i, bytes - i);
-#else
-  std::memcpy(to, from, bytes);
 #endif
 }
 
 // Orders streamed writes before what follows.
-inline void stream_fence() {
+inline void fence() {
 #ifdef __AVX2__
   asm volatile("sfence" ::: "memory");
 #endif

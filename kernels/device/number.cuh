@@ -105,9 +105,9 @@ struct Real {
     if constexpr (std::is_same_v<V, float>) return Real(fabsf(x.v));
     return Real(magnitude(x.v));
   }
-  friend JITACT_INLINE Real copysign(Real magnitude, Real sign) {
-    if constexpr (std::is_same_v<V, float>) return Real(copysignf(magnitude.v, sign.v));
-    return Real(::copysign(magnitude.v, sign.v));
+  friend JITACT_INLINE Real copysign(Real x, Real sign) {
+    if constexpr (std::is_same_v<V, float>) return Real(copysignf(x.v, sign.v));
+    return Real(::copysign(x.v, sign.v));
   }
   friend JITACT_INLINE bool isnan(Real x) { return x.v != x.v; }
   // a * b + c, rounded once.

@@ -70,11 +70,11 @@ __device__ __forceinline__ uint32_t narrow_bfloat16(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
   return word;
 #else
-  const auto round = [](float f) {
+  const auto bits = [](float f) {
     const uint32_t u = __float_as_uint(f);
     return f != f ? 0x7fffu : (u + 0x7fff + (u >> 16 & 1)) >> 16;
   };
-  return round(low) | round(high) << 16;
+  return bits(low) | bits(high) << 16;
 #endif
 }
 

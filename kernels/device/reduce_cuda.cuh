@@ -1,4 +1,4 @@
-// The gradients of elements and those of broadcast operands on a GPU, in one pass over dy and the inputs. Each block adds up
+// The gradients of elements and those of broadcast operands on a GPU, in one sweep over dy and the inputs. Each block adds up
 // what its elements contribute and writes partial sums in float (double for float64), which fold_sums adds up: nothing is
 // atomic, so the same call always gives the same bits.
 //
@@ -7,8 +7,8 @@
 //     of the planes that lie in it. The partial sums of a plane fill `slots` places, one for each block that it lies in.
 //   Shorter planes: column_sums. After `period` vectors the values repeat, so a thread that goes on by a multiple of them
 //     stays with its values and adds up in registers.
-// Operands that are cut alike are summed in one pass, and so is one that has one value for all: its sums by plane are added
-// up. Each further cut takes a pass of its own, which only reads.
+// Operands that are cut alike are summed in one sweep, and so is one that has one value for all: its sums by plane are added
+// up. Each further cut takes a sweep of its own, which only reads.
 #pragma once
 
 #include "launch_cuda.cuh"
@@ -54,9 +54,15 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, const Words
 #pragma unroll
   for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
 #pragma unroll
-  for (int i = 0; i < size; i++)
-    compute<S>(Source<S, kReads>{in, others, numbers, i}, [&](int w, T gradient) { out[w][i] = gradient; },
-               [&](int k, T gradient) { add(i, k, gradient); });
+  for (int i = 0; i < size; i++) {
+    const Source<S, kReads> source{
+        .in = in,
+        .others = others,
+        .numbers = numbers,
+        .i = i,
+    };
+    compute<S>(source, [&](int w, T gradient) { out[w][i] = gradient; }, [&](int k, T gradient) { add(i, k, gradient); });
+  }
 #pragma unroll
   for (int w = 0; w < kWrites; w++) {
     if (launch.written[w].data == nullptr) continue;
@@ -74,12 +80,17 @@ __device__ __forceinline__ void compute_alone(const Launch& launch, const typena
   T in[kReads][1];
 #pragma unroll
   for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], at));
-  compute<S>(Source<S, kReads, 1>{in, others, numbers, int(at % Storage<S>::size)},
-             [&](int w, T gradient) {
-               const Elements& to = launch.written[w];
-               if (to.data) Storage<S>::store(Launch::at<S>(to, at), gradient);
-             },
-             add);
+  const Source<S, kReads, 1> source{
+      .in = in,
+      .others = others,
+      .numbers = numbers,
+      .i = int(at % Storage<S>::size),
+  };
+  const auto keep = [&](int w, T gradient) {
+    const Elements& to = launch.written[w];
+    if (to.data) Storage<S>::store(Launch::at<S>(to, at), gradient);
+  };
+  compute<S>(source, keep, add);
 }
 
 // How memory is cut into planes.
@@ -185,12 +196,12 @@ __global__ void __launch_bounds__(kThreads)
     const int lanes = segments.lanes, groups = kThreads / lanes, lane = t % lanes;
     // Where the sums of the plane that begins `offset` elements into the block begin: with the second sum of the vector
     // that it shares with the plane before.
-    const auto entry = [&](int64_t offset) { return 2 * int((offset + size - 1) / size) - 1; };
+    const auto begin_of = [&](int64_t offset) { return 2 * int((offset + size - 1) / size) - 1; };
     for (int base = 0; base < count; base += groups) {
       const int q = base + t / lanes;
       const bool exists = q < count, ends = (q + 1) * inner - rest <= per_block;
-      const int from = q == 0 ? 0 : entry(q * inner - rest);
-      const int to = q + 1 >= count ? entries : entry((q + 1) * inner - rest);
+      const int from = q == 0 ? 0 : begin_of(q * inner - rest);
+      const int to = q + 1 >= count ? entries : begin_of((q + 1) * inner - rest);
       const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks that the plane lies in before this one
       for (int k = 0; k < kSums; k++) {
         Value<S> v = 0;
@@ -369,7 +380,7 @@ __global__ void __launch_bounds__(kThreads)
   T slope = 1;
   if constexpr (kPrepares) {
     T values[kBroadcast];
-    for (int b = 0; b < kBroadcast; b++) values[b] = Operands<S>{launch}.load(b, 0);
+    for (int b = 0; b < kBroadcast; b++) values[b] = Operands<S>{launch}.value(b, 0);
     slope = prepare_slope(values, k);
   }
   const T gradient = T(v) * slope;
@@ -383,9 +394,9 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
   return elements;
 }
 
-// How one pass is carried out, which sums the operands of one cut.
+// How one sweep is carried out, which sums the operands of one cut.
 template <typename S>
-struct Pass {
+struct Sweep {
   static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectors<Op::backward, S>;
   const Cut cut;
   bool columnwise;
@@ -394,7 +405,7 @@ struct Pass {
   Columns columns{};
   Sums sums, folded;
 
-  Pass(const Call& call, const Broadcasts& like)
+  Sweep(const Call& call, const Broadcasts& like)
       : cut(like.count, like.inner),
         columnwise(cut.count > 1 && cut.inner < kLongPlane),
         blocks((call.n + per_block - 1) / per_block),
@@ -436,11 +447,11 @@ struct Pass {
   }
 };
 
-// The operands whose cuts take a pass each: the first of those that are cut alike. One value for all joins the first pass.
-struct Passes {
+// The operands whose cuts take a sweep each: the first of those that are cut alike. One value for all joins the first sweep.
+struct Sweeps {
   int count = 0, of[kSums + 1] = {};
 
-  explicit Passes(const Call& call) {
+  explicit Sweeps(const Call& call) {
     for (int k = 0; k < kSums; k++) {
       bool is_new = call.broadcast[k].count > 1;
       for (int p = 0; p < count; p++)
@@ -452,19 +463,19 @@ struct Passes {
   static bool same(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
 };
 
-// What the folds of a pass need of memory, in values: the partial sums, and what two more folds of them leave.
+// What the folds of a sweep need of memory, in values: the partial sums, and what two more folds of them leave.
 template <typename S>
-int64_t workspace_values(const Pass<S>& pass) {
-  const Sums whole(1, 1, pass.sums.folded());
-  return kSums * (pass.sums.size() + pass.sums.folded() + whole.folded());
+int64_t workspace_values(const Sweep<S>& sweep) {
+  const Sums whole(1, 1, sweep.sums.folded());
+  return kSums * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
 }
 
 int64_t workspace_bytes(const Call& call) {
   return dispatch_dtype(call.dtype, [&]<typename S>() {
-    const Passes passes(call);
+    const Sweeps sweeps(call);
     int64_t most = 0;
-    for (int p = 0; p < passes.count; p++)
-      most = greater(most, workspace_values<S>(Pass<S>(call, call.broadcast[passes.of[p]])));
+    for (int p = 0; p < sweeps.count; p++)
+      most = greater(most, workspace_values<S>(Sweep<S>(call, call.broadcast[sweeps.of[p]])));
     return most * int64_t(sizeof(Value<S>));
   });
 }
@@ -476,48 +487,48 @@ void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Ca
   fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call, Storage<S>::size), targets);
 }
 
-// From the partial sums of a pass to the gradients: of the operands of its cut and, in the first pass, of those of one value.
+// From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.
 template <typename S>
-void fold_pass(const Pass<S>& pass, const Call& call, bool first, cudaStream_t stream) {
+void fold_sweep(const Sweep<S>& sweep, const Call& call, bool first, cudaStream_t stream) {
   auto* partials = static_cast<Value<S>*>(call.workspace);
-  auto* folded = partials + kSums * pass.sums.size();
-  auto* rest = folded + kSums * pass.sums.folded();
+  auto* folded = partials + kSums * sweep.sums.size();
+  auto* rest = folded + kSums * sweep.sums.folded();
   Targets alike{}, none{};
-  bool more = pass.sums.splits > 1;
+  bool more = sweep.sums.splits > 1;
   for (int k = 0; k < kSums; k++)
-    if (pass.sums_up(call.broadcast[k])) alike.of[k] = call.sums[k], alike.wide[k] = call.broadcast[k].wide;
-  fold<S>(pass.sums, partials, folded, call, more ? none : alike, kSums, stream);
-  if (more) fold<S>(pass.folded, folded, rest, call, alike, kSums, stream);
-  if (pass.cut.count == 1 || !first) return;
-  const Sums whole(1, 1, pass.sums.folded()), last(1, 1, whole.splits);
+    if (sweep.sums_up(call.broadcast[k])) alike.of[k] = call.sums[k], alike.wide[k] = call.broadcast[k].wide;
+  fold<S>(sweep.sums, partials, folded, call, more ? none : alike, kSums, stream);
+  if (more) fold<S>(sweep.folded, folded, rest, call, alike, kSums, stream);
+  if (sweep.cut.count == 1 || !first) return;
+  const Sums whole(1, 1, sweep.sums.folded()), last(1, 1, whole.splits);
   for (int k = 0; k < kSums; k++) {
     if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
     // As the only operand of a fold: its place is the first. (prepare is for operands that all are of one value.)
     Targets target{{call.sums[k]}, {call.broadcast[k].wide}};
     more = whole.splits > 1;
-    fold<S>(whole, folded + k * pass.sums.folded(), rest, call, more ? none : target, 1, stream);
+    fold<S>(whole, folded + k * sweep.sums.folded(), rest, call, more ? none : target, 1, stream);
     if (more) fold<S>(last, rest, nullptr, call, target, 1, stream);
   }
 }
 
 template <typename S>
 void launch_backward_sums(const Call& call, cudaStream_t stream) {
-  const Passes passes(call);
-  Call reading = call;  // a pass that only reads
+  const Sweeps sweeps(call);
+  Call reading = call;  // a sweep that only reads
   for (Elements& written : reading.written) written.data = nullptr;
-  for (int p = 0; p < passes.count; p++) {
+  for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
-    const Pass<S> pass(now, now.broadcast[passes.of[p]]);
+    const Sweep<S> sweep(now, now.broadcast[sweeps.of[p]]);
     const Launch launch(now, Storage<S>::size);
     auto* partials = static_cast<Value<S>*>(now.workspace);
-    const unsigned blocks = unsigned(pass.blocks);
-    if (pass.columnwise)
-      column_sums<S><<<blocks, kThreads, 0, stream>>>(launch, partials, pass.columns, pass.sums.size());
-    else if (pass.cut.count == 1)
-      segment_sums<S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, pass.cut, pass.segments);
+    const unsigned blocks = unsigned(sweep.blocks);
+    if (sweep.columnwise)
+      column_sums<S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.columns, sweep.sums.size());
+    else if (sweep.cut.count == 1)
+      segment_sums<S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
     else
-      segment_sums<S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, pass.cut, pass.segments);
-    fold_pass(pass, call, p == 0, stream);
+      segment_sums<S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
+    fold_sweep(sweep, call, p == 0, stream);
   }
 }
 

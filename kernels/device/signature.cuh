@@ -40,12 +40,17 @@ template <typename R, typename... A>
 constexpr Roles<sizeof...(A)> roles_of(R (*)(A...)) {
   constexpr int n = sizeof...(A);
   Roles<n> roles{{role_of<A>()...}, {role_of<A>()...}};
-  for (int k = n - JITACT_UNMARKED_NUMBERS; k < n; k++) roles.of[k] = Role::number;
+  for (int k = 0; k < JITACT_UNMARKED_NUMBERS; k++) roles.of[n - 1 - k] = Role::number;
   return roles;
 }
 
-constexpr auto kRoles = roles_of(static_cast<decltype(&::forward<Single>)>(nullptr));
-constexpr int kArguments = sizeof(kRoles.of) / sizeof(Role);
+using Forward = decltype(&::forward<Single>);
+constexpr auto kRoles = roles_of(static_cast<Forward>(nullptr));
+
+template <typename R, typename... A>
+constexpr int count_arguments(R (*)(A...)) { return sizeof...(A); }
+constexpr int kArguments = count_arguments(static_cast<Forward>(nullptr));
+constexpr bool kPlain = kArguments == 1;  // whether functions take x, and nothing beside it
 
 constexpr bool is_broadcast(Role role) { return role == Role::channel || role == Role::row; }
 constexpr bool is_element(Role role) { return role == Role::element; }
@@ -60,13 +65,22 @@ constexpr int count(bool (*kind)(Role), int end = kArguments) {
   for (int k = 0; k < end; k++) found += kind(kRoles.of[k]);
   return found;
 }
-constexpr int kElements = count(is_element), kNumbers = count(is_number);
-constexpr int kBroadcast = count(is_broadcast), kRandom = count(is_random);
+constexpr int count_elements() {
+  if (kPlain) return kArguments;
+  return count(is_element);
+}
+constexpr int kElements = count_elements();
+constexpr int kNumbers = count(is_number);
+constexpr int kBroadcast = count(is_broadcast);
+constexpr int kRandom = count(is_random);
 
 // The place of argument k among those of its kind.
 constexpr int place_of(int k) {
   const Role role = kRoles.of[k];
-  return count(is_element(role) ? is_element : is_number(role) ? is_number : is_random(role) ? is_random : is_broadcast, k);
+  if (is_number(role)) return count(is_number, k);
+  if (is_broadcast(role)) return count(is_broadcast, k);
+  if (is_random(role)) return count(is_random, k);
+  return count(is_element, k);
 }
 
 // The argument that is number g of those of a kind.

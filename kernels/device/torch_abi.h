@@ -56,9 +56,9 @@ AOTITorchError aoti_torch_create_device_guard(int32_t device_index, DeviceGuardH
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
-AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
-                                  void (*function)(int64_t begin, int64_t end, void* context), void* context);
-
 // Why the last call of this thread failed. Null where torch is older than 2.13, which writes it to the log.
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
+
+extern "C" AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
+                                             void (*function)(int64_t begin, int64_t end, void* context), void* context);

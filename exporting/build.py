@@ -1,0 +1,129 @@
+"""Which parts of the sources a file is built of: the operations, dtypes and devices, and what follows from a kernel file."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..kernels.loader.signature import code
+from ..kernels.loader.source import KernelSource
+from .conditions import Facts
+from .extract import Extract, extract
+
+__all__ = ["DEVICES", "DTYPES", "Build"]
+
+DTYPES = {
+    "fp32": ("torch.float32", "f32", 4),
+    "fp64": ("torch.float64", "f64", 8),
+    "fp16": ("torch.float16", "f16", 2),
+    "bf16": ("torch.bfloat16", "bf16", 2),
+}
+"""By name: PyTorch's, the enumerator of ``Dtype``, and the bytes of an element."""
+
+DEVICES = ("cuda", "cpu")
+
+
+@dataclass(frozen=True)
+class Build:
+    """What a file is built of.
+
+    Attributes:
+        source: the kernel file.
+        save: what forward keeps for backward: "input", "output", "bit"; None where there is no backward.
+        dtypes: names of :data:`DTYPES`, in their order.
+        devices: of :data:`DEVICES`.
+    """
+
+    source: KernelSource
+    save: str | None
+    dtypes: tuple[str, ...]
+    devices: tuple[str, ...]
+
+    @cached_property
+    def sums(self) -> bool:
+        """Whether backward sums gradients of operands that broadcast."""
+        return self.save == "input" and bool(self.numbers["kSums"])
+
+    @cached_property
+    def derives(self) -> bool:
+        """Whether anything is derived by dual numbers."""
+        written_out = self.numbers["kHasBackward"] or self.numbers["kSavesBit"]
+        return self.save == "input" and (not written_out or bool(self.sums and self.numbers["kPrepares"]))
+
+    @cached_property
+    def operations(self) -> tuple[str, ...]:
+        """The enumerators of ``Op`` that are called."""
+        if self.save is None:
+            return ("forward",)
+        if self.save == "input":
+            return ("forward", "backward", "backward_sums") if self.sums else ("forward", "backward")
+        kept = ("forward_bit",) if self.save == "bit" else ()
+        return ("forward", *kept, f"backward_from_{self.save}")
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The constants of signature.cuh, which sizes of arrays and conditions are made of."""
+        signature = self.source.signature
+        roles = [operand.role for operand in signature.operands]
+        with_gradient = [role for role in roles if role in ("element", "channel", "row")][: signature.gradients]
+        elements = with_gradient.count("element")
+        functions, text = signature.functions, code(self.source.text)
+        return {
+            "kArguments": len(roles),
+            "kElements": roles.count("element"),
+            "kNumbers": roles.count("number"),
+            "kBroadcast": roles.count("channel") + roles.count("row"),
+            "kRandom": roles.count("random"),
+            "kGradients": signature.gradients,
+            "kElementGradients": elements,
+            "kSums": signature.gradients - elements,
+            "kHasBackward": "backward" in functions,
+            "kSavesBit": "bit" in signature.saves,
+            "kSavesOutput": "output" in signature.saves,
+            "kPrepares": bool(re.search(r"\bELEMENTWISE\s+void\s+prepare\s*\(", text)),
+            "kPlain": len(roles) == 1,
+            "kStreams": False,  # past the cache, with instructions that this machine may have and another not
+        }
+
+    @cached_property
+    def facts(self) -> Facts:
+        """What is known of names in conditions, for :func:`~jitact.exporting.extract.extract`."""
+        facts = {name: frozenset([value]) for name, value in self.numbers.items()}
+        operations = frozenset(f"Op::{each}" for each in self.operations)
+        dtypes = frozenset(f"Dtype::{DTYPES[each][1]}" for each in self.dtypes)
+        roles = {operand.role for operand in self.source.signature.operands}
+        types = {operand.type for operand in self.source.signature.operands}
+        facts |= {"Op": operations, "op": operations, "call.op": operations}
+        facts |= {"Dtype": dtypes, "dtype": dtypes, "call.dtype": dtypes}
+        facts |= {"sizeof(S)": frozenset(DTYPES[each][2] for each in self.dtypes)}
+        sizes = {DTYPES[each][2] for each in self.dtypes}
+        facts |= {"sizeof(T)": frozenset(max(size, 4) for size in sizes)}
+        facts |= {"std::is_same_v<V,float>": frozenset(size != 8 for size in sizes)}
+        full = {"Accuracy::full"} if max(sizes) > 2 or self.numbers["kPrepares"] else set()
+        facts |= {"accuracy": frozenset(full | ({"Accuracy::narrow"} if 2 in sizes else set()))}
+        facts |= {"Role": frozenset(f"Role::{each}" for each in roles)}
+        kinds = {"element": {"element"}, "number": {"number"}, "random": {"random"}, "broadcast": {"channel", "row"}}
+        for kind, members in kinds.items():
+            known = frozenset([True] * bool(roles & members) + [False] * bool(roles - members))
+            facts |= {f"is_{kind}(kRoles.of[k])": known, f"is_{kind}(role)": known}
+        for name in ("Number", "Channel", "Row", "Random"):
+            facts |= {} if f"{name}<T>" in types else {f"std::is_same_v<A,{name}<Single>>": frozenset([False])}
+        writes = {1} | ({self.numbers["kElementGradients"]} if self.save == "input" else set())
+        facts |= {"writes(op)": frozenset(writes)}
+        if not self.derives:
+            facts |= {name: frozenset([False]) for name in ("HasDerivative<T>", "HasDerivative<A>")}
+        # Operands that broadcast are handed over in the dtype of elements.
+        wide = ("launch.wide[b]", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
+        facts |= {name: frozenset([False]) for name in wide}
+        # Tensors are handed over dense.
+        facts |= {name: frozenset([True]) for name in ("dense", "call.dense", "std::is_same_v<Place,int64_t>")}
+        return facts
+
+    @cached_property
+    def extract(self) -> Extract:
+        """The sources."""
+        roots = [f"run_{device}" for device in self.devices]
+        roots += ["workspace_bytes"] if self.sums and "cuda" in self.devices else []
+        dtypes = [f"Dtype::{DTYPES[each][1]}" for each in self.dtypes]
+        return extract(self.source, self.facts, roots, dtypes, self.devices)

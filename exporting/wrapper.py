@@ -1,0 +1,261 @@
+"""The Python of a file that calls what it compiles: the structs of a call, and the autograd function, from the signature."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from .build import DEVICES, DTYPES, Build
+
+__all__ = ["Wrapper"]
+
+_LAID_OUT_LIKE = '''\
+def laid_out_like(like, tensor):
+    """The tensor, copied only if it does not lie in memory as `like` does."""
+    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+'''
+
+_BY_CHANNEL = '''\
+def by_channel(name, values, dim, y):
+    """One value for all elements of y, or one for each index of a dimension; and how many side by side have each."""
+    if values.numel() > 1 and not (-y.dim() <= dim < y.dim() and values.numel() == y.shape[dim]):
+        given = f"{values.numel()} {name}s do not fit dimension {dim} of an input of shape {tuple(y.shape)}"
+        raise ValueError(f"@WHERE@: {given}")
+    return values.contiguous(), y.stride(dim) if values.numel() > 1 else 1
+'''
+
+_BY_ROW = '''\
+def by_row(name, values, y):
+    """One value for each row of y; and how many elements side by side have each."""
+    if values.numel() * y.shape[-1] != y.numel():
+        raise ValueError(f"@WHERE@: {values.numel()} {name}s do not fit rows of shape {tuple(y.shape)}")
+    return values.contiguous(), y.shape[-1]
+'''
+
+_CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool"}
+
+
+class Wrapper:
+    """The parts of a file that are made from a kernel file's signature.
+
+    Args:
+        build: what is compiled.
+        name: the activation's.
+        title: what the autograd function is called.
+        dims: the dimension that an operand's values belong to, of operands with a value for each channel.
+        where: what errors begin with.
+    """
+
+    def __init__(self, build: Build, name: str, title: str, dims: dict[str, int], where: str) -> None:
+        self.build, self.name, self.title, self.dims, self.where = build, name, title, dims, where
+        signature = build.source.signature
+        self.elements = signature.of("element")
+        self.broadcast = signature.of("channel", "row")
+        self.rows = signature.of("row")
+        self.numbers = signature.of("number")
+        self.draws = bool(signature.of("random"))
+        self.taken = [*self.elements, *self.broadcast, *["seed"] * self.draws, *self.numbers]
+
+    def structs(self) -> str:
+        """The structs of C++ that a call is made of, in Python."""
+        text = ""
+        for name, members in self.build.extract.structs.items():
+            if name == "Elements" and self._pointers:
+                continue
+            fields = [f'("{member}", {self._ctype(type_, length)})' for type_, member, length in members]
+            text += f'class {name}(ctypes.Structure):\n    """As in C++."""\n\n'
+            text += _wrapped("    _fields_ = [", fields, "]") + "\n\n\n"
+        return text
+
+    @property
+    def _pointers(self) -> bool:
+        """Whether a tensor of elements is told by its pointer alone."""
+        return len(self.build.extract.structs["Elements"]) == 1
+
+    def _ctype(self, type_: str, length: str) -> str:
+        if type_ == "Elements" and self._pointers:
+            type_ = "void*"
+        name = "ctypes.c_void_p" if type_.endswith("*") else f"ctypes.c_{_CTYPES[type_]}" if type_ in _CTYPES else type_
+        if not length:
+            return name
+        count = eval(length, {}, dict(self.build.numbers))  # "kElements + 1", from call.h
+        return f"{name} * {count}"
+
+    def enumerators(self) -> str:
+        """What operations and dtypes are numbered in C++."""
+        found = {
+            enum: re.findall(r"\w+", re.search(rf"enum class {enum} \{{(.*?)\}}", self.build.extract.common)[1])
+            for enum in ("Op", "Dtype")
+        }
+        operations = [f'"{each}": {found["Op"].index(each)}' for each in self.build.operations]
+        dtypes = [f"{DTYPES[each][0]}: {found['Dtype'].index(DTYPES[each][1])}" for each in self.build.dtypes]
+        return _wrapped("OPERATIONS = {", operations, "}") + "\n" + _wrapped("DTYPES = {", dtypes, "}") + "\n"
+
+    def run(self) -> str:
+        """The function that makes a call."""
+        given = {
+            "numbers": ("numbers", "numbers=ctypes.addressof(values)"),
+            "mask": ("mask=None", "mask=None if mask is None else mask.data_ptr()"),
+            "seed": ("seed", "seed=seed.data_ptr()"),
+            "broadcast": ("broadcast", ""),
+            "sums": ("sums=()", ""),
+            "columns": ("", "columns=x.numel()"),
+            "dense": ("", "dense=True"),
+        }
+        members = [member for _, member, _ in self.build.extract.structs["Call"]]
+        has = {key: values for key, values in given.items() if key in members}
+        taken = sorted((argument for argument, _ in has.values() if argument), key=lambda argument: "=" in argument)
+        fields = ["op=OPERATIONS[operation]", "dtype=DTYPES[x.dtype]", "n=x.numel()", *(field for _, field in has.values() if field)]
+        pointer = "None if tensor is None else tensor.data_ptr()" if self.build.sums or len(self.elements) > 1 else "tensor.data_ptr()"
+        fields += ["read=tuple(tensor.data_ptr() for tensor in read)", f"written=tuple({pointer} for tensor in written)"]
+        lines = [
+            f"def run({', '.join(['operation', 'read', 'written', *taken])}):",
+            '    """Runs an operation on the memory of tensors that lie alike, on their device and its current stream."""',
+            "    x = read[0]",
+            *self._check(),
+            *["    values = (ctypes.c_double * len(numbers))(*numbers)"] * ("numbers" in has),
+            _wrapped("    call = Call(", fields, ")"),
+        ]
+        if "broadcast" in has:
+            lines += [
+                "    for place, (tensor, inner) in zip(call.broadcast, broadcast):",
+                "        place.data, place.count, place.inner = tensor.data_ptr(), tensor.numel(), inner",
+            ]
+        if "sums" in has:
+            lines += ["    for place, tensor in enumerate(sums):", "        call.sums[place] = None if tensor is None else tensor.data_ptr()"]
+        lines += ["    if x.numel() == 0:", "        return"]
+        on_cpu = "library().run_cpu(ctypes.byref(call))"
+        if self.build.devices == ("cpu",):
+            lines += [f"    {on_cpu}"]
+        elif "cpu" in self.build.devices:
+            lines += ["    if not x.is_cuda:", f"        {on_cpu}", "        return"]
+        if "cuda" in self.build.devices:
+            lines += ["    with torch.cuda.device(x.device):"]
+            if self.build.sums:
+                lines += [
+                    '        if operation == "backward_sums":',
+                    "            library().workspace_bytes.restype = ctypes.c_int64",
+                    "            needed = library().workspace_bytes(ctypes.byref(call))",
+                    "            workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
+                    "            call.workspace = workspace.data_ptr()",
+                ]
+            lines += [
+                "        library().run_cuda.restype = ctypes.c_char_p",
+                "        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)",
+                "        error = library().run_cuda(ctypes.byref(call), stream)",
+                "    if error:",
+                f'        raise RuntimeError(f"{self.where}: {{error.decode()}}")',
+            ]
+        return "\n".join(lines) + "\n"
+
+    def _check(self) -> list[str]:
+        """That a tensor is one that the file is for."""
+        names = [DTYPES[each][0].removeprefix("torch.") for each in self.build.dtypes]
+        expected = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+        condition, got = "x.dtype not in DTYPES", "{x.dtype}"
+        if len(self.build.devices) < len(DEVICES):
+            expected += f" tensor on a {'GPU' if self.build.devices == ('cuda',) else 'CPU'}"
+            condition, got = f"{condition} or x.device.type != {self.build.devices[0]!r}", "{x.dtype} on {x.device}"
+        else:
+            expected += " tensor"
+        return [f"    if {condition}:", f'        raise TypeError(f"{self.where}: expected a {expected}, got {got}")'.replace("'", "'")]
+
+    def helpers(self) -> str:
+        """What the autograd function calls beside run()."""
+        texts = [_LAID_OUT_LIKE] + [_BY_CHANNEL] * bool(self.dims) + [_BY_ROW] * bool(self.rows)
+        return "\n\n".join(texts).replace("@WHERE@", self.where)
+
+    def function(self) -> str:
+        """The autograd function."""
+        x, save = self.elements[0], self.build.save
+        layout = ", memory_format=torch.contiguous_format" if self.rows else ""
+        lines = [f"class {self.title}(torch.autograd.Function):", f'    """Forward, {self._told()}."""', ""]
+        lines += ["    @staticmethod", f"    def forward(ctx, {', '.join(self.taken)}):", f"        y = torch.empty_like({x}{layout})"]
+        lines += [f"        {each} = laid_out_like(y, {each})" for each in self.elements]
+        reads = f"[{', '.join(self.elements)}]"
+        if save == "bit":
+            lines += [
+                f"        bits = {x}.new_empty(({x}.numel() + 7) // 8, dtype=torch.uint8) if ctx.needs_input_grad[0] else None",
+                '        operation = "forward" if bits is None else "forward_bit"',
+                self._call("operation", reads, "[y]", "y", "mask=bits"),
+            ]
+        else:
+            lines += [self._call('"forward"', reads, "[y]", "y")]
+        if save is None:
+            return "\n".join([*lines, "        ctx.mark_non_differentiable(y)", "        return y"]) + "\n"
+        kept = {"bit": ["bits"], "output": ["y"], "input": list(self.elements)}[save]
+        kept += [*self.broadcast, *["seed"] * self.draws]
+        lines += [f"        ctx.save_for_backward({', '.join(kept)})"]
+        lines += [f"        ctx.numbers = ({_tuple(self.numbers)})"] * bool(self.numbers)
+        lines += ["        ctx.strides = y.stride()"] * (save == "bit")
+        lines += ["        return y", "", "    @staticmethod", "    def backward(ctx, dy):"]
+        lines += ["        if torch.is_grad_enabled():", f'            raise RuntimeError("{self.where}: no second derivative")']
+        lines += [f"        ({_tuple(kept)}) = ctx.saved_tensors"]
+        lines += [f"        ({_tuple(self.numbers)}) = ctx.numbers"] * bool(self.numbers)
+        return "\n".join([*lines, *self._backward()]) + "\n"
+
+    def _told(self) -> str:
+        """What forward keeps."""
+        several = "s" if len(self.elements) > 1 else ""
+        kept = {"bit": "one bit of each element", "input": f"the input{several}", "output": "the output"}
+        return f"keeping {kept[self.build.save]} for backward" if self.build.save else "without a gradient"
+
+    def _backward(self) -> list[str]:
+        """The body of backward, once what was kept is there."""
+        save = self.build.save
+        if save != "input":
+            like = "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)" if save == "bit" else "torch.empty_like(y)"
+            reads, others = ("[dy]", ["mask=bits"]) if save == "bit" else ("[dy, y]", [])
+            call = self._call(f'"backward_from_{save}"', reads, "[dx]", "dx", *others)
+            lines = [f"        dx = {like}", "        dy = laid_out_like(dx, dy)", call]
+            rest = f", *[None] * {len(self.taken) - 1}" if len(self.taken) > 1 else ""
+            return [*lines, f"        return dx{rest}"]
+        written = self.elements[: self.build.numbers["kElementGradients"]]
+        sums = self.broadcast[: self.build.numbers["kSums"]]
+        lines = [f"        dy = laid_out_like({self.elements[0]}, dy)"]
+        for each in (*written, *sums):
+            new = "empty_like" if each in written else "zeros_like"
+            needed = f" if ctx.needs_input_grad[{self.taken.index(each)}] else None" if len(written) + len(sums) > 1 else ""
+            lines += [f"        d{each} = torch.{new}({each}){needed}"]
+        reads, writes = f"[{', '.join(['dy', *self.elements])}]", f"[{', '.join(f'd{each}' for each in written)}]"
+        if sums:
+            lines += [f"        sums = [{', '.join(f'd{each}' for each in sums)}]"]
+            lines += ['        operation = "backward" if all(each is None for each in sums) else "backward_sums"']
+            lines += [self._call("operation", reads, writes, "dy", "sums=sums")]
+        else:
+            lines += [self._call('"backward"', reads, writes, "dy")]
+        gradients = [f"d{each}" if each in (*written, *sums) else "None" for each in self.taken]
+        return [*lines, f"        return {', '.join(gradients)}"]
+
+    def _call(self, operation: str, reads: str, writes: str, like: str, *others: str) -> str:
+        """A call of run(), with the operands that are no elements."""
+        given = [operation, reads, writes]
+        given += [f"numbers=[{', '.join(self.numbers)}]"] * bool(self.numbers)
+        given += ["seed=seed"] * self.draws
+        places = [
+            f'by_row("{each}", {each}, {like})' if each in self.rows else f'by_channel("{each}", {each}, {self.dims[each]}, {like})'
+            for each in self.broadcast
+        ]
+        given += [f"broadcast=[{', '.join(places)}]"] * bool(places)
+        return _wrapped("        run(", [*given, *others], ")")
+
+
+def _tuple(names: Iterable[str]) -> str:
+    """Names as a tuple has them, without its parentheses."""
+    names = list(names)
+    return ", ".join(names) + "," * (len(names) == 1)
+
+
+def _wrapped(start: str, parts: list[str], end: str) -> str:
+    """A list of parts, in one line if it is short enough, else in as many as it takes."""
+    line = f"{start}{', '.join(parts)}{end}"
+    indent = " " * (len(start) - len(start.lstrip()))
+    if len(line) <= 127:
+        return line
+    lines = [f"{indent}    {parts[0]},"]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 2 <= 127:
+            lines[-1] += f" {part},"
+        else:
+            lines.append(f"{indent}    {part},")
+    return "\n".join([start.rstrip(), *lines, indent + end])
