@@ -1,6 +1,7 @@
 """The expressions that :func:`jitact.define` takes: arithmetic in C++'s notation, read here.
 
-What is read is written twice: in C++, for the compiler to make the kernel of, and in PyTorch, to compare the kernel with.
+A name before a parenthesis is a function, or an activation; others are tensors, or what they are declared to be. What is read
+is written twice: in C++, for the compiler to make the kernel of, and in PyTorch, to compare the kernel with.
 Every number in it is a number of ``T``. What is made of numbers alone is computed here, in float64, so that both get the same
 value, and so that C++'s rules for whole numbers (``1 / 2`` is 0, ``010`` is 8, ``65536 * 65536`` is 0) play no part.
 """
@@ -8,25 +9,27 @@ value, and so that C++'s rules for whole numbers (``1 / 2`` is 0, ``010`` is 8, 
 from __future__ import annotations
 
 import difflib
+import keyword
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from .. import registry
+from ..fusing.drop import dropped
 from ..kernels.loader.uses import namespace
-from ..records import Activation
+from ..records import Activation, library
 from .functions import FUNCTIONS, HELPERS, IN_MATH, Called, called
 
-__all__ = ["CONSTANTS", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
+__all__ = ["CONSTANTS", "DROPOUT", "FUNCTIONS", "Expression", "ExpressionError", "Share", "in_cpp"]
 
 CONSTANTS = {"pi": math.pi}
+DROPOUT = "dropout"  # the function that draws, which is none of one element's values alone
 
 # How tightly the operators bind, tightest last, and what Python calls the two that it writes otherwise.
 BINDING = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5, "*": 6, "/": 6}
@@ -66,6 +69,8 @@ HABITS = {
     "else": "write condition ? a : b",
     "lambda": "write the expression alone",
     "return": "write the expression alone",
+    "true": "write a comparison",
+    "false": "write a comparison",
 }
 
 TOKEN = re.compile(
@@ -74,6 +79,11 @@ TOKEN = re.compile(
 )
 NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
+
+KEEP = "keep__"  # the argument of PyTorch's form that tells its dropout what is kept; no operand is called like that
+
+NEAR = 0.75  # how alike, as difflib has it, a name is to one that may have been meant
+SHORT = 2  # names of so many letters are near to none, and lengths differ by less
 
 # What compilers and Python's own parser take without trouble.
 MAX_NESTING = 100  # parentheses, calls, signs and branches within each other
@@ -101,9 +111,21 @@ class ExpressionError(ValueError):
         return [f"ExpressionError: {self}"]
 
 
-def in_cpp(parameter: str) -> str:
-    """What a parameter is called in C++: no macro (``NULL``, ``errno``) and no function has a name like this."""
-    return f"{parameter}_"
+def in_cpp(name: str) -> str:
+    """What an operand is called in C++: no macro (``NULL``, ``errno``) and no function has a name like this."""
+    return f"{name}_"
+
+
+class Share(NamedTuple):
+    """The share of elements that a ``dropout`` drops.
+
+    Attributes:
+        text: for people.
+        of: what it is, of the parameters in their order.
+    """
+
+    text: str
+    of: Callable[..., float]
 
 
 @dataclass
@@ -160,54 +182,83 @@ class Expression:
 
     Attributes:
         text: as the user wrote it, on one line.
-        variables: the names that may occur in it, tensors first, in the order of a call's arguments.
+        elements: the tensors of elements that may occur in it.
+        variables: all names that may occur in it: elements, channel operands, parameters, in the order of a call's arguments.
         names: the names that do occur.
+        random: the random numbers that it draws, as C++ calls them.
+        shares: of what is dropped.
         helpers: those of :data:`HELPERS` that :attr:`python` calls.
         activations: the activations that it calls.
-        python: the same in Python, with the names ``torch``, ``math`` and those of the helpers and activations.
-        cpp: the same in C++, where parameters are called as :func:`in_cpp` says.
+        python: the same in Python, with the names ``torch``, ``math``, ``dropout`` and those of helpers and activations.
+        cpp: the same in C++, where operands but ``x``, ``dy`` and an output ``y`` are called as :func:`in_cpp` says.
         key: equal for expressions that differ in spaces, needless parentheses, the spelling of numbers, or names of variables.
     """
 
     def __init__(
         self,
         text: str,
-        tensors: Iterable[str],
+        elements: Iterable[str] | None,
         parameters: Iterable[str] = (),
         *,
+        channels: Iterable[str] = (),
+        random: Iterable[str] = (),
         of_kernel_file: bool = False,
+        draws: bool = True,
         beside: Mapping[str, Activation] = MappingProxyType({}),
     ) -> None:
-        """Reads ``text``, in which the names ``tensors`` and ``parameters`` may occur.
+        """Reads ``text``, in which these names may occur.
 
-        It may call activations, those ``beside`` it before those of the registry. With ``of_kernel_file`` it is what a kernel
-        file's function returns, and parameters are as they are called there. What means something else in C++ is then no
-        expression, such as a quotient of whole numbers.
+        Args:
+            text: the expression.
+            elements: the tensors; if left out, all names but those declared here are, ``x`` before the others.
+            parameters: numbers.
+            channels: operands with a value for each channel.
+            random: with ``of_kernel_file``, the names of random numbers.
+            of_kernel_file: whether it is what a kernel file's function returns, with names as they are there. What means
+                something else in C++ is then no expression, such as a quotient of whole numbers.
+            draws: whether ``dropout`` drops anything, else it is its first argument.
+            beside: activations that it may call, before those of the registry.
 
         Raises:
             ExpressionError: ``text`` is not an expression in them.
         """
         if not isinstance(text, str):
             raise TypeError(f"an expression is text, such as 'x * sigmoid(x)', not {text!r}")
-        tensors, parameters = tuple(tensors), tuple(parameters)
-        parser = _Parser(text.strip(), tensors, parameters, of_kernel_file, beside)
+        channels, parameters = tuple(channels), tuple(parameters)
+        given = None if elements is None else tuple(elements)
+        parser = _Parser(text.strip(), given, channels, parameters, tuple(random), of_kernel_file, draws, beside)
         root = parser.number(parser.parse())
         self.text = " ".join(text.split())
-        self.variables = tensors + parameters
+        self.elements = parser.elements
+        self.variables = self.elements + channels + parameters
         self.names = frozenset(parser.names)
+        self.random, self.shares = tuple(parser.drawn), tuple(parser.shares)
         self.helpers = {name: HELPERS[name] for name in HELPERS if name in parser.names}
         self.activations = tuple(parser.activations.values())
         self.python, self.cpp, self.key = _bare(parser.as_tensor(root)), _bare(root.cpp), root.key
-
-    @cached_property
-    def _function(self) -> Callable[..., Tensor]:
-        names = {"torch": torch, "math": math} | {helper.__name__: helper for helper in self.helpers.values()}
+        names = {"torch": torch, "math": math, DROPOUT: dropped}
+        names |= {helper.__name__: helper for helper in self.helpers.values()}
         names |= {activation.python: activation for activation in self.activations}
-        return eval(f"lambda {', '.join(self.variables)}: {self.python}", names)
+        arguments = ", ".join([*self.variables, *[f"{KEEP}=None"] * bool(self.random)])
+        self._function = eval(f"lambda {arguments}: {self.python}", names)
+        self._of_one = len(self.elements) == 1 and not channels
 
-    def __call__(self, *values: Tensor | float) -> Tensor:
-        """The expression's value for values of the variables, in their order."""
-        return self._function(*[value if isinstance(value, Tensor) else float(value) for value in values])
+    def __call__(self, *values: Tensor | float, keep: Callable[[int, float], Tensor] | None = None) -> Tensor:
+        """The expression's value for values of the variables, in their order.
+
+        ``keep`` gives, of a stream of random numbers and a share to drop, what values are multiplied by; else they are drawn.
+        """
+        drawn = {KEEP: keep} if self.random else {}
+        value = self._function(*[value if isinstance(value, Tensor) else float(value) for value in values], **drawn)
+        return value if self._of_one else self._as_elements(value, values[: len(self.elements)])
+
+    def _as_elements(self, value: Tensor, elements: tuple[Tensor, ...]) -> Tensor:
+        """A value in the shape and dtype of the elements, whatever those of channel operands are."""
+        shape, dtype = elements[0].shape, elements[0].dtype
+        for each in elements[1:]:
+            shape, dtype = torch.broadcast_shapes(shape, each.shape), torch.promote_types(dtype, each.dtype)
+        value = value.to(dtype)
+        return value.expand(shape) if value.dim() <= len(shape) else value.reshape(shape)
 
     def renamed(self, *names: str) -> str:
         """:attr:`python` with other names for the variables, in their order."""
@@ -231,19 +282,37 @@ class _Parser:
     def __init__(
         self,
         text: str,
-        tensors: tuple[str, ...],
+        elements: tuple[str, ...] | None,
+        channels: tuple[str, ...],
         parameters: tuple[str, ...],
+        random: tuple[str, ...],
         of_kernel_file: bool,
+        draws: bool,
         beside: Mapping[str, Activation],
     ) -> None:
-        self.text, self.tensors, self.parameters, self.of_kernel_file = text, tensors, parameters, of_kernel_file
+        self.text, self.parameters, self.of_kernel_file, self.draws = text, parameters, of_kernel_file, draws
         self.beside = beside
         self.names: set[str] = set()
         self.activations: dict[str, Called] = {}
+        self.random, self.drawn, self.shares = random, [], []
         self.tokens = [_Token(str(match.lastgroup), match[0], *match.span()) for match in TOKEN.finditer(text)]
         self.tokens.append(_Token("end", "", len(text), len(text) + 1))
         self.at = self.nesting = 0
-        self.like = tensors[-1]  # whose dtype a number becomes a tensor of
+        self.free = elements is None
+        self.elements = self.free_names({*channels, *parameters, *CONSTANTS}) if elements is None else elements
+        self.tensors = self.elements + channels
+        self.like = self.elements[-1]  # whose dtype a number becomes a tensor of
+
+    def free_names(self, declared: set[str]) -> tuple[str, ...]:
+        """The names that are tensors, as they are declared to be nothing else: ``x``, then in the order of occurrence."""
+        beside = zip(["", *(token.text for token in self.tokens)], self.tokens, self.tokens[1:], strict=False)
+        found = [
+            token.text
+            for before, token, after in beside
+            if token.kind == "name" and before != "." and after.text not in ("(", ".") and token.text not in HABITS
+        ]
+        found = [name for name in dict.fromkeys(found) if name not in declared]
+        return tuple(sorted(found, key=lambda name: name != "x")) or ("x",)
 
     # Nodes.
 
@@ -458,9 +527,13 @@ class _Parser:
         self.take()
         inner = self.within(self.choice)
         closing = self.expect(")", "to close the parenthesis")
+        return self.enclosed(inner, token.start, closing.end)
+
+    def enclosed(self, inner: _Node, start: int, end: int) -> _Node:
+        """In parentheses."""
         python = inner.python if inner.truth else f"({_bare(inner.python)})"
         cpp = inner.cpp if inner.kind == "number" else f"({_bare(inner.cpp)})"
-        return replace(inner, start=token.start, end=closing.end, python=python, cpp=cpp, closed=True)
+        return replace(inner, start=start, end=end, python=python, cpp=cpp, closed=True)
 
     def literal(self, token: _Token) -> _Node:
         if SUFFIX.fullmatch(token.text):
@@ -478,13 +551,17 @@ class _Parser:
 
     def variable(self, token: _Token) -> _Node:
         name, start, end = token.text, token.start, token.end
-        if name in FUNCTIONS:
-            self.fail(f"{name} is a function; call it, as in {name}(x)", start, end)
         if self.token.text in (".", "::"):
             self.unexpected("")
+        if (self.free or name not in self.tensors) and name in (*FUNCTIONS, DROPOUT):
+            arguments = "x, p" if name == DROPOUT else "x"
+            self.fail(f"{name} is a function; call it, as in {name}({arguments})", start, end)
         self.names.add(name)
         if name in self.tensors:
-            return _Node(start, end, name, name, f"t{self.tensors.index(name)}", "tensor")
+            if self.free and name in self.elements and name != "x":
+                self.refuse_near(name, start, end)
+            literal = self.of_kernel_file or name == "x" or (self.elements[0] == "dy" and name in ("dy", "y"))
+            return _Node(start, end, name, name if literal else in_cpp(name), f"t{self.tensors.index(name)}", "tensor")
         if name in self.parameters:
             cpp = name if self.of_kernel_file else in_cpp(name)
             return _Node(start, end, name, cpp, f"p{self.parameters.index(name)}", "scalar")
@@ -494,16 +571,41 @@ class _Parser:
         parameter = f"for a parameter, give its default, as in define(..., {name}=1.0)"
         self.fail(f"unknown name {name!r}; there are {known}; {parameter}", start, end)
 
+    def refuse_near(self, name: str, start: int, end: int) -> None:
+        """Refuses a name of a tensor that is likely a slip of the pen for another name."""
+        activations = registry.names()
+        if keyword.iskeyword(name):
+            self.fail(f"a tensor cannot be called {name!r}", start, end)
+        if name in ("inf", "nan"):
+            meant = "is no constant here; a parameter can have it as its default."
+        elif name in activations:
+            meant = f"is an activation; call it, as in {name}(x)."
+        else:
+            functions = [*FUNCTIONS, DROPOUT, *(each for each in activations if each in library)]
+            known = {each.lower(): each for each in (*functions, *CONSTANTS, *self.tensors, *self.parameters) if each != name}
+            for other in self.elements:
+                known.pop(other, None)
+            near = [known[name.lower()]] if name.lower() in known else []
+            if not near and len(name) > SHORT:
+                long = [each for each in known if len(each) > SHORT and abs(len(each) - len(name)) < 2]
+                near = [known[each] for each in difflib.get_close_matches(name.lower(), long, n=2, cutoff=NEAR)]
+            if not near:
+                return
+            meant = f"is near to {' and '.join(near)}; did you mean {' or '.join(near)}?"
+        self.fail(f"{name!r} {meant} If it is a tensor, name all of them: operands={self.elements!r}", start, end)
+
     def call(self, token: _Token) -> _Node:
         name = token.text
         if name == "T" and self.of_kernel_file:
             return self.conversion(token)
+        if name == DROPOUT:
+            return self.drawing(token)
         if name not in FUNCTIONS:
             activation = None if self.of_kernel_file else self.activation(token)
             if activation:
                 return self.activated(token, activation)
-            near = difflib.get_close_matches(name, [*FUNCTIONS, *registry.names()], n=2)
-            known = f"there are {', '.join(sorted(FUNCTIONS))}, and activations by their names"
+            near = difflib.get_close_matches(name, [*FUNCTIONS, DROPOUT, *registry.names()], n=2)
+            known = f"there are {', '.join(sorted((*FUNCTIONS, DROPOUT)))}, and activations by their names"
             suggestion = f"did you mean {' or '.join(near)}?" if near else known
             self.fail(f"unknown function {name!r}; {suggestion}", token.start, token.end)
         arguments, closing = self.arguments(name)
@@ -531,6 +633,46 @@ class _Parser:
             arguments.append(self.within(self.choice))
         closing = self.expect(")", f"to close {name}(")
         return [self.number(argument) for argument in arguments], closing
+
+    def drawing(self, token: _Token) -> _Node:
+        """``dropout(value, p)``, which has a random number of its own; in a kernel file ``dropout(value, number, p)``."""
+        opening = self.at
+        self.take()
+        value = self.number(self.within(self.choice))
+        if self.token.text != ",":
+            self.unexpected(f"expected ',' and {'a random number' if self.of_kernel_file else 'the share to drop'}")
+        self.take()
+        random = f"u{len(self.drawn) + 1}"
+        if self.of_kernel_file:
+            drawn = self.take()
+            random = drawn.text
+            if random not in self.random or random in self.drawn:
+                self.fail("no random number of its own", drawn.start, drawn.end)
+            self.expect(",", "and the share to drop")
+        p = self.number(self.within(self.choice))
+        if self.token.text == ",":
+            self.at = opening
+            arguments, closing = self.arguments(DROPOUT)
+            told = f"dropout takes 2 arguments, a value and the share to drop, got {len(arguments)}"
+            self.fail(told, token.start, closing.end)
+        end = self.expect(")", "to close dropout(").end
+        if p.kind == "tensor":
+            self.fail("the share that dropout drops is a number; it cannot be different for each element", p.start, p.end)
+        if p.kind == "number" and not 0 <= p.value <= 1:
+            self.fail(f"the share that dropout drops is from 0 to 1, got {p.value:g}", p.start, p.end)
+        if not self.draws:
+            return self.enclosed(value, token.start, end)
+        if p.kind == "scalar":
+            self.shares.append(Share(" ".join(self.text[p.start : p.end].split()), self.of_parameters(p)))
+        self.drawn.append(random)
+        stream = self.random.index(random) if self.of_kernel_file else len(self.drawn) - 1
+        python = f"{DROPOUT}({_bare(self.as_tensor(value))}, {_bare(self.as_float(p))}, {KEEP}, {stream})"
+        cpp = f"{DROPOUT}({_bare(value.cpp)}, {random}, {_bare(p.cpp)})"
+        return self.node(token.start, end, python, cpp, f"(dropout {value.key} {p.key})", value, p)
+
+    def of_parameters(self, node: _Node) -> Callable[..., float]:
+        """What depends on parameters alone, as a function of them."""
+        return eval(f"lambda {', '.join(self.parameters)}: {_bare(node.python)}", {"math": math})
 
     def activation(self, token: _Token) -> Called | None:
         """The activation that a name calls."""
