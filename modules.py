@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .autograd import run, run_with_operands
-from .fusing.around import run_around
+from .fusing.around import check_seed, run_around
 from .measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 
@@ -136,10 +136,10 @@ class ActivationModule(nn.Module):
         count = cls.activation.layout.elements
         return [kernelbench_input(batch_size, dim, device, dtype) for _ in range(count)]
 
-    @staticmethod
-    def get_init_inputs() -> list:
-        """Arguments for the constructor: none, the defaults hold."""
-        return []
+    @classmethod
+    def get_init_inputs(cls) -> list:
+        """Arguments for the constructor: one value for all channels, where their number is asked for; else the defaults hold."""
+        return [1 for default in cls.activation.own_arguments.values() if default is Parameter.empty]
 
 
 def _by_name(record: Activation, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -342,7 +342,8 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         beside = _wanted(record, options)
         if beside:
             return run_around(record, given, numbers, beside, *fixed)
-        return run_with_operands(record, given, numbers, *fixed)
+        check_seed(record, options.get("seed"), given)
+        return run_with_operands(record, given, numbers, *fixed, options.get("seed"))
 
     function.__signature__ = signature
     return function

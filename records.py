@@ -252,7 +252,8 @@ class Activation:
         options = OPTIONS | OF_MODULES
         if self.gating:
             options = dict(self.params) | GATED | {"layout": self.gating.layout, "gate": self.gating.gate} | OPTIONS
-        options = {n: d for n, d in options.items() if n not in self.own_arguments and n not in self.channels}
+        taken = {*self.own_arguments, *self.channels, *(self.layout.tensors if self.fingerprint else ())}
+        options = {n: d for n, d in options.items() if n not in taken}
         keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items()]
         return inspect.Signature([*positional, *keyword])
 

@@ -227,7 +227,6 @@ def _without_dropout(definition: Definition, body: str, beside: Mapping[str, Act
         expression=expression,
         has_reference=True,
         requires=(),
-        fingerprint="",
     )
 
 

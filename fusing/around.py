@@ -20,7 +20,7 @@ from ..kernels.loader.signature import ROLES
 from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "named", "run_around"]
+__all__ = ["NAMES", "around", "check_seed", "named", "run_around"]
 
 NAMES = ("bias", "dropout", "residual")
 DRAWING = 3  # how much a GPU computes for an element, from random numbers alone
@@ -60,7 +60,7 @@ def run_around(
     if not 0 <= p <= 1:
         raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {p}")
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
-    _check_seed(record, seed, given)
+    check_seed(record, seed, given)
     if record.in_eval is not None and not training:
         record, params = record.in_eval(*record.check(params, inplace, save, fast_math))
         save = None
@@ -73,7 +73,12 @@ def run_around(
     return run_with_operands(record, given | added, (*params, p) if p > 0 else params, inplace, save, fast_math, True, seed)
 
 
-def _check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
+def check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
+    """Checks the seed of random numbers, for tensors that are given by name.
+
+    Raises:
+        TypeError, ValueError: it is neither None nor a tensor that holds one int64, on their device.
+    """
     if seed is None:
         return
     if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
