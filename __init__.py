@@ -22,6 +22,7 @@ __version__ = "0.2.0"
 # importing torch. What type checkers and editors read, __init__.pyi, is written from this by `jitact report`.
 PUBLIC = {
     "REGISTRY": "registry",
+    "Channel": "records",
     "check": "measuring.checks",
     "define": "definitions.define",
     "export": "exporting.onefile",

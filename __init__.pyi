@@ -11,6 +11,7 @@ from .exporting.onefile import export as export
 from .gating.generated import gated as gated
 from .measuring.checks import check as check
 from .plots import plot as plot
+from .records import Channel as Channel
 from .registry import REGISTRY as REGISTRY
 from .registry import get as get
 from .registry import names as names
@@ -20,8 +21,8 @@ from .replacing.swap import restore as restore
 
 __version__: str
 __all__ = [
-    "REGISTRY", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export", "fatrelu_glu", "gated",
-    "geglu", "geglu_tanh", "gelu", "gelu_10", "gelu_tanh", "get", "glu", "hardshrink", "hardsigmoid", "hardswish",
+    "Channel", "REGISTRY", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export", "fatrelu_glu",
+    "gated", "geglu", "geglu_tanh", "gelu", "gelu_10", "gelu_tanh", "get", "glu", "hardshrink", "hardsigmoid", "hardswish",
     "hardtanh", "laplace", "leaky_relu", "load_folder", "logsigmoid", "mish", "names", "patched", "plot", "prelu",
     "quick_geglu", "quick_gelu", "reglu", "relu", "relu2", "relu6", "replace", "restore", "rrelu", "save_folder", "selu",
     "sigmoid", "silu", "situ_glu", "snake", "softcap", "softplus", "softshrink", "softsign", "sparse_plus",

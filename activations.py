@@ -12,7 +12,7 @@ from . import references as ref
 from .gating import references as gates
 from .kernels import KernelSource, Work
 from .modules import _revive  # noqa: F401  # where pickles of once look for it
-from .records import Activation, Channel, Gating, Requirement
+from .records import Activation, Channel, Gating, Requirement, library
 
 __all__ = ["TABLE"]
 
@@ -116,7 +116,7 @@ TABLE: tuple[Activation, ...] = (
                ref.rrelu, ("bit",), (("lower", 1 / 8), ("upper", 1 / 3)), inplace=True, module=nn.RReLU, work=Work(3, 1),
                requires=(Requirement("finite bounds, lower <= upper", lambda low, high: -math.inf < low <= high < math.inf),),
                spans=("upper - lower", lambda lower, upper: upper - lower),
-               in_eval=lambda lower, upper: ("leaky_relu", (lower / 2 + upper / 2,)),
+               in_eval=lambda lower, upper: (library["leaky_relu"], (lower / 2 + upper / 2,)),
                notes="Slopes follow from torch.manual_seed and from the place of an element in memory: inputs that lie alike "
                      "get the same, on a CPU and on a GPU, if their dtypes are of one size.\n"
                      "They are made again in backward, from 8 bytes that PyTorch's generator drew; no noise is kept."),

@@ -12,9 +12,20 @@ from torch.overrides import handle_torch_function
 
 from . import kernels
 from .compiling.operators import operators
-from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout, library
+from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout
 
-__all__ = ["Config", "call", "configure", "configured", "gradients", "is_transformed", "load", "run", "run_with_operands"]
+__all__ = [
+    "Config",
+    "call",
+    "configure",
+    "configured",
+    "gradients",
+    "is_transformed",
+    "load",
+    "run",
+    "run_fitted",
+    "run_with_operands",
+]
 
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
 """Whether torch.compile is one that keeps inputs of autograd functions which nobody asked for; 2.11 was seen to."""
@@ -220,11 +231,13 @@ class _Activate(torch.autograd.Function):
             found[_argument(place)] = dy
             if config.save == "input":
                 others.insert(place - 1, kept)  # of which nothing is read
-        if not config.by_bits:
-            found[0] = _gradient(ctx, dy, kept, others) if ctx.needs_input_grad[0] else None
-        else:
-            for place, gradient in zip(config.places, _gradients(ctx, dy, (kept, *others)), strict=True):
+        if config.save == "input" and others:
+            wanted = [ctx.needs_input_grad[_argument(place)] for place in config.places]
+            slopes = gradients(config, ctx.params, dy, (kept, *others), wanted) if any(wanted) else [None] * len(wanted)
+            for place, gradient in zip(config.places, slopes, strict=True):
                 found[_argument(place)] = gradient
+        else:
+            found[0] = _gradient(ctx, dy, kept, others)
         return tuple(found)
 
 
@@ -318,6 +331,9 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
         if is_batched(dy) or (others and differentiable):
             return by_slope(dy, _slope(config, dy, ctx.strides, kept, others, params))
         dy = in_order(dy, ctx.strides)
+    if others and config.save == "output" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        further = configured(config.record.from_output, False, "input", False)
+        return _Activate.apply(kept, further, params, (), dy, *others)
     if others or (not torch.is_grad_enabled() and not is_transformed()):
         return call(config.backward_op, dy, kept, *others, *params)
     return (_GradientCompiled if torch.compiler.is_compiling() else _Gradient).apply(dy, kept, config, params)
@@ -345,53 +361,107 @@ def _curvature(ctx: Any) -> Tensor | None:
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of several tensors as functions of ``dy`` and those, themselves differentiable."""
+    """The gradients of several operands as functions of ``dy`` and those, themselves differentiable."""
 
     @staticmethod
     def forward(
-        ctx: Any, dy: Tensor, config: Config, params: tuple[float, ...], wanted: int, *operands: Tensor
+        ctx: Any, dy: Tensor, config: Config, params: tuple[float, ...], wanted: tuple[bool, ...], *operands: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(dy, *operands)
-        ctx.config, ctx.params = config, params
-        return tuple(call(config.backward_op, dy, *operands, *params, wanted))
+        ctx.config, ctx.params, ctx.wanted = config, params, wanted
+        return _call_backward(config, params, wanted, dy, operands)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         dy, *operands = ctx.saved_tensors
-        count = len(layout(ctx.config.record.token).tensors)
-        tensors, seed = operands[:count], operands[count:]
-        _, vjp = torch.func.vjp(lambda *t: _formula_gradients(ctx.config, ctx.params, seed, *t), dy, *tensors)
-        ddy, *found = vjp(gradients)
-        return ddy, None, None, None, *found, *[None] * (len(operands) - count)
+        needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[4:]]
+        ddy, *found = _second(ctx.config, ctx.params, ctx.wanted, gradients, needs, dy, tuple(operands))
+        return ddy, None, None, None, *found
 
 
-def _gradients(ctx: Any, dy: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """:func:`gradients`, of those that a context wants."""
-    needs = [ctx.needs_input_grad[_argument(place)] for place in ctx.config.places]
-    return gradients(ctx.config, ctx.params, dy, operands, needs)
+def _call_backward(
+    config: Config, params: tuple[float, ...], wanted: tuple[bool, ...], dy: Tensor, operands: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    if not config.by_bits:
+        return (call(config.backward_op, dy, *operands, *params),)
+    bits = sum([1 << g for g, each in enumerate(wanted) if each])
+    return tuple(call(config.backward_op, dy, *operands, *params, bits))
 
 
 def gradients(
-    config: Config, params: tuple[float, ...], dy: Tensor, operands: tuple[Tensor, ...], needs: list[bool]
-) -> tuple[Tensor | None, ...]:
-    """The gradients of several tensors; None of those that none is wanted of."""
+    config: Config, params: tuple[float, ...], dy: Tensor, operands: tuple[Tensor, ...], wanted: list[bool]
+) -> list[Tensor | None]:
+    """The gradients of several operands, the seed of random numbers last; None of those that are not wanted."""
     if is_batched(dy):
-        count = len(layout(config.record.token).tensors)
-        return _formula_gradients(config, params, operands[count:], dy, *operands[:count])
-    wanted = sum([1 << g for g, need in enumerate(needs) if need])
+        return _batched_gradients(config, params, wanted, dy, operands)
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which knows no second derivatives
-        found = _Gradients.apply(dy, config, params, wanted, *operands)
+        found = _Gradients.apply(dy, config, params, tuple(wanted), *operands)
     else:
-        found = call(config.backward_op, dy, *operands, *params, wanted)
-    return tuple([gradient if need else None for gradient, need in zip(found, needs, strict=True)])
+        found = _call_backward(config, params, wanted, dy, operands)
+    return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
 
 
-def _formula_gradients(
-    config: Config, params: tuple[float, ...], seed: tuple[Tensor, ...], dy: Tensor, *tensors: Tensor
-) -> tuple[Tensor, ...]:
-    """The gradients of several tensors, in PyTorch, with the random numbers that ``seed`` gave forward."""
+def _batched_gradients(
+    config: Config, params: tuple[float, ...], wanted: list[bool], dy: Tensor, operands: tuple[Tensor, ...]
+) -> list[Tensor | None]:
+    """The same for a batch of ``dy``, which operators do not know."""
+    if config.record.by_formula:
+        found = _formula_gradients(config, params, dy, *operands)
+        return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
+    slopes, found = configured(config.record.gradients, False, "input", False), []
+    ones = torch.ones_like(operands[0])
+    for g, place in enumerate(config.places):
+        if not wanted[g]:
+            found.append(None)
+            continue
+        slope = call(slopes.forward_op, *_with_dy(config.record, ones, operands), *params, float(g))
+        found.append(by_slope(dy, slope).sum_to_size(operands[place].shape).to(operands[place].dtype))
+    return found
+
+
+def _with_dy(record: Activation, dy: Any, operands: tuple) -> tuple:
+    """What :attr:`Activation.gradients` takes: ``dy`` is the last of the elements."""
+    count = record.layout.elements
+    return (*operands[:count], dy, *operands[count:])
+
+
+def _second(
+    config: Config,
+    params: tuple[float, ...],
+    wanted: tuple[bool, ...],
+    incoming: tuple[Tensor, ...],
+    needs: list[bool],
+    dy: Tensor,
+    operands: tuple[Tensor, ...],
+) -> list[Tensor | None]:
+    """What flows back through :func:`gradients`: to ``dy`` and to the operands, where ``needs`` says so."""
+    record, places = config.record, [place for place, each in zip(config.places, wanted, strict=True) if each]
+    incoming = tuple([gradient for gradient, each in zip(incoming, wanted, strict=True) if each])
+    if record.by_formula:
+        count = len(record.layout.tensors)
+        chosen = config._replace(places=tuple(places))
+        seed = operands[count:]
+        _, vjp = torch.func.vjp(lambda *t: _formula_gradients(chosen, params, *t, *seed), dy, *operands[:count])
+        return [*vjp(incoming), *[None] * (len(operands) - count)]
+    further = configured(record.gradients, False, "input", False)
+    tensors, needed = _with_dy(record, dy, operands), _with_dy(record, needs[0], tuple(needs[1:]))
+    total: list[Tensor | None] = [None] * len(tensors)
+    for gradient, place in zip(incoming, places, strict=True):
+        values = (*params, float(config.places.index(place)))
+        asked = [needed[at] for at in further.places]
+        found = gradients(further, values, gradient.to(dy.dtype).expand(dy.shape), tensors, asked)
+        for at, each in zip(further.places, found, strict=True):
+            if each is not None:
+                total[at] = each if total[at] is None else total[at] + each
+    count = record.layout.elements
+    return [total[count], *total[:count], *total[count + 1 :]]
+
+
+def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of several operands, in PyTorch, with the random numbers that the seed after the tensors gave forward."""
     _check_formula(config.record)
-    drawn = {"keep": _keep(tensors[0], seed[0])} if seed else {}
+    count = len(config.record.layout.tensors)
+    tensors, drawn = operands[:count], {"keep": _keep(operands[0], operands[count])} if len(operands) > count else {}
 
     def function(*learned: Tensor) -> Tensor:
         given = dict(zip(config.places, learned, strict=True))
@@ -436,11 +506,11 @@ def run_with_operands(
     tensors = record.fitted(given)
     params = record.check(params, inplace, save, fast_math)
     if record.in_eval is not None and not training:
-        name, params = record.in_eval(*params)
-        return _run(library[name], tensors, params, inplace, None, fast_math)
+        record, params = record.in_eval(*params)
+        return run_fitted(record, tensors, params, inplace, None, fast_math)
     if record.spans is not None:
         record.check_span(params, tensors[0].dtype)
-    return _run(record, tensors, params, inplace, save, fast_math, seed)
+    return run_fitted(record, tensors, params, inplace, save, fast_math, seed)
 
 
 def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Tensor:
@@ -453,10 +523,10 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
         return _stood_in_for(x, record, params, inplace, save, fast_math)
-    return _run(record, (x,), record.check(params, inplace, save, fast_math), inplace, save, fast_math)
+    return run_fitted(record, (x,), record.check(params, inplace, save, fast_math), inplace, save, fast_math)
 
 
-def _run(
+def run_fitted(
     record: Activation,
     tensors: tuple[Tensor, ...],
     params: tuple,
@@ -484,7 +554,7 @@ def _run(
             before = _copied(x, record) if transformed or dissolves or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
-            return write(x, _run(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
+            return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
     if transformed and (compiling or others or draws or _functionalized()):
         return _formula(record, tensors, params)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others

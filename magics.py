@@ -12,13 +12,14 @@ from typing import Any
 
 import torch
 
-from .definitions.define import check_params, define
-from .kernels import BuildError
+from .definitions.define import define
+from .definitions.operands import declared, read_default
+from .kernels import BuildError, load
 from .measuring.checks import check
 from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
-from .records import Activation
+from .records import Activation, Channel
 from .registry import names
 
 __all__ = ["describe", "describe_html", "load_ipython_extension"]
@@ -44,13 +45,16 @@ def load_ipython_extension(ipython: Any) -> None:
         ipython.Completer.custom_matchers.append(lambda text: _complete(ipython.Completer.line_buffer, text))
 
 
-ARGUMENT = re.compile(r"(\w+)\s*=\s*(\S+)")
+ARGUMENT = re.compile(r"(\w+)\s*=\s*([\w.]+\([^)]*\)|\S+)")
 GRADIENTS = ("backward", "backward_from_output")
 FIELD = re.compile(r"^[ \t]*([A-Za-z_]\w*)[ \t]*:[ \t]*", re.MULTILINE)
 
 
 def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     """Defines an activation: ``%%activation NAME [PARAMETER=DEFAULT ...] [--check]``, below it an expression or a kernel file.
+
+    A default may be a ``Channel(...)``, for an operand with a learned value for each channel; ``operands=gate,up`` lists the
+    tensors, where their order is to be another than that of occurrence.
 
     Compiles, binds the class to its title (``swoosh`` to ``Swoosh``), and shows it; with ``--check``, checks it too. Lines that
     begin with ``backward:`` or ``backward_from_output:`` below an expression give the gradient::
@@ -67,8 +71,8 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
         found = f"not {' '.join(unknown)!r}" if unknown else "and there is no name"
         raise UsageError(f"it is %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
-        cls = _define(words[0], _parameters(words[0], line), cell)
-        cls()(torch.zeros(1))  # compiled here, where its source is in sight
+        cls = _define(words[0], *_arguments(words[0], line), cell)
+        load(cls.activation.source)  # compiled here, where its source is in sight
     except (ValueError, TypeError, BuildError) as error:
         raise UsageError(str(error)) from None
     ipython.push({cls.activation.title: cls})
@@ -77,26 +81,33 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     return cls
 
 
-def _parameters(name: str, line: str) -> dict[str, float]:
-    """What a line says of parameters.
+def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, float | Channel]]:
+    """What a line says of operands: the list of tensors, if there is one, and parameters and channel operands.
 
     Raises:
-        ValueError: one cannot be a parameter, is there twice, or has no number as its default.
+        ValueError: one cannot be a parameter, is there twice, or has no default that one can have.
     """
-    params: dict[str, float] = {}
+    given: dict[str, str] = {}
     for param, value in ARGUMENT.findall(line):
-        if param in params:
+        if param in given:
             raise ValueError(f"{name}: the parameter {param} is there twice")
+        given[param] = value
+    listed, params = given.pop("operands", None), {}
+    for param, value in given.items():
         try:
-            params[param] = float(value)
+            params[param] = read_default(value)
         except ValueError:
-            raise ValueError(f"{name}: the default of {param} must be a number, got {value!r}") from None
-    return check_params(name, params)
+            told = f"{name}: the default of {param} must be a number, got {value!r}; what is learned is a Channel()"
+            raise ValueError(told) from None
+    declared(name, params)
+    return None if listed is None else tuple(listed.split(",")), params
 
 
-def _define(name: str, params: dict[str, float], cell: str) -> type[ActivationModule]:
+def _define(
+    name: str, operands: tuple[str, ...] | None, params: dict[str, float | Channel], cell: str
+) -> type[ActivationModule]:
     if "ELEMENTWISE" in cell:
-        return define(name, source=cell, **params)
+        return define(name, source=cell, operands=operands, **params)
     starts = [match for match in FIELD.finditer(cell) if difflib.get_close_matches(match[1], GRADIENTS)]
     ends = [match.start() for match in starts] + [len(cell)]
     gradients: dict[str, str] = {}
@@ -106,7 +117,7 @@ def _define(name: str, params: dict[str, float], cell: str) -> type[ActivationMo
         if match[1] in gradients:
             raise ValueError(f"{name}: '{match[1]}:' is there twice")
         gradients[match[1]] = cell[match.end() : end].strip()
-    return define(name, cell[: ends[0]].strip(), **gradients, **params)
+    return define(name, cell[: ends[0]].strip(), operands=operands, **gradients, **params)
 
 
 NAME_EXPECTED = re.compile(
@@ -149,11 +160,16 @@ def _facts(cls: type[ActivationModule]) -> dict[str, str]:
         kept[0] += " (default)"
     facts = {
         "parameters": ", ".join(f"{name}={value:g}" for name, value in record.params),
+        "learned": ", ".join(f"{name}, from {record.channels[name].init:g}" for name in _learned(record)),
         "backward keeps": " or ".join(kept),
         "worst error, forward / gradient": ", ".join(_worst(record)),
         "notes": record.notes,
     }
     return {key: fact for key, fact in facts.items() if fact}
+
+
+def _learned(record: Activation) -> tuple[str, ...]:
+    return record.learned if record.channels and not record.module else ()
 
 
 @lru_cache(maxsize=1)
@@ -176,7 +192,7 @@ def _worst(record: Activation) -> list[str]:
 def describe(cls: type[ActivationModule]) -> str:
     """A class in a few lines of text: formula, parameters, what backward keeps, worst errors."""
     record = cls.activation
-    lines = [f"{record.title}: {record.name}(x) = {record.formula}"]
+    lines = [f"{record.title}: {record.equation}"]
     return "\n".join(lines + [f"  {key}: {fact}" for key, fact in _facts(cls).items()])
 
 
@@ -185,7 +201,7 @@ def describe_html(cls: type[ActivationModule]) -> str:
     record = cls.activation
     left = "style='text-align:left'"
     rows = "".join(f"<tr><th {left}>{escape(key)}</th><td {left}>{escape(fact)}</td></tr>" for key, fact in _facts(cls).items())
-    heading = f"<b>{escape(record.title)}</b>&emsp;<code>{escape(record.name)}(x) = {escape(record.formula)}</code>"
+    heading = f"<b>{escape(record.title)}</b>&emsp;<code>{escape(record.equation)}</code>"
     return (
         f"<div style='display:flex;gap:1.5em;align-items:center'>{_picture(record)}"
         f"<div>{heading}<table style='margin:0.5em 0'>{rows}</table></div></div>"
@@ -193,11 +209,19 @@ def describe_html(cls: type[ActivationModule]) -> str:
 
 
 def _picture(record: Activation) -> str:
-    """An SVG of the function and its gradient, by the reference, so that nothing need be compiled."""
+    """An SVG of the function and its gradient, by the reference, so that nothing need be compiled.
+
+    Of several operands, by the first, where other elements are 1 and channel operands as in a new module.
+    """
     low, high, points = CURVE
     x = torch.linspace(low, high, points, dtype=torch.float64)
+    params = tuple(value for _, value in record.params)
+    operands = record.layout.tensors[1:] if record.fingerprint else ()
+    if record.fingerprint and record.in_eval:
+        record, params = record.in_eval(*params)
+    beside = [torch.full_like(x, record.channels[name].init if name in record.channels else 1.0) for name in operands]
     try:
-        curves = value_and_gradient(lambda x: record.reference(x, *(value for _, value in record.params)), x)
+        curves = value_and_gradient(lambda x: record.reference(x, *beside, *params), x)
     except Exception:  # a user's reference: no picture is better than no repr
         return ""
     shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .autograd import run, run_with_operands
-from .fusing.around import run_around
+from .fusing.around import check_seed, run_around
 from .measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 
@@ -82,8 +82,7 @@ class ActivationModule(nn.Module):
             if reset is not None:
                 reset(self)
         else:
-            for name, channel in self.activation.channels.items():
-                nn.init.constant_(getattr(self, name), channel.init)
+            _reset_weights(self, self.activation)
         if self.surrounded and self.bias is not None:
             nn.init.zeros_(self.bias)
 
@@ -137,10 +136,10 @@ class ActivationModule(nn.Module):
         count = cls.activation.layout.elements
         return [kernelbench_input(batch_size, dim, device, dtype) for _ in range(count)]
 
-    @staticmethod
-    def get_init_inputs() -> list:
-        """Arguments for the constructor: none, the defaults hold."""
-        return []
+    @classmethod
+    def get_init_inputs(cls) -> list:
+        """Arguments for the constructor: one value for all channels, where their number is asked for; else the defaults hold."""
+        return [1 for default in cls.activation.own_arguments.values() if default is Parameter.empty]
 
 
 def _by_name(record: Activation, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
@@ -177,6 +176,11 @@ def _make_weights(module: nn.Module, record: Activation, options: dict[str, Any]
             module.register_parameter(name, nn.Parameter(values))
         else:
             module.register_buffer(name, values)
+
+
+def _reset_weights(module: nn.Module, record: Activation) -> None:
+    for name, channel in record.channels.items():
+        nn.init.constant_(getattr(module, name), channel.init)
 
 
 def _size(record: Activation, name: str, size: Any) -> int:
@@ -223,7 +227,8 @@ _defined: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] =
 
 def _equation(record: Activation) -> str:
     """Formula and parameters, for people."""
-    return f"{record.name}({', '.join(['x', *(name for name, _ in record.params)])}) = {record.formula}"
+    operands = record.source.signature.of("element", "channel", "row")
+    return f"{record.name}({', '.join([*operands, *(name for name, _ in record.params)])}) = {record.formula}"
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
@@ -337,7 +342,8 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         beside = _wanted(record, options)
         if beside:
             return run_around(record, given, numbers, beside, *fixed)
-        return run_with_operands(record, given, numbers, *fixed)
+        check_seed(record, options.get("seed"), given)
+        return run_with_operands(record, given, numbers, *fixed, options.get("seed"))
 
     function.__signature__ = signature
     return function
@@ -364,8 +370,18 @@ def _make_reference(record: Activation) -> type[nn.Module]:
             if is_plain(record.token):
                 return record.reference(*tensors, *self.params)
             given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
-            return record.reference(*record.fitted(given), *self.params)
+            chosen, params = record, self.params
+            if record.in_eval and not self.training:
+                chosen, params = record.in_eval(*params)
+            return chosen.reference(*record.fitted(given), *params)
 
+    if record.channels:
+
+        def reset_parameters(self: nn.Module) -> None:
+            """Gives the operands that the module owns the values that a new one has."""
+            _reset_weights(self, record)
+
+        Model.reset_parameters = reset_parameters
     Model.__qualname__ = f"{record.title}.Model"
     return Model
 
@@ -373,7 +389,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
 def _describe_activation(record: Activation) -> str:
     saves = " | ".join(f'"{save}"' for save in record.saves)
     lines = [
-        f"{record.name}(x) = {record.formula}",
+        record.equation,
         "",
         f"For {ACCEPTED}, of any shape and strides, on CPU and CUDA; compiled at first use.",
         f"save={saves}: what backward keeps; {record.saves[0]} is the default.",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from .measuring.checks import converted, default_device
+from .measuring.checks import check_determined, converted, default_device
 from .measuring.limits import GRADIENT_FLOOR
 from .measuring.oracle import exact_function, function_of
+from .measuring.several import by_operand, formula, in_eval, kernel, of_several
 from .measuring.ulp import every_16bit_value, ulp_error, value_and_gradient
 from .modules import ActivationModule
 from .records import DTYPES
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = ["plot"]
+
+Subject = Callable[[Tensor], Callable[[Tensor], Tensor]]
 
 POINTS = 801
 BINS = 120
@@ -38,7 +42,8 @@ def plot(
     """Draws functions and gradients, and with ``error=True`` the measured error of both in ulp.
 
     Args:
-        activations: anything that :func:`jitact.get` takes; modules are drawn with their parameters.
+        activations: anything that :func:`jitact.get` takes; modules are drawn with their parameters. One of several operands
+            is a curve for each, where other elements are 1 and channel operands the module's mean.
         error: also draw how far results in ``dtype`` are from exact, in units in the last place: the largest error within
             each of 120 intervals, PyTorch's own dashed. Every value of a 16-bit type is tried, a sample of the others.
         low: where the x axis starts.
@@ -64,11 +69,14 @@ def plot(
     rows = 2 if error else 1
     figure, axes = pyplot.subplots(rows, 2, figsize=(10, 3.6 * rows), sharex=True, squeeze=False, layout="constrained")
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)
-    for number, (module, label) in enumerate(drawn):
-        for ax, values in zip(axes[0], value_and_gradient(converted(module, x), x), strict=True):
+    curves = [(f"{label}{of}", *functions) for module, label in drawn for of, functions in _functions(module).items()]
+    for number, (label, function, *_) in enumerate(curves):
+        for ax, values in zip(axes[0], value_and_gradient(function(x), x), strict=True):
             ax.plot(x, values, color=f"C{number}", label=label)
-        if error:
-            _draw_errors(axes[1], module, _inputs(low, high, dtype).to(default_device(device)), (low, high), f"C{number}")
+    if error:
+        x = _inputs(low, high, dtype).to(default_device(device))
+        for number, (_, *functions) in enumerate(curves):
+            _draw_errors(axes[1], [function(x) for function in functions], x, (low, high), f"C{number}")
     where = f"{str(dtype).removeprefix('torch.')}, {default_device(device).type}"
     titles = ["forward", "gradient", f"error of forward, {where}", f"error of gradient, {where}"]
     for ax, title in zip(axes.flat, titles, strict=False):
@@ -97,16 +105,33 @@ def _pyplot():
 def _labelled(activation: Named) -> tuple[ActivationModule, str]:
     """The module, and what the legend calls it."""
     module = module_of(activation)
+    check_determined(module.activation)
     settings = f"({module.extra_repr()})" if isinstance(activation, torch.nn.Module) else ""
     return module, module.activation.name + settings
 
 
-def _draw_errors(axes: list[Axes], module: ActivationModule, x: Tensor, span: tuple[float, float], color: str) -> None:
+def _functions(module: ActivationModule) -> dict[str, tuple[Subject, Subject, Subject]]:
+    """By operand, where there are several: the function for inputs such as it is given, the exact one, and PyTorch's."""
+    if not of_several(record_of(module)):
+        return {
+            "": (
+                lambda x: converted(module, x),
+                lambda x: exact_function(converted(module, x)),
+                lambda x: function_of(converted(module, x), record_of(module).reference),
+            )
+        }
+    record, params = in_eval(module)
+    forms = kernel(record, params), formula(record, params), lambda *tensors: record.reference(*tensors, *params)
+    found = [by_operand(module, form) for form in forms]
+    return {f", by {name}": tuple([lambda x, f=each[name]: f for each in found]) for name in record.layout.tensors}
+
+
+def _draw_errors(
+    axes: list[Axes], functions: list[Callable[[Tensor], Tensor]], x: Tensor, span: tuple[float, float], color: str
+) -> None:
     """The largest errors of forward and gradient along x, and PyTorch's."""
-    own = converted(module, x)
-    f = exact_function(own)
+    own, f, theirs = functions
     exact = value_and_gradient(f, x.double())
-    theirs = function_of(own, record_of(own).reference)
     for subject, style, width in ((theirs, "--", 0.8), (own, "-", 1.4)):
         for ax, actual, wanted, floor in zip(axes, value_and_gradient(subject, x), exact, (None, GRADIENT_FLOOR), strict=True):
             ulp = ulp_error(actual, wanted, x.dtype, floor)

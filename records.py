@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import KernelSource, Work
+from .kernels.loader.slopes import from_output_source, gradients_source
 
 __all__ = [
     "ACCEPTED",
@@ -137,7 +138,7 @@ class Activation:
         channels: the operands with a value for each channel, by name; the module's own parameters or buffers.
         dtypes: of those operands: "same" as x's, or an error; "promoted" with x to the dtype of the result; or each its "own".
         spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
-        in_eval: the name and the parameters of the activation that this one is outside of training, from its parameters.
+        in_eval: the record and the parameters of the activation that this one is outside of training, from its parameters.
         transformers: transformers' module classes that it stands for, by name.
         added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy`` itself, and of which backward wants nothing: what is added.
@@ -167,7 +168,7 @@ class Activation:
     channels: dict[str, Channel] = field(default_factory=dict)
     dtypes: str = "own"
     spans: tuple[str, Callable[..., float]] | None = None
-    in_eval: Callable[..., tuple[str, tuple[float, ...]]] | None = None
+    in_eval: Callable[..., tuple[Activation, tuple[float, ...]]] | None = None
     transformers: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
@@ -201,6 +202,31 @@ class Activation:
         passed = tuple(tensors.index(name) for name in self.passed)
         return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places, passed)
 
+    @cached_property
+    def gradients(self) -> Activation:
+        """Its gradients as an activation, of the operands, ``dy``, the parameters and the number of one of them."""
+        return self._derived(gradients_source(self.source), (*self.params, ("which", 0.0)))
+
+    @cached_property
+    def from_output(self) -> Activation:
+        """Its gradient from the output as an activation, of the output, ``dy`` and the operands that are no elements."""
+        return self._derived(from_output_source(self.source), self.params)
+
+    def _derived(self, kernel: KernelSource, params: tuple[tuple[str, float], ...]) -> Activation:
+        told = (kernel.name, self.title, self.formula, self.reference)
+        return Activation(*told, params=params, kernel=kernel, has_reference=False)
+
+    @cached_property
+    def by_formula(self) -> bool:
+        """Whether second derivatives are the reference's, which can be told the random numbers if there are any."""
+        return self.has_reference and (not self.layout.draws or "keep" in inspect.signature(self.reference).parameters)
+
+    @property
+    def equation(self) -> str:
+        """What it is of its operands, for people."""
+        operands = self.source.signature.of("element", "channel", "row") if self.fingerprint else ("x",)  # reads no file
+        return f"{self.name}({', '.join(operands)}) = {self.formula}"
+
     @property
     def learned(self) -> tuple[str, ...]:
         """The channel operands that have gradients."""
@@ -226,7 +252,8 @@ class Activation:
         options = OPTIONS | OF_MODULES
         if self.gating:
             options = dict(self.params) | GATED | {"layout": self.gating.layout, "gate": self.gating.gate} | OPTIONS
-        options = {n: d for n, d in options.items() if n not in self.own_arguments and n not in self.channels}
+        taken = {*self.own_arguments, *self.channels, *(self.layout.tensors if self.fingerprint else ())}
+        options = {n: d for n, d in options.items() if n not in taken}
         keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items()]
         return inspect.Signature([*positional, *keyword])
 
@@ -254,7 +281,8 @@ class Activation:
         try:
             bound = signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise TypeError(f"{self.title}{self.signature}: {error}") from None
+            called = self.title if signature is self.signature else self.name
+            raise TypeError(f"{called}{signature}: {error}") from None
         bound.apply_defaults()
         return bound.arguments
 

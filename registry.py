@@ -6,6 +6,7 @@ import difflib
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from inspect import Parameter
 from types import FunctionType
 
 from torch import Tensor, nn
@@ -212,7 +213,7 @@ def module_of(activation: Named) -> ActivationModule:
     if isinstance(activation, ActivationModule):
         return activation
     if not isinstance(activation, nn.Module):
-        return get(activation)()
+        return _of_defaults(get(activation))
     from .replacing.counterparts import counterpart, share_weights
 
     module = counterpart(activation)
@@ -220,6 +221,12 @@ def module_of(activation: Named) -> ActivationModule:
         raise _no_counterpart(type(activation))
     share_weights(module, activation)
     return module
+
+
+def _of_defaults(cls: type[ActivationModule]) -> ActivationModule:
+    """A module with the defaults, and one value for all channels."""
+    own = cls.activation.own_arguments
+    return cls(**{name: 1 for name in cls.activation.channels if own.get(name) is Parameter.empty})
 
 
 def record_of(module: ActivationModule) -> Activation:

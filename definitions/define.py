@@ -6,86 +6,27 @@ those whose programs you would run.
 
 from __future__ import annotations
 
-import hashlib
-import inspect
 import keyword
 import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from numbers import Integral, Real
+from functools import cache
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from .. import registry
-from ..autograd import run
-from ..kernels import KernelSource
-from ..kernels.loader import signature
 from ..modules import ActivationModule
-from ..records import OPTIONS, Activation
+from ..records import Channel
 from . import kernel_file
-from .expression import CONSTANTS, FUNCTIONS, HELPERS, Expression, ExpressionError, in_cpp
+from .definition import Definition, read_definition, with_header
+from .expression import Expression, ExpressionError, in_cpp
+from .operands import Declared, check_element, check_operands, declared
 
-__all__ = ["Definition", "check_params", "define", "load_folder", "save_folder"]
-
-
-@dataclass(eq=False)
-class Definition(Activation):
-    """The record of a user's activation; its ``kernel`` holds the kernel file's text.
-
-    Attributes:
-        functions: the functions that the text defines, of those that elementwise.cuh names.
-        expression: forward, where it is no more than an expression.
-    """
-
-    functions: frozenset[str] = frozenset()
-    expression: Expression | None = None
-
-    def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
-        """Backward as ``dy`` times the slope: an activation too, whose derivative the compiler finds."""
-        return dy * run(kept, _slope(self, save), params, False, None, False)
-
-
-@lru_cache(maxsize=256)
-def _slope(definition: Definition, save: str) -> Definition:
-    """The activation that computes another's slope, from the input or from the output."""
-    names, kernel = [in_cpp(name) for name, _ in definition.params], definition.source
-    marked = [operand.type != "T" for operand in kernel.signature.operands[1:]]
-    numbers = [name if mark else f"T({name})" for name, mark in zip(names, marked, strict=True)]
-    if save == "output":
-        slope = f"activation::backward_from_output({', '.join(['T(1)', 'x', *numbers])})"
-    elif "backward" in definition.functions:
-        slope = f"activation::backward({', '.join(['T(1)', 'x', *numbers])})"
-    else:
-        duals = [f"jitact::Dual<T>({name})" for name in names]
-        duals = [f"Number<jitact::Dual<T>>({dual})" if mark else dual for dual, mark in zip(duals, marked, strict=True)]
-        slope = f"activation::forward({', '.join(['jitact::Dual<T>(x, T(1))', *duals])}).derivative"
-    includes = "\n".join(re.findall(r"^[ \t]*#[ \t]*include.*", kernel.text, re.MULTILINE))
-    arguments = ", ".join(["T x", *(f"Number<T> {name}" for name in names)])
-    text = f"""{includes}
-namespace activation {{
-#line 1 "{kernel.path}"
-{kernel.text}
-}}
-ELEMENTWISE T forward({arguments}) {{ return {slope}; }}
-"""
-    name = f"{definition.name}_slope{'_from_output' if save == 'output' else ''}"
-    return replace(
-        definition,
-        name=name,
-        saves=("input",),
-        kernel=kernel._replace(name=name, text=text, numbers=()),
-        functions=frozenset({"forward"}),
-        has_reference=False,  # that of the definition is of another function
-    )
+__all__ = ["Channel", "Definition", "define", "load_folder", "save_folder"]
 
 
 def define(
@@ -93,14 +34,15 @@ def define(
     expression: str | None = None,
     backward: str | None = None,
     *,
+    operands: Iterable[str] | None = None,
     backward_from_output: str | None = None,
     source: str | Path | None = None,
     saves: str | Iterable[str] | None = None,
     reference: Callable[..., Tensor] | None = None,
     formula: str | None = None,
-    **params: float,
+    **params: float | Channel,
 ) -> type[ActivationModule]:
-    """Makes an activation and registers it: ``define("swoosh", "x * sin(x)")``.
+    """Makes an activation and registers it: ``define("swoosh", "x * sin(x)")``, ``define("my_swiglu", "silu(gate) * up")``.
 
     The result is a module class like the library's own, known to :func:`jitact.get` and as ``jitact.<name>``, compiled at
     first use. A name that is defined again stands for the new activation; modules of the old one go on working.
@@ -109,16 +51,22 @@ def define(
 
     Args:
         name: an identifier.
-        expression: forward, in ``x`` and the parameters: arithmetic, comparisons, ``condition ? a : b``, ``pi``, and the
-            functions that kernels/math.cuh lists. A number is one of the tensor's type: ``1 / 2`` is 0.5.
-        backward: the gradient, in ``dy``, ``x`` and the parameters; derived from forward by the compiler if left out.
+        expression: forward: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that kernels/math.cuh lists,
+            activations by their names, and ``dropout(value, p)``. A name before a parenthesis is a function, what ``params``
+            declare is that, and any other name is a tensor. A number is one of the tensors' type: ``1 / 2`` is 0.5.
+        backward: the gradient, in ``dy``, the tensor and the parameters; derived from forward by the compiler if left out, as
+            it has to be where several operands have gradients.
+        operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel
+            operands, those that are not to follow the tensors.
         backward_from_output: the gradient in ``dy``, ``y`` and the parameters, for ``save="output"``.
         source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one.
         saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
-        reference: the same in PyTorch, ``reference(x, *params)``, to check against. If left out, and forward is an
-            expression, that is evaluated in PyTorch; else the compiled forward in float64 stands in.
+        reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first.
+            If left out, and forward is an expression, that is evaluated in PyTorch; else the compiled forward in float64
+            stands in.
         formula: forward, for people; the expression if left out.
-        params: the parameters with their defaults, in the order of the constructor's arguments.
+        params: the parameters with their defaults, in the order of the constructor's arguments, and the operands with a
+            learned value for each channel, as :class:`Channel`.
 
     Raises:
         ExpressionError: an expression will not do; the message points at the place.
@@ -130,20 +78,24 @@ def define(
         raise TypeError(f"define({name!r}, ...) takes an expression or source=, one of the two")
     if source is not None and (backward, backward_from_output) != (None, None):
         raise TypeError(f"define({name!r}, source=...) takes the gradient from the source; leave out backward")
-    params = check_params(name, params)
-    fields = {"parameters": params or None, "keeps": saves, "formula": formula}
+    if source is not None and operands is not None:
+        raise TypeError(f"define({name!r}, source=...) takes the operands from the source; leave out operands")
+    given = declared(name, params)
+    fields = {"parameters": (given.params | given.channels) or None, "keeps": saves, "formula": formula}
     expressions, path = None, f"<{name}>"
     if expression is not None:
-        bodies = {"forward": expression, "backward": backward, "backward_from_output": backward_from_output}
-        expressions = _read_expressions(name, {key: body for key, body in bodies.items() if body is not None}, tuple(params))
+        listed = None if operands is None else check_operands(name, operands, given)
+        gradients = {"backward": backward, "backward_from_output": backward_from_output}
+        gradients = {key: body for key, body in gradients.items() if body is not None}
+        expressions = _read_expressions(name, expression, gradients, listed, given)
         fields["formula"] = formula or expressions["forward"].text
-        source = _write_kernel(expressions)
+        source = _write_kernel(expressions, listed or (), given)
     elif isinstance(source, Path):
         source, path = kernel_file.read_file(source), str(source.resolve())
     fields = {key: value for key, value in fields.items() if value is not None}
     with registry.lock:
         _check_name(name)
-        return registry.register(_read(name, source, path, fields, reference, expressions))
+        return registry.register(read_definition(name, source, path, fields, reference, expressions))
 
 
 def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) -> list[Path]:
@@ -173,7 +125,7 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{record.name}.cu" for record in records]
     for path, record in zip(paths, records, strict=True):
-        path.write_text(_with_header(record), encoding="utf-8")
+        path.write_text(with_header(record), encoding="utf-8")
     return paths
 
 
@@ -211,7 +163,8 @@ def _read_folder(folder: Path) -> list[Definition]:
         names = kernel_file.in_order_of_use(texts)
     for name in names:
         with _told_of(files[name]):
-            definitions[name] = _read(name, texts[name], str(files[name].resolve()), {}, None, beside=definitions)
+            path = str(files[name].resolve())
+            definitions[name] = read_definition(name, texts[name], path, {}, None, beside=definitions)
     return [definitions[name] for name in texts]
 
 
@@ -224,14 +177,6 @@ def _told_of(path: Path) -> Iterator[None]:
         raise ValueError(f"{path}: {error}") from None
 
 
-# What C++ or kernel files already mean by a name, so that no parameter can have it.
-CPP_WORDS = frozenset(
-    """alignas alignof asm auto bool break case catch char class const constexpr continue default delete do double dynamic_cast
-    else enum explicit extern false float for friend goto if inline int long mutable namespace new noexcept nullptr operator
-    private protected public register requires return short signed sizeof static struct switch template this throw true try
-    typedef typename union unsigned using virtual void volatile while activation forward backward backward_from_output
-    backward_from_bit keeps jitact std T ELEMENTWISE x y dy""".split()  # noqa: SIM905
-)
 LONGEST_NAME = 100  # files are called by it, and by more; the longest name of a file has 255 characters
 
 
@@ -266,43 +211,6 @@ def _reserved_names() -> frozenset[str]:
     return frozenset({*vars(package), *package.PUBLIC, *package.HOOKS, *modules})
 
 
-@cache
-def _reserved_parameters() -> dict[str, str]:
-    """The names that no parameter can have, and why."""
-    relu, options = registry.get("relu"), inspect.signature(define).parameters
-    return {
-        **dict.fromkeys(dir(relu()), "modules have something else of that name"),
-        **dict.fromkeys(["self", "inplace", *OPTIONS], "it is an argument of every activation"),
-        **dict.fromkeys(options.keys() - {"params"}, "it is an argument of define"),
-        **dict.fromkeys([*FUNCTIONS, *CONSTANTS], "expressions have something else of that name"),
-        **dict.fromkeys(["torch", "math", *(helper.__name__ for helper in HELPERS.values())], "PyTorch's form needs the name"),
-        **dict.fromkeys(CPP_WORDS, "kernel files have something else of that name"),
-    }
-
-
-def check_params(name: str, params: Mapping[str, object]) -> dict[str, float]:
-    """The parameters with their defaults, as Python's own numbers.
-
-    Raises:
-        ValueError: a parameter has a name that it cannot have.
-        TypeError: a default is not a number.
-    """
-    checked = {}
-    for param, value in params.items():
-        why = _reserved_parameters().get(param)
-        if not param.isidentifier() or not param.isascii() or keyword.iskeyword(param) or "__" in param:
-            why = "it must be an identifier, such as alpha"
-        if why:
-            raise ValueError(f"{name}: a parameter cannot be called {param!r}: {why}")
-        if isinstance(value, bool) or not isinstance(value, Real):
-            raise TypeError(f"{name}: the default of {param} must be a number, got {value!r}")
-        try:
-            checked[param] = int(value) if isinstance(value, Integral) and float(value) == int(value) else float(value)
-        except OverflowError:
-            raise ValueError(f"{name}: the default of {param} is too large for a number") from None
-    return checked
-
-
 def _check_arguments(name: str, *, source: object, saves: object, reference: object, formula: object) -> None:
     """Checks arguments of :func:`define` that people may have meant as parameters, or given in another form.
 
@@ -323,178 +231,64 @@ def _check_arguments(name: str, *, source: object, saves: object, reference: obj
         raise ValueError(f"{name}: source= is a kernel file's text, and {source!r} a path; give Path({source!r})")
 
 
-def _check_reference(name: str, reference: Callable[..., Tensor], names: Iterable[str]) -> None:
-    """Checks that a reference takes what it will be given.
-
-    Raises:
-        TypeError: it does not.
-    """
-    arguments = ["x", *names]
-    try:
-        inspect.signature(reference).bind(*arguments)
-    except TypeError as error:
-        raise TypeError(f"{name}: the reference must take ({', '.join(arguments)}): {error}") from None
-    except ValueError:  # it is built in, and nothing tells
-        return
-
-
-NO_FORMULA = "see its kernel file"
-
-
-def _with_header(definition: Definition) -> str:
-    """A definition's kernel file with all its fields in the comments at its top."""
-    text = definition.source.text
-    body = signature.functions(text)["forward"].body or ""
-    fields = {
-        "activation": definition.name,
-        "parameters": ", ".join(f"{name} = {value!r}" for name, value in definition.params),
-        "keeps": ", ".join(definition.saves),
-        "formula": "" if definition.formula in (_on_one_line(body), NO_FORMULA) else kernel_file.quoted(definition.formula),
-    }
-    return kernel_file.with_header(text, fields)
-
-
-def _on_one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-TENSORS = {"forward": ("x",), "backward": ("dy", "x"), "backward_from_output": ("dy", "y")}
-"""What the functions take that can be given as expressions."""
-
-
-def _read_expressions(name: str, bodies: dict[str, str], params: tuple[str, ...]) -> dict[str, Expression]:
+def _read_expressions(
+    name: str, forward: str, gradients: dict[str, str], listed: tuple[str, ...] | None, given: Declared
+) -> dict[str, Expression]:
     """The expressions of a definition, by the functions that return them.
 
     Raises:
         ExpressionError: one of them will not do.
-        ValueError: a parameter occurs in none.
+        ValueError: an operand occurs in none, or cannot have its name, or a gradient cannot be an expression.
     """
-    expressions = {}
-    for function, text in bodies.items():
+    elements = None if listed is None else [operand for operand in listed if operand not in given.channels]
+    if listed and listed[0] in given.channels:
+        raise ValueError(f"{name}: operands= must begin with a tensor of elements, got the channel operand {listed[0]}")
+    order = dict.fromkeys([*(operand for operand in listed or () if operand in given.channels), *given.channels])
+    expressions: dict[str, Expression] = {}
+
+    def read(function: str, text: str, elements: Iterable[str] | None) -> Expression:
         try:
-            expressions[function] = Expression(text, TENSORS[function], params)
-            if function != "forward" and "dy" not in expressions[function].names:
-                message = f"does not use dy, the gradient that comes in; write dy * ({expressions[function].text})"
-                raise ExpressionError(message, text.strip(), 0, len(text.strip()))
+            return Expression(text, elements, given.params, channels=order)
         except ExpressionError as error:
             raise ExpressionError(f"{name}, {function}: {error.message}", *error.place) from None
+
+    expressions["forward"] = first = read("forward", forward, elements)
+    for element in first.elements:
+        check_element(name, element)
+    several = [*first.elements, *order]
+    if gradients and (len(several) > 1 or first.random):
+        why = f"{', '.join(several)} have gradients" if len(several) > 1 else "forward draws random numbers"
+        raise ValueError(
+            f"{name}: {next(iter(gradients))}= is for one tensor, and {why}; leave it out, to have all gradients derived, or "
+            "give a kernel file as source="
+        )
+    for function, text in gradients.items():
+        expressions[function] = found = read(function, text, ["dy", *(first.elements if function == "backward" else ["y"])])
+        if found.random:
+            raise ValueError(f"{name}: {function}= draws random numbers; a gradient cannot")
+        if "dy" not in found.names:
+            message = f"{name}, {function}: does not use dy, the gradient that comes in; write dy * ({found.text})"
+            raise ExpressionError(message, text.strip(), 0, len(text.strip()))
     used = frozenset().union(*(expression.names for expression in expressions.values()))
-    unused = [param for param in params if param not in used]
-    if unused:
-        raise ValueError(f"{name}: {', '.join(unused)} given as a parameter, but not used in {' or '.join(expressions)}")
+    for kind, names in (("a parameter", given.params), ("a channel operand", order), ("an operand", listed or ())):
+        unused = [operand for operand in names if operand not in used]
+        if unused:
+            raise ValueError(f"{name}: {', '.join(unused)} given as {kind}, but not used in {' or '.join(expressions)}")
     return expressions
 
 
-def _write_kernel(expressions: dict[str, Expression]) -> str:
+def _write_kernel(expressions: dict[str, Expression], listed: tuple[str, ...], given: Declared) -> str:
     """A kernel file with functions that return expressions."""
+    forward = expressions["forward"]
+    types = {name: "T" for name in forward.elements} | dict.fromkeys(given.channels, "Channel<T>")
+    tensors = [(types[name], name) for name in dict.fromkeys([*listed, *types])]
+    random = [("Random<T>", name) for name in forward.random]
+    numbers = [("Number<T>", in_cpp(name)) for name in given.params]
     functions = []
     for function, expression in expressions.items():
-        tensors = TENSORS[function]
-        params = [f"Number<T> {in_cpp(param)}" for param in expression.variables[len(tensors) :]]
-        declared = ", ".join([*(f"T {tensor}" for tensor in tensors), *params])
-        functions.append(f"ELEMENTWISE T {function}({declared}) {{ return {expression.cpp}; }}\n")
+        taken = {"forward": tensors, "backward": [("T", "dy"), *tensors]}.get(function, [("T", "dy"), ("T", "y")])
+        literal = ("x",) if function == "forward" else ("x", "dy", "y")
+        in_file = [(type_, name if name in literal else in_cpp(name)) for type_, name in taken]
+        arguments = ", ".join(f"{type_} {name}" for type_, name in [*in_file, *random, *numbers])
+        functions.append(f"ELEMENTWISE T {function}({arguments}) {{ return {expression.cpp}; }}\n")
     return "\n".join(['#include "elementwise.cuh"\n', *functions])
-
-
-def _read(
-    name: str,
-    text: str,
-    path: str,
-    fields: dict[str, Any],
-    reference: Callable[..., Tensor] | None,
-    expressions: dict[str, Expression] | None = None,
-    beside: Mapping[str, Activation] = MappingProxyType({}),
-) -> Definition:
-    """The definition in a kernel file's text; ``fields`` come before those of the file's header.
-
-    ``expressions`` are what its functions return, where that is known; ``beside`` the definitions in its folder.
-
-    Raises:
-        ValueError: the text will not do.
-        TypeError: the reference will not do.
-    """
-    try:
-        text = kernel_file.checked(text)
-        functions, fields = signature.functions(text), kernel_file.header(text) | fields
-        params = kernel_file.read_parameters(fields.get("parameters", {}))
-        names_there = kernel_file.names_there(functions)
-        names = kernel_file.parameter_names(names_there, params)
-        _check_defaults(names, params)
-        saves = kernel_file.read_saves(functions, fields.get("keeps", ()))
-        used = kernel_file.definitions_used(text, beside)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    params = check_params(name, params)
-    if reference:
-        _check_reference(name, reference, names)
-    if expressions is None:
-        expressions = _expressions_there(functions, names_there, beside)
-    forward = expressions.get("forward")
-    kernel = KernelSource(name, text, path, names_there, given=used)
-    definition = Definition(
-        name,
-        title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
-        formula=fields.get("formula") or _on_one_line(functions["forward"].body or "") or NO_FORMULA,
-        reference=reference or forward,
-        saves=saves,
-        params=tuple((param, params[param]) for param in names),
-        kernel=kernel,
-        fingerprint=_fingerprint(kernel, functions, expressions, names),
-        functions=frozenset(functions),
-        expression=forward,
-        has_reference=bool(reference or forward),
-    )
-    if not definition.has_reference:
-        definition.reference = _in_float64(definition)
-    return definition
-
-
-def _check_defaults(names: tuple[str, ...], params: Mapping[str, float]) -> None:
-    """Checks that each parameter has a default."""
-    if set(params) != set(names):
-        how = f"define(..., {names[0]}=1.0) or // parameters: {names[0]} = 1.0" if names else "leave them out"
-        told = [", ".join(each) or "none" for each in (names, params)]
-        raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
-
-
-def _expressions_there(
-    functions: dict[str, signature.Function], names: tuple[str, ...], beside: Mapping[str, Activation]
-) -> dict[str, Expression]:
-    """What the functions of a kernel file return, of those that do no more than return an expression."""
-    found = {}
-    for name, function in functions.items():
-        if function.body and name in TENSORS:
-            given = function.arguments[: len(TENSORS[name])]
-            tensors = [argument or usual for argument, usual in zip(given, TENSORS[name], strict=True)]
-            try:
-                found[name] = Expression(function.body, tensors, names, of_kernel_file=True, beside=beside)
-            except ExpressionError:  # C++ that is more than an expression
-                continue
-    return found
-
-
-def _fingerprint(
-    kernel: KernelSource,
-    functions: dict[str, signature.Function],
-    expressions: dict[str, Expression],
-    names: tuple[str, ...],
-) -> str:
-    """What tells a definition from others of its name: a hash of its formula and of its parameters' names.
-
-    Where its functions are expressions, and there is nothing else, their keys are its formula, however they are written.
-    """
-    code = signature.code(kernel.text)
-    used = [signature.code(source.text) for source in kernel.all_used if not source.is_librarys]
-    formula = " ".join("".join([code, *used]).split())
-    for start, end in sorted((function.span for function in functions.values()), reverse=True):
-        code = code[:start] + code[end:]
-    if expressions.keys() == functions.keys() and re.fullmatch(r'\s*#\s*include\s*"elementwise\.cuh"\s*|\s*', code):
-        formula = sorted((name, expression.key) for name, expression in expressions.items())
-    return hashlib.sha256(repr((names, formula)).encode()).hexdigest()[:16]
-
-
-def _in_float64(definition: Definition) -> Callable[..., Tensor]:
-    def reference(x: Tensor, *params: float) -> Tensor:
-        return run(x.to(torch.float64), definition, params, False, "input", False).to(x.dtype)
-
-    return reference

@@ -1,158 +1,27 @@
 """The expressions that :func:`jitact.define` takes: arithmetic in C++'s notation, read here.
 
-What is read is written twice: in C++, for the compiler to make the kernel of, and in PyTorch, to compare the kernel with.
+A name before a parenthesis is a function, or an activation; others are tensors, or what they are declared to be. What is read
+is written twice: in C++, for the compiler to make the kernel of, and in PyTorch, to compare the kernel with.
 Every number in it is a number of ``T``. What is made of numbers alone is computed here, in float64, so that both get the same
 value, and so that C++'s rules for whole numbers (``1 / 2`` is 0, ``010`` is 8, ``65536 * 65536`` is 0) play no part.
 """
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
 from types import MappingProxyType
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-from .. import registry
-from ..kernels.loader.uses import namespace
+from ..fusing.drop import dropped
 from ..records import Activation
-from .functions import FUNCTIONS, HELPERS, IN_MATH, Called, called
+from .functions import FUNCTIONS, HELPERS
+from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, _Parser, bare, in_cpp
 
-__all__ = ["CONSTANTS", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
-
-CONSTANTS = {"pi": math.pi}
-
-# How tightly the operators bind, tightest last, and what Python calls the two that it writes otherwise.
-BINDING = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5, "*": 6, "/": 6}
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "==": float.__eq__,
-    "!=": float.__ne__,
-    "<": float.__lt__,
-    "<=": float.__le__,
-    ">": float.__gt__,
-    ">=": float.__ge__,
-}
-ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "+": float.__add__,
-    "-": float.__sub__,
-    "*": float.__mul__,
-    "/": float.__truediv__,
-}
-LOGICAL = {"||": "|", "&&": "&"}
-
-# What people write from habit, and what to write instead.
-HABITS = {
-    "**": "write pow(a, b) for a power",
-    "^": "write pow(a, b) for a power",
-    "//": "write floor(a / b)",
-    "%": "write fmod(a, b)",
-    "=": "write == to compare",
-    "&": "write &&",
-    "|": "write ||",
-    ".": "write the function's name alone, as in sin(x)",
-    "::": "write the activation's name alone, as in silu(x)",
-    "fabs": "write abs(x)",
-    ";": "an expression has no semicolon; for statements give a whole kernel file as source=",
-    "and": "write &&",
-    "or": "write ||",
-    "not": "write !",
-    "if": "write condition ? a : b",
-    "else": "write condition ? a : b",
-    "lambda": "write the expression alone",
-    "return": "write the expression alone",
-}
-
-TOKEN = re.compile(
-    r"(?P<number>\.?[0-9](?:[eE][+-]|[.A-Za-z0-9_])*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<operator>\|\||&&|::|[=!<>]=|\*\*|//|[-+*/<>?:(),!])|(?P<other>\S)"
-)
-NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
-
-# What compilers and Python's own parser take without trouble.
-MAX_NESTING = 100  # parentheses, calls, signs and branches within each other
-MAX_DEPTH = 500  # the same and operators, such as the terms of a sum
-
-
-class ExpressionError(ValueError):
-    """An expression that will not do. Its text shows where.
-
-    Attributes:
-        message: what is wrong, without the place.
-        place: the expression, and the offsets in it where what is wrong starts and ends.
-    """
-
-    def __init__(self, message: str, text: str, start: int, end: int) -> None:
-        """Takes a message and the place."""
-        self.message, self.place = message, (text, start, end)
-        line_start = text.rfind("\n", 0, start) + 1
-        line = text[line_start:].partition("\n")[0].replace("\t", " ")
-        caret = " " * (start - line_start) + "^" * max(1, min(end, line_start + len(line)) - start)
-        super().__init__(f"{message}\n    {line}\n    {caret}")
-
-    def _render_traceback_(self) -> list[str]:
-        """What IPython shows: where the expression is wrong, not where that was noticed."""
-        return [f"ExpressionError: {self}"]
-
-
-def in_cpp(parameter: str) -> str:
-    """What a parameter is called in C++: no macro (``NULL``, ``errno``) and no function has a name like this."""
-    return f"{parameter}_"
-
-
-@dataclass
-class _Token:
-    kind: str  # number, name, operator, other, end
-    text: str
-    start: int
-    end: int
-
-
-@dataclass
-class _Node:
-    """A part of an expression: where it stands, and what it is in both languages.
-
-    Attributes:
-        python: in PyTorch.
-        cpp: in C++, of type ``T``; a literal if it is a number.
-        key: without what makes no difference, such as spaces and names of variables.
-        kind: "number" for what is known now, "scalar" for what depends on parameters alone, "tensor" for the rest.
-        value: that of a number.
-        truth: whether it is true or false, and of type bool in C++.
-        whole: whether it is written in whole numbers alone, which C++ and Python take for an int.
-        closed: whether a comparison in it stands in parentheses.
-        depth: how many parts are within each other.
-    """
-
-    start: int
-    end: int
-    python: str
-    cpp: str
-    key: str
-    kind: str = "tensor"
-    value: float | None = None
-    truth: bool = False
-    whole: bool = False
-    closed: bool = False
-    depth: int = 0
-
-
-def _kind(*parts: _Node) -> str:
-    """The kind of what is made of ``parts``."""
-    kinds = {part.kind for part in parts}
-    return next(kind for kind in ("tensor", "scalar", "number") if kind in kinds)
-
-
-def _literal(value: float) -> str:
-    """A number as C++ reads it, where a ``T`` stands beside it."""
-    short = value.is_integer() and abs(value) < 2**31 and (value or math.copysign(1, value) > 0)
-    return str(int(value)) if short else repr(value)
+__all__ = ["CONSTANTS", "DROPOUT", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
 
 
 class Expression:
@@ -160,445 +29,85 @@ class Expression:
 
     Attributes:
         text: as the user wrote it, on one line.
-        variables: the names that may occur in it, tensors first, in the order of a call's arguments.
+        elements: the tensors of elements that may occur in it.
+        variables: all names that may occur in it: elements, channel operands, parameters, in the order of a call's arguments.
         names: the names that do occur.
+        random: the random numbers that it draws, as C++ calls them.
+        shares: of what is dropped.
         helpers: those of :data:`HELPERS` that :attr:`python` calls.
         activations: the activations that it calls.
-        python: the same in Python, with the names ``torch``, ``math`` and those of the helpers and activations.
-        cpp: the same in C++, where parameters are called as :func:`in_cpp` says.
+        python: the same in Python, with the names ``torch``, ``math``, ``dropout`` and those of helpers and activations.
+        cpp: the same in C++, where operands but ``x``, ``dy`` and an output ``y`` are called as :func:`in_cpp` says.
         key: equal for expressions that differ in spaces, needless parentheses, the spelling of numbers, or names of variables.
     """
 
     def __init__(
         self,
         text: str,
-        tensors: Iterable[str],
+        elements: Iterable[str] | None,
         parameters: Iterable[str] = (),
         *,
+        channels: Iterable[str] = (),
+        random: Iterable[str] = (),
         of_kernel_file: bool = False,
+        draws: bool = True,
         beside: Mapping[str, Activation] = MappingProxyType({}),
     ) -> None:
-        """Reads ``text``, in which the names ``tensors`` and ``parameters`` may occur.
+        """Reads ``text``, in which these names may occur.
 
-        It may call activations, those ``beside`` it before those of the registry. With ``of_kernel_file`` it is what a kernel
-        file's function returns, and parameters are as they are called there. What means something else in C++ is then no
-        expression, such as a quotient of whole numbers.
+        Args:
+            text: the expression.
+            elements: the tensors; if left out, all names but those declared here are, ``x`` before the others.
+            parameters: numbers.
+            channels: operands with a value for each channel.
+            random: with ``of_kernel_file``, the names of random numbers.
+            of_kernel_file: whether it is what a kernel file's function returns, with names as they are there. What means
+                something else in C++ is then no expression, such as a quotient of whole numbers.
+            draws: whether ``dropout`` drops anything, else it is its first argument.
+            beside: activations that it may call, before those of the registry.
 
         Raises:
             ExpressionError: ``text`` is not an expression in them.
         """
         if not isinstance(text, str):
             raise TypeError(f"an expression is text, such as 'x * sigmoid(x)', not {text!r}")
-        tensors, parameters = tuple(tensors), tuple(parameters)
-        parser = _Parser(text.strip(), tensors, parameters, of_kernel_file, beside)
+        channels, parameters = tuple(channels), tuple(parameters)
+        given = None if elements is None else tuple(elements)
+        parser = _Parser(text.strip(), given, channels, parameters, tuple(random), of_kernel_file, draws, beside)
         root = parser.number(parser.parse())
         self.text = " ".join(text.split())
-        self.variables = tensors + parameters
+        self.elements = parser.elements
+        self.variables = self.elements + channels + parameters
         self.names = frozenset(parser.names)
+        self.random, self.shares = tuple(parser.drawn), tuple(parser.shares)
         self.helpers = {name: HELPERS[name] for name in HELPERS if name in parser.names}
         self.activations = tuple(parser.activations.values())
-        self.python, self.cpp, self.key = _bare(parser.as_tensor(root)), _bare(root.cpp), root.key
-
-    @cached_property
-    def _function(self) -> Callable[..., Tensor]:
-        names = {"torch": torch, "math": math} | {helper.__name__: helper for helper in self.helpers.values()}
+        self.python, self.cpp, self.key = bare(parser.as_tensor(root)), bare(root.cpp), root.key
+        names = {"torch": torch, "math": math, DROPOUT: dropped}
+        names |= {helper.__name__: helper for helper in self.helpers.values()}
         names |= {activation.python: activation for activation in self.activations}
-        return eval(f"lambda {', '.join(self.variables)}: {self.python}", names)
+        arguments = ", ".join([*self.variables, *[f"{KEEP}=None"] * bool(self.random)])
+        self._function = eval(f"lambda {arguments}: {self.python}", names)
+        self._of_one = len(self.elements) == 1 and not channels
 
-    def __call__(self, *values: Tensor | float) -> Tensor:
-        """The expression's value for values of the variables, in their order."""
-        return self._function(*[value if isinstance(value, Tensor) else float(value) for value in values])
+    def __call__(self, *values: Tensor | float, keep: Callable[[int, float], Tensor] | None = None) -> Tensor:
+        """The expression's value for values of the variables, in their order.
+
+        ``keep`` gives, of a stream of random numbers and a share to drop, what values are multiplied by; else they are drawn.
+        """
+        drawn = {KEEP: keep} if self.random else {}
+        value = self._function(*[value if isinstance(value, Tensor) else float(value) for value in values], **drawn)
+        return value if self._of_one else self._as_elements(value, values[: len(self.elements)])
+
+    def _as_elements(self, value: Tensor, elements: tuple[Tensor, ...]) -> Tensor:
+        """A value in the shape and dtype of the elements, whatever those of channel operands are."""
+        shape, dtype = elements[0].shape, elements[0].dtype
+        for each in elements[1:]:
+            shape, dtype = torch.broadcast_shapes(shape, each.shape), torch.promote_types(dtype, each.dtype)
+        value = value.to(dtype)
+        return value.expand(shape) if value.dim() <= len(shape) else value.reshape(shape)
 
     def renamed(self, *names: str) -> str:
         """:attr:`python` with other names for the variables, in their order."""
         new = dict(zip(self.variables, names, strict=True))
         return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda name: new.get(name[0], name[0]), self.python)
-
-
-def _bare(text: str) -> str:
-    """Without parentheses around all of it."""
-    depth = 0
-    for i, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if depth == 0 and i < len(text) - 1:
-            return text
-    return text[1:-1] if text.startswith("(") else text
-
-
-class _Parser:
-    """Precedence climbing over the tokens of one expression."""
-
-    def __init__(
-        self,
-        text: str,
-        tensors: tuple[str, ...],
-        parameters: tuple[str, ...],
-        of_kernel_file: bool,
-        beside: Mapping[str, Activation],
-    ) -> None:
-        self.text, self.tensors, self.parameters, self.of_kernel_file = text, tensors, parameters, of_kernel_file
-        self.beside = beside
-        self.names: set[str] = set()
-        self.activations: dict[str, Called] = {}
-        self.tokens = [_Token(str(match.lastgroup), match[0], *match.span()) for match in TOKEN.finditer(text)]
-        self.tokens.append(_Token("end", "", len(text), len(text) + 1))
-        self.at = self.nesting = 0
-        self.like = tensors[-1]  # whose dtype a number becomes a tensor of
-
-    # Nodes.
-
-    def node(self, start: int, end: int, python: str, cpp: str, key: str, *parts: _Node, **fields: object) -> _Node:
-        """What is made of ``parts``."""
-        made = _Node(start, end, python, cpp, key, depth=1 + max(part.depth for part in parts), **fields)
-        if made.depth > MAX_DEPTH:
-            self.too_deep(f"more than {MAX_DEPTH} operations, each of which needs the one before", start, end)
-        return made
-
-    def known(self, start: int, end: int, python: str, value: float, *, whole: bool = False) -> _Node:
-        """A number."""
-        if not math.isfinite(value):
-            self.fail("no finite number; the largest is 1.79e308", start, end)
-        return _Node(start, end, python, _literal(value), repr(float(value)), "number", value, whole=whole)
-
-    def known_truth(self, start: int, end: int, value: bool) -> _Node:
-        """What is true, or false, whatever the variables are."""
-        return replace(self.known(start, end, str(float(value)), float(value)), truth=True)
-
-    def number(self, node: _Node) -> _Node:
-        """The same as what arithmetic can take: truth as 1 or 0."""
-        if not node.truth:
-            return node
-        if node.kind == "number":
-            return replace(node, truth=False)
-        python = f"{node.python}.to({self.like}.dtype)" if node.kind == "tensor" else f"float({node.python})"
-        return replace(node, python=python, cpp=f"T({_bare(node.cpp)})", truth=False)
-
-    def as_tensor(self, number: _Node) -> str:
-        """In Python, as a tensor."""
-        return number.python if number.kind == "tensor" else f"torch.full_like({self.like}, {_bare(number.python)})"
-
-    def as_float(self, number: _Node) -> str:
-        """In Python, as a tensor or a float: an int has no bounds there, and PyTorch takes none that is large."""
-        return repr(number.value) if number.kind == "number" and number.whole else number.python
-
-    # Errors.
-
-    def fail(self, message: str, start: int, end: int) -> NoReturn:
-        raise ExpressionError(message, self.text, start, end)
-
-    def unexpected(self, message: str) -> NoReturn:
-        token = self.token
-        found = "the end" if token.kind == "end" else repr(token.text)
-        self.fail(HABITS.get(token.text) or f"{message}, found {found}", token.start, token.end)
-
-    def too_deep(self, what: str, start: int, end: int) -> NoReturn:
-        self.fail(f"{what}; give a whole kernel file as source=, in which values can have names", start, end)
-
-    # Grammar.
-
-    @property
-    def token(self) -> _Token:
-        return self.tokens[self.at]
-
-    def take(self) -> _Token:
-        self.at += 1
-        return self.tokens[self.at - 1]
-
-    def expect(self, text: str, why: str) -> _Token:
-        if self.token.text != text:
-            self.unexpected(f"expected {text!r} {why}")
-        return self.take()
-
-    def need_truth(self, node: _Node) -> None:
-        if not node.truth:
-            self.fail("expected a comparison here, such as x > 0", node.start, node.end)
-
-    def parse(self) -> _Node:
-        if self.token.kind == "end":
-            self.fail("the expression is empty", 0, 1)
-        node = self.choice()
-        if self.token.kind != "end":
-            self.unexpected("expected an operator")
-        return node
-
-    def within(self, read: Callable[[], _Node]) -> _Node:
-        """What ``read`` reads, one level further in."""
-        self.nesting += 1
-        if self.nesting > MAX_NESTING:
-            self.too_deep(f"nested more than {MAX_NESTING} deep", self.token.start, self.token.end)
-        node = read()
-        self.nesting -= 1
-        return node
-
-    def choice(self) -> _Node:
-        """``condition ? a : b``, or anything that binds tighter."""
-        condition = self.operation(1)
-        if self.token.text != "?":
-            return condition
-        self.take()
-        self.need_truth(condition)
-        first = self.within(self.choice)
-        self.expect(":", "and what holds if the condition does not")
-        second = self.within(self.choice)
-        a, b, start, end = self.number(first), self.number(second), condition.start, second.end
-        if condition.kind == "number":
-            return replace(a if condition.value else b, start=start, end=end)
-        kind = _kind(condition, a, b)
-        if condition.kind != "tensor":
-            branches = [self.as_tensor(each) if kind == "tensor" else self.as_float(each) for each in (a, b)]
-            python = f"({branches[0]} if {_bare(condition.python)} else {_bare(branches[1])})"
-        else:  # torch.where takes a number beside a tensor, but makes float32 of two numbers
-            branch = self.as_tensor(a) if b.kind != "tensor" else a.python
-            python = f"torch.where({_bare(condition.python)}, {_bare(branch)}, {_bare(b.python)})"
-        numbers = a.kind == b.kind == "number"  # that are alike to C++ where both are of type T
-        branches = [f"T({each.cpp})" if numbers else _bare(each.cpp) for each in (a, b)]
-        cpp, key = f"{condition.cpp} ? {branches[0]} : {branches[1]}", f"(? {condition.key} {a.key} {b.key})"
-        return self.node(start, end, python, cpp, key, condition, a, b, kind=kind, whole=self.int_in_cpp(first, second))
-
-    def operation(self, lowest: int) -> _Node:
-        """Operators that bind at least as tight as ``lowest``."""
-        left = self.unary()
-        while BINDING.get(self.token.text, 0) >= lowest:
-            sign = self.take().text
-            right = self.operation(BINDING[sign] + 1)
-            binary = self.logical if sign in LOGICAL else self.comparison if sign in COMPARISONS else self.arithmetic
-            left = binary(sign, left, right)
-        return left
-
-    def logical(self, sign: str, left: _Node, right: _Node) -> _Node:
-        self.need_truth(left)
-        self.need_truth(right)
-        start, end, kind = left.start, right.end, _kind(left, right)
-        for side, other in ((left, right), (right, left)):
-            if side.kind == "number":
-                decides = bool(side.value) == (sign == "||")
-                return replace(side if decides else other, start=start, end=end, closed=False)
-        python, cpp = f"({left.python} {LOGICAL[sign]} {right.python})", f"{left.cpp} {sign} {right.cpp}"
-        return self.node(start, end, python, cpp, f"({sign} {left.key} {right.key})", left, right, kind=kind, truth=True)
-
-    def comparison(self, sign: str, left: _Node, right: _Node) -> _Node:
-        start, end, kind = left.start, right.end, _kind(left, right)
-        if any(side.truth and not side.closed for side in (left, right)):
-            self.fail("comparisons do not chain; join two with &&", start, end)
-        left, right = self.number(left), self.number(right)
-        if kind == "number":
-            return self.known_truth(start, end, COMPARISONS[sign](left.value, right.value))
-        python, cpp = f"({left.python} {sign} {right.python})", f"{left.cpp} {sign} {right.cpp}"
-        return self.node(start, end, python, cpp, f"({sign} {left.key} {right.key})", left, right, kind=kind, truth=True)
-
-    def int_in_cpp(self, *parts: _Node) -> bool:
-        """Whether all of them are ints in the kernel file that is read."""
-        return self.of_kernel_file and all(part.whole or part.truth for part in parts)
-
-    def arithmetic(self, sign: str, left: _Node, right: _Node) -> _Node:
-        start, end, kind = left.start, right.end, _kind(left, right)
-        whole = self.int_in_cpp(left, right)
-        if whole and sign == "/":
-            self.fail("a quotient of whole numbers is a whole number in C++", start, end)
-        left, right = self.number(left), self.number(right)
-        if sign == "/" and right.value == 0:
-            self.fail("a division by zero", start, end)
-        if kind == "number":
-            return self.known_arithmetic(sign, left, right, whole)
-        a, b = left.python, right.python
-        if kind == "scalar":
-            a, b = self.as_float(left), self.as_float(right)
-            if sign == "/" and right.kind == "scalar":  # a tensor knows infinities and NaN where Python raises
-                a, kind = self.as_tensor(left), "tensor"
-        cpp, key = f"{left.cpp} {sign} {right.cpp}", f"({sign} {left.key} {right.key})"
-        return self.node(start, end, f"{a} {sign} {b}", cpp, key, left, right, kind=kind, whole=whole)
-
-    def known_arithmetic(self, sign: str, left: _Node, right: _Node, whole: bool) -> _Node:
-        start, end = left.start, right.end
-        value = ARITHMETIC[sign](left.value, right.value)
-        if whole and abs(value) >= 2**31:
-            self.fail("too large for a whole number in C++", start, end)
-        a, b = (self.as_float(side) if left.whole and right.whole else side.python for side in (left, right))
-        return self.known(start, end, f"{a} {sign} {b}", value, whole=whole)
-
-    def unary(self) -> _Node:
-        if self.token.text not in ("-", "+", "!"):
-            return self.primary()
-        sign = self.take()
-        written = self.within(self.unary)
-        if sign.text == "!":
-            return self.negation(sign, written)
-        operand, start, end = self.number(written), sign.start, written.end
-        python = f"{sign.text}{operand.python}"
-        if operand.kind == "number":
-            value = -operand.value if sign.text == "-" else operand.value
-            whole = written.whole and value != 0  # there is a -0 of T, but none among whole numbers
-            return self.known(start, end, python if whole else f"{sign.text}{self.as_float(operand)}", value, whole=whole)
-        whole = self.int_in_cpp(written)
-        # Two signs side by side would be C++'s -- or ++.
-        cpp = f"{sign.text}({operand.cpp})" if operand.cpp[0] in "+-" else f"{sign.text}{operand.cpp}"
-        key = f"(- {operand.key})" if sign.text == "-" else operand.key
-        return self.node(start, end, python, cpp, key, operand, kind=operand.kind, whole=whole)
-
-    def negation(self, sign: _Token, operand: _Node) -> _Node:
-        self.need_truth(operand)
-        start, end, kind = sign.start, operand.end, operand.kind
-        if kind == "number":
-            return replace(self.known_truth(start, end, not operand.value), closed=True)
-        python = f"(~{operand.python})" if kind == "tensor" else f"(not {operand.python})"
-        cpp, key = f"!{operand.cpp}", f"(! {operand.key})"
-        return self.node(start, end, python, cpp, key, operand, kind=kind, truth=True, closed=True)
-
-    def primary(self) -> _Node:
-        token = self.token
-        if token.kind == "number":
-            return self.literal(self.take())
-        if token.kind == "name" and token.text not in HABITS:
-            self.take()
-            if self.token.text == "::" and self.of_kernel_file:
-                return self.used(token)
-            return self.call(token) if self.token.text == "(" else self.variable(token)
-        if token.text != "(":
-            self.unexpected("expected a number, a name or a parenthesis")
-        self.take()
-        inner = self.within(self.choice)
-        closing = self.expect(")", "to close the parenthesis")
-        python = inner.python if inner.truth else f"({_bare(inner.python)})"
-        cpp = inner.cpp if inner.kind == "number" else f"({_bare(inner.cpp)})"
-        return replace(inner, start=token.start, end=closing.end, python=python, cpp=cpp, closed=True)
-
-    def literal(self, token: _Token) -> _Node:
-        if SUFFIX.fullmatch(token.text):
-            self.fail("a number has no suffix; it takes the type of the tensor", token.start, token.end)
-        if not NUMBER.fullmatch(token.text):
-            self.fail("no decimal number, such as 2, 0.5 or 1e-3", token.start, token.end)
-        value, whole = float(token.text), token.text.isdigit()
-        if value == 0 and re.search("[1-9]", re.split("[eE]", token.text)[0]):
-            self.fail("too small for a number: it would be 0; the smallest is 4.94e-324", token.start, token.end)
-        if self.of_kernel_file and whole and (value >= 2**31 or token.text != str(int(value))):
-            self.fail("another number in C++", token.start, token.end)
-        if whole and value >= 2**53:
-            return self.known(token.start, token.end, repr(value), value)
-        return self.known(token.start, token.end, str(int(token.text)) if whole else token.text, value, whole=whole)
-
-    def variable(self, token: _Token) -> _Node:
-        name, start, end = token.text, token.start, token.end
-        if name in FUNCTIONS:
-            self.fail(f"{name} is a function; call it, as in {name}(x)", start, end)
-        if self.token.text in (".", "::"):
-            self.unexpected("")
-        self.names.add(name)
-        if name in self.tensors:
-            return _Node(start, end, name, name, f"t{self.tensors.index(name)}", "tensor")
-        if name in self.parameters:
-            cpp = name if self.of_kernel_file else in_cpp(name)
-            return _Node(start, end, name, cpp, f"p{self.parameters.index(name)}", "scalar")
-        if name in CONSTANTS:
-            return self.known(start, end, f"math.{name}", CONSTANTS[name])
-        known = ", ".join([*self.tensors, *self.parameters, *CONSTANTS])
-        parameter = f"for a parameter, give its default, as in define(..., {name}=1.0)"
-        self.fail(f"unknown name {name!r}; there are {known}; {parameter}", start, end)
-
-    def call(self, token: _Token) -> _Node:
-        name = token.text
-        if name == "T" and self.of_kernel_file:
-            return self.conversion(token)
-        if name not in FUNCTIONS:
-            activation = None if self.of_kernel_file else self.activation(token)
-            if activation:
-                return self.activated(token, activation)
-            near = difflib.get_close_matches(name, [*FUNCTIONS, *registry.names()], n=2)
-            known = f"there are {', '.join(sorted(FUNCTIONS))}, and activations by their names"
-            suggestion = f"did you mean {' or '.join(near)}?" if near else known
-            self.fail(f"unknown function {name!r}; {suggestion}", token.start, token.end)
-        arguments, closing = self.arguments(name)
-        function, kind = FUNCTIONS[name], _kind(*arguments)
-        if len(arguments) != function.arity:
-            plural = "argument" if function.arity == 1 else "arguments"
-            self.fail(f"{name} takes {function.arity} {plural}, got {len(arguments)}", token.start, closing.end)
-        if kind == "number":
-            return self.number_call(token, arguments, closing)
-        self.names.add(name)
-        # A function of parameters alone is computed on tensors too, which know infinities and NaN where Python raises.
-        may_be_numbers = function.numbers if kind == "tensor" else ()
-        given = [node.python if i in may_be_numbers else self.as_tensor(node) for i, node in enumerate(arguments)]
-        python = f"{function.python}({', '.join(map(_bare, given))})"
-        given = [f"T({node.cpp})" if node.kind == "number" else _bare(node.cpp) for node in arguments]
-        key = f"({name} {' '.join(node.key for node in arguments)})"
-        return self.node(token.start, closing.end, python, f"{name}({', '.join(given)})", key, *arguments)
-
-    def arguments(self, name: str) -> tuple[list[_Node], _Token]:
-        """What stands in the parentheses of a call, and the one that closes them."""
-        self.take()
-        arguments = [self.within(self.choice)]
-        while self.token.text == ",":
-            self.take()
-            arguments.append(self.within(self.choice))
-        closing = self.expect(")", f"to close {name}(")
-        return [self.number(argument) for argument in arguments], closing
-
-    def activation(self, token: _Token) -> Called | None:
-        """The activation that a name calls."""
-        try:
-            return called(token.text, self.beside)
-        except ValueError as error:
-            self.fail(str(error), token.start, token.end)
-
-    def used(self, token: _Token) -> _Node:
-        """A call as kernel files have it, ``silu_::forward(x)``."""
-        activation = self.activation(replace(token, text=token.text.removesuffix("_")))
-        if not activation or token.text != namespace(activation.name):
-            self.unexpected("expected an operator")
-        self.take()
-        if self.take().text != "forward" or self.token.text != "(":
-            self.fail(f"the slope of {activation.name}, which is no expression", token.start, self.token.end)
-        return self.activated(token, activation)
-
-    def activated(self, token: _Token, activation: Called) -> _Node:
-        """A call of an activation: its elements, then those of its numbers that are not the defaults."""
-        name, elements, params = activation.name, len(activation.elements), activation.record.params
-        arguments, closing = self.arguments(token.text)
-        start, end = token.start, closing.end
-        if not elements <= len(arguments) <= elements + len(params):
-            plural = "argument" if len(arguments) == 1 else "arguments"
-            self.fail(f"{name} takes ({activation.arguments}), got {len(arguments)} {plural}", start, end)
-        left = params[len(arguments) - elements :]
-        arguments += [self.known(start, end, repr(value), float(value)) for _, value in left]
-        tensors, numbers = arguments[:elements], arguments[elements:]
-        for (parameter, _), number in zip(params, numbers, strict=True):
-            if number.kind == "tensor":
-                message = f"{parameter} of {name} is a number; it cannot be different for each element"
-                self.fail(message, number.start, number.end)
-        if all(number.kind == "number" for number in numbers):
-            try:
-                activation.record.check(tuple(number.value for number in numbers), False, None, False)
-            except ValueError as error:
-                self.fail(str(error), start, end)
-        self.activations[name] = activation
-        given = [self.as_tensor(node) for node in tensors] + [self.as_float(node) for node in numbers]
-        python = f"{activation.python}({', '.join(map(_bare, given))})"
-        given = [f"T({node.cpp})" if node.kind == "number" else _bare(node.cpp) for node in tensors]
-        given += [_bare(node.cpp) for node in numbers]
-        cpp = f"{namespace(name)}::forward({', '.join(given)})"
-        key = f"({name}:{activation.record.fingerprint} {' '.join(node.key for node in arguments)})"
-        return self.node(start, end, python, cpp, key, *arguments)
-
-    def number_call(self, token: _Token, arguments: list[_Node], closing: _Token) -> _Node:
-        """A function of numbers alone."""
-        name, function = token.text, FUNCTIONS[token.text]
-        try:
-            if name in IN_MATH:
-                python = f"math.{name}({', '.join(_bare(argument.python) for argument in arguments)})"
-                value = eval(python, {"math": math})
-            else:
-                names = {"torch": torch, "math": math} | {helper.__name__: helper for helper in HELPERS.values()}
-                values = [torch.tensor(argument.value, dtype=torch.float64) for argument in arguments]
-                value = eval(function.python, names)(*values).item()
-                python = repr(value)
-            if not math.isfinite(value):
-                raise ValueError(f"it is {value}")
-        except (ArithmeticError, ValueError) as error:
-            self.fail(f"{name} of these numbers is no number: {error}", token.start, closing.end)
-        return self.known(token.start, closing.end, python, value)
-
-    def conversion(self, token: _Token) -> _Node:
-        """``T(...)``, by which a kernel file says that a number is one of ``T``."""
-        self.take()
-        inner = self.number(self.within(self.choice))
-        closing = self.expect(")", "to close T(")
-        return replace(inner, start=token.start, end=closing.end, python=f"({_bare(inner.python)})", whole=False)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 from .. import registry
 from ..kernels import KernelSource
-from ..kernels.loader.signature import Function, before_parameters, possible_saves
+from ..kernels.loader.signature import Function, Signature, before_operands, possible_saves, takes_elements
 from ..kernels.loader.uses import names_used, namespace
 from ..records import Activation
 
@@ -20,12 +20,11 @@ __all__ = [
     "definitions_used",
     "header",
     "in_order_of_use",
-    "names_there",
     "parameter_names",
     "quoted",
     "read_file",
-    "read_parameters",
     "read_saves",
+    "unmarked_numbers",
     "with_header",
 ]
 
@@ -114,54 +113,72 @@ def in_order_of_use(texts: Mapping[str, str]) -> list[str]:
     return ordered
 
 
-def names_there(functions: dict[str, Function]) -> tuple[str, ...]:
-    """What the functions call the parameters, which is the same in all of them; a function that does not use one need not.
+def unmarked_numbers(functions: dict[str, Function], declared: Collection[str]) -> tuple[str, ...]:
+    """The last arguments of ``forward`` that are numbers without being marked: each a ``T`` with a default.
+
+    Args:
+        functions: of a kernel file.
+        declared: the names that have a default.
 
     Raises:
-        ValueError: they differ, nothing tells what one is called, or one is no number.
+        ValueError: functions differ in their parameters, nothing tells what one is called, or one must be marked.
     """
-    taken = {name: function.arguments[before_parameters(name) :] for name, function in functions.items()}
-    forward = taken["forward"]
-    for name, params in taken.items():
-        same = len(params) == len(forward) and all(a == b or None in (a, b) for a, b in zip(params, forward, strict=True))
+    forward = functions["forward"]
+    names = list(forward.arguments)
+    for name, function in functions.items():
+        given = list(zip(function.types, function.arguments, strict=True))[before_operands(name) :]
+        backwards = range(-1, -min(len(given), len(names)) - 1, -1)
+        for k in backwards:  # from the end, as functions of the output take no elements
+            names[k] = names[k] or (given[k][1] if given[k][0] == forward.types[k] else None)
+    if None in names[1:]:
+        raise ValueError(f"line {forward.line}: no function has a name for parameter {names.index(None, 1)}")
+    first = len(names)
+    for k in range(len(names) - 1, 0, -1):
+        first = k if forward.types[k] == "T" and _is_declared(names[k], declared) else first
+    if set(forward.types[first:]) - {"T"}:
+        name = names[first]
+        raise ValueError(f"line {forward.line}: {name} is a parameter, and not among the last; make it a Number<T> {name}")
+    _check_alike(functions, len(names) - first)
+    return tuple(names[first:])
+
+
+def _is_declared(name: str | None, declared: Collection[str]) -> bool:
+    return name is not None and (name in declared or name.removesuffix("_") in declared)
+
+
+def _check_alike(functions: dict[str, Function], numbers: int) -> None:
+    """Checks that functions take the same operands under the same names; of elements, the names may differ.
+
+    Raises:
+        ValueError: they do not.
+    """
+    forward = functions["forward"]
+    marks = [*forward.types[: len(forward.types) - numbers], *["number"] * numbers]  # a T among which is an element
+    for name, function in functions.items():
+        taken = list(zip(function.types, function.arguments, strict=True))[before_operands(name) :]
+        expected = [
+            (type_, argument, mark == "T")
+            for type_, argument, mark in zip(forward.types, forward.arguments, marks, strict=True)
+            if mark != "T" or takes_elements(name)
+        ]
+        same = len(taken) == len(expected) and all(
+            a == b and (element or c == d or None in (c, d)) for (a, c), (b, d, element) in zip(taken, expected, strict=True)
+        )
         if not same:
-            told = [", ".join(param or "T" for param in each) or "no parameters" for each in (params, forward)]
-            raise ValueError(f"line {functions[name].line}: {name} takes {told[0]} where forward takes {told[1]}")
-    for name, type_ in zip(forward, functions["forward"].types[1:], strict=True):
-        if type_ not in ("T", "Number<T>"):
-            line = functions["forward"].line
-            raise ValueError(f"line {line}: a parameter must be a T or a Number<T>, got {type_} {name or ''}")
-    names = tuple(next(filter(None, each), None) for each in zip(*taken.values(), strict=True))
-    if None in names:
-        raise ValueError(f"line {functions['forward'].line}: no function has a name for parameter {names.index(None) + 1}")
-    return names
+            elements = sum(element for *_, element in expected)
+            told = [
+                ", ".join(argument or type_ for type_, argument, *_ in each[elements:]) or "no parameters"
+                for each in (taken, expected)
+            ]
+            raise ValueError(f"line {function.line}: {name} takes {told[0]} where forward takes {told[1]}")
 
 
-def parameter_names(there: tuple[str, ...], params: Mapping[str, float]) -> tuple[str, ...]:
+def parameter_names(there: Signature, declared: Collection[str]) -> tuple[str, ...]:
     """The parameters' names by what they are called in a kernel file: the same, or with an underscore at the end."""
-    bare = tuple(name.removesuffix("_") for name in there)
-    some = tuple(b if a not in params and b in params else a for a, b in zip(there, bare, strict=True))
-    return bare if set(params) == set(bare) else some
-
-
-def read_parameters(given: dict[str, float] | str) -> dict[str, float]:
-    """Parameters with their defaults, which a header gives as ``a = 1.0, b = 2``.
-
-    Raises:
-        ValueError: an item is none, or is there twice.
-    """
-    if not isinstance(given, str):
-        return given
-    params = {}
-    for item in filter(None, map(str.strip, given.split(","))):
-        param, _, value = map(str.strip, item.partition("="))
-        if param in params:
-            raise ValueError(f"the file's header has parameter {param} twice")
-        try:
-            params[param] = float(value)
-        except ValueError:
-            raise ValueError(f"{item!r} in the file's header is no parameter with a default, such as a = 1.0") from None
-    return params
+    numbers = [operand.in_file for operand in there.operands if operand.role == "number"]
+    bare = tuple(name.removesuffix("_") for name in numbers)
+    some = tuple(b if a not in declared and b in declared else a for a, b in zip(numbers, bare, strict=True))
+    return bare if set(bare) <= set(declared) else some
 
 
 def read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[str, ...]:

@@ -17,10 +17,10 @@ from torch.overrides import handle_torch_function
 
 from ..autograd import run_with_operands
 from ..kernels.loader.signature import ROLES
-from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in, library
+from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "named", "run_around"]
+__all__ = ["NAMES", "around", "check_seed", "named", "run_around"]
 
 NAMES = ("bias", "dropout", "residual")
 DRAWING = 3  # how much a GPU computes for an element, from random numbers alone
@@ -60,10 +60,10 @@ def run_around(
     if not 0 <= p <= 1:
         raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {p}")
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
-    _check_seed(record, seed, given)
+    check_seed(record, seed, given)
     if record.in_eval is not None and not training:
-        name, params = record.in_eval(*record.check(params, inplace, save, fast_math))
-        record, save = library[name], None
+        record, params = record.in_eval(*record.check(params, inplace, save, fast_math))
+        save = None
     added = {name: beside[name] for name in ("bias", "residual") if beside.get(name) is not None}
     if _prepares(record.token):
         return _in_pytorch(record, given, params, added, p)
@@ -73,7 +73,12 @@ def run_around(
     return run_with_operands(record, given | added, (*params, p) if p > 0 else params, inplace, save, fast_math, True, seed)
 
 
-def _check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
+def check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
+    """Checks the seed of random numbers, for tensors that are given by name.
+
+    Raises:
+        TypeError, ValueError: it is neither None nor a tensor that holds one int64, on their device.
+    """
     if seed is None:
         return
     if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
@@ -198,14 +203,15 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     """The kernel file: the activation's functions, in their namespace, with the rest around them."""
     signature, name = record.source.signature, record.name
     types = {role: type_ for type_, role in ROLES.items()}
-    others = [(types[o.role], f"{o.name}_" if o.role == "number" else o.name) for o in signature.operands[1:]]
+    first = signature.operands[0].in_file
+    others = [(types[o.role], f"{o.in_file}_" if o.role == "number" else o.in_file) for o in signature.operands[1:]]
     beside = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
     after = [each for each in others if each[0] in ("Number<T>", "Random<T>")]
-    arguments = [("T", "x"), *beside, *([("Channel<T>", "bias")] if bias else []), *([("T", "residual")] if residual else [])]
+    arguments = [("T", first), *beside, *([("Channel<T>", "bias")] if bias else []), *([("T", "residual")] if residual else [])]
     arguments += [*after, *([("Random<T>", "drop"), ("Number<T>", "share")] if dropout else [])]
     declared = ", ".join(" ".join(each) for each in arguments)
     without = ", ".join(" ".join(each) for each in arguments if each[0] != "T")
-    x = "x + bias" if bias else "x"
+    x = f"{first} + bias" if bias else first
     given = ", ".join([x, *(name for _, name in others)])
     rest = "".join(f", {name}" for type_, name in others if type_ != "T")
     dy = "dropout(dy, drop, share)" if dropout else "dy"
@@ -224,15 +230,15 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
             f"ELEMENTWISE Many<T, {total}> backward(T dy, {declared}) {{\n  const auto found = {gradient};\n"
             f"  return {{{', '.join(found)}}};\n}}"
         )
-    first = f", {without}" if without else ""
+    last = f", {without}" if without else ""
     if "bit" in record.saves:
         lines.append(f"ELEMENTWISE bool keeps({declared}) {{ return {name}_::keeps({given}); }}")
         lines.append(
-            f"ELEMENTWISE T backward_from_bit(T dy, bool bit{first}) {{ return {name}_::backward_from_bit({dy}, bit{rest}); }}"
+            f"ELEMENTWISE T backward_from_bit(T dy, bool bit{last}) {{ return {name}_::backward_from_bit({dy}, bit{rest}); }}"
         )
     if "output" in record.saves and not dropout and not residual:
         lines.append(
-            f"ELEMENTWISE T backward_from_output(T dy, T y{first}) {{ return {name}_::backward_from_output(dy, y{rest}); }}"
+            f"ELEMENTWISE T backward_from_output(T dy, T y{last}) {{ return {name}_::backward_from_output(dy, y{rest}); }}"
         )
     return "\n\n".join(['#include "elementwise.cuh"', *lines]) + "\n"
 
@@ -248,7 +254,8 @@ def _formula(
     if bias:
         x = x + left.pop(0)
     own, left = left[: len(record.params)], left[len(record.params) :]
-    y = record.reference(x, *more, *channels, *own)
+    drawn = {"keep": keep} if record.layout.draws and record.by_formula else {}
+    y = record.reference(x, *more, *channels, *own, **drawn)
     if dropout:
         y = dropped(y, left[0], keep, len(record.source.signature.of("random")))
     return y if added is None else added + y

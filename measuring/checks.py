@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..modules import ActivationModule
-from ..records import DTYPES, is_plain
+from ..records import DTYPES, Activation, is_plain
 from ..registry import Named, module_of, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
 from .oracle import Judge, Oracle
@@ -36,6 +36,8 @@ class Worst:
         wrong: for how many inputs the result is wrong.
         overflows: the magnitude of inputs from which what is computed on the way overflows, if it does; what is further out
             is not judged.
+        by: of a gradient by one of several operands, which.
+        at: the values of several operands, where it occurs.
     """
 
     ulp: float
@@ -44,6 +46,8 @@ class Worst:
     exact: float
     wrong: int
     overflows: float = math.inf
+    by: str = ""
+    at: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,14 +118,16 @@ class Check:
             for kind, worst in (("forward", row.forward), ("gradient", row.gradient)):
                 if worst and worst.wrong:
                     was = f"{worst.actual:.8g} where it should be {worst.exact:.8g}"
-                    lines.append(f"    {kind} at x = {worst.x:.8g} is {was}; {worst.wrong} of {row.inputs} inputs are wrong")
+                    subject, at = f"{kind} by {worst.by}" if worst.by else kind, worst.at or f"x = {worst.x:.8g}"
+                    lines.append(f"    {subject} at {at} is {was}; {worst.wrong} of {row.inputs} inputs are wrong")
         return "\n".join([*lines, f"  not looked at: {self.unseen}"])
 
 
 def _cell(worst: Worst | None) -> str:
     if worst is None:
         return "(the yardstick)"
-    return f"{figure(worst.ulp)} ulp at {worst.x:.6g}" if worst.ulp else "exact"
+    by = f" by {worst.by}" if worst.by else ""
+    return f"{figure(worst.ulp)} ulp{by} at {worst.x:.6g}" if worst.ulp else "exact"
 
 
 def check(
@@ -132,11 +138,14 @@ def check(
     dtypes: Iterable[torch.dtype] = DTYPES,
     device: str | torch.device | None = None,
 ) -> Check:
-    """Compares an activation's forward and gradient with its reference in float64, prints a table, and returns it.
+    """Compares an activation's forward and gradients with its reference in float64, prints a table, and returns it.
 
     An activation without a reference (one defined by a kernel file that is more than an expression) is compared with its
     own forward in float64, and its gradient with that forward's finite differences, kinks left out. A gradient from the output
     is compared with the slope where the function has the very output that was kept, rounded as it is.
+
+    Of several tensors, the first takes the values that are told below, with samples of the others; so do channel operands, of
+    definitions. The gradients by all of them are judged, and the worst is shown.
 
     A result is wrong if it is further off than rounding explains: by more than ``FORMULA`` in measuring/limits.py says, and by
     more than a change of ``x`` in the last bits of a register makes. A pass that loses digits is a right formula with large
@@ -157,15 +166,19 @@ def check(
         kernels.BuildError: it does not compile.
     """
     dtypes = _checked(dtypes, low, high)
+    from .several import of_several, rows_of_several  # not at the top: it makes rows, which are here
+
     module = module_of(activation)
     record, device = record_of(module), default_device(device)
+    check_determined(record)
     oracle = Oracle(module)
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), oracle.params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():
         if not x.numel():
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
-    rows = tuple(row for x in samples.values() for row in _rows(module, x))
+    judged = rows_of_several if of_several(record) else _rows
+    rows = tuple(row for x in samples.values() for row in judged(module, x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, oracle.params, strict=True))
     title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
     span = "all finite x" if (low, high) == (-math.inf, math.inf) else f"{low:g} <= x <= {high:g}"
@@ -203,13 +216,24 @@ def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.devic
     unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
     unseen += ["most inputs of wider types, which are a sample"] if any(row.dtype.itemsize > 2 for row in rows) else []
     unseen += ["other parameters"] if record.params else []
-    unseen += ["gradients of the weights"] if record.channels else []
-    unseen += ["random slopes"] if record.layout.draws else []
+    unseen += ["gradients of the weights"] if record.channels and record.module else []
+    unseen += ["sums over channels"] if record.channels and not record.module else []
+    unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
     unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
     untold = max(row.untold for row in rows)
     unseen += [f"gradients of {untold} inputs, at kinks or beyond the range"] if untold else []
     return "; ".join(unseen)
+
+
+def check_determined(record: Activation) -> None:
+    """Checks that an activation computes the same in every call, at least outside of training.
+
+    Raises:
+        ValueError: it draws random numbers.
+    """
+    if record.layout.draws and record.in_eval is None:
+        raise ValueError(f"{record.name} draws random numbers outside of training too, so there is nothing to compare it with")
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
@@ -263,7 +287,7 @@ def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
             slips = [Judge(*e, to, torch.float64).wrong(w) for e, to, w in zip(exact, limits, wide, strict=True)]
             far &= ~(slips[0] | slips[1])
         forward, gradient = (
-            _worst(x, actual, judge, slip, far, floor)
+            _worst(x, actual, judge, slip, far, floor)[0]
             for actual, judge, slip, floor in zip((y, dx), judges, slips, (None, GRADIENT_FLOOR), strict=True)
         )
         yield Row(dtype, save, x.numel(), None if yardstick else forward, gradient, int(wanted.isnan().sum()))
@@ -276,8 +300,10 @@ def _value_and_gradient(module: ActivationModule, x: Tensor, dy: Tensor) -> tupl
     return y.detach(), torch.autograd.grad(y, x, dy)[0].double() / dy.double()
 
 
-def _worst(x: Tensor, actual: Tensor, judge: Judge, slips: Tensor, far: Tensor, floor: float | None) -> Worst:
-    """The largest error, of the wrong results if there are any.
+def _worst(
+    x: Tensor, actual: Tensor, judge: Judge, slips: Tensor, far: Tensor, floor: float | Tensor | None
+) -> tuple[Worst, int]:
+    """The largest error, of the wrong results if there are any, and where among the inputs it is.
 
     Args:
         x: the inputs.
@@ -293,4 +319,4 @@ def _worst(x: Tensor, actual: Tensor, judge: Judge, slips: Tensor, far: Tensor, 
     wrong &= ~far
     where = (error.where(wrong, -1.0) if wrong.any() else error).argmax()
     values = (float(each[where]) for each in (error, x, actual, judge.exact))
-    return Worst(*values, wrong=int(wrong.sum()), overflows=overflows)
+    return Worst(*values, wrong=int(wrong.sum()), overflows=overflows), int(where)

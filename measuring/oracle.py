@@ -10,11 +10,11 @@ from torch import Tensor
 
 from ..definitions.define import Definition
 from ..modules import ActivationModule
-from ..registry import REGISTRY, record_of
+from ..registry import record_of
 from .limits import Limit
 from .ulp import ulp_error, value_and_gradient
 
-__all__ = ["Judge", "Oracle", "exact_function"]
+__all__ = ["Judge", "Oracle", "exact_function", "finite_differences"]
 
 NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
 
@@ -29,8 +29,8 @@ def function_of(module: ActivationModule, formula: Callable[..., Tensor]) -> Cal
     """A formula of a module's activation as a function of ``x``, with the module's weights and parameters, in eval mode."""
     record, params = record_of(module), module._params()
     if record.in_eval is not None:
-        name, params = record.in_eval(*params)
-        formula = REGISTRY[name].activation.reference
+        record, params = record.in_eval(*params)
+        formula = record.exact or record.reference
     weights = [getattr(module, name).detach() for name in record.channels]
     return lambda x: formula(x, *(weight.to(x.device, x.dtype) for weight in weights), *params)
 
@@ -48,7 +48,7 @@ class Oracle:
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The slope at ``x``, NaN where it cannot tell, and how far from it the true one may be."""
         if not self.has_reference:
-            return _finite_differences(self.value, x)
+            return finite_differences(self.value, x)
         slope = value_and_gradient(self.value, x)[1]
         if slope.isnan().any():
             # torch.where gives NaN in reverse mode, but not in forward mode, if a branch not taken overflows
@@ -79,7 +79,7 @@ class Oracle:
         return slope.masked_fill(beyond | ~y.isfinite(), torch.nan), doubt
 
 
-def _finite_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
+def finite_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
     """The derivative of ``f`` by central differences of fourth order, NaN at kinks, and its error."""
     h = (x.abs() * 2.0**-20).clamp(min=2.0**-13)
     left2, left, middle, right, right2 = (f(x + k * h) for k in (-2, -1, 0, 1, 2))
@@ -108,7 +108,7 @@ class Judge:
     limit: Limit
     dtype: torch.dtype
 
-    def error(self, actual: Tensor, floor: float | None) -> Tensor:
+    def error(self, actual: Tensor, floor: float | Tensor | None) -> Tensor:
         """In ulp, beyond the doubt."""
         off = actual.double() - self.exact
         beyond = torch.where(off.abs() <= self.doubt, self.exact, actual.double() - off.sign() * self.doubt)

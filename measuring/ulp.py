@@ -18,7 +18,7 @@ def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") ->
     return torch.cat([-positive.flip(0), positive])
 
 
-def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | None = None) -> Tensor:
+def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | Tensor | None = None) -> Tensor:
     """The distance of ``actual`` from ``exact`` in ulp of ``dtype``, elementwise, as float64.
 
     The unit is the spacing of ``dtype`` at the exact result, so a correctly rounded result is off by at most 0.5. Subnormal
@@ -32,19 +32,25 @@ def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | 
         actual: results, of any floating-point type.
         exact: the same in float64, not rounded to ``dtype``.
         dtype: the type that ``actual`` is stored in.
-        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``.
+        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``; one, or one for each.
     """
     info = torch.finfo(dtype)
     exact, actual = exact.double(), actual.double()
-    top, bottom = 2.0 ** (math.frexp(info.max)[1] - 1), 2.0 ** (math.frexp(max(info.tiny, floor or 0))[1] - 1)
-    binade = (exact.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)  # the power of two at or below |exact|
-    error = (actual.clamp(-2 * top, 2 * top) - exact).abs() / (binade.clamp(bottom, top) * info.eps)
+    top = 2.0 ** (math.frexp(info.max)[1] - 1)
+    bottom = _binade(torch.as_tensor(floor or 0.0 if not isinstance(floor, Tensor) else floor).double().clamp(min=info.tiny))
+    unit = _binade(exact).clamp(max=top).maximum(bottom.to(exact.device)) * info.eps
+    error = (actual.clamp(-2 * top, 2 * top) - exact).abs() / unit
     overflows = exact.abs() >= top * (2 - info.eps / 2)  # where IEEE rounding gives infinity
     same = (actual == exact) | (actual.isnan() & exact.isnan()) | (overflows & actual.isinf() & (actual.sign() == exact.sign()))
     if dtype is not torch.float16:
         same |= (actual == 0) & (exact.abs() < info.tiny)
     mismatch = error.isnan() | (actual.isinf() & (exact.abs() < top))
     return error.masked_fill(mismatch, torch.inf).masked_fill(same, 0.0)
+
+
+def _binade(values: Tensor) -> Tensor:
+    """The powers of two at or below the magnitudes."""
+    return (values.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
 
 
 def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor:

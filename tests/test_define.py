@@ -18,13 +18,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from common import PLAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 import jitact
 from jitact import modules, registry
+from jitact.activations import TABLE
 from jitact.definitions.define import Definition
 from jitact.definitions.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.exporting.extract import declared
@@ -79,7 +79,7 @@ def test_expression_in_python(text: str, python: str) -> None:
     ("text", "message", "marked"),
     [
         ("x * sine(x)", "unknown function 'sine'; did you mean sin", "sine"),
-        ("x * b", "unknown name 'b'", "b"),
+        ("x * sine", "'sine' is near to sin and sinh; did you mean sin or sinh?", "sine"),
         ("x ** 2", "write pow(a, b)", "**"),
         ("x ^ 2", "write pow(a, b)", "^"),
         ("x * 2.0f", "a number has no suffix", "2.0f"),
@@ -399,13 +399,15 @@ def test_kernel_file_and_its_header() -> None:
     assert jitact.define("my_relu", source=bits).activation.saves == ("bit", "input")
 
 
-@pytest.mark.parametrize("activation", PLAIN, ids=lambda activation: activation.name)
+@pytest.mark.parametrize("activation", TABLE, ids=lambda activation: activation.name)
 def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
     path = Path(activation.source.path)
-    cls = jitact.define(f"own_{activation.name}", source=path, **dict(activation.params))
+    cls = jitact.define(f"own_{activation.name}", source=path, **dict(activation.params), **activation.channels)
     record = cls.activation
     assert record.params == activation.params and set(activation.saves) <= set(record.saves)
+    assert record.channels == activation.channels and record.learned == activation.learned
     assert record.source.path == str(path) and record.source.text == path.read_text()
+    assert record.layout == activation.layout
 
 
 @pytest.mark.parametrize("name", ["leaky_relu", "threshold"])
@@ -475,7 +477,7 @@ def test_source_as_a_path(given: str, tmp_path: Path) -> None:
     ("source", "params", "message"),
     [
         ("int x;", {}, "defines no function ELEMENTWISE T forward"),
-        (WITH_HELPER, {}, "forward's parameters are a, those with a default none"),
+        (WITH_HELPER.replace("T a)", "Number<T> a)"), {}, "forward's parameters are a, those with a default none"),
         (WITH_HELPER, {"a": 1.0, "b": 2.0}, "forward's parameters are a, those with a default a, b"),
         ("ELEMENTWISE T forward(float x) { return x; }", {}, "line 1: forward must be declared as ELEMENTWISE T forward"),
         ("// parameters: a = much\n" + WITH_HELPER, {}, "'a = much' in the file's header"),

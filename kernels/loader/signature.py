@@ -5,8 +5,9 @@ The one reader of kernel files in Python. In C++, ``signature.cuh`` reads the sa
 
 from __future__ import annotations
 
+import keyword
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -15,11 +16,14 @@ __all__ = [
     "Function",
     "Operand",
     "Signature",
-    "before_parameters",
+    "before_operands",
     "code",
     "functions",
     "possible_saves",
+    "prepares",
     "read_signature",
+    "takes_elements",
+    "without_underscores",
 ]
 
 ROLES = {
@@ -58,14 +62,16 @@ class Operand(NamedTuple):
     """An argument of ``forward``.
 
     Attributes:
-        name: as the file has it.
+        name: in Python: as the file has it, less one underscore at its end.
         role: one of the values of :data:`ROLES`.
         type: as the file has it; a number may be a plain ``T``, if it is declared elsewhere to be one.
+        in_file: its name there.
     """
 
     name: str
     role: str
     type: str
+    in_file: str
 
 
 class Signature(NamedTuple):
@@ -130,9 +136,14 @@ _FORMS = {
 }
 
 
-def before_parameters(function: str) -> int:
-    """How many arguments a function of one element takes before its parameters."""
-    return len(_FORMS[function].first) + _FORMS[function].elements
+def before_operands(function: str) -> int:
+    """How many arguments a function takes before operands of forward's."""
+    return len(_FORMS[function].first)
+
+
+def takes_elements(function: str) -> bool:
+    """Whether elements are among those."""
+    return _FORMS[function].elements
 
 
 _FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
@@ -145,6 +156,11 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 def code(text: str) -> str:
     """A text with spaces in place of its comments."""
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
+
+
+def prepares(text: str) -> bool:
+    """Whether a kernel file's functions want something else in place of its channels, which ``prepare`` makes."""
+    return "prepare" in re.findall(r"\bvoid\s+(\w+)\s*\(", code(text))
 
 
 def functions(text: str) -> dict[str, Function]:
@@ -207,15 +223,17 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
     """
     found = functions(text)
     forward = found["forward"]
-    operands = []
-    for name, type_ in zip(_names(found), forward.types, strict=True):
-        operands.append(Operand(name, "number" if type_ == "T" and name in numbers else ROLES[type_], type_))
+    names, operands = _names(found), []
+    for name, bare, type_ in zip(names, without_underscores(names), forward.types, strict=True):
+        role = "number" if type_ == "T" and name in numbers else ROLES[type_]
+        operands.append(Operand(bare, role, type_, name))
     if operands[0].role != "element":
         raise ValueError(f"line {forward.line}: the first argument of forward must be a T, an element of the input")
     for name, function in found.items():
         expected = [operand for operand in operands if _FORMS[name].elements or operand.role != "element"]
         if function.types[len(_FORMS[name].first) :] != tuple(operand.type for operand in expected):
-            declared = ", ".join([*(f"{each} ..." for each in _FORMS[name].first), *(f"{o.type} {o.name}" for o in expected)])
+            operands_there = [f"{operand.type} {operand.in_file}" for operand in expected]
+            declared = ", ".join([*(f"{each} ..." for each in _FORMS[name].first), *operands_there])
             raise ValueError(f"line {function.line}: {name} must take ({declared}), as forward's arguments are")
     most = sum(operand.role in _WITH_GRADIENT for operand in operands)
     gradients = found["backward"].results if "backward" in found else 1 if "backward_from_bit" in found else most
@@ -223,6 +241,13 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
         line = found["backward"].line
         raise ValueError(f"line {line}: backward returns {gradients} gradients, of {most} operands that have one")
     return Signature(tuple(operands), frozenset(found), gradients)
+
+
+def without_underscores(names: Sequence[str]) -> list[str]:
+    """The names in Python of what C++ calls so: a name that is taken there can have an underscore at its end."""
+    bare = [name.removesuffix("_") for name in names]
+    usable = [each.isidentifier() and not keyword.iskeyword(each) and bare.count(each) == 1 for each in bare]
+    return [each if can else name for name, each, can in zip(names, bare, usable, strict=True)]
 
 
 def _names(found: dict[str, Function]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from .signature import Signature, code
+from .signature import Signature, code, prepares
 
 __all__ = ["in_namespace", "names_used", "namespace"]
 
@@ -41,7 +41,7 @@ def in_namespace(name: str, text: str, path: str, signature: Signature, used: st
     Raises:
         ValueError: it cannot be used.
     """
-    if "prepare" in re.findall(r"\bvoid\s+(\w+)\s*\(", code(text)):
+    if prepares(text):
         raise ValueError(f"{name} cannot be used by another kernel file: its functions want operands that were prepared")
     gradients = {operand.name: str(g) for g, operand in enumerate(signature.differentiable)}
     slope = "own" if "backward" in signature.functions else "derived"

@@ -1,0 +1,279 @@
+"""The record of a user's activation, read from a kernel file: its operands, what backward keeps, its form in PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..autograd import run, run_fitted
+from ..kernels import KernelSource
+from ..kernels.loader import signature
+from ..kernels.loader.signature import Signature
+from ..kernels.loader.slopes import slope_source
+from ..records import Activation, Channel, Requirement
+from . import kernel_file
+from .expression import Expression, ExpressionError
+from .operands import Declared, check_element, declared, in_header, read_header
+
+__all__ = ["NO_FORMULA", "Definition", "read_definition", "with_header"]
+
+NO_FORMULA = "see its kernel file"
+
+
+@dataclass(eq=False)
+class Definition(Activation):
+    """The record of a user's activation; its ``kernel`` holds the kernel file's text.
+
+    Attributes:
+        functions: the functions that the text defines, of those that elementwise.cuh names.
+        expression: forward, where it is no more than an expression.
+    """
+
+    functions: frozenset[str] = frozenset()
+    expression: Expression | None = None
+
+    def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
+        """Backward as ``dy`` times the slope: an activation too, whose derivative the compiler finds."""
+        return dy * run(kept, _slope(self, save), params, False, None, False)
+
+
+@lru_cache(maxsize=256)
+def _slope(definition: Definition, save: str) -> Definition:
+    """The activation that computes another's slope, from the input or from the output."""
+    kernel = slope_source(definition.source, save == "output")
+    return replace(
+        definition,
+        name=kernel.name,
+        saves=("input",),
+        kernel=kernel,
+        functions=frozenset({"forward"}),
+        has_reference=False,  # that of the definition is of another function
+    )
+
+
+def read_definition(
+    name: str,
+    text: str,
+    path: str,
+    fields: dict[str, Any],
+    reference: Callable[..., Tensor] | None,
+    expressions: dict[str, Expression] | None = None,
+    beside: Mapping[str, Activation] = MappingProxyType({}),
+) -> Definition:
+    """The definition in a kernel file's text; ``fields`` come before those of the file's header.
+
+    ``expressions`` are what its functions return, where that is known; ``beside`` the definitions in its folder.
+
+    Raises:
+        ValueError: the text will not do.
+        TypeError: the reference will not do.
+    """
+    try:
+        text = kernel_file.checked(text)
+        functions, fields = signature.functions(text), kernel_file.header(text) | fields
+        given = fields.get("parameters", {})
+        given = read_header(given) if isinstance(given, str) else given
+        unmarked = kernel_file.unmarked_numbers(functions, given)
+        saves = kernel_file.read_saves(functions, fields.get("keeps", ()))
+        used = kernel_file.definitions_used(text, beside)
+        kernel = KernelSource(name, text, path, unmarked, given=used)
+        names = kernel_file.parameter_names(kernel.signature, given)
+        channels = _channels(kernel.signature, names, given)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
+    params, channels = declared(name, {each: given[each] for each in names} | channels)
+    for element in kernel.signature.of("element", "row"):
+        check_element(name, element)
+    if reference:
+        _check_reference(name, reference, [*kernel.signature.tensors, *names])
+    if expressions is None:
+        expressions = _expressions_there(kernel, functions, beside)
+    forward = expressions.get("forward")
+    definition = Definition(
+        name,
+        title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
+        formula=fields.get("formula") or _on_one_line(functions["forward"].body or "") or NO_FORMULA,
+        reference=reference or forward,
+        saves=saves,
+        params=tuple((param, params[param]) for param in names),
+        kernel=kernel,
+        fingerprint=_fingerprint(kernel, functions, expressions, names, channels),
+        functions=frozenset(functions),
+        expression=forward,
+        has_reference=bool(reference or forward),
+        channels=channels,
+        requires=_requirements(forward, names) if forward else (),
+    )
+    if not definition.has_reference:
+        definition.reference = _in_float64(definition)
+    if forward and forward.random:
+        undrawn = _without_dropout(definition, functions["forward"].body or "", beside)
+        definition.in_eval = lambda *params: (undrawn, params)
+    return definition
+
+
+def _channels(there: Signature, numbers: tuple[str, ...], given: Mapping[str, object]) -> dict[str, Channel]:
+    """The channel operands of a kernel file; what is not declared of one has the defaults of :class:`Channel`.
+
+    Raises:
+        ValueError: what is declared is no channel operand there, or no parameter, or one is not declared.
+    """
+    channels = there.of("channel")
+    for name, value in given.items():
+        if isinstance(value, Channel) and name not in channels:
+            told = ", ".join(channels) or "none"
+            raise ValueError(f"{name} is declared as a Channel; forward's arguments of type Channel<T> are {told}")
+        if name in channels and not isinstance(value, Channel):
+            raise ValueError(f"{name} is a Channel<T> in the kernel file, declared as {value!r}; declare it as a Channel()")
+    params = [name for name in given if name not in channels]
+    if set(params) != set(numbers):
+        how = f"define(..., {numbers[0]}=1.0) or // parameters: {numbers[0]} = 1.0" if numbers else "leave them out"
+        told = [", ".join(each) or "none" for each in (numbers, params)]
+        raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
+    return {name: given.get(name, Channel()) for name in channels}
+
+
+def _check_reference(name: str, reference: Callable[..., Tensor], arguments: list[str]) -> None:
+    """Checks that a reference takes what it will be given.
+
+    Raises:
+        TypeError: it does not.
+    """
+    try:
+        inspect.signature(reference).bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name}: the reference must take ({', '.join(arguments)}): {error}") from None
+    except ValueError:  # it is built in, and nothing tells
+        return
+
+
+def _in_files_names(there: Signature, *roles: str) -> list[str]:
+    return [operand.in_file for operand in there.operands if operand.role in roles]
+
+
+def _expression(
+    there: Signature, body: str, elements: Iterable[str], beside: Mapping[str, Activation], draws: bool = True
+) -> Expression:
+    """What a function of a kernel file returns, as an expression in its operands.
+
+    Raises:
+        ExpressionError: it is none.
+    """
+    return Expression(
+        body,
+        elements,
+        _in_files_names(there, "number"),
+        channels=_in_files_names(there, "channel", "row"),
+        random=_in_files_names(there, "random"),
+        of_kernel_file=True,
+        draws=draws,
+        beside=beside,
+    )
+
+
+def _expressions_there(
+    kernel: KernelSource, functions: dict[str, signature.Function], beside: Mapping[str, Activation]
+) -> dict[str, Expression]:
+    """What the functions of a kernel file return, of those that do no more than return an expression."""
+    there, found = kernel.signature, {}
+    if signature.prepares(kernel.text):  # then what the functions get are not the operands
+        return {}
+    elements = _in_files_names(there, "element")
+    before = {"forward": elements, "backward": ["dy", *elements], "backward_from_output": ["dy", "y"]}
+    for name, function in functions.items():
+        if function.body and name in before:
+            usual = before[name]
+            given = [argument or each for argument, each in zip(function.arguments, usual, strict=False)]
+            try:
+                found[name] = _expression(there, function.body, given, beside)
+            except ExpressionError:  # C++ that is more than an expression
+                continue
+    return found
+
+
+def _requirements(forward: Expression, names: tuple[str, ...]) -> tuple[Requirement, ...]:
+    """That the shares which are dropped are shares."""
+    in_file = forward.variables[len(forward.variables) - len(names) :]
+
+    def requirement(text: str, of: Callable[..., float]) -> Requirement:
+        for written, name in zip(in_file, names, strict=True):
+            text = re.sub(rf"\b{written}\b", name, text)
+        return Requirement(f"0 <= {text} <= 1", lambda *params: 0 <= of(*params) <= 1)
+
+    return tuple(requirement(*share) for share in forward.shares)
+
+
+def _without_dropout(definition: Definition, body: str, beside: Mapping[str, Activation]) -> Definition:
+    """What a definition is outside of training."""
+    kernel, there = definition.source, definition.source.signature
+    expression = _expression(there, body, _in_files_names(there, "element"), beside, draws=False)
+    arguments = ", ".join(f"{each.type} {each.in_file}" for each in there.operands if each.role != "random")
+    text = f'#include "elementwise.cuh"\n\nELEMENTWISE T forward({arguments}) {{ return {expression.cpp}; }}\n'
+    name = f"{definition.name}_in_eval"
+    return replace(
+        definition,
+        name=name,
+        kernel=kernel._replace(name=name, text=text, path=f"<{name}>"),
+        reference=expression,
+        expression=expression,
+        has_reference=True,
+        requires=(),
+    )
+
+
+def _fingerprint(
+    kernel: KernelSource,
+    functions: dict[str, signature.Function],
+    expressions: dict[str, Expression],
+    names: tuple[str, ...],
+    channels: dict[str, Channel],
+) -> str:
+    """What tells a definition from others of its name: a hash of its formula, of its parameters' names, and of its channels.
+
+    Where its functions are expressions, and there is nothing else, their keys are its formula, however they are written.
+    """
+    code = signature.code(kernel.text)
+    used = [signature.code(source.text) for source in kernel.all_used if not source.is_librarys]
+    formula = " ".join("".join([code, *used]).split())
+    for start, end in sorted((function.span for function in functions.values()), reverse=True):
+        code = code[:start] + code[end:]
+    if expressions.keys() == functions.keys() and re.fullmatch(r'\s*#\s*include\s*"elementwise\.cuh"\s*|\s*', code):
+        formula = sorted((name, expression.key) for name, expression in expressions.items())
+    told = (names, formula, *((name, channel.dim, channel.one) for name, channel in channels.items()))
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+
+
+def _in_float64(definition: Definition) -> Callable[..., Tensor]:
+    count = len(definition.layout.tensors)
+
+    def reference(*given: Tensor | float) -> Tensor:
+        tensors = tuple([tensor.to(torch.float64) for tensor in given[:count]])
+        return run_fitted(definition, tensors, given[count:], False, None, False).to(given[0].dtype)
+
+    return reference
+
+
+def with_header(definition: Definition) -> str:
+    """A definition's kernel file with all its fields in the comments at its top."""
+    text = definition.source.text
+    body = signature.functions(text)["forward"].body or ""
+    fields = {
+        "activation": definition.name,
+        "parameters": in_header(Declared(dict(definition.params), definition.channels)),
+        "keeps": ", ".join(definition.saves),
+        "formula": "" if definition.formula in (_on_one_line(body), NO_FORMULA) else kernel_file.quoted(definition.formula),
+    }
+    return kernel_file.with_header(text, fields)
+
+
+def _on_one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,189 @@
+"""What definitions are told of their operands beside the formula: names, defaults of parameters, channels."""
+
+from __future__ import annotations
+
+import inspect
+import keyword
+import re
+from collections.abc import Callable, Iterable, Mapping
+from functools import cache
+from numbers import Integral, Real
+from typing import NamedTuple
+
+from .. import registry
+from ..records import OPTIONS, Channel
+from .functions import FUNCTIONS, HELPERS
+from .parser import CONSTANTS, DROPOUT
+
+__all__ = ["Declared", "check_element", "check_operands", "declared", "in_header", "read_default", "read_header"]
+
+# What C++ or kernel files already mean by a name, so that no parameter can have it.
+CPP_WORDS = frozenset(
+    """alignas alignof asm auto bool break case catch char class const constexpr continue default delete do double dynamic_cast
+    else enum explicit extern false float for friend goto if inline int long mutable namespace new noexcept nullptr operator
+    private protected public register requires return short signed sizeof static struct switch template this throw true try
+    typedef typename union unsigned using virtual void volatile while activation forward backward backward_from_output
+    backward_from_bit keeps jitact std T ELEMENTWISE x y dy""".split()  # noqa: SIM905
+)
+IN_PYTHON = ("torch", "math", *(helper.__name__ for helper in HELPERS.values()))
+
+
+class Declared(NamedTuple):
+    """What is declared of operands: the parameters with their defaults, and the channel operands."""
+
+    params: dict[str, float]
+    channels: dict[str, Channel]
+
+
+@cache
+def _reserved_parameters() -> dict[str, str]:
+    """The names that no parameter can have, and why."""
+    from .define import define  # whose arguments it asks for
+
+    relu, options = registry.get("relu"), inspect.signature(define).parameters
+    return {
+        **dict.fromkeys(dir(relu()), "modules have something else of that name"),
+        **dict.fromkeys(["self", "inplace", *OPTIONS], "it is an argument of every activation"),
+        **dict.fromkeys(options.keys() - {"params"}, "it is an argument of define"),
+        **dict.fromkeys([*FUNCTIONS, DROPOUT, *CONSTANTS], "expressions have something else of that name"),
+        **dict.fromkeys(IN_PYTHON, "PyTorch's form needs the name"),
+        **dict.fromkeys(CPP_WORDS, "kernel files have something else of that name"),
+    }
+
+
+def declared(name: str, given: Mapping[str, object]) -> Declared:
+    """What is given for parameters and channel operands of an activation, checked; numbers are Python's own.
+
+    Raises:
+        ValueError: one has a name that it cannot have, or a number is out of its range.
+        TypeError: a default is neither a number nor a Channel, or a Channel's field is of another type than it has to be.
+    """
+    channels = {key: _channel(name, key, value) for key, value in given.items() if isinstance(value, Channel)}
+    reserved = _reserved_parameters()
+    if channels:
+        reserved = reserved | dict.fromkeys(["device", "dtype"], "it is an argument of activations with channel operands")
+    for param in given:
+        why = _no_identifier(param) or reserved.get(param)
+        if why:
+            kind = "channel operand" if param in channels else "parameter"
+            raise ValueError(f"{name}: a {kind} cannot be called {param!r}: {why}")
+    what = "the default of {}"
+    return Declared({k: _number(name, what.format(k), v) for k, v in given.items() if k not in channels}, channels)
+
+
+def _no_identifier(name: object) -> str:
+    usable = isinstance(name, str) and name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+    return "" if usable and "__" not in name else "it must be an identifier, such as alpha"
+
+
+def _number(name: str, what: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        channel = "; a tensor that is learned is declared by jitact.Channel()" if hasattr(value, "dtype") else ""
+        channel = "; write jitact.Channel()" if value is Channel else channel
+        raise TypeError(f"{name}: {what} must be a number, got {value!r}{channel}")
+    try:
+        return int(value) if isinstance(value, Integral) and float(value) == int(value) else float(value)
+    except OverflowError:
+        raise ValueError(f"{name}: {what} is too large for a number") from None
+
+
+def _channel(name: str, operand: str, channel: Channel) -> Channel:
+    if isinstance(channel.dim, bool) or not isinstance(channel.dim, Integral):
+        raise TypeError(f"{name}: the dim of {operand} must be a whole number, such as -1, got {channel.dim!r}")
+    if not isinstance(channel.one, bool):
+        raise TypeError(f"{name}: one of {operand} must be True or False, got {channel.one!r}")
+    return Channel(float(_number(name, f"the init of {operand}", channel.init)), int(channel.dim), channel.one)
+
+
+def check_operands(name: str, operands: object, given: Declared) -> tuple[str, ...]:
+    """The tensors that a definition lists, in their order.
+
+    Raises:
+        TypeError: they are not a list of names.
+        ValueError: a tensor cannot be called like that, or is there twice.
+    """
+    if isinstance(operands, str) or not isinstance(operands, Iterable):
+        raise TypeError(f"{name}: operands= lists the tensors, such as operands=('gate', 'up'), got {operands!r}")
+    operands = tuple(operands)
+    for operand in operands:
+        if operand in given.params:
+            raise ValueError(f"{name}: operands= lists tensors, and {operand} is given as a parameter")
+        check_element(name, operand)
+    twice = [operand for operand in dict.fromkeys(operands) if operands.count(operand) > 1]
+    if twice or not operands:
+        raise ValueError(f"{name}: operands= lists {'nothing' if not operands else f'{twice[0]} twice'}")
+    return operands
+
+
+def check_element(name: str, element: object) -> None:
+    """Checks the name of a tensor.
+
+    Raises:
+        ValueError: it cannot have that name; the message says why.
+    """
+    why = _no_identifier(element)
+    if element in ("self", "inplace", "training", *OPTIONS):
+        why = "it is an argument of every activation"
+    elif element in IN_PYTHON or element in CONSTANTS:
+        why = "PyTorch's form needs the name"
+    elif element == "dy":
+        why = "it is the gradient that comes in"
+    if why:
+        raise ValueError(f"{name}: a tensor cannot be called {element!r}: {why}")
+
+
+# Headers of kernel files.
+
+_OUTSIDE = re.compile(r",(?![^()]*\))")  # commas that are in no parentheses
+_CHANNEL = re.compile(r"(?:jitact\.)?Channel\((.*)\)")
+_FIELDS: dict[str, Callable[[str], object]] = {
+    "init": float,
+    "dim": int,
+    "one": lambda text: {"True": True, "False": False}[text],
+}
+
+
+def in_header(given: Declared) -> str:
+    """Parameters and channel operands as a header has them: ``a = 1.0, w = Channel(init=1.0, dim=-1, one=False)``."""
+    return ", ".join(f"{name} = {value!r}" for name, value in (given.params | given.channels).items())
+
+
+def read_header(text: str) -> dict[str, float | Channel]:
+    """What :func:`in_header` gave, or a person wrote.
+
+    Raises:
+        ValueError: an item is none, or is there twice.
+    """
+    found: dict[str, float | Channel] = {}
+    for item in filter(None, map(str.strip, _OUTSIDE.split(text))):
+        name, _, value = map(str.strip, item.partition("="))
+        if name in found:
+            raise ValueError(f"the file's header has parameter {name} twice")
+        try:
+            found[name] = read_default(value)
+        except ValueError:
+            raise ValueError(
+                f"{item!r} in the file's header is no parameter with a default, such as a = 1.0, "
+                "and no channel operand, such as w = Channel(init=1.0, dim=-1, one=False)"
+            ) from None
+    return found
+
+
+def read_default(text: str) -> float | Channel:
+    """What is written for a parameter's default, a number, or for a channel operand, as ``Channel(init=0.0)``.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    channel = _CHANNEL.fullmatch(text)
+    if not channel:
+        return float(text)
+    fields: dict[str, object] = {}
+    try:
+        for place, item in enumerate(filter(None, map(str.strip, channel[1].split(",")))):
+            name, equals, value = map(str.strip, item.rpartition("="))
+            name = name if equals else Channel._fields[place]
+            fields[name] = _FIELDS[name](value)
+    except (KeyError, IndexError):
+        raise ValueError(f"{text!r} is no Channel(init=1.0, dim=-1, one=False)") from None
+    return Channel(**fields)

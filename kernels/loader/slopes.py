@@ -1,0 +1,108 @@
+"""Kernel files that are made of another: of its slope, and of each of its gradients, for derivatives of higher order."""
+
+from __future__ import annotations
+
+import re
+
+from .signature import Operand, prepares
+from .source import KernelSource
+from .uses import line_directive
+
+__all__ = ["from_output_source", "gradients_source", "slope_source"]
+
+_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include.*", re.MULTILINE)
+
+
+def slope_source(source: KernelSource, from_output: bool) -> KernelSource:
+    """Of an activation of one tensor: ``forward(x, numbers...)`` is its slope at ``x``, or where its output is ``x``."""
+    operands = _own_names(source)
+    if from_output:
+        slopes = f"""ELEMENTWISE T slope(T x{_declared(operands[1:], ", ")}) {{
+  return activation::backward_from_output({", ".join(["T(1)", "x", *_given(operands[1:])])});
+}}
+"""
+        first, called = "T x", "slope(x"
+    else:
+        x = operands[0].in_file
+        slopes, first, called = _gradient(source, operands, 0), f"T {x}", f"slope_0(T(1), {x}"
+    arguments = "".join(f", {operand.in_file}" for operand in operands[1:])
+    text = f"{slopes}\nELEMENTWISE T forward({first}{_declared(operands[1:], ', ')}) {{ return {called}{arguments}); }}\n"
+    return _made_of(source, f"{source.name}_slope{'_from_output' if from_output else ''}", text)
+
+
+def from_output_source(source: KernelSource) -> KernelSource:
+    """Of any activation with a gradient from its output ``y``: ``forward(y, dy, operands...)`` is that gradient."""
+    others = [operand for operand in _own_names(source) if operand.role != "element"]
+    body = f"activation::backward_from_output({', '.join(['dy', 'y', *_given(others)])})"
+    text = f"ELEMENTWISE T forward(T y, T dy{_declared(others, ', ')}) {{ return {body}; }}\n"
+    return _made_of(source, f"{source.name}_from_output", text)
+
+
+def gradients_source(source: KernelSource) -> KernelSource:
+    """Of any activation: ``forward(operands..., dy, numbers..., which)`` is one of its gradients, of one element.
+
+    Nothing is summed: the gradient of a channel operand is what an element adds to it. Random numbers are those of the
+    activation where the seed and the layout of the first tensor are.
+    """
+    operands = _own_names(source)
+    slopes = "\n".join(_gradient(source, operands, g) for g in range(source.signature.gradients))
+    given = ", ".join(["dy", *(operand.in_file for operand in operands)])
+    chosen = "".join(f"which == {g} ? slope_{g}({given}) : " for g in range(source.signature.gradients - 1))
+    body = f"{chosen}slope_{source.signature.gradients - 1}({given})"
+    text = f"{slopes}\nELEMENTWISE T forward({_declared(operands)}, T dy, Number<T> which) {{\n  return {body};\n}}\n"
+    return _made_of(source, f"{source.name}_gradients", text)
+
+
+def _made_of(source: KernelSource, name: str, text: str) -> KernelSource:
+    includes = "\n".join(_INCLUDE.findall(source.text))
+    whole = f"{includes}\nnamespace activation {{\n{line_directive(source.path)}\n{source.text}\n}}\n{text}"
+    return source._replace(name=name, text=whole, numbers=())
+
+
+def _own_names(source: KernelSource) -> list[Operand]:
+    """The operands under names that nothing else has."""
+    return [operand._replace(in_file=f"a{k}") for k, operand in enumerate(source.signature.operands)]
+
+
+def _declared(operands: list[Operand], before: str = "") -> str:
+    types = ["Number<T>" if operand.role == "number" else operand.type for operand in operands]
+    declared = ", ".join(f"{type_} {operand.in_file}" for type_, operand in zip(types, operands, strict=True))
+    return f"{before}{declared}" if declared else ""
+
+
+def _given(operands: list[Operand]) -> list[str]:
+    """The operands as the file's own functions take them."""
+    unmarked = [operand.role == "number" and operand.type == "T" for operand in operands]
+    return [f"T({operand.in_file})" if bare else operand.in_file for operand, bare in zip(operands, unmarked, strict=True)]
+
+
+def _gradient(source: KernelSource, operands: list[Operand], g: int) -> str:
+    """A function ``slope_<g>(dy, operands...)``: gradient ``g`` of an activation, which it writes out or which is derived."""
+    signature = source.signature
+    broadcast = [operand for operand in operands if operand.role in ("channel", "row")]
+    prepared = broadcast if prepares(source.text) else []
+    if "backward" in signature.functions and not prepared:
+        which = f".of[{g}]" if signature.gradients > 1 else ""
+        body = f"return activation::backward({', '.join(['dy', *_given(operands)])}){which};"
+    elif "backward_from_bit" in signature.functions and not prepared:
+        bit = f"activation::keeps({', '.join(_given(operands))})"
+        others = _given([operand for operand in operands if operand.role != "element"])
+        body = f"return activation::backward_from_bit({', '.join(['dy', bit, *others])});"
+    else:
+        body = _derived(operands, signature.differentiable[g].name, prepared)
+    return f"ELEMENTWISE T slope_{g}(T dy, {_declared(operands)}) {{\n  {body}\n}}\n"
+
+
+def _derived(operands: list[Operand], by: str, prepared: list[Operand]) -> str:
+    """The body of a function that finds the derivative by the operand ``by`` with dual numbers."""
+    duals = {}
+    for operand in operands:
+        derivative = ", T(1)" if operand.name == by else ""
+        dual = operand.in_file if operand.role == "random" else f"jitact::Dual<T>(T({operand.in_file}){derivative})"
+        marked = operand.type.removesuffix("<T>")
+        duals[operand.in_file] = dual if marked == "T" else f"{marked}<jitact::Dual<T>>({dual})"
+    lines = [f"auto {each.in_file}_ = {duals[each.in_file]};" for each in prepared]
+    if prepared:
+        lines.append(f"activation::prepare({', '.join(f'{each.in_file}_' for each in prepared)});")
+        duals |= {each.in_file: f"{each.in_file}_" for each in prepared}
+    return "\n  ".join([*lines, f"return dy * activation::forward({', '.join(duals.values())}).derivative;"])

@@ -1,0 +1,537 @@
+"""Definitions of several tensors, of channel operands and of dropout, by expressions, by kernel files, from folders."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from common import DTYPES
+from torch import Tensor
+from torch.func import grad, hessian, jvp, vmap
+
+import jitact
+from jitact import Channel, modules
+from jitact.definitions.expression import Expression, ExpressionError
+from jitact.magics import describe, describe_html
+from jitact.modules import ActivationModule
+
+pytestmark = pytest.mark.usefixtures("only_here")
+
+
+def my_swiglu() -> type[ActivationModule]:
+    return jitact.define("my_swiglu", "silu(gate) * up")
+
+
+def dyt() -> type[ActivationModule]:
+    alpha = Channel(init=0.5, one=True)
+    return jitact.define("dyt", "tanh(alpha * x) * w + b", w=Channel(), b=Channel(init=0.0), alpha=alpha)
+
+
+def block() -> type[ActivationModule]:
+    return jitact.define("block", "residual + dropout(x + bias, p)", bias=Channel(init=0.0), p=0.1)
+
+
+# A formula that is more than an expression, of all kinds of operands but a random one; the gradient of all is derived.
+STATEMENTS = """
+#include "elementwise.cuh"
+
+ELEMENTWISE T forward(T x, Channel<T> scale, T lambda_, Row<T> weight, Number<T> a) {
+  const T s = scale * x + a;
+  return s * s * lambda_ * weight;
+}
+"""
+
+
+def statements() -> type[ActivationModule]:
+    return jitact.define("statements", source=STATEMENTS, a=2.0, scale=Channel(init=3.0, dim=1))
+
+
+def in_torch(x: Tensor, lambda_: Tensor, scale: Tensor, weight: Tensor, a: float = 2.0) -> Tensor:
+    return (scale[:, None] * x + a).square() * lambda_ * weight[..., None]
+
+
+def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64, device: str = "cpu") -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    return [t.to(device, dtype).requires_grad_() for t in made]
+
+
+# Which names are tensors.
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "signature"),
+    [
+        ("silu(gate) * up", {}, "(gate, up)"),
+        ("gate * residual + x", {}, "(x, gate, residual)"),
+        ("silu(gate) * up", {"operands": ("up", "gate")}, "(up, gate)"),
+        ("w * y + a * x", {"w": Channel(), "a": 2.0}, "(x, y, w, a=2.0)"),
+        ("w * y + v * x", {"w": Channel(), "v": Channel(), "operands": ("y", "v", "x")}, "(y, v, x, w)"),
+        ("a + 1", {"a": 1.0}, "(x, a=1.0)"),
+        ("x * cos + z * sin", {"operands": ["x", "cos", "z", "sin"]}, "(x, cos, z, sin)"),
+        ("x + dropout(T, 0.5)", {}, "(x, T, training=False)"),
+    ],
+)
+def test_names_that_are_nothing_else_are_tensors(text: str, options: dict, signature: str) -> None:
+    cls = jitact.define("told", text, **options)
+    taken = inspect.signature(jitact.told).parameters.values()
+    own = [str(each.replace(annotation=each.empty)) for each in taken if each.kind is not each.KEYWORD_ONLY]
+    assert f"({', '.join(own)})" == signature and cls.activation.formula == text
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "message", "marked"),
+    [
+        ("x * aplha + alpha", {"alpha": 1.0}, "'aplha' is near to alpha; did you mean alpha?", "aplha"),
+        ("x * weigth", {"weight": Channel()}, "'weigth' is near to weight; did you mean weight?", "weigth"),
+        ("x * sine", {}, "'sine' is near to sin and sinh; did you mean sin or sinh?", "sine"),
+        ("x * rellu", {}, "'rellu' is near to relu and rrelu", "rellu"),
+        ("x * class", {}, "a tensor cannot be called 'class'", "class"),
+        ("x * PI", {}, "'PI' is near to pi; did you mean pi?", "PI"),
+        ("x * silu", {}, "'silu' is an activation; call it, as in silu(x)", "silu"),
+        ("x + cos", {}, "cos is a function; call it, as in cos(x)", "cos"),
+        ("min(x, inf)", {}, "'inf' is no constant here; a parameter can have it as its default", "inf"),
+        ("x * b", {"operands": ["x", "c"]}, "unknown name 'b'; there are x, c, pi", "b"),
+        ("dropout(x)", {}, "expected ',' and the share to drop, found ')'", ")"),
+        ("dropout(x, 0.1, 2)", {}, "dropout takes 2 arguments, a value and the share to drop, got 3", "dropout(x, 0.1, 2)"),
+        ("dropout(x, 1.5)", {}, "the share that dropout drops is from 0 to 1, got 1.5", "1.5"),
+        ("dropout(x, abs(z))", {}, "the share that dropout drops is a number; it cannot be different for each", "abs(z)"),
+        ("x * dropout", {}, "dropout is a function; call it, as in dropout(x, p)", "dropout"),
+        ("prelu(x, w)", {"w": Channel()}, "prelu takes a value for each channel, which an expression cannot give it", "prelu"),
+    ],
+)
+def test_slips_of_the_pen_are_no_tensors(text: str, params: dict, message: str, marked: str) -> None:
+    with pytest.raises(ExpressionError) as caught:
+        jitact.define("told", text, **params)
+    told, line, caret = str(caught.value).split("\n")
+    assert told.startswith("told, forward: ") and message in told
+    assert line[caret.index("^") : caret.rindex("^") + 1] == marked
+
+
+USUAL = "gate up residual bias weight scale shift mask y value hidden other mean std query key pos tau phi beta w1"
+
+
+def test_names_of_tensors_that_people_use() -> None:
+    for name in USUAL.split():
+        assert Expression(f"x * {name}", None).elements == ("x", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "error", "message"),
+    [
+        ("x * y", {"operands": ("x", "y", "z")}, ValueError, "z given as an operand, but not used in forward"),
+        ("x * y", {"operands": "xy"}, TypeError, r"operands= lists the tensors, such as operands=\('gate', 'up'\), got 'xy'"),
+        ("x * y", {"operands": ("x", "y", "x")}, ValueError, "operands= lists x twice"),
+        ("x * y", {"operands": ("w", "x"), "w": Channel()}, ValueError, "must begin with a tensor of elements, got .* w"),
+        ("a * x", {"operands": ("x", "a"), "a": 1.0}, ValueError, "operands= lists tensors, and a is given as a parameter"),
+        ("x * w", {"w": Channel(), "v": Channel()}, ValueError, "v given as a channel operand, but not used in forward"),
+        ("x * save", {}, ValueError, "a tensor cannot be called 'save': it is an argument of every activation"),
+        ("x * dy", {}, ValueError, "a tensor cannot be called 'dy': it is the gradient that comes in"),
+        ("x * w", {"w": Channel}, TypeError, "the default of w must be a number, got .*; write jitact.Channel()"),
+        ("x * w", {"w": torch.ones(3)}, TypeError, "the default of w must be a number, .* is declared by jitact.Channel()"),
+        ("x * w", {"w": Channel(init="1")}, TypeError, "the init of w must be a number, got '1'"),
+        ("x * w", {"w": Channel(dim=1.5)}, TypeError, "the dim of w must be a whole number, such as -1, got 1.5"),
+        ("x * w", {"w": Channel(one=1)}, TypeError, "one of w must be True or False, got 1"),
+        ("x * dtype", {"dtype": Channel()}, ValueError, "a channel operand cannot be called 'dtype'"),
+        ("x * y", {"backward": "dy * y"}, ValueError, r"backward= is for one tensor, and x, y have gradients; leave it out"),
+        (
+            "x * w",
+            {"w": Channel(), "backward_from_output": "dy"},
+            ValueError,
+            "backward_from_output= is for one tensor, and x, w",
+        ),
+        ("dropout(x, 0.5)", {"backward": "dy"}, ValueError, "backward= is for one tensor, and forward draws random numbers"),
+        ("x * x", {"backward": "dropout(dy, 0.5)"}, ValueError, "backward= draws random numbers; a gradient cannot"),
+    ],
+)
+def test_operands_that_will_not_do(text: str, options: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=f"^told: .*{message}"):
+        jitact.define("told", text, **options)
+
+
+def test_one_tensor_of_another_name_takes_a_gradient() -> None:
+    (gate,) = leaves((7,))
+    cls = jitact.define("told", "gate * gate", "2 * gate * dy")
+    assert torch.equal(torch.autograd.grad(cls()(gate).sum(), gate)[0], 2 * gate)
+
+
+# Values and gradients.
+
+
+def close(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
+    eps = torch.finfo(dtype).eps
+    torch.testing.assert_close(found.double(), exact.double(), rtol=8 * eps, atol=32 * eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_tensors(dtype: torch.dtype, device: str) -> None:
+    cls = my_swiglu()
+    gate, up = leaves((6, 40), (1, 40), dtype=dtype, device=device)  # the second is broadcast
+    y, dy = cls()(gate, up), torch.randn(6, 40).to(device, dtype)
+    exact = F.silu(gate.double()) * up.double()
+    close(y, exact, dtype)
+    found, expected = (torch.autograd.grad(each, (gate, up), dy.to(each.dtype)) for each in (y, exact))
+    assert [g.dtype for g in found] == [dtype, dtype] and found[1].shape == (1, 40)
+    close(found[0], expected[0], dtype)
+    bound = 8 * torch.finfo(dtype).eps * (dy.double() * F.silu(gate.double())).abs().sum(0)
+    assert ((found[1].double() - expected[1]).abs() <= bound).all()
+    assert torch.equal(jitact.my_swiglu(up=up, gate=gate), y) and torch.equal(cls.Model()(gate, up).shape and y, y)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_sums_over_channels(dtype: torch.dtype, device: str) -> None:
+    """Channel operands of their own dtype; their gradients are sums of unrounded products."""
+    dyt()
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    (x,) = leaves((300, 40), dtype=dtype, device=device)
+    w, b, alpha = leaves((40,), (40,), (1,), dtype=wide, device=device)
+    y, dy = jitact.dyt(x, w, b, alpha), torch.randn(300, 40).to(device, dtype)
+    tensors = (x, w, b, alpha)
+    exact = torch.tanh(alpha.double() * x.double()) * w.double() + b.double()
+    assert y.dtype is dtype
+    close(y, exact, dtype)
+    found = torch.autograd.grad(y, tensors, dy)
+    expected = torch.autograd.grad(exact, tensors, dy.double(), retain_graph=True)
+    close(found[0], expected[0], dtype)
+    positive = torch.tanh(alpha.double() * x.double().abs()) * w.double().abs() + b.double()
+    terms = torch.autograd.grad(positive, tensors, dy.double().abs())
+    for own, gradient, magnitude in list(zip(found, expected, terms, strict=True))[1:]:
+        bound = (2.0**-48 if dtype is torch.float64 else 2.0**-17) * magnitude.double().abs() + 1e-30
+        assert own.dtype is wide and ((own.double() - gradient.double()).abs() <= bound).all()
+
+
+def test_dtypes_of_elements_promote() -> None:
+    my_swiglu()
+    gate, up = leaves((3, 4), (4,), dtype=torch.bfloat16)
+    wide = up.detach().float().requires_grad_()
+    y = jitact.my_swiglu(gate, wide)
+    assert y.dtype is torch.float32
+    assert [g.dtype for g in torch.autograd.grad(y.sum(), (gate, wide))] == [torch.bfloat16, torch.float32]
+    close(y, F.silu(gate.double()) * wide.double(), torch.float32)
+
+
+def test_second_derivatives() -> None:
+    my_swiglu()
+    dyt()
+    x, up, w, b, alpha = leaves((5, 4), (4,), (4,), (4,), (1,))
+    for function, tensors in ((jitact.my_swiglu, (x, up)), (jitact.dyt, (x, w, b, alpha))):
+        assert torch.autograd.gradcheck(function, tensors) and torch.autograd.gradgradcheck(function, tensors)
+    frozen = (x, w.detach(), b.detach(), alpha.detach())
+    assert torch.autograd.gradgradcheck(jitact.dyt, frozen)
+
+
+def test_transforms() -> None:
+    my_swiglu()
+    x, up = (t.detach() for t in leaves((5, 4), (5, 4)))
+
+    def exact(x: Tensor, up: Tensor) -> Tensor:
+        return F.silu(x) * up
+
+    for transform in (
+        lambda f: vmap(f)(x, up),
+        lambda f: jvp(f, (x, up), (up, x))[1],
+        lambda f: grad(lambda a, b: f(a, b).sum(), argnums=1)(x, up),
+        lambda f: hessian(lambda a: f(a, up).sum())(x),
+        lambda f: torch.compile(grad(lambda a: f(a, up).sum()), backend="aot_eager", fullgraph=True)(x),
+    ):
+        torch.testing.assert_close(transform(jitact.my_swiglu), transform(exact))
+
+
+@pytest.mark.parametrize("make", [my_swiglu, dyt, block])
+def test_compiled_and_exported(make: Callable[[], type[ActivationModule]]) -> None:
+    cls = make()
+    record = cls.activation
+    module = cls(**{name: 4 for name in cls.__signature__.parameters if name in record.channels}, dtype=torch.float64).eval()
+    tensors = tuple(leaves(*[(3, 4)] * record.layout.elements))
+
+    def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
+        y = function(*tensors)
+        return [y, *torch.autograd.grad(y.sum(), [*tensors, *module.parameters()])]
+
+    expected = gradients(module)
+    torch.testing.assert_close(gradients(torch.compile(module, backend="aot_eager", fullgraph=True)), expected)
+    program = torch.export.export(module, tensors)
+    torch.testing.assert_close(program.module()(*tensors), expected[0])
+
+
+# Modules.
+
+
+def test_modules_own_their_channel_operands() -> None:
+    cls = dyt()
+    module = cls(w=8, b=8, dtype=torch.float64)
+    assert repr(module) == "Dyt(w=8, b=8)" and list(module.state_dict()) == ["w", "b", "alpha"]
+    assert [p.shape for p in module.parameters()] == [(8,), (8,), (1,)] and module.alpha.dtype is torch.float64
+    assert module.w.eq(1).all() and module.b.eq(0).all() and module.alpha.eq(0.5).all()
+    (x,) = leaves((3, 8))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.rand_like(parameter))
+    model = cls.Model(8, 8, dtype=torch.float64)
+    model.load_state_dict(module.state_dict())
+    torch.testing.assert_close(model(x), module(x))
+    torch.testing.assert_close(module(x), torch.tanh(module.alpha * x) * module.w + module.b)
+    twins = [copy.deepcopy(module), pickle.loads(pickle.dumps(module))]
+    for each in twins:
+        assert type(each) is cls and torch.equal(each(x), module(x))
+    for each in (module, model):
+        each.reset_parameters()
+        assert each.w.eq(1).all() and each.b.eq(0).all() and each.alpha.eq(0.5).all()
+    assert not torch.equal(twins[0].w, module.w)
+    with pytest.raises(ValueError, match="Dyt: w is how many channels there are, a positive number; got 0"):
+        cls(w=0, b=8)
+    with pytest.raises(TypeError, match=r"Dyt\(w, b, \*, .*missing a required argument: 'b'"):
+        cls(8)
+    with pytest.raises(TypeError, match=r"dyt\(x, w, b, alpha, \*, .*missing a required argument: 'w'"):
+        jitact.dyt(x)
+    with pytest.raises(TypeError, match="my_swiglu is applied to 2 tensors, gate, up; got 1"):
+        my_swiglu()()(x)
+
+
+def test_a_channel_operand_of_another_dimension() -> None:
+    cls = jitact.define("by_row", "x * w", w=Channel(init=2.0, dim=0))
+    x, w = leaves((3, 4), (3,))
+    assert torch.equal(cls(w=3, dtype=torch.float64)(x), 2 * x)
+    dw = torch.autograd.grad(jitact.by_row(x, w).sum(), w)[0]
+    torch.testing.assert_close(dw, x.sum(1))
+    with pytest.raises(ValueError, match="by_row: the number of values of w must be 1 or 3, as dimension 0 of x has 3; got 4"):
+        jitact.by_row(x, torch.ones(4, dtype=torch.float64))
+
+
+def test_pickles_tell_channel_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved = pickle.dumps(jitact.define("scaled", "silu(x) * w", w=Channel())(3))
+    again = jitact.define("scaled", "silu(x) * w", w=Channel(init=2.0))  # another init is the same formula
+    assert again.activation.fingerprint == pickle.loads(saved).activation.fingerprint
+    other = jitact.define("scaled", "silu(x) * w", w=Channel(dim=0))
+    two = jitact.define("scaled", "silu(x) * w")
+    assert len({each.activation.fingerprint for each in (again, other, two)}) == 3
+    monkeypatch.setattr(modules, "_defined", {})
+    with pytest.raises(LookupError, match=re.escape("there scaled(x, w) = silu(x) * w, here scaled(x, w) = silu(x) * w")):
+        pickle.loads(saved)
+
+
+# Dropout.
+
+
+def seeded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def drawn(*tensors: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        return function(*tensors)
+
+    return drawn
+
+
+def test_dropout_in_training_and_outside(device: str) -> None:
+    cls, n = block(), 1 << 14
+    x, residual = leaves((4, n), (1, n), device=device)
+    module = cls(bias=n, p=0.25, device=device, dtype=torch.float64)
+    with torch.no_grad():
+        module.bias.fill_(1.0)
+    kept = seeded(module)(x, residual) - residual != 0
+    assert abs(kept.double().mean() - 0.75) < 0.01
+    exact = torch.where(kept, (x + 1) / 0.75, 0) + residual
+    torch.testing.assert_close(seeded(module)(x, residual), exact)
+    dy = torch.randn_like(exact)
+    found = torch.autograd.grad(seeded(module)(x, residual), (x, residual, module.bias), dy)
+    slope = dy * kept / 0.75
+    for own, expected in zip(found, (slope, dy.sum(0, keepdim=True), slope.sum(0)), strict=True):
+        torch.testing.assert_close(own, expected)
+    module.eval()
+    torch.testing.assert_close(module(x, residual), x + 1 + residual)
+    torch.testing.assert_close(jitact.block(x, residual, module.bias), x + 1 + residual)
+    assert not torch.equal(jitact.block(x, residual, module.bias, 0.25, training=True), jitact.block(x, residual, module.bias))
+    assert torch.equal(jitact.block(x, residual, module.bias, 1.0, training=True), residual.expand_as(x))
+    model = cls.Model(bias=n, p=0.5, device=device, dtype=torch.float64)
+    assert abs((model(x, residual) == residual).double().mean() - 0.5) < 0.01
+    torch.testing.assert_close(model.eval()(x, residual), x + residual)
+    for p in (-0.1, 1.5):
+        with pytest.raises(ValueError, match=rf"block: needs 0 <= p <= 1, got p={p}"):
+            jitact.block(x, residual, module.bias, p, training=True)
+    with pytest.raises(ValueError, match="block: needs 0 <= p <= 1, got p=2"):
+        cls(4, p=2)
+
+
+def test_derivatives_have_the_random_numbers_of_forward() -> None:
+    """Of the transposed layout too, where dy lies otherwise."""
+    drop = jitact.define("drop_both", "dropout(x * z, p) + dropout(z * z, 1 - p) * w", w=Channel(), p=0.4)
+    z, w = leaves((4, 6), (6,))
+    (x,) = leaves((6, 4))
+    function = seeded(lambda x, z, w: jitact.drop_both(x, z, w, training=True))
+    tensors = (x.t(), z, w)
+    y = function(*tensors)
+    first = function(tensors[0], torch.zeros_like(z), w) == 0
+    assert first.all()
+    assert torch.autograd.gradcheck(function, (x.t().detach().requires_grad_(), z, w))
+    assert torch.autograd.gradgradcheck(function, (x.t().detach().requires_grad_(), z, w))
+    both = [torch.autograd.grad(y, z, dy, retain_graph=True)[0] for dy in (torch.ones_like(y), torch.ones(6, 4).double().t())]
+    assert torch.equal(*both)
+    batch = torch.randn(3, 4, 6, dtype=torch.float64)
+    single = torch.stack([torch.autograd.grad(y, z, dy, retain_graph=True)[0] for dy in batch])
+    torch.testing.assert_close(torch.autograd.grad(y, z, batch, is_grads_batched=True, retain_graph=True)[0], single)
+    assert drop.activation.layout.draws and [share.text for share in drop.activation.expression.shares] == ["p", "1 - p"]
+    streams = seeded(lambda x: jitact.drop_both(x, torch.ones_like(x), torch.ones(6).double(), 0.5, training=True))
+    values = streams(torch.full((512, 6), 10.0, dtype=torch.float64))
+    assert {round(v) for v in values.unique().tolist()} == {0, 2, 20, 22}, "each has numbers of its own"
+
+
+# Kernel files.
+
+
+def test_a_kernel_file_of_many_operands() -> None:
+    cls = statements()
+    record = cls.activation
+    assert str(inspect.signature(jitact.statements)).startswith("(x, scale, lambda_, weight, a=2.0, *")
+    assert record.layout.tensors == ("x", "lambda_", "scale", "weight") and record.channels == {"scale": Channel(3.0, 1)}
+    x, other, scale, weight = leaves((2, 3, 5), (3, 5), (3,), (2, 3))
+    y = jitact.statements(x, scale, other, weight)
+    torch.testing.assert_close(y, in_torch(x, other, scale, weight))
+    module = cls(scale=3, dtype=torch.float64)
+    torch.testing.assert_close(module(x, other, weight), in_torch(x, other, module.scale, weight))
+    tensors = (x, scale, other, weight)
+    assert torch.autograd.gradcheck(jitact.statements, tensors) and torch.autograd.gradgradcheck(jitact.statements, tensors)
+    batch = torch.randn(3, *y.shape, dtype=torch.float64)
+    found = torch.autograd.grad(y, tensors, batch, is_grads_batched=True, retain_graph=True)
+    expected = [torch.autograd.grad(y, tensors, dy, retain_graph=True) for dy in batch]
+    for own, singles in zip(found, zip(*expected, strict=True), strict=True):
+        torch.testing.assert_close(own, torch.stack(singles))
+
+
+@pytest.mark.parametrize(
+    ("header", "options", "message"),
+    [
+        ("", {}, "forward's parameters are a, those with a default none; define(..., a=1.0)"),
+        ("// parameters: a = 1, scale = 2\n", {}, "scale is a Channel<T> in the kernel file, declared as 2.0; declare it as"),
+        (
+            "",
+            {"a": 1.0, "weight": Channel()},
+            "weight is declared as a Channel; forward's arguments of type Channel<T> are sca",
+        ),
+        ("// parameters: a = 1, scale = Channel(2, 1, True, 4)\n", {}, "in the file's header is no parameter with a default"),
+        (
+            "// parameters: a = 1, scale = Channel(size=2)\n",
+            {},
+            "no channel operand, such as w = Channel(init=1.0, dim=-1",
+        ),
+        ("", {"a": 1.0, "operands": ("x",)}, "takes the operands from the source; leave out operands"),
+    ],
+)
+def test_headers_that_will_not_do(header: str, options: dict, message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match="statements") as caught:
+        jitact.define("statements", source=header + STATEMENTS, **options)
+    assert message in str(caught.value)
+
+
+def test_parameters_that_are_not_marked() -> None:
+    text = "ELEMENTWISE T forward(T x, T z, T a) { return x * z * a; }"
+    cls = jitact.define("told", source=text, a=2.0)
+    assert cls.activation.params == (("a", 2.0),) and cls.activation.layout.tensors == ("x", "z")
+    cls = jitact.define("told", source=text)
+    assert cls.activation.params == () and cls.activation.layout.tensors == ("x", "z", "a")
+    with pytest.raises(ValueError, match="told: forward's parameters are z, a, those with a default z; define"):
+        jitact.define("told", source=text, z=2.0)
+    with pytest.raises(ValueError, match="told: line 1: z is a parameter, and not among the last; make it a Number<T> z"):
+        jitact.define("told", source=text.replace("T a", "Number<T> a"), z=2.0, a=1.0)
+
+
+def test_folders(tmp_path: Path) -> None:
+    made = [my_swiglu(), dyt(), block(), statements()]
+    paths = jitact.save_folder(tmp_path)
+    assert "// parameters: p = 0.1, bias = Channel(init=0.0, dim=-1, one=False)\n" in (tmp_path / "block.cu").read_text()
+    loaded = jitact.load_folder(tmp_path)
+    assert len(paths) == 4
+    for old in made:
+        new = loaded[old.activation.name]
+        assert new is not old and new.__signature__ == old.__signature__
+        assert inspect.signature(new.activation.function) == inspect.signature(old.activation.function)
+        for field in ("params", "channels", "saves", "formula", "fingerprint", "has_reference"):
+            assert getattr(new.activation, field) == getattr(old.activation, field)
+    x, residual = leaves((3, 4), (3, 4))
+    torch.testing.assert_close(loaded["block"](4).eval()(x, residual), x + residual)
+    (tmp_path / "block.cu").write_text("// parameters: p = 0.1, w = Channel()\n" + (tmp_path / "block.cu").read_text())
+    with pytest.raises(ValueError, match=r"block\.cu: .*twice"):
+        jitact.load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["prelu", "rrelu", "xielu", "gelu_10"])
+def test_kernel_files_of_the_library_compute_the_same(name: str) -> None:
+    record = jitact.get(name).activation
+    own = jitact.define(f"own_{name}", source=Path(record.source.path), **dict(record.params), **record.channels)
+    (x,) = leaves((5, 4, 3))
+    weights = leaves(*[(4,) if name == "prelu" else (1,)] * len(record.learned))
+    training = {"training": True} if name == "rrelu" else {}
+    pair = (own.activation.function, {}), (record.function, training)
+    results = []
+    for function, options in pair:
+        y = seeded(lambda *tensors, f=function, o=options: f(*tensors, **o))(x, *weights)
+        results.append([y, *torch.autograd.grad(y, [x, *weights], torch.full_like(y, 0.7))])
+    assert all(map(torch.equal, *results))
+
+
+# What else definitions have.
+
+
+def test_check_judges_every_gradient(capsys: pytest.CaptureFixture) -> None:
+    assert jitact.check(my_swiglu()) and jitact.check(dyt()(2, 2), dtypes=[torch.float32])
+    assert jitact.check(block(), dtypes=[torch.bfloat16]) and jitact.check(statements(), dtypes=[torch.float32])
+    out = capsys.readouterr().out
+    assert out.count(" pass") == 7 and "sums over channels" in out and "random numbers" in out
+
+
+@pytest.mark.parametrize(
+    ("backward", "by"),
+    [("{dy * up, dy * up}", "up"), ("{dy * 1.001 * up, dy * gate}", "gate"), ("{dy * up, dy * abs(gate)}", "up")],
+)
+def test_check_rejects_a_wrong_gradient_of_any_operand(backward: str, by: str, capsys: pytest.CaptureFixture) -> None:
+    forward = "ELEMENTWISE T forward(T gate, T up) { return gate * up; }\n"
+    text = f"{forward}ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {{ return {backward}; }}"
+    result = jitact.check(jitact.define("wrong", source=text), dtypes=[torch.float32])
+    assert not result and result.rows[0].gradient.by == by
+    assert re.search(rf"gradient by {by} at gate = .*, up = .* where it should be", capsys.readouterr().out)
+
+
+def test_check_and_plot_need_something_to_compare_with() -> None:
+    cls = jitact.define("own_rrelu", source=Path(jitact.get("rrelu").activation.source.path), lower=0.1, upper=0.3)
+    for tool in (jitact.check, jitact.plot):
+        with pytest.raises(ValueError, match="own_rrelu draws random numbers outside of training too"):
+            tool(cls)
+
+
+def test_plot_has_a_curve_for_each_operand() -> None:
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    figure = jitact.plot(my_swiglu(), "relu", dyt()(4, 4), error=True)
+    labels = [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    of_dyt = [f"dyt(w=4, b=4), by {name}" for name in ("x", "w", "b", "alpha")]
+    assert labels == ["my_swiglu, by gate", "my_swiglu, by up", "relu", *of_dyt]
+    by_up = figure.axes[1].lines[1]  # the gradient by up, where gate is 1
+    torch.testing.assert_close(torch.tensor(by_up.get_ydata()), F.silu(torch.ones(801, dtype=torch.float64)))
+
+
+def test_what_classes_tell() -> None:
+    text = describe(dyt())
+    assert text.startswith("Dyt: dyt(x, w, b, alpha) = tanh(alpha * x) * w + b\n") and "learned: w, from 1, b, from 0" in text
+    for cls in (my_swiglu(), dyt(), block()):
+        assert describe_html(cls).count("<polyline") == 4
+    assert jitact.dyt.__doc__.startswith("dyt(x, w, b, alpha) = ")
+
+
+def test_the_magic() -> None:
+    pytest.importorskip("IPython")
+    from IPython.core.interactiveshell import InteractiveShell
+
+    shell = InteractiveShell.instance()
+    try:
+        shell.run_line_magic("load_ext", "jitact")
+        line = "%%activation dyt operands=x w=Channel() b=Channel(init=0.0, dim=-1) alpha=jitact.Channel(0.5, one=True)"
+        done = shell.run_cell(f"{line}\ntanh(alpha * x) * w + b\n")
+        assert done.success and done.result.activation.channels == dyt().activation.channels
+        assert not shell.run_cell("%%activation dyt w=Chanel()\nx * w\n").success
+    finally:
+        InteractiveShell.clear_instance()
