@@ -15,6 +15,7 @@ import torch
 from .definitions.define import check_params, define
 from .kernels import BuildError
 from .measuring.checks import check
+from .measuring.oracle import curve
 from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
@@ -197,7 +198,7 @@ def _picture(record: Activation) -> str:
     low, high, points = CURVE
     x = torch.linspace(low, high, points, dtype=torch.float64)
     try:
-        curves = value_and_gradient(lambda x: record.reference(x, *(value for _, value in record.params)), x)
+        curves = value_and_gradient(lambda x: curve(record, record.reference, x, [value for _, value in record.params]), x)
     except Exception:  # a user's reference: no picture is better than no repr
         return ""
     shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)

@@ -70,6 +70,8 @@ def export(activation: registry.Named) -> str:
     """
     module = registry.module_of(activation)
     record = registry.record_of(module)
+    if record.gating:
+        raise ValueError(f"{record.name} cannot be exported as a file: files have no gated activations")
     if isinstance(activation, nn.Module):
         _check_settings(module)
     kind = _kind(record, module.save)

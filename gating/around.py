@@ -12,7 +12,7 @@ WEIGHT, UNFUSED = "row_weight", "unfused"
 
 
 def with_options(record: Activation, *, weighted: bool = False, unfused: bool = False) -> Activation:
-    """The record of a gated activation with weights of rows or eager's roundings. Always the same, as long as that one lives."""
+    """The record of a gated activation with weights of rows or eager's roundings. Always the same one, while that lives."""
     if not weighted and not unfused:
         return record
     made = record.surrounded.get((weighted, unfused))
