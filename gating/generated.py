@@ -78,6 +78,6 @@ def _text(record: Activation) -> str:
 ELEMENTWISE T forward({declared}) {{ return rounded({act}::forward({given})) * up; }}
 
 ELEMENTWISE Many<T, 2> backward(T dy, {declared}) {{
-  return gradients_of_product(dy, {act}::forward({given}), [=](T t) {{ return {act}::backward(t, {given}); }}, up);
+  return {{from_gate({act}::backward(into_gate(dy, up), {given}), dy, up), dy * rounded({act}::forward({given}))}};
 }}
 """
