@@ -37,7 +37,7 @@ def celu(x: Tensor, alpha: float = 1.0, inplace: bool = False, *, save: Literal[
     """celu(x) = max(x, 0) + min(alpha (exp(x / alpha) - 1), 0)"""
 
 def clamped_swiglu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, alpha: float = 1.702, limit: float = 7.0, beta: float = 1.0, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
-    """clamped_swiglu(x) = g sigmoid(alpha g) (u + beta); g = min(gate, limit), u = clamp(up, -limit, limit)"""
+    """clamped_swiglu(x) = g sigmoid(alpha g) (u + beta), where g = min(gate, limit) and u = clamp(up, -limit, limit)"""
 
 def elu(x: Tensor, alpha: float = 1.0, inplace: bool = False, *, save: Literal["input", "output"] | None = None, fast_math: bool = False, bias: Tensor | None = None, dropout: float = 0.0, residual: Tensor | None = None, channel_dim: int = -1, seed: Tensor | None = None) -> Tensor:
     """elu(x) = x for x > 0, else alpha (exp(x) - 1)"""
@@ -146,7 +146,7 @@ def silu(x: Tensor, inplace: bool = False, *, save: Literal["input"] | None = No
 swish = silu
 
 def situ_glu(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, beta: float = 4.0, beta2: float = 25.0, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
-    """situ_glu(x) = c(gate, beta) sigmoid(gate) c(up, beta2); c(x, b) = b tanh(x / b), c(x, 0) = x"""
+    """situ_glu(x) = c(gate, beta) sigmoid(gate) c(up, beta2), where c(x, b) = b tanh(x / b)"""
 
 situ_and_mul = situ_glu
 

@@ -16,6 +16,7 @@ from .definitions.define import define
 from .definitions.operands import declared, read_default
 from .kernels import BuildError, load
 from .measuring.checks import check
+from .measuring.oracle import curve
 from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
@@ -221,7 +222,7 @@ def _picture(record: Activation) -> str:
         record, params = record.in_eval(*params)
     beside = [torch.full_like(x, record.channels[name].init if name in record.channels else 1.0) for name in operands]
     try:
-        curves = value_and_gradient(lambda x: record.reference(x, *beside, *params), x)
+        curves = value_and_gradient(lambda x: curve(record, record.reference, x, [*beside, *params]), x)
     except Exception:  # a user's reference: no picture is better than no repr
         return ""
     shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)

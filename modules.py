@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import weakref
@@ -237,6 +238,8 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
     Raises:
         LookupError: that is not known here.
     """
+    if name.startswith(GENERATED):
+        _generate(name.removeprefix(GENERATED))
     cls = _defined.get((name, fingerprint)) if fingerprint else _modules.get(name)
     if cls is None and name not in _modules:
         raise LookupError(
@@ -250,6 +253,18 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
             "load a state_dict into a new model"
         )
     return cls.__new__(cls)
+
+
+GENERATED = "gated_"
+"""How the names of activations begin that are made of others when they are asked for."""
+
+
+def _generate(name: str) -> None:
+    """Makes the gated activation of another, of any spelling of its name, if that is known."""
+    from .gating.generated import gated
+
+    with contextlib.suppress(KeyError, ValueError):
+        gated(name)
 
 
 def make_module(record: Activation) -> type[ActivationModule]:
@@ -275,6 +290,8 @@ def make_module(record: Activation) -> type[ActivationModule]:
 
 def __getattr__(title: str) -> type[ActivationModule]:
     """A class that :func:`make_module` made, by its title: where pickles of the class itself, or of its ``Model``, look."""
+    if title.startswith("Gated"):
+        _generate(title.removeprefix("Gated"))
     for cls in tuple(_modules.values()):
         if cls.__name__ == title:
             return cls

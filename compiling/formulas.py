@@ -142,7 +142,8 @@ def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[
     used = {}
     for each in source.uses:
         there = _of_values(each, known, defined)
-        there.setdefault("backward", _gradient_of_used(each, there, known, defined))
+        if "backward" not in there:
+            there["backward"] = _gradient_of_used(each, there, known, defined)
         used |= {f"{each.name}_::{name}": function for name, function in there.items()}
     return read(source.text, known | used, defined)
 

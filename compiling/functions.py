@@ -58,7 +58,25 @@ def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
     def rest(rounded: float, a: float) -> float:
         return 0.0  # numbers are not rounded here
 
-    return {"select": select, "divide": divide, "negate": negate, "T": convert, "rest": rest}
+    return {"select": select, "divide": divide, "negate": negate, "T": convert, "rest": rest} | _of_gates(new)
+
+
+def _of_gates(new: Callable[[float], Tensor]) -> dict[str, Callable]:
+    """What gated.cuh has, where results are rounded once."""
+
+    def product(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+        in_order = a.abs() >= b.abs()
+        large, small = torch.where(in_order, a, b), torch.where(in_order, b, a)
+        smallest = small.abs() <= c.abs()
+        return large * torch.where(smallest, small, c) * torch.where(smallest, c, small)
+
+    product = _with_numbers(product, new)
+    return {
+        "product": product,
+        "rounded": lambda v: v,
+        "into_gate": lambda dy, up: new(1),
+        "from_gate": lambda slope, dy, up: product(dy, up, slope),
+    }
 
 
 def polynomial(x: Tensor, *coefficients: float) -> Tensor:

@@ -28,7 +28,8 @@ _IFDEF = re.compile(
     r"^[ \t]*#[ \t]*ifdef[ \t]+(\w+)[ \t]*\n(.*?)(?:^[ \t]*#[ \t]*else[ \t]*\n(.*?))?^[ \t]*#[ \t]*endif[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"elementwise\.cuh"[ \t]*$', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(?:elementwise|gated)\.cuh"[ \t]*$', re.MULTILINE)
+_OF_T = re.compile(r"\b(\w+)<T>(?=\()")
 _ARGUMENT = re.compile(r"(?:\[\[\w+\]\]\s*)?(?:const\s+)?(?:bool|T|(?:Number|Channel|Row)<T>)\s*&?\s*(\w*)")
 _DECLARATION = re.compile(r"(?:const\s+)?(?:T|bool|auto)\s+(.*)", re.DOTALL)
 _TOKEN = re.compile(
@@ -54,6 +55,7 @@ def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] 
         Unreadable: there is more in it than arithmetic.
     """
     text = _IFDEF.sub(lambda branch: (branch[2] if branch[1] in defined else branch[3]) or "", code(text))
+    text = _OF_T.sub(r"\1", text)  # swish<T>(x, alpha)
     macros = dict(_DEFINE.findall(text))
     rest = _INCLUDE.sub("", _DEFINE.sub("", _FUNCTION.sub("", text))).strip()
     if rest:

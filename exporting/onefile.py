@@ -59,6 +59,8 @@ def export(
     """
     module = registry.module_of(activation)
     record = registry.record_of(module)
+    if record.gating:
+        raise ValueError(f"{record.name} cannot be exported as a file: files have no gated activations")
     if isinstance(activation, nn.Module):
         _check_settings(module)
     build = Build(record.source, _save(record, module.save, forward_only), _dtypes(record, dtype), _devices(record, device))

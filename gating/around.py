@@ -12,7 +12,7 @@ WEIGHT, UNFUSED = "row_weight", "unfused"
 
 
 def with_options(record: Activation, *, weighted: bool = False, unfused: bool = False) -> Activation:
-    """The record of a gated activation with weights of rows or eager's roundings. Always the same, as long as that one lives."""
+    """The record of a gated activation with weights of rows or eager's roundings. Always the same one, while that lives."""
     if not weighted and not unfused:
         return record
     made = record.surrounded.get((weighted, unfused))
@@ -76,10 +76,15 @@ def _weighted_text(record: Activation) -> str:
 
 ELEMENTWISE T forward({declared}) {{ return rounded({name}_::forward({given})) * {WEIGHT}; }}
 
+#ifdef JITACT_UNFUSED
 ELEMENTWISE Many<T, 3> backward(T dy, {declared}) {{
-  const T incoming = rounded(dy * {WEIGHT});
-  const auto by = {name}_::backward(kUnfused ? incoming : dy, {given});
-  const T one = kUnfused ? T(1) : T({WEIGHT});
-  return {{by.of[0] * one, by.of[1] * one, dy * rounded({name}_::forward({given}))}};
+  const auto by = {name}_::backward(rounded(dy * {WEIGHT}), {given});
+  return {{by.of[0], by.of[1], dy * rounded({name}_::forward({given}))}};
 }}
+#else
+ELEMENTWISE Many<T, 3> backward(T dy, {declared}) {{
+  const auto by = {name}_::backward(dy, {given});
+  return {{by.of[0] * {WEIGHT}, by.of[1] * {WEIGHT}, dy * {name}_::forward({given})}};
+}}
+#endif
 """

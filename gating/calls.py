@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..autograd import configured, is_transformed, run_with_operands
+from ..autograd import configured, is_transformed, run_with_operands, traced
 from ..records import Activation, by_token, check_tensor, describe, is_stand_in
 from .around import with_options
 from .halves import by_name, check_options, halves_of
@@ -49,7 +49,9 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
     pair = dict(zip(record.layout.tensors[:2], halves.split(x), strict=True))
     recorded = torch.is_grad_enabled() and (x.requires_grad or (weights and isinstance(row_weight, Tensor)))
-    if not recorded or is_transformed() or torch.compiler.is_exporting():
+    # A graph that holds operations in place of the kernel finds for itself what to put together.
+    in_graph = torch.compiler.is_compiling() and (torch.compiler.is_exporting() or traced(record.token, fast_math)[2])
+    if not recorded or is_transformed() or in_graph:
         return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
     others = record.fitted(pair | weights)[2:]
     return ActivatePacked.apply(

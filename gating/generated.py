@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .. import registry
 from ..kernels import KernelSource, Work
-from ..modules import ActivationModule, make_module
+from ..modules import GENERATED, ActivationModule, make_module
 from ..records import Activation, Gating, is_plain
 
 __all__ = ["gated"]
@@ -48,7 +48,7 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
 
 
 def _make(record: Activation) -> Activation:
-    name, source = f"gated_{record.name}", record.source
+    name, source = f"{GENERATED}{record.name}", record.source
     work = Work(*(min(each + 1, 4) for each in source.work))
     kernel = KernelSource(name, _text(record), f"<{name}>", work=work, given=() if source.is_librarys else (source,))
     reference, exact = record.reference, record.exact
@@ -78,6 +78,6 @@ def _text(record: Activation) -> str:
 ELEMENTWISE T forward({declared}) {{ return rounded({act}::forward({given})) * up; }}
 
 ELEMENTWISE Many<T, 2> backward(T dy, {declared}) {{
-  return gradients_of_product(dy, {act}::forward({given}), [=](T t) {{ return {act}::backward(t, {given}); }}, up);
+  return {{from_gate({act}::backward(into_gate(dy, up), {given}), dy, up), dy * rounded({act}::forward({given}))}};
 }}
 """

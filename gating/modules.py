@@ -89,7 +89,7 @@ def make_gated_reference(record: Activation) -> type[nn.Module]:
                 pair = [given[name] for name in record.layout.tensors]
             return record.reference(*pair, *self.params)
 
-    Model.__qualname__ = f"{record.title}.Model"
+    Model.__module__, Model.__qualname__ = ActivationModule.__module__, f"{record.title}.Model"  # where pickles look
     return Model
 
 

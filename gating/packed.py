@@ -26,6 +26,7 @@ class ActivatePacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
+        """The gradients of ``x``, as one tensor, and of what else has one."""
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dy is None:
             return tuple(found)

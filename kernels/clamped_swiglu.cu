@@ -18,22 +18,26 @@ ELEMENTWISE T swish_slope(T g, T alpha) {
   return r * select(g < 0, e * (1 - t * r), 1 + t * e * r);
 }
 
+#ifdef JITACT_UNFUSED
 ELEMENTWISE T forward(T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
   const T g = min(gate, limit), u = clamp(up, -limit, limit);
-  if constexpr (kUnfused) return rounded(g * rounded(sigmoid(rounded(alpha * g)))) * rounded(u + beta);
-  return swish<T>(g, alpha) * (u + beta);
+  return rounded(g * rounded(sigmoid(rounded(alpha * g)))) * rounded(u + beta);
 }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
-  const T g = min(gate, limit), u = clamp(up, -limit, limit), w = rounded(u + beta);
-  T by_gate, by_up;
-  if constexpr (kUnfused) {
-    const T s = rounded(sigmoid(rounded(alpha * g))), dh = rounded(dy * w);
-    by_gate = rounded(dh * s) + rounded(rounded(rounded(dh * g) * (1 - s) * s) * alpha);
-    by_up = dy * rounded(g * s);
-  } else {
-    by_gate = product(dy, w, swish_slope<T>(g, alpha));
-    by_up = dy * swish<T>(g, alpha);
-  }
+  const T g = min(gate, limit), w = rounded(clamp(up, -limit, limit) + beta);
+  const T s = rounded(sigmoid(rounded(alpha * g))), dh = rounded(dy * w);
+  const T by_gate = rounded(dh * s) + rounded(rounded(rounded(dh * g) * (1 - s) * s) * alpha);
+  return {select(gate > limit, 0, by_gate), select(abs(up) > limit, 0, dy * rounded(g * s))};
+}
+#else
+ELEMENTWISE T forward(T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
+  return swish<T>(min(gate, limit), alpha) * (clamp(up, -limit, limit) + beta);
+}
+
+ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
+  const T g = min(gate, limit), u = clamp(up, -limit, limit);
+  const T by_gate = product<T>(dy, u + beta, swish_slope<T>(g, alpha)), by_up = dy * swish<T>(g, alpha);
   return {select(gate > limit, 0, by_gate), select(abs(up) > limit, 0, by_up)};
 }
+#endif

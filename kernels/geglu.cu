@@ -7,5 +7,5 @@
 ELEMENTWISE T forward(T gate, T up) { return rounded(gelu_::forward(gate)) * up; }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {
-  return gradients_of_product(dy, gelu_::forward(gate), [=](T t) { return gelu_::backward(t, gate); }, up);
+  return {from_gate(gelu_::backward(into_gate(dy, up), gate), dy, up), dy * rounded(gelu_::forward(gate))};
 }

@@ -7,5 +7,5 @@
 ELEMENTWISE T forward(T gate, T up) { return rounded(gelu_tanh_::forward(gate)) * up; }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {
-  return gradients_of_product(dy, gelu_tanh_::forward(gate), [=](T t) { return gelu_tanh_::backward(t, gate); }, up);
+  return {from_gate(gelu_tanh_::backward(into_gate(dy, up), gate), dy, up), dy * rounded(gelu_tanh_::forward(gate))};
 }

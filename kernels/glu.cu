@@ -7,7 +7,5 @@
 ELEMENTWISE T forward(T up, T gate) { return up * rounded(sigmoid_::forward(gate)); }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T up, T gate) {
-  const auto [by_gate, by_up] = gradients_of_product(
-      dy, sigmoid_::forward(gate), [=](T t) { return sigmoid_::backward(t, gate); }, up).of;
-  return {by_up, by_gate};
+  return {dy * rounded(sigmoid_::forward(gate)), from_gate(sigmoid_::backward(into_gate(dy, up), gate), dy, up)};
 }

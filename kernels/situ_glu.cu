@@ -5,29 +5,31 @@
 // by up c(gate, beta) s (1 - tanh(up / beta2)^2)
 // Source: Kimi K3; SGLang's SituAndMul, with beta = 4 and beta2 = 25.
 
-ELEMENTWISE T capped(T up, T beta2) { return select(beta2 == 0, up, softcap_::forward(up, Number<T>(beta2))); }
-ELEMENTWISE T act(T gate, T beta) { return times_sigmoid(softcap_::forward(gate, Number<T>(beta)), max(gate, -1000)); }
+ELEMENTWISE T capped(T up, T beta2) { return select(beta2 == 0, up, softcap_::forward(up, beta2)); }
+ELEMENTWISE T act(T gate, T beta) { return times_sigmoid(softcap_::forward(gate, beta), max(gate, -1000)); }
 
+#ifdef JITACT_UNFUSED
 ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) {
-  if constexpr (kUnfused) {
-    const T a = rounded(beta * rounded(tanh(rounded(gate / beta)))), w = rounded(beta2 * rounded(tanh(rounded(up / beta2))));
-    return rounded(a * rounded(sigmoid(gate))) * select(beta2 == 0, up, w);
-  }
-  return act<T>(gate, beta) * capped<T>(up, beta2);
+  const T a = rounded(beta * rounded(tanh(rounded(gate / beta)))), w = rounded(beta2 * rounded(tanh(rounded(up / beta2))));
+  return rounded(a * rounded(sigmoid(gate))) * select(beta2 == 0, up, w);
 }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> beta, Number<T> beta2) {
-  if constexpr (kUnfused) {
-    const T t = rounded(tanh(rounded(gate / beta))), t2 = rounded(tanh(rounded(up / beta2)));
-    const T a = rounded(beta * t), s = rounded(sigmoid(gate)), w = select(beta2 == 0, up, rounded(beta2 * t2));
-    const T dh = rounded(dy * w), dw = rounded(dy * rounded(a * s));
-    const T by_tanh = rounded(rounded(rounded(rounded(dh * s) * beta) * (1 - t * t)) / beta);
-    const T by_up = rounded(rounded(dw * beta2) * (1 - t2 * t2)) / beta2;
-    return {by_tanh + rounded(rounded(dh * a) * (1 - s) * s), select(beta2 == 0, dw, by_up)};
-  }
-  // 1 - s is sigmoid(-gate): neither factor of the slope cancels within itself.
-  const T cap = softcap_::backward(T(1), gate, Number<T>(beta)), c = softcap_::forward(gate, Number<T>(beta));
-  const T slope = times_sigmoid(fma(c, sigmoid(-gate), cap), max(gate, -1000));
-  const T capped_slope = select(beta2 == 0, 1, softcap_::backward(T(1), up, Number<T>(beta2)));
+  const T t = rounded(tanh(rounded(gate / beta))), t2 = rounded(tanh(rounded(up / beta2)));
+  const T a = rounded(beta * t), s = rounded(sigmoid(gate)), w = select(beta2 == 0, up, rounded(beta2 * t2));
+  const T dh = rounded(dy * w), dw = rounded(dy * rounded(a * s));
+  const T by_tanh = rounded(rounded(rounded(rounded(dh * s) * beta) * (1 - t * t)) / beta);
+  const T by_up = rounded(rounded(dw * beta2) * (1 - t2 * t2)) / beta2;
+  return {by_tanh + rounded(rounded(dh * a) * (1 - s) * s), select(beta2 == 0, dw, by_up)};
+}
+#else
+ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) { return act<T>(gate, beta) * capped<T>(up, beta2); }
+
+// 1 - s is sigmoid(-gate), so that it does not cancel.
+ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> beta, Number<T> beta2) {
+  const T c = softcap_::forward(gate, beta), tanh_slope = softcap_::backward(T(1), gate, beta);
+  const T slope = times_sigmoid(fma(c, sigmoid(-gate), tanh_slope), max(gate, -1000));
+  const T capped_slope = select(beta2 == 0, 1, softcap_::backward(T(1), up, beta2));
   return {product(dy, capped<T>(up, beta2), slope), product(dy, act<T>(gate, beta), capped_slope)};
 }
+#endif

@@ -10,7 +10,6 @@ ELEMENTWISE T forward(T gate, T up, Number<T> limit) {
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> limit) {
   const T act = rounded(silu_::forward(gate)), u = clamp(up, -limit, limit);
-  const auto [by_gate, by_up] = gradients_of_product(
-      dy, min(act, limit), [=](T t) { return silu_::backward(t, gate); }, u).of;
+  const T by_gate = from_gate(silu_::backward(into_gate(dy, u), gate), dy, u), by_up = dy * min(act, limit);
   return {select(act > limit, 0, by_gate), select(abs(up) > limit, 0, by_up)};
 }

@@ -219,6 +219,7 @@ def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.devic
     unseen += ["gradients of the weights"] if record.channels and record.module else []
     unseen += ["sums over channels"] if record.channels and not record.module else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
+    unseen += ["values of up other than 1, and gradients by it"] if record.gating else []
     unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
     untold = max(row.untold for row in rows)
@@ -242,7 +243,11 @@ def default_device(device: str | torch.device | None) -> torch.device:
 
 
 def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> ActivationModule:
-    """The like of a module for inputs such as ``x``, in eval mode."""
+    """The like of a module for inputs such as ``x``, in eval mode; of a gated one, a function of the gate, beside ones."""
+    if module.activation.gating:
+        own = copy.deepcopy(module)
+        own.save, own.forward = save, lambda x: type(own).forward(own, gate=x, up=torch.ones_like(x))
+        return own.eval()
     if not is_plain(module.activation.token):
         own = copy.deepcopy(module).to(x.device, x.dtype).requires_grad_(False)  # or not all that x needs could be kept
         own.save = save

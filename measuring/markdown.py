@@ -9,7 +9,7 @@ from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of,
 
 __all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_readme"]
 
-NOT_OF_THE_FORMULA = ("inplace", "device", "dtype")  # among the parameters of a constructor
+NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # among the parameters of a constructor
 
 
 def accuracy_markdown(results: Row) -> str:
@@ -72,7 +72,8 @@ def activations_markdown(accuracy: Row | None, bench: Row | None) -> str:
         record = cls.activation
         formula = record.formula.replace("|", "\\|")
         cells = [f"{name} ({record.title})", f"`{formula}`"]
-        parameters = {key: value for key, value in record.own_arguments.items() if key not in NOT_OF_THE_FORMULA}
+        own = record.own_arguments | dict(record.params)
+        parameters = {key: value for key, value in own.items() if key not in NOT_OF_THE_FORMULA}
         cells.append(", ".join(f"{key}={value!r}" for key, value in parameters.items()) or "-")
         cells.append(", ".join({"bit": "1 bit"}.get(save, save) for save in record.saves))
         for dtype in dtypes_of(accuracy):

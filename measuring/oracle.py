@@ -10,11 +10,12 @@ from torch import Tensor
 
 from ..definitions.define import Definition
 from ..modules import ActivationModule
+from ..records import Activation
 from ..registry import record_of
 from .limits import Limit
 from .ulp import ulp_error, value_and_gradient
 
-__all__ = ["Judge", "Oracle", "exact_function", "finite_differences"]
+__all__ = ["Judge", "Oracle", "curve", "exact_function", "finite_differences"]
 
 NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
 
@@ -32,7 +33,15 @@ def function_of(module: ActivationModule, formula: Callable[..., Tensor]) -> Cal
         record, params = record.in_eval(*params)
         formula = record.exact or record.reference
     weights = [getattr(module, name).detach() for name in record.channels]
-    return lambda x: formula(x, *(weight.to(x.device, x.dtype) for weight in weights), *params)
+    return lambda x: curve(record, formula, x, [*(weight.to(x.device, x.dtype) for weight in weights), *params])
+
+
+def curve(record: Activation, formula: Callable[..., Tensor], x: Tensor, others: list) -> Tensor:
+    """A formula as a function of ``x``; of a gated activation, that of the gate where the other tensor is 1."""
+    if not record.gating:
+        return formula(x, *others)
+    elements = [x if name == "gate" else torch.ones_like(x) for name in record.layout.tensors]
+    return formula(*elements, *others)
 
 
 class Oracle:

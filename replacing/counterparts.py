@@ -25,7 +25,6 @@ __all__ = [
 ]
 
 NOT_REPLACED = {
-    "GLU": "works on pairs of elements",
     "LogSoftmax": "works on rows, not on elements",
     "Softmax": "works on rows, not on elements",
     "Softmax2d": "works on rows, not on elements",

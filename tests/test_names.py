@@ -32,6 +32,7 @@ GIVEN = {
     "prelu": [jitact.prelu, nn.PReLU, nn.PReLU(3), F.prelu],
     "rrelu": [jitact.rrelu, nn.RReLU, F.rrelu],
     "xielu": [jitact.xielu],
+    "glu": [jitact.glu, nn.GLU, nn.GLU(0), F.glu],
     "relu2": [jitact.relu2],
 }
 
@@ -75,7 +76,6 @@ WRONG = [
     (lambda x: x, KeyError, "the function <lambda>"),
     (functools.partial(F.gelu, approximate="tanh"), KeyError, "of type partial"),
     (nn.Softmax, KeyError, r"torch.nn.modules.activation.Softmax: works on rows"),
-    (nn.GLU(), KeyError, "works on pairs of elements"),
     (nn.Identity(), KeyError, "it returns its input"),
     (nn.Linear(2, 2), KeyError, "Linear: it is none that jitact knows"),
     (MyGELU, KeyError, "is a subclass of GELU, whose forward may differ"),

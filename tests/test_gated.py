@@ -1,0 +1,421 @@
+"""Gated activations: of two tensors and of one that holds both, with all that an activation can do."""
+
+from __future__ import annotations
+
+import copy
+import math
+import pickle
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from common import DTYPES
+from torch import Tensor, nn
+from torch.func import functionalize, grad, hessian, jvp, vmap
+
+import jitact
+from jitact import swiglu
+from jitact.gating.around import with_options
+from jitact.records import Activation
+
+GATED = {name: cls.activation for name, cls in jitact.REGISTRY.items() if cls.activation.gating}
+PRESETS = {"mul_and_silu": "swiglu", "swigluoai_and_mul": "clamped_swiglu"}
+
+
+def halves(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """One tensor that holds both."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype) * 2
+
+
+def gradients(function: Callable[..., Tensor], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The function, and its gradients by all its arguments."""
+    tensors = tuple(t.detach().requires_grad_() for t in tensors)
+    y = function(*tensors)
+    return y.detach(), *torch.autograd.grad(y, tensors, dy)
+
+
+def exact(record: Activation, x: Tensor, gate: str | None = None, **numbers: float) -> Tensor:
+    """The formula, of halves of the last dimension."""
+    first, second = x.chunk(2, -1)
+    given = {"gate": first, "up": second} if (gate or record.gating.gate) == "first" else {"gate": second, "up": first}
+    params = [numbers.get(name, default) for name, default in record.params]
+    return (record.exact or record.reference)(*[given[name] for name in record.layout.tensors], *params)
+
+
+def test_there_are_all() -> None:
+    assert GATED.keys() == {
+        "swiglu", "geglu", "geglu_tanh", "reglu", "glu", "bilinear", "sreglu", "quick_geglu", "fatrelu_glu", "clamped_swiglu",
+        "swiglu_step", "situ_glu",
+    }  # fmt: skip
+    aliases = {"silu_and_mul": "swiglu", "gelu_and_mul": "geglu", "SwiGLU": "swiglu", "GEGLU": "geglu", nn.GLU: "glu"}
+    assert all(jitact.get(alias) is jitact.get(name) for alias, name in aliases.items())
+    assert jitact.get(F.glu) is jitact.get("glu") and not PRESETS.keys() & set(jitact.names())
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_forward_and_gradients(name: str, device: str) -> None:
+    """One tensor and two, in every dtype: within rounding of the formula, and the same bits."""
+    record, function = GATED[name], getattr(jitact, name)
+    for dtype in DTYPES:
+        x = halves(40, 66, dtype=dtype).to(device)
+        dy = halves(40, 33, dtype=dtype).to(device)
+        y, dx = gradients(function, dy, x)
+        expected = gradients(lambda t, record=record: exact(record, t), dy.double().cpu(), x.double().cpu())
+        eps = 2.0**-40 if dtype is torch.float64 else max(torch.finfo(dtype).eps, 2.0**-21)
+        for own, wanted in zip((y, dx), expected, strict=True):
+            torch.testing.assert_close(own.double().cpu(), wanted, rtol=eps, atol=eps)
+        y2, *parts = gradients(function, dy, *x.chunk(2, -1))
+        assert torch.equal(y2, y) and torch.equal(torch.cat(parts, -1), dx)
+        module = jitact.get(name)()
+        assert torch.equal(module(x), y) and torch.equal(module(*x.chunk(2, -1)), y)
+
+
+@pytest.mark.parametrize("name", [*GATED, *PRESETS])
+def test_model_is_pytorchs_formula(name: str) -> None:
+    cls = jitact.get(name)
+    cls_inputs = cls.get_inputs(3, 8)
+    (x,) = cls_inputs
+    assert x.shape == (3, 16) and len(cls_inputs) == 1
+    torch.testing.assert_close(cls()(x), cls.Model()(x))
+    if name != "glu":
+        first, second = (x[:, ::2], x[:, 1::2]) if name == "swigluoai_and_mul" else x.chunk(2, -1)
+        torch.testing.assert_close(cls()(first, second), cls.Model()(x))
+        torch.testing.assert_close(cls.Model()(first, second), cls.Model()(x))
+
+
+# Layouts and orders.
+
+
+@pytest.mark.parametrize("dim", [-1, 0, 1, -2])
+@pytest.mark.parametrize("layout", ["halves", "interleaved"])
+@pytest.mark.parametrize("gate", ["first", "last"])
+def test_layouts(layout: str, gate: str, dim: int, device: str) -> None:
+    x = halves(6, 8, 10).to(device)
+    index = [slice(None)] * 3
+    parts = x.chunk(2, dim)
+    if layout == "interleaved":
+        parts = []
+        for start in (0, 1):
+            index[dim] = slice(start, None, 2)
+            parts.append(x[tuple(index)])
+    gates, ups = parts if gate == "first" else reversed(parts)
+    expected = F.silu(gates) * ups
+    options = {"layout": layout, "gate": gate, "dim": dim}
+    y, dx = gradients(lambda t: swiglu(t, **options), torch.ones_like(expected), x)
+    torch.testing.assert_close(y, expected)
+    assert torch.equal(swiglu(*parts, **options), y) and torch.equal(swiglu(gate=gates, up=ups), y)
+    model = jitact.get("swiglu").Model(**options)
+    assert torch.equal(jitact.get("swiglu")(**options)(x), y) and torch.equal(model(x), expected)
+    wanted = gradients(model, torch.ones_like(expected), x)[1]
+    torch.testing.assert_close(dx, wanted)
+    assert dx.shape == x.shape and dx.is_contiguous()
+
+
+def test_orders_by_name() -> None:
+    a, b = halves(4, 6).chunk(2, -1)
+    assert torch.equal(jitact.glu(a, b), jitact.glu(up=a, gate=b)) and torch.equal(jitact.glu(a, b), jitact.glu(a, gate=b))
+    torch.testing.assert_close(jitact.glu(a, b), a * torch.sigmoid(b))
+    torch.testing.assert_close(jitact.glu(a, b, gate="first"), torch.sigmoid(a) * b)
+    torch.testing.assert_close(jitact.mul_and_silu(a, b), a * F.silu(b))
+    assert torch.equal(swiglu(a, up=b), swiglu(a, b)) and torch.equal(swiglu(b, gate=a), swiglu(a, b))
+    x = torch.cat((a, b), -1)
+    torch.testing.assert_close(jitact.glu(x, 1), F.glu(x, 1))
+    torch.testing.assert_close(jitact.get("glu")(0)(x), nn.GLU(0)(x))
+    for name, of in PRESETS.items():
+        assert jitact.get(name).activation.source == jitact.get(of).activation.source
+    g, u = x[:, ::2].clamp(max=7), x[:, 1::2].clamp(-7, 7)
+    torch.testing.assert_close(jitact.swigluoai_and_mul(x), g * torch.sigmoid(1.702 * g) * (u + 1))
+
+
+def test_numbers() -> None:
+    x = halves(9, 20) * 4
+    g, u = x.chunk(2, -1)
+    plain = jitact.clamped_swiglu(x, alpha=1.0, limit=math.inf, beta=0.0)
+    torch.testing.assert_close(plain, F.silu(g) * u)
+    deepseek = jitact.get("clamped_swiglu")(alpha=1.0, limit=3.0, beta=0.0)(x)
+    torch.testing.assert_close(deepseek, F.silu(g.clamp(max=3)) * u.clamp(-3, 3))
+    torch.testing.assert_close(jitact.swiglu_step(x, limit=2.0), F.silu(g).clamp(max=2) * u.clamp(-2, 2))
+    torch.testing.assert_close(jitact.fatrelu_glu(g, u, threshold=0.5), torch.where(g > 0.5, g, 0) * u)
+    for beta2 in (0.0, 3.0):
+        dy = torch.ones_like(g)
+        own = gradients(lambda t: jitact.situ_glu(t, beta=2.0, beta2=beta2), dy, x)
+        wanted = gradients(lambda t: exact(GATED["situ_glu"], t, beta=2.0, beta2=beta2), dy, x)
+        for a, b in zip(own, wanted, strict=True):
+            torch.testing.assert_close(a, b)
+    for call, error, why in (
+        (lambda: jitact.clamped_swiglu(x, alpha=-1.0), ValueError, r"clamped_swiglu: needs alpha > 0, got alpha=-1.0"),
+        (lambda: jitact.swiglu_step(x, limit=-1.0), ValueError, r"swiglu_step: needs limit >= 0"),
+        (lambda: jitact.swiglu_step(x, limit="7"), TypeError, r"swiglu_step: limit must be a number, got '7'"),
+        (lambda: jitact.clamped_swiglu(g, u, 7.0), TypeError, r"too many positional arguments"),
+        (lambda: jitact.get("situ_glu")(beta=0.0), ValueError, r"situ_glu: needs beta > 0"),
+    ):
+        with pytest.raises(error, match=why):
+            call()
+
+
+VIEWS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
+    "slices of a wider projection": lambda: halves(5, 7, 96).split([31, 31, 34], -1)[:2],
+    "rows": lambda: halves(2, 40, 6).unbind(0),
+    "every second row": lambda: (halves(20, 12)[::2, :5], halves(20, 12)[1::2, 5:10]),
+    "transposed": lambda: halves(14, 6).t().chunk(2, 0),
+    "channels last": lambda: halves(2, 6, 5, 4).to(memory_format=torch.channels_last).chunk(2, 1),
+    "one row for all": lambda: (halves(9, 5), halves(1, 5)),
+    "one column for all": lambda: (halves(9, 1), halves(9, 5)),
+    "both broadcast": lambda: (halves(3, 1, 5), halves(4, 1)),
+    "empty": lambda: (halves(0, 5), halves(0, 5)),
+    "empty rows": lambda: (halves(5, 0), halves(5, 0)),
+    "numbers": lambda: (halves(), halves()),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_and_broadcasting(name: str, device: str) -> None:
+    gate, up = (t.to(device) for t in VIEWS[name]())
+    y = F.silu(gate) * up
+    dy = torch.randn_like(y)
+    for own, expected in zip(
+        gradients(swiglu, dy, gate, up), gradients(lambda g, u: F.silu(g) * u, dy, gate, up), strict=True
+    ):
+        assert own.shape == expected.shape
+        torch.testing.assert_close(own, expected)
+
+
+def test_dtypes_and_devices() -> None:
+    gate, up = halves(6, 4).chunk(2, -1)
+    assert swiglu(gate.bfloat16(), up.float()).dtype is torch.float32
+    assert swiglu(gate.half(), up.bfloat16()).dtype is torch.float32
+    y = swiglu(torch.empty(3, 8, device="meta", dtype=torch.bfloat16, requires_grad=True))
+    assert y.is_meta and y.shape == (3, 4) and y.dtype is torch.bfloat16
+    assert torch.autograd.grad(y.sum(), y.grad_fn.next_functions[0][0].variable)[0].shape == (3, 8)
+    linear = nn.Linear(4, 8)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = swiglu(linear(torch.randn(2, 4)))
+    y.float().sum().backward()
+    assert y.dtype is torch.bfloat16 and linear.weight.grad.dtype is torch.float32
+
+
+WRONG = {
+    "odd": (lambda x: swiglu(x[:, :5]), ValueError,
+        r"swiglu: dimension 1 of x holds gate and up, and must be even; got \(4, 5\)"),
+    "no dimension": (lambda x: swiglu(x, dim=2), ValueError, r"swiglu: x has 2 dimensions, and no dimension 2: \(4, 6\)"),
+    "a number": (lambda x: swiglu(torch.ones(())), ValueError, r"swiglu: x has 0 dimensions, and no dimension -1: \(\)"),
+    "shapes": (lambda x: swiglu(x, x[:, :4]), ValueError,
+        r"swiglu: the tensors' shapes do not broadcast: gate \(4, 6\), up \(4, 4\)"),
+    "nothing": (lambda x: swiglu(), TypeError,
+        r"swiglu takes one tensor that holds gate and up, or two, or gate= and up=; got none"),
+    "one by name": (lambda x: swiglu(gate=x), TypeError, r"got gate=a float64 tensor"),
+    "three": (lambda x: swiglu(x, x, up=x), TypeError, r"got a float64 tensor, a float64 tensor, up=a float64 tensor"),
+    "no tensor": (lambda x: swiglu([1.0]), TypeError, r"swiglu: expected a dense float32.* got a list"),
+    "an int": (lambda x: swiglu(x, 1), TypeError, r"swiglu: up must be a dense .* got a int"),
+    "integers": (lambda x: swiglu(x.long()), TypeError, r"swiglu: expected .* got a int64 tensor"),
+    "gate": (lambda x: swiglu(x, gate="second"), ValueError,
+        r"swiglu: gate must be a tensor or 'first' or 'last', got 'second'"),
+    "layout": (lambda x: swiglu(x, layout="odd"), ValueError, r"swiglu: layout must be 'halves' or 'interleaved', got 'odd'"),
+    "rounding": (lambda x: swiglu(x, rounding="twice"), ValueError,
+        r"swiglu: rounding must be 'once' or 'unfused', got 'twice'"),
+    "dim": (lambda x: swiglu(x, dim=1.0), TypeError, r"swiglu: dim must be an int, got 1.0"),
+    "module": (lambda x: jitact.get("swiglu")(gate="up"), ValueError, r"swiglu: gate must be"),
+    "save": (lambda x: swiglu(x, save="output"), ValueError, r"swiglu: save='output' is not possible; choose from 'input'"),
+    "in place": (lambda x: swiglu(x, inplace=True), TypeError, r"unexpected keyword argument 'inplace'"),
+    "weight": (lambda x: swiglu(x, row_weight=x), ValueError, r"swiglu.*: row_weight must be of shape \(4,\) or \(4, 1\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_is_refused(what: str) -> None:
+    call, error, why = WRONG[what]
+    with pytest.raises(error, match=why) as caught:
+        call(halves(4, 6))
+    assert "\n" not in str(caught.value)
+
+
+# Weights of rows.
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
+def test_weights_of_rows(packed: bool, device: str) -> None:
+    x, weight, dy = halves(3, 5, 14).to(device), halves(3, 5).to(device), halves(3, 5, 7).to(device)
+    tensors = (x,) if packed else x.chunk(2, -1)
+    expected = gradients(lambda w, *t: swiglu(*t) * w.unsqueeze(-1), dy, weight, *tensors)
+    for w in (weight, weight.unsqueeze(-1)):
+        found = gradients(lambda w, *t: swiglu(*t, row_weight=w), dy, w, *tensors)
+        for own, wanted in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, wanted.view(own.shape))
+    (dw,) = gradients(lambda w: jitact.get("swiglu")()(*tensors, row_weight=w), dy, weight)[1:]
+    torch.testing.assert_close(dw, expected[1])
+    fixed = gradients(lambda *t: swiglu(*t, row_weight=weight), dy, *tensors)
+    assert all(map(torch.equal, fixed[1:], gradients(lambda w, *t: swiglu(*t, row_weight=w), dy, weight, *tensors)[2:]))
+    low = gradients(lambda t, w: swiglu(t, row_weight=w), dy.bfloat16(), x.bfloat16(), weight.float())
+    assert [t.dtype for t in low] == [torch.bfloat16, torch.bfloat16, torch.float32]
+    torch.testing.assert_close(low[2].double(), expected[1], rtol=0.02, atol=0.05)
+
+
+# What an activation does.
+
+
+def test_what_is_kept() -> None:
+    """The one tensor, or the two, and nothing else; no copy."""
+    x = halves(64, 256).requires_grad_()
+    a, b = (t.detach().clone().requires_grad_() for t in x.chunk(2, -1))
+    for tensors in ((x,), (a, b)):
+        kept: list[Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t, kept=kept: kept.append(t) or t, lambda t: t):
+            y = swiglu(*tensors)
+        assert [t.data_ptr() for t in kept] == [t.data_ptr() for t in tensors]
+        before = [t.detach().clone() for t in tensors]
+        y.sum().backward(retain_graph=True)
+        y.sum().backward()
+        assert all(map(torch.equal, before, tensors))
+    with torch.no_grad():
+        assert swiglu(x).grad_fn is None
+    y = swiglu(x)
+    x.data.mul_(1)
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_only_one_has_a_gradient() -> None:
+    gate, up = halves(4, 6).chunk(2, -1)
+    expected = gradients(lambda g, u: F.silu(g) * u, torch.ones_like(gate), gate, up)
+    torch.testing.assert_close(gradients(lambda g: swiglu(g, up), torch.ones_like(gate), gate)[1], expected[1])
+    torch.testing.assert_close(gradients(lambda u: swiglu(gate, u), torch.ones_like(gate), up)[1], expected[2])
+
+
+@pytest.mark.parametrize("name", ["swiglu", "glu", "clamped_swiglu"])
+def test_second_derivatives(name: str) -> None:
+    function, x = getattr(jitact, name), halves(2, 6).requires_grad_()
+    weight = halves(2).requires_grad_()
+    a, b = (t.detach().requires_grad_() for t in x.chunk(2, -1))
+    assert torch.autograd.gradcheck(function, (x,)) and torch.autograd.gradgradcheck(function, (x,))
+    assert torch.autograd.gradgradcheck(lambda t: function(t, layout="interleaved"), (x,))
+    assert torch.autograd.gradgradcheck(function, (a, b))
+    if name == "swiglu":
+        assert torch.autograd.gradgradcheck(lambda t, w: function(t, row_weight=w), (x, weight))
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
+def test_transforms(packed: bool) -> None:
+    x, weight = halves(3, 8), halves(3)
+
+    def apart(function: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+        return function if packed else lambda t: function(*t.chunk(2, -1))
+
+    theirs = apart(lambda *t: F.silu(t[0].chunk(2, -1)[0]) * t[0].chunk(2, -1)[1] if packed else F.silu(t[0]) * t[1])
+    for transform in (
+        lambda f: grad(lambda t: f(t).sum())(x),
+        lambda f: jvp(f, (x,), (x + 1,))[1],
+        lambda f: vmap(f)(x),
+        lambda f: vmap(grad(lambda t: f(t).sum()))(x),
+        lambda f: hessian(lambda t: f(t).sum())(x),
+        lambda f: functionalize(f)(x),
+        lambda f: torch.autograd.functional.jacobian(f, x, vectorize=True),
+    ):
+        torch.testing.assert_close(transform(apart(swiglu)), transform(theirs))
+    own = vmap(lambda t, w: swiglu(t[None], row_weight=w[None]))(x, weight)
+    torch.testing.assert_close(own[:, 0], swiglu(x, row_weight=weight))
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
+def test_compiled(packed: bool) -> None:
+    torch._dynamo.reset()
+    x, weight, dy = halves(4, 12, dtype=torch.float32), halves(4, dtype=torch.float32), halves(4, 6, dtype=torch.float32)
+    module = jitact.get("swiglu")()
+    tensors = (x,) if packed else x.chunk(2, -1)
+
+    def block(w: Tensor, *t: Tensor) -> Tensor:
+        return module(*t) + jitact.glu(*t) + swiglu(*t, row_weight=w) + swiglu(*t, gate="last")
+
+    expected = gradients(block, dy, weight, *tensors)
+    found = gradients(torch.compile(block, fullgraph=True, backend="aot_eager"), dy, weight, *tensors)
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, wanted)
+
+
+def test_exported_programs() -> None:
+    x = halves(4, 12, dtype=torch.float32)
+    program = torch.export.export(jitact.get("swiglu")(), (x,))
+    assert any(str(node.target) == "jitact.swiglu.default" for node in program.graph.nodes)
+    torch.testing.assert_close(program.module()(x), swiglu(x))
+
+
+def test_traced_by_fx() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.act = jitact.get("swiglu")(gate="last")
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.act(x) + swiglu(x, row_weight=x[..., 0]) + swiglu(gate=x[..., :3], up=x[..., 3:])
+
+    traced, x = torch.fx.symbolic_trace(Block()), halves(2, 6)
+    assert torch.equal(traced(x), Block()(x))
+
+
+def test_modules() -> None:
+    module = jitact.get("clamped_swiglu")(1, limit=5.0, layout="interleaved", gate="last")
+    shown = "ClampedSwiGLU(alpha=1.702, limit=5.0, beta=1.0, dim=1, layout='interleaved', gate='last')"
+    assert repr(module) == shown and repr(jitact.get("swiglu")()) == "SwiGLU()"
+    x = halves(2, 4, 3)
+    for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert repr(other) == shown and torch.equal(other(x), module(x))
+    assert list(module.state_dict()) == [] and jitact.get("swiglu").get_init_inputs() == []
+    for name in (*GATED, *PRESETS):
+        for each in (jitact.get(name), getattr(jitact, name), jitact.get(name).Model):
+            assert pickle.loads(pickle.dumps(each)) is each
+    assert jitact.get(nn.GLU(1)) is jitact.get("glu") and jitact.registry.module_of(nn.GLU(1)).dim == 1
+
+
+def test_builds_have_names() -> None:
+    record = with_options(GATED["swiglu"], weighted=True)
+    assert jitact.registry.record_named("swiglu+row_weight") is record and record.source.label == "swiglu+row_weight"
+    with pytest.raises(ValueError, match="'bias' is nothing that a gated activation takes"):
+        jitact.registry.record_named("swiglu+bias")
+
+
+# Any activation at the gate.
+
+
+@pytest.mark.parametrize("name", ["mish", "leaky_relu"])
+def test_any_activation_at_the_gate(name: str, device: str) -> None:
+    cls = jitact.gated(name)
+    assert cls is jitact.gated(name) and cls.__name__ == f"Gated{jitact.get(name).__name__}"
+    numbers = {"negative_slope": 0.3} if name == "leaky_relu" else {}
+    module, act = cls(**numbers), jitact.get(name)(**numbers)
+    for dtype in DTYPES:
+        x, dy = halves(7, 10, dtype=dtype).to(device), halves(7, 5, dtype=dtype).to(device)
+        expected = gradients(lambda t: act(t.chunk(2, -1)[0]) * t.chunk(2, -1)[1], dy.double(), x.double())
+        for own, wanted in zip(gradients(module, dy, x), expected, strict=True):
+            eps = max(torch.finfo(dtype).eps, 2.0**-40)
+            torch.testing.assert_close(own.double(), wanted, rtol=eps, atol=eps)
+    assert torch.equal(module(*x.chunk(2, -1)), module(x))
+    assert torch.autograd.gradgradcheck(module, (halves(2, 4).requires_grad_(),))
+    assert pickle.loads(pickle.dumps(module))(x).equal(module(x)) and pickle.loads(pickle.dumps(cls)) is cls
+    code = "import pickle, sys; print(type(pickle.loads(sys.stdin.buffer.read())).__name__)"
+    found = subprocess.run([sys.executable, "-c", code], input=pickle.dumps(module), capture_output=True, check=True)
+    assert found.stdout.decode().strip() == cls.__name__
+
+
+def test_gated_of_what_is_there_or_cannot_be() -> None:
+    assert jitact.gated("silu") is jitact.get("swiglu") and jitact.gated(nn.GELU("tanh")) is not jitact.get("geglu_tanh")
+    assert jitact.gated(F.gelu) is jitact.get("geglu") and jitact.gated("swish") is jitact.get("swiglu")
+    with pytest.raises(ValueError, match=r"one tensor and numbers; prelu takes more: x, weight"):
+        jitact.gated("prelu")
+    with pytest.raises(ValueError, match=r"swiglu takes more: gate, up"):
+        jitact.gated("swiglu")
+    with pytest.raises(KeyError, match="did you mean"):
+        jitact.gated("mishh")
+
+
+def test_gated_of_a_definition(only_here: None) -> None:
+    jitact.define("swoosh", "x * sin(a * x)", a=1.0)
+    module, x = jitact.gated("swoosh")(a=2.0), halves(5, 6)
+    gate, up = x.chunk(2, -1)
+    torch.testing.assert_close(module(x), gate * torch.sin(2 * gate) * up)
+    torch.testing.assert_close(pickle.loads(pickle.dumps(module))(x), module(x))
+    assert re.match(r"GatedSwoosh", type(module).__name__)
