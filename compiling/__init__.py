@@ -1,1 +1,1 @@
-"""Activations inside torch.compile and torch.export: kernel files read as torch operations, and the operators that graphs hold."""
+"""Activations inside torch.compile and torch.export: kernel files read as torch operations, and operators for graphs."""

@@ -1,4 +1,4 @@
-"""An activation as torch operations, forward and backward: its kernel file, read for the dtype that elements are computed in."""
+"""An activation as torch operations, forward and backward: its kernel file, read for the dtype that is computed in."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ class Formula:
     """A kernel file as torch operations, whose operands are those of the operators: tensors, then numbers.
 
     Attributes:
-        saves: what :meth:`gradient` can start from, and :meth:`gradient_from_output`: "input", and "output" where that gives the slope.
+        saves: what gradients can start from: "input" for :meth:`gradient`, and "output" for :meth:`gradient_from_output` where
+            that gives the slope.
     """
 
     def __init__(self, source: KernelSource, fast_math: bool) -> None:

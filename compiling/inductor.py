@@ -1,8 +1,8 @@
 """How Inductor gets torch operations in place of operators: before it divides a training graph, or after.
 
 Dividing decides what is kept for backward and what is computed again, by the number of operations among other things. So most
-activations are one operation until then, as PyTorch's own are not, and are told to be elementwise. Those of a few operations, such
-as relu, are replaced before: what they keep may be a comparison's outcome, of a byte.
+activations are one operation until then, as PyTorch's own are not, and are told to be elementwise. Those of a few operations,
+such as relu, are replaced before: what they keep may be a comparison's outcome, of a byte.
 """
 
 from __future__ import annotations

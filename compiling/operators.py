@@ -6,10 +6,10 @@ An activation N has, under names that are the same in every process,
   jitact::N_gradient(Tensor dy, Tensor x, others..., Scalar a, ..., *, str version) -> Tensor
   jitact::N_gradient_from_output(Tensor dy, Tensor y, others..., Scalar a, ..., *, str version) -> Tensor
 
-where ``others`` are the tensors beside ``x``; with gradients of several tensors ``N_gradient`` takes ``int wanted`` too, with a bit
-for each, and returns ``Tensor[]``. They exist without a kernel: one is compiled, or loaded, when they are called on tensors that
-hold something. Inductor does not call them where the kernel file can be read as torch operations: it gets those, and fuses them
-with what is around.
+where ``others`` are the tensors beside ``x``; with gradients of several tensors ``N_gradient`` takes ``int wanted`` too, with a
+bit for each, and returns ``Tensor[]``. They exist without a kernel: one is compiled, or loaded, when they are called on tensors
+that hold something. Inductor does not call them where the kernel file can be read as torch operations: it gets those, and fuses
+them with what is around.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] 
 
     Args:
         text: the kernel file's.
-        functions: what it may call, ``silu_::forward`` among them; ``select``, ``divide`` and ``negate`` are ``?:``, ``/`` and ``!``.
+        functions: what it may call, also ``silu_::forward``; ``select``, ``divide`` and ``negate`` are ``?:``, ``/``, ``!``.
         defined: names for which ``#ifdef`` holds.
 
     Raises:
