@@ -23,7 +23,9 @@ _TOKEN = re.compile(
 _NO_CODE = re.compile(r'//[^\n]*|/\*.*?\*/|"(?:\\.|[^"\\\n])*"|^[ \t]*#[^\n]*', re.DOTALL | re.MULTILINE)
 _WORD = re.compile(r"(?:\b\w+::)*\b[A-Za-z_]\w*")
 _MEMBER = re.compile(r"(?:(?:\.|->|::)\s*template\s+|(?<!\.)\.(?=[A-Za-z_])|->(?=[A-Za-z_]))\w+")
-_CLASS = re.compile(r"(?:template\b.*?>\s*)?(?:friend\s+)?(?:struct|class|union)\b(?!.*[=(]\s*$)[^=(]*(?:alignas\(\w+\))?[^=(]*$", re.DOTALL)
+_CLASS = re.compile(
+    r"(?:template\b.*?>\s*)?(?:friend\s+)?(?:struct|class|union)\b(?!.*[=(]\s*$)[^=(]*(?:alignas\(\w+\))?[^=(]*$", re.DOTALL
+)
 _LAMBDA = re.compile(r"(?:\)|(?<![\w\]])\[[^\[\]]*\]|\)\s*->\s*[\w:<>]+)\s*(?:mutable\s*)?$")
 
 
@@ -42,6 +44,7 @@ class Node:
     tail: str = ""
 
     def __str__(self) -> str:
+        """With the comments around it."""
         return self.lead + self.text + self.tail
 
     @property
@@ -67,6 +70,7 @@ class Block:
     end: str = ""  # spaces and comments before the closing brace
 
     def __str__(self) -> str:
+        """With its braces."""
         return "{" + "".join(map(str, self.nodes)) + self.end + "}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from .conditions import Facts, evaluate
+from .conditions import evaluate
 from .cpp import Block, If, Node, bare
 
 __all__ = ["assigned", "declared_names", "simplified", "tidied", "without_template"]
@@ -252,4 +252,4 @@ def _shift_block(block: Block, by: int) -> None:
 
 
 def _shifted(text: str, by: int) -> str:
-    return re.sub(r"\n {%d}(?=\S| )" % -by, "\n", text) if by < 0 else text.replace("\n", "\n" + " " * by)
+    return re.sub(rf"\n {{{-by}}}(?=\S| )", "\n", text) if by < 0 else text.replace("\n", "\n" + " " * by)

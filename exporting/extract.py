@@ -126,7 +126,9 @@ class Item:
         return {each for each in _TYPES if re.search(rf"\b{each}\b(?!>)|<{each}<", self.head)}
 
 
-def extract(source: KernelSource, facts: Facts, roots: Iterable[str], dtypes: Collection[str], devices: Collection[str]) -> Extract:
+def extract(
+    source: KernelSource, facts: Facts, roots: Iterable[str], dtypes: Collection[str], devices: Collection[str]
+) -> Extract:
     """What of the library's headers and of a kernel file ``roots`` need.
 
     Args:
@@ -301,7 +303,9 @@ def _reached(items: list[Item], roots: set[str]) -> list[Item]:
             aliases[alias[1]] = alias[2]
     for several in by_name.values():
         for item in several:
-            item.overloads = any(each is not item and each.namespace == item.namespace and _goes_with(each, item) for each in several)
+            item.overloads = any(
+                each is not item and each.namespace == item.namespace and _goes_with(each, item) for each in several
+            )
     wanted: set[Item] = {item for item in items if roots & set(item.names) and not item.owner}
     called: set[str] = set()
     named: set[str] = set()
@@ -315,12 +319,24 @@ def _reached(items: list[Item], roots: set[str]) -> list[Item]:
         user = waiting.pop()
         called |= user.calls | user.signs
         named |= user.words
-        types |= {each for each in _TYPES if each in user.words and re.search(rf"(?<!<)\b{each}\b|\b{each}\b(?!>)", bare(user.node.text))}
+        types |= {
+            each
+            for each in _TYPES
+            if each in user.words and re.search(rf"(?<!<)\b{each}\b|\b{each}\b(?!>)", bare(user.node.text))
+        }
         used = {item for word in user.free_words for item in _named(word, user, by_name, aliases)}
         later |= used | set(user.members)
         if user.owner is None and user.names:  # what is declared apart from it
-            later |= {item for item in by_name.get(user.names[0], []) if item.namespace == user.namespace and _goes_with(item, user)}
-        ready = {item for item in later if item not in wanted and (item.types <= types or not item.overloads) and (not item.owner or _is_called(item, called, named))}
+            later |= {
+                item for item in by_name.get(user.names[0], []) if item.namespace == user.namespace and _goes_with(item, user)
+            }
+        ready = {
+            item
+            for item in later
+            if item not in wanted
+            and (item.types <= types or not item.overloads)
+            and (not item.owner or _is_called(item, called, named))
+        }
         wanted |= ready
         later -= ready
         waiting += ready
@@ -459,7 +475,8 @@ def _text(node: Node, without: set[int]) -> str:
     if isinstance(node, If):
         return node.text
     return "".join(
-        part if isinstance(part, str) else "{" + " ".join(_text(each, without) for each in part.nodes) + "}" for part in node.parts
+        part if isinstance(part, str) else "{" + " ".join(_text(each, without) for each in part.nodes) + "}"
+        for part in node.parts
     )
 
 

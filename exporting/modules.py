@@ -7,15 +7,17 @@ import inspect
 import math
 import re
 import textwrap
+from collections.abc import Callable
+from types import FunctionType, ModuleType
 
 import torch
 import torch.nn.functional as F
 
 from ..definitions.define import Definition
 from ..records import Activation
-from .wrapper import Wrapper
+from .wrapper import LONGEST, Wrapper
 
-__all__ = ["Modules", "modules"]
+__all__ = ["Modules"]
 
 PRELU = '''\
 class ModelNew(nn.Module):
@@ -105,6 +107,9 @@ class Model(nn.Module):
 OWN = {"prelu": (PRELU, ""), "rrelu": (RRELU, ""), "xielu": (XIELU, "0.8, 0.8, 0.5, -1e-6, torch.float32")}
 
 
+_MODULES = ("torch", "math", "F")  # that a file imports under these names
+
+
 class Modules:
     """What a file has of an activation's modules.
 
@@ -118,6 +123,7 @@ class Modules:
     """
 
     def __init__(self, record: Activation, params: dict[str, float], wrapper: Wrapper) -> None:
+        """Writes the modules."""
         if record.name in OWN and not isinstance(record, Definition):
             self.text, self.init_inputs = OWN[record.name]
             return
@@ -131,7 +137,9 @@ class Modules:
         lines += [_made(name, record) for name in made]
         lines += [f"        self.{name} = {name}" for name in params] + ["", ""]
         given = [name for name in (*wrapper.elements, *wrapper.broadcast) if name not in record.channels]
-        own = {name: f"self.{name}.to({wrapper.elements[0]}.dtype)" for name in made} | {name: f"self.{name}" for name in params}
+        own = {name: f"self.{name}.to({wrapper.elements[0]}.dtype)" for name in made} | {
+            name: f"self.{name}" for name in params
+        }
         calls = [own.get(name, name) for name in (*wrapper.elements, *wrapper.broadcast)]
         calls += ["torch.randint(2**63 - 1, (1,), device=x.device)"] * wrapper.draws
         calls += [f"self.{name}" for name in params]
@@ -141,8 +149,17 @@ class Modules:
             f'class ModelNew(nn.Module):\n    """{record.title}, as compiled above."""\n\n{constructor}{forward}\n'
             f"        return {wrapper.title}.apply({', '.join(calls)})\n\n\n{helpers}"
             f'class Model(nn.Module):\n    """{record.title}, as PyTorch has it."""\n\n{constructor}{forward}\n'
-            f"        return {reference}\n"
+            f"{_returned(reference)}\n"
         )
+
+
+def _returned(expression: str) -> str:
+    """A line that returns it, or several."""
+    line = f"        return {expression}"
+    if len(line) <= LONGEST:
+        return line
+    parts = textwrap.wrap(expression, LONGEST - 12, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(["        return (", *(f"            {part}" for part in parts), "        )"])
 
 
 def _made(name: str, record: Activation) -> str:
@@ -174,35 +191,76 @@ def _reference(record: Activation) -> tuple[str, str]:
         return f"F.{record.name}({', '.join(own)})", ""
     if getattr(torch, record.name, None) is record.reference:
         return f"torch.{record.name}(x)", ""
-    return _one_line(record, own), ""
+    line = _one_line(record, own)
+    if line:
+        return line, ""
+    helpers: dict[str, str] = {}
+    if not _add_helper(record.reference, helpers):
+        what = f"{record.name} cannot be exported without a PyTorch counterpart"
+        raise ValueError(f"{what}: define it with reference=, one line, or a function of torch's alone")
+    return f"{record.reference.__name__}({', '.join(own)})", "".join(f"{text}\n\n\n" for text in helpers.values())
 
 
-def _one_line(record: Activation, arguments: list[str]) -> str:
-    """What a reference that only returns something returns, with the numbers that it has from its module.
-
-    Raises:
-        ValueError: it is not of that kind.
-    """
-    refusal = ValueError(f"{record.name} cannot be exported without a PyTorch counterpart: define it with reference=, one line")
-    function = record.reference
+def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
+    """The one function in the source that a function comes from."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
-        raise refusal from None
+        return None
     found = [node for node in ast.walk(tree) if isinstance(node, (ast.Lambda, ast.FunctionDef))]
-    if len(found) != 1:
-        raise refusal
-    body = found[0].body if isinstance(found[0].body, list) else [ast.Return(found[0].body)]
+    return found[0] if len(found) == 1 else None
+
+
+def _one_line(record: Activation, arguments: list[str]) -> str | None:
+    """What a reference that only returns something returns, with the numbers that it has from its module."""
+    function = record.reference
+    found = _definition(function)
+    if found is None:
+        return None
+    body = found.body if isinstance(found.body, list) else [ast.Return(found.body)]
     body = [node for node in body if not isinstance(node, ast.Expr)]  # a docstring
     if len(body) != 1 or not isinstance(body[0], ast.Return):
-        raise refusal
-    names = dict(zip([argument.arg for argument in found[0].args.args], arguments, strict=False))
+        return None
+    names = dict(zip([argument.arg for argument in found.args.args], arguments, strict=False))
     numbers = {name: value for name, value in function.__globals__.items() if isinstance(value, (int, float))}
     python = _renamed(ast.unparse(body[0].value), names, numbers)
-    known = {"self", "torch", "math", "F", *arguments}
-    if {node.id for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Name)} - known:
-        raise refusal
-    return python
+    known = {"self", *_MODULES, *arguments}
+    return None if {node.id for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Name)} - known else python
+
+
+def _add_helper(function: object, helpers: dict[str, str]) -> bool:
+    """Adds a function as a file has it, and those of Python that it calls; False where it cannot stand in one."""
+    found = _definition(function) if isinstance(function, FunctionType) else None
+    if not isinstance(found, ast.FunctionDef):
+        return False
+    helpers.setdefault(found.name, "")
+    found.returns = None
+    found.body = [node for node in found.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    local = {argument.arg for argument in found.args.args}
+    local |= {node.id for node in ast.walk(found) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for argument in found.args.args:
+        argument.annotation = None
+    space, called = function.__globals__, {}
+
+    class Written(ast.NodeTransformer):
+        def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+            module = space.get(node.value.id) if isinstance(node.value, ast.Name) else None
+            if isinstance(module, ModuleType) and node.value.id not in _MODULES:  # of another module of the package
+                called[node.attr] = getattr(module, node.attr)
+                return ast.Name(node.attr)
+            return self.generic_visit(node)
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            value = space.get(node.id)
+            if node.id in local or node.id in _MODULES or value is None:
+                return node
+            if isinstance(value, (int, float)):
+                return ast.Constant(value)
+            called[node.id] = value
+            return node
+
+    helpers[found.name] = ast.unparse(ast.fix_missing_locations(Written().visit(found)))
+    return all(name in helpers or _add_helper(each, helpers) for name, each in called.items())
 
 
 def _renamed(python: str, names: dict[str, str], numbers: dict[str, float]) -> str:

@@ -149,7 +149,9 @@ def _file(record: Activation, build: Build, params: dict[str, float], shape: tup
     """The whole text."""
     file = f"{record.name}.py"
     title = record.title if record.title.isidentifier() else record.name
-    wrapper = Wrapper(build, record.name, title, {name: channel.dim for name, channel in record.channels.items()}, f"{file}: {record.name}")
+    wrapper = Wrapper(
+        build, record.name, title, {name: channel.dim for name, channel in record.channels.items()}, f"{file}: {record.name}"
+    )
     modules = Modules(record, params, wrapper)
     sources, order = _sources(build)
     python = [
@@ -162,7 +164,12 @@ def _file(record: Activation, build: Build, params: dict[str, float], shape: tup
         _inputs(build, shape, len(wrapper.elements), modules.init_inputs),
     ]
     key = hashlib.sha256("".join([*sources.values(), *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
-    parts = [_docstring(record, build), _imports(modules.text), *_literals(sources), _library(f"{record.name}_{key}", file, order)]
+    parts = [
+        _docstring(record, build),
+        _imports(modules.text),
+        *_literals(sources),
+        _library(f"{record.name}_{key}", file, order),
+    ]
     text = "\n\n".join(["\n".join(parts[:-1]), parts[-1], *python]).replace("\n\n\n\n", "\n\n\n")
     lines = text.split("\n")
     return "\n".join(line.replace("@LINE@", str(number + 2)).replace("@FILE@", file) for number, line in enumerate(lines))
@@ -192,11 +199,19 @@ def _imports(modules: str) -> str:
 def _sources(build: Build) -> tuple[dict[str, str], dict[str, list[str]]]:
     """The texts of C++ by the names that they have in the file, and for each compiler what it reads in order."""
     found = build.extract
-    texts = {"INSTRUCTIONS": found.first_cuda, "PREFIX": found.first_cpu, "SOURCE": found.common, "GPU": found.cuda, "CPU": found.cpu}
+    texts = {
+        "INSTRUCTIONS": found.first_cuda,
+        "PREFIX": found.first_cpu,
+        "SOURCE": found.common,
+        "GPU": found.cuda,
+        "CPU": found.cpu,
+    }
     texts = {name: _allowed(text) for name, text in texts.items() if text.strip()}
     order = {
         "cpp_sources": [name for name in ("PREFIX", "SOURCE", "CPU") if name in texts] if "cpu" in build.devices else [],
-        "cuda_sources": [name for name in ("INSTRUCTIONS", "SOURCE", "GPU") if name in texts] if "cuda" in build.devices else [],
+        "cuda_sources": [name for name in ("INSTRUCTIONS", "SOURCE", "GPU") if name in texts]
+        if "cuda" in build.devices
+        else [],
     }
     return texts, order
 
@@ -204,7 +219,9 @@ def _sources(build: Build) -> tuple[dict[str, str], dict[str, list[str]]]:
 def _allowed(text: str) -> str:
     """C++ without comments that have words that the form does not allow; in code, they are an error later."""
     text = text.replace("JITACT_", "").replace(QUOTES, '"" "')  # the latter ends no string of Python, and is the same in C++
-    text = re.sub(r"(?:^[ \t]*//[^\n]*\n)+", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text, flags=re.MULTILINE)
+    text = re.sub(
+        r"(?:^[ \t]*//[^\n]*\n)+", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text, flags=re.MULTILINE
+    )
     return re.sub(r"[ \t]*//[^\n]*", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text)
 
 

@@ -31,9 +31,7 @@ class Macro(NamedTuple):
     body: str
 
 
-def included(
-    text: str, file: Path, folders: list[Path], macros: Mapping[str, str | None], seen: set[Path]
-) -> Iterator[Line]:
+def included(text: str, file: Path, folders: list[Path], macros: Mapping[str, str | None], seen: set[Path]) -> Iterator[Line]:
     """The lines of a text and, in their places, of the local files that it includes, each file once.
 
     A condition is resolved where all names in it are in ``macros``; else its directives stay, with all branches.
@@ -62,7 +60,9 @@ def included(
             continue
         elif word == "endif" and branches.pop()[0] is not None:
             continue
-        if not all(compiled is not False for compiled, _ in branches) or (word.startswith("if") and branches[-1][0] is not None):
+        if not all(compiled is not False for compiled, _ in branches) or (
+            word.startswith("if") and branches[-1][0] is not None
+        ):
             continue
         if word == "include" and rest.startswith('"'):
             other = next(path for folder in (file.parent, *folders) if (path := folder / rest.strip('"')).is_file())

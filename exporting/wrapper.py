@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from .build import DEVICES, DTYPES, Build
 
-__all__ = ["Wrapper"]
+__all__ = ["LONGEST", "Wrapper"]
 
 _LAID_OUT_LIKE = '''\
 def laid_out_like(like, tensor):
@@ -32,6 +32,8 @@ def by_row(name, values, y):
     return values.contiguous(), y.shape[-1]
 '''
 
+LONGEST = 127  # characters of a line
+
 _CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool"}
 
 
@@ -47,6 +49,7 @@ class Wrapper:
     """
 
     def __init__(self, build: Build, name: str, title: str, dims: dict[str, int], where: str) -> None:
+        """Reads the signature."""
         self.build, self.name, self.title, self.dims, self.where = build, name, title, dims, where
         signature = build.source.signature
         self.elements = signature.of("element")
@@ -105,8 +108,17 @@ class Wrapper:
         members = [member for _, member, _ in self.build.extract.structs["Call"]]
         has = {key: values for key, values in given.items() if key in members}
         taken = sorted((argument for argument, _ in has.values() if argument), key=lambda argument: "=" in argument)
-        fields = ["op=OPERATIONS[operation]", "dtype=DTYPES[x.dtype]", "n=x.numel()", *(field for _, field in has.values() if field)]
-        pointer = "None if tensor is None else tensor.data_ptr()" if self.build.sums or len(self.elements) > 1 else "tensor.data_ptr()"
+        fields = [
+            "op=OPERATIONS[operation]",
+            "dtype=DTYPES[x.dtype]",
+            "n=x.numel()",
+            *(field for _, field in has.values() if field),
+        ]
+        pointer = (
+            "None if tensor is None else tensor.data_ptr()"
+            if self.build.sums or len(self.elements) > 1
+            else "tensor.data_ptr()"
+        )
         fields += ["read=tuple(tensor.data_ptr() for tensor in read)", f"written=tuple({pointer} for tensor in written)"]
         lines = [
             f"def run({', '.join(['operation', 'read', 'written', *taken])}):",
@@ -122,7 +134,10 @@ class Wrapper:
                 "        place.data, place.count, place.inner = tensor.data_ptr(), tensor.numel(), inner",
             ]
         if "sums" in has:
-            lines += ["    for place, tensor in enumerate(sums):", "        call.sums[place] = None if tensor is None else tensor.data_ptr()"]
+            lines += [
+                "    for place, tensor in enumerate(sums):",
+                "        call.sums[place] = None if tensor is None else tensor.data_ptr()",
+            ]
         lines += ["    if x.numel() == 0:", "        return"]
         on_cpu = "library().run_cpu(ctypes.byref(call))"
         if self.build.devices == ("cpu",):
@@ -158,7 +173,10 @@ class Wrapper:
             condition, got = f"{condition} or x.device.type != {self.build.devices[0]!r}", "{x.dtype} on {x.device}"
         else:
             expected += " tensor"
-        return [f"    if {condition}:", f'        raise TypeError(f"{self.where}: expected a {expected}, got {got}")'.replace("'", "'")]
+        error = f'        raise TypeError(f"{self.where}: expected a {expected}, got {got}")'
+        if len(error) > LONGEST:
+            error = f'        what = "expected a {expected}"\n        raise TypeError(f"{self.where}: {{what}}, got {got}")'
+        return [f"    if {condition}:", error]
 
     def helpers(self) -> str:
         """What the autograd function calls beside run()."""
@@ -170,7 +188,11 @@ class Wrapper:
         x, save = self.elements[0], self.build.save
         layout = ", memory_format=torch.contiguous_format" if self.rows else ""
         lines = [f"class {self.title}(torch.autograd.Function):", f'    """Forward, {self._told()}."""', ""]
-        lines += ["    @staticmethod", f"    def forward(ctx, {', '.join(self.taken)}):", f"        y = torch.empty_like({x}{layout})"]
+        lines += [
+            "    @staticmethod",
+            f"    def forward(ctx, {', '.join(self.taken)}):",
+            f"        y = torch.empty_like({x}{layout})",
+        ]
         lines += [f"        {each} = laid_out_like(y, {each})" for each in self.elements]
         reads = f"[{', '.join(self.elements)}]"
         if save == "bit":
@@ -189,7 +211,10 @@ class Wrapper:
         lines += [f"        ctx.numbers = ({_tuple(self.numbers)})"] * bool(self.numbers)
         lines += ["        ctx.strides = y.stride()"] * (save == "bit")
         lines += ["        return y", "", "    @staticmethod", "    def backward(ctx, dy):"]
-        lines += ["        if torch.is_grad_enabled():", f'            raise RuntimeError("{self.where}: no second derivative")']
+        lines += [
+            "        if torch.is_grad_enabled():",
+            f'            raise RuntimeError("{self.where}: no second derivative")',
+        ]
         lines += [f"        ({_tuple(kept)}) = ctx.saved_tensors"]
         lines += [f"        ({_tuple(self.numbers)}) = ctx.numbers"] * bool(self.numbers)
         return "\n".join([*lines, *self._backward()]) + "\n"
@@ -204,7 +229,11 @@ class Wrapper:
         """The body of backward, once what was kept is there."""
         save = self.build.save
         if save != "input":
-            like = "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)" if save == "bit" else "torch.empty_like(y)"
+            like = (
+                "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)"
+                if save == "bit"
+                else "torch.empty_like(y)"
+            )
             reads, others = ("[dy]", ["mask=bits"]) if save == "bit" else ("[dy, y]", [])
             call = self._call(f'"backward_from_{save}"', reads, "[dx]", "dx", *others)
             lines = [f"        dx = {like}", "        dy = laid_out_like(dx, dy)", call]
@@ -233,7 +262,9 @@ class Wrapper:
         given += [f"numbers=[{', '.join(self.numbers)}]"] * bool(self.numbers)
         given += ["seed=seed"] * self.draws
         places = [
-            f'by_row("{each}", {each}, {like})' if each in self.rows else f'by_channel("{each}", {each}, {self.dims[each]}, {like})'
+            f'by_row("{each}", {each}, {like})'
+            if each in self.rows
+            else f'by_channel("{each}", {each}, {self.dims[each]}, {like})'
             for each in self.broadcast
         ]
         given += [f"broadcast=[{', '.join(places)}]"] * bool(places)
@@ -250,11 +281,11 @@ def _wrapped(start: str, parts: list[str], end: str) -> str:
     """A list of parts, in one line if it is short enough, else in as many as it takes."""
     line = f"{start}{', '.join(parts)}{end}"
     indent = " " * (len(start) - len(start.lstrip()))
-    if len(line) <= 127:
+    if len(line) <= LONGEST:
         return line
     lines = [f"{indent}    {parts[0]},"]
     for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 2 <= 127:
+        if len(lines[-1]) + len(part) + 2 <= LONGEST:
             lines[-1] += f" {part},"
         else:
             lines.append(f"{indent}    {part},")

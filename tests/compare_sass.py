@@ -51,7 +51,14 @@ def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
     kernel = checkout / "kernels" / f"{name}.cu"
     (folder / "kernel.cu").write_text(f'#include "elementwise.cuh"\n#include "{kernel}"\n#include "launch.cuh"\n')
     command = ["nvcc", "-c", "-O3", "-std=c++20", "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-    command += ["-DJITACT_CUDA", *registry.REGISTRY[name].activation.source.defines(), f"-I{device}", "kernel.cu", "-o", "kernel.o"]
+    command += [
+        "-DJITACT_CUDA",
+        *registry.REGISTRY[name].activation.source.defines(),
+        f"-I{device}",
+        "kernel.cu",
+        "-o",
+        "kernel.o",
+    ]
     subprocess.run(command, cwd=folder, check=True)
     return folder / "kernel.o"
 

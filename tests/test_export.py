@@ -96,8 +96,8 @@ def test_form(name: str) -> None:
     space = load(name)  # compiles nothing
     assert (space["batch_size"], space["dim"]) == (4096, 393216)
     space["batch_size"], space["dim"] = 2, 3
-    (x,) = space["get_inputs"]()
-    assert x.shape == (2, 3) and space["Model"](*space["get_init_inputs"]())(x).shape == (2, 3)
+    inputs = space["get_inputs"]()
+    assert inputs[0].shape == (2, 3) and space["Model"](*space["get_init_inputs"]())(*inputs).shape == (2, 3)
     assert space["ModelNew"](*space["get_init_inputs"]()).state_dict().keys() == jitact.get(name)().state_dict().keys()
 
 
@@ -371,7 +371,18 @@ def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)
     (tmp_path / "kernel.cu").write_text(sources(space, "cuda"))
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
-    command = ["nvcc", "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-Werror=all-warnings", *archs, "-c", "kernel.cu", "-o", "kernel.o"]
+    command = [
+        "nvcc",
+        "-O3",
+        "-std=c++20",
+        "--expt-relaxed-constexpr",
+        "-Werror=all-warnings",
+        *archs,
+        "-c",
+        "kernel.cu",
+        "-o",
+        "kernel.o",
+    ]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -381,7 +392,10 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert onefile.main(["export", "softsign", "-o", str(out)]) == 0
     assert out.read_text() == jitact.export("soft_sign")
     assert onefile.main(["export", "ReLU"]) == 0 and "class ModelNew" in capsys.readouterr().out
-    assert onefile.main(["export", "softsign", "--shape", "8x4", "--dtype", "fp16", "bf16", "--device", "cuda", "-o", str(out)]) == 0
+    assert (
+        onefile.main(["export", "softsign", "--shape", "8x4", "--dtype", "fp16", "bf16", "--device", "cuda", "-o", str(out)])
+        == 0
+    )
     assert out.read_text() == jitact.export("softsign", shape=(8, 4), dtype=["fp16", "bf16"], device="cuda")
     assert onefile.main(["export", "softsign", "--shape", "8"]) == 2 and "as 8192x8192; got '8'" in capsys.readouterr().err
     assert onefile.main(["export", "sofsign"]) == 2 and "did you mean 'softsign'" in capsys.readouterr().err
