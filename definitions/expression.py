@@ -95,9 +95,13 @@ class Expression:
 
         ``keep`` gives, of a stream of random numbers and a share to drop, what values are multiplied by; else they are drawn.
         """
-        drawn = {KEEP: keep} if self.random else {}
-        value = self._function(*[value if isinstance(value, Tensor) else float(value) for value in values], **drawn)
+        value = self.value(*values, keep=keep)
         return value if self._of_one else self._as_elements(value, values[: len(self.elements)])
+
+    def value(self, *values: Tensor | float, keep: Callable[[int, float], Tensor] | None = None) -> Tensor:
+        """The same in whatever shape and dtype the operands broadcast to."""
+        drawn = {KEEP: keep} if self.random else {}
+        return self._function(*[value if isinstance(value, Tensor) else float(value) for value in values], **drawn)
 
     def _as_elements(self, value: Tensor, elements: tuple[Tensor, ...]) -> Tensor:
         """A value in the shape and dtype of the elements, whatever those of channel operands are."""

@@ -112,10 +112,10 @@ IN_MATH = frozenset(IN_MATH_TOO.split())
 
 
 class Called(NamedTuple):
-    """An activation as expressions call it: with its elements and, if others are wanted than the defaults, its numbers."""
+    """An activation as expressions call it: with its tensors and, if others are wanted than the defaults, its numbers."""
 
     record: Activation
-    elements: tuple[str, ...]
+    tensors: tuple[str, ...]
 
     @property
     def name(self) -> str:
@@ -135,10 +135,13 @@ class Called(NamedTuple):
     @property
     def arguments(self) -> str:
         """What it takes, for people."""
-        return ", ".join([*self.elements, *(f"{name}={value:g}" for name, value in self.record.params)])
+        return ", ".join([*self.tensors, *(f"{name}={value:g}" for name, value in self.record.params)])
 
     def __call__(self, *values: Tensor | float) -> Tensor:
         """In PyTorch: by the form that loses no digits where those of float64 are wanted."""
+        if self.record.channels:  # then it is an expression, in whose order of operands elements come first
+            given = dict(zip(self.tensors, values, strict=False))
+            return self.record.expression.value(*[given[name] for name in self.record.layout.tensors], *values[len(given) :])
         in_float64 = any(isinstance(value, Tensor) and value.dtype is torch.float64 for value in values)
         return (self.record.exact if self.record.exact and in_float64 else self.record.reference)(*values)
 
@@ -158,7 +161,12 @@ def called(name: str, beside: Mapping[str, Activation]) -> Called | None:
     except KeyError:
         return None
     signature = record.source.signature
-    for what, role in (("a value for each channel", "channel"), ("a value for each row", "row"), ("random numbers", "random")):
+    kinds = [("a value for each channel", "channel"), ("a value for each row", "row"), ("random numbers", "random")]
+    # To an expression a channel operand is a tensor like others: how it broadcasts says only what its own form in PyTorch is.
+    for what, role in kinds[getattr(record, "expression", None) is not None :]:
         if signature.of(role):
             raise ValueError(f"{record.name} takes {what}, which an expression cannot give it")
-    return Called(record, signature.of("element"))
+    tensors = signature.of("element", "channel")
+    if [operand.name for operand in signature.operands[: len(tensors)]] != list(tensors):
+        raise ValueError(f"{record.name} takes numbers before tensors, which an expression cannot give it")
+    return Called(record, tensors)

@@ -594,16 +594,16 @@ class _Parser:
         return self.activated(token, activation)
 
     def activated(self, token: _Token, activation: Called) -> _Node:
-        """A call of an activation: its elements, then those of its numbers that are not the defaults."""
-        name, elements, params = activation.name, len(activation.elements), activation.record.params
+        """A call of an activation: its tensors, then those of its numbers that are not the defaults."""
+        name, count, params = activation.name, len(activation.tensors), activation.record.params
         arguments, closing = self.arguments(token.text)
         start, end = token.start, closing.end
-        if not elements <= len(arguments) <= elements + len(params):
+        if not count <= len(arguments) <= count + len(params):
             plural = "argument" if len(arguments) == 1 else "arguments"
             self.fail(f"{name} takes ({activation.arguments}), got {len(arguments)} {plural}", start, end)
-        left = params[len(arguments) - elements :]
+        left = params[len(arguments) - count :]
         arguments += [self.known(start, end, repr(value), float(value)) for _, value in left]
-        tensors, numbers = arguments[:elements], arguments[elements:]
+        tensors, numbers = arguments[:count], arguments[count:]
         for (parameter, _), number in zip(params, numbers, strict=True):
             if number.kind == "tensor":
                 message = f"{parameter} of {name} is a number; it cannot be different for each element"

@@ -295,6 +295,21 @@ def test_modules_own_their_channel_operands() -> None:
         my_swiglu()()(x)
 
 
+def test_definitions_with_channel_operands_are_called_too() -> None:
+    dyt()
+    my_swiglu()
+    cls = jitact.define("both", "my_swiglu(dyt(z, w, 0.5, z * z), x) + w", w=Channel())
+    x, z, w = leaves((5, 4), (5, 4), (4,))
+    assert cls.activation.layout.tensors == ("x", "z", "w")
+    y, exact = jitact.both(x, z, w), F.silu(torch.tanh(z * z * z) * w + 0.5) * x + w
+    for own in (y, cls.activation.reference(x, z, w)):
+        torch.testing.assert_close(own, exact)
+    found, expected = (torch.autograd.grad(each.sum(), (x, z, w)) for each in (y, exact))
+    torch.testing.assert_close(found, expected)
+    with pytest.raises(ExpressionError, match=r"dyt takes \(x, w, b, alpha\), got 2 arguments"):
+        jitact.define("both", "dyt(x, w)")
+
+
 def test_a_channel_operand_of_another_dimension() -> None:
     cls = jitact.define("by_row", "x * w", w=Channel(init=2.0, dim=0))
     x, w = leaves((3, 4), (3,))
