@@ -50,7 +50,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     pair = dict(zip(record.layout.tensors[:2], halves.split(x), strict=True))
     recorded = torch.is_grad_enabled() and (x.requires_grad or (weights and isinstance(row_weight, Tensor)))
     # A graph that holds operations in place of the kernel finds for itself what to put together.
-    in_graph = torch.compiler.is_compiling() and (torch.compiler.is_exporting() or traced(record.token, fast_math)[2])
+    _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
+    in_graph = dissolves or torch.compiler.is_exporting()
     if not recorded or is_transformed() or in_graph:
         return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
     others = record.fitted(pair | weights)[2:]
