@@ -39,8 +39,8 @@ template <> struct Storage<float> {
   static __device__ __forceinline__ void store(float* p, T t) { *p = t.v; }
 };
 
-template <typename S> struct Storage16 {
-  using T = Narrow;
+template <typename S, typename Number> struct Storage16 {
+  using T = Number;
   static constexpr int size = 8;
   static __device__ __forceinline__ void widen(const Words& v, T* t) {
     for (int i = 0; i < 4; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
@@ -56,12 +56,12 @@ template <typename S> struct Storage16 {
   static __device__ __forceinline__ void store(S* p, T t) { p->bits = uint16_t(Storage<S>::narrow_pair(t, T(0))); }
 };
 
-template <> struct Storage<Half> : Storage16<Half> {
+template <> struct Storage<Half> : Storage16<Half, Narrow> {
   static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
   static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
 };
 
-template <> struct Storage<Bfloat16> : Storage16<Bfloat16> {
+template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
   static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xffff0000u);
