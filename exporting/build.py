@@ -84,6 +84,8 @@ class Build:
             "kPrepares": bool(re.search(r"\bELEMENTWISE\s+void\s+prepare\s*\(", text)),
             "kPlain": len(roles) == 1,
             "kStreams": False,  # past the cache, with instructions that this machine may have and another not
+            "kAlwaysRows": False,
+            "kDense": True,
         }
 
     @cached_property

@@ -30,6 +30,16 @@ ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {
   return {dy * up * s * (1 + gate * (1 - s)), dy * gate * s};
 }
 """
+# Two operations, each rounded where a build is unfused, and what autograd makes of them.
+CHAIN = """
+#include "elementwise.cuh"
+#include "rounded.cuh"
+ELEMENTWISE T forward(T a, T b) { return rounded(rounded(a * b) + b) * a; }
+ELEMENTWISE Many<T, 2> backward(T dy, T a, T b) {
+  const T by_sum = rounded(dy * a);
+  return {rounded(dy * rounded(rounded(a * b) + b)) + rounded(by_sum * b), by_sum + rounded(by_sum * a)};
+}
+"""
 DRAWS = """
 #include "elementwise.cuh"
 ELEMENTWISE T forward(T x, Random<T> u, Random<T> v, Number<T> which) {
@@ -38,9 +48,9 @@ ELEMENTWISE T forward(T x, Random<T> u, Random<T> v, Number<T> which) {
 """
 
 
-def operators(name: str, text: str):
+def operators(name: str, text: str, unfused: bool = False):
     """The operators of a kernel file, by kind."""
-    library = kernels.load(KernelSource(f"{name}_{os.getpid()}", text, f"<{name}>")).name
+    library = kernels.load(KernelSource(f"{name}_{os.getpid()}", text, f"<{name}>", unfused=unfused)).name
     return lambda kind: getattr(torch.ops.jitact, f"{library}_{kind}").default
 
 
@@ -109,6 +119,11 @@ HALVES = {
     "one row for all": lambda t: (t[..., :34], t[0, 0, 34:].expand(*t.shape[:-1], 34)),
     "permuted": lambda t: t.permute(2, 0, 1).chunk(2, 0),
     "interleaved": lambda t: (t[..., ::2], t[..., 1::2]),
+    "interleaved, swapped": lambda t: (t[..., 1::2], t[..., ::2]),
+    "interleaved in odd rows": lambda t: (t[..., 1:67:2], t[..., 2:67:2]),
+    "one interleaved, one dense": lambda t: (t[..., ::2], t[..., 34:].contiguous()),
+    "interleaved with others": lambda t: (t[..., :66:2], t[..., 2::2]),
+    "from an odd element on": lambda t: (t.flatten()[1:6001], t.flatten()[7002:13002]),
 }
 
 
@@ -125,6 +140,86 @@ def test_elements_are_read_where_they_are(gated, halves: str, dtype: torch.dtype
             found = gated("backward")(dy, gate, up, wanted)
             for g, own in enumerate(found):
                 assert torch.equal(own, expected[g]) if wanted >> g & 1 else own.numel() == 0
+
+
+def pack(first: Tensor, second: Tensor, layout: int, dim: int) -> Tensor:
+    """One tensor of both, as backward_packed has it."""
+    both = (second, first) if layout & 2 else (first, second)
+    dim %= first.dim()
+    return torch.stack(both, dim + 1).flatten(dim, dim + 1) if layout & 1 else torch.cat(both, dim)
+
+
+def take_apart(x: Tensor, layout: int, dim: int) -> tuple[Tensor, Tensor]:
+    """Views of both."""
+    size = x.shape[dim] // 2
+    rows = x.movedim(dim, -1)
+    first, second = (rows[..., ::2], rows[..., 1::2]) if layout & 1 else (rows[..., :size], rows[..., size:])
+    first, second = first.movedim(-1, dim), second.movedim(-1, dim)
+    return (second, first) if layout & 2 else (first, second)
+
+
+# Shapes, and how dimensions are permuted in memory.
+PACKED = {
+    "rows of vectors": ((5, 3, 64), None),
+    "odd rows": ((5, 7, 33), None),
+    "permuted": ((4, 32, 6, 2), (0, 2, 3, 1)),
+    "one element": ((1,), None),
+    "none": ((3, 0), None),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", PACKED)
+def test_two_gradients_in_one_tensor(gated, case: str, dtype: torch.dtype, device: str) -> None:
+    shape, permuted = PACKED[case]
+    gate, up, dy = (torch.randn(shape).to(device, dtype) for _ in range(3))
+    if permuted is not None:
+        gate, up, dy = (t.permute(permuted).contiguous().permute([permuted.index(i) for i in range(4)]) for t in (gate, up, dy))
+    apart = gated("backward")(dy, gate, up, 0b11)
+    for layout, dim in itertools.product(range(4), {0, -1, -2 % len(shape)}):
+        expected = pack(*apart, layout, dim)
+        for operands in ((gate, up), take_apart(pack(gate, up, layout, dim), layout, dim)):
+            found = gated("backward_packed")(dy, *operands, layout, dim)
+            assert torch.equal(found, expected), (layout, dim)
+            fake = gated("backward_packed")(*(t.to("meta") for t in (dy, *operands)), layout, dim)
+            order = [torch.empty_like(t, device="meta").stride() for t in (found, fake)]
+            assert fake.shape == found.shape and (order[0] == order[1] or found.numel() == 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device: str) -> None:
+    """Sums go over rows that lie apart, too."""
+    shape = (6, 70, 36)
+    x, dy = torch.rand(*shape[:-1], 72).to(device, dtype) + 0.5, torch.randn(shape).to(device, dtype)
+    others = [(torch.rand(sizes) + 0.5).to(device, dtype) for sizes in ((36,), (6, 70, 1), (70, 1))]
+    for layout in range(4):
+        gate, up = take_apart(x, layout, -1)
+        by_gate, by_up, *sums = two("backward")(dy, gate.contiguous(), up.contiguous(), *others, 0.5, 0b11111)
+        for wanted in (0b111, 0b010, 0):
+            both, *found = two("backward_packed")(dy, gate, up, *others, 0.5, wanted, layout, -1)
+            assert torch.equal(both, pack(by_gate, by_up, layout, -1)), (layout, wanted)
+            for k, (own, expected) in enumerate(zip(found, sums, strict=True)):
+                assert torch.equal(own, expected) if wanted >> k & 1 else own.numel() == 0
+            fakes = two("backward_packed")(*(t.to("meta") for t in (dy, gate, up, *others)), 0.5, wanted, layout, -1)
+            assert [fake.shape for fake in fakes] == [t.shape for t in (both, *found)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_unfused_is_what_eager_gives(dtype: torch.dtype, device: str) -> None:
+    """Of 16 bits, for every number; NaN is NaN."""
+    unfused = operators("chain", CHAIN, unfused=True)
+    if dtype.itemsize == 2:
+        a = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).to(device).repeat(4)
+        b = a[torch.randperm(a.numel(), generator=torch.Generator().manual_seed(0)).to(device)]
+    else:
+        a, b = torch.randn(2, 2**18).to(device, dtype)
+    dy = torch.randn(a.shape).to(device, dtype)
+    tensors = [t.clone().requires_grad_() for t in (a, b)]
+    y = (tensors[0] * tensors[1] + tensors[1]) * tensors[0]
+    expected = (y.detach(), *torch.autograd.grad(y, tensors, dy))
+    found = (unfused("forward")(a, b), *unfused("backward")(dy, a, b, 0b11))
+    for own, eager in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, eager, rtol=0, atol=0, equal_nan=True)
 
 
 def test_halves_are_not_copied(gated, device: str) -> None:
@@ -157,6 +252,9 @@ def test_what_operators_refuse(two, gated) -> None:
     ):
         with pytest.raises(RuntimeError, match=why):
             two("forward")(*operands, 1.0)
+    for layout, dim, why in ((4, 0, "layout must be from 0 to 3"), (0, 2, "dim is no dimension"), (0, -3, "dim is no dimension")):
+        with pytest.raises(RuntimeError, match=why):
+            gated("backward_packed")(x, x, x, layout, dim)
     for up, why in ((torch.ones(4, 5), "shape"), (x.double(), "dtype")):
         with pytest.raises(RuntimeError, match=f"differ in {why}"):
             gated("forward")(x, up)

@@ -18,6 +18,13 @@
 //   jitact::N_backward(Tensor dy, Tensor x, others..., int wanted) -> (Tensor, ...)
 //
 // where bit g of `wanted` says whether the result g is; what is not wanted is an empty tensor, and never computed into memory.
+// With two elements that have gradients,
+//
+//   jitact::N_backward_packed(Tensor dy, Tensor x, others..., int wanted, int layout, int dim) -> (Tensor, ...)
+//
+// writes the gradients of both into one tensor, the first result, which is twice as long in dimension `dim`; the results after
+// it are those of channels and rows, and `wanted`, which is left out where there are none, has a bit for each of these. In
+// `layout`, bit 0 says that the two alternate, and not that one follows the other, bit 1 that the second element is first.
 //
 // A result has the strides of torch.empty_like(x). Memory is walked in the order in which it lies, so a mask holds the
 // bits of y in the order of y's memory, and backward_from_bit wants dy in that order; random numbers go by that order too.
@@ -155,17 +162,42 @@ Tensor dense(Tensor x) {
   return Tensor(stack[0]);
 }
 
-std::vector<int64_t> contiguous_strides(const Tensor& t) {
-  std::vector<int64_t> strides(t.dim());
+// The dimensions in the order of memory, innermost first, and by their sizes where strides do not tell: as torch.empty_like
+// has them.
+std::vector<int64_t> memory_order(const Tensor& t) {
+  const int64_t *sizes = t.sizes(), *strides = t.strides();
+  std::vector<int64_t> order;
+  for (int64_t i = t.dim() - 1; i >= 0; i--) {
+    order.push_back(i);
+    for (size_t place = order.size() - 1, other = place; other-- > 0;) {
+      const int64_t a = order[other], b = order[place];
+      if (strides[a] == 0 || strides[b] == 0) continue;
+      if (strides[a] < strides[b]) break;
+      if (strides[a] == strides[b] && sizes[a] <= sizes[b]) continue;
+      std::swap(order[other], order[place]);
+      place = other;
+    }
+  }
+  return order;
+}
+
+// Of a dense tensor.
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& order, const int64_t* sizes) {
+  std::vector<int64_t> strides(order.size());
   int64_t next = 1;
-  for (int64_t i = t.dim() - 1; i >= 0; next *= std::max(t.sizes()[i--], int64_t(1))) strides[i] = next;
+  for (const int64_t i : order) {
+    strides[i] = next;
+    next *= std::max(sizes[i], int64_t(1));
+  }
   return strides;
 }
 
 // t itself where its elements lie in the order of its sizes, else a copy that does.
 Tensor contiguous(Tensor t) {
   if (t.is_contiguous()) return t;
-  const std::vector<int64_t> strides = contiguous_strides(t);
+  std::vector<int64_t> order(t.dim());
+  for (int64_t i = 0; i < t.dim(); i++) order[i] = t.dim() - 1 - i;
+  const std::vector<int64_t> strides = dense_strides(order, t.sizes());
   Tensor copy = empty(t.dim(), t.sizes(), strides.data(), t.dtype(), t);
   SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
   return copy;
@@ -194,7 +226,7 @@ struct Arguments {
   Tensor mask, seed;
   std::vector<Tensor> broadcast;
   double numbers[kNumbers + 1];
-  int64_t wanted = 1;  // the gradients, by bits
+  const StableIValue* rest;  // the arguments after these
 
   Arguments(Op op, const StableIValue* stack) {
     for (int t = 0; t < reads(op); t++) elements.emplace_back(*stack++);
@@ -202,7 +234,7 @@ struct Arguments {
     for (int b = 0; b < kBroadcast; b++) broadcast.emplace_back(*stack++);
     if (kRandom > 0) seed = Tensor(*stack++);
     for (int k = 0; k < kNumbers; k++) std::memcpy(numbers + k, stack++, sizeof(double));
-    if (op == Op::backward && kGradients > 1) wanted = int64_t(*stack);
+    rest = stack;
     for (const Tensor& tensor : elements) check_allocated(tensor);
     for (const Tensor& tensor : broadcast) check_allocated(tensor);
     if (op == Op::backward_from_bit) check_allocated(mask);
@@ -210,42 +242,71 @@ struct Arguments {
   }
 };
 
-// Whether tensors of one shape, none of them of one element, are rows of elements side by side (or of one that repeats), each
-// with one distance from row to row. Then `rows` says where they are, with no data.
-bool are_rows(const std::vector<Tensor>& tensors, std::vector<Elements>& rows, int64_t& columns) {
-  const Tensor& first = tensors[0];
-  rows.assign(tensors.size(), Elements());
-  columns = 1;
-  int64_t count = 0;  // of rows; 0 while columns grow
-  for (int64_t i = first.dim() - 1; i >= 0; i--) {
-    const int64_t size = first.sizes()[i];
-    if (size == 1) continue;
-    const auto fits = [&](auto expected) {
-      for (size_t t = 0; t < tensors.size(); t++)
-        if (tensors[t].strides()[i] != expected(rows[t])) return false;
-      return true;
-    };
-    if (columns == 1) {
-      for (size_t t = 0; t < tensors.size(); t++) rows[t].step = tensors[t].strides()[i];
-      if (std::any_of(rows.begin(), rows.end(), [](const Elements& r) { return r.step != 0 && r.step != 1; })) return false;
-      columns = size;
-    } else if (count == 0 && fits([&](const Elements& r) { return r.step * columns; })) {
-      columns *= size;
-    } else if (count == 0) {
-      for (size_t t = 0; t < tensors.size(); t++) rows[t].row_stride = tensors[t].strides()[i];
-      count = size;
-    } else if (fits([&](const Elements& r) { return r.row_stride * count; })) {
-      count *= size;
-    } else {
-      return false;
-    }
-  }
-  return columns > 1;
-}
+// One tensor for the gradients of two elements, and where each of them lies in it.
+struct Packed {
+  Tensor whole;
+  std::vector<int64_t> strides;  // of both
+  int64_t offset[2] = {};        // in elements
 
-// Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads. Returns the
-// strides of the results, which follow the layout of tensor `x`.
-std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x) {
+  // For elements like x, whose memory order it follows.
+  Packed(const Tensor& x, int64_t layout, int64_t dim) {
+    if (dim < 0) dim += x.dim();
+    check(dim >= 0 && dim < x.dim(), "dim is no dimension of the elements");
+    check(layout >= 0 && layout < 4, "layout must be from 0 to 3");
+    std::vector<int64_t> sizes(x.sizes(), x.sizes() + x.dim());
+    const int64_t one = sizes[dim];
+    sizes[dim] = 2 * one;
+    strides = dense_strides(memory_order(x), sizes.data());
+    whole = empty(x.dim(), sizes.data(), strides.data(), x.dtype(), x);
+    const bool alternate = layout & 1, second_first = layout & 2;
+    offset[!second_first] = strides[dim] * (alternate ? 1 : one);
+    if (alternate) strides[dim] *= 2;
+  }
+};
+
+// How the tensors of a call are walked where they do not all lie densely and alike.
+struct Rows {
+  std::vector<Elements> of;  // each tensor, with no data
+  int64_t columns = 1;
+
+  // Whether tensors of the shape of `like`, of more than one element, are rows of elements side by side (or of one that
+  // repeats, or every second), each with one distance from row to row, where dimensions are taken in this order, from the
+  // innermost.
+  bool found(const Tensor& like, const std::vector<int64_t>& order, const std::vector<const int64_t*>& strides) {
+    constexpr int64_t longest = kElements > 1 ? 2 : 1;
+    of.assign(strides.size(), Elements());
+    columns = 1;
+    int64_t count = 0;  // of rows; 0 while columns grow
+    for (const int64_t i : order) {
+      const int64_t size = like.sizes()[i];
+      if (size == 1) continue;
+      const auto fits = [&](auto expected) {
+        for (size_t t = 0; t < strides.size(); t++)
+          if (strides[t][i] != expected(of[t])) return false;
+        return true;
+      };
+      if (columns == 1) {
+        for (size_t t = 0; t < strides.size(); t++) of[t].step = strides[t][i];
+        if (std::any_of(of.begin(), of.end(), [](const Elements& e) { return e.step > longest; })) return false;
+        columns = size;
+      } else if (count == 0 && fits([&](const Elements& e) { return e.step * columns; })) {
+        columns *= size;
+      } else if (count == 0) {
+        for (size_t t = 0; t < strides.size(); t++) of[t].row_stride = strides[t][i];
+        count = size;
+      } else if (fits([&](const Elements& e) { return e.row_stride * count; })) {
+        count *= size;
+      } else {
+        return false;
+      }
+    }
+    return columns > 1;
+  }
+};
+
+// Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads, and where what
+// it writes lies. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
+std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x, const Packed* packed) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {
     check(same_shape(t, like), "the tensors of elements differ in shape");
@@ -255,26 +316,40 @@ std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x)
   call.dtype = dtype_of(like);
   call.n = call.columns = like.numel();
   const auto lies_alike = [&](const Tensor& t) { return same_strides(t, like); };
-  call.dense = is_dense(like) && std::all_of(tensors.begin(), tensors.end(), lies_alike);
-  std::vector<Elements> rows;
-  int64_t columns;
-  // The sums go over dense memory. Rows are walked in the order of sizes, which has to be that of x's memory.
-  const bool by_rows = !call.dense && call.n > 1 && call.op != Op::backward_sums && are_rows(tensors, rows, columns) &&
-                       rows[x].step == 1 && (rows[x].row_stride == 0 ? columns == call.n : rows[x].row_stride >= columns);
-  if (by_rows) {
-    call.columns = columns;
-  } else if (!call.dense) {
-    call.dense = true;
+  call.dense = packed ? call.n <= 1 : is_dense(like) && std::all_of(tensors.begin(), tensors.end(), lies_alike);
+  Rows rows;
+  const std::vector<int64_t> order = call.dense ? std::vector<int64_t>() : memory_order(like);
+  const auto find_rows = [&] {
+    std::vector<const int64_t*> strides;
+    for (const Tensor& t : tensors) strides.push_back(t.strides());
+    if (packed) strides.push_back(packed->strides.data());
+    return rows.found(like, order, strides);
+  };
+  const auto x_repeats = [&] {
+    const Elements& e = rows.of[x];
+    return e.step == 0 || (rows.columns < call.n && e.row_stride < rows.columns * e.step);
+  };
+  // The sums for one tensor go over dense memory.
+  const bool may_be_rows = !call.dense && call.n > 1 && (call.op != Op::backward_sums || kElements > 1);
+  bool by_rows = may_be_rows && find_rows() && !x_repeats();
+  if (!call.dense && !by_rows) {
     tensors[x] = dense(std::move(tensors[x]));
     for (size_t t = 0; t < tensors.size(); t++)
       if (t != x) tensors[t] = laid_out_like(tensors[x], std::move(tensors[t]));
+    by_rows = packed && find_rows();
+    call.dense = !by_rows;
   }
+  if (by_rows) call.columns = rows.columns;
   for (size_t t = 0; t < tensors.size(); t++) {
-    if (by_rows) call.read[t] = rows[t];
+    if (by_rows) call.read[t] = rows.of[t];
     call.read[t].data = const_cast<void*>(tensors[t].const_data());
   }
   const Tensor& laid_out = tensors[x];
-  if (by_rows) return contiguous_strides(laid_out);
+  for (int w = 0; by_rows && w < writes(call.op); w++) {
+    if (packed) call.written[w] = rows.of.back();
+    else call.written[w].row_stride = call.columns;
+  }
+  if (by_rows) return dense_strides(order, laid_out.sizes());
   return std::vector<int64_t>(laid_out.strides(), laid_out.strides() + laid_out.dim());
 }
 
@@ -342,8 +417,9 @@ struct Prepared {
   std::vector<int64_t> strides;  // of results
   size_t x;                      // of the tensors, the one whose layout results have
 
-  Prepared(Op op, Arguments& arguments, size_t x) : call{op}, tensors(std::move(arguments.elements)), x(x) {
-    strides = lay_out(call, tensors, x);
+  Prepared(Op op, Arguments& arguments, size_t x, const Packed* packed = nullptr)
+      : call{op}, tensors(std::move(arguments.elements)), x(x) {
+    strides = lay_out(call, tensors, x, packed);
     call.numbers = arguments.numbers;
     for (int k = 0; k < kNumbers; k++) {
       const double magnitude = std::fabs(arguments.numbers[k]);
@@ -391,7 +467,6 @@ void one_result(StableIValue* stack, uint64_t, uint64_t) {
   Tensor result = prepared.empty_result();
   prepared.call.written[0].data = result.data();
   if constexpr (op == Op::backward_from_bit) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
-  if (!prepared.call.dense) prepared.call.written[0].row_stride = prepared.call.columns;
   prepared.run();
   stack[0] = result.release();
 }
@@ -401,7 +476,6 @@ void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
   Prepared prepared(Op::forward_bit, arguments, 0);
   Tensor y = prepared.empty_result(), mask = empty_mask(y);
   prepared.call.written[0].data = y.data();
-  if (!prepared.call.dense) prepared.call.written[0].row_stride = prepared.call.columns;
   prepared.call.mask = mask.data();
   prepared.run();
   stack[0] = y.release();
@@ -433,31 +507,55 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   if (op == Op::forward_bit) stack[0] = mask.release();
 }
 
-// The backward of several gradients: of elements, then of channels and rows, which are summed.
+// The gradients of channels and rows, where the call is to put them. Bit k of `wanted` says whether gradient k is.
+std::vector<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
+  std::vector<Tensor> sums;
+  for (int k = 0; k < kSums; k++) {
+    const bool is_wanted = wanted >> k & 1;
+    sums.push_back(is_wanted ? empty_like(prepared.operands[k]) : nothing(prepared.tensors[1]));
+    prepared.call.sums[k] = is_wanted ? sums.back().data() : nullptr;
+    if (is_wanted && prepared.call.n == 0) SHIM(aoti_torch_zero_(sums.back().get()));
+  }
+  return sums;
+}
+
+// Of the gradients that bits are for, those that are summed or, with `summed` false, those that are not.
+int64_t bits_of(bool summed, int64_t wanted) {
+  int64_t bits = 0;
+  for (int g = 0, k = 0; g < kGradients; g++)
+    if (is_broadcast(kRoles.of[gradient_argument(g)]) == summed) bits |= (wanted >> g & 1) << k++;
+  return bits;
+}
+
+// The backward of several gradients: of elements, and of channels and rows, which are summed.
 void all_gradients(StableIValue* stack, uint64_t, uint64_t) {
   Arguments arguments(Op::backward, stack);
-  const int64_t wanted = arguments.wanted;
-  bool with_sums = false;
-  for (int g = 0; g < kGradients; g++) with_sums |= (wanted >> g & 1) && is_broadcast(kRoles.of[gradient_argument(g)]);
-  Prepared prepared(with_sums ? Op::backward_sums : Op::backward, arguments, 1);
-  Call& call = prepared.call;
-  std::vector<Tensor> results;
-  int elements = 0, sums = 0;
-  for (int g = 0; g < kGradients; g++) {
-    const bool is_wanted = wanted >> g & 1, is_sum = is_broadcast(kRoles.of[gradient_argument(g)]);
-    if (!is_wanted) results.push_back(nothing(prepared.tensors[1]));
-    else results.push_back(is_sum ? empty_like(prepared.operands[sums]) : prepared.empty_result());
-    void* const data = is_wanted ? results.back().data() : nullptr;
-    if (is_sum) {
-      call.sums[sums++] = data;
-      if (is_wanted && call.n == 0) SHIM(aoti_torch_zero_(results.back().get()));
-    } else {
-      if (!call.dense) call.written[elements].row_stride = call.columns;
-      call.written[elements++].data = data;
-    }
+  const int64_t wanted = int64_t(*arguments.rest), of_elements = bits_of(false, wanted), of_sums = bits_of(true, wanted);
+  Prepared prepared(of_sums ? Op::backward_sums : Op::backward, arguments, 1);
+  std::vector<Tensor> elements, sums = make_sums(prepared, of_sums);
+  for (int w = 0; w < kElementGradients; w++) {
+    const bool is_wanted = of_elements >> w & 1;
+    elements.push_back(is_wanted ? prepared.empty_result() : nothing(prepared.tensors[1]));
+    prepared.call.written[w].data = is_wanted ? elements.back().data() : nullptr;
   }
   prepared.run();
-  for (Tensor& result : results) *stack++ = result.release();
+  for (int g = 0, w = 0, k = 0; g < kGradients; g++)
+    *stack++ = (is_broadcast(kRoles.of[gradient_argument(g)]) ? sums[k++] : elements[w++]).release();
+}
+
+// The same with the gradients of two elements in one tensor.
+void packed_gradients(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments(Op::backward, stack);
+  const StableIValue* rest = arguments.rest;
+  const int64_t wanted = kSums > 0 ? int64_t(*rest++) : 0;
+  Packed packed(arguments.elements[1], int64_t(rest[0]), int64_t(rest[1]));
+  Prepared prepared(wanted ? Op::backward_sums : Op::backward, arguments, 1, &packed);
+  std::vector<Tensor> sums = make_sums(prepared, wanted);
+  for (int w = 0; w < kElementGradients; w++)
+    prepared.call.written[w].data = static_cast<char*>(packed.whole.data()) + packed.offset[w] * bytes_of(prepared.call.dtype);
+  prepared.run();
+  *stack++ = packed.whole.release();
+  for (Tensor& sum : sums) *stack++ = sum.release();
 }
 
 // "Tensor" or "(Tensor, Tensor, ...)".
@@ -486,6 +584,9 @@ void register_operators(const std::string& name, const std::string& elements, co
   add("_forward_", inplace, "()", forward_inplace<Op::forward>);
   if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
   else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients);
+  if constexpr (kPacks)
+    add("_backward_packed", "Tensor dy, " + elements + others + (kSums > 0 ? ", int wanted" : "") + ", int layout, int dim",
+        tensors(1 + kSums), packed_gradients);
   if (kSavesOutput)
     add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor", one_result<Op::backward_from_output>);
   if (kSavesBit) {

@@ -24,7 +24,7 @@ constexpr int writes(Op op) {
 // Of elements: where element (row, column) lies, counted in elements. A dense call has one row, and steps of 1.
 struct Elements {
   void* data = nullptr;  // null where it is written and not wanted
-  int64_t row_stride = 0, step = 1;  // the step is 0 or 1
+  int64_t row_stride = 0, step = 1;  // the step is 0 or 1 or, where there are several elements, 2
 };
 
 // A channel or row operand: element i of memory has the value i / inner % count. Beside 16-bit elements it may be `wide`,

@@ -11,6 +11,8 @@ enum class Dtype { f64, f32, f16, bf16 };
 struct Half { uint16_t bits; };
 struct Bfloat16 { uint16_t bits; };
 
+constexpr int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
+
 // Calls f.template operator()<S>() for the dtype of the call.
 template <typename F>
 auto dispatch_dtype(Dtype dtype, const F& f) {

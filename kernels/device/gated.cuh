@@ -1,15 +1,10 @@
-// What gated activations, act(gate) * up, have in common: gradients that neither overflow nor vanish on the way, and the
-// roundings of eager code, where a build is to have them.
+// What gated activations, act(gate) * up, have in common: gradients that neither overflow nor vanish on the way.
 #pragma once
 
 #include "elementwise.cuh"
+#include "rounded.cuh"
 
 namespace jitact {
-
-#ifndef JITACT_UNFUSED
-template <typename T>
-JITACT_INLINE T rounded(T v) { return v; }
-#endif
 
 // a * b * c, where one product of two may overflow or vanish that the third brings back: the larger of a and b is multiplied
 // by the smallest first. Where c is the largest of all, a * b comes first.
@@ -44,4 +39,3 @@ JITACT_INLINE T from_gate(T slope, T dy, T up) {
 using jitact::from_gate;
 using jitact::into_gate;
 using jitact::product;
-using jitact::rounded;

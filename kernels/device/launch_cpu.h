@@ -15,12 +15,21 @@ constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8,
 constexpr int64_t kLanes = 64;                     // elements; no vector is longer
 constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
 
-inline int64_t bytes_of(const Call& call) {
-  return call.n * (call.dtype == Dtype::f64 ? 8 : call.dtype == Dtype::f32 ? 4 : 2);
+inline int64_t bytes_of(const Call& call) { return call.n * bytes_of(call.dtype); }
+// Whether the elements of a tensor fill one stretch of memory.
+inline bool is_dense(const Call& call, const Elements& tensor) {
+  if (call.dense) return true;
+  return tensor.step == 1 && (tensor.row_stride == call.columns || call.columns == call.n);
 }
 // In place, the output is in the cache already when it is written.
 inline bool is_large_output(const Call& call, const Elements& out) {
-  return kStreams && call.dense && out.data && out.data != call.read[0].data && bytes_of(call) >= kLargeBytes;
+  return kStreams && out.data && out.data != call.read[0].data && bytes_of(call) >= kLargeBytes;
+}
+// From the first byte of a tensor to its last.
+inline int64_t extent(const Call& call, const Elements& tensor) {
+  if (is_dense(call, tensor)) return bytes_of(call);
+  const int64_t last = (call.n / call.columns - 1) * tensor.row_stride + (call.columns - 1) * tensor.step;
+  return (last + 1) * bytes_of(call.dtype);
 }
 
 // n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
@@ -154,14 +163,18 @@ void gather(const Call& call, const Elements& tensor, int64_t first, int64_t n, 
   const S* from = static_cast<const S*>(tensor.data);
   for_rows(call, tensor, first, n, [&](int64_t i, int64_t at, int64_t count) {
     if (tensor.step == 1) std::memcpy(to + i, from + at, count * sizeof(S));
-    else std::fill(to + i, to + i + count, from[at]);
+    else if (tensor.step == 0) std::fill(to + i, to + i + count, from[at]);
+    else
+      for (int64_t j = 0; j < count; j++) to[i + j] = from[at + 2 * j];
   });
 }
 template <typename S>
 void scatter(const Call& call, const Elements& tensor, int64_t first, int64_t n, const S* from) {
   S* to = static_cast<S*>(tensor.data);
   for_rows(call, tensor, first, n, [&](int64_t i, int64_t at, int64_t count) {
-    std::memcpy(to + at, from + i, count * sizeof(S));
+    if (tensor.step == 1) std::memcpy(to + at, from + i, count * sizeof(S));
+    else
+      for (int64_t j = 0; j < count; j++) to[at + 2 * j] = from[i + j];
   });
 }
 
@@ -281,9 +294,11 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
   constexpr int kReads = reads(op), kWrites = writes(op);
   const Call& call = shared.call;
   Block<op, S> compute(shared);
-  bool past_cache[kWrites] = {};
+  bool dense_in[kReads], dense_out[kWrites], past_cache[kWrites] = {};
+  for (int r = 0; r < kReads; r++) dense_in[r] = is_dense(call, call.read[r]);
+  for (int w = 0; w < kWrites; w++) dense_out[w] = is_dense(call, call.written[w]);
   for (int w = 0; w < kWrites; w++)
-    if (kStreams && is_large_output(call, call.written[w]))
+    if (kStreams && dense_out[w] && is_large_output(call, call.written[w]))
       past_cache[w] = reinterpret_cast<uintptr_t>(call.written[w].data) % 32 == 0;
   alignas(64) S copies[kReads][kBlock], buffers[kWrites][kBlock];
   alignas(64) uint8_t bits[kBlock];
@@ -294,14 +309,14 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
     S* out[kWrites];
     for (int r = 0; r < kReads; r++) {
       in[r] = static_cast<const S*>(call.read[r].data) + first;
-      if (call.dense && n == kBlock) continue;
-      if (call.dense) std::memcpy(copies[r], in[r], n * sizeof(S));
+      if (dense_in[r] && n == kBlock) continue;
+      if (call.dense || dense_in[r]) std::memcpy(copies[r], in[r], n * sizeof(S));
       else gather(call, call.read[r], first, n, copies[r]);
       std::memset(copies[r] + n, 0, (-n & (kLanes - 1)) * sizeof(S));
       in[r] = copies[r];
     }
     for (int w = 0; w < kWrites; w++) {
-      const bool direct = n == kBlock && call.dense && call.written[w].data;
+      const bool direct = n == kBlock && dense_out[w] && call.written[w].data;
       out[w] = direct ? static_cast<S*>(call.written[w].data) + first : buffers[w];
       if (kStreams && past_cache[w]) out[w] = buffers[w];
     }
@@ -311,7 +326,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
       if (out[w] != buffers[w] || call.written[w].data == nullptr) continue;
       S* const to = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) store_past_cache(to, buffers[w], n * int64_t(sizeof(S)));
-      else if (call.dense) std::memcpy(to, buffers[w], n * sizeof(S));
+      else if (call.dense || dense_out[w]) std::memcpy(to, buffers[w], n * sizeof(S));
       else scatter(call, call.written[w], first, n, buffers[w]);
     }
     if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
@@ -361,7 +376,7 @@ void run_backward_sums(const Call& call) {
 
 void run_cpu(const Call& call) {
   for (int w = 0; w < writes(call.op); w++)
-    if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, bytes_of(call));
+    if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, extent(call, call.written[w]));
   if (call.op == Op::backward_sums) {
     return dispatch_dtype(call.dtype, [&]<typename S>() {
       if constexpr (kSums > 0) run_backward_sums<S>(call);

@@ -44,6 +44,30 @@ __device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
+// Whether two tensors, the last of those that are read or written, are every second element of the same memory: then a vector
+// of both together lies in two vectors side by side.
+struct Alternating {
+  bool is = false, swapped = false;  // swapped: the second tensor is the first in memory
+  int64_t shift[2] = {0, 0};  // from where an element of each lies to the first and to the second vector, in elements
+
+  Alternating() = default;
+  Alternating(const Elements* two, int64_t size) {
+    const int64_t apart = static_cast<const char*>(two[1].data) - static_cast<const char*>(two[0].data), bytes = 16 / size;
+    is = two[0].step == 2 && two[1].step == 2 && two[0].row_stride == two[1].row_stride && (apart == bytes || apart == -bytes);
+    if (!is) return;
+    swapped = apart < 0;
+    shift[0] = swapped ? -1 : 0;
+    shift[1] = swapped ? size : size - 1;
+  }
+};
+
+// Several elements are walked by rows also where they lie densely, in one row: as fast, and less to compile.
+constexpr bool kAlwaysRows = kElements > 1;
+
+// Whether an operation reads, or writes, two tensors that may be so.
+constexpr bool reads_two(Op op) { return kElements == 2 && reads(op) >= 2 && op != Op::backward_from_output; }
+constexpr bool writes_two(Op op) { return kElements == 2 && writes(op) == 2; }
+
 // The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
 struct Launch {
   int64_t n;
@@ -61,6 +85,7 @@ struct Launch {
   const int64_t* seed;
   float singles[kNumbers + 1];
   double doubles[kNumbers + 1];
+  Alternating alternating_in, alternating_out;
 
   Launch(const Call& call, int64_t size);
 
@@ -93,12 +118,19 @@ struct Launch {
   }
 };
 
+// Whether all of a call's tensors can be read or written in vectors, of which the last two may alternate.
 inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
-  if (!call.dense && call.columns % size != 0) return false;
+  if (!call.dense && call.columns % size != 0 && call.columns != call.n) return false;
   for (int t = 0; t < used; t++) {
     const Elements& e = elements[t];
     if (!call.dense && e.step == 0) continue;
     if (!call.dense && e.row_stride % size != 0) return false;
+    if (!call.dense && e.step == 2) {
+      if (kElements != 2 || used < 2 || t < used - 2) return false;
+      const Alternating last(elements + used - 2, size);
+      if (!last.is || !on_16_bytes(elements[used - (last.swapped ? 1 : 2)].data)) return false;
+      continue;
+    }
     if (!on_16_bytes(e.data)) return false;
   }
   return true;
@@ -111,6 +143,8 @@ __attribute__((noinline)) Launch::Launch(const Call& call, int64_t size) {
   by_columns = Divisor(call.columns);
   is_small = call.n < int64_t(1) << 31;
   aligned = all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size);
+  if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
+  if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
   mask = static_cast<uint8_t*>(call.mask);
   seed = call.seed;
   for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
@@ -136,6 +170,49 @@ __device__ __forceinline__ Words repeated(const S* p) {
     else return uint32_t(i % 2 ? __double2hiint(*p) : __double2loint(*p));
   };
   return {word(0), word(1), word(2), word(3)};
+}
+
+// The vector of tensor t at a place where those of all tensors lie on 16 bytes. Of two tensors that alternate, it is a half of
+// what they share: separate() makes the two of both halves.
+template <Op op, typename S, bool dense, typename Place>
+__device__ __forceinline__ Words read_vector(const Launch& launch, int t, Place place) {
+  constexpr int first = reads(op) - 2;
+  const S* p = Launch::at<const S>(launch.read[t], place);
+  if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
+  if (!dense && launch.read[t].step == 0) return repeated(p);
+  return *reinterpret_cast<const Words*>(p);
+}
+template <typename S>
+__device__ __forceinline__ void separate(const Alternating& alternating, Words& a, Words& b) {
+  if (!alternating.is) return;
+  const Words low = a, high = b;
+  a = every_second<S>(low, high, alternating.swapped);
+  b = every_second<S>(low, high, !alternating.swapped);
+}
+
+// Writes a vector to each of the tensors that are wanted.
+template <Op op, typename S, bool dense, typename T, int outs, int size, typename Place>
+__device__ __forceinline__ void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
+  if constexpr (!dense && writes_two(op)) {
+    const Alternating& alternating = launch.alternating_out;
+    if (alternating.is) {
+      Words a, b;
+      Storage<S>::narrow(values[0], a);
+      Storage<S>::narrow(values[1], b);
+      S *first = Launch::at<S>(launch.written[0], place) + alternating.shift[0];
+      S *second = Launch::at<S>(launch.written[1], place) + alternating.shift[1];
+      *reinterpret_cast<Words*>(first) = alternate<S, false>(a, b, alternating.swapped);
+      *reinterpret_cast<Words*>(second) = alternate<S, true>(a, b, alternating.swapped);
+      return;
+    }
+  }
+#pragma unroll
+  for (int w = 0; w < outs; w++) {
+    if (outs > 1 && launch.written[w].data == nullptr) continue;
+    Words words;
+    Storage<S>::narrow(values[w], words);
+    *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
+  }
 }
 
 // The operands that are no elements: what a vector's elements get of them.
@@ -300,6 +377,32 @@ struct Source {
   }
 };
 
+// Reads, computes and writes one element.
+template <Op op, typename S, bool dense>
+__device__ __forceinline__ void compute_one(const Launch& launch, const Operands<S>& operands,
+                                            const typename Operands<S>::Common& common,
+                                            const Numbers<typename Storage<S>::T>& numbers, int64_t at, bool& bit) {
+  using T = typename Storage<S>::T;
+  constexpr int ins = reads(op), outs = writes(op);
+  const auto place = launch.place<dense>(at);
+  const auto others = operands.template from<1>(common, at);
+  T values[ins][1];
+#pragma unroll
+  for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
+  const Source<S, ins, 1> source{
+      .in = values,
+      .others = others,
+      .numbers = numbers,
+      .i = int(at % Storage<S>::size),
+  };
+  const auto result = results<op, T>(source, bit);
+  if constexpr (outs == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
+  else for_each<outs>([&](auto w) {
+    const Elements& to = launch.written[w];
+    if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
+  });
+}
+
 template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
@@ -324,10 +427,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       const auto place = launch.place<dense>(at);
 #pragma unroll
       for (int t = 0; t < ins; t++) {
-        const S* p = Launch::at<const S>(launch.read[t], place);
-        if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], p);
-        else if (!dense && launch.read[t].step == 0) in[t][v] = repeated(p);
-        else in[t][v] = *reinterpret_cast<const Words*>(p);
+        if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[t], place));
+        else in[t][v] = read_vector<op, S, dense>(launch, t, place);
       }
       if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
     }
@@ -341,6 +442,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         ptx::wait_for_copies(vectors - 1 - v);
         in[0][v] = shared[v][threadIdx.x];
       }
+      if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
 #pragma unroll
       for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
       const auto others = operands.template from<size>(common, at);
@@ -358,13 +460,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
-#pragma unroll
-      for (int w = 0; w < outs; w++) {
-        if (outs > 1 && launch.written[w].data == nullptr) continue;
-        Words words;
-        Storage<S>::narrow(out[w], words);
-        *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
-      }
+      write_vectors<op, S, dense>(launch, out, place);
     }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
@@ -379,24 +475,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       for (int i = 0; i < size; i++) {
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
-        const auto place = launch.place<dense>(at);
-        const auto others = operands.template from<1>(common, at);
-        T values[ins][1];
-#pragma unroll
-        for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
         bool bit = bits[v] >> i & 1;
-        const Source<S, ins, 1> source{
-            .in = values,
-            .others = others,
-            .numbers = numbers,
-            .i = int(at % size),
-        };
-        const auto result = results<op, T>(source, bit);
-        if constexpr (outs == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
-        else for_each<outs>([&](auto w) {
-          const Elements& to = launch.written[w];
-          if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
-        });
+        compute_one<op, S, dense>(launch, operands, common, numbers, at, bit);
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }
@@ -408,15 +488,11 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   }
 }
 
-template <Op op, typename S, bool dense>
-void start(const Call& call, cudaStream_t stream) {
-  constexpr int64_t per_block = int64_t(kThreads) * Storage<S>::size * kVectors<op, S>;
-  elementwise<op, S, dense><<<unsigned((call.n + per_block - 1) / per_block), kThreads, 0, stream>>>(
-      Launch(call, Storage<S>::size));
-}
+inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
 
 }  // namespace jitact::loops
 
+#include "launch_cuda_anywhere.cuh"
 #include "reduce_cuda.cuh"
 
 namespace jitact::loops {
@@ -430,9 +506,15 @@ const char* run_cuda(const Call& call, void* stream) {
   }
   dispatch(call.op, [&]<Op op>() {
     dispatch_dtype(call.dtype, [&]<typename S>() {
+      const Launch launch(call, Storage<S>::size);
+      constexpr int64_t vectors = int64_t(kThreads) * Storage<S>::size;
+      const unsigned blocks = blocks_of(call, vectors * kVectors<op, S>);
+      if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
+        if (!call.dense && !launch.aligned)
+          return elementwise_anywhere<op, S><<<blocks_of(call, vectors), kThreads, 0, s>>>(launch);
       if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
-        if (!call.dense) return start<op, S, false>(call, s);
-      start<op, S, true>(call, s);
+        if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks, kThreads, 0, s>>>(launch);
+      if constexpr (!kAlwaysRows || op == Op::backward_from_bit) elementwise<op, S, true><<<blocks, kThreads, 0, s>>>(launch);
     });
   });
   const cudaError_t error = cudaGetLastError();

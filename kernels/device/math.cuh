@@ -34,7 +34,8 @@
 // The times_ functions are exact also where the factor of a alone would be too small for a T; there, |a| is at most 2^100.
 // `low`, which may be left out, is what rounding took from a finite x: where the function falls steeply, it matters.
 //
-// With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 3e-5.
+// With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 3e-5. In unfused builds, Narrow's and
+// Brain's are those of Single, so that their results are rounded as PyTorch's are.
 #pragma once
 
 #include "math_double.cuh"
@@ -50,13 +51,20 @@ namespace for_single = narrow;
 #else
 namespace for_single = single;
 #endif
+#ifdef JITACT_UNFUSED
+namespace for_narrow = single;
+#else
+namespace for_narrow = narrow;
+#endif
 
 #define JITACT_OWN(name)                                                   \
   JITACT_INLINE Single name(Single x) { return for_single::name(x.v); }    \
-  JITACT_INLINE Narrow name(Narrow x) { return narrow::name(x.v); }
+  JITACT_INLINE Narrow name(Narrow x) { return for_narrow::name(x.v); }    \
+  JITACT_BRAIN(JITACT_INLINE Brain name(Brain x) { return for_narrow::name(x.v); })
 #define JITACT_OWN_2(name)                                                              \
   JITACT_INLINE Single name(Single a, Single b) { return for_single::name(a.v, b.v); } \
-  JITACT_INLINE Narrow name(Narrow a, Narrow b) { return narrow::name(a.v, b.v); }
+  JITACT_INLINE Narrow name(Narrow a, Narrow b) { return for_narrow::name(a.v, b.v); } \
+  JITACT_BRAIN(JITACT_INLINE Brain name(Brain a, Brain b) { return for_narrow::name(a.v, b.v); })
 #define JITACT_WIDE(name) \
   JITACT_INLINE Double name(Double x) { return wide::name(x.v); }
 #define JITACT_PLATFORM_DOUBLE(name) \
@@ -64,11 +72,13 @@ namespace for_single = single;
 #define JITACT_PLATFORM(name)                                     \
   JITACT_PLATFORM_DOUBLE(name)                                    \
   JITACT_INLINE Single name(Single x) { return ::name##f(x.v); }  \
-  JITACT_INLINE Narrow name(Narrow x) { return ::name##f(x.v); }
+  JITACT_INLINE Narrow name(Narrow x) { return ::name##f(x.v); }  \
+  JITACT_BRAIN(JITACT_INLINE Brain name(Brain x) { return ::name##f(x.v); })
 #define JITACT_PLATFORM_2(name)                                                     \
   JITACT_INLINE Double name(Double a, Double b) { return ::name(a.v, b.v); }        \
   JITACT_INLINE Single name(Single a, Single b) { return ::name##f(a.v, b.v); }     \
-  JITACT_INLINE Narrow name(Narrow a, Narrow b) { return ::name##f(a.v, b.v); }
+  JITACT_INLINE Narrow name(Narrow a, Narrow b) { return ::name##f(a.v, b.v); }     \
+  JITACT_BRAIN(JITACT_INLINE Brain name(Brain a, Brain b) { return ::name##f(a.v, b.v); })
 
 JITACT_OWN(exp)    JITACT_WIDE(exp)
 JITACT_OWN(expm1)  JITACT_WIDE(expm1)
@@ -82,7 +92,13 @@ JITACT_OWN(cos)    JITACT_PLATFORM_DOUBLE(cos)
 JITACT_INLINE Double sqrt(Double x) { return ::sqrt(x.v); }
 JITACT_INLINE Double square_root(Double x) { return sqrt(x); }
 JITACT_INLINE Single sqrt(Single x) { return ::sqrtf(x.v); }
+#ifdef JITACT_UNFUSED
+JITACT_INLINE Narrow sqrt(Narrow x) { return ::sqrtf(x.v); }
+JITACT_INLINE Brain sqrt(Brain x) { return ::sqrtf(x.v); }
+JITACT_INLINE Brain square_root(Brain x) { return sqrt(x); }
+#else
 JITACT_INLINE Narrow sqrt(Narrow x) { return narrow::sqrt(x.v); }
+#endif
 JITACT_INLINE Single square_root(Single x) { return single::square_root(x.v); }
 JITACT_INLINE Narrow square_root(Narrow x) { return sqrt(x); }
 JITACT_OWN(sigmoid)
@@ -129,10 +145,15 @@ JITACT_INLINE Single times_sigmoid(Single a, bool left, Single t, Single low) {
   return for_single::times_sigmoid(a.v, left, t.v, low.v);
 }
 JITACT_INLINE Single normal_cdf(Single x, Single mu, Single sigma) { return for_single::normal_cdf(x.v, mu.v, sigma.v); }
-JITACT_INLINE Narrow normal_cdf(Narrow x, Narrow mu, Narrow sigma) { return narrow::normal_cdf(x.v, mu.v, sigma.v); }
+JITACT_INLINE Narrow normal_cdf(Narrow x, Narrow mu, Narrow sigma) { return for_narrow::normal_cdf(x.v, mu.v, sigma.v); }
 JITACT_INLINE Narrow times_sigmoid(Narrow a, bool left, Narrow t, Narrow low) {
-  return narrow::times_sigmoid(a.v, left, t.v, low.v);
+  return for_narrow::times_sigmoid(a.v, left, t.v, low.v);
 }
+JITACT_BRAIN(
+    JITACT_INLINE Brain normal_cdf(Brain x, Brain mu, Brain sigma) { return for_narrow::normal_cdf(x.v, mu.v, sigma.v); }
+    JITACT_INLINE Brain times_sigmoid(Brain a, bool left, Brain t, Brain low) {
+      return for_narrow::times_sigmoid(a.v, left, t.v, low.v);
+    })
 
 template <typename V, Accuracy accuracy>
 JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { return x - double(rounded.v); }
@@ -140,6 +161,7 @@ JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { retu
 JITACT_INLINE Double select(bool condition, Double a, Double b) { return condition ? a.v : b.v; }
 JITACT_INLINE Single select(bool condition, Single a, Single b) { return condition ? a.v : b.v; }
 JITACT_INLINE Narrow select(bool condition, Narrow a, Narrow b) { return condition ? a.v : b.v; }
+JITACT_BRAIN(JITACT_INLINE Brain select(bool condition, Brain a, Brain b) { return condition ? a.v : b.v; })
 JITACT_INLINE Double reciprocal(Double x) { return wide::reciprocal(x.v); }
 template <typename T> struct SinCos { T sin, cos; };
 JITACT_INLINE SinCos<Double> sincos(Double x, Double = 0) { return {sin(x), cos(x)}; }
@@ -200,6 +222,7 @@ JITACT_INLINE Double x_minus_tanh(Double x) {
 JITACT_INLINE Double rsqrt(Double x) { return 1 / sqrt(x); }
 JITACT_INLINE Single rsqrt(Single x) { return 1 / sqrt(x); }
 JITACT_INLINE Narrow rsqrt(Narrow x) { return 1 / sqrt(x); }
+JITACT_BRAIN(JITACT_INLINE Brain rsqrt(Brain x) { return 1 / sqrt(x); })
 
 }  // namespace jitact
 

@@ -39,7 +39,7 @@ template <> struct Storage<double> : AsItIs<Double> {};
 template <> struct Storage<float> : AsItIs<Single> {};
 
 template <> struct Storage<Bfloat16> {
-  using T = Narrow;
+  using T = Brain;
   static void widen(const Bfloat16* s, T* t, int64_t n) {
     for (int64_t i = 0; i < n; i++) t[i].v = single::from_bits(uint32_t(s[i].bits) << 16);
   }

@@ -39,8 +39,8 @@ template <> struct Storage<float> {
   static __device__ __forceinline__ void store(float* p, T t) { *p = t.v; }
 };
 
-template <typename S> struct Storage16 {
-  using T = Narrow;
+template <typename S, typename Number> struct Storage16 {
+  using T = Number;
   static constexpr int size = 8;
   static __device__ __forceinline__ void widen(const Words& v, T* t) {
     for (int i = 0; i < 4; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
@@ -56,18 +56,70 @@ template <typename S> struct Storage16 {
   static __device__ __forceinline__ void store(S* p, T t) { p->bits = uint16_t(Storage<S>::narrow_pair(t, T(0))); }
 };
 
-template <> struct Storage<Half> : Storage16<Half> {
+template <> struct Storage<Half> : Storage16<Half, Narrow> {
   static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
   static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
 };
 
-template <> struct Storage<Bfloat16> : Storage16<Bfloat16> {
+template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
   static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xffff0000u);
   }
   static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_bfloat16(low.v, high.v); }
 };
+
+// The vector that begins `offset` bytes, below 16 and a multiple of the size of an S, into two that lie side by side.
+template <typename S>
+__device__ __forceinline__ Words cut(const Words& low, const Words& high, int offset) {
+  uint32_t w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
+#pragma unroll
+  for (int i = 0; i < 6; i++) w[i] = offset & 8 ? w[i + 2] : w[i];
+#pragma unroll
+  for (int i = 0; sizeof(S) < 8 && i < 5; i++) w[i] = offset & 4 ? w[i + 1] : w[i];
+#pragma unroll
+  for (int i = 0; sizeof(S) < 4 && i < 4; i++) w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (offset & 2));
+  return {w[0], w[1], w[2], w[3]};
+}
+
+// Of two vectors that lie side by side, every second element from the first on, or from the second on if `odd`.
+template <typename S>
+__device__ __forceinline__ Words every_second(const Words& low, const Words& high, bool odd) {
+  Words picked;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if constexpr (sizeof(S) == 2) {
+      const Words& from = i < 2 ? low : high;
+      picked.w[i] = __byte_perm(from.w[2 * (i % 2)], from.w[2 * (i % 2) + 1], odd ? 0x7632 : 0x5410);
+    } else {
+      constexpr int words = sizeof(S) / 4;  // of an element
+      const Words& from = i < 2 ? low : high;
+      const int first = words == 1 ? 2 * (i % 2) : i % 2;
+      picked.w[i] = odd ? from.w[first + words] : from.w[first];
+    }
+  }
+  return picked;
+}
+
+// Of the two vectors in which elements of `a` and `b` alternate, the first half or the second. `swapped` says that b is first.
+template <typename S, bool second_half>
+__device__ __forceinline__ Words alternate(const Words& a, const Words& b, bool swapped) {
+  Words both;
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    constexpr int skipped = second_half ? 2 : 0;  // words
+    if constexpr (sizeof(S) == 2) {
+      const int from = i / 2 + skipped, low = swapped ? 0x1054 : 0x5410, high = swapped ? 0x3276 : 0x7632;
+      both.w[i] = __byte_perm(a.w[from], b.w[from], i % 2 ? high : low);
+    } else {
+      constexpr int words = sizeof(S) / 4;
+      const int from = (words == 1 ? i / 2 : i % 2) + skipped;
+      const bool of_b = i / words % 2;
+      both.w[i] = of_b != swapped ? b.w[from] : a.w[from];
+    }
+  }
+  return both;
+}
 
 JITACT_INLINE bool on_16_bytes(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 

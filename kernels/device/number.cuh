@@ -3,6 +3,7 @@
 //   Double   what float64 tensors are computed in
 //   Single   what float32 tensors are computed in
 //   Narrow   what float16 and bfloat16 tensors are computed in: float registers, functions just accurate enough
+//   Brain    Narrow, but in unfused builds a type of its own for bfloat16, as results are rounded on the way (rounded.cuh)
 //   Dual<T>  a value and its derivative, which is how a kernel file that has no backward gets one
 //
 // A literal beside a T becomes a T, so `0.5 * x` is float arithmetic when T is Single and double arithmetic when T is
@@ -29,7 +30,7 @@
 
 namespace jitact {
 
-enum class Accuracy { full, narrow };
+enum class Accuracy { full, narrow, brain };
 
 // The number that has the bits of another of its size.
 template <typename To, typename From>
@@ -71,7 +72,7 @@ struct Real {
   friend JITACT_INLINE Real operator-(Real a, Real b) { return Real(a.v - b.v); }
   friend JITACT_INLINE Real operator*(Real a, Real b) { return Real(a.v * b.v); }
   friend JITACT_INLINE Real operator/(Real a, Real b) {
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && !defined(JITACT_UNFUSED)
     // One multiplication and one special-function instruction. Zero for |b| above 2^126: keep divisors below that.
     if constexpr (accuracy == Accuracy::narrow) return Real(__fdividef(a.v, b.v));
 #endif
@@ -120,6 +121,13 @@ struct Real {
 using Double = Real<double, Accuracy::full>;
 using Single = Real<float, Accuracy::full>;
 using Narrow = Real<float, Accuracy::narrow>;
+#ifdef JITACT_UNFUSED
+using Brain = Real<float, Accuracy::brain>;
+#define JITACT_BRAIN(...) __VA_ARGS__  // what is needed where Brain is a type of its own
+#else
+using Brain = Narrow;
+#define JITACT_BRAIN(...)
+#endif
 
 // Whether all that goes into a derivative varies, but for literals: forward has one argument. signature.cuh knows.
 template <typename T> struct Varying { static constexpr bool all = false; };

@@ -36,6 +36,8 @@ template <> struct Mantissa<Narrow> {
   static JITACT_INLINE float of(Bits random) { return single::from_bits(0x4b000000u | random); }
 };
 
+JITACT_BRAIN(template <> struct Mantissa<Brain> : Mantissa<Narrow> {};)
+
 template <> struct Mantissa<Single> {
   using Bits = uint32_t;
   static constexpr double base = 1, step = 0x1p-23, steps = 0x1p23;

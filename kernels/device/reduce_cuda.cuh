@@ -32,7 +32,9 @@ __device__ __forceinline__ T warp_sum(T v, int lanes = 32) {
 
 template <typename S> using Value = typename Storage<S>::T::Value;
 
-constexpr int kReads = reads(Op::backward_sums), kWrites = writes(Op::backward_sums);
+constexpr Op kSumsOp = Op::backward_sums;
+constexpr bool kDense = !kAlwaysRows;
+constexpr int kReads = reads(kSumsOp), kWrites = writes(kSumsOp);
 
 // Computes the gradients of one element, keeps those that are written with keep(w, gradient), and adds up the others with
 // add(k, gradient).
@@ -45,12 +47,13 @@ __device__ __forceinline__ void compute(const Source& source, const Keep& keep, 
 
 // The same for a vector, whose inputs are in `words`: add(i, k, gradient) for its elements.
 template <typename S, typename Add>
-__device__ __forceinline__ void compute_vector(const Launch& launch, const Words (&words)[kReads],
+__device__ __forceinline__ void compute_vector(const Launch& launch, Words (&words)[kReads],
                                                const typename Operands<S>::template Values<Storage<S>::size>& others,
                                                const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size;
   T in[kReads][size], out[kWrites][size];
+  if constexpr (!kDense && reads_two(kSumsOp)) separate<S>(launch.alternating_in, words[kReads - 2], words[kReads - 1]);
 #pragma unroll
   for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
 #pragma unroll
@@ -63,13 +66,7 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, const Words
     };
     compute<S>(source, [&](int w, T gradient) { out[w][i] = gradient; }, [&](int k, T gradient) { add(i, k, gradient); });
   }
-#pragma unroll
-  for (int w = 0; w < kWrites; w++) {
-    if (launch.written[w].data == nullptr) continue;
-    Words result;
-    Storage<S>::narrow(out[w], result);
-    *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], at)) = result;
-  }
+  write_vectors<kSumsOp, S, kDense>(launch, out, launch.place<kDense>(at));
 }
 
 // The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
@@ -78,8 +75,9 @@ __device__ __forceinline__ void compute_alone(const Launch& launch, const typena
                                               const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   T in[kReads][1];
+  const auto place = launch.place<kDense>(at);
 #pragma unroll
-  for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], at));
+  for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
   const Source<S, kReads, 1> source{
       .in = in,
       .others = others,
@@ -88,7 +86,7 @@ __device__ __forceinline__ void compute_alone(const Launch& launch, const typena
   };
   const auto keep = [&](int w, T gradient) {
     const Elements& to = launch.written[w];
-    if (to.data) Storage<S>::store(Launch::at<S>(to, at), gradient);
+    if (to.data) Storage<S>::store(Launch::at<S>(to, place), gradient);
   };
   compute<S>(source, keep, add);
 }
@@ -127,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int v = 0; v < vectors; v++)
 #pragma unroll
     for (int r = 0; r < kReads; r++)
-      if (whole) words[v][r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], first + v * stride));
+      if (whole) words[v][r] = read_vector<kSumsOp, S, kDense>(launch, r, launch.place<kDense>(first + v * stride));
   const auto common = operands.common();
   // The block begins `rest` elements into plane `plane`.
   int64_t plane = 0, rest = block;
@@ -251,7 +249,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto load = [&](Words (&words)[kReads], int64_t from) {
 #pragma unroll
     for (int r = 0; r < kReads; r++)
-      if (from < vectors) words[r] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[r], from * size));
+      if (from < vectors) words[r] = read_vector<kSumsOp, S, kDense>(launch, r, launch.place<kDense>(from * size));
   };
   Words words[kReads];
   load(words, v);

@@ -26,7 +26,8 @@ class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
     Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; where the kernel file has functions for
-    them, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``. ``binding.cpp`` has arguments.
+    them, ``backward_packed``, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``.
+    ``binding.cpp`` has arguments.
 
     Attributes:
         name: the first part of the operators' names.
@@ -214,6 +215,8 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
     }
     if signature.gradients > 1:
         fakes["backward"] = _fake_gradients(signature)
+    if signature.packs:
+        fakes["backward_packed"] = _fake_packed(signature)
     if "output" in signature.saves:
         fakes["backward_from_output"] = lambda dy, y, *others: torch.empty_like(y)
     if "bit" in signature.saves:
@@ -221,6 +224,10 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
         fakes["forward_bit_"] = lambda x, *others: _fake_mask(x)
         fakes["backward_from_bit"] = lambda dy, mask, *others: torch.empty_like(dy)
     return fakes
+
+
+def _fake_sum(operand: torch.Tensor) -> torch.Tensor:
+    return operand.new_empty(operand.shape)
 
 
 def _fake_gradients(signature: Signature) -> Callable:
@@ -233,7 +240,22 @@ def _fake_gradients(signature: Signature) -> Callable:
             if not wanted >> g & 1:
                 gradients.append(x.new_empty(0))
             else:
-                gradients.append(torch.empty_like(x) if role == "element" else tensors[place].new_empty(tensors[place].shape))
+                gradients.append(torch.empty_like(x) if role == "element" else _fake_sum(tensors[place]))
         return tuple(gradients)
+
+    return fake
+
+
+def _fake_packed(signature: Signature) -> Callable:
+    places = [signature.tensors.index(operand.name) for operand in signature.differentiable if operand.role != "element"]
+
+    def fake(dy: torch.Tensor, x: torch.Tensor, *rest: object) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        tensors, dim = (x, *rest), rest[-1]
+        sizes = list(x.shape)
+        sizes[dim] *= 2
+        # With gaps between its elements, of which empty_like takes the order alone.
+        whole = torch.empty_like(x.new_empty_strided(sizes, [2 * stride for stride in x.stride()]))
+        sums = [_fake_sum(tensors[place]) if rest[-3] >> k & 1 else x.new_empty(0) for k, place in enumerate(places)]
+        return (whole, *sums) if sums else whole
 
     return fake

@@ -103,12 +103,14 @@ class Plan(NamedTuple):
 
     def cflags(self) -> list[str]:
         """For the C++ compiler. fast_math is the GPU's alone: -ffast-math would lose NaN and reach the whole process."""
-        return [*CFLAGS, *CPU_LEVELS[self.cpu], *self.defines()]
+        apart = ["-ffp-contract=off"] if self.source.unfused else []
+        return [*CFLAGS, *apart, *CPU_LEVELS[self.cpu], *self.defines()]
 
     def nvcc_flags(self) -> list[str]:
         """For nvcc."""
         archs = [flag for arch in self.made_archs for flag in arch.flags]
-        return [*NVCC_FLAGS, *(["-use_fast_math"] if self.fast_math else []), *archs, *self.defines()]
+        apart = ["-fmad=false"] if self.source.unfused else []
+        return [*NVCC_FLAGS, *(["-use_fast_math"] if self.fast_math else []), *apart, *archs, *self.defines()]
 
 
 def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[Arch] = ()) -> Plan:

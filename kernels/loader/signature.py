@@ -97,6 +97,11 @@ class Signature(NamedTuple):
         return tuple(operand for operand in self.operands if operand.role in _WITH_GRADIENT)[: self.gradients]
 
     @property
+    def packs(self) -> bool:
+        """Whether backward can write the gradients of two elements into one tensor."""
+        return len(self.of("element")) == sum(operand.role == "element" for operand in self.differentiable) == 2
+
+    @property
     def tensors(self) -> tuple[str, ...]:
         """The operands that are tensors, as the operators take them: elements first."""
         return self.of("element") + self.of("channel", "row")

@@ -59,6 +59,7 @@ class KernelSource(NamedTuple):
         work: what a GPU computes for an element.
         label: the name that ``python -m jitact.kernels build`` knows it by, where that is another.
         given: what the text may use under its name, before what the library has of that name.
+        unfused: whether ``rounded`` of rounded.cuh rounds, as eager PyTorch does after each operation.
     """
 
     name: str
@@ -68,6 +69,7 @@ class KernelSource(NamedTuple):
     work: Work = Work()
     given: tuple[KernelSource, ...] = ()
     label: str = ""
+    unfused: bool = False
 
     @classmethod
     def from_file(cls, name: str, work: Work = Work(1, 1)) -> KernelSource:  # noqa: B008
@@ -119,7 +121,8 @@ class KernelSource(NamedTuple):
     def defines(self) -> list[str]:
         """What the compilers are told of the file, beside its text."""
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
-        return ([f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []) + self.work.defines()
+        flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
+        return flags + (["-DJITACT_UNFUSED"] if self.unfused else []) + self.work.defines()
 
     @property
     def folder(self) -> Path:

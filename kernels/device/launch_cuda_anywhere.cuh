@@ -1,0 +1,109 @@
+// The GPU loop for several elements whose rows begin anywhere, or lie apart in ways of their own: the halves of rows of odd
+// length, or one tensor whose every second element is read. A thread takes one vector of the result's elements, and cuts those
+// of the operands out of the 16-byte vectors in which they lie; what it writes it puts together with its neighbours.
+#pragma once
+
+#include "launch_cuda.cuh"
+
+namespace jitact::loops {
+
+// A vector's elements before they are cut out of the vectors in which they lie, `offset` bytes from the first.
+template <typename S>
+struct Around {
+  Words low, high;
+  int offset;
+
+  __device__ __forceinline__ Words words() const { return cut<S>(low, high, offset); }
+};
+
+// Both vectors hold one of the elements, so that nothing is read outside of the tensor's own vectors.
+template <typename S>
+__device__ __forceinline__ Around<S> load_side_by_side(const S* p) {
+  const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
+  const Words* vector = reinterpret_cast<const Words*>(reinterpret_cast<const char*>(p) - offset);
+  return {vector[0], vector[offset != 0], offset};
+}
+template <typename S>
+__device__ __forceinline__ Around<S> load_anywhere(const S* p, int64_t step) {
+  constexpr int size = Storage<S>::size;
+  if (step == 1) return load_side_by_side(p);
+  if (step == 0) return {repeated(p), repeated(p), 0};
+  // The element after the last may not be there: the second half is looked for from one element further ahead.
+  const Words low = load_side_by_side(p).words(), high = load_side_by_side(p + size - 1).words();
+  const Words even = every_second<S>(low, low, false), odd = every_second<S>(high, high, true);
+  return {{even.w[0], even.w[1], odd.w[2], odd.w[3]}, {}, 0};
+}
+
+// Writes a vector of elements side by side anywhere. All threads of a warp must call it. `joined` says that the vector of the
+// thread before ends where this one begins, `joins` that the next one begins where this one ends: they share vectors.
+template <typename S>
+__device__ __forceinline__ void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
+                                               bool joined, bool joins) {
+  constexpr int size = Storage<S>::size;
+  Words own, before;
+  Storage<S>::narrow(values, own);
+#pragma unroll
+  for (int i = 0; i < 4; i++) before.w[i] = __shfl_up_sync(0xffffffffu, own.w[i], 1);
+  if (!exists) return;
+  const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
+  if (offset == 0) {
+    *reinterpret_cast<Words*>(p) = own;
+    return;
+  }
+  const int ahead = offset / int(sizeof(S));  // elements of the first vector that belong to the thread before
+  if (joined) *reinterpret_cast<Words*>(p - ahead) = cut<S>(before, own, 16 - offset);
+#pragma unroll
+  for (int i = 0; i < size; i++)
+    if (i < size - ahead ? !joined : !joins) Storage<S>::store(p + i, values[i]);
+}
+
+template <Op op, typename S>
+__global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_constant__ Launch launch) {
+  using T = typename Storage<S>::T;
+  constexpr int size = Storage<S>::size, ins = reads(op), outs = writes(op);
+  const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * size, n = launch.n;
+  const auto place = launch.place<false>(at);
+  const bool whole = at + size <= n && place.column + size <= launch.columns;
+  const Operands<S> operands{launch};
+  const auto numbers = launch.numbers<T>();
+  const auto common = operands.common();
+  T out[outs][size];
+  if (whole) {
+    Around<S> loaded[ins];
+#pragma unroll
+    for (int t = 0; t < ins; t++) loaded[t] = load_anywhere(Launch::at<const S>(launch.read[t], place), launch.read[t].step);
+    T values[ins][size];
+#pragma unroll
+    for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
+    const auto others = operands.template from<size>(common, at);
+#pragma unroll
+    for (int i = 0; i < size; i++) {
+      bool bit = false;
+      const auto result = results<op, T>(Source<S, ins>{values, others, numbers, i}, bit);
+      for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+    }
+  }
+  const int lane = threadIdx.x % 32;
+  const bool joined = lane > 0 && place.column >= size;
+  const bool joins = lane < 31 && place.column + 2 * size <= launch.columns && at + 2 * size <= n;
+#pragma unroll
+  for (int w = 0; w < outs; w++) {
+    const Elements& to = launch.written[w];
+    if (to.data == nullptr) continue;
+    S* p = Launch::at<S>(to, place);
+    if (to.step == 1) {
+      store_anywhere<S>(p, out[w], whole, joined, joins);
+    } else if (whole) {
+#pragma unroll
+      for (int i = 0; i < size; i++) Storage<S>::store(p + i * to.step, out[w][i]);
+    }
+  }
+  if (whole) return;
+#pragma unroll 1
+  for (int i = 0; i < size && at + i < n; i++) {
+    bool bit = false;
+    compute_one<op, S, false>(launch, operands, common, numbers, at + i, bit);
+  }
+}
+
+}  // namespace jitact::loops

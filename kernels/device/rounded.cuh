@@ -1,0 +1,47 @@
+// rounded(v), for kernel files that can round as eager PyTorch does, which keeps the result of each operation as the tensor's
+// dtype does. They round so in unfused builds alone; elsewhere rounded(v) is v.
+#pragma once
+
+#include "math_single.cuh"
+#include "number.cuh"
+
+namespace jitact {
+
+#ifdef JITACT_UNFUSED
+JITACT_INLINE Double rounded(Double v) { return v; }
+JITACT_INLINE Single rounded(Single v) { return v; }
+
+#ifdef __CUDA_ARCH__
+JITACT_INLINE Narrow rounded(Narrow v) {
+  float low, high;
+  ptx::widen_half(ptx::narrow_half(v.v, 0), low, high);
+  return low;
+}
+JITACT_INLINE Brain rounded(Brain v) { return single::from_bits(ptx::narrow_bfloat16(v.v, 0) << 16); }
+#else
+// The same without branches, which the compiler vectorises.
+JITACT_INLINE Narrow rounded(Narrow v) {
+  const uint32_t u = single::to_bits(v.v), magnitude = u & 0x7fffffffu;
+  const float m = single::from_bits(magnitude);
+  const float normal = single::from_bits((magnitude + 0xfff + (magnitude >> 13 & 1)) & ~0x1fffu);
+  const float small = (m + 0.5f) - 0.5f;  // a multiple of 2^-24, as below 2^-14
+  const float finite = single::select(m < 0x1p-14f, small, normal);
+  const float result = single::select(m < 65520.0f, finite, single::select(m == m, INFINITY, m));
+  return single::from_bits(single::to_bits(result) | (u & 0x80000000u));
+}
+JITACT_INLINE Brain rounded(Brain v) {
+  const uint32_t u = single::to_bits(v.v);
+  return single::select(v.v == v.v, single::from_bits((u + 0x7fff + (u >> 16 & 1)) & 0xffff0000u), v.v);
+}
+#endif
+
+template <typename T>
+JITACT_INLINE Dual<T> rounded(Dual<T> v) { return {rounded(v.value), v.derivative}; }
+#else
+template <typename T>
+JITACT_INLINE T rounded(T v) { return v; }
+#endif
+
+}  // namespace jitact
+
+using jitact::rounded;
