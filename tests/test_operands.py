@@ -252,7 +252,8 @@ def test_what_operators_refuse(two, gated) -> None:
     ):
         with pytest.raises(RuntimeError, match=why):
             two("forward")(*operands, 1.0)
-    for layout, dim, why in ((4, 0, "layout must be from 0 to 3"), (0, 2, "dim is no dimension"), (0, -3, "dim is no dimension")):
+    no_dim = "dim is no dimension"
+    for layout, dim, why in ((4, 0, "layout must be from 0 to 3"), (0, 2, no_dim), (0, -3, no_dim)):
         with pytest.raises(RuntimeError, match=why):
             gated("backward_packed")(x, x, x, layout, dim)
     for up, why in ((torch.ones(4, 5), "shape"), (x.double(), "dtype")):
