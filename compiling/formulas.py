@@ -32,12 +32,14 @@ class Formula:
         """Reads the file.
 
         Raises:
-            Unreadable: there is more in it than arithmetic, or it draws random numbers.
+            Unreadable: there is more in it than arithmetic, it draws random numbers, or it rounds on the way.
         """
         self.source, self.fast_math, self.signature = source, fast_math, source.signature
         self._known: dict[tuple[torch.dtype, torch.device, bool], dict[str, Callable]] = {}
         if self.signature.of("random"):
             raise Unreadable("it draws random numbers")
+        if source.unfused:
+            raise Unreadable("it rounds on the way")
         there = self._functions(torch.empty(0))
         if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
             self._functions(torch.empty(0), dual=True)

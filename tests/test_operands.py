@@ -11,6 +11,7 @@ from common import DTYPES
 from torch import Tensor
 
 from jitact import kernels
+from jitact.compiling.formulas import Formula, Unreadable
 from jitact.kernels import KernelSource
 from jitact.kernels.loader.signature import read_signature
 
@@ -220,6 +221,14 @@ def test_unfused_is_what_eager_gives(dtype: torch.dtype, device: str) -> None:
     found = (unfused("forward")(a, b), *unfused("backward")(dy, a, b, 0b11))
     for own, eager in zip(found, expected, strict=True):
         torch.testing.assert_close(own, eager, rtol=0, atol=0, equal_nan=True)
+
+
+def test_unfused_stays_whole_in_graphs() -> None:
+    """What Inductor would make of its formula rounds once."""
+    text = GATED.split("ELEMENTWISE Many")[0]
+    assert Formula(KernelSource("once", text, "<once>"), False)
+    with pytest.raises(Unreadable, match="rounds on the way"):
+        Formula(KernelSource("once", text, "<once>", unfused=True), False)
 
 
 def test_halves_are_not_copied(gated, device: str) -> None:
