@@ -139,7 +139,7 @@ class ActivationModule(nn.Module):
 
     @classmethod
     def get_init_inputs(cls) -> list:
-        """Arguments for the constructor: one value for all channels, where their number is asked for; else the defaults hold."""
+        """Arguments for the constructor: one value for all channels where their number is asked for; else the defaults hold."""
         return [1 for default in cls.activation.own_arguments.values() if default is Parameter.empty]
 
 

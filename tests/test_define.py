@@ -27,9 +27,9 @@ from jitact import modules, registry
 from jitact.activations import TABLE
 from jitact.definitions.define import Definition
 from jitact.definitions.expression import FUNCTIONS, Expression, ExpressionError
-from jitact.exporting.extract import declared
 from jitact.kernels import BuildError
 from jitact.kernels.loader.errors import explain
+from jitact.kernels.loader.source import DEVICE
 from jitact.records import Activation
 
 pytestmark = pytest.mark.usefixtures("only_here")
@@ -332,7 +332,8 @@ def test_long_expressions_and_deep_ones() -> None:
 
 
 def test_the_headers_have_every_function() -> None:
-    assert set(FUNCTIONS) - declared() == set()
+    headers = [(DEVICE / name).read_text() for name in ("math.cuh", "number.cuh")]  # math.cuh's head lists what there is
+    assert set(FUNCTIONS) - set(re.findall(r"\w+", "".join(headers))) == set()
 
 
 def test_every_function_and_its_derived_gradient() -> None:
