@@ -147,10 +147,12 @@ class Modules:
         forward = f"    def forward({', '.join(['self', *given])}):"
         self.text = (
             f'class ModelNew(nn.Module):\n    """{record.title}, as compiled above."""\n\n{constructor}{forward}\n'
-            f"        return {wrapper.title}.apply({', '.join(calls)})\n\n\n{helpers}"
+            f"        return {wrapper.title}.apply({', '.join(calls)})\n\n\n"
             f'class Model(nn.Module):\n    """{record.title}, as PyTorch has it."""\n\n{constructor}{forward}\n'
             f"{_returned(reference)}\n"
         )
+        if helpers:
+            self.text += f"\n\n{helpers.rstrip()}\n"
 
 
 def _returned(expression: str) -> str:

@@ -257,7 +257,7 @@ class Wrapper:
         return [*lines, f"        return {', '.join(gradients)}"]
 
     def _call(self, operation: str, reads: str, writes: str, like: str, *others: str) -> str:
-        """A call of run(), with the operands that are no elements."""
+        """A call of run(), after what it takes of the operands that broadcast."""
         given = [operation, reads, writes]
         given += [f"numbers=[{', '.join(self.numbers)}]"] * bool(self.numbers)
         given += ["seed=seed"] * self.draws
@@ -267,8 +267,9 @@ class Wrapper:
             else f'by_channel("{each}", {each}, {self.dims[each]}, {like})'
             for each in self.broadcast
         ]
-        given += [f"broadcast=[{', '.join(places)}]"] * bool(places)
-        return _wrapped("        run(", [*given, *others], ")")
+        given += ["broadcast=places"] * bool(places)
+        before = [_wrapped("        places = [", places, "]")] * bool(places)
+        return "\n".join([*before, _wrapped("        run(", [*given, *others], ")")])
 
 
 def _tuple(names: Iterable[str]) -> str:
