@@ -11,6 +11,7 @@ from ..kernels import KernelSource
 from .dual import Dual, of_duals
 from .functions import functions
 from .reader import Unreadable, read
+from .shorter import gradients as shorter
 
 __all__ = ["Formula", "Unreadable"]
 
@@ -51,7 +52,9 @@ class Formula:
         if key not in self._known:
             known = functions(x.dtype, x.device, fast_math=self.fast_math)
             defined = ("JITACT_FAST_MATH",) if self.fast_math else ()
-            self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined)
+            made = (_of_duals if dual else _of_values)(self.source, known, defined)
+            short = shorter(x.dtype).get(self.source.name) if self.source.is_librarys and not dual else None
+            self._known[key] = made | ({"backward": short} if short else {})
         return self._known[key]
 
     def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:

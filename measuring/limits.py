@@ -13,6 +13,8 @@ import torch
 
 __all__ = [
     "BOUNDS",
+    "DISSOLVED",
+    "DISSOLVED_FLOOR",
     "FAR",
     "FORMULA",
     "FORMULA_FROM_OUTPUT",
@@ -87,6 +89,12 @@ up to 60, which loses 6 bits; the slope of laplace with sigma = 1/20 loses 2 mor
 LONG_TAILS = frozenset({"gelu_tanh"})
 """Activations whose float32 forward goes to 0 as an exponential of a rounded polynomial does, further than :data:`FAR` out."""
 LONG_TAIL_ULP, FAR = 64, 5.0  # an exponent of 80 that is off by half an ulp is 2^-18 off: 2^6 ulp
+
+
+DISSOLVED = TESTED[torch.float32].forward * 4
+DISSOLVED_FLOOR = 2.0**-7
+"""float32 in a compiled graph, forward: exponents are rounded before they are used, where kernels carry the rest along. Of an
+exponential further down than the floor that is more, 2^8 ulp at 2^-60; PyTorch's own results are off by 2^24 there."""
 
 
 @dataclass(frozen=True)

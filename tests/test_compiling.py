@@ -1,0 +1,213 @@
+"""Activations inside torch.compile and torch.export: exact, with few compilations, in programs that travel."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from common import PLAIN, PLAIN_IDS, assert_below, oracle
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import jitact
+from jitact.accuracy import ulp_error
+from jitact.compiling.formulas import Formula, Unreadable
+from jitact.measuring.limits import DISSOLVED, DISSOLVED_FLOOR, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
+from jitact.measuring.ulp import every_16bit_value
+from jitact.records import Activation
+
+
+def inputs(dtype: torch.dtype) -> Tensor:
+    """All finite values but three in four of a 16-bit type; of a wider one, the usual and small ones."""
+    if dtype.itemsize == 2:
+        return every_16bit_value(dtype)[1::4]
+    generator = torch.Generator().manual_seed(0)
+    spread = [torch.randn(2000, generator=generator, dtype=dtype) * scale for scale in (1e-2, 1, 8)]
+    return torch.cat([*spread, torch.linspace(-30, 30, 4001, dtype=dtype)])
+
+
+def in_the_tests_range(activation: Activation, x: Tensor) -> Tensor:
+    """float64 without tails, where the formula beside is no better."""
+    return x[x.abs() < 4] if x.dtype is torch.float64 else x
+
+
+@pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
+def test_formulas_are_as_exact_as_kernels(activation: Activation) -> None:
+    formula, params = Formula(activation.source, fast_math=False), tuple(default for _, default in activation.params)
+    for dtype in TESTED:
+        x, limits = in_the_tests_range(activation, inputs(dtype)), TESTED[dtype]
+        exact_y, exact_dx = oracle(activation, x, params)
+        y, dx = formula.forward(x, *params), formula.gradient(torch.ones_like(x), x, *params)
+        assert y.dtype is dx.dtype is dtype
+        errors, bound = ulp_error(y, exact_y, dtype), limits.forward
+        if dtype is torch.float32:
+            errors, bound = ulp_error(y, exact_y, dtype, floor=DISSOLVED_FLOOR), DISSOLVED
+        assert_below(errors, torch.full_like(errors, bound), x, f"{activation.name} forward")
+        assert (errors > limits.usual).double().mean() <= UNUSUAL
+        errors = ulp_error(dx, exact_dx, dtype, floor=limits.floor)
+        assert_below(errors, torch.full_like(errors, limits.gradient), x, f"{activation.name} gradient")
+        if "output" in formula.saves:
+            finite = exact_y.abs() < torch.finfo(dtype).max
+            dx = formula.gradient_from_output(torch.ones_like(x), y, *params)
+            errors = ((dx.double() - exact_dx).abs() / exact_dx.abs().clamp(min=1))[finite]
+            assert_below(
+                errors, torch.full_like(errors, TESTED_FROM_OUTPUT[dtype]), x[finite], f"{activation.name} from the output"
+            )
+
+
+def test_gradients_that_kernel_files_leave_out(only_here: None) -> None:
+    """Derived from the formula, by the slopes that kernels have, in float64 beside PyTorch's."""
+    jitact.define("swoosh", "x * sin(a * x) / (1 + softplus(x)) + max(x, 0) * normal_cdf(x) + pow(abs(tanh(x)), b)", a=2.0, b=1.5)
+    activation = jitact.get("swoosh").activation
+    x = torch.linspace(-4, 4, 801, dtype=torch.float64, requires_grad=True)
+    y = activation.reference(x, 1.3, 1.7)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    formula = Formula(activation.source, fast_math=False)
+    torch.testing.assert_close(formula.forward(x.detach(), 1.3, 1.7), y.detach())
+    torch.testing.assert_close(formula.gradient(torch.ones_like(x), x.detach(), 1.3, 1.7), dx)
+
+
+UNREADABLE = {
+    "loop": "ELEMENTWISE T forward(T x) { for (int k = 0; k < 2; ++k) x = x * x; return x; }",
+    "branch": "ELEMENTWISE T forward(T x) { if (x > 0) { return x; } return T(0); }",
+    "type": "using Number_of = T; ELEMENTWISE T forward(T x) { return x; }",
+    "whole numbers": "ELEMENTWISE T forward(T x) { return x * (1 / 2); }",
+}
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+def test_what_cannot_be_read(text: str, only_here: None) -> None:
+    source = f'#include "elementwise.cuh"\n{text}\nELEMENTWISE T backward(T dy, T x) {{ return dy * x; }}\n'
+    jitact.define("odd", source=source)
+    with pytest.raises(Unreadable):
+        Formula(jitact.get("odd").activation.source, fast_math=False)
+
+
+def test_what_cannot_be_read_stays_whole(only_here: None) -> None:
+    """In a compiled graph it is its kernel."""
+    backward = "ELEMENTWISE T backward(T dy, T x) { return dy * 4 * x * x * x; }"
+    jitact.define("odd", source=f'#include "elementwise.cuh"\n{UNREADABLE["loop"]}\n{backward}\n')
+    x = torch.linspace(-2, 2, 100, requires_grad=True)
+    y = torch.compile(jitact.odd, backend="aot_eager", fullgraph=True)(x)
+    torch.testing.assert_close(y, x**4)
+    torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 4 * x**3)
+
+
+# Through Inductor. One graph holds all of these, as each compilation takes seconds.
+
+PROGRAM = """
+import json, os
+
+import torch
+from torch import nn
+from torch._dynamo.utils import counters
+from torch._inductor.utils import run_and_get_code
+
+import jitact
+
+jitact.define("swoosh", "x * sin(a * x)", a=2.0)
+normal = torch.distributions.Normal(0, 1)
+bias = torch.linspace(-1, 1, 64)
+ACTIVATIONS = {
+    "gelu": (jitact.gelu, lambda x: x * normal.cdf(x)),
+    "silu": (jitact.silu, lambda x: x * torch.sigmoid(x)),
+    "relu": (jitact.relu, torch.relu),
+    "sigmoid": (lambda x: jitact.sigmoid(x, save="output"), torch.sigmoid),
+    "a definition": (lambda x: jitact.swoosh(x, 1.5), lambda x: x * torch.sin(1.5 * x)),
+    "gated": (lambda x: jitact.swiglu(x, x * 0.5), lambda x: nn.functional.silu(x) * x * 0.5),
+    "bias and residual": (
+        lambda x: jitact.silu(x, bias=bias.to(x.dtype), residual=x), lambda x: nn.functional.silu(x + bias.to(x.dtype)) + x
+    ),
+    "in place": (lambda x: jitact.mish(x * 1, inplace=True), nn.functional.mish),
+}
+
+
+def apply(inputs, which):
+    return [pair[which](x) for x, pair in zip(inputs, ACTIVATIONS.values(), strict=True)]
+
+
+x = torch.linspace(-6, 6, 4096, dtype=torch.bfloat16).view(64, 64)
+inputs = [x.clone().requires_grad_() for _ in ACTIVATIONS]
+
+
+def step():
+    outputs = torch.compile(lambda *t: apply(t, 0), fullgraph=True)(*inputs)
+    return outputs, torch.autograd.grad(outputs, inputs, [torch.ones_like(x)] * len(inputs))
+
+
+(outputs, gradients), code = run_and_get_code(step)
+exact_inputs = [x.double().requires_grad_() for _ in ACTIVATIONS]
+exact = apply(exact_inputs, 1)
+exact_gradients = torch.autograd.grad(exact, exact_inputs, [torch.ones_like(x).double()] * len(inputs))
+
+
+def off(values, exact):
+    return [((a.double() - b).abs() / (b.abs() + 2**-7)).max().item() for a, b in zip(values, exact, strict=True)]
+
+
+report = {
+    "names": list(ACTIVATIONS), "forward": off(outputs, exact), "gradient": off(gradients, exact_gradients),
+    "operators": sum("torch.ops.jitact" in each for each in code), "graphs": len(code),
+    "misses": counters["inductor"]["fxgraph_cache_miss"], "hits": counters["inductor"]["fxgraph_cache_hit"],
+    "built": sorted(os.listdir(os.environ["JITACT_CACHE_DIR"])),
+}
+print(json.dumps(report))
+"""
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
+    """What two processes, one after the other, say of one program. Neither may build, and nothing is built before."""
+    folder = tmp_path_factory.mktemp("compiled")
+    for name in ("kernels", "inductor"):
+        (folder / name).mkdir()
+    environment = os.environ | {
+        "JITACT_NO_BUILD": "1",
+        "JITACT_CACHE_DIR": str(folder / "kernels"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+    (folder / "program.py").write_text(PROGRAM)
+    found = []
+    for _ in range(2):
+        command = [sys.executable, str(folder / "program.py")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment, cwd=folder)
+        assert done.returncode == 0, done.stderr[-3000:]
+        found.append(json.loads(done.stdout.splitlines()[-1]))
+    return found
+
+
+def test_compiled_results(processes: list[dict]) -> None:
+    """Of bfloat16: rounded once, by 2^-9 of it, the sum of two such where a gradient is one."""
+    for report in processes:
+        forward, gradient = (dict(zip(report["names"], report[kind], strict=True)) for kind in ("forward", "gradient"))
+        assert {name: off for name, off in forward.items() if off > 2.0**-8} == {}
+        assert {name: off for name, off in gradient.items() if off > 2.0**-6} == {}
+
+
+def test_what_dissolves_is_not_built(processes: list[dict]) -> None:
+    assert processes[0]["graphs"] == 2  # forward and backward
+    assert all(report["operators"] == 0 and report["built"] == [] for report in processes)
+
+
+def test_the_next_process_compiles_nothing(processes: list[dict]) -> None:
+    first, second = processes
+    assert first["misses"] > 0 and first["hits"] == 0
+    assert second["misses"] == 0 and second["hits"] > 0
+
+
+def test_few_compilations() -> None:
+    """At most two for 20 shapes and 20 values of a parameter."""
+    counter = CompileCounterWithBackend("inductor")
+
+    @torch.compile(backend=counter, fullgraph=True)
+    def function(x: Tensor, alpha: float) -> Tensor:
+        return jitact.elu(x, alpha) * 2
+
+    for k in range(20):
+        x, alpha = torch.linspace(-3, 3, 8 * (k + 3)), 0.1 * (k + 1)
+        torch.testing.assert_close(function(x, alpha), 2 * torch.where(x > 0, x, alpha * torch.expm1(x)))
+    assert counter.frame_count <= 2
