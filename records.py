@@ -252,7 +252,8 @@ class Activation:
         options = OPTIONS | OF_MODULES
         if self.gating:
             options = dict(self.params) | GATED | {"layout": self.gating.layout, "gate": self.gating.gate} | OPTIONS
-        taken = {*self.own_arguments, *self.channels, *(self.layout.tensors if self.fingerprint else ())}
+        by_name = self.layout.tensors if self.fingerprint and not self.gating else ()
+        taken = {*self.own_arguments, *self.channels, *by_name}
         options = {n: d for n, d in options.items() if n not in taken}
         keyword = [Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items()]
         return inspect.Signature([*positional, *keyword])

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..autograd import configured, is_transformed, run_with_operands, traced
+from ..autograd import is_transformed, run_with_operands, traced
 from ..records import Activation, by_token, check_tensor, describe, is_stand_in
 from .around import with_options
 from .halves import by_name, check_options, halves_of
-from .packed import ActivatePacked
+from .packed import ActivatePacked, packing
 
 __all__ = ["run_gated"]
 
@@ -55,9 +55,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     if not recorded or is_transformed() or in_graph:
         return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
     others = record.fitted(pair | weights)[2:]
-    return ActivatePacked.apply(
-        x, configured(record, False, "input", fast_math), record.check(params, False, save, fast_math), halves, *others
-    )
+    params = record.check(params, False, save, fast_math)
+    return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *others)
 
 
 def _made(token: str, weighted: bool, unfused: bool) -> bool:

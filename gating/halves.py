@@ -30,6 +30,11 @@ class Halves(NamedTuple):
     interleaved: bool
     swapped: bool
 
+    @property
+    def code(self) -> int:
+        """What the operator ``backward_packed`` takes as ``layout``."""
+        return self.interleaved | self.swapped << 1
+
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Views of ``x``, in the order of the kernel file's arguments."""
         if self.interleaved:

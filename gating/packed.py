@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..autograd import Config, call, gradients
+from ..autograd import Config, call, configured, gradients, is_batched, load
+from ..records import Activation
 from .halves import Halves
 
-__all__ = ["ActivatePacked"]
+__all__ = ["ActivatePacked", "Packing", "packing"]
+
+
+class Packing(NamedTuple):
+    """How a call on one tensor runs.
+
+    Attributes:
+        config: of a call on two.
+        halves: where the two lie.
+        backward_op: the operator that writes both gradients into one tensor.
+    """
+
+    config: Config
+    halves: Halves
+    backward_op: Callable
+
+
+def packing(record: Activation, halves: Halves, fast_math: bool) -> Packing:
+    """Finds the operators of a call on one tensor, and compiles them unless they are there."""
+    config, key = configured(record, False, "input", fast_math), ("packed", fast_math)
+    operator = None if torch.compiler.is_compiling() else record.configs.get(key)
+    if operator is None:
+        operator = getattr(torch.ops.jitact, f"{load(record.token, fast_math)}_backward_packed").default
+        if not torch.compiler.is_compiling():
+            record.configs[key] = operator
+    return Packing(config, halves, operator)
 
 
 class ActivatePacked(torch.autograd.Function):
     """Forward, keeping for backward the one tensor and what else the kernel takes: no copy of a half, nothing that follows."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], halves: Halves, *others: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, packing: Packing, params: tuple[float, ...], *others: Tensor) -> Tensor:
         """``others`` are the operands that are no elements."""
         ctx.save_for_backward(x, *others)
         ctx.set_materialize_grads(False)
-        ctx.config, ctx.params, ctx.halves = config, params, halves
-        return call(config.forward_op, *halves.split(x), *others, *params)
+        ctx.packing, ctx.params = packing, params
+        return call(packing.config.forward_op, *packing.halves.split(x), *others, *params)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
@@ -30,11 +57,17 @@ class ActivatePacked(torch.autograd.Function):
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dy is None:
             return tuple(found)
-        x, *others = ctx.saved_tensors
-        needs = [ctx.needs_input_grad[0]] * 2 + [ctx.needs_input_grad[place + 2] for place in ctx.config.places[2:]]
-        a, b, *rest = gradients(ctx.config, ctx.params, dy, (*ctx.halves.split(x), *others), needs)
-        if needs[0]:
-            found[0] = ctx.halves.join(a, b)
-        for place, gradient in zip(ctx.config.places[2:], rest, strict=True):
-            found[place + 2] = gradient
+        (x, *others), (config, halves, operator), params = ctx.saved_tensors, ctx.packing, ctx.params
+        places, operands = [place + 1 for place in config.places[2:]], (*halves.split(x), *others)
+        needs = [ctx.needs_input_grad[place] for place in places]
+        in_torch = is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling())
+        if in_torch or not ctx.needs_input_grad[0]:  # what follows has to be differentiated, or is no tensor that holds both
+            a, b, *sums = gradients(config, params, dy, operands, [ctx.needs_input_grad[0]] * 2 + needs)
+            found[0] = halves.join(a, b) if ctx.needs_input_grad[0] else None
+        else:
+            wanted = (sum([1 << k for k, need in enumerate(needs) if need]),) if needs else ()
+            results = call(operator, dy, *operands, *params, *wanted, halves.code, halves.dim)
+            found[0], *sums = results if needs else (results,)
+        for place, need, gradient in zip(places, needs, sums, strict=True):
+            found[place] = gradient if need else None
         return tuple(found)

@@ -27,6 +27,7 @@ from .counterparts import (
     torch_classes,
     torch_functions,
 )
+from .gates import Gate, gate_of
 
 __all__ = ["Left", "Patched", "Replaced", "Report", "patched", "replace", "restore"]
 
@@ -59,17 +60,21 @@ class Report:
     Attributes:
         replaced: the modules that are jitact's now.
         left: the modules that look like activations and are not replaced.
+        unfused: the replaced ones that are multiplied by something, and are not computed together with that product.
         calls: the modules that call PyTorch's activation functions, or hold one, which only :func:`patched` reaches.
     """
 
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
     calls: tuple[Left, ...]
+    unfused: tuple[Left, ...] = ()
 
     def __repr__(self) -> str:
         """What was done, modules alike on one line."""
         lines = [f"replaced {_count(len(self.replaced), 'activation')}, left {len(self.left)}"]
         lines += _table((each.paths[0], f"{each.old} -> {each.new}", _aliases(each)) for each in self.replaced)
+        if self.unfused:
+            lines += ["not fused with the product:", *_table((each.path, each.what, each.why) for each in self.unfused)]
         if self.left:
             lines += ["left as they were:", *_table((each.path, each.what, each.why) for each in self.left)]
         if self.calls:
@@ -114,6 +119,10 @@ def replace(model: nn.Module) -> Report:
     transformers are known; those of their subclasses, whose forward may differ, are left. Results agree with PyTorch's within
     rounding. Printed models show what is replaced: ``jitact GELU(approximate='none')``.
 
+    In gated blocks, whose code multiplies what the activation returns and does nothing else with it, as in
+    ``down(act(gate(x)) * up(x))`` or with the halves of one projection, the activation is computed together with the product,
+    where neither it nor the block's projections have hooks. The block's code stays as it is, and calls its projections.
+
     Calls of functions such as ``F.gelu`` cannot be replaced from outside: the report names those that it finds in the source of
     a forward, of methods and of functions called there, and :func:`patched` reaches them.
 
@@ -130,7 +139,7 @@ def replace(model: nn.Module) -> Report:
             if child is not None:
                 places.setdefault(child, []).append((parent, name, f"{path}.{name}".lstrip(".")))
 
-    planned, left = [], []
+    planned, left, unfused = [], [], []
     if _reason_to_leave(model) is None and counterpart_class(type(model)):
         left.append(Left("", type(model).__name__, "is the whole model: nothing holds it; construct jitact's instead"))
     sharded, quantized = _is_sharded(model), _is_quantized(model)
@@ -138,7 +147,13 @@ def replace(model: nn.Module) -> Report:
         paths = tuple(path for _, _, path in where)
         new, reason = _replacement(module, sharded, quantized)
         if new:
-            planned.append((new, where, Replaced(paths, _describe(module), _describe(new))))
+            gate, why = gate_of(new, [(parent, name) for parent, name, _ in where])
+            if why:
+                unfused.append(Left(paths[0], _describe(new), why))
+            described = f"{gate._get_name()} with the product" if gate else _describe(new)
+            if gate:
+                new = _in_place_of(gate)
+            planned.append((new, where, Replaced(paths, _describe(module), described)))
         elif reason:
             known = _reason_to_leave(module) is None
             left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
@@ -146,7 +161,14 @@ def replace(model: nn.Module) -> Report:
     for new, where, _ in planned:  # at the end: the model is as it was if anything above raises
         for parent, name, _ in where:
             parent._modules[name] = new
-    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions)
+    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions, tuple(unfused))
+
+
+def _in_place_of(gate: Gate) -> Gate:
+    """The gate, which and not its activation is now what stands for a module."""
+    gate._replaced = gate.act._replaced
+    del gate.act._replaced
+    return gate
 
 
 def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | None, str]:
@@ -183,16 +205,20 @@ def restore(model: nn.Module) -> int:
     planned, sharded = [], _is_sharded(model)
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
-            if isinstance(child, ActivationModule) and "_replaced" in vars(child):
+            if isinstance(child, (ActivationModule, Gate)) and "_replaced" in vars(child):
                 (old,) = child._replaced
-                reason = _reason_in_state(old, child, sharded)
+                reason = _reason_in_state(old, child.act if isinstance(child, Gate) else child, sharded)
                 if reason:
                     raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
                 planned.append((parent, name, old, child))
     for parent, name, old, child in planned:
+        if isinstance(child, Gate):
+            child.act.training = child.training
+            vars(child.act).update({key: value for key, value in vars(child).items() if "_hooks" in key})
+            child = child.act
         _take_over(old, child)
         parent._modules[name] = old
-    return len({child for *_, child in planned})
+    return len({old for *_, old, _ in planned})
 
 
 def _check_model(caller: str, model: object) -> None:
@@ -336,7 +362,7 @@ def _find_calls(model: nn.Module) -> Iterator[Left]:
     """Where modules call PyTorch's activation functions themselves, as far as their code shows it."""
     known = {function: name for function, (name, _) in torch_functions().items()}
     for path, module in model.named_modules():
-        if isinstance(module, ActivationModule) or _reason_to_leave(module) != "":
+        if isinstance(module, (ActivationModule, Gate)) or _reason_to_leave(module) != "":
             continue
         cls = type(module)
         if cls.__module__ == "torch.nn.modules.activation":
