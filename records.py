@@ -219,7 +219,12 @@ class Activation:
     @cached_property
     def by_formula(self) -> bool:
         """Whether second derivatives are the reference's, which can be told the random numbers if there are any."""
-        return self.has_reference and (not self.layout.draws or "keep" in inspect.signature(self.reference).parameters)
+        if not self.has_reference or not self.layout.draws:
+            return self.has_reference
+        try:
+            return "keep" in inspect.signature(self.reference).parameters
+        except ValueError:  # it is built in, and takes what PyTorch's functions take
+            return False
 
     @property
     def equation(self) -> str:
