@@ -42,7 +42,7 @@ def export(
     """The text of a Python file that is an activation: ``ModelNew``, ``Model``, ``get_inputs``, ``get_init_inputs``.
 
     The file compiles its source with ``load_inline`` at first use, trains, keeps for backward what the library's default
-    keeps, and runs the library's own loops, cut down to what it needs of them.
+    keeps, and runs the library's own loops, cut down to what it needs of them. A gated activation takes two tensors.
 
     Args:
         activation: anything that :func:`jitact.get` takes. A module's parameters are the defaults in the file, and its
@@ -59,8 +59,6 @@ def export(
     """
     module = registry.module_of(activation)
     record = registry.record_of(module)
-    if record.gating:
-        raise ValueError(f"{record.name} cannot be exported as a file: files have no gated activations")
     if isinstance(activation, nn.Module):
         _check_settings(module)
     build = Build(record.source, _save(record, module.save, forward_only), _dtypes(record, dtype), _devices(record, device))

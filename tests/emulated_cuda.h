@@ -45,6 +45,9 @@ inline int __double2loint(double d) { return int(same_bits<uint64_t>(d)); }
 inline double __hiloint2double(int high, int low) { return same_bits<double>(uint64_t(uint32_t(high)) << 32 | uint32_t(low)); }
 inline uint64_t __umul64hi(uint64_t a, uint64_t b) { return uint64_t((unsigned __int128)a * b >> 64); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) * b >> 32); }
+inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
+  return uint32_t((uint64_t(high) << 32 | low) >> (by & 31));
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -86,7 +86,7 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", [name for name in jitact.names() if not jitact.get(name).activation.gating])
+@pytest.mark.parametrize("name", jitact.names())
 def test_form(name: str) -> None:
     text = exported(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
@@ -107,9 +107,15 @@ def test_computes_what_the_library_does(name: str, dtype: torch.dtype) -> None:
     compare(name, "cpu", (4 * torch.randn(33, 1001)).to(dtype), *([0.3] if name == "leaky_relu" else []))
 
 
-def test_gated_activations_are_refused() -> None:
-    with pytest.raises(ValueError, match="swiglu cannot be exported as a file"):
-        jitact.export("swiglu")
+def test_gated_activations_take_two_tensors() -> None:
+    given = [[torch.randn(9, 44).requires_grad_() for _ in range(2)] for _ in range(2)]
+    for own, other in zip(*given, strict=True):
+        other.data.copy_(own.data)
+    dy, modules = torch.randn(9, 44), (load("swiglu")["ModelNew"](), jitact.get("swiglu")())
+    results = [
+        [y := module(*inputs), *torch.autograd.grad(y, inputs, dy)] for module, inputs in zip(modules, given, strict=True)
+    ]
+    assert all(map(torch.equal, *results))
 
 
 def test_defined_activation(swoosh: str) -> None:
@@ -187,7 +193,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path) -> None:
         whole = "".join(preprocessed(library, tmp_path, *flags))
         lines = [line for line in preprocessed(sources(space, device), tmp_path, *flags) if not line.startswith("namespace")]
         # Where a condition is known, what it decides stands without it, and so without an else; a block may have become empty.
-        foreign = [line for line in lines if re.sub(r"^\}?else|\}$", "", line) not in whole]
+        foreign = [line for line in lines if re.sub(r"^\}?else|\};?$", "", line) not in whole]
         assert len(lines) > 100 and not foreign
 
 

@@ -377,22 +377,29 @@ struct Source {
   }
 };
 
+// What the elements of a block get that is not in tensors of elements.
+template <typename S>
+struct Given {
+  const Operands<S>& operands;
+  const typename Operands<S>::Common& common;
+  const Numbers<typename Storage<S>::T>& parameters;
+};
+
 // Reads, computes and writes one element.
 template <Op op, typename S, bool dense>
-__device__ __forceinline__ void compute_one(const Launch& launch, const Operands<S>& operands,
-                                            const typename Operands<S>::Common& common,
-                                            const Numbers<typename Storage<S>::T>& numbers, int64_t at, bool& bit) {
+__device__ __forceinline__ void compute_one(const Launch& launch, const Given<S>& given, int64_t at, bool& bit) {
   using T = typename Storage<S>::T;
-  constexpr int ins = reads(op), outs = writes(op);
+  constexpr int ins = reads(op);
+  constexpr int outs = writes(op);
   const auto place = launch.place<dense>(at);
-  const auto others = operands.template from<1>(common, at);
+  const auto others = given.operands.template from<1>(given.common, at);
   T values[ins][1];
 #pragma unroll
   for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
   const Source<S, ins, 1> source{
       .in = values,
       .others = others,
-      .numbers = numbers,
+      .numbers = given.parameters,
       .i = int(at % Storage<S>::size),
   };
   const auto result = results<op, T>(source, bit);
@@ -467,6 +474,11 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // side, unless each has the bits of its own.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
+    const Given<S> given{
+        .operands = operands,
+        .common = common,
+        .parameters = numbers,
+    };
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
@@ -476,7 +488,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
         bool bit = bits[v] >> i & 1;
-        compute_one<op, S, dense>(launch, operands, common, numbers, at, bit);
+        compute_one<op, S, dense>(launch, given, at, bit);
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }

@@ -99,10 +99,15 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
     }
   }
   if (whole) return;
+  const Given<S> given{
+      .operands = operands,
+      .common = common,
+      .parameters = numbers,
+  };
 #pragma unroll 1
   for (int i = 0; i < size && at + i < n; i++) {
     bool bit = false;
-    compute_one<op, S, false>(launch, operands, common, numbers, at + i, bit);
+    compute_one<op, S, false>(launch, given, at + i, bit);
   }
 }
 
