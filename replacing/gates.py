@@ -238,7 +238,10 @@ def _read(definition: ast.FunctionDef, name: str, product: Product) -> None:
         factor = call
         parent = parents[call]
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            factor = _only_use(definition, parent)
+            uses = _uses(definition, parent)
+            multiplied = [use for use in uses if isinstance(parents[use], ast.BinOp) and isinstance(parents[use].op, ast.Mult)]
+            product.found |= bool(multiplied)
+            factor = uses[0] if len(uses) == 1 else None
             parent = parents.get(factor)
         if isinstance(parent, ast.BinOp) and isinstance(parent.op, ast.Mult):
             other = parent.left if parent.right is factor else parent.right
@@ -255,16 +258,15 @@ def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _only_use(definition: ast.FunctionDef, assign: ast.Assign) -> ast.AST | None:
-    """Where what is assigned is read, if that is one place, and nothing else is assigned to the name before."""
+def _uses(definition: ast.FunctionDef, assign: ast.Assign) -> list[ast.Name]:
+    """Where what is assigned is read, before something else is assigned to the name."""
     name = assign.targets[0].id
     uses = [node for node in ast.walk(definition) if _is_name(node, name) and node.lineno > assign.end_lineno]
     uses.sort(key=lambda node: (node.lineno, node.col_offset))
     stores = [node for node in uses if isinstance(node.ctx, ast.Store)]
     # A value is read before the name that it is assigned to in the same statement is bound again.
     end = stores[0].lineno if stores else float("inf")
-    reads = [node for node in uses if isinstance(node.ctx, ast.Load) and node.lineno <= end]
-    return reads[0] if len(reads) == 1 else None
+    return [node for node in uses if isinstance(node.ctx, ast.Load) and node.lineno <= end]
 
 
 def _own_calls(tree: ast.AST, me: str) -> set[str]:

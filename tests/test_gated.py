@@ -254,6 +254,29 @@ def test_weights_of_rows(packed: bool, device: str) -> None:
     torch.testing.assert_close(low[2].double(), expected[1], rtol=0.02, atol=0.05)
 
 
+# Eager's roundings.
+
+
+@pytest.mark.parametrize("name", ["swiglu", "clamped_swiglu", "situ_glu"])
+def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
+    """The bits of PyTorch's chain of operations, forward and backward, but for what its activation misrounds."""
+    x, dy = halves(200, 128, dtype=torch.bfloat16).to(device), halves(200, 64, dtype=torch.bfloat16).to(device)
+    function, model = getattr(jitact, name), jitact.get(name).Model()
+    found = gradients(lambda t: function(t, rounding="unfused"), dy, x)
+    for own, expected in zip(found, gradients(model, dy, x), strict=True):
+        assert (own == expected).double().mean() > 0.999
+    apart = gradients(lambda a, b: function(a, b, rounding="unfused"), dy, *x.chunk(2, -1))
+    assert torch.equal(apart[0], found[0]) and torch.equal(torch.cat(apart[1:], -1), found[1])
+    once = gradients(function, dy, x)
+    assert (once[0] == found[0]).double().mean() < 0.9 and (once[1] == found[1]).double().mean() < 0.9
+
+
+def test_unfused_weights_of_rows(device: str) -> None:
+    x, weight = halves(40, 64, dtype=torch.bfloat16).to(device), halves(40, dtype=torch.bfloat16).to(device)
+    y = swiglu(x, row_weight=weight, rounding="unfused")
+    assert torch.equal(y, swiglu(x, rounding="unfused") * weight[:, None])
+
+
 # What an activation does.
 
 

@@ -1,0 +1,273 @@
+"""Gated blocks of models, which `replace` computes with one kernel: transformers' classes, and blocks of one's own."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jitact
+from jitact.replacing.gates import Gate, Pending
+
+SMALL = {
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "vocab_size": 50, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MODELS = {
+    "Llama": ("SwiGLU", {}),
+    "Mistral": ("SwiGLU", {}),
+    "Qwen2": ("SwiGLU", {}),
+    "Gemma": ("GEGLUTanh", {"head_dim": 8}),
+    "Phi3": ("SwiGLU", {}),  # one projection for both
+    "Glm": ("SwiGLU", {"head_dim": 8}),
+    "ModernBert": ("GEGLU", {}),  # likewise, with dropout behind the product
+    "Mixtral": ("SwiGLU", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+}
+
+
+def results(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """What a model computes, and the gradients of its weights."""
+    model.zero_grad()
+    y = model(*inputs)
+    y = y if isinstance(y, Tensor) else y.last_hidden_state
+    (y * torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y)).sum().backward()
+    return [y.detach(), *(p.grad for p in model.parameters() if p.grad is not None)]
+
+
+def assert_same(found: list[Tensor], expected: list[Tensor]) -> None:
+    for own, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(own, wanted, rtol=1e-5, atol=1e-5 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    gated, more = MODELS[name]
+    torch.manual_seed(0)
+    model = transformers.AutoModel.from_config(getattr(transformers, f"{name}Config")(**SMALL, **more)).eval()
+    ids = torch.randint(1, 50, (2, 9))
+    expected, keys = results(model, ids), list(model.state_dict())
+    report = jitact.replace(model)
+    gates = [module for module in model.modules() if isinstance(module, Gate)]
+    assert len(gates) == len(report.replaced) == 2 and not report.unfused, report
+    assert all(f"jitact {gated} with the product" == each.new for each in report.replaced)
+    assert_same(results(model, ids), expected)
+    assert list(model.state_dict()) == keys
+    other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert_same(results(other, ids), expected)
+    assert jitact.restore(model) == 2 == jitact.restore(other) and not any(isinstance(m, Gate) for m in model.modules())
+    assert torch.equal(results(model, ids)[0], expected[0])
+
+
+class Block(nn.Module):
+    """Two projections."""
+
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)
+        self.act = act or nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x))
+
+
+class ByName(Block):
+    """With names on the way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        activated = self.act(gate)
+        up = self.up(x)
+        return self.down(up * activated)
+
+
+class Packed(nn.Module):
+    """One projection, whose halves are of a stated order."""
+
+    def __init__(self, split: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
+        super().__init__()
+        self.both, self.down, self.act, self.split = nn.Linear(6, 20), nn.Linear(10, 6), nn.GELU(), split
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.split(self.both(x))
+        return self.down(up * self.act(gate))
+
+
+def halves(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t.chunk(2, -1)
+
+
+def gate_last(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t[..., 10:], t[..., :10]
+
+
+def interleaved(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t[..., ::2], t[..., 1::2]
+
+
+def of_the_middle(t: Tensor) -> tuple[Tensor, Tensor]:
+    return t[..., 5:15], t[..., 10:]
+
+
+class Twice(Block):
+    """The product is not all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = self.act(self.gate(x))
+        return self.down(activated * self.up(x) + activated)
+
+
+class Normed(Block):
+    """Something is between."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.layer_norm(self.act(self.gate(x)), (10,)) * self.up(x))
+
+
+FUSED = {
+    "two projections": Block,
+    "by name": ByName,
+    "an activation of no gate of its own": lambda: Block(nn.Mish()),
+    "with a number": lambda: Block(nn.LeakyReLU(0.3)),
+    "halves": lambda: Packed(halves),
+    "gate last": lambda: Packed(gate_last),
+    "interleaved": lambda: Packed(interleaved),
+}
+
+
+@pytest.mark.parametrize("what", FUSED)
+def test_blocks(what: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(FUSED[what]())
+    x = torch.randn(3, 6)
+    expected = results(model, x)
+    assert isinstance(model[0].act, nn.Module) and not jitact.replace(model).unfused and isinstance(model[0].act, Gate)
+    assert_same(results(model, x), expected)
+    node = model(x).grad_fn.next_functions[1][0]  # behind down
+    packed = isinstance(model[0], Packed)
+    assert type(node).__name__ == ("ActivatePackedBackward" if packed else "_ActivateBackward")
+    before = [type(each).__name__ for each, _ in node.next_functions if each is not None]
+    assert before == ["AddmmBackward0"] * (1 if packed else 2)
+    assert str(model[0].act).startswith("jitact ") and jitact.replace(model).replaced == ()
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), expected[0])
+    torch._dynamo.reset()
+    assert_same(results(torch.compile(model, backend="aot_eager", fullgraph=True), x), expected)
+    assert jitact.restore(model) == 1 and torch.equal(model(x), expected[0])
+
+
+@pytest.mark.parametrize("what", ["of the middle", "broadcast"])
+def test_other_products(what: str) -> None:
+    """Views that are not all of a tensor, and factors of another shape."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Packed(of_the_middle) if what == "of the middle" else Block())
+    if what == "broadcast":
+        model[0].up = nn.Linear(6, 1)
+    x = torch.randn(3, 6)
+    expected = results(model, x)
+    jitact.replace(model)
+    assert_same(results(model, x), expected)
+
+
+UNFUSED = {
+    "used twice": (Twice, r"forward does more with it than multiply"),
+    "in place": (lambda: Block(nn.SiLU(inplace=True)), r"it overwrites its input"),
+}
+
+
+@pytest.mark.parametrize("what", UNFUSED)
+def test_what_is_not_fused(what: str) -> None:
+    torch.manual_seed(0)
+    make, why = UNFUSED[what]
+    model, x = nn.Sequential(make()), torch.randn(3, 6)
+    expected = results(model, x)
+    report = jitact.replace(model)
+    (left,) = report.unfused
+    assert left.path == "0.act" and left.why == why and "not fused with the product:" in repr(report)
+    assert not isinstance(model[0].act, Gate)
+    assert_same(results(model, x), expected)
+
+
+def test_what_is_no_gate() -> None:
+    model, x = nn.Sequential(Normed(), nn.Linear(6, 6), nn.SiLU()), torch.randn(3, 6)
+    expected = results(model, x)
+    report = jitact.replace(model)
+    assert not report.unfused and not any(isinstance(module, Gate) for module in model.modules())
+    assert_same(results(model, x), expected)
+
+
+@pytest.mark.parametrize("name", ["act", "gate", "up"])
+def test_hooks_are_left_alone(name: str) -> None:
+    model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
+    getattr(model[0], name).register_forward_hook(lambda module, args, y: seen.append(type(y)))
+    report = jitact.replace(model)
+    assert report.unfused[0].why == ("it has hooks" if name == "act" else f"{name} has hooks")
+    model(x)
+    assert seen == [Tensor]
+
+
+def test_hooks_that_come_later() -> None:
+    """See tensors, and move on when the old module is back."""
+    model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
+    jitact.replace(model)
+    model[0].act.register_forward_hook(lambda module, args, y: seen.append(type(y)))
+    model(x)
+    jitact.restore(model)
+    model(x)
+    assert seen == [Tensor, Tensor] and type(model[0].act) is nn.SiLU
+
+
+def test_the_report() -> None:
+    model = nn.Sequential(Block(), Block())
+    assert repr(jitact.replace(model)) == (
+        "replaced 2 activations, left 0\n  *.act (2)  SiLU() -> jitact SwiGLU with the product"
+    )
+
+
+def test_projections_are_called_as_modules() -> None:
+    """Whatever they are by then."""
+
+    class Adapted(nn.Module):
+        def __init__(self, base: nn.Linear) -> None:
+            super().__init__()
+            self.base, self.low = base, nn.Linear(6, 10, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + self.low(x)
+
+    model, x = nn.Sequential(Block()), torch.randn(3, 6)
+    jitact.replace(model)
+    model[0].gate = Adapted(model[0].gate)
+    expected = model[0].down(F.silu(model[0].gate(x)) * model[0].up(x))
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_what_is_pending_has_the_value() -> None:
+    x = torch.randn(3, 4)
+    made = lambda: Pending(jitact.get("silu")(), x)  # noqa: E731
+    y = F.silu(x)
+    for own, expected in (
+        (made() + 1, y + 1), (2 - made(), 2 - y), (made() * 2, y * 2), (torch.exp(made()), y.exp()), (made().sum(), y.sum()),
+        (made()[0], y[0]), (torch.cat([made(), x]), torch.cat([y, x])), (made() @ x.t(), y @ x.t()), (x * made(), x * y),
+        (torch.mul(x, made()), x * y), (made() * x.double(), y * x.double()), (-made(), -y), (made() > 0, y > 0),
+    ):  # fmt: skip
+        torch.testing.assert_close(own, expected)
+    assert made().shape == (3, 4) and len(made()) == 3
+
+
+def test_glu_of_torch() -> None:
+    model, x = nn.Sequential(nn.Linear(6, 8), nn.GLU(), nn.GLU(0)), torch.randn(4, 6)
+    expected = results(model, x)
+    report = jitact.replace(model)
+    assert [each.old for each in report.replaced] == ["GLU(dim=-1)", "GLU(dim=0)"]
+    assert_same(results(model, x), expected)
+    assert jitact.restore(model) == 2 and type(model[1]) is nn.GLU
+    with jitact.patched() as calls:
+        y = F.glu(x, 0)
+    assert calls.replaced["glu"] == 1
+    torch.testing.assert_close(y, F.glu(x, 0))
