@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from common import PLAIN, PLAIN_IDS, assert_below, oracle
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import jitact
@@ -231,3 +233,63 @@ def test_few_compilations() -> None:
         x, alpha = torch.linspace(-3, 3, 8 * (k + 3)), 0.1 * (k + 1)
         torch.testing.assert_close(function(x, alpha), 2 * torch.where(x > 0, x, alpha * torch.expm1(x)))
     assert counter.frame_count <= 2
+
+
+# Programs that travel.
+
+
+class Saved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gelu = nn.Linear(4, 4), jitact.get("gelu")("tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return jitact.elu(self.gelu(self.linear(x)), 0.5)
+
+
+LOADED = """
+import sys, torch, jitact
+if sys.argv[2:]:
+    jitact.load_operators(*sys.argv[2:])
+x, expected = torch.load("tensors.pt")
+program = torch.export.load(sys.argv[1]).module()
+torch.testing.assert_close(program(x), expected)
+program(x).sum().backward()
+assert all(p.grad is not None for p in program.parameters())
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
+    """A program on disk whose parameters learn, of any number of rows, and what it should give."""
+    folder = tmp_path_factory.mktemp("saved")
+    model, x = Saved(), torch.randn(5, 4)
+    program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    torch.export.save(program, folder / "program.pt2")
+    torch.save((x, model(x).detach()), folder / "tensors.pt")
+    return folder, x
+
+
+def load_in_a_new_process(folder: Path, *names: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", LOADED, "program.pt2", *names]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+
+
+def test_saved_program(saved: tuple[Path, Tensor]) -> None:
+    done = load_in_a_new_process(saved[0], "gelu_tanh", "elu")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_saved_program_without_its_operators(saved: tuple[Path, Tensor]) -> None:
+    """PyTorch says which is missing."""
+    done = load_in_a_new_process(saved[0], "gelu_tanh")
+    assert done.returncode != 0 and re.search("jitact.*elu", done.stderr), done.stderr
+
+
+def test_load_operators() -> None:
+    jitact.load_operators("gelu+bias", jitact.get("softsign"), jitact.get("gelu")("tanh"))
+    assert all(hasattr(torch.ops.jitact, name) for name in ("softsign", "gelu_tanh"))
+    with pytest.raises(KeyError, match="softsing"):
+        jitact.load_operators("softsing")
+    with pytest.raises(TypeError, match="fast_math"):
+        jitact.load_operators("gelu", fast_math=1)
