@@ -29,6 +29,7 @@ PUBLIC = {
     "gated": "gating.generated",
     "get": "registry",
     "load_folder": "definitions.define",
+    "load_operators": "compiling.programs",
     "names": "registry",
     "patched": "replacing.swap",
     "plot": "plots",

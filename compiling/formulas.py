@@ -33,14 +33,14 @@ class Formula:
         """Reads the file.
 
         Raises:
-            Unreadable: there is more in it than arithmetic, it draws random numbers, or it rounds on the way.
+            Unreadable: there is more in it than arithmetic, or it draws random numbers.
         """
         self.source, self.fast_math, self.signature = source, fast_math, source.signature
         self._known: dict[tuple[torch.dtype, torch.device, bool], dict[str, Callable]] = {}
         if self.signature.of("random"):
             raise Unreadable("it draws random numbers")
         if source.unfused:
-            raise Unreadable("it rounds on the way")
+            raise Unreadable("it rounds between operations, which a compiler would leave out")
         there = self._functions(torch.empty(0))
         if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
             self._functions(torch.empty(0), dual=True)
@@ -52,9 +52,7 @@ class Formula:
         if key not in self._known:
             known = functions(x.dtype, x.device, fast_math=self.fast_math)
             defined = ("JITACT_FAST_MATH",) if self.fast_math else ()
-            made = (_of_duals if dual else _of_values)(self.source, known, defined)
-            short = shorter(x.dtype).get(self.source.name) if self.source.is_librarys and not dual else None
-            self._known[key] = made | ({"backward": short} if short else {})
+            self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined, shorter(x.dtype))
         return self._known[key]
 
     def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:
@@ -143,26 +141,33 @@ class Formula:
         return found
 
 
-def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...]) -> dict[str, Callable]:
-    """A kernel file's functions, which may call those of the files that it uses."""
+def _of_values(
+    source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: dict[str, Callable]
+) -> dict[str, Callable]:
+    """A kernel file's functions, which may call those of the files that it uses; ``short`` are gradients by file."""
     used = {}
     for each in source.uses:
-        there = _of_values(each, known, defined)
+        there = _of_values(each, known, defined, short)
         if "backward" not in there:
-            there["backward"] = _gradient_of_used(each, there, known, defined)
+            there["backward"] = _gradient_of_used(each, there, known, defined, short)
         used |= {f"{each.name}_::{name}": function for name, function in there.items()}
-    return read(source.text, known | used, defined)
+    made = read(source.text, known | used, defined)
+    return made | ({"backward": short[source.name]} if source.is_librarys and source.name in short else {})
 
 
 def _gradient_of_used(
-    source: KernelSource, there: dict[str, Callable], known: dict[str, Callable], defined: tuple[str, ...]
+    source: KernelSource,
+    there: dict[str, Callable],
+    known: dict[str, Callable],
+    defined: tuple[str, ...],
+    short: dict[str, Callable],
 ) -> Callable:
     """``backward`` of a file that has none, as ``uses.cuh`` makes it."""
     operands = source.signature.operands
     if "backward_from_bit" in there:
         others = [place for place, operand in enumerate(operands) if operand.role != "element"]
         return lambda dy, *of: there["backward_from_bit"](dy, there["keeps"](*of), *[of[place] for place in others])
-    forward = _of_duals(source, known, defined)["forward"]
+    forward = _of_duals(source, known, defined, short)["forward"]
     places = [operands.index(operand) for operand in source.signature.differentiable]
 
     def backward(dy: Value, *of: Value) -> Value | tuple[Value, ...]:
@@ -172,16 +177,18 @@ def _gradient_of_used(
     return backward
 
 
-def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...]) -> dict[str, Callable]:
+def _of_duals(
+    source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: dict[str, Callable]
+) -> dict[str, Callable]:
     """The same of dual numbers, to which a file that is used and has a slope is one function."""
     used = {}
     for each in source.uses:
-        there = _of_values(each, known, defined)
+        there = _of_values(each, known, defined, short)
         if {"backward", "backward_from_bit"} & there.keys():
-            slope = there.get("backward") or _gradient_of_used(each, there, known, defined)
+            slope = there.get("backward") or _gradient_of_used(each, there, known, defined, short)
             used[f"{each.name}_::forward"] = _one_function(each, there["forward"], slope)
         else:
-            used[f"{each.name}_::forward"] = _of_duals(each, known, defined)["forward"]
+            used[f"{each.name}_::forward"] = _of_duals(each, known, defined, short)["forward"]
     return read(source.text, of_duals(known) | used, defined)
 
 

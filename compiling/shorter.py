@@ -1,8 +1,8 @@
 """Gradients of fewer operations than kernel files have, for graphs.
 
-What Inductor fuses is computed once for each kernel that needs it, up to a number of operations; beyond, it is stored. These are
-about as long as PyTorch's own, so that no more is stored than without them. They are as near in 16 bits, and in float32 in units
-of the last place at 1, which is where a gradient's error counts; float64 has the kernel's. A gradient at infinity may be NaN.
+What Inductor fuses is computed in each kernel that needs it, up to a number of operations; beyond, it is stored. These are
+about as long as PyTorch's own, so that no more is stored than without them. They are as near in 16 bits, and in float32 in
+units of the last place at 1, where a gradient's error counts; float64 has the kernel's. A gradient at infinity may be NaN.
 """
 
 from __future__ import annotations

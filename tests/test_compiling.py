@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from common import PLAIN, PLAIN_IDS, assert_below, oracle
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import jitact
 from jitact.accuracy import ulp_error
 from jitact.compiling.formulas import Formula, Unreadable
-from jitact.measuring.limits import DISSOLVED, DISSOLVED_FLOOR, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
+from jitact.measuring.limits import BOUNDS, DISSOLVED, DISSOLVED_FLOOR, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.measuring.ulp import every_16bit_value
 from jitact.records import Activation
+
+LIMITS = TESTED | {torch.float32: BOUNDS[torch.float32]}  # where gradients count in ulp at 1
+GATED = [name for name in jitact.names() if jitact.get(name).activation.gating is not None]
 
 
 def inputs(dtype: torch.dtype) -> Tensor:
@@ -38,8 +43,8 @@ def in_the_tests_range(activation: Activation, x: Tensor) -> Tensor:
 @pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_formulas_are_as_exact_as_kernels(activation: Activation) -> None:
     formula, params = Formula(activation.source, fast_math=False), tuple(default for _, default in activation.params)
-    for dtype in TESTED:
-        x, limits = in_the_tests_range(activation, inputs(dtype)), TESTED[dtype]
+    for dtype in LIMITS:
+        x, limits = in_the_tests_range(activation, inputs(dtype)), LIMITS[dtype]
         exact_y, exact_dx = oracle(activation, x, params)
         y, dx = formula.forward(x, *params), formula.gradient(torch.ones_like(x), x, *params)
         assert y.dtype is dx.dtype is dtype
@@ -61,7 +66,8 @@ def test_formulas_are_as_exact_as_kernels(activation: Activation) -> None:
 
 def test_gradients_that_kernel_files_leave_out(only_here: None) -> None:
     """Derived from the formula, by the slopes that kernels have, in float64 beside PyTorch's."""
-    jitact.define("swoosh", "x * sin(a * x) / (1 + softplus(x)) + max(x, 0) * normal_cdf(x) + pow(abs(tanh(x)), b)", a=2.0, b=1.5)
+    text = "x * sin(a * x) / (1 + softplus(x)) + max(x, 0) * normal_cdf(x) + pow(abs(tanh(x)), b)"
+    jitact.define("swoosh", text, a=2.0, b=1.5)
     activation = jitact.get("swoosh").activation
     x = torch.linspace(-4, 4, 801, dtype=torch.float64, requires_grad=True)
     y = activation.reference(x, 1.3, 1.7)
@@ -69,6 +75,22 @@ def test_gradients_that_kernel_files_leave_out(only_here: None) -> None:
     formula = Formula(activation.source, fast_math=False)
     torch.testing.assert_close(formula.forward(x.detach(), 1.3, 1.7), y.detach())
     torch.testing.assert_close(formula.gradient(torch.ones_like(x), x.detach(), 1.3, 1.7), dx)
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gated(name: str) -> None:
+    activation, generator = jitact.get(name).activation, torch.Generator().manual_seed(0)
+    params = [min(default, 2.0) for _, default in activation.params]  # a limit, where it is infinite
+    formula = Formula(activation.source, fast_math=False)
+    for dtype, near in ((torch.float64, 2.0**-46), (torch.float32, 2.0**-18)):
+        gate, up, dy = (torch.randn(1000, generator=generator, dtype=dtype) * 2 for _ in range(3))
+        operands = [gate.requires_grad_(), up.requires_grad_()]
+        y = activation.reference(*operands, *params)
+        expected = [y.detach(), *torch.autograd.grad(y, operands, dy)]
+        given = [operand.detach() for operand in operands]
+        found = [formula.forward(*given, *params), *formula.gradients(dy, *given, *params, wanted=3)]
+        for own, other in zip(found, expected, strict=True):
+            assert ((own - other).abs() <= near * (1 + other.abs())).all()
 
 
 UNREADABLE = {
@@ -111,7 +133,7 @@ import jitact
 
 jitact.define("swoosh", "x * sin(a * x)", a=2.0)
 normal = torch.distributions.Normal(0, 1)
-bias = torch.linspace(-1, 1, 64)
+bias = torch.arange(-32, 32) / 32
 ACTIVATIONS = {
     "gelu": (jitact.gelu, lambda x: x * normal.cdf(x)),
     "silu": (jitact.silu, lambda x: x * torch.sigmoid(x)),
@@ -145,12 +167,12 @@ exact = apply(exact_inputs, 1)
 exact_gradients = torch.autograd.grad(exact, exact_inputs, [torch.ones_like(x).double()] * len(inputs))
 
 
-def off(values, exact):
-    return [((a.double() - b).abs() / (b.abs() + 2**-7)).max().item() for a, b in zip(values, exact, strict=True)]
+def off(values, exact, floor):
+    return [((a.double() - b).abs() / b.abs().clamp(min=floor)).max().item() for a, b in zip(values, exact, strict=True)]
 
 
 report = {
-    "names": list(ACTIVATIONS), "forward": off(outputs, exact), "gradient": off(gradients, exact_gradients),
+    "names": list(ACTIVATIONS), "forward": off(outputs, exact, 2**-7), "gradient": off(gradients, exact_gradients, 1),
     "operators": sum("torch.ops.jitact" in each for each in code), "graphs": len(code),
     "misses": counters["inductor"]["fxgraph_cache_miss"], "hits": counters["inductor"]["fxgraph_cache_hit"],
     "built": sorted(os.listdir(os.environ["JITACT_CACHE_DIR"])),
@@ -181,11 +203,11 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> list[dict]:
 
 
 def test_compiled_results(processes: list[dict]) -> None:
-    """Of bfloat16: rounded once, by 2^-9 of it, the sum of two such where a gradient is one."""
+    """bfloat16, rounded once: to within 2^-8 of it; gradients to within 2^-8 of 1, twice where they have two terms."""
     for report in processes:
         forward, gradient = (dict(zip(report["names"], report[kind], strict=True)) for kind in ("forward", "gradient"))
         assert {name: off for name, off in forward.items() if off > 2.0**-8} == {}
-        assert {name: off for name, off in gradient.items() if off > 2.0**-6} == {}
+        assert {name: off for name, off in gradient.items() if off > 2.0**-7} == {}
 
 
 def test_what_dissolves_is_not_built(processes: list[dict]) -> None:
@@ -211,3 +233,63 @@ def test_few_compilations() -> None:
         x, alpha = torch.linspace(-3, 3, 8 * (k + 3)), 0.1 * (k + 1)
         torch.testing.assert_close(function(x, alpha), 2 * torch.where(x > 0, x, alpha * torch.expm1(x)))
     assert counter.frame_count <= 2
+
+
+# Programs that travel.
+
+
+class Saved(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.gelu = nn.Linear(4, 4), jitact.get("gelu")("tanh")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return jitact.elu(self.gelu(self.linear(x)), 0.5)
+
+
+LOADED = """
+import sys, torch, jitact
+if sys.argv[2:]:
+    jitact.load_operators(*sys.argv[2:])
+x, expected = torch.load("tensors.pt")
+program = torch.export.load(sys.argv[1]).module()
+torch.testing.assert_close(program(x), expected)
+program(x).sum().backward()
+assert all(p.grad is not None for p in program.parameters())
+"""
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
+    """A program on disk whose parameters learn, of any number of rows, and what it should give."""
+    folder = tmp_path_factory.mktemp("saved")
+    model, x = Saved(), torch.randn(5, 4)
+    program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
+    torch.export.save(program, folder / "program.pt2")
+    torch.save((x, model(x).detach()), folder / "tensors.pt")
+    return folder, x
+
+
+def load_in_a_new_process(folder: Path, *names: str) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-c", LOADED, "program.pt2", *names]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
+
+
+def test_saved_program(saved: tuple[Path, Tensor]) -> None:
+    done = load_in_a_new_process(saved[0], "gelu_tanh", "elu")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_saved_program_without_its_operators(saved: tuple[Path, Tensor]) -> None:
+    """PyTorch says which is missing."""
+    done = load_in_a_new_process(saved[0], "gelu_tanh")
+    assert done.returncode != 0 and re.search("jitact.*elu", done.stderr), done.stderr
+
+
+def test_load_operators() -> None:
+    jitact.load_operators("gelu+bias", jitact.get("softsign"), jitact.get("gelu")("tanh"))
+    assert all(hasattr(torch.ops.jitact, name) for name in ("softsign", "gelu_tanh"))
+    with pytest.raises(KeyError, match="softsing"):
+        jitact.load_operators("softsing")
+    with pytest.raises(TypeError, match="fast_math"):
+        jitact.load_operators("gelu", fast_math=1)

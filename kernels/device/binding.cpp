@@ -2,7 +2,6 @@
 // functions for,
 //
 //   jitact::N_forward(Tensor x, others...) -> Tensor
-//   jitact::N_apply(Tensor x, others...) -> Tensor            the same, to which Python gives a gradient
 //   jitact::N_forward_(Tensor(a!) x, others...) -> ()
 //   jitact::N_backward(Tensor dy, Tensor x, others...) -> Tensor
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, others...) -> Tensor
@@ -580,7 +579,6 @@ void register_operators(const std::string& name, const std::string& elements, co
   };
   const std::string inplace = "Tensor(a!)" + elements.substr(std::strlen("Tensor")) + others;
   add("_forward", elements + others, "Tensor", one_result<Op::forward>);
-  add("_apply", elements + others, "Tensor", one_result<Op::forward>);
   add("_forward_", inplace, "()", forward_inplace<Op::forward>);
   if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
   else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients);

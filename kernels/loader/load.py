@@ -25,7 +25,7 @@ __all__ = ["Library", "load"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``apply`` (the same), ``forward_``, ``backward``; where the kernel file has functions for
+    Kinds are ``forward``, ``forward_``, ``backward``; where the kernel file has functions for
     them, ``backward_packed``, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``.
     ``binding.cpp`` has arguments.
 
@@ -209,7 +209,6 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
     """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
-        "apply": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,
         "backward": lambda dy, x, *others: torch.empty_like(x),
     }
