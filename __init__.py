@@ -29,12 +29,15 @@ PUBLIC = {
     "gated": "gating.generated",
     "get": "registry",
     "load_folder": "definitions.define",
+    "log_softmax": "rows",
     "names": "registry",
     "patched": "replacing.swap",
     "plot": "plots",
     "replace": "replacing.swap",
     "restore": "replacing.swap",
     "save_folder": "definitions.define",
+    "softmax": "rows",
+    "softmin": "rows",
 }
 HOOKS = {"load_ipython_extension": "magics"}  # for %load_ext, not for people
 

@@ -18,6 +18,9 @@ from .registry import names as names
 from .replacing.swap import patched as patched
 from .replacing.swap import replace as replace
 from .replacing.swap import restore as restore
+from .rows import log_softmax as log_softmax
+from .rows import softmax as softmax
+from .rows import softmin as softmin
 
 __version__: str
 __all__ = [
