@@ -83,8 +83,8 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype) -> No
             assert errors.max() <= ULP[dtype], (n, spread, errors.max())
             dy = torch.randn_like(x)
             exact, sizes = exact_gradient(name, dy, y)
-            # Of float32, the terms, their product and difference, exp; of 16 bits the result alone.
-            bound = (4 if dtype is torch.float32 else 1.02) * half_ulp * sizes + tiny
+            # Rounded in float32: a term, 2 sums within a vector, their total, a difference, a product. In 16 bits: the result.
+            bound = (6 if dtype is torch.float32 else 1.05) * half_ulp * sizes + tiny
             excess = ((backward(dy, y).double() - exact).abs() / bound).max()
             assert excess <= 1, (n, spread, excess)
 
@@ -199,7 +199,8 @@ def test_second_gradients(name: str, taken: list) -> None:
         found.append([dx, *torch.autograd.grad(dx, (x, dy), ddx)])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
-    assert name == "log_softmax" or taken == [(name, "forward")]
+    # The first gradient, which is differentiated, is PyTorch's; what it gives y goes on to x by the kernel.
+    assert taken == [*([] if name == "log_softmax" else [(name, "forward")]), (name, "backward_from_output")]
 
 
 # Everywhere.
