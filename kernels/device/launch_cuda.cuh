@@ -208,7 +208,7 @@ __device__ __forceinline__ void write_vectors(const Launch& launch, const T (&va
   }
 #pragma unroll
   for (int w = 0; w < outs; w++) {
-    if (outs > 1 && launch.written[w].data == nullptr) continue;
+    if ((outs > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
     Words words;
     Storage<S>::narrow(values[w], words);
     *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
