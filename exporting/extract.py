@@ -362,8 +362,9 @@ def _drop_members(items: list[Item]) -> None:
             if names and _may_lose(item, node, text) and not any(_is_read(name, item, node, outermost) for name in names):
                 block.nodes.remove(node)
                 for name, (other, its_words) in itertools.product(names, outermost):
-                    if name in its_words:
-                        _drop_values(other.node, name, other.names == item.names or _holds(other.node, item.node))
+                    if name in its_words and (other is item or _goes_with(other, item)):
+                        own = other.names == item.names or _holds(other.node, item.node)
+                        _drop_values(other.node, name, own, item.names[0])
 
 
 def _may_lose(item: Item, node: Node, text: str) -> bool:
@@ -382,7 +383,7 @@ def _is_read(name: str, item: Item, node: Node, outermost: list[tuple[Item, set[
     word = re.compile(rf"(?<![.>:\w]){name}\b")
     found = -len(word.findall(bare(node.text))) - len(access.findall(bare(node.text)))
     for each, its_words in outermost:
-        if name in its_words:
+        if name in its_words and (each is item or _goes_with(each, item)):
             own = each is item or each.names == item.names
             text = bare(_without_values(each.node, name, own or _holds(each.node, item.node)))
             text = re.sub(rf"(?<=[{{,])\s*\.{name} = ", " ", text)
@@ -415,10 +416,10 @@ def _gives_value(node: Node, name: str, own: bool) -> bool:
     return own or not re.match(rf"\s*{name}\b", node.head)
 
 
-def _drop_values(node: Node, name: str, own: bool) -> None:
-    """Drops the statements and the designated initializers that give a member a value."""
+def _drop_values(node: Node, name: str, own: bool, of: str) -> None:
+    """Drops the statements and the designated initializers that give a member of a class a value."""
     for at, part in enumerate(node.parts):
-        if isinstance(part, str):
+        if isinstance(part, str) and re.search(rf"\b{of}\b", part):
             node.parts[at] = re.sub(rf"\n *\.{name} = [^\n]*,(?=\n)", "", part)
     for block in node.blocks():
         for each in [*block.nodes]:
@@ -426,7 +427,7 @@ def _drop_values(node: Node, name: str, own: bool) -> None:
             if _gives_value(value, name, own):
                 block.nodes.remove(each)
             else:
-                _drop_values(each, name, own)
+                _drop_values(each, name, own, of)
 
 
 def _is_structure(item: Item) -> bool:
