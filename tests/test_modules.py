@@ -195,7 +195,7 @@ def test_classes_and_functions_pickle(name: str) -> None:
     buffer.seek(0)
     assert torch.load(buffer, weights_only=False)["act_layer"] is cls
     model = cls.Model() if name != "threshold" else cls.Model(0.1, 20)
-    torch.testing.assert_close(pickle.loads(pickle.dumps(model.eval()))(torch.ones(3)), model(torch.ones(3)))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(model.eval()))(torch.ones(4)), model(torch.ones(4)))
 
 
 def test_a_class_reaches_another_process() -> None:
