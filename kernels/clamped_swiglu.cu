@@ -27,7 +27,7 @@ ELEMENTWISE T forward(T gate, T up, Number<T> alpha, Number<T> limit, Number<T> 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
   const T g = min(gate, limit), w = rounded(clamp(up, -limit, limit) + beta);
   const T s = rounded(sigmoid(rounded(alpha * g))), dh = rounded(dy * w);
-  const T by_gate = rounded(dh * s) + rounded(rounded(rounded(dh * g) * (1 - s) * s) * alpha);
+  const T by_gate = rounded(dh * s) + rounded(by_sigmoid<T>(rounded(dh * g), s) * alpha);
   return {select(gate > limit, 0, by_gate), select(abs(up) > limit, 0, dy * rounded(g * s))};
 }
 #else

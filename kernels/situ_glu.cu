@@ -10,17 +10,18 @@ ELEMENTWISE T act(T gate, T beta) { return times_sigmoid(softcap_::forward(gate,
 
 #ifdef JITACT_UNFUSED
 ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) {
-  const T a = rounded(beta * rounded(tanh(rounded(gate / beta)))), w = rounded(beta2 * rounded(tanh(rounded(up / beta2))));
+  const T a = rounded(beta * rounded(tanh(rounded(divided<T>(gate, beta)))));
+  const T w = rounded(beta2 * rounded(tanh(rounded(divided<T>(up, beta2)))));
   return rounded(a * rounded(sigmoid(gate))) * select(beta2 == 0, up, w);
 }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> beta, Number<T> beta2) {
-  const T t = rounded(tanh(rounded(gate / beta))), t2 = rounded(tanh(rounded(up / beta2)));
+  const T t = rounded(tanh(rounded(divided<T>(gate, beta)))), t2 = rounded(tanh(rounded(divided<T>(up, beta2))));
   const T a = rounded(beta * t), s = rounded(sigmoid(gate)), w = select(beta2 == 0, up, rounded(beta2 * t2));
   const T dh = rounded(dy * w), dw = rounded(dy * rounded(a * s));
-  const T by_tanh = rounded(rounded(rounded(rounded(dh * s) * beta) * (1 - t * t)) / beta);
-  const T by_up = rounded(rounded(dw * beta2) * (1 - t2 * t2)) / beta2;
-  return {by_tanh + rounded(rounded(dh * a) * (1 - s) * s), select(beta2 == 0, dw, by_up)};
+  const T by_gate = rounded(divided<T>(by_tanh<T>(rounded(rounded(dh * s) * beta), t), beta));
+  const T by_up = divided<T>(by_tanh<T>(rounded(dw * beta2), t2), beta2);
+  return {by_gate + by_sigmoid<T>(rounded(dh * a), s), select(beta2 == 0, dw, by_up)};
 }
 #else
 ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) { return act<T>(gate, beta) * capped<T>(up, beta2); }

@@ -414,7 +414,7 @@ def test_any_activation_at_the_gate(name: str, device: str) -> None:
         x, dy = halves(7, 10, dtype=dtype).to(device), halves(7, 5, dtype=dtype).to(device)
         expected = gradients(lambda t: act(t.chunk(2, -1)[0]) * t.chunk(2, -1)[1], dy.double(), x.double())
         for own, wanted in zip(gradients(module, dy, x), expected, strict=True):
-            eps = max(torch.finfo(dtype).eps, 2.0**-40)
+            eps = max(torch.finfo(dtype).eps, 2.0**-40) * (4 if dtype is torch.float32 else 1)  # 4 ulp, as for all
             torch.testing.assert_close(own.double(), wanted, rtol=eps, atol=eps)
     assert torch.equal(module(*x.chunk(2, -1)), module(x))
     assert torch.autograd.gradgradcheck(module, (halves(2, 4).requires_grad_(),))

@@ -42,6 +42,28 @@ template <typename T>
 JITACT_INLINE T rounded(T v) { return v; }
 #endif
 
+// PyTorch's GPU kernels round after each operation of these slopes, where its CPU kernels compute them in float32; and they
+// divide by a number by multiplying with its reciprocal.
+#if defined JITACT_UNFUSED && defined __CUDA_ARCH__
+template <typename T>
+JITACT_INLINE T rounded_on_gpu(T v) { return rounded(v); }
+template <typename T>
+JITACT_INLINE T divided(T a, T b) { return a * (T(1) / b); }
+#else
+template <typename T>
+JITACT_INLINE T rounded_on_gpu(T v) { return v; }
+template <typename T>
+JITACT_INLINE T divided(T a, T b) { return a / b; }
+#endif
+// dh * the slope of sigmoid and of tanh, whose values are s and t.
+template <typename T>
+JITACT_INLINE T by_sigmoid(T dh, T s) { return rounded(rounded_on_gpu(dh * rounded_on_gpu(1 - s)) * s); }
+template <typename T>
+JITACT_INLINE T by_tanh(T dh, T t) { return rounded(dh * rounded_on_gpu(1 - rounded_on_gpu(t * t))); }
+
 }  // namespace jitact
 
+using jitact::by_sigmoid;
+using jitact::by_tanh;
+using jitact::divided;
 using jitact::rounded;
