@@ -6,6 +6,7 @@ import ast
 import contextlib
 import ctypes
 import functools
+import inspect
 import math
 import os
 import re
@@ -94,6 +95,10 @@ def test_form(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 132
     assert not re.search(r"\bF\.|functional", text[text.index("class ModelNew") : text.index("class Model(")])
     space = load(name)  # compiles nothing
+    calls = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Call) and ast.unparse(each.func) == "run"]
+    for call in calls:  # each gives what run() takes, which follows from what is left of a struct in C++
+        inspect.signature(space["run"]).bind(*call.args, **{given.arg: given.value for given in call.keywords})
+    assert calls
     assert (space["batch_size"], space["dim"]) == (4096, 393216)
     space["batch_size"], space["dim"] = 2, 3
     inputs = space["get_inputs"]()
