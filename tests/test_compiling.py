@@ -259,6 +259,9 @@ assert all(p.grad is not None for p in program.parameters())
 """
 
 
+SLOW = pytest.mark.slow  # each starts processes that compile
+
+
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
     """A program on disk whose parameters learn, of any number of rows, and what it should give."""
@@ -275,17 +278,20 @@ def load_in_a_new_process(folder: Path, *names: str) -> subprocess.CompletedProc
     return subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=folder)
 
 
+@SLOW
 def test_saved_program(saved: tuple[Path, Tensor]) -> None:
     done = load_in_a_new_process(saved[0], "gelu_tanh", "elu")
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@SLOW
 def test_saved_program_without_its_operators(saved: tuple[Path, Tensor]) -> None:
     """PyTorch says which is missing."""
     done = load_in_a_new_process(saved[0], "gelu_tanh")
     assert done.returncode != 0 and re.search("jitact.*elu", done.stderr), done.stderr
 
 
+@SLOW
 def test_load_operators() -> None:
     jitact.load_operators("gelu+bias", jitact.get("softsign"), jitact.get("gelu")("tanh"))
     assert all(hasattr(torch.ops.jitact, name) for name in ("softsign", "gelu_tanh"))

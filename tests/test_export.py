@@ -87,7 +87,15 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", jitact.names())
+OF_EACH_KIND = ("relu", "gelu", "sigmoid", "softcap", "prelu", "rrelu", "xielu", "swiglu")  # the others by -m slow
+
+
+def slow_but(names: list[str]) -> list[object]:
+    """Names as parameters, of which those of a kind of their own always run."""
+    return [name if name in OF_EACH_KIND else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("name", slow_but(jitact.names()))
 def test_form(name: str) -> None:
     text = exported(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
