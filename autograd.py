@@ -20,6 +20,7 @@ __all__ = [
     "configure",
     "configured",
     "gradients",
+    "is_exporting",
     "is_transformed",
     "load",
     "run",
@@ -545,6 +546,7 @@ def run_fitted(
     asked, dissolves = save, bool(saves) and (save is None or save in saves)
     if inplace and save is None and len(places) == 1:
         save = record.default_save(params)
+        asked = save if save in saves else None
     save = _first_save(record, tensors, save)
     if inplace:
         if records and x.is_leaf and x.requires_grad and not transformed:
@@ -558,7 +560,7 @@ def run_fitted(
     if transformed and (compiling or others or draws or _functionalized()):
         return _formula(record, tensors, params)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others
-    if compiling and torch.compiler.is_exporting():
+    if compiling and is_exporting():
         return getattr(torch.ops.jitact, name)(x, *operands, *params)
     if dissolves:
         return getattr(torch.ops.jitact, name)(x, *operands, *params, save=asked or "", version=version)
@@ -604,6 +606,14 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
 def _seed(x: Tensor) -> Tensor:
     """From PyTorch's generator, on ``x``'s device: no synchronisation, and a CUDA graph draws anew with each replay."""
     return torch.randint(2**63 - 1, (1,), device=x.device)
+
+
+def is_exporting() -> bool:
+    """Whether torch.export is at work; torch.compiler's own says so inside every torch.compile of torch 2.11."""
+    return torch.compiler.is_exporting()
+
+
+is_exporting._dynamo_marked_constant = True  # asked while tracing, not traced
 
 
 def is_transformed() -> bool:

@@ -483,7 +483,7 @@ def as_number(activation: Activation, name: str, value: Any) -> float:
 
 def is_stand_in(x: object) -> bool:
     """Whether ``x`` stands for a tensor that is not there yet, as torch.fx has it, and takes calls of PyTorch's functions."""
-    return not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
+    return x is not None and not isinstance(x, Tensor) and hasattr(type(x), "__torch_function__")
 
 
 def check_tensor(activation: Activation, x: object, what: str = "expected") -> None:

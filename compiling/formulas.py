@@ -40,7 +40,7 @@ class Formula:
         if self.signature.of("random"):
             raise Unreadable("it draws random numbers")
         if source.unfused:
-            raise Unreadable("it rounds between operations, which a compiler would leave out")
+            raise Unreadable("it rounds on the way, which a compiler would leave out")
         there = self._functions(torch.empty(0))
         if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
             self._functions(torch.empty(0), dual=True)

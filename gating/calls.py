@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..autograd import is_transformed, run_with_operands, traced
+from ..autograd import is_exporting, is_transformed, run_with_operands, traced
 from ..records import Activation, by_token, check_tensor, describe, is_stand_in
 from .around import with_options
 from .halves import by_name, check_options, halves_of
@@ -51,7 +51,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     recorded = torch.is_grad_enabled() and (x.requires_grad or (weights and isinstance(row_weight, Tensor)))
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
-    in_graph = dissolves or torch.compiler.is_exporting()
+    in_graph = dissolves or is_exporting()
     if not recorded or is_transformed() or in_graph:
         return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
     others = record.fitted(pair | weights)[2:]
