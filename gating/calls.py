@@ -37,18 +37,19 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     check_options(record, options)
     params = tuple([options[name] for name, _ in record.params])
     row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]
-    weights = {} if row_weight is None else {"row_weight": row_weight}
+    weighted = row_weight is not None
+    weights = {"row_weight": row_weight} if weighted else {}
     pair = _pair(record, tensors, named, options["gate"])
     unfused = options["rounding"] == "unfused"
-    if (weights or unfused) and _made(record.token, bool(weights), unfused):
-        record = record.surrounded[bool(weights), unfused]
+    if (weighted or unfused) and _made(record.token, weighted, unfused):
+        record = record.surrounded[weighted, unfused]
     if pair:
         return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
     pair = dict(zip(record.layout.tensors[:2], halves.split(x), strict=True))
-    recorded = torch.is_grad_enabled() and (x.requires_grad or (weights and isinstance(row_weight, Tensor)))
+    recorded = torch.is_grad_enabled() and (x.requires_grad or (weighted and isinstance(row_weight, Tensor)))
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     in_graph = dissolves or is_exporting()
