@@ -217,10 +217,11 @@ def _picture(record: Activation) -> str:
     low, high, points = CURVE
     x = torch.linspace(low, high, points, dtype=torch.float64)
     params = tuple(value for _, value in record.params)
-    operands = record.layout.tensors[1:] if record.fingerprint else ()
+    operands = record.layout.tensors[1:] if record.fingerprint or record.channels else ()
     if record.fingerprint and record.in_eval:
         record, params = record.in_eval(*params)
-    beside = [torch.full_like(x, record.channels[name].init if name in record.channels else 1.0) for name in operands]
+    channels = {name: torch.full((1,), channel.init, dtype=x.dtype) for name, channel in record.channels.items()}
+    beside = [channels[name] if name in channels else torch.ones_like(x) for name in operands]
     try:
         curves = value_and_gradient(lambda x: curve(record, record.reference, x, [*beside, *params]), x)
     except Exception:  # a user's reference: no picture is better than no repr

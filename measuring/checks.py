@@ -219,7 +219,6 @@ def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.devic
     unseen += ["gradients of the weights"] if record.channels and record.module else []
     unseen += ["sums over channels"] if record.channels and not record.module else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
-    unseen += ["values of up other than 1, and gradients by it"] if record.gating else []
     unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
     untold = max(row.untold for row in rows)

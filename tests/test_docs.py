@@ -78,7 +78,7 @@ def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
                 exec(code, space)
         elif block.kind == "cuda":
             cls = jitact.define(f"line_{block.line}", source=block.code)
-            assert cls()(torch.zeros(3)).shape == (3,), where
+            assert cls(*cls.get_init_inputs())(torch.zeros(3)).shape == (3,), where
         elif block.kind in ("sh", "bash"):
             run_shell(block, tmp_path)
         else:
