@@ -328,8 +328,7 @@ std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x,
     const Elements& e = rows.of[x];
     return e.step == 0 || (rows.columns < call.n && e.row_stride < rows.columns * e.step);
   };
-  // The sums for one tensor go over dense memory.
-  const bool may_be_rows = !call.dense && call.n > 1 && (call.op != Op::backward_sums || kElements > 1);
+  const bool may_be_rows = !call.dense && call.n > 1 && (call.op != Op::backward_sums || kAlwaysRows);
   bool by_rows = may_be_rows && find_rows() && !x_repeats();
   if (!call.dense && !by_rows) {
     tensors[x] = dense(std::move(tensors[x]));

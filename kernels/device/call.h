@@ -21,6 +21,10 @@ constexpr int writes(Op op) {
   return 1;
 }
 
+// Several elements are walked by rows also where they lie densely, in one row: as fast, and less to compile. Not beside random
+// numbers, whose place in memory would have to be found for each vector; their sums go over dense memory, as those for one do.
+constexpr bool kAlwaysRows = kElements > 1 && kRandom == 0;
+
 // Of elements: where element (row, column) lies, counted in elements. A dense call has one row, and steps of 1.
 struct Elements {
   void* data = nullptr;  // null where it is written and not wanted

@@ -61,9 +61,6 @@ struct Alternating {
   }
 };
 
-// Several elements are walked by rows also where they lie densely, in one row: as fast, and less to compile.
-constexpr bool kAlwaysRows = kElements > 1;
-
 // Whether an operation reads, or writes, two tensors that may be so.
 constexpr bool reads_two(Op op) { return kElements == 2 && reads(op) >= 2 && op != Op::backward_from_output; }
 constexpr bool writes_two(Op op) { return kElements == 2 && writes(op) == 2; }
