@@ -15,7 +15,7 @@ import jitact
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((CHECKOUT / "examples").glob("*.py"))
-pytestmark = pytest.mark.usefixtures("only_here")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("only_here")]
 
 
 def example(name: str) -> ModuleType:

@@ -147,11 +147,13 @@ def test_helpers_and_constants_come_along(swoosh: str) -> None:
 
 @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS.keys())
 @pytest.mark.parametrize("name", ["leaky_relu", "softsign", "prelu", "rrelu"])
+@pytest.mark.slow
 def test_layouts(name: str, make) -> None:
     compare(name, "cpu", make())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow
 def test_learned_weights(dtype: torch.dtype) -> None:
     for channels, shape in ((1, (33, 1001)), (5, (9, 5)), (3, (2, 3, 11, 13)), (4, (0, 4))):
         compare("prelu", "cpu", torch.randn(shape).to(dtype), channels, 0.3, None, dtype)
@@ -172,6 +174,7 @@ def test_weights_without_gradients_and_those_that_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.slow
 def test_random_slopes(dtype: torch.dtype) -> None:
     compare("rrelu", "cpu", torch.randn(33, 1001).to(dtype), 0.1, 0.4)
     module, x = load("rrelu")["ModelNew"](), -torch.ones(1000, dtype=dtype)
@@ -247,6 +250,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     SLOW("prelu", (1000,), [(9, 1000)]),
     SLOW("prelu", (64,), [(100, 64, 2, 2)]),
 ], ids=lambda value: value if isinstance(value, str) else "")  # fmt: skip
+@pytest.mark.slow
 def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int, ...]], folder: Path) -> None:
     space = emulated(name, folder)
     for dtype in DTYPES if len(shapes) < 4 else (torch.float32, torch.bfloat16):
@@ -341,6 +345,7 @@ FORMULAS = (
 
 
 @pytest.mark.parametrize("formula", FORMULAS, ids=ascii)
+@pytest.mark.slow
 def test_formulas_of_any_text(formula: str, swoosh: str, tmp_path: Path) -> None:
     jitact.define("swoosh", "x * sin(a * x)", a=2.0, formula=formula)
     text = jitact.export("swoosh")
@@ -389,6 +394,7 @@ ELEMENTWISE T backward_from_bit(T dy, bool positive, T errno_, T bit, T) { retur
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize("name", ["gelu", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
+@pytest.mark.slow
 def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)
     (tmp_path / "kernel.cu").write_text(sources(space, "cuda"))

@@ -19,6 +19,7 @@ from jitact.kernels.loader import load as loader
 from jitact.kernels.loader.plan import make_plan
 
 pytest_plugins = ["building"]
+pytestmark = pytest.mark.slow  # many processes, some killed
 
 TORTURE = """
 import json, sys
