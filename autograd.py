@@ -500,10 +500,7 @@ def run_with_operands(
         TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
     """
     if any([is_stand_in(value) for value in given.values()]):
-        options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
-        options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
-        stand_ins = tuple(value for value in given.values() if is_stand_in(value))
-        return handle_torch_function(record.function, stand_ins, **given, **options, save=save, fast_math=fast_math)
+        return called_later(record, given, params, inplace, save, fast_math, training)
     tensors = record.fitted(given)
     params = record.check(params, inplace, save, fast_math)
     if record.in_eval is not None and not training:
@@ -512,6 +509,23 @@ def run_with_operands(
     if record.spans is not None:
         record.check_span(params, tensors[0].dtype)
     return run_fitted(record, tensors, params, inplace, save, fast_math, seed)
+
+
+def called_later(
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    training: bool,
+    **beside: Any,
+) -> Any:
+    """A call to be made once there are tensors, where some of ``given`` or ``beside`` stand for them, as torch.fx has it."""
+    options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
+    options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
+    stand_ins = tuple(value for value in (*given.values(), *beside.values()) if is_stand_in(value))
+    return handle_torch_function(record.function, stand_ins, **given, **options, **beside, save=save, fast_math=fast_math)
 
 
 def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Tensor:

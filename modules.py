@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .autograd import run, run_with_operands
-from .fusing.around import check_seed, run_around
+from .fusing.around import check_seed, probability, run_around
 from .measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 
@@ -198,9 +198,7 @@ def _surround(module: ActivationModule, record: Activation, beside: dict[str, An
         TypeError, ValueError: one of them will not do.
     """
     module.surrounded = True
-    module.dropout = as_number(record, "dropout", beside.get("dropout", 0.0))
-    if not 0 <= module.dropout <= 1:
-        raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {module.dropout}")
+    module.dropout = probability(record, beside.get("dropout", 0.0))
     size, module.channel_dim = beside.get("bias"), beside.get("channel_dim", -1)
     bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
     module.register_parameter("bias", bias)

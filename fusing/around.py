@@ -13,14 +13,14 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import handle_torch_function
 
-from ..autograd import run_with_operands
+from ..autograd import called_later, run_with_operands
 from ..kernels.loader.signature import ROLES
+from ..kernels.loader.uses import prepares
 from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "check_seed", "named", "run_around"]
+__all__ = ["NAMES", "around", "check_seed", "named", "probability", "run_around"]
 
 NAMES = ("bias", "dropout", "residual")
 DRAWING = 3  # how much a GPU computes for an element, from random numbers alone
@@ -51,14 +51,9 @@ def run_around(
     Raises:
         TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.autograd.run`.
     """
-    stand_ins = tuple(value for value in (*given.values(), *beside.values()) if is_stand_in(value))
-    if stand_ins:
-        options = {name: value for (name, _), value in zip(record.params, params, strict=True)} | {"save": save}
-        options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
-        return handle_torch_function(record.function, stand_ins, **given, **options, **beside, fast_math=fast_math)
-    p = as_number(record, "dropout", beside.get("dropout") or 0.0)
-    if not 0 <= p <= 1:
-        raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {p}")
+    if any([is_stand_in(value) for value in (*given.values(), *beside.values())]):
+        return called_later(record, given, params, inplace, save, fast_math, training, **beside)
+    p = probability(record, beside.get("dropout") or 0.0)
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
     check_seed(record, seed, given)
     if record.in_eval is not None and not training:
@@ -71,6 +66,18 @@ def run_around(
     if any(chosen) and _made(record.token, *chosen, dim):
         record = record.surrounded[chosen, dim]
     return run_with_operands(record, given | added, (*params, p) if p > 0 else params, inplace, save, fast_math, True, seed)
+
+
+def probability(record: Activation, dropout: Any) -> float:
+    """The probability of dropout.
+
+    Raises:
+        TypeError, ValueError: it is no number, or none from 0 to 1.
+    """
+    p = as_number(record, "dropout", dropout)
+    if not 0 <= p <= 1:
+        raise ValueError(f"{record.name}: dropout is a probability, from 0 to 1, got {p}")
+    return p
 
 
 def check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
@@ -90,7 +97,7 @@ def check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
 
 def _prepares(token: str) -> bool:
     """Whether functions of the kernel file want operands prepared, and so cannot be called by another."""
-    return "void prepare(" in by_token[token].source.text
+    return prepares(by_token[token].source.text)
 
 
 _prepares._dynamo_marked_constant = True  # torch.compile looks no further inside

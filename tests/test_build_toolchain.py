@@ -331,7 +331,7 @@ def test_hidden_gpus_are_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_driver_is_asked_without_cuda() -> None:
-    program = "import torch; from jitact.kernels import gpu; print(len(gpu._ask_driver()), torch.cuda.is_initialized())"
+    program = "import torch; from jitact.kernels.loader import gpu; print(len(gpu._ask_driver()), torch.cuda.is_initialized())"
     done = run_python(program)
     assert done.stdout.split() == [str(len(gpu._ask_driver())), "False"], done.stderr
     assert all(isinstance(arch, Arch) and kind.startswith("0x") for kind, arch in gpu._ask_driver())

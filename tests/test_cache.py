@@ -23,7 +23,7 @@ from building import answer, forward, in_child, kernel, lock_and_build, obtain, 
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError
-from jitact.kernels.loader import build, cache, folders, lock
+from jitact.kernels.loader import build, cache, folders, load, lock, log
 from jitact.kernels.loader.memory import Memory
 from jitact.kernels.loader.plan import make_plan
 
@@ -89,7 +89,7 @@ def test_what_will_not_load_is_made_again_once(quick: Path, monkeypatch: pytest.
     def fail(*_: object) -> None:
         raise OSError("wrong ELF class")
 
-    monkeypatch.setattr(kernels.loader, "_open", fail)
+    monkeypatch.setattr(load, "_open", fail)
     with pytest.raises(BuildError, match="cannot be loaded: wrong ELF class"):
         kernels.load(kernel())
 
@@ -315,7 +315,7 @@ def test_waiting_has_a_bound(stand_in: Path, monkeypatch: pytest.MonkeyPatch, ca
     path = make_lock(stand_in)
     monkeypatch.setattr(lock, "WAIT_LIMIT", 0.5)
     monkeypatch.setattr(lock, "_SAY_AFTER", 0.2)
-    kernels.log.configure()
+    log.configure()
     expected = f"waited .* for process {os.getpid()} on .*, which compiles answer"
     with lock.locked(path, "answer"), pytest.raises(BuildError, match=expected) as raised:
         build.obtain(make_plan(answer(1)))
