@@ -28,12 +28,13 @@ from jitact.measuring.commandline import (
     say,
     write_json,
 )
-from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, LONG_TAILS, UNUSUAL
+from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, LONG_TAILS, OF_GATES, UNUSUAL
 from jitact.measuring.oracle import function_of
+from jitact.measuring.pairs import judged, pairs
 from jitact.measuring.text import figure
 from jitact.measuring.ulp import every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
 from jitact.modules import ActivationModule
-from jitact.records import is_plain
+from jitact.records import Activation, is_plain
 from jitact.registry import REGISTRY
 
 __all__ = ["Error", "broken_rules", "every_16bit_value", "exact_function", "measure", "sample", "ulp_error"]
@@ -174,9 +175,69 @@ def supports(module: nn.Module, dtype: torch.dtype, device: torch.device) -> boo
     return True
 
 
+def measure_pairs(
+    record: Activation, subjects: dict[str, nn.Module], values: Iterator[tuple[Tensor, Tensor, Tensor]]
+) -> dict[str, Errors]:
+    """The errors of several modules that should all compute a gated activation with its default numbers.
+
+    Args:
+        record: of the activation.
+        subjects: modules of two tensors, in the order of the halves, by a name of the caller's choice.
+        values: gates, what they multiply, and gradients that come in.
+    """
+    errors: dict[str, Errors] = {name: {"forward": Error(), "gradient": Error()} for name in subjects}
+    for gate, up, dy in values:
+        usual = OF_GATES[gate.dtype]
+        tail = (gate.abs() > FAR) & (record.name in LONG_TAILS) & (gate.dtype is torch.float32)
+        bound = torch.where(tail, LONG_TAIL_ULP, usual)
+        for name, module in subjects.items():
+            first = record.gating.gate == "first"
+            found = judged(record, lambda g, u, m=module, f=first: m(g, u) if f else m(u, g), gate, up, dy)
+            for kind, (at, error) in found.items():
+                errors[name]["forward" if kind == "forward" else "gradient"].add(at, error, usual, bound)
+    return errors
+
+
+def gated_rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
+    """:func:`rows_of` a gated activation."""
+    cls = REGISTRY[name]
+    halves = _Halves(cls.Model()) if cls.activation.module else cls.Model()
+    subjects = {"torch": halves, "ours": cls()} | ({"fast": cls(fast_math=True)} if fast_math else {})
+    errors = measure_pairs(cls.activation, subjects, pairs(dtype, device))
+    for subject in list(subjects)[1:]:
+        own, broken = errors[subject], []
+        for kind, error in own.items():
+            if error.broken and subject == "ours":
+                inputs = f"{error.broken} of {error.count} inputs are above {OF_GATES[dtype]:g}"
+                broken.append(f"{kind} off by {figure(error.ulp)} ulp at gate = {error.at!r}; {inputs}")
+        yield {
+            "name": name,
+            "dtype": dtype_name(dtype),
+            "save": "input",
+            "fast_math": subject == "fast",
+            "ours": {kind: asdict(error) for kind, error in own.items()},
+            "torch": {kind: asdict(error) for kind, error in errors["torch"].items()},
+            "broken": broken,
+        }
+
+
+class _Halves(nn.Module):
+    """PyTorch's module of one tensor, of its halves."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, first: Tensor, second: Tensor) -> Tensor:
+        return self.module(torch.cat((first, second)))
+
+
 def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
     """What the tool finds for an activation and a dtype: a row for everything that backward can keep."""
     cls = REGISTRY[name]
+    if cls.activation.gating:
+        yield from gated_rows_of(name, dtype, device, fast_math)
+        return
     options = [{"save": save} for save in cls.activation.saves]
     if fast_math:
         options.append({"fast_math": True})

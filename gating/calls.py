@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..autograd import is_exporting, is_transformed, run_with_operands, traced
+from ..autograd import is_exporting, is_transformed, run_fitted, run_with_operands, traced
 from ..records import Activation, by_token, check_tensor, describe, is_stand_in
 from .around import with_options
 from .halves import by_name, check_options, halves_of
@@ -30,8 +30,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
         TypeError: these are not the tensors that it takes, or an option is of another type than it has to be.
         ValueError: an option has no such value, or shapes do not fit.
     """
-    stand_ins = tuple(t for t in (*tensors, *named.values()) if is_stand_in(t))
-    if stand_ins:
+    if any([is_stand_in(t) for t in (*tensors, *named.values())]):
+        stand_ins = tuple(t for t in (*tensors, *named.values()) if is_stand_in(t))
         given = {name: t for name, t in named.items() if t is not None}
         return handle_torch_function(record.function, stand_ins, *tensors, **(options | given))
     check_options(record, options)
@@ -39,25 +39,24 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]
     weighted = row_weight is not None
     weights = {"row_weight": row_weight} if weighted else {}
-    pair = _pair(record, tensors, named, options["gate"])
+    given = _pair(record, tensors, named, options["gate"])
     unfused = options["rounding"] == "unfused"
     if (weighted or unfused) and _made(record.token, weighted, unfused):
         record = record.surrounded[weighted, unfused]
-    if pair:
-        return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
+    if given:
+        return run_with_operands(record, given | weights, params, False, save, fast_math, True)
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
-    pair = dict(zip(record.layout.tensors[:2], halves.split(x), strict=True))
     recorded = torch.is_grad_enabled() and (x.requires_grad or (weighted and isinstance(row_weight, Tensor)))
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
-    in_graph = dissolves or is_exporting()
-    if not recorded or is_transformed() or in_graph:
-        return run_with_operands(record, pair | weights, params, False, save, fast_math, True)
-    others = record.fitted(pair | weights)[2:]
-    params = record.check(params, False, save, fast_math)
-    return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *others)
+    pair, params = halves.split(x), record.check(params, False, save, fast_math)
+    if weighted:
+        pair = record.fitted(dict(zip(record.layout.tensors[:2], pair, strict=True)) | weights)
+    if not recorded or dissolves or is_transformed() or is_exporting():
+        return run_fitted(record, pair, params, False, save, fast_math)
+    return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *pair[2:])
 
 
 def _made(token: str, weighted: bool, unfused: bool) -> bool:

@@ -21,7 +21,9 @@ __all__ = [
     "GRADIENT_FLOOR",
     "LONG_TAILS",
     "LONG_TAIL_ULP",
+    "OF_GATES",
     "OTHER_PARAMETERS",
+    "SMALL_SLOPE",
     "TESTED",
     "TESTED_FROM_OUTPUT",
     "UNUSUAL",
@@ -66,6 +68,20 @@ BOUNDS = {
     torch.float64: Bound(math.inf, 2**16, 2**16, 1.0),
 }
 
+OF_GATES = {
+    # Of gated activations, forward and gradients, where the factors are normal float32 numbers. 16 bits: 1/2, and the errors
+    # of a function and its slope, below 2^-16, which count 2^-8 of that in bfloat16, and 2^-5 in float16.
+    torch.float16: 0.55,
+    torch.bfloat16: 0.51,
+    # As of the activation at the gate, and two more roundings.
+    torch.float32: 4.0,
+    torch.float64: 2.0**16,
+}
+
+SMALL_SLOPE = {torch.float16: 2.0**-5, torch.bfloat16: 2.0**-5, torch.float32: 1.0, torch.float64: 1.0}
+"""Where the slope at a gate is smaller, a gradient's error counts as if it were this: where it crosses 0, it is a difference of
+terms of the size of 1, each with an error of some 2^-19 in 16 bits."""
+
 TESTED = BOUNDS | {
     # The tests' inputs are dense but not all: they do not meet the very worst, so slopes are held to ulp further down.
     torch.float32: replace(BOUNDS[torch.float32], floor=2.0**-3),
@@ -86,7 +102,7 @@ OTHER_PARAMETERS = Bound(math.inf, 64, 256, 2.0**-3)
 """float32 with parameters other than the defaults: beta x and alpha x are rounded before they go into an exponent or a sine, of
 up to 60, which loses 6 bits; the slope of laplace with sigma = 1/20 loses 2 more."""
 
-LONG_TAILS = frozenset({"gelu_tanh"})
+LONG_TAILS = frozenset({"gelu_tanh", "geglu_tanh"})
 """Activations whose float32 forward goes to 0 as an exponential of a rounded polynomial does, further than :data:`FAR` out."""
 LONG_TAIL_ULP, FAR = 64, 5.0  # an exponent of 80 that is off by half an ulp is 2^-18 off: 2^6 ulp
 

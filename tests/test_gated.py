@@ -19,7 +19,9 @@ from torch.func import functionalize, grad, hessian, jvp, vmap
 
 import jitact
 from jitact import swiglu
+from jitact.accuracy import measure_pairs
 from jitact.gating.around import with_options
+from jitact.measuring.pairs import every_value, pairs, spread_values
 from jitact.records import Activation
 
 GATED = {name: cls.activation for name, cls in jitact.REGISTRY.items() if cls.activation.gating}
@@ -85,6 +87,37 @@ def test_model_is_pytorchs_formula(name: str) -> None:
         first, second = (x[:, ::2], x[:, 1::2]) if name == "swigluoai_and_mul" else x.chunk(2, -1)
         torch.testing.assert_close(cls()(first, second), cls.Model()(x))
         torch.testing.assert_close(cls.Model()(first, second), cls.Model()(x))
+
+
+def sampled_pairs(dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
+    """Some of what the accuracy tool looks at: gates and factors of every exponent and sign, zeros, infinities and NaN."""
+    place = torch.device(device)
+    if dtype is torch.float32:
+        return tuple(t[:50_000] for t in next(pairs(dtype, place)))
+    gates, ups = every_value(dtype, place)[::61], spread_values(dtype, place)[::4]
+    incoming = ups[ups.isfinite()].roll(5)
+    gate, up = (t.flatten() for t in torch.meshgrid(gates, ups, indexing="ij"))
+    return gate, up, incoming[torch.arange(gate.numel(), device=place) % len(incoming)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", GATED)
+def test_accuracy(name: str, dtype: torch.dtype, device: str) -> None:
+    values = sampled_pairs(dtype, device)
+    errors = measure_pairs(GATED[name], {"ours": jitact.get(name)()}, iter([values]))["ours"]
+    assert errors["forward"].broken == errors["gradient"].broken == 0, errors
+
+
+def test_wrong_gates_are_found() -> None:
+    """The measure, on a function that is not exact where it has to be, and on one that makes a NaN."""
+    record, values = GATED["swiglu"], sampled_pairs(torch.bfloat16, "cpu")
+
+    class Eager(nn.Module):
+        def forward(self, gate: Tensor, up: Tensor) -> Tensor:
+            return F.silu(gate) * up
+
+    errors = measure_pairs(record, {"eager": Eager()}, iter([values]))["eager"]
+    assert errors["forward"].ulp > 0.9 and errors["gradient"].ulp == math.inf
 
 
 # Layouts and orders.
