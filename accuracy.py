@@ -9,7 +9,7 @@ and which bounds are broken, and writes ``results/accuracy-<cpu or cuda>.json`` 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,16 +28,16 @@ from jitact.measuring.commandline import (
     say,
     write_json,
 )
-from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, LONG_TAILS, OF_GATES, UNUSUAL
-from jitact.measuring.oracle import function_of
+from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, OF_GATES, UNUSUAL
+from jitact.measuring.oracle import exact_function
 from jitact.measuring.pairs import judged, pairs
 from jitact.measuring.text import figure
 from jitact.measuring.ulp import every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
 from jitact.modules import ActivationModule
-from jitact.records import Activation, is_plain
+from jitact.records import Activation
 from jitact.registry import REGISTRY
 
-__all__ = ["Error", "broken_rules", "every_16bit_value", "exact_function", "measure", "sample", "ulp_error"]
+__all__ = ["Error", "broken_rules", "every_16bit_value", "measure", "sample", "ulp_error"]
 
 
 @dataclass
@@ -71,23 +71,6 @@ class Error:
 Errors = dict[str, Error]  # "forward", "gradient" and, for save="output", "gradient of y": as a function of the y that was kept
 
 
-def exact_function(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> Callable[[Tensor], Tensor]:
-    """An activation with its defaults in float64: the record's ``exact`` where it has one, else PyTorch's counterpart.
-
-    Parameters are rounded to float32 where ``dtype`` is no wider, as kernels and PyTorch round them.
-    """
-    record = cls.activation
-    formula = record.exact or (record.reference if record.params else None)
-    if formula is None:
-        return cls.Model().to(device, dtype).double().eval()
-    if not is_plain(record.token):
-        return function_of(cls().to(device, dtype), formula)
-    params = [default for _, default in record.params]
-    if dtype is not torch.float64:
-        params = torch.tensor(params).tolist()
-    return lambda x: formula(x, *params)
-
-
 def pieces(dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
     """Every finite value of a type, a piece at a time; :func:`sample` of it where that would take too long."""
     if dtype is torch.float32 and device.type == "cuda":
@@ -113,9 +96,9 @@ def measure(
     for x in values:
         if x.numel() == 0:
             continue
-        exact = exact or exact_function(cls, dtype, x.device)
+        exact = exact or exact_function(cls().to(x.device, dtype), dtype)
         y, dx = value_and_gradient(exact, x.double())
-        long_tail = dtype is torch.float32 and cls.activation.name in LONG_TAILS
+        long_tail = dtype is torch.float32 and cls.activation.long_tail
         forward_bound = torch.where((x.abs() > FAR) & long_tail, LONG_TAIL_ULP, bound.forward)
         tiny = torch.finfo(dtype).tiny if dtype.itemsize > 2 else 0.0  # of 32 and 64 bits, normal results are judged
         for name, module in subjects.items():
@@ -188,7 +171,7 @@ def measure_pairs(
     errors: dict[str, Errors] = {name: {"forward": Error(), "gradient": Error()} for name in subjects}
     for gate, up, dy in values:
         usual = OF_GATES[gate.dtype]
-        tail = (gate.abs() > FAR) & (record.name in LONG_TAILS) & (gate.dtype is torch.float32)
+        tail = (gate.abs() > FAR) & record.long_tail & (gate.dtype is torch.float32)
         bound = torch.where(tail, LONG_TAIL_ULP, usual)
         for name, module in subjects.items():
             first = record.gating.gate == "first"

@@ -50,7 +50,7 @@ import torch
 from torch import Tensor, nn
 
 from jitact import kernels, report
-from jitact.accuracy import broken_rules, exact_function, measure, sample
+from jitact.accuracy import broken_rules, measure, sample
 from jitact.exporting import onefile
 from jitact.measuring import page
 from jitact.measuring.commandline import (
@@ -64,6 +64,7 @@ from jitact.measuring.commandline import (
     say,
     write_json,
 )
+from jitact.measuring.oracle import exact_function
 from jitact.measuring.others import Others
 from jitact.modules import ActivationModule
 from jitact.registry import REGISTRY
@@ -267,7 +268,7 @@ def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
         return []  # random in training
     x, dy, y, dx = subject.xs[0], subject.dys[0], subject.forward_save(0), subject.backward(0)[0]
     n, shape, near = x.numel(), tuple(x.shape), 8 * torch.finfo(x.dtype).eps
-    exact = exact_function(cls, x.dtype, x.device)
+    exact = exact_function(cls().to(x.device, x.dtype), x.dtype)
     at = torch.cat([torch.arange(0, n, (n // 2**16) | 1), torch.arange(max(0, n - 4096), n)]).to(x.device)
     x, dy, y, dx = (t.detach().flatten()[at].double() for t in (x, dy, y, dx))
     exact_y = exact(x.requires_grad_())

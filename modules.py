@@ -112,7 +112,7 @@ class ActivationModule(nn.Module):
     def __reduce__(self) -> tuple:
         """By the activation's name: a class that was defined in a notebook has no other address. No code is in a pickle."""
         record = self.activation
-        told = (record.fingerprint, _equation(record)) if record.fingerprint else ()
+        told = (record.fingerprint, record.equation_with_numbers) if record.fingerprint else ()
         return _revive, (record.name, *told), self.__dict__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ActivationModule:
@@ -224,12 +224,6 @@ _modules: dict[str, type[ActivationModule]] = {}
 _defined: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
 
 
-def _equation(record: Activation) -> str:
-    """Formula and parameters, for people."""
-    operands = record.source.signature.of("element", "channel", "row")
-    return f"{record.name}({', '.join([*operands, *(name for name, _ in record.params)])}) = {record.formula}"
-
-
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
     """An empty module for unpickling to fill, by its activation's name and, if it was defined, what it was.
 
@@ -247,8 +241,8 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
     if cls is None:
         raise LookupError(
             f"the activation {name!r} is another here than where this was saved: there {equation}, here "
-            f"{_equation(_modules[name].activation)}; define it as it was before loading (and as it is again afterwards), or "
-            "load a state_dict into a new model"
+            f"{_modules[name].activation.equation_with_numbers}; define it as it was before loading (and as it is again "
+            "afterwards), or load a state_dict into a new model"
         )
     return cls.__new__(cls)
 

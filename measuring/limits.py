@@ -19,7 +19,6 @@ __all__ = [
     "FORMULA",
     "FORMULA_FROM_OUTPUT",
     "GRADIENT_FLOOR",
-    "LONG_TAILS",
     "LONG_TAIL_ULP",
     "OF_GATES",
     "OTHER_PARAMETERS",
@@ -102,9 +101,9 @@ OTHER_PARAMETERS = Bound(math.inf, 64, 256, 2.0**-3)
 """float32 with parameters other than the defaults: beta x and alpha x are rounded before they go into an exponent or a sine, of
 up to 60, which loses 6 bits; the slope of laplace with sigma = 1/20 loses 2 more."""
 
-LONG_TAILS = frozenset({"gelu_tanh", "geglu_tanh"})
-"""Activations whose float32 forward goes to 0 as an exponential of a rounded polynomial does, further than :data:`FAR` out."""
-LONG_TAIL_ULP, FAR = 64, 5.0  # an exponent of 80 that is off by half an ulp is 2^-18 off: 2^6 ulp
+LONG_TAIL_ULP, FAR = 64, 5.0
+"""float32 forward of activations with a ``long_tail``, further than that from 0: an exponent of 80 that is off by half an ulp
+is 2^-18 off, which is 2^6 ulp."""
 
 
 DISSOLVED = TESTED[torch.float32].forward * 4

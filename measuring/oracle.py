@@ -20,15 +20,22 @@ __all__ = ["Judge", "Oracle", "curve", "exact_function", "finite_differences"]
 NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
 
 
-def exact_function(module: ActivationModule) -> Callable[[Tensor], Tensor]:
-    """What a module computes, with its parameters, as a function in PyTorch that is exact in float64."""
+def exact_function(module: ActivationModule, dtype: torch.dtype = torch.float64) -> Callable[[Tensor], Tensor]:
+    """What a module computes, with its parameters, as a function in PyTorch that is exact in float64.
+
+    Parameters are rounded to float32 where ``dtype`` is no wider, as kernels and PyTorch round them.
+    """
     record = record_of(module)
-    return function_of(module, record.exact or record.reference)
+    return function_of(module, record.exact or record.reference, dtype)
 
 
-def function_of(module: ActivationModule, formula: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+def function_of(
+    module: ActivationModule, formula: Callable[..., Tensor], dtype: torch.dtype = torch.float64
+) -> Callable[[Tensor], Tensor]:
     """A formula of a module's activation as a function of ``x``, with the module's weights and parameters, in eval mode."""
     record, params = record_of(module), module._params()
+    if dtype is not torch.float64:
+        params = torch.tensor([float(value) for value in params]).tolist()
     if record.in_eval is not None:
         record, params = record.in_eval(*params)
         formula = record.exact or record.reference
