@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import pytest
 import torch
 from torch import Tensor
 
@@ -13,12 +16,19 @@ from jitact.records import Activation, is_plain
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 PLAIN = [record for record in TABLE if is_plain(record.token)]  # of one tensor and numbers
+SLOW = partial(pytest.param, marks=pytest.mark.slow)
+OF_EACH_KIND = ("relu", "gelu", "sigmoid", "softcap", "prelu", "rrelu", "xielu", "swiglu")  # the others by -m slow
 CASES = [(activation, save) for activation in PLAIN for save in activation.saves]
 CASE_IDS = [f"{activation.name}-{save}" for activation, save in CASES]
 PLAIN_IDS = [activation.name for activation in PLAIN]
 
 # Where the float64 formulas of the oracle lose their digits: further out than this they are no better than ours.
 TAILED = {"gelu", "gelu_tanh", "gelu_10", "laplace", "quick_gelu", "silu", "mish"}
+
+
+def slow_but(names: list[str]) -> list[object]:
+    """Names as parameters, of which those of a kind of their own always run."""
+    return [name if name in OF_EACH_KIND else SLOW(name) for name in names]
 
 
 def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tuple[Tensor, Tensor]:

@@ -14,11 +14,11 @@ import shutil
 import subprocess
 import sys
 import textwrap
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+from common import SLOW, slow_but
 
 import jitact
 from jitact import registry
@@ -86,15 +86,6 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     reference = space["Model"](*args)
     reference.load_state_dict(ours.state_dict())
     torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
-
-
-SLOW = partial(pytest.param, marks=pytest.mark.slow)
-OF_EACH_KIND = ("relu", "gelu", "sigmoid", "softcap", "prelu", "rrelu", "xielu", "swiglu")  # the others by -m slow
-
-
-def slow_but(names: list[str]) -> list[object]:
-    """Names as parameters, of which those of a kind of their own always run."""
-    return [name if name in OF_EACH_KIND else SLOW(name) for name in names]
 
 
 @pytest.mark.parametrize("name", slow_but(jitact.names()))
