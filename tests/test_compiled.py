@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import SLOW, slow_but
 
 import jitact
 from jitact import kernels
@@ -16,7 +17,8 @@ FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
 INCLUDE = Path(torch.__file__).parent / "include"
 
-GATES = ("swiglu", "situ_glu")  # of the gated ones, that all use the same loops
+GATED = [name for name in jitact.names() if jitact.get(name).activation.gating]
+GATES = [name if name in ("swiglu", "situ_glu") else SLOW(name) for name in GATED]
 
 
 def compile_text(text: str, folder: Path, command: list[str]) -> None:
@@ -35,7 +37,7 @@ def defines(name: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-@pytest.mark.parametrize("name", [name for name in jitact.names() if name in GATES or not jitact.get(name).activation.gating])
+@pytest.mark.parametrize("name", [*slow_but([name for name in jitact.names() if name not in GATED]), *GATES])
 def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
     command = [
