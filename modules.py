@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .autograd import run, run_with_operands
 from .fusing.around import check_seed, probability, run_around
 from .measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
+from .running import run, run_with_operands
 
 __all__ = ["ActivationModule", "make_function", "make_module", "variant"]
 

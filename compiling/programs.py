@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .. import autograd, registry
+from .. import registry, running
 
 __all__ = ["load_operators"]
 
@@ -26,4 +26,4 @@ def load_operators(*activations: registry.Named, fast_math: bool = False) -> Non
     for activation in activations or registry.names():
         named = isinstance(activation, str)
         record = registry.record_named(activation) if named else registry.record_of(registry.module_of(activation))
-        autograd.traced(record.token, fast_math)
+        running.traced(record.token, fast_math)

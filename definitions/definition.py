@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..autograd import run, run_fitted
 from ..kernels import KernelSource
 from ..kernels.loader import signature
 from ..kernels.loader.signature import Signature
 from ..kernels.loader.slopes import slope_source
 from ..records import Activation, Channel, Requirement
+from ..running import run, run_fitted
 from . import kernel_file
 from .expression import Expression, ExpressionError
 from .operands import Declared, check_element, declared, in_header, read_header

@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autograd import called_later, run_with_operands
 from ..kernels.loader.signature import ROLES
 from ..kernels.loader.uses import prepares
 from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in
+from ..running import called_later, run_with_operands
 from .drop import dropped
 
 __all__ = ["NAMES", "around", "check_seed", "named", "probability", "run_around"]
@@ -49,7 +49,7 @@ def run_around(
         training: whether the activation is in training, where that makes a difference to it. Dropout drops in any case.
 
     Raises:
-        TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.autograd.run`.
+        TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.running.run`.
     """
     if any([is_stand_in(value) for value in (*given.values(), *beside.values())]):
         return called_later(record, given, params, inplace, save, fast_math, training, **beside)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..autograd import run_operator
+from ..configs import run_operator
 from ..kernels import KernelSource
 from ..records import Activation
 

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..autograd import is_exporting, is_transformed, run_fitted, run_with_operands, traced
+from ..configs import is_exporting, is_transformed
 from ..records import Activation, by_token, check_tensor, describe, is_stand_in
+from ..running import run_fitted, run_with_operands, traced
 from .around import with_options
 from .halves import by_name, check_options, halves_of
 from .packed import ActivatePacked, packing

@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..autograd import Config, call, configured, gradients, is_batched, load
+from ..autograd import gradients
+from ..configs import Config, call, configured, is_batched, load
 from ..records import Activation
 from .halves import Halves
 

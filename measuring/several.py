@@ -9,10 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..autograd import run_fitted
 from ..modules import ActivationModule
 from ..records import Activation
 from ..registry import record_of
+from ..running import run_fitted
 from .checks import FAR, Row, _worst
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences

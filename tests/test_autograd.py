@@ -10,7 +10,7 @@ import torch
 from common import CASE_IDS, CASES, PLAIN, PLAIN_IDS
 
 import jitact
-from jitact.autograd import configure
+from jitact.configs import configure
 from jitact.records import Activation
 
 

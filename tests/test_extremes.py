@@ -13,7 +13,7 @@ from exact import ACTIVATIONS, FAR, SLOPES_OF_Y, Number, mp, number, softplus
 from torch import Tensor
 
 import jitact
-from jitact.autograd import configure
+from jitact.configs import configure
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)

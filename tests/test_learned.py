@@ -16,7 +16,7 @@ from torch import Tensor
 import jitact
 from jitact import prelu, rrelu, xielu
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.autograd import load
+from jitact.configs import load
 from jitact.modules import ActivationModule
 from jitact.references import XIELU as XIELUModel
 

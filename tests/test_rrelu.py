@@ -15,7 +15,7 @@ from torch import Tensor
 
 import jitact
 from jitact import rrelu
-from jitact.autograd import load
+from jitact.configs import load
 
 RReLU = jitact.get("rrelu")
 

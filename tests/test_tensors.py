@@ -11,7 +11,7 @@ import torch
 from common import DTYPES, PLAIN_IDS
 
 import jitact
-from jitact.autograd import call
+from jitact.configs import call
 
 KINDS = ["relu", "selu", "softsign", "gelu", "hardtanh"]  # one bit, parameters, both saves, input alone
 

@@ -17,7 +17,7 @@ from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, v
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitact
-from jitact.autograd import BEFORE_2_13
+from jitact.configs import BEFORE_2_13
 from jitact.records import Activation
 
 WEIGHT = torch.full((1,), 0.3, dtype=torch.float64)

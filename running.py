@@ -1,0 +1,226 @@
+"""How an activation runs: from what was given, checked or not, to the operators or to PyTorch's formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function
+
+from .autograd import activate, activate_transformed, check_formula
+from .compiling.operators import operators
+from .configs import (
+    BEFORE_2_13,
+    call,
+    configured,
+    copied,
+    is_exporting,
+    is_functionalized,
+    is_transformed,
+    overwritten,
+)
+from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout
+
+__all__ = ["called_later", "run", "run_fitted", "run_with_operands", "traced"]
+
+
+def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Tensor:
+    """Applies an activation to one tensor.
+
+    Raises:
+        TypeError: ``x`` is not a dense tensor of one of :data:`DTYPES`, or an option is of another type than it has to be.
+        ValueError: an option has no such value.
+        RuntimeError: in place on a leaf that requires a gradient, or on an inference tensor outside of inference mode.
+    """
+    if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
+        return _stood_in_for(x, record, params, inplace, save, fast_math)
+    return run_fitted(record, (x,), record.check(params, inplace, save, fast_math), inplace, save, fast_math)
+
+
+def run_with_operands(
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    training: bool,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """Applies an activation that takes more than ``x`` and numbers; ``given`` are its tensors by name.
+
+    Raises:
+        TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
+    """
+    if any([is_stand_in(value) for value in given.values()]):
+        return called_later(record, given, params, inplace, save, fast_math, training)
+    tensors = record.fitted(given)
+    params = record.check(params, inplace, save, fast_math)
+    if record.in_eval is not None and not training:
+        record, params = record.in_eval(*params)
+        return run_fitted(record, tensors, params, inplace, None, fast_math)
+    if record.spans is not None:
+        record.check_span(params, tensors[0].dtype)
+    return run_fitted(record, tensors, params, inplace, save, fast_math, seed)
+
+
+def called_later(
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    training: bool,
+    **beside: Any,
+) -> Any:
+    """A call to be made once there are tensors, where some of ``given`` or ``beside`` stand for them, as torch.fx has it."""
+    options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
+    options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
+    stand_ins = tuple(value for value in (*given.values(), *beside.values()) if is_stand_in(value))
+    return handle_torch_function(record.function, stand_ins, **given, **options, **beside, save=save, fast_math=fast_math)
+
+
+def run_fitted(
+    record: Activation,
+    tensors: tuple[Tensor, ...],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """Applies an activation to what has been checked."""
+    x, others = tensors[0], tensors[1:]
+    compiling, transformed = torch.compiler.is_compiling(), is_transformed()
+    laid = layout(record.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
+    draws, places, passed = laid.draws, laid.places, laid.passed
+    records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))
+    name, version, *saves = traced(record.token, fast_math).split(",") if compiling else ("", "")
+    asked, dissolves = save, bool(saves) and (save is None or save in saves)
+    if inplace and save is None and len(places) == 1:
+        save = record.default_save(params)
+        asked = save if save in saves else None
+    save = _first_save(record, tensors, save)
+    if inplace:
+        if records and x.is_leaf and x.requires_grad and not transformed:
+            raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
+        if transformed or compiling or x.is_neg() or (records and x._is_view()):
+            # What is kept must outlive the change.
+            before = copied(x, record) if transformed or dissolves or (records and save == "input") else x
+            if compiling and records and BEFORE_2_13 and before is x:
+                before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
+            return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
+    if transformed and (compiling or others or draws or is_functionalized()):
+        return _formula(record, tensors, params)
+    operands = (*others, _seed(x) if seed is None else seed) if draws else others
+    if compiling and is_exporting():
+        return getattr(torch.ops.jitact, name)(x, *operands, *params)
+    if dissolves:
+        return getattr(torch.ops.jitact, name)(x, *operands, *params, save=asked or "", version=version)
+    if transformed or not records:
+        save = "input"  # all that a transform keeps, as it hides the order of memory; with nothing recorded, nothing is kept
+    config = configured(record, inplace, save, fast_math)
+    if transformed:
+        return activate_transformed(x, config, params)
+    if records:
+        if compiling:  # torch.compile takes no tensor twice
+            operands = _each_once(x, operands)
+        before = (copied(x, record),) if inplace and save == "input" else ()
+        return activate(x, config, params, before, operands)
+    if inplace:
+        return overwritten(x, config.forward_op, *operands, *params)
+    return call(config.forward_op, x, *operands, *params)
+
+
+def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``operands``, with views of those that are there before."""
+    seen, found = [x], []
+    for each in operands:
+        found.append(each.view_as(each) if any([each is other for other in seen]) else each)
+        seen.append(each)
+    return tuple(found)
+
+
+def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | None) -> str:
+    """What backward keeps: what is asked for, else the first that gives all gradients that are wanted.
+
+    Raises:
+        ValueError: what is asked for does not give them.
+    """
+    wanted = [place for place in layout(record.token).places[1:] if tensors[place].requires_grad]
+    if not wanted or not torch.is_grad_enabled() or save == "input":
+        return save or record.saves[0]
+    if save is not None:
+        name = layout(record.token).tensors[wanted[0]]
+        raise ValueError(f"{record.name}: save={save!r} is not enough for the gradient of {name}, which needs save='input'")
+    return "input"
+
+
+def _seed(x: Tensor) -> Tensor:
+    """From PyTorch's generator, on ``x``'s device: no synchronisation, and a CUDA graph draws anew with each replay."""
+    return torch.randint(2**63 - 1, (1,), device=x.device)
+
+
+def write(x: Tensor, y: Tensor) -> Tensor:
+    """Puts ``y`` into ``x``, which records it, and returns ``x``."""
+    if not torch.compiler.is_compiling() and is_transformed() and is_functionalized():
+        return x.fill_(-0.0).add_(y)  # the same, as -0 + y is y; and what functionalize makes of copy_ has no derivative
+    return x.copy_(y)
+
+
+def traced(token: str, fast_math: bool) -> str:
+    """Of the operators that stand for an activation in graphs: name, version, and what they can keep if they dissolve.
+
+    As text with commas, which every torch.compile carries.
+    """
+    made = operators(by_token[token], fast_math, _recorded)
+    return ",".join([made.name, made.version, *(made.formula.saves if made.formula else ())])
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
+
+
+traced._dynamo_marked_constant = True  # tracing looks no further inside
+
+
+def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
+    """What an operator gives where something is recorded, by those that have no gradient of their own."""
+    tensors, _, draws, _, _ = record.layout
+    operands, params = arguments[: len(tensors) + draws], arguments[len(tensors) + draws :]
+    if is_transformed():
+        return _formula(record, operands[: len(tensors)], params)
+    config = configured(record, False, _first_save(record, operands, None), fast_math)
+    return activate(operands[0], config, params, (), operands[1:])
+
+
+def _formula(record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...]) -> Tensor:
+    """The activation in PyTorch, for transforms that can do nothing with our operators.
+
+    Raises:
+        RuntimeError: there is none; torch.compile answers that by running the call uncompiled, unless fullgraph=True.
+    """
+    check_formula(record)
+    if len(tensors) == 1:
+        _evaluated(record.token)
+    return record.reference(*tensors, *params)
+
+
+def _evaluated(token: str) -> bool:
+    """Evaluates a formula once, which may make what it keeps for later calls in ways that torch.compile does not trace."""
+    record = by_token[token]
+    record.reference(torch.empty(0), *[default for _, default in record.params])
+    return True
+
+
+_evaluated._dynamo_marked_constant = True
+
+
+def _stood_in_for(x: Any, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Any:
+    """What a call gives for something that is no tensor that kernels take: a call to be made later, or TypeError."""
+    if not is_stand_in(x):
+        check_tensor(record, x)
+    options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
+    options |= {"inplace": True} if inplace else {}
+    return handle_torch_function(record.function, (x,), x, **options, save=save, fast_math=fast_math)
