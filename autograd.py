@@ -14,27 +14,6 @@ from .records import Activation, layout
 __all__ = ["activate", "activate_transformed", "check_formula", "gradients"]
 
 
-def activate(
-    x: Tensor, config: Config, params: tuple[float, ...], before: tuple[Tensor, ...] = (), operands: tuple[Tensor, ...] = ()
-) -> Tensor:
-    """Runs forward and records it.
-
-    Args:
-        x: the first tensor.
-        config: how to.
-        params: the numbers.
-        before: a copy of ``x`` where that is changed in place and kept. It was made outside, so that it has a history for
-            second derivatives, and is no argument to autograd, as it gets no gradient, which compiled autograd would not take.
-        operands: the tensors after ``x``, and the seed if there are random numbers.
-    """
-    return _Activate.apply(x, config, params, before, *operands)
-
-
-def activate_transformed(x: Tensor, config: Config, params: tuple[float, ...]) -> Tensor:
-    """Runs forward within torch.func's transforms and forward mode, of one tensor and numbers."""
-    return _ActivateTransformed.apply(x, config, params)
-
-
 def by_slope(dy: Tensor, slope: Tensor) -> Tensor:
     """``dy * slope`` by operations of PyTorch, which know batches and tangents, in ``dy``'s dtype; 0 where the slope is."""
     return torch.where(slope == 0, slope, dy * slope).to(dy.dtype)
@@ -51,6 +30,11 @@ class _Activate(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], before: tuple[Tensor, ...] = (), *others: Tensor
     ) -> Tensor:
+        """``before`` holds a copy of ``x`` where that is changed in place and kept.
+
+        It was made outside, so that it has a history for second derivatives, and is no argument to autograd, as it gets no
+        gradient, which compiled autograd would not take.
+        """
         y = call(config.forward_op, x, *others, *params)
         kept = before[0] if before else x
         if config.save == "bit":
@@ -124,6 +108,11 @@ class _ActivateTransformed(_Activate):
         return _ActivateTransformed.apply(x, config, params), in_dims[0]
 
 
+# Not functions around these: torch.compile, where it runs a call uncompiled, would compile such a function alone, and a graph
+# knows no forward mode.
+activate, activate_transformed = _Activate.apply, _ActivateTransformed.apply
+
+
 class _Gradient(torch.autograd.Function):
     """Backward as a function of ``dy`` and what was kept, itself differentiable."""
 
@@ -179,7 +168,7 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
         dy = in_order(dy, ctx.strides)
     if others and config.save == "output" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         further = configured(config.record.from_output, False, "input", False)
-        return activate(kept, further, params, (), (dy, *others))
+        return activate(kept, further, params, (), dy, *others)
     if others or (not torch.is_grad_enabled() and not is_transformed()):
         return call(config.backward_op, dy, kept, *others, *params)
     return (_GradientCompiled if torch.compiler.is_compiling() else _Gradient).apply(dy, kept, config, params)

@@ -128,7 +128,7 @@ def run_fitted(
         if compiling:  # torch.compile takes no tensor twice
             operands = _each_once(x, operands)
         before = (copied(x, record),) if inplace and save == "input" else ()
-        return activate(x, config, params, before, operands)
+        return activate(x, config, params, before, *operands)
     if inplace:
         return overwritten(x, config.forward_op, *operands, *params)
     return call(config.forward_op, x, *operands, *params)
@@ -192,7 +192,7 @@ def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
     if is_transformed():
         return _formula(record, operands[: len(tensors)], params)
     config = configured(record, False, _first_save(record, operands, None), fast_math)
-    return activate(operands[0], config, params, (), operands[1:])
+    return activate(operands[0], config, params, (), *operands[1:])
 
 
 def _formula(record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...]) -> Tensor:
