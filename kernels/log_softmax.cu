@@ -4,9 +4,7 @@
 // Its gradient is dy_i - exp(y_i) sum_j dy_j.
 // Source: torch.nn.LogSoftmax.
 
-ELEMENTWISE T fold(T x) { return x; }
-
-ELEMENTWISE T forward(T x, LogSumExp<T> row) { return row.log_share(x); }
+ELEMENTWISE T forward(T kept, LogSumExp<T> row) { return row.log_share(kept); }
 
 ELEMENTWISE T fold_from_output(T dy, T) { return dy; }
 

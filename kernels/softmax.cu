@@ -4,9 +4,7 @@
 // Its gradient is y_i (dy_i - sum_j dy_j y_j).
 // Source: torch.nn.Softmax.
 
-ELEMENTWISE T fold(T x) { return x; }
-
-ELEMENTWISE T forward(T x, SumOfExp<T> row) { return row.share(x); }
+ELEMENTWISE T forward(T kept, SumOfExp<T> row) { return row.share(kept); }
 
 ELEMENTWISE T fold_from_output(T dy, T y) { return dy * y; }
 

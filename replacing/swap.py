@@ -17,12 +17,14 @@ from torch.overrides import TorchFunctionMode
 from .. import registry
 from ..modules import ActivationModule
 from ..records import describe, is_stand_in
+from ..rows.modules import RowModule
 from .calls import calls
 from .counterparts import (
     counterpart,
     counterpart_class,
     is_activation,
     reason_to_leave,
+    settings_of,
     share_weights,
     torch_classes,
     torch_functions,
@@ -147,7 +149,8 @@ def replace(model: nn.Module) -> Report:
         paths = tuple(path for _, _, path in where)
         new, reason = _replacement(module, sharded, quantized)
         if new:
-            gate, why = gate_of(new, [(parent, name) for parent, name, _ in where])
+            held_by = [(parent, name) for parent, name, _ in where]
+            gate, why = gate_of(new, held_by) if isinstance(new, ActivationModule) else (None, "")
             if why:
                 unfused.append(Left(paths[0], _describe(new), why))
             described = f"{gate._get_name()} with the product" if gate else _describe(new)
@@ -171,7 +174,7 @@ def _in_place_of(gate: Gate) -> Gate:
     return gate
 
 
-def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | None, str]:
+def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | RowModule | None, str]:
     """Ours to stand for a module, or why there is none; neither for a module that is no activation."""
     reason = _reason_to_leave(module)
     if reason is not None:
@@ -205,7 +208,7 @@ def restore(model: nn.Module) -> int:
     planned, sharded = [], _is_sharded(model)
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
-            if isinstance(child, (ActivationModule, Gate)) and "_replaced" in vars(child):
+            if isinstance(child, (ActivationModule, Gate, RowModule)) and "_replaced" in vars(child):
                 (old,) = child._replaced
                 reason = _reason_in_state(old, child.act if isinstance(child, Gate) else child, sharded)
                 if reason:
@@ -228,8 +231,8 @@ def _check_model(caller: str, model: object) -> None:
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
     """Gives ``new`` the training mode, settings, weights and hooks of ``old``, which the handles to them can still remove."""
-    ours = new if isinstance(new, ActivationModule) else old
-    shared = ours.activation.signature.parameters.keys() & vars(new).keys() & vars(old).keys()
+    ours = new if isinstance(new, (ActivationModule, RowModule)) else old
+    shared = set(settings_of(ours)) & vars(new).keys() & vars(old).keys()
     vars(new).update({key: value for key, value in vars(old).items() if "_hooks" in key or key in shared})
     vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
     new.training = old.training
@@ -266,7 +269,7 @@ def _describe(module: nn.Module) -> str:
 
 def _reason_to_leave(module: nn.Module) -> str | None:
     """None for an activation to replace, "" for what is none, else why it is left."""
-    if isinstance(module, ActivationModule):
+    if isinstance(module, (ActivationModule, RowModule)):
         return ""
     if isinstance(module, torch.jit.ScriptModule):
         known = {each.__name__ for each in torch_classes()}
@@ -362,7 +365,7 @@ def _find_calls(model: nn.Module) -> Iterator[Left]:
     """Where modules call PyTorch's activation functions themselves, as far as their code shows it."""
     known = {function: name for function, (name, _) in torch_functions().items()}
     for path, module in model.named_modules():
-        if isinstance(module, (ActivationModule, Gate)) or _reason_to_leave(module) != "":
+        if isinstance(module, (ActivationModule, Gate, RowModule)) or _reason_to_leave(module) != "":
             continue
         cls = type(module)
         if cls.__module__ == "torch.nn.modules.activation":

@@ -6,10 +6,14 @@ from torch import Tensor, nn
 
 from . import functions
 
-__all__ = ["LogSoftmax", "Softmax", "Softmax2d", "Softmin"]
+__all__ = ["COUNTERPARTS", "SETTINGS", "LogSoftmax", "RowModule", "Softmax", "Softmax2d", "Softmin"]
 
 
-class Softmax(nn.Softmax):
+class RowModule(nn.Module):
+    """What the modules have in common: nothing but to be told by."""
+
+
+class Softmax(RowModule, nn.Softmax):
     """``torch.nn.Softmax`` by :func:`jitact.softmax`."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -17,7 +21,7 @@ class Softmax(nn.Softmax):
         return functions.softmax(input, self.dim)
 
 
-class LogSoftmax(nn.LogSoftmax):
+class LogSoftmax(RowModule, nn.LogSoftmax):
     """``torch.nn.LogSoftmax`` by :func:`jitact.log_softmax`."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -25,7 +29,7 @@ class LogSoftmax(nn.LogSoftmax):
         return functions.log_softmax(input, self.dim)
 
 
-class Softmin(nn.Softmin):
+class Softmin(RowModule, nn.Softmin):
     """``torch.nn.Softmin`` by :func:`jitact.softmin`."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -33,4 +37,24 @@ class Softmin(nn.Softmin):
         return functions.softmin(input, self.dim)
 
 
-Softmax2d = nn.Softmax2d  # along the channels of images, which is PyTorch's work
+class Softmax2d(RowModule, nn.Softmax2d):
+    """``torch.nn.Softmax2d`` by :func:`jitact.softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Softmax along the channels of images.
+
+        Raises:
+            ValueError: input is neither one image nor a batch of them.
+        """
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: expected 3 or 4 dimensions, got {input.dim()}")
+        return functions.softmax(input, -3)
+
+
+SETTINGS = ("dim",)
+COUNTERPARTS: dict[type[nn.Module], type[RowModule]] = {
+    nn.Softmax: Softmax,
+    nn.LogSoftmax: LogSoftmax,
+    nn.Softmin: Softmin,
+    nn.Softmax2d: Softmax2d,
+}

@@ -9,6 +9,8 @@
 #include "rows_call.h"
 #ifdef __CUDACC__
 #include "rows_cuda.cuh"
+#else
+#include "rows_cpu.h"
 #endif
 #else
 

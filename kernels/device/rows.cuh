@@ -1,18 +1,19 @@
-// What the file of an activation of rows may use beside elementwise.cuh. A row is the elements along the last dimension. Such
-// a file defines
+// What the file of an activation of rows may use beside elementwise.cuh. A row is the elements along one dimension, each times
+// the call's scale. Such a file defines
 //
-//   T fold(T x)                                         the term that an element adds to what its row folds to
-//   T forward(T x, Fold<T> row)                         an element, given what its row folds to
-//   T fold_from_output(T dy, T y)                       the term that an element adds in backward
-//   T backward_from_output(T dy, T y, Sum<T> row)       the gradient by an element, given the sum of those terms
+//   T forward(T kept, Fold<T> row)                       the result, of what the fold keeps of an element
+//   T fold_from_output(T dy, T y)                        what an element adds to the sum that backward needs of its row
+//   T backward_from_output(T dy, T y, Sum<T> row)        the gradient, but for the scale
 //
-// where Fold is one of, for terms t,
+// where Fold is one of, for elements t,
 //
-//   SumOfExp<T>    .share(t): exp(t) / sum of exp(t)
-//   LogSumExp<T>   .log_share(t): the logarithm of that, exact where the share is next to 1
-//   Sum<T>         .total: the sum of t
+//   SumOfExp<T>    keeps e^t; .share(kept) is e^t / sum of e^t
+//   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
 //
-// Where a term is NaN or +inf, or all are -inf, exponentials share NaN, as PyTorch's do.
+// and Sum<T> has .total. Where an element is NaN or +inf, or all are -inf, the row is NaN, as PyTorch's is.
+//
+// The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
+// factor keeps weights beside the smallest normal share out of the subnormal range.
 #pragma once
 
 #include "elementwise.cuh"
@@ -21,111 +22,153 @@
 
 namespace jitact {
 
-// exp(t - peak) for terms up to a peak, but for a factor that all have in common.
+// From here on, the distance to the peak is rounded nowhere that it matters, and taken first. So are infinite peaks and NaN.
 template <typename T>
-struct Weights {
-  T peak;
+JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
 
-  // Where all terms are -inf the peak is held where it is finite: their weights are 0.
-  JITACT_INLINE explicit Weights(T peak) : peak(max(peak, T(-0x1.fffffep127))) {}
-  JITACT_INLINE T of(T t) const { return exp(t - peak); }
+// For 16-bit results, one fma and one exponential. Rounding the peak's logarithm scales all weights alike.
+template <typename T>
+class Weights {
+ public:
+  JITACT_INLINE explicit Weights(T peak) : shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
+  JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, narrow::kLog2e, shift_)); }
+
+ private:
+  float shift_;
 };
 
-// exp(t) is 2^n exp(r) with n whole and |r| <= ln(2) / 2: the weight is 2^(n - m + 24) exp(r), where m is the n of the peak.
-// So nothing is lost in t - peak, whose rounding alone would be 64 ulp at a distance of 80, and the factor of 2^24 keeps all
-// bits of weights that are subnormal beside the peak's.
+// For float32, 2^n 2^f with t log2(e) = n + f and n whole. t - peak is never rounded, which alone would be 64 ulp at a distance
+// of 80: the n of the peak is in the constant that finds n. 0.9 ulp.
 template <>
-struct Weights<Single> {
-  float peak, shift, low;
-  uint32_t exponent;
-
-  JITACT_INLINE explicit Weights(Single at) {
-    peak = single::at_least(at.v, -single::kLargest);
-    // Beyond 2^20, n would need more bits than there are. But there, t - peak is exact wherever the weight is not 0.
-    shift = fabsf(peak) < 0x1p20f ? 0.0f : peak;
-    const float shifted = fmaf(peak - shift, 1.44269502e+0f, 12582912.0f);
-    low = (shifted - (12582912.0f + 151.0f)) * 0.693147182f;  // where the weight is 0
-    exponent = ((127u + 24u) << 23) - (single::to_bits(shifted) << 23);
+class Weights<Single> {
+ public:
+  JITACT_INLINE explicit Weights(Single peak) {
+    const float n = fmaf(peak.v, narrow::kLog2e, kWhole) - kWhole;
+    whole_ = kWhole + (60.0f - n);
+    least_ = (n - 184.0f) * 0.693147182f;  // where the weight is next to the smallest normal number, and its share 0
   }
   JITACT_INLINE Single of(Single t) const {
-    const single::Reduced e = single::reduce(single::at_least(t.v - shift, low));
-    return e.mantissa() * single::from_bits((e.n << 23) + exponent);
+    const float x = single::at_least(t.v, least_), shifted = fmaf(x, narrow::kLog2e, whole_), n = shifted - whole_;
+    const float f = fmaf(x, 1.92596303e-8f, fmaf(x, narrow::kLog2e, -n));
+    float p = 1.532647148e-4f;
+    p = fmaf(p, f, 1.339080743e-3f);
+    p = fmaf(p, f, 9.618505836e-3f);
+    p = fmaf(p, f, 5.550359935e-2f);
+    p = fmaf(p, f, 2.402264774e-1f);
+    p = fmaf(p, f, 6.931471825e-1f);
+    p = fmaf(p, f, 1.0f);
+    return single::from_bits(single::to_bits(p) + (single::to_bits(shifted) << 23));
+  }
+
+ private:
+  static constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: added, it leaves the whole part in the lowest bits of the sum
+  float whole_, least_;
+};
+
+// A sum of weights, of as many parts, which are summed over the row one by one.
+template <typename T>
+struct Weighed {
+  static constexpr int parts = 1;
+  static constexpr float start = 0;
+  static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
+};
+// In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
+// second gets the low ones: additions would cost a share some ulp.
+template <>
+struct Weighed<Single> {
+  static constexpr int parts = 2;
+  static constexpr float start = 0x1.8p72f;
+  static JITACT_INLINE void add(Single* part, Single weight) {
+    const Single before = part[0];
+    part[0] += weight;
+    part[1] += weight - (part[0] - before);
   }
 };
 
-// Divides by a sum and what rounding took from it. For Single with what rounding takes from the inverse too, so that only the
-// quotient is rounded.
-template <typename T>
-struct Inverse {
-  T v;
-  JITACT_INLINE Inverse(T sum, T rest) : v(1 / (sum + rest)) {}
-  JITACT_INLINE T times(T t) const { return t * v; }
-};
-template <>
-struct Inverse<Single> {
-  Single v, rest;
-  JITACT_INLINE Inverse(Single sum, Single lost) : v(1 / sum), rest(fma(-lost, v, fma(-sum, v, 1)) * v) {}
-  JITACT_INLINE Single times(Single t) const { return fma(t, v, t * rest); }
-};
-
-// A fold as the loops make it: from the peak of all terms, if it has one, and parts, which are sums over the terms, each with
-// a rest that rounding took from it.
-template <typename T>
-class Sum {
- public:
-  struct Weights {
-    JITACT_INLINE explicit Weights(T) {}
-  };
-  static constexpr bool has_peak = false;
-  static constexpr int parts = 1;
-
-  T total;
-
-  JITACT_INLINE Sum(T, const Weights&, const T* part, const T* rest) : total(part[0] + rest[0]) {}
-  static JITACT_INLINE void add(T* part, const Weights&, T t) { part[0] += t; }
-};
-
+// A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
+// makes of it what is kept; and of the parts without the start, summed over the row, the fold is constructed. `invalid` is NaN
+// where the peak is not finite, else 0.
 template <typename T>
 class SumOfExp {
  public:
-  using Weights = jitact::Weights<T>;
-  static constexpr bool has_peak = true;
-  static constexpr int parts = 1;
+  static constexpr int parts = Weighed<T>::parts;
+  static constexpr float start = Weighed<T>::start;
 
-  JITACT_INLINE SumOfExp(T peak, const Weights& weights, const T* part, const T* rest)
-      : weights_(weights), inverse_(part[0] + (peak - peak), rest[0]) {}  // NaN for an infinite peak
-  static JITACT_INLINE void add(T* part, const Weights& weights, T t) { part[0] += weights.of(t); }
+  static JITACT_INLINE void add(T (&part)[parts], const Weights<T>& weights, T, T& t) {
+    t = weights.of(t);
+    Weighed<T>::add(part, t);
+  }
+  SumOfExp() = default;
+  JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts]) {
+    const T sum = total(part) + invalid;
+    inverse_ = 1 / sum;
+    if constexpr (parts == 2) rest_ = fma(-sum, inverse_, 1) * inverse_ - (part[1] - (sum - part[0])) * inverse_ * inverse_;
+  }
 
-  JITACT_INLINE T share(T t) const { return inverse_.times(weights_.of(t)); }
+  // Rounded once in float32, as the inverse is of two parts.
+  JITACT_INLINE T share(T kept) const {
+    if constexpr (parts == 2) return fma(kept, inverse_, kept * rest_);
+    return kept * inverse_;
+  }
 
  private:
-  Weights weights_;
-  Inverse<T> inverse_;
+  static JITACT_INLINE T total(const T* part) { return parts == 2 ? part[0] + part[1] : part[0]; }
+
+  T inverse_, rest_;
 };
 
 // The sum beside the peak is kept apart: log_share of the peak is -log1p of it, which float32 would lose in 1 + 2.1e-9.
 template <typename T>
 class LogSumExp {
  public:
-  using Weights = jitact::Weights<T>;
-  static constexpr bool has_peak = true;
-  static constexpr int parts = 2;  // the sum of the weights below the peak; how many terms are the peak
+  static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
+  static constexpr float start = Weighed<T>::start;
 
-  JITACT_INLINE LogSumExp(T peak, const Weights& weights, const T* part, const T* rest) : peak_(peak) {
-    const T top = weights.of(weights.peak);
-    tail_ = log1p((part[0] + rest[0] + (part[1] - 1) * top + (peak - peak)) / top);
+  static JITACT_INLINE void add(T (&part)[parts], const Weights<T>& weights, T peak, T& t) {
+    const T is_peak = t == peak ? T(1) : T(0), weight = weights.of(t);
+    part[weighed] += is_peak;
+    Weighed<T>::add(part, fma(-weight, is_peak, weight));  // 0 for the peak; nvcc would branch around a choice
   }
-  static JITACT_INLINE void add(T* part, const Weights& weights, T t) {
-    const bool top = t == weights.peak;
-    const T weight = weights.of(t);
-    part[0] += top ? T(0) : weight;
-    part[1] += top ? T(1) : T(0);
+  LogSumExp() = default;
+  JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts]) : peak_(peak) {
+    const T below = weighed == 2 ? part[0] + part[1] : part[0];
+    tail_ = log1p(below / weights.of(peak) + (part[weighed] - 1)) + invalid;
   }
 
-  JITACT_INLINE T log_share(T t) const { return (t - peak_) - tail_; }
+  JITACT_INLINE T log_share(T kept) const { return (kept - peak_) - tail_; }
 
  private:
   T peak_, tail_;
+};
+
+template <typename T>
+struct Sum { T total; };
+
+// How a GPU's thread adds up terms of either sign, and then what other threads have: in float32 with what rounding took, as what
+// several additions lose would be as much as all else in a gradient.
+template <typename T>
+struct Adding {
+  static constexpr int parts = 1;
+  static JITACT_INLINE void add(T (&to)[parts], T t) { to[0] += t; }
+  static JITACT_INLINE void join(T (&to)[parts], const T (&other)[parts]) { to[0] += other[0]; }
+  static JITACT_INLINE T total(const T (&of)[parts]) { return of[0]; }
+};
+template <>
+struct Adding<Single> {
+  static constexpr int parts = 2;
+  static JITACT_INLINE void add(Single (&to)[parts], Single t) {
+    const Single sum = to[0] + t, added = sum - to[0];
+    to[1] += (to[0] - (sum - added)) + (t - added);
+    to[0] = sum;
+  }
+  static JITACT_INLINE void join(Single (&to)[parts], const Single (&other)[parts]) {
+    add(to, other[0]);
+    to[1] += other[1];
+  }
+  static JITACT_INLINE Single total(const Single (&of)[parts]) {
+    const Single sum = of[0] + of[1];
+    return sum == sum ? sum : of[0];  // an infinite sum has no rest
+  }
 };
 
 }  // namespace jitact

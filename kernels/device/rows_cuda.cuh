@@ -1,10 +1,9 @@
 // The GPU's loops over rows. A row is read once: the threads that share it hold it in registers, up to four 16-byte vectors of
 // each tensor in each thread. They are some of a warp, a block, or a cluster of blocks, which exchange what they fold through
-// each other's shared memory.
+// each other's shared memory. Rows may begin and end within vectors: what a vector has of others stays out.
 #pragma once
 
 #include <algorithm>
-#include <cstdio>
 #include <type_traits>
 
 #include "memory_cuda.cuh"
@@ -12,235 +11,306 @@
 
 namespace jitact::rows {
 
+using loops::Bfloat16;
+using loops::Half;
 using loops::Storage;
 using loops::Words;
 
-constexpr int kVectors = 4;    // of each tensor that a thread holds
-constexpr int kThreads = 512;  // the most of a block
+constexpr int kVectors = 4;  // of each tensor that a thread holds
+constexpr int kLogThreads = 9, kThreads = 1 << kLogThreads;  // the most of a block
 constexpr int kMostBlocks = kMostVectors / (kThreads * kVectors);  // of a cluster
 
 struct Launch {
-  int threads;     // of a block
-  int group;       // threads of a block that share a row
-  int blocks;      // of a cluster, which shares rows too
+  int threads, log_threads;  // of a block
+  int group, log_group;      // threads of a block that share a row
+  int blocks, log_blocks;    // of a cluster, which shares rows too
   int64_t rows;
-  int vectors;     // of a row
-  const Words* read[2];
-  Words* written;
+  int length;        // elements of a row
+  float scale;
+  const void* read[2];
+  uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
+  void* written;
 };
 
-// What the blocks of a cluster do together. Older GPUs have no clusters, and never come here.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
-#endif
-}
-// Writes to the place in another block's shared memory that `here` is in this one's.
-__device__ __forceinline__ void store_there(float* here, unsigned block, float v) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.f32 [a], %2; }"
-               :: "r"(unsigned(__cvta_generic_to_shared(here))), "r"(block), "f"(v) : "memory");
-#endif
-}
-
+// What takes the values of one thread and another's to those of both.
 struct Highest {
-  template <typename T> __device__ __forceinline__ void operator()(T* a, const T* b) const { a[0] = max(a[0], b[0]); }
+  template <typename T>
+  __device__ __forceinline__ void operator()(T (&t)[1], const T (&other)[1]) const { t[0] = max(t[0], other[0]); }
 };
-// Sums and, behind them, what rounding took from each: 3 to 6 roundings of a float32 sum would be as many ulp of a share.
-template <int parts, bool exact>
 struct Totals {
-  template <typename T> __device__ __forceinline__ void operator()(T* a, const T* b) const {
+  template <typename T, int n>
+  __device__ __forceinline__ void operator()(T (&t)[n], const T (&other)[n]) const {
 #pragma unroll
-    for (int p = 0; p < parts; p++) {
-      const T sum = a[p] + b[p];
-      if constexpr (exact) {
-        const T added = sum - a[p];
-        a[parts + p] = (a[parts + p] + b[parts + p]) + ((a[p] - (sum - added)) + (b[p] - added));
-      }
-      a[p] = sum;
-    }
+    for (int i = 0; i < n; i++) t[i] += other[i];
   }
 };
+struct Joined {
+  template <typename T, int n>
+  __device__ __forceinline__ void operator()(T (&t)[n], const T (&other)[n]) const { Adding<T>::join(t, other); }
+};
 
-// The rows of one launch, as a thread sees them: its vectors of one row.
-template <Op op, typename S>
-class Held {
+// Where combine() passes values, once in a launch for each `turn`.
+template <int turn, int n>
+struct Exchange {
+  float of_warps[n][kThreads / 32], of_blocks[n][kMostBlocks];
+};
+
+// The vectors of one row that a thread holds: every blocks * group-th, from its own on. `ragged` rows may begin and end within
+// vectors.
+template <typename S, bool ragged>
+class Row {
  public:
   using T = typename Storage<S>::T;
-  static constexpr int size = Storage<S>::size, ins = reads(op);
+  static constexpr int size = Storage<S>::size;
 
-  __device__ __forceinline__ explicit Held(const Launch& launch) : launch_(launch) {
-    const int t = int(threadIdx.x);
+  __device__ __forceinline__ explicit Row(const Launch& launch) : launch_(launch), step_(launch.blocks * launch.group) {
     rank_ = int(blockIdx.x) & (launch.blocks - 1);
-    const int64_t row = int64_t(blockIdx.x / unsigned(launch.blocks)) * (launch.threads / launch.group) + t / launch.group;
-    first_ = row * launch.vectors;
+    const int own = rank_ * launch.group + (int(threadIdx.x) & (launch.group - 1));
+    const int64_t rows_before = int64_t(blockIdx.x >> launch.log_blocks) << (launch.log_threads - launch.log_group);
+    const int64_t row = rows_before + (threadIdx.x >> launch.log_group);
+    const uint64_t first = uint64_t(row) * unsigned(launch.length);
+    const int before = ragged ? int(first % size) : 0;  // elements in the row's first vector that are not the row's
+    place_ = int64_t(first / size) + own;
+    begin_ = before - own * size;
+    end_ = row < launch.rows ? begin_ + launch.length : 0;
+  }
+
+  __device__ __forceinline__ void load(int tensor, Words (&words)[kVectors]) const {
+    const Words* from = static_cast<const Words*>(launch_.read[tensor]) + place_;
+    const uint32_t outside = launch_.outside[tensor];
+#pragma unroll
+    for (int v = 0; v < kVectors; v++, from += step_) {
+      words[v] = {outside, outside, outside, outside};
+      if (at(v) < end_) words[v] = *from;
+    }
+  }
+  // What loaded vectors have of other rows is replaced by what adds nothing.
+  __device__ __forceinline__ void trim(int tensor, Words (&words)[kVectors]) const {
+    if (!ragged) return;
 #pragma unroll
     for (int v = 0; v < kVectors; v++) {
-      number_[v] = (v * launch.blocks + rank_) * launch.group + (t & (launch.group - 1));
-      live_[v] = row < launch.rows && number_[v] < launch.vectors;
+      if (is_inside(v)) continue;
+      constexpr int each = size / 4;  // elements of a word
 #pragma unroll
-      for (int r = 0; r < ins; r++)
-        if (live_[v]) words_[v][r] = launch.read[r][first_ + number_[v]];
+      for (int w = 0; w < 4; w++) {
+        const int i = at(v) + each * w;
+        uint32_t kept = is_inside_at(i) ? 0xffffffffu : 0;
+        if constexpr (each == 2) kept = (is_inside_at(i) ? 0xffffu : 0) | (is_inside_at(i + 1) ? 0xffff0000u : 0);
+        words[v].w[w] = (words[v].w[w] & kept) | (launch_.outside[tensor] & ~kept);
+      }
     }
   }
 
-  // What the row folds to, of term(the values that are read of an element).
-  template <typename F, typename Term>
-  __device__ __forceinline__ F fold(const Term& term) {
-    constexpr bool exact = std::is_same_v<T, Single>;
-    constexpr int parts = F::parts, sums = exact ? 2 * parts : parts;
-    T peak[1] = {T(-INFINITY)};
-    if constexpr (F::has_peak) {
-      each([&](int, const T* in, int) { peak[0] = max(peak[0], term(in)); });
-      combine<true>(peak, Highest());
-    }
-    const typename F::Weights weights(peak[0]);
-    const Totals<parts, exact> totals;
-    T all[2 * parts] = {};
-    T partial[exact ? kVectors : 1][4][parts] = {};
-    each([&](int v, const T* in, int i) { F::add(partial[exact ? v : 0][i % 4], weights, term(in)); });
-#pragma unroll
-    for (int v = 0; v < (exact ? kVectors : 1); v++) {
-      T vector[2 * parts] = {};
-#pragma unroll
-      for (int p = 0; p < parts; p++)
-        vector[p] = (partial[v][0][p] + partial[v][1][p]) + (partial[v][2][p] + partial[v][3][p]);
-      totals(all, vector);
-    }
-    T shared[sums];
-#pragma unroll
-    for (int s = 0; s < sums; s++) shared[s] = all[s];
-    combine<!F::has_peak>(shared, totals);
-    T rests[parts] = {};
-#pragma unroll
-    for (int p = 0; exact && p < parts; p++) {
-      const T rest = shared[sums - parts + p];
-      rests[p] = rest == rest ? rest : T(0);  // of an infinite sum
-    }
-    return F(peak[0], weights, shared, rests);
-  }
-
+  // What the row folds to. Elements become what the fold keeps of them.
   template <typename F>
-  __device__ __forceinline__ void write(const F& f) {
+  __device__ __forceinline__ F fold(T (&t)[kVectors][size]) const {
+    T highest[4] = {t[0][0], t[0][1], t[0][2], t[0][3]};
+#pragma unroll
+    for (int v = 0; v < kVectors; v++)
+#pragma unroll
+      for (int i = v == 0 ? 4 : 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[v][i]);
+    T peak[1] = {max(max(highest[0], highest[1]), max(highest[2], highest[3]))};
+    combine<0>(peak, Highest());
+    const T invalid = peak[0] - peak[0];
+    if (is_far(peak[0])) {
+#pragma unroll
+      for (int v = 0; v < kVectors; v++)
+#pragma unroll
+        for (int i = 0; i < size; i++) t[v][i] -= peak[0];
+      peak[0] = 0;
+    }
+    const Weights<T> weights(peak[0]);
+    T partial[4][F::parts];
+#pragma unroll
+    for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
+#pragma unroll
+    for (int v = 0; v < kVectors; v++)
+#pragma unroll
+      for (int i = 0; i < size; i++) F::add(partial[i % 4], weights, peak[0], t[v][i]);
+    T sums[F::parts];
+#pragma unroll
+    for (int p = 0; p < F::parts; p++) {
+#pragma unroll
+      for (int i = 0; p == 0 && i < 4; i++) partial[i][p] -= F::start;
+      sums[p] = (partial[0][p] + partial[1][p]) + (partial[2][p] + partial[3][p]);
+    }
+    combine<1>(sums, Totals());
+    return F(peak[0], invalid, weights, sums);
+  }
+
+  // The sum of `term(dy, y)` over the row's elements, which widen() makes of vector v; `is_first` where no fold comes before it.
+  template <bool is_first, typename Widen, typename Term>
+  __device__ __forceinline__ Sum<T> sum(const Widen& widen, const Term& term) const {
+    T partial[2][Adding<T>::parts] = {};
 #pragma unroll
     for (int v = 0; v < kVectors; v++) {
-      if (!live_[v]) continue;
+      if (at(v) >= end_) continue;  // what is branched around is not spread over registers
+      T dy[size], y[size];
+      widen(v, dy, y);
+#pragma unroll
+      for (int i = 0; i < size; i++) Adding<T>::add(partial[i % 2], term(dy[i], y[i]));
+    }
+    Adding<T>::join(partial[0], partial[1]);
+    combine<is_first ? 0 : 2>(partial[0], Joined());
+    return {Adding<T>::total(partial[0])};
+  }
+
+  // Writes the elements of vector v, which result() makes.
+  template <typename Result>
+  __device__ __forceinline__ void write(const Result& result) const {
+    Words* to = static_cast<Words*>(launch_.written) + place_;
+#pragma unroll
+    for (int v = 0; v < kVectors; v++, to += step_) {
+      if (at(v) >= end_) continue;
       T results[size];
-      for_elements(v, [&](int, const T* in, int i) { results[i] = f(in); });
-      Words narrowed;
-      Storage<S>::narrow(results, narrowed);
-      launch_.written[first_ + number_[v]] = narrowed;
+      result(v, results);
+      if (!ragged || is_inside(v)) {
+        Words words;
+        Storage<S>::narrow(results, words);
+        *to = words;
+      } else {
+#pragma unroll
+        for (int i = 0; i < size; i++)
+          if (is_inside_at(at(v) + i)) Storage<S>::store(reinterpret_cast<S*>(to) + i, results[i]);
+      }
     }
   }
 
  private:
-  template <typename F>
-  __device__ __forceinline__ void for_elements(int v, const F& f) const {
-    T in[ins][size];
-#pragma unroll
-    for (int r = 0; r < ins; r++) Storage<S>::widen(words_[v][r], in[r]);
-#pragma unroll
-    for (int i = 0; i < size; i++) {
-      T values[ins];
-#pragma unroll
-      for (int r = 0; r < ins; r++) values[r] = in[r][i];
-      f(v, values, i);
-    }
-  }
-  template <typename F>
-  __device__ __forceinline__ void each(const F& f) const {
-#pragma unroll
-    for (int v = 0; v < kVectors; v++)
-      if (live_[v]) for_elements(v, f);
-  }
+  // Elements from the first of this thread's vectors to the v-th; begin_ and end_ of the row are counted so too.
+  __device__ __forceinline__ int at(int v) const { return v * step_ * size; }
+  __device__ __forceinline__ bool is_inside_at(int i) const { return i >= begin_ && i < end_; }
+  __device__ __forceinline__ bool is_inside(int v) const { return at(v) >= begin_ && at(v) + size <= end_; }
 
   template <int n, typename F>
-  static __device__ __forceinline__ void combine_lanes(T (&t)[n], int end, const F& f) {
-    for (int lanes = 1; lanes < end; lanes *= 2) {
-      T others[n];
+  static __device__ __forceinline__ void combine_lanes(T (&t)[n], int lanes, const F& f) {
 #pragma unroll
-      for (int i = 0; i < n; i++) others[i] = T(__shfl_xor_sync(0xffffffffu, t[i].v, lanes));
-      f(t, others);
+    for (int step = 1; step < 32; step *= 2) {
+      if (step >= lanes) break;
+      T other[n];
+#pragma unroll
+      for (int i = 0; i < n; i++) other[i] = __shfl_xor_sync(0xffffffffu, t[i].v, step);
+      f(t, other);
     }
   }
 
-  // What all threads that share a row have, by f, which takes the second into the first: the same for each of them.
-  template <bool is_first, int n, typename F>
-  __device__ __forceinline__ void combine(T (&t)[n], const F& f) {
-    combine_lanes(t, launch_.group < 32 ? launch_.group : 32, f);
+  // What all threads that share a row have, by f.
+  template <int turn, int n, typename F>
+  __device__ __forceinline__ void combine(T (&t)[n], const F& f) const {
+    combine_lanes(t, launch_.group, f);
     if (launch_.group <= 32) return;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = launch_.group / 32;
-    __shared__ float of_warps[n][32], of_blocks[n][kMostBlocks];  // for each exchange, as the template has its parameters
+    Exchange<turn, n>& exchange = ptx::shared<Exchange<turn, n>>();
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = unsigned(launch_.group) / 32;
     if (lane == 0)
 #pragma unroll
-      for (int i = 0; i < n; i++) of_warps[i][warp] = t[i].v;
+      for (int i = 0; i < n; i++) exchange.of_warps[i][warp] = t[i].v;
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < n; i++) t[i] = of_warps[i][(warp & -warps) + (lane & (warps - 1))];
+    for (int i = 0; i < n; i++) t[i] = exchange.of_warps[i][(warp & -warps) | (lane & (warps - 1))];
     combine_lanes(t, warps, f);
     if (launch_.blocks == 1) return;
-    if (is_first) cluster_wait();  // until all blocks are there
+    if (turn == 0) ptx::cluster_wait();  // until all blocks are there
     if (threadIdx.x < unsigned(launch_.blocks))
 #pragma unroll
-      for (int i = 0; i < n; i++) store_there(&of_blocks[i][rank_], threadIdx.x, t[i].v);
+      for (int i = 0; i < n; i++) ptx::store_there(&exchange.of_blocks[i][rank_], threadIdx.x, t[i].v);
     __syncwarp();
-    cluster_arrive();
-    cluster_wait();
+    ptx::cluster_arrive();
+    ptx::cluster_wait();
 #pragma unroll
-    for (int i = 0; i < n; i++) t[i] = of_blocks[i][lane & (launch_.blocks - 1)];
+    for (int i = 0; i < n; i++) t[i] = exchange.of_blocks[i][lane & (launch_.blocks - 1)];
     combine_lanes(t, launch_.blocks, f);
   }
 
   const Launch& launch_;
-  int rank_;
-  int64_t first_;
-  int number_[kVectors];
-  bool live_[kVectors];
-  Words words_[kVectors][ins];
+  const int step_;
+  int rank_, begin_, end_;
+  int64_t place_;  // of the first of this thread's vectors
 };
 
-template <typename R, typename X, typename F>
-F fold_of(R (*)(X, F));
-template <typename T>
-using Fold = decltype(fold_of(&::forward<T>));
-
-template <Op op, typename S>
+template <Op op, typename S, bool ragged>
 __global__ void __launch_bounds__(kThreads, 2) held_rows(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
-  if (launch.blocks > 1) cluster_arrive();
-  Held<op, S> held(launch);
+  constexpr int size = Storage<S>::size;
+  if (launch.blocks > 1) ptx::cluster_started();
+  const Row<S, ragged> row(launch);
+  Words words[2][kVectors];
+#pragma unroll
+  for (int r = 0; r < reads(op); r++) row.load(r, words[r]);
+#pragma unroll
+  for (int r = 0; r < reads(op); r++) row.trim(r, words[r]);
+  const T scale = launch.scale;
+
+  [[maybe_unused]] T t[kVectors][size];  // x, what is kept of it, and then y
+  [[maybe_unused]] const auto fold_x = [&] {
+#pragma unroll
+    for (int v = 0; v < kVectors; v++) {
+      Storage<S>::widen(words[reads(op) - 1][v], t[v]);
+#pragma unroll
+      for (int i = 0; i < size; i++) t[v][i] *= scale;
+    }
+    const auto folded = row.template fold<Fold<T>>(t);
+#pragma unroll
+    for (int v = 0; v < kVectors; v++)
+#pragma unroll
+      for (int i = 0; i < size; i++) t[v][i] = forward(t[v][i], folded);
+  };
   if constexpr (op == Op::forward) {
-    const auto row = held.template fold<Fold<T>>([](const T* in) { return T(fold(in[0])); });
-    held.write([&](const T* in) { return T(forward(in[0], row)); });
+    fold_x();
+    row.write([&](int v, T (&y)[size]) {
+#pragma unroll
+      for (int i = 0; i < size; i++) y[i] = t[v][i];
+    });
   } else {
-    const auto row = held.template fold<Sum<T>>([](const T* in) { return T(fold_from_output(in[0], in[1])); });
-    held.write([&](const T* in) { return T(backward_from_output(in[0], in[1], row)); });
+    if constexpr (op == Op::backward) fold_x();
+    const auto widen = [&](int v, T (&dy)[size], T (&y)[size]) {
+      Storage<S>::widen(words[0][v], dy);
+      if constexpr (op == Op::backward_from_output) Storage<S>::widen(words[1][v], y);
+#pragma unroll
+      for (int i = 0; op == Op::backward && i < size; i++) y[i] = t[v][i];
+    };
+    const Sum<T> sum = row.template sum<op == Op::backward_from_output>(
+        widen, [](T dy, T y) { return T(fold_from_output(dy, y)); });
+    row.write([&](int v, T (&dx)[size]) {
+      T dy[size], y[size];
+      widen(v, dy, y);
+#pragma unroll
+      for (int i = 0; i < size; i++) dx[i] = scale * T(backward_from_output(dy[i], y[i], sum));
+    });
   }
 }
 
-inline int power_of_2_from(int n) {
-  int p = 1;
-  while (p < n) p *= 2;
-  return p;
+// The least n with 2^n >= count.
+inline int log_of(int64_t count) {
+  int n = 0;
+  while (int64_t(1) << n < count) n++;
+  return n;
 }
 
-template <Op op, typename S>
-const char* start(const Call& call, cudaStream_t stream) {
-  Launch launch{};
-  launch.rows = call.rows;
-  launch.vectors = int(call.vectors);
-  for (int r = 0; r < reads(op); r++) launch.read[r] = static_cast<const Words*>(call.read[r]);
-  launch.written = static_cast<Words*>(call.written);
-  const int sharing = power_of_2_from((launch.vectors + kVectors - 1) / kVectors);
-  launch.group = std::min(sharing, kThreads);
-  launch.blocks = sharing / launch.group;
-  launch.threads = std::max(launch.group, 128);
-  const int64_t at_once = launch.threads / launch.group, grid = (call.rows + at_once - 1) / at_once * launch.blocks;
+// A word of infinity, in the dtype, with the sign that makes it -inf times the scale.
+template <typename S>
+uint32_t lowest(float scale) {
+  const uint32_t bits = std::is_same_v<S, float> ? 0x7f800000u : std::is_same_v<S, Half> ? 0x7c007c00u : 0x7f807f80u;
+  const uint32_t signs = std::is_same_v<S, float> ? 0x80000000u : 0x80008000u;
+  return scale > 0 ? bits | signs : bits;
+}
+
+template <Op op, typename S, bool ragged>
+cudaError_t start(const Call& call, cudaStream_t stream) {
+  constexpr int size = Storage<S>::size;
+  Launch launch{
+      .rows = call.outer,
+      .length = int(call.length),
+      .scale = call.scale,
+      .written = call.written,
+  };
+  for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
+  if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
+  const int log_sharing = log_of((vectors_touched(call.length, size) + kVectors - 1) / kVectors);
+  launch.log_group = std::min(log_sharing, kLogThreads);
+  launch.log_blocks = log_sharing - launch.log_group;
+  launch.log_threads = std::max(launch.log_group, 7);
+  launch.threads = 1 << launch.log_threads, launch.group = 1 << launch.log_group, launch.blocks = 1 << launch.log_blocks;
+  const int64_t at_once = launch.threads / launch.group, grid = (call.outer + at_once - 1) / at_once * launch.blocks;
 
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
@@ -252,22 +322,25 @@ const char* start(const Call& call, cudaStream_t stream) {
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = launch.blocks > 1;
-  void* arguments[] = {&launch};
-  const cudaError_t error = cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(held_rows<op, S>), arguments);
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // or whoever asks next would take it for theirs
-  static thread_local char message[160];
-  snprintf(message, sizeof message, "%s (grid %lld, block %d, cluster %d)", cudaGetErrorString(error), (long long)grid,
-           launch.threads, launch.blocks);
-  return message;
+  return cudaLaunchKernelEx(&config, held_rows<op, S, ragged>, launch);
+}
+
+template <Op op, typename S>
+cudaError_t start(const Call& call, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+  return call.length % Storage<S>::size ? start<op, S, true>(call, s) : start<op, S, false>(call, s);
 }
 
 const char* run_cuda(const Call& call, void* stream) {
-  return loops::dispatch_dtype(call.dtype, [&]<typename S>() -> const char* {
-    if constexpr (std::is_same_v<S, double>) return "no kernel for float64";
-    else if (call.op == Op::forward) return start<Op::forward, S>(call, static_cast<cudaStream_t>(stream));
-    else return start<Op::backward_from_output, S>(call, static_cast<cudaStream_t>(stream));
+  const cudaError_t error = loops::dispatch_dtype(call.dtype, [&]<typename S>() -> cudaError_t {
+    if constexpr (std::is_same_v<S, double>) return cudaErrorInvalidValue;
+    else if (call.op == Op::forward) return start<Op::forward, S>(call, stream);
+    else if (call.op == Op::backward) return start<Op::backward, S>(call, stream);
+    else return start<Op::backward_from_output, S>(call, stream);
   });
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // or whoever asks next would take it for theirs
+  return cudaGetErrorString(error);
 }
 
 }  // namespace jitact::rows

@@ -117,7 +117,7 @@ class Signature(NamedTuple):
     @property
     def folds(self) -> bool:
         """Whether elements depend on the rows that they are in."""
-        return "fold" in self.functions
+        return "fold_from_output" in self.functions
 
     @property
     def unmarked_numbers(self) -> int:
@@ -146,7 +146,6 @@ _FORMS = {
     "backward_from_output": _Form("T", ("T", "T"), False),
     "keeps": _Form("bool", (), True),
     "backward_from_bit": _Form("T", ("T", "bool"), False),
-    "fold": _Form("T", (), True),
     "fold_from_output": _Form("T", ("T", "T"), False),
 }
 
@@ -189,7 +188,7 @@ def functions(text: str) -> dict[str, Function]:
     for match in _FUNCTION.finditer(text):
         returns, many, name, declared = match.groups()
         in_namespace = text.count("{", 0, match.start()) != text.count("}", 0, match.start())
-        others = "fold" in name and "rows.cuh" not in text
+        others = name == "fold_from_output" and "rows.cuh" not in text
         if name not in _FORMS or in_namespace or others:  # which a function may call, and the loops do not
             continue
         line, form = text.count("\n", 0, match.start()) + 1, _FORMS[name]
@@ -239,7 +238,7 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
     """
     found = functions(text)
     forward = found["forward"]
-    if "fold" in found or "fold" in map(ROLES.get, forward.types):
+    if "fold" in map(ROLES.get, forward.types):
         return _of_rows(found)
     names, operands = _names(found), []
     for name, bare, type_ in zip(names, without_underscores(names), forward.types, strict=True):
@@ -275,10 +274,8 @@ def _of_rows(found: dict[str, Function]) -> Signature:
         ValueError: a function is not declared so, or missing.
     """
     forward = found["forward"]
-    row = next((type_ for type_ in forward.types if ROLES[type_] == "fold"), "SumOfExp<T>")
     expected = {
-        "fold": ("T",),
-        "forward": ("T", row),
+        "forward": ("T", next(type_ for type_ in forward.types if ROLES[type_] == "fold")),
         "fold_from_output": ("T", "T"),
         "backward_from_output": ("T", "T", "Sum<T>"),
     }
@@ -287,8 +284,8 @@ def _of_rows(found: dict[str, Function]) -> Signature:
     for name, function in found.items():
         if function.types != expected[name]:
             raise ValueError(f"line {function.line}: {name} must take ({', '.join(expected[name])})")
-    operands = tuple(Operand(name, ROLES[type_], type_, name) for name, type_ in zip(("x", "row"), forward.types, strict=True))
-    return Signature(operands, frozenset(found), 1)
+    named = zip(("kept", "row"), forward.types, strict=True)
+    return Signature(tuple(Operand(name, ROLES[type_], type_, name) for name, type_ in named), frozenset(found), 1)
 
 
 def _names(found: dict[str, Function]) -> list[str]:
