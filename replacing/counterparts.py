@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -13,20 +13,22 @@ from .. import registry
 from ..activations import TABLE
 from ..definitions.define import Definition
 from ..modules import ActivationModule
-from ..rows import modules as rows
 
 __all__ = [
     "counterpart",
     "counterpart_class",
     "is_activation",
     "reason_to_leave",
-    "settings_of",
     "share_weights",
     "torch_classes",
     "torch_functions",
 ]
 
 NOT_REPLACED = {
+    "LogSoftmax": "works on rows, not on elements",
+    "Softmax": "works on rows, not on elements",
+    "Softmax2d": "works on rows, not on elements",
+    "Softmin": "works on rows, not on elements",
     "LinearActivation": "the identity: nothing to compute",
 }
 
@@ -65,7 +67,7 @@ def _is_transformers(cls: type) -> bool:
 
 def is_activation(cls: type[nn.Module]) -> bool:
     """Whether a class is one of PyTorch's or transformers' that ours can stand for, settings aside."""
-    return cls in torch_classes() or cls in rows.COUNTERPARTS or (_is_transformers(cls) and cls.__name__ not in NOT_REPLACED)
+    return cls in torch_classes() or (_is_transformers(cls) and cls.__name__ not in NOT_REPLACED)
 
 
 def reason_to_leave(cls: type[nn.Module]) -> str:
@@ -79,15 +81,13 @@ def reason_to_leave(cls: type[nn.Module]) -> str:
     return "jitact has no counterpart" if looks else ""
 
 
-def counterpart_class(cls: type[nn.Module]) -> type[ActivationModule | rows.RowModule] | None:
+def counterpart_class(cls: type[nn.Module]) -> type[ActivationModule] | None:
     """Ours for a class of PyTorch or transformers; None if there is none."""
-    if cls in rows.COUNTERPARTS:
-        return rows.COUNTERPARTS[cls]
     name = _transformers().get(cls.__name__, "") if _is_transformers(cls) else torch_classes().get(cls, "")
     return registry.get(name) if name in registry.REGISTRY else None
 
 
-def counterpart(module: nn.Module) -> ActivationModule | rows.RowModule | None:
+def counterpart(module: nn.Module) -> ActivationModule | None:
     """Ours for an activation module, with its settings; None if there is none.
 
     Raises:
@@ -100,13 +100,8 @@ def counterpart(module: nn.Module) -> ActivationModule | rows.RowModule | None:
     if _is_transformers(cls):
         clipped_otherwise = cls.__name__ == "ClippedGELUActivation" and (module.min, module.max) != (-10, 10)
         return None if clipped_otherwise else ours()
-    return ours(**{key: value for key, value in vars(module).items() if key in settings_of(ours)})
-
-
-def settings_of(ours: ActivationModule | rows.RowModule | type) -> Collection[str]:
-    """The names of what ours is constructed of, which PyTorch's module holds under the same names."""
-    cls = ours if isinstance(ours, type) else type(ours)
-    return rows.SETTINGS if issubclass(cls, rows.RowModule) else ours.activation.signature.parameters
+    signature = ours.activation.signature.parameters
+    return ours(**{key: value for key, value in vars(module).items() if key in signature})
 
 
 def share_weights(new: nn.Module, old: nn.Module) -> None:

@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from .. import registry
 from ..modules import ActivationModule
 from ..records import describe, is_stand_in
+from ..rows import modules as rows
 from ..rows.modules import RowModule
 from .calls import calls
 from .counterparts import (
@@ -24,7 +25,6 @@ from .counterparts import (
     counterpart_class,
     is_activation,
     reason_to_leave,
-    settings_of,
     share_weights,
     torch_classes,
     torch_functions,
@@ -142,7 +142,7 @@ def replace(model: nn.Module) -> Report:
                 places.setdefault(child, []).append((parent, name, f"{path}.{name}".lstrip(".")))
 
     planned, left, unfused = [], [], []
-    if _reason_to_leave(model) is None and counterpart_class(type(model)):
+    if _reason_to_leave(model) is None and (type(model) in rows.COUNTERPARTS or counterpart_class(type(model))):
         left.append(Left("", type(model).__name__, "is the whole model: nothing holds it; construct jitact's instead"))
     sharded, quantized = _is_sharded(model), _is_quantized(model)
     for module, where in places.items():
@@ -182,7 +182,7 @@ def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[Act
     if quantized:
         return None, "the model is quantized: it may get tensors that are"
     try:
-        new = counterpart(module)
+        new = rows.counterpart(module) or counterpart(module)
     except (TypeError, ValueError) as why:
         return None, str(why)
     reason = "jitact has no counterpart with these parameters" if new is None else _reason_in_state(new, module, sharded)
@@ -232,7 +232,8 @@ def _check_model(caller: str, model: object) -> None:
 def _take_over(new: nn.Module, old: nn.Module) -> None:
     """Gives ``new`` the training mode, settings, weights and hooks of ``old``, which the handles to them can still remove."""
     ours = new if isinstance(new, (ActivationModule, RowModule)) else old
-    shared = set(settings_of(ours)) & vars(new).keys() & vars(old).keys()
+    settings = rows.SETTINGS if isinstance(ours, RowModule) else ours.activation.signature.parameters
+    shared = set(settings) & vars(new).keys() & vars(old).keys()
     vars(new).update({key: value for key, value in vars(old).items() if "_hooks" in key or key in shared})
     vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
     new.training = old.training
@@ -274,7 +275,7 @@ def _reason_to_leave(module: nn.Module) -> str | None:
     if isinstance(module, torch.jit.ScriptModule):
         known = {each.__name__ for each in torch_classes()}
         return "is TorchScript" if getattr(module, "original_name", "") in known else ""
-    if not is_activation(type(module)):
+    if not is_activation(type(module)) and type(module) not in rows.COUNTERPARTS:
         return reason_to_leave(type(module))
     return "its forward was replaced on the module" if "forward" in vars(module) else None
 

@@ -453,10 +453,19 @@ def test_modules_stand_where_pytorchs_stand(name: str, device: str) -> None:
     expected, calls = model(x), []
     model[1].register_forward_hook(lambda *_: calls.append(1))
     report = jitact.replace(model)
-    assert type(model[1]) is ours and [(each.paths, each.new) for each in report.replaced] == [(("1",), repr(module))]
+    assert type(model[1]) is ours and [(each.paths, each.new) for each in report.replaced] == [(("1",), f"jitact {module!r}")]
     torch.testing.assert_close(model(x), expected)
     assert calls == [1] and not report.left and not report.calls
     assert jitact.restore(model) == 1 and type(model[1]) is theirs and repr(model[1]) == repr(module)
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_the_form_of_kernelbench(name: str) -> None:
+    ours, theirs = getattr(rows, name), getattr(nn, name)
+    model_new, model = ours(*ours.get_init_inputs()), theirs(*ours.get_init_inputs())
+    (x,) = ours.get_inputs(300, 2000)
+    assert x.shape == (300, 2000) and x.dtype is torch.float32
+    torch.testing.assert_close(model_new(x), model(x), rtol=1e-4, atol=1e-4)
 
 
 def test_softmax2d_wants_images() -> None:
