@@ -243,10 +243,12 @@ __global__ void __launch_bounds__(kThreads, 2) held_rows(const __grid_constant__
   [[maybe_unused]] T t[kVectors][size];  // x, what is kept of it, and then y
   [[maybe_unused]] const auto fold_x = [&] {
 #pragma unroll
-    for (int v = 0; v < kVectors; v++) {
-      Storage<S>::widen(words[reads(op) - 1][v], t[v]);
+    for (int v = 0; v < kVectors; v++) Storage<S>::widen(words[reads(op) - 1][v], t[v]);
+    if (scale != 1) {
 #pragma unroll
-      for (int i = 0; i < size; i++) t[v][i] *= scale;
+      for (int v = 0; v < kVectors; v++)
+#pragma unroll
+        for (int i = 0; i < size; i++) t[v][i] *= scale;
     }
     const auto folded = row.template fold<Fold<T>>(t);
 #pragma unroll
