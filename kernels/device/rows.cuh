@@ -162,8 +162,8 @@ struct Adding<Single> {
     to[0] = sum;
   }
   static JITACT_INLINE void join(Single (&to)[parts], const Single (&other)[parts]) {
+    to[1] += other[1];  // first, so that both threads get the same
     add(to, other[0]);
-    to[1] += other[1];
   }
   static JITACT_INLINE Single total(const Single (&of)[parts]) {
     const Single sum = of[0] + of[1];

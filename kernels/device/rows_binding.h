@@ -23,7 +23,9 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
   if (dim < 0) dim += x.dim();
   check(dim >= 0 && dim < x.dim(), "dim is no dimension of the tensor");
   check(std::isfinite(scale) && float(scale) != 0, "the scale must be finite and not 0");
-  rows::Call call{op, dtype_of(x)};
+  rows::Call call{};
+  call.op = op;
+  call.dtype = dtype_of(x);
   check(call.dtype != Dtype::f64, "expected a float32, float16 or bfloat16 tensor");
   call.length = x.sizes()[dim];
   call.outer = call.inner = 1;

@@ -86,16 +86,15 @@ class Row {
   }
   // What loaded vectors have of other rows is replaced by what adds nothing.
   __device__ __forceinline__ void trim(int tensor, Words (&words)[kVectors]) const {
-    if (!ragged) return;
+    constexpr int each = size / 4;  // elements of a word
 #pragma unroll
-    for (int v = 0; v < kVectors; v++) {
+    for (int v = 0; v < (ragged ? kVectors : 0); v++) {
       if (is_inside(v)) continue;
-      constexpr int each = size / 4;  // elements of a word
 #pragma unroll
       for (int w = 0; w < 4; w++) {
         const int i = at(v) + each * w;
-        uint32_t kept = is_inside_at(i) ? 0xffffffffu : 0;
-        if constexpr (each == 2) kept = (is_inside_at(i) ? 0xffffu : 0) | (is_inside_at(i + 1) ? 0xffff0000u : 0);
+        const uint32_t low = each == 2 ? 0xffffu : 0xffffffffu, high = each == 2 ? 0xffff0000u : 0;
+        const uint32_t kept = (is_inside_at(i) ? low : 0) | (is_inside_at(i + 1) ? high : 0);
         words[v].w[w] = (words[v].w[w] & kept) | (launch_.outside[tensor] & ~kept);
       }
     }
