@@ -22,7 +22,7 @@ NARROW = 32  # columns that are walked at once on a CPU
 HELD = 2**13  # elements of as many columns that stay in a cache
 ALIGNED = 16  # bytes; what threads of a GPU read at once
 RAGGED = 1024  # elements of the shortest row that may begin and end within what threads read
-LONGEST_OF_A_BLOCK = 2**15  # bytes of a row; longer ones take several blocks, which GPUs before 9.0 cannot join
+VECTORS_OF_A_BLOCK, VECTORS = 2**11, 2**14  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
 
 GPU_FORWARD = {"softmax": {2: (128, 16384), 4: (2048, 4096)}, "log_softmax": {2: (128, 1024)}}
 GPU_BACKWARD = {2: (128, 131072), 4: (128, 65536)}
@@ -87,11 +87,13 @@ def _columns(x: Tensor, dim: int) -> int:
 
 def _fits_the_gpu(x: Tensor, length: int, lengths: dict[int, tuple[int, int]]) -> bool:
     shortest, longest = lengths.get(x.itemsize, (1, 0))
-    bytes_of_row = length * x.itemsize
+    each = ALIGNED // x.itemsize
+    ragged = length % each != 0
+    touched = (length + 2 * (each - 1) if ragged else length) // each
     return (
-        (shortest if bytes_of_row % ALIGNED == 0 else max(shortest, RAGGED)) <= length <= longest
+        (max(shortest, RAGGED) if ragged else shortest) <= length <= longest
         and x.data_ptr() % ALIGNED == 0
-        and (bytes_of_row <= LONGEST_OF_A_BLOCK or _has_clusters(x.device))
+        and (touched <= VECTORS_OF_A_BLOCK or (touched <= VECTORS and _has_clusters(x.device)))
     )
 
 

@@ -319,6 +319,24 @@ def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
         torch.testing.assert_close(dx, torch.autograd.grad(theirs, x, dy)[0])
 
 
+def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    for clusters, dtype, length, expected in (
+        (True, torch.float32, 65536, True),
+        (True, torch.float32, 65535, False),  # touches a vector more
+        (True, torch.float32, 65530, True),
+        (True, torch.bfloat16, 131071, False),
+        (True, torch.bfloat16, 50257, True),
+        (False, torch.float32, 8192, True),
+        (False, torch.float32, 8191, False),
+        (False, torch.float32, 8186, True),
+        (False, torch.float32, 8196, False),
+        (True, torch.float32, 1023, False),
+    ):
+        monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
+        x = torch.empty(1, length, dtype=dtype)
+        assert row_kernels._fits_the_gpu(x, length, row_kernels.GPU_BACKWARD) is expected, (clusters, dtype, length)
+
+
 def test_pytorch_takes_all_else(taken: list, device: str) -> None:
     x = torch.randn(512, 2048, device=device)
     for other in (x[:, ::2], x[:16], x.double(), F.pad(x, (1, 0))[:, 1:], x.to("meta")):
