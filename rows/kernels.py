@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import kernels
-from ..autograd import call, is_transformed
+from ..configs import call, is_transformed
 
 __all__ = ["backward", "forward", "sees_all", "takes_backward", "takes_forward"]
 
