@@ -30,12 +30,15 @@ PUBLIC = {
     "get": "registry",
     "load_folder": "definitions.define",
     "load_operators": "compiling.programs",
+    "log_softmax": "rows",
     "names": "registry",
     "patched": "replacing.swap",
     "plot": "plots",
     "replace": "replacing.swap",
     "restore": "replacing.swap",
     "save_folder": "definitions.define",
+    "softmax": "rows",
+    "softmin": "rows",
 }
 HOOKS = {"load_ipython_extension": "magics"}  # for %load_ext, not for people
 

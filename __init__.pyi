@@ -19,16 +19,19 @@ from .registry import names as names
 from .replacing.swap import patched as patched
 from .replacing.swap import replace as replace
 from .replacing.swap import restore as restore
+from .rows import log_softmax as log_softmax
+from .rows import softmax as softmax
+from .rows import softmin as softmin
 
 __version__: str
 __all__ = [
-    "Channel", "REGISTRY", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export", "fatrelu_glu",
+    "REGISTRY", "Channel", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export", "fatrelu_glu",
     "gated", "geglu", "geglu_tanh", "gelu", "gelu_10", "gelu_tanh", "get", "glu", "hardshrink", "hardsigmoid", "hardswish",
-    "hardtanh", "laplace", "leaky_relu", "load_folder", "load_operators", "logsigmoid", "mish", "names", "patched", "plot",
-    "prelu", "quick_geglu", "quick_gelu", "reglu", "relu", "relu2", "relu6", "replace", "restore", "rrelu", "save_folder",
-    "selu", "sigmoid", "silu", "situ_glu", "snake", "softcap", "softplus", "softshrink", "softsign", "sparse_plus",
-    "sparse_sigmoid", "sqrtsoftplus", "squareplus", "sreglu", "swiglu", "swiglu_step", "tanh", "tanhshrink", "threshold",
-    "xielu",
+    "hardtanh", "laplace", "leaky_relu", "load_folder", "load_operators", "log_softmax", "logsigmoid", "mish", "names",
+    "patched", "plot", "prelu", "quick_geglu", "quick_gelu", "reglu", "relu", "relu2", "relu6", "replace", "restore",
+    "rrelu", "save_folder", "selu", "sigmoid", "silu", "situ_glu", "snake", "softcap", "softmax", "softmin", "softplus",
+    "softshrink", "softsign", "sparse_plus", "sparse_sigmoid", "sqrtsoftplus", "squareplus", "sreglu", "swiglu",
+    "swiglu_step", "tanh", "tanhshrink", "threshold", "xielu",
 ]
 
 def bilinear(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:

@@ -51,6 +51,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 NOTHING_TO_COMPILE = ("linear", "identity")
+OF_ROWS = {"softmax": "softmax", "logsoftmax": "log_softmax", "softmin": "softmin"}
 
 
 class _Registry(Mapping[str, type[ActivationModule]]):
@@ -132,6 +133,9 @@ def _known(name: object) -> str | None:
 def _unknown(name: object) -> UnknownActivation:
     if isinstance(name, str) and normalise(name) in NOTHING_TO_COMPILE:
         return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
+    if isinstance(name, str) and normalise(name) in OF_ROWS:
+        of_rows = OF_ROWS[normalise(name)]
+        return UnknownActivation(f"{name!r} works on rows, not on elements: call jitact.{of_rows}, or take jitact.rows' module")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     known = _aliases.copy()
     near = difflib.get_close_matches(normalise(last), known, n=3)

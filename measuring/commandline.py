@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -88,10 +88,10 @@ class CommandParser(argparse.ArgumentParser):
         """Ends the program."""
         self.exit(2, f"{self.prog}: {message}\n")
 
-    def canonical(self, names: list[str]) -> list[str]:
+    def canonical(self, names: list[str], also: Collection[str] = ()) -> list[str]:
         """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake."""
         try:
-            return list(dict.fromkeys(map(registry.resolve, names))) or registry.names()
+            return list(dict.fromkeys(name if name in also else registry.resolve(name) for name in names)) or registry.names()
         except KeyError as error:
             self.error(str(error))
 
@@ -115,7 +115,7 @@ class Parser(CommandParser):
         """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?."""
         plain_output()
         args = self.parse_args(arguments)
-        args.names = self.canonical(args.names)
+        args.names = self.canonical(args.names, registry.OF_ROWS.values() if getattr(args, "operands", False) else ())
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args
 

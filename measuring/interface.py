@@ -45,7 +45,8 @@ def stub() -> str:
     for name, place in PUBLIC.items():
         places.setdefault(place, []).append(name)
     lines = [f"from .{place} import {name} as {name}" for place in sorted(places) for name in sorted(places[place])]
-    everything = textwrap.fill(", ".join(f'"{name}"' for name in sorted([*PUBLIC, *_names()])), 120, initial_indent=" " * 4)
+    quoted = [f'"{name}"' for name in sorted([*PUBLIC, *_names()], key=lambda name: (not name.isupper(), name))]  # as ruff does
+    everything = textwrap.fill(", ".join(quoted), 120, initial_indent=" " * 4)
     lines += ["", "__version__: str", "__all__ = [", everything.replace("\n", "\n    ") + ",", "]", ""]
     for name in _names():
         record, function = registry.get(name).activation, registry.function(name)

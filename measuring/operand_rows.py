@@ -102,6 +102,8 @@ CASES: tuple[Case, ...] = (
          lambda x, w: F.prelu(_by_channel(x, w), w), _channels(64), 2, 3),
     Case("prelu, 2048 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
          lambda x, w: F.prelu(_by_channel(x, w), w), _channels(2048), 2, 3),
+    Case("softmax", lambda x: jitact.softmax(x, -1), lambda x: F.softmax(x, -1), _nothing, 2, 3),
+    Case("log_softmax", lambda x: jitact.log_softmax(x, -1), lambda x: F.log_softmax(x, -1), _nothing, 2, 3),
 )  # fmt: skip
 
 

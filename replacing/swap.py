@@ -17,6 +17,8 @@ from torch.overrides import TorchFunctionMode
 from .. import registry
 from ..modules import ActivationModule
 from ..records import describe, is_stand_in
+from ..rows import modules as rows
+from ..rows.modules import RowModule
 from .calls import calls
 from .counterparts import (
     counterpart,
@@ -140,14 +142,15 @@ def replace(model: nn.Module) -> Report:
                 places.setdefault(child, []).append((parent, name, f"{path}.{name}".lstrip(".")))
 
     planned, left, unfused = [], [], []
-    if _reason_to_leave(model) is None and counterpart_class(type(model)):
+    if _reason_to_leave(model) is None and (type(model) in rows.COUNTERPARTS or counterpart_class(type(model))):
         left.append(Left("", type(model).__name__, "is the whole model: nothing holds it; construct jitact's instead"))
     sharded, quantized = _is_sharded(model), _is_quantized(model)
     for module, where in places.items():
         paths = tuple(path for _, _, path in where)
         new, reason = _replacement(module, sharded, quantized)
         if new:
-            gate, why = gate_of(new, [(parent, name) for parent, name, _ in where])
+            held_by = [(parent, name) for parent, name, _ in where]
+            gate, why = gate_of(new, held_by) if isinstance(new, ActivationModule) else (None, "")
             if why:
                 unfused.append(Left(paths[0], _describe(new), why))
             described = f"{gate._get_name()} with the product" if gate else _describe(new)
@@ -171,7 +174,7 @@ def _in_place_of(gate: Gate) -> Gate:
     return gate
 
 
-def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | None, str]:
+def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | RowModule | None, str]:
     """Ours to stand for a module, or why there is none; neither for a module that is no activation."""
     reason = _reason_to_leave(module)
     if reason is not None:
@@ -179,7 +182,7 @@ def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[Act
     if quantized:
         return None, "the model is quantized: it may get tensors that are"
     try:
-        new = counterpart(module)
+        new = rows.counterpart(module) or counterpart(module)
     except (TypeError, ValueError) as why:
         return None, str(why)
     reason = "jitact has no counterpart with these parameters" if new is None else _reason_in_state(new, module, sharded)
@@ -205,7 +208,7 @@ def restore(model: nn.Module) -> int:
     planned, sharded = [], _is_sharded(model)
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
-            if isinstance(child, (ActivationModule, Gate)) and "_replaced" in vars(child):
+            if isinstance(child, (ActivationModule, Gate, RowModule)) and "_replaced" in vars(child):
                 (old,) = child._replaced
                 reason = _reason_in_state(old, child.act if isinstance(child, Gate) else child, sharded)
                 if reason:
@@ -228,8 +231,9 @@ def _check_model(caller: str, model: object) -> None:
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
     """Gives ``new`` the training mode, settings, weights and hooks of ``old``, which the handles to them can still remove."""
-    ours = new if isinstance(new, ActivationModule) else old
-    shared = ours.activation.signature.parameters.keys() & vars(new).keys() & vars(old).keys()
+    ours = new if isinstance(new, (ActivationModule, RowModule)) else old
+    settings = rows.SETTINGS if isinstance(ours, RowModule) else ours.activation.signature.parameters
+    shared = set(settings) & vars(new).keys() & vars(old).keys()
     vars(new).update({key: value for key, value in vars(old).items() if "_hooks" in key or key in shared})
     vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
     new.training = old.training
@@ -266,12 +270,12 @@ def _describe(module: nn.Module) -> str:
 
 def _reason_to_leave(module: nn.Module) -> str | None:
     """None for an activation to replace, "" for what is none, else why it is left."""
-    if isinstance(module, ActivationModule):
+    if isinstance(module, (ActivationModule, RowModule)):
         return ""
     if isinstance(module, torch.jit.ScriptModule):
         known = {each.__name__ for each in torch_classes()}
         return "is TorchScript" if getattr(module, "original_name", "") in known else ""
-    if not is_activation(type(module)):
+    if not is_activation(type(module)) and type(module) not in rows.COUNTERPARTS:
         return reason_to_leave(type(module))
     return "its forward was replaced on the module" if "forward" in vars(module) else None
 
@@ -362,7 +366,7 @@ def _find_calls(model: nn.Module) -> Iterator[Left]:
     """Where modules call PyTorch's activation functions themselves, as far as their code shows it."""
     known = {function: name for function, (name, _) in torch_functions().items()}
     for path, module in model.named_modules():
-        if isinstance(module, (ActivationModule, Gate)) or _reason_to_leave(module) != "":
+        if isinstance(module, (ActivationModule, Gate, RowModule)) or _reason_to_leave(module) != "":
             continue
         cls = type(module)
         if cls.__module__ == "torch.nn.modules.activation":

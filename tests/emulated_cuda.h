@@ -1,12 +1,18 @@
-// Enough of CUDA to run kernels as threads of the CPU, block after block: for testing where there is no GPU. What ptx.cuh has
-// for a GPU is here in plain C++, rounded where its instructions are approximations.
+// Enough of CUDA to run kernels on a CPU, cluster after cluster: for testing where there is no GPU. Each thread of a cluster is
+// a context of its own, which runs until it has to wait for others, in an order that is shuffled again and again. What ptx.cuh
+// has for a GPU is here in plain C++, rounded where its instructions are approximations.
 #pragma once
 
-#include <barrier>
+#include <ucontext.h>
+
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <thread>
+#include <functional>
+#include <memory>
+#include <numeric>
+#include <random>
 #include <vector>
 
 #define __CUDA_ARCH__ 900
@@ -15,13 +21,13 @@
 #define __host__
 #define __forceinline__ inline
 #define __grid_constant__
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __restrict__
 #define __shared__ static
 
 using cudaStream_t = void*;
 using cudaError_t = int;
-constexpr cudaError_t cudaSuccess = 0;
+constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 constexpr int cudaDevAttrMultiProcessorCount = 16;
@@ -48,9 +54,167 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) *
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
   return uint32_t((uint64_t(high) << 32 | low) >> (by & 31));
 }
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, unsigned selector) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  uint32_t picked = 0;
+  for (int i = 0; i < 4; i++) picked |= uint32_t(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
+  return picked;
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+
+struct dim3 {
+  unsigned x, y, z;
+  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+};
+inline dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0), gridDim;
+
+namespace emulated {
+
+// Where threads wait for each other.
+struct Meeting {
+  int expected, arrived = 0, turn = 0;
+  double given[32] = {};
+
+  int arrive() {
+    const int mine = turn;
+    if (++arrived == expected) arrived = 0, turn++;
+    return mine;
+  }
+};
+
+struct Block {
+  dim3 index;
+  Meeting all;
+  std::vector<Meeting> warps;
+  std::vector<char> memory = std::vector<char>(1 << 16, char(0xff));  // shared, and NaN until it is written
+};
+
+struct Cluster {
+  Meeting all;
+  std::vector<Block> blocks;
+};
+
+struct Thread {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Block* block;
+  int index, turn = 0;  // the latter of the cluster's meeting
+  bool done = false;
+};
+
+inline Cluster* cluster;
+inline Thread* current;
+inline ucontext_t scheduler;
+inline std::function<void()> body;
+
+inline void wait(const Meeting& meeting, int turn) {
+  while (meeting.turn == turn) swapcontext(&current->context, &scheduler);
+}
+inline void meet(Meeting& meeting) { wait(meeting, meeting.arrive()); }
+inline Meeting& warp() { return current->block->warps[current->index / 32]; }
+
+inline void run_thread() {
+  body();
+  meet(current->block->all);
+  current->done = true;
+  swapcontext(&current->context, &scheduler);
+}
+
+inline void run_cluster(int threads, std::vector<Thread>& all) {
+  for (size_t t = 0; t < all.size(); t++) {
+    Thread& thread = all[t];
+    constexpr size_t bytes = 1 << 16;
+    if (!thread.stack) thread.stack.reset(new char[bytes]);
+    getcontext(&thread.context);
+    thread.context.uc_stack.ss_sp = thread.stack.get();
+    thread.context.uc_stack.ss_size = bytes;
+    thread.context.uc_link = nullptr;
+    makecontext(&thread.context, run_thread, 0);
+    thread.block = &cluster->blocks[t / threads];
+    thread.index = int(t % threads);
+    thread.done = false;
+  }
+  std::vector<int> order(all.size());
+  std::iota(order.begin(), order.end(), 0);
+  static std::minstd_rand random;
+  while (!order.empty()) {
+    std::shuffle(order.begin(), order.end(), random);
+    for (const int t : order) {
+      current = &all[t];
+      threadIdx = dim3(current->index, 0, 0);
+      blockIdx = current->block->index;
+      swapcontext(&scheduler, &current->context);
+    }
+    order.erase(std::remove_if(order.begin(), order.end(), [&](int t) { return all[t].done; }), order.end());
+  }
+}
+
+inline size_t shared_bytes = 0;
+template <typename T>
+struct Place { static inline const size_t offset = (shared_bytes += (sizeof(T) + 15) / 16 * 16) - (sizeof(T) + 15) / 16 * 16; };
+
+// Clusters of `blocks` blocks, which are side by side in x.
+template <typename Kernel, typename... Arguments>
+void launch_clusters(dim3 grid, int threads, unsigned blocks, const Kernel& kernel, const Arguments&... arguments) {
+  gridDim = grid;
+  body = [&] { kernel(arguments...); };
+  std::vector<Thread> all(threads * blocks);
+  for (unsigned z = 0; z < grid.z; z++)
+    for (unsigned y = 0; y < grid.y; y++)
+      for (unsigned x = 0; x < grid.x; x += blocks) {
+        Cluster here{{int(all.size())}, {}};
+        for (unsigned b = 0; b < blocks; b++)
+          here.blocks.push_back({dim3(x + b, y, z), {threads}, std::vector<Meeting>((threads + 31) / 32, Meeting{32})});
+        cluster = &here;
+        run_cluster(threads, all);
+      }
+}
+
+}  // namespace emulated
+
+template <typename Kernel, typename... Arguments>
+void launch_emulated(dim3 grid, int threads, const Kernel& kernel, const Arguments&... arguments) {
+  emulated::launch_clusters(grid, threads, 1, kernel, arguments...);
+}
+
+inline void __syncthreads() { emulated::meet(emulated::current->block->all); }
+inline void __syncwarp() { emulated::meet(emulated::warp()); }
+
+template <typename V>
+V value_of_lane(V value, int from) {
+  emulated::Meeting& warp = emulated::warp();
+  warp.given[threadIdx.x % 32] = double(value);
+  emulated::meet(warp);
+  const V result = V(warp.given[from]);
+  emulated::meet(warp);
+  return result;
+}
+template <typename V>
+V __shfl_down_sync(unsigned, V value, int step, int width = 32) {
+  const int lane = threadIdx.x % 32;
+  return value_of_lane(value, lane % width + step < width ? lane + step : lane);
+}
+template <typename V>
+V __shfl_xor_sync(unsigned, V value, int lanes) { return value_of_lane(value, int(threadIdx.x % 32) ^ lanes); }
+
+enum { cudaLaunchAttributeClusterDimension };
+struct cudaLaunchAttribute {
+  int id;
+  struct { dim3 clusterDim; } val;
+};
+struct cudaLaunchConfig_t {
+  dim3 gridDim, blockDim;
+  cudaStream_t stream;
+  cudaLaunchAttribute* attrs;
+  unsigned numAttrs;
+};
+template <typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Arguments...), const Arguments&... arguments) {
+  emulated::launch_clusters(c->gridDim, c->blockDim.x, c->numAttrs ? c->attrs[0].val.clusterDim.x : 1, kernel, arguments...);
+  return cudaSuccess;
+}
 
 namespace jitact::ptx {
 
@@ -58,7 +222,7 @@ inline float reciprocal(float x) { return 1 / x; }
 inline double reciprocal(double x) { return float(1 / x); }  // fewer bits than a double has, as the instruction gives
 inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
-inline float exp2(float x) { return std::exp2(x); }
+inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float sin(float x) { return std::sin(x); }
 inline float min(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
 inline float max(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
@@ -79,55 +243,14 @@ inline uint32_t narrow_bfloat16(float low, float high) {
 inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline void wait_for_copies(int) {}
 
+template <typename T>
+T& shared() { return *reinterpret_cast<T*>(&emulated::current->block->memory[emulated::Place<T>::offset]); }
+inline void cluster_started() { emulated::current->turn = emulated::cluster->all.arrive(); }
+inline void cluster_arrive() { cluster_started(); }
+inline void cluster_wait() { emulated::wait(emulated::cluster->all, emulated::current->turn); }
+inline void store_there(float* here, unsigned block, float v) {
+  const auto place = reinterpret_cast<char*>(here) - emulated::current->block->memory.data();
+  std::memcpy(&emulated::cluster->blocks[block].memory[place], &v, sizeof v);
+}
+
 }  // namespace jitact::ptx
-
-struct dim3 {
-  unsigned x, y, z;
-  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
-};
-inline thread_local dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0);
-inline dim3 gridDim;
-
-struct Meeting {
-  explicit Meeting(int threads) : barrier(threads) {}
-  std::barrier<> barrier;
-  double given[32] = {};
-};
-inline thread_local Meeting *block_of_thread, *warp_of_thread;
-
-inline void __syncthreads() { block_of_thread->barrier.arrive_and_wait(); }
-
-template <typename V>
-V __shfl_down_sync(unsigned, V value, int step, int width = 32) {
-  const int lane = threadIdx.x % 32, from = lane % width + step < width ? lane + step : lane;
-  warp_of_thread->given[lane] = double(value);
-  warp_of_thread->barrier.arrive_and_wait();
-  const V result = V(warp_of_thread->given[from]);
-  warp_of_thread->barrier.arrive_and_wait();
-  return result;
-}
-
-template <typename Kernel, typename... Arguments>
-void launch_emulated(dim3 grid, int threads, const Kernel& kernel, const Arguments&... arguments) {
-  gridDim = grid;
-  Meeting block(threads);
-  std::vector<Meeting*> warps;
-  for (int i = 0; i < threads; i += 32) warps.push_back(new Meeting(32));
-  std::vector<std::thread> running;
-  for (int t = 0; t < threads; t++) {
-    running.emplace_back([&, t] {
-      threadIdx = dim3(t, 0, 0);
-      block_of_thread = &block;
-      warp_of_thread = warps[t / 32];
-      for (unsigned z = 0; z < grid.z; z++)
-        for (unsigned y = 0; y < grid.y; y++)
-          for (unsigned x = 0; x < grid.x; x++) {
-            blockIdx = dim3(x, y, z);
-            kernel(arguments...);
-            block.barrier.arrive_and_wait();
-          }
-    });
-  }
-  for (std::thread& thread : running) thread.join();
-  for (Meeting* warp : warps) delete warp;
-}

@@ -19,6 +19,7 @@ INCLUDE = Path(torch.__file__).parent / "include"
 
 GATED = [name for name in jitact.names() if jitact.get(name).activation.gating]
 GATES = [name if name in ("swiglu", "situ_glu") else SLOW(name) for name in GATED]
+ROWS = ("softmax", SLOW("log_softmax"))
 
 
 def compile_text(text: str, folder: Path, command: list[str]) -> None:
@@ -29,15 +30,19 @@ def compile_text(text: str, folder: Path, command: list[str]) -> None:
 
 
 def kernel_text(name: str) -> str:
-    return f'#include "elementwise.cuh"\n{jitact.get(name).activation.source.full_text}\n#include "launch.cuh"\n'
+    return f'#include "elementwise.cuh"\n{source_of(name).full_text}\n#include "launch.cuh"\n'
 
 
 def defines(name: str) -> list[str]:
-    return jitact.get(name).activation.source.defines()
+    return source_of(name).defines()
+
+
+def source_of(name: str) -> kernels.KernelSource:
+    return jitact.get(name).activation.source if name in jitact.names() else kernels.KernelSource.from_file(name)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-@pytest.mark.parametrize("name", [*slow_but([name for name in jitact.names() if name not in GATED]), *GATES])
+@pytest.mark.parametrize("name", [*slow_but([name for name in jitact.names() if name not in GATED]), *GATES, *ROWS])
 def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
     command = [

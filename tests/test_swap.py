@@ -20,6 +20,7 @@ from torch.nn.utils import parametrize, prune
 
 import jitact
 from jitact.modules import ActivationModule
+from jitact.rows.modules import RowModule
 
 SCRIPT = Path(__file__).parents[1] / "notebooks" / "swap_models.py"
 
@@ -66,7 +67,8 @@ def assert_close(a: list[Tensor], b: list[Tensor]) -> None:
 
 
 def ours(model: nn.Module) -> list[str]:
-    return [path for path, module in model.named_modules() if isinstance(module, ActivationModule)]
+    kinds = (ActivationModule, RowModule)
+    return [path for path, module in model.named_modules() if isinstance(module, kinds)]
 
 
 def test_replace_and_restore() -> None:
@@ -75,12 +77,12 @@ def test_replace_and_restore() -> None:
     before, text = results(model, x), repr(model)
     originals, state = dict(model.named_modules(remove_duplicate=False)), list(model.state_dict())
     report = jitact.replace(model)
-    assert ours(model) == ["act", "body.1", "body.4", "body.5"] and model.act is model.same is model.body[2]
+    assert ours(model) == ["act", "body.1", "body.3", "body.4", "body.5"] and model.act is model.same is model.body[2]
     assert model.act.inplace and model.body[4].max_val == 2 and model.body[5].negative_slope == 0.3
-    assert "(1): jitact GELU(approximate='tanh')" in repr(model) and "(3): Softmax(dim=-1)" in repr(model)
+    assert "(1): jitact GELU(approximate='tanh')" in repr(model) and "(3): jitact Softmax(dim=-1)" in repr(model)
     assert list(model.state_dict()) == state
     assert_close(results(model, x), before)
-    assert jitact.restore(model) == 4 and repr(model) == text
+    assert jitact.restore(model) == 5 and repr(model) == text
     assert dict(model.named_modules(remove_duplicate=False)) == originals
     assert jitact.restore(model) == 0 and len(jitact.replace(model).replaced) == len(report.replaced)
 
@@ -88,11 +90,10 @@ def test_replace_and_restore() -> None:
 def test_report() -> None:
     report = jitact.replace(Net())
     text = repr(report)
-    assert text.startswith("replaced 4 activations, left 2\n")
+    assert text.startswith("replaced 5 activations, left 1\n")
     assert "ReLU(inplace=True) -> jitact ReLU(inplace=True)" in text and "also same, body.2\n" in text
     assert {left.path: left.why for left in report.left} == {
         "mine": "is a subclass of ReLU, whose forward may differ",
-        "body.3": "works on rows, not on elements",
     }
     assert [(call.path, call.why) for call in report.calls] == [
         ("", "holds gelu as .held"),
@@ -131,7 +132,7 @@ def test_copies_and_pickles_restore() -> None:
     model = Net()
     jitact.replace(model)
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert ours(other) == ours(model) and jitact.restore(other) == 4 and not ours(other)
+        assert ours(other) == ours(model) and jitact.restore(other) == 5 and not ours(other)
 
 
 def test_left_alone() -> None:

@@ -219,6 +219,55 @@ void check_allocated(const Tensor& t) {
   check(t.numel() == 0 || t.storage_bytes() > 0, "a tensor has elements, but its data is not allocated (yet, or any more)");
 }
 
+#ifdef JITACT_CUDA
+// The current stream of a tensor's device, which is the current device while this lasts.
+class CudaStream {
+ public:
+  explicit CudaStream(const Tensor& t) {
+    SHIM(aoti_torch_create_device_guard(t.device_index(), &guard_));
+    SHIM(aoti_torch_get_current_cuda_stream(t.device_index(), &stream_));
+  }
+  CudaStream(const CudaStream&) = delete;
+  ~CudaStream() { aoti_torch_delete_device_guard(guard_); }
+  void* get() const { return stream_; }
+
+ private:
+  DeviceGuardHandle guard_;
+  void* stream_;
+};
+#endif
+
+// Where operators are registered under a name.
+class Registration {
+ public:
+  explicit Registration(const std::string& name) : name_(name) {
+    SHIM(aoti_torch_library_init_fragment("jitact", __FILE__, __LINE__, &schemas_));
+    SHIM(aoti_torch_library_init_impl("jitact", "CPU", __FILE__, __LINE__, &implementations_[devices_++]));
+#ifdef JITACT_CUDA
+    SHIM(aoti_torch_library_init_impl("jitact", "CUDA", __FILE__, __LINE__, &implementations_[devices_++]));
+#endif
+  }
+  void add(const char* suffix, const std::string& arguments, const std::string& returns,
+           void (*function)(StableIValue*, uint64_t, uint64_t)) const {
+    SHIM(aoti_torch_library_def(schemas_, (name_ + suffix + "(" + arguments + ") -> " + returns).c_str()));
+    for (int d = 0; d < devices_; d++)
+      SHIM(torch_library_impl(implementations_[d], (name_ + suffix).c_str(), function, TORCH_ABI_VERSION));
+  }
+
+ private:
+  const std::string& name_;
+  TorchLibraryHandle schemas_, implementations_[2];
+  int devices_ = 0;
+};
+
+}  // namespace jitact::binding
+
+#ifdef JITACT_ROWS
+#include "rows_binding.h"
+#else
+
+namespace jitact::binding {
+
 // The arguments of an operator, all owned from the start: whatever is thrown, nothing leaks.
 struct Arguments {
   std::vector<Tensor> elements;  // dy first, if there is one
@@ -386,21 +435,14 @@ Tensor nothing(const Tensor& beside) {
 void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
 #ifdef JITACT_CUDA
   if (beside.device_type() == aoti_torch_device_type_cuda()) {
-    const int32_t device = beside.device_index();
-    struct Guard {
-      DeviceGuardHandle handle;
-      explicit Guard(int32_t device) { SHIM(aoti_torch_create_device_guard(device, &handle)); }
-      ~Guard() { aoti_torch_delete_device_guard(handle); }
-    } guard(device);
-    void* stream;
-    SHIM(aoti_torch_get_current_cuda_stream(device, &stream));
+    const CudaStream stream(beside);
     Tensor workspace;
     if (call.op == Op::backward_sums) {
       const int64_t bytes = workspace_bytes(call), stride = 1;
       workspace = empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), beside);
       call.workspace = workspace.data();
     }
-    const char* error = run_cuda(call, stream);
+    const char* error = run_cuda(call, stream.get());
     check(error == nullptr, error);
     return;
   }
@@ -564,17 +606,9 @@ std::string tensors(int count) {
 }
 
 void register_operators(const std::string& name, const std::string& elements, const std::string& others) {
-  TorchLibraryHandle schemas, implementations[2];
-  SHIM(aoti_torch_library_init_fragment("jitact", __FILE__, __LINE__, &schemas));
-  int devices = 0;
-  SHIM(aoti_torch_library_init_impl("jitact", "CPU", __FILE__, __LINE__, &implementations[devices++]));
-#ifdef JITACT_CUDA
-  SHIM(aoti_torch_library_init_impl("jitact", "CUDA", __FILE__, __LINE__, &implementations[devices++]));
-#endif
+  const Registration registration(name);
   const auto add = [&](const char* suffix, const std::string& arguments, const std::string& returns, auto function) {
-    SHIM(aoti_torch_library_def(schemas, (name + suffix + "(" + arguments + ") -> " + returns).c_str()));
-    for (int d = 0; d < devices; d++)
-      SHIM(torch_library_impl(implementations[d], (name + suffix).c_str(), function, TORCH_ABI_VERSION));
+    registration.add(suffix, arguments, returns, function);
   };
   const std::string inplace = "Tensor(a!)" + elements.substr(std::strlen("Tensor")) + others;
   add("_forward", elements + others, "Tensor", one_result<Op::forward>);
@@ -594,6 +628,8 @@ void register_operators(const std::string& name, const std::string& elements, co
 }
 
 }  // namespace jitact::binding
+
+#endif  // JITACT_ROWS
 
 // Registers the operators under `name`, which the loader chooses: an activation that is defined again in one process
 // needs a new name. `elements` and `others` are the arguments in a schema, "Tensor x" and ", Tensor weight, float alpha", say.

@@ -5,6 +5,15 @@
 // of a mask belongs to element i of that memory.
 #pragma once
 
+#ifdef JITACT_ROWS
+#include "rows_call.h"
+#ifdef __CUDACC__
+#include "rows_cuda.cuh"
+#else
+#include "rows_cpu.h"
+#endif
+#else
+
 #include "call.h"
 
 namespace jitact::loops {
@@ -142,3 +151,5 @@ void dispatch(Op op, const F& f) {
 #else
 #include "launch_cpu.h"
 #endif
+
+#endif  // JITACT_ROWS

@@ -97,4 +97,36 @@ __device__ __forceinline__ void wait_for_copies(int left) {
 #endif
 }
 
+// Shared memory of a type: one object for each block and type.
+template <typename T>
+__device__ __forceinline__ T& shared() {
+  __shared__ T object;
+  return object;
+}
+
+// What the blocks of a cluster do together. Older GPUs have no clusters, and never come here. `started` says that a block is
+// there, `arrive` that what it wrote is, too.
+__device__ __forceinline__ void cluster_started() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
+#endif
+}
+// Writes to the place in another block's shared memory that `here` is in this one's.
+__device__ __forceinline__ void store_there(float* here, unsigned block, float v) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.f32 [a], %2; }"
+               :: "r"(unsigned(__cvta_generic_to_shared(here))), "r"(block), "f"(v) : "memory");
+#endif
+}
+
 }  // namespace jitact::ptx

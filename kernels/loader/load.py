@@ -207,6 +207,12 @@ def _schema(signature: Signature) -> tuple[str, str]:
 
 def _fakes(signature: Signature) -> dict[str, Callable]:
     """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
+    if signature.folds:
+        return {
+            "forward": lambda x, dim, scale: torch.empty_like(x),
+            "backward": lambda dy, x, dim, scale: torch.empty_like(x),
+            "backward_from_output": lambda dy, y, dim, scale: torch.empty_like(y),
+        }
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,

@@ -32,8 +32,11 @@ ROLES = {
     "Channel<T>": "channel",
     "Row<T>": "row",
     "Random<T>": "random",
+    "Sum<T>": "fold",
+    "SumOfExp<T>": "fold",
+    "LogSumExp<T>": "fold",
 }
-"""What an argument is, by its type; ``operands.cuh`` tells what each means."""
+"""What an argument is, by its type; ``operands.cuh`` tells what each means, ``rows.cuh`` the last three."""
 
 _WITH_GRADIENT = ("element", "channel", "row")
 
@@ -112,6 +115,11 @@ class Signature(NamedTuple):
         return possible_saves(self.functions)
 
     @property
+    def folds(self) -> bool:
+        """Whether elements depend on the rows that they are in."""
+        return "fold_from_output" in self.functions
+
+    @property
     def unmarked_numbers(self) -> int:
         """How many numbers are plain ``T`` in the file."""
         return sum(operand.role == "number" and operand.type == "T" for operand in self.operands)
@@ -138,6 +146,7 @@ _FORMS = {
     "backward_from_output": _Form("T", ("T", "T"), False),
     "keeps": _Form("bool", (), True),
     "backward_from_bit": _Form("T", ("T", "bool"), False),
+    "fold_from_output": _Form("T", ("T", "T"), False),
 }
 
 
@@ -179,7 +188,8 @@ def functions(text: str) -> dict[str, Function]:
     for match in _FUNCTION.finditer(text):
         returns, many, name, declared = match.groups()
         in_namespace = text.count("{", 0, match.start()) != text.count("}", 0, match.start())
-        if name not in _FORMS or in_namespace:  # which a function may call, and the loops do not
+        others = name == "fold_from_output" and "rows.cuh" not in text
+        if name not in _FORMS or in_namespace or others:  # which a function may call, and the loops do not
             continue
         line, form = text.count("\n", 0, match.start()) + 1, _FORMS[name]
         arguments = [_ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
@@ -228,6 +238,8 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
     """
     found = functions(text)
     forward = found["forward"]
+    if "fold" in map(ROLES.get, forward.types):
+        return _of_rows(found)
     names, operands = _names(found), []
     for name, bare, type_ in zip(names, without_underscores(names), forward.types, strict=True):
         role = "number" if type_ == "T" and name in numbers else ROLES[type_]
@@ -253,6 +265,27 @@ def without_underscores(names: Sequence[str]) -> list[str]:
     bare = [name.removesuffix("_") for name in names]
     usable = [each.isidentifier() and not keyword.iskeyword(each) and bare.count(each) == 1 for each in bare]
     return [each if can else name for name, each, can in zip(names, bare, usable, strict=True)]
+
+
+def _of_rows(found: dict[str, Function]) -> Signature:
+    """The declaration of a file with a fold, as ``rows.cuh`` has it.
+
+    Raises:
+        ValueError: a function is not declared so, or missing.
+    """
+    forward = found["forward"]
+    expected = {
+        "forward": ("T", next(type_ for type_ in forward.types if ROLES[type_] == "fold")),
+        "fold_from_output": ("T", "T"),
+        "backward_from_output": ("T", "T", "Sum<T>"),
+    }
+    if found.keys() != expected.keys():
+        raise ValueError(f"line {forward.line}: a file of rows defines {', '.join(expected)}, and no others")
+    for name, function in found.items():
+        if function.types != expected[name]:
+            raise ValueError(f"line {function.line}: {name} must take ({', '.join(expected[name])})")
+    named = zip(("kept", "row"), forward.types, strict=True)
+    return Signature(tuple(Operand(name, ROLES[type_], type_, name) for name, type_ in named), frozenset(found), 1)
 
 
 def _names(found: dict[str, Function]) -> list[str]:

@@ -1,0 +1,178 @@
+// What the file of an activation of rows may use beside elementwise.cuh. A row is the elements along one dimension, each times
+// the call's scale. Such a file defines
+//
+//   T forward(T kept, Fold<T> row)                       the result, of what the fold keeps of an element
+//   T fold_from_output(T dy, T y)                        what an element adds to the sum that backward needs of its row
+//   T backward_from_output(T dy, T y, Sum<T> row)        the gradient, but for the scale
+//
+// where Fold is one of, for elements t,
+//
+//   SumOfExp<T>    keeps e^t; .share(kept) is e^t / sum of e^t
+//   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
+//
+// and Sum<T> has .total. Where an element is NaN or +inf, or all are -inf, the row is NaN, as PyTorch's is.
+//
+// The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
+// factor keeps weights beside the smallest normal share out of the subnormal range.
+#pragma once
+
+#include "elementwise.cuh"
+
+#define JITACT_ROWS
+
+namespace jitact {
+
+// From here on, the distance to the peak is rounded nowhere that it matters, and taken first. So are infinite peaks and NaN.
+template <typename T>
+JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
+
+// For 16-bit results, one fma and one exponential. Rounding the peak's logarithm scales all weights alike.
+template <typename T>
+class Weights {
+ public:
+  JITACT_INLINE explicit Weights(T peak) : shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
+  JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, narrow::kLog2e, shift_)); }
+
+ private:
+  float shift_;
+};
+
+// For float32, 2^n 2^f with t log2(e) = n + f and n whole. t - peak is never rounded, which alone would be 64 ulp at a distance
+// of 80: the n of the peak is in the constant that finds n. 0.9 ulp.
+template <>
+class Weights<Single> {
+ public:
+  JITACT_INLINE explicit Weights(Single peak) {
+    const float n = fmaf(peak.v, narrow::kLog2e, kWhole) - kWhole;
+    whole_ = kWhole + (60.0f - n);
+    least_ = (n - 184.0f) * 0.693147182f;  // where the weight is next to the smallest normal number, and its share 0
+  }
+  JITACT_INLINE Single of(Single t) const {
+    const float x = single::at_least(t.v, least_), shifted = fmaf(x, narrow::kLog2e, whole_), n = shifted - whole_;
+    const float f = fmaf(x, 1.92596303e-8f, fmaf(x, narrow::kLog2e, -n));
+    float p = 1.532647148e-4f;
+    p = fmaf(p, f, 1.339080743e-3f);
+    p = fmaf(p, f, 9.618505836e-3f);
+    p = fmaf(p, f, 5.550359935e-2f);
+    p = fmaf(p, f, 2.402264774e-1f);
+    p = fmaf(p, f, 6.931471825e-1f);
+    p = fmaf(p, f, 1.0f);
+    return single::from_bits(single::to_bits(p) + (single::to_bits(shifted) << 23));
+  }
+
+ private:
+  static constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: added, it leaves the whole part in the lowest bits of the sum
+  float whole_, least_;
+};
+
+// A sum of weights, of as many parts, which are summed over the row one by one.
+template <typename T>
+struct Weighed {
+  static constexpr int parts = 1;
+  static constexpr float start = 0;
+  static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
+};
+// In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
+// second gets the low ones: additions would cost a share some ulp.
+template <>
+struct Weighed<Single> {
+  static constexpr int parts = 2;
+  static constexpr float start = 0x1.8p72f;
+  static JITACT_INLINE void add(Single* part, Single weight) {
+    const Single before = part[0];
+    part[0] += weight;
+    part[1] += weight - (part[0] - before);
+  }
+};
+
+// A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
+// makes of it what is kept; and of the parts without the start, summed over the row, the fold is constructed. `invalid` is NaN
+// where the peak is not finite, else 0.
+template <typename T>
+class SumOfExp {
+ public:
+  static constexpr int parts = Weighed<T>::parts;
+  static constexpr float start = Weighed<T>::start;
+
+  static JITACT_INLINE void add(T (&part)[parts], const Weights<T>& weights, T, T& t) {
+    t = weights.of(t);
+    Weighed<T>::add(part, t);
+  }
+  SumOfExp() = default;
+  JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts]) {
+    const T sum = total(part) + invalid;
+    inverse_ = 1 / sum;
+    if constexpr (parts == 2) rest_ = fma(-sum, inverse_, 1) * inverse_ - (part[1] - (sum - part[0])) * inverse_ * inverse_;
+  }
+
+  // Rounded once in float32, as the inverse is of two parts.
+  JITACT_INLINE T share(T kept) const {
+    if constexpr (parts == 2) return fma(kept, inverse_, kept * rest_);
+    return kept * inverse_;
+  }
+
+ private:
+  static JITACT_INLINE T total(const T* part) { return parts == 2 ? part[0] + part[1] : part[0]; }
+
+  T inverse_, rest_;
+};
+
+// The sum beside the peak is kept apart: log_share of the peak is -log1p of it, which float32 would lose in 1 + 2.1e-9.
+template <typename T>
+class LogSumExp {
+ public:
+  static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
+  static constexpr float start = Weighed<T>::start;
+
+  static JITACT_INLINE void add(T (&part)[parts], const Weights<T>& weights, T peak, T& t) {
+    const T is_peak = t == peak ? T(1) : T(0), weight = weights.of(t);
+    part[weighed] += is_peak;
+    Weighed<T>::add(part, fma(-weight, is_peak, weight));  // 0 for the peak; nvcc would branch around a choice
+  }
+  LogSumExp() = default;
+  JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts]) : peak_(peak) {
+    const T below = weighed == 2 ? part[0] + part[1] : part[0];
+    tail_ = log1p(below / weights.of(peak) + (part[weighed] - 1)) + invalid;
+  }
+
+  JITACT_INLINE T log_share(T kept) const { return (kept - peak_) - tail_; }
+
+ private:
+  T peak_, tail_;
+};
+
+template <typename T>
+struct Sum { T total; };
+
+// How a GPU's thread adds up terms of either sign, and then what other threads have: in float32 with what rounding took, as what
+// several additions lose would be as much as all else in a gradient.
+template <typename T>
+struct Adding {
+  static constexpr int parts = 1;
+  static JITACT_INLINE void add(T (&to)[parts], T t) { to[0] += t; }
+  static JITACT_INLINE void join(T (&to)[parts], const T (&other)[parts]) { to[0] += other[0]; }
+  static JITACT_INLINE T total(const T (&of)[parts]) { return of[0]; }
+};
+template <>
+struct Adding<Single> {
+  static constexpr int parts = 2;
+  static JITACT_INLINE void add(Single (&to)[parts], Single t) {
+    const Single sum = to[0] + t, added = sum - to[0];
+    to[1] += (to[0] - (sum - added)) + (t - added);
+    to[0] = sum;
+  }
+  static JITACT_INLINE void join(Single (&to)[parts], const Single (&other)[parts]) {
+    to[1] += other[1];  // first, so that both threads get the same
+    add(to, other[0]);
+  }
+  static JITACT_INLINE Single total(const Single (&of)[parts]) {
+    const Single sum = of[0] + of[1];
+    return sum == sum ? sum : of[0];  // an infinite sum has no rest
+  }
+};
+
+}  // namespace jitact
+
+using jitact::LogSumExp;
+using jitact::Sum;
+using jitact::SumOfExp;

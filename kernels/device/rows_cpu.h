@@ -1,0 +1,254 @@
+// The CPU's loops over rows. A strip is `steps` times kLanes elements, widened: of one row that lies in one piece, or of rows side
+// by side, one in each lane, where rows lie across memory. It stays in a cache, so that tensors are read and written once; each
+// row is one thread's, and the same whatever stands beside it.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "memory_cpu.h"
+#include "rows_call.h"
+#include "torch_abi.h"
+
+namespace jitact::rows {
+
+using loops::Storage;
+
+constexpr int kLanes = 32;
+constexpr int64_t kBlock = 32;              // steps that are widened, narrowed and summed at a time
+constexpr int64_t kWorthAThread = 1 << 15;  // elements
+
+// Where a strip lies in the tensors of a call.
+struct Place {
+  int64_t first;   // element
+  int64_t steps;
+  int64_t stride;  // elements from step to step
+  int64_t lanes;   // of the strip's lanes, those that are rows; or kLanes
+  int64_t length;  // elements, where the strip is one row
+
+  // The elements of `count` steps from one on, if the strip is one row.
+  int64_t elements(int64_t step, int64_t count) const { return std::min(count * kLanes, length - step * kLanes); }
+};
+
+template <Op op, typename S, bool across>
+class Strip {
+ public:
+  using T = typename Storage<S>::T;
+
+  Strip(const Call& call, int64_t steps) : call_(call) {
+    const int64_t held = op == Op::backward_from_output ? 0 : steps * kLanes;
+    buffer_ = static_cast<T*>(::operator new(held * sizeof(T), kAligned));  // not zeroed
+    const int64_t bytes = call.outer * call.length * call.inner * int64_t(sizeof(S));
+    past_cache_ = loops::kStreams && !across && bytes >= loops::kLargeBytes;
+  }
+  Strip(const Strip&) = delete;
+  ~Strip() {
+    ::operator delete(buffer_, kAligned);
+    loops::fence();
+  }
+
+  void run(const Place& place) {
+    place_ = place;
+    held_ = buffer_;
+    if constexpr (kSame && op == Op::forward)
+      if (!past_cache_ && place.length % kLanes == 0) held_ = static_cast<T*>(call_.written) + place.first;
+    if constexpr (op != Op::backward_from_output) fold();
+    if constexpr (op != Op::forward) backward();
+  }
+
+ private:
+  static constexpr std::align_val_t kAligned{64};
+  static constexpr bool kSame = std::is_same_v<S, typename T::Value> && !across;  // in memory and in computation
+  using Wide = std::conditional_t<std::is_same_v<T, Single>, double, float>;      // for sums of many terms of either sign
+  static constexpr int kRows = across ? kLanes : 1;                               // of a strip
+
+  template <typename F>
+  void each_block(const F& f) const {
+    for (int64_t step = 0; step < place_.steps; step += kBlock) f(step, std::min(kBlock, place_.steps - step));
+  }
+
+  // `count` steps of a tensor, from one on: where they lie, or widened to a buffer. What is no row's is `outside`.
+  const T* read(int r, int64_t step, int64_t count, T outside, T* to) const {
+    const S* from = static_cast<const S*>(call_.read[r]) + place_.first + step * place_.stride;
+    if constexpr (across) {
+      for (int64_t i = 0; i < count; i++) {
+        Storage<S>::widen(from + i * place_.stride, to + i * kLanes, place_.lanes);
+        std::fill(to + i * kLanes + place_.lanes, to + (i + 1) * kLanes, outside);
+      }
+    } else {
+      const int64_t n = place_.elements(step, count);
+      if constexpr (kSame)
+        if (n == count * kLanes) return reinterpret_cast<const T*>(from);
+      Storage<S>::widen(from, to, n);
+      std::fill(to + n, to + count * kLanes, outside);
+    }
+    return to;
+  }
+  // Has f write `count` steps of the result, from one on.
+  template <typename F>
+  void write(int64_t step, int64_t count, const F& f) {
+    S* to = static_cast<S*>(call_.written) + place_.first + step * place_.stride;
+    if constexpr (across) {
+      f(results_);
+      for (int64_t i = 0; i < count; i++) Storage<S>::narrow(results_ + i * kLanes, to + i * place_.stride, place_.lanes);
+    } else {
+      const int64_t n = place_.elements(step, count), bytes = n * int64_t(sizeof(S));
+      const bool past_cache = past_cache_ && reinterpret_cast<uintptr_t>(to) % 32 == 0;
+      if constexpr (kSame)
+        if (n == count * kLanes && !past_cache) return f(reinterpret_cast<T*>(to));
+      f(results_);
+      if (kSame && past_cache) return loops::store_past_cache(to, results_, bytes);
+      if (!past_cache) return Storage<S>::narrow(results_, to, n);
+      Storage<S>::narrow(results_, narrowed_, n);
+      loops::store_past_cache(to, narrowed_, bytes);
+    }
+  }
+
+  // From all lanes to one, if the strip is one row.
+  template <typename V, typename F>
+  static void combine(V (&t)[kLanes], const F& f) {
+    for (int lanes = kLanes / 2; !across && lanes > 0; lanes /= 2)
+      for (int j = 0; j < lanes; j++) t[j] = f(t[j], t[j + lanes]);
+  }
+
+  // Reads x, and writes the result or, for backward, keeps it.
+  void fold() {
+    T peaks[kLanes];
+    std::fill(peaks, peaks + kLanes, T(-INFINITY));
+    each_block([&](int64_t step, int64_t count) {
+      const T scale = call_.scale, lowest = call_.scale > 0 ? -INFINITY : INFINITY;
+      T* to = held_ + step * kLanes;
+      const T* from = read(reads(op) - 1, step, count, lowest, to);
+      for (int64_t i = 0; i < count; i++, from += kLanes, to += kLanes)
+#pragma GCC ivdep
+        for (int j = 0; j < kLanes; j++) {
+          const T scaled = from[j] * scale;
+          to[j] = scaled;
+          peaks[j] = max(peaks[j], scaled);
+        }
+    });
+    combine(peaks, [](T a, T b) { return max(a, b); });
+    T invalid[kRows], base[kRows];
+    bool any_far = false;
+    for (int j = 0; j < kRows; j++) {
+      const bool far = is_far(peaks[j]);
+      invalid[j] = peaks[j] - peaks[j];
+      base[j] = far ? peaks[j] : T(0);
+      peaks[j] = far ? T(0) : peaks[j];
+      any_far |= far;
+    }
+    for (int64_t i = 0; any_far && i < place_.steps * kLanes; i++) held_[i] -= base[i % kRows];
+
+    using F = Fold<T>;
+    T parts[F::parts][kLanes] = {};
+    std::fill(parts[0], parts[0] + kLanes, T(F::start));
+    const Weights<T> weights(peaks[0]);
+    T* t = held_;
+    for (int64_t i = 0; i < place_.steps; i++, t += kLanes)
+#pragma GCC ivdep
+      for (int j = 0; j < kLanes; j++) {
+        T part[F::parts], kept = t[j];
+        for (int p = 0; p < F::parts; p++) part[p] = parts[p][j];
+        F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], kept);
+        t[j] = kept;
+        for (int p = 0; p < F::parts; p++) parts[p][j] = part[p];
+      }
+    for (int j = 0; j < kLanes; j++) parts[0][j] -= F::start;
+    for (int p = 0; p < F::parts; p++) combine(parts[p], [](T a, T b) { return a + b; });
+
+    F folded[kRows];
+    for (int j = 0; j < kRows; j++) {
+      T of_row[F::parts];
+      for (int p = 0; p < F::parts; p++) of_row[p] = parts[p][j];
+      folded[j] = F(peaks[j], invalid[j], Weights<T>(peaks[j]), of_row);
+    }
+    each_block([&](int64_t step, int64_t count) {
+      const auto finish = [&](T* to) {
+        const T* kept = held_ + step * kLanes;
+        for (int64_t i = 0; i < count; i++, kept += kLanes, to += kLanes)
+#pragma GCC ivdep
+          for (int j = 0; j < kLanes; j++) to[j] = forward(kept[j], folded[across ? j : 0]);
+      };
+      if constexpr (op == Op::forward) write(step, count, finish);
+      else finish(held_ + step * kLanes);
+    });
+  }
+
+  void backward() {
+    const auto read_y = [&](int64_t step, int64_t count) -> const T* {
+      if constexpr (op == Op::backward) return held_ + step * kLanes;
+      else return read(1, step, count, T(0), y_);
+    };
+    double sums[kRows] = {};
+    each_block([&](int64_t step, int64_t count) {
+      const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
+      Wide block[kLanes] = {};
+      for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes)
+#pragma GCC ivdep
+        for (int j = 0; j < kLanes; j++) block[j] += Wide(T(fold_from_output(dy[j], y[j])).v);
+      combine(block, [](Wide a, Wide b) { return a + b; });
+      for (int j = 0; j < kRows; j++) sums[j] += double(block[j]);
+    });
+    Sum<T> of_rows[kRows];
+    for (int j = 0; j < kRows; j++) of_rows[j].total = sums[j];
+    const T scale = call_.scale;
+    each_block([&](int64_t step, int64_t count) {
+      const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
+      write(step, count, [&](T* to) {
+        for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes, to += kLanes)
+#pragma GCC ivdep
+          for (int j = 0; j < kLanes; j++) to[j] = scale * T(backward_from_output(dy[j], y[j], of_rows[across ? j : 0]));
+      });
+    });
+  }
+
+  const Call& call_;
+  T *buffer_, *held_;
+  bool past_cache_;
+  Place place_;
+  alignas(64) T dy_[kBlock * kLanes], y_[kBlock * kLanes], results_[kBlock * kLanes];
+  alignas(64) S narrowed_[kBlock * kLanes];
+};
+
+template <Op op, typename S, bool across>
+void run_strips(const Call& call, int64_t begin, int64_t end) {
+  const int64_t per_outer = across ? (call.inner + kLanes - 1) / kLanes : 1;
+  const int64_t steps = across ? call.length : (call.length + kLanes - 1) / kLanes;
+  Strip<op, S, across> strip(call, steps);
+  for (int64_t s = begin; s < end; s++) {
+    const int64_t outer = s / per_outer, column = s % per_outer * kLanes;
+    strip.run({
+        .first = outer * call.length * call.inner + column,
+        .steps = steps,
+        .stride = across ? call.inner : kLanes,
+        .lanes = std::min(int64_t(kLanes), call.inner - column),
+        .length = call.length,
+    });
+  }
+}
+
+void run_cpu(const Call& call) {
+  const int64_t bytes = call.outer * call.length * call.inner * bytes_of(call.dtype);
+  if (bytes >= loops::kLargeBytes) loops::prefer_huge_pages(call.written, bytes);
+  const auto run = [](int64_t begin, int64_t end, void* context) {
+    const Call& call = *static_cast<const Call*>(context);
+    loops::dispatch_dtype(call.dtype, [&]<typename S>() {
+      if constexpr (!std::is_same_v<S, double>) {
+        const auto for_op = [&]<Op op>() {
+          if (call.inner == 1) run_strips<op, S, false>(call, begin, end);
+          else run_strips<op, S, true>(call, begin, end);
+        };
+        if (call.op == Op::forward) for_op.template operator()<Op::forward>();
+        else if (call.op == Op::backward) for_op.template operator()<Op::backward>();
+        else for_op.template operator()<Op::backward_from_output>();
+      }
+    });
+  };
+  const bool across = call.inner > 1;
+  const int64_t strips = call.outer * (across ? (call.inner + kLanes - 1) / kLanes : 1);
+  const int64_t grain = std::max(int64_t(1), kWorthAThread / (call.length * (across ? kLanes : 1)));
+  torch_parallel_for(0, strips, grain, run, const_cast<Call*>(&call));
+}
+
+}  // namespace jitact::rows

@@ -1,0 +1,148 @@
+"""The functions, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..records import describe
+from . import kernels
+
+__all__ = ["log_softmax", "softmax", "softmin"]
+
+
+def softmax(
+    x: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    save: Literal["output", "input"] = "output",
+) -> Tensor:
+    """softmax(t) = exp(t) / sum of exp(t) along ``dim``, where t = scale x + mask.
+
+    Kernels that read each row once compute float32, float16 and bfloat16 tensors of 1 MB and more, where they were measured to
+    be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in float32.
+    PyTorch's own operators compute all else, and what is under autocast, torch.compile, transforms and DTensor.
+    ``scale`` is part of the kernels, if there is no additive mask; masks and ``dtype`` are PyTorch's steps before that.
+
+    Args:
+        x: of any shape.
+        dim: of the rows; without one, PyTorch chooses, and warns.
+        dtype: x is converted to it first.
+        scale: a number that x is multiplied by.
+        mask: of bool, true for elements that take part, or floating, which is added. It broadcasts to the shape of x, and its
+            gradient is summed to its own. A row without an element that takes part is NaN.
+        save: what backward keeps: the output, or the input, which costs an exponential more and is exact.
+
+    Raises:
+        TypeError, ValueError: x or mask is no tensor, scale no number, mask does not fit, or save is neither.
+        IndexError, RuntimeError: as PyTorch's, for a dimension or a dtype that will not do.
+    """
+    return _run("softmax", x, dim, dtype, scale, mask, save)
+
+
+def log_softmax(
+    x: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    save: Literal["output", "input"] = "output",
+) -> Tensor:
+    """log_softmax(t) = t - log(sum of exp(t)) along ``dim``, where t = scale x + mask. All else is as in :func:`softmax`."""
+    return _run("log_softmax", x, dim, dtype, scale, mask, save)
+
+
+def softmin(
+    x: Tensor,
+    dim: int | None = None,
+    dtype: torch.dtype | None = None,
+    *,
+    scale: float = 1.0,
+    mask: Tensor | None = None,
+    save: Literal["output", "input"] = "output",
+) -> Tensor:
+    """softmin(x) = softmax(t) along ``dim``, where t = mask - scale x. All else is as in :func:`softmax`."""
+    return _run("softmin", x, dim, dtype, scale, mask, save)
+
+
+def _run(
+    name: str, x: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float, mask: Tensor | None, save: str
+) -> Tensor:
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name}: expected a tensor, got {describe(x)}")
+    if not isinstance(scale, (int, float)):
+        raise TypeError(f"{name}: scale is a number, got {describe(scale)}")
+    if save not in ("output", "input"):
+        raise ValueError(f"{name}: save must be 'output' or 'input', got {save!r}")
+    if mask is not None:
+        _check_mask(name, x, mask)
+    factor = float(-scale if name == "softmin" else scale)
+    plain = factor == 1 or (factor == -1 and name == "softmin")
+    if dtype is not None and (mask is not None or not plain):
+        x, dtype = x.to(dtype), None
+    t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
+    kernel = "log_softmax" if name == "log_softmax" else "softmax"
+    if dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim() and kernels.sees_all(t):
+        order = None if t.is_contiguous() else sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
+        lying, place = (t, dim % t.dim()) if order is None else (t.permute(order), order.index(dim % t.dim()))
+        if lying.is_contiguous():
+            by_kernel, keeps = kernels.takes_forward(kernel, lying, place, factor), t.requires_grad and torch.is_grad_enabled()
+            if by_kernel or (keeps and kernels.takes_backward(lying, place)):
+                y = _Rows.apply(lying, kernel, place, factor, save, by_kernel)
+                return y if order is None else y.permute(sorted(range(t.dim()), key=order.__getitem__))
+    if mask is None and plain:
+        return getattr(F, name)(x, dim, _stacklevel=5, dtype=dtype)
+    return getattr(F, kernel)(t if factor == 1 else t * factor, dim, _stacklevel=5)
+
+
+def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
+    """Raises TypeError or ValueError where a mask will not do."""
+    if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
+        raise TypeError(f"{name}: mask is a tensor of bool or floating, got {describe(mask)}")
+    sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
+    if mask.dim() > x.dim() or not all(m in (1, n) for m, n in sizes):
+        raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")
+
+
+def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
+    """A tensor and a number whose product is what exponentials are taken of."""
+    if mask.dtype is torch.bool:
+        if factor == 0 or not math.isfinite(factor):
+            x, factor = x * factor, 1.0
+        return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
+    return torch.add(mask.to(x.dtype), x, alpha=factor), 1.0
+
+
+class _Rows(torch.autograd.Function):
+    """An activation of the rows of a contiguous tensor, times a number."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, name: str, dim: int, scale: float, save: str, by_kernel: bool) -> Tensor:
+        y = kernels.forward(name, x, dim, scale) if by_kernel else getattr(F, name)(x if scale == 1 else x * scale, dim)
+        ctx.name, ctx.dim, ctx.scale, ctx.save = name, dim, scale, save
+        ctx.save_for_backward(y if save == "output" else x)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        (kept,) = ctx.saved_tensors
+        return _gradient(ctx.name, dy, kept, ctx.dim, ctx.scale, ctx.save == "output"), None, None, None, None, None
+
+
+def _gradient(name: str, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
+    """By our kernel; by PyTorch's, which can be differentiated, where that is asked for."""
+    plain = not torch.is_grad_enabled() and type(dy) is Tensor and not dy._is_zerotensor() and kernels.sees_all(kept)
+    if plain and kept.is_contiguous() and kernels.takes_backward(kept, dim):
+        return kernels.backward(name, dy, kept, dim, scale, from_output)
+    y = kept if from_output else getattr(F, name)(kept if scale == 1 else kept * scale, dim)
+    operator = torch._log_softmax_backward_data if name == "log_softmax" else torch._softmax_backward_data
+    dx = operator(dy, y, dim, y.dtype)
+    return dx if scale == 1 else dx * scale

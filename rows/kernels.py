@@ -1,0 +1,114 @@
+"""Which calls our kernels compute, where they were measured to be no slower than PyTorch's; and those calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from .. import kernels
+from ..configs import call, is_transformed
+
+__all__ = ["backward", "forward", "sees_all", "takes_backward", "takes_forward"]
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+SMALL = 2**20  # bytes; a smaller tensor takes no longer than it takes to call a kernel
+LARGE = 2**25  # bytes; on a CPU, from here on memory is what counts
+LONG = 2**16  # elements; on a CPU, log_softmax of longer rows is PyTorch's in tensors that are not large
+NARROW = 32  # columns that are walked at once on a CPU
+HELD = 2**13  # elements of as many columns that stay in a cache
+ALIGNED = 16  # bytes; what threads of a GPU read at once
+RAGGED = 1024  # elements of the shortest row that may begin and end within what threads read
+VECTORS_OF_A_BLOCK, VECTORS = 2**11, 2**14  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
+
+GPU_FORWARD = {"softmax": {2: (128, 16384), 4: (2048, 4096)}, "log_softmax": {2: (128, 1024)}}
+GPU_BACKWARD = {2: (128, 131072), 4: (128, 65536)}
+"""The lengths of rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
+
+
+def sees_all(x: Tensor) -> bool:
+    """Whether a tensor is what it seems to be, and nothing is at work that has to see PyTorch's operators."""
+    return (
+        not torch.compiler.is_compiling()
+        and type(x) in (Tensor, nn.Parameter)
+        and x.device.type in ("cpu", "cuda")
+        and x.dtype in DTYPES
+        and x.layout is torch.strided
+        and not x.is_nested
+        and not is_transformed()
+        and not torch.is_autocast_enabled(x.device.type)
+        and not torch._C._len_torch_dispatch_stack()
+    )
+
+
+def takes_forward(name: str, x: Tensor, dim: int, scale: float) -> bool:
+    """Whether a kernel computes the rows of a contiguous tensor that :func:`sees_all` is true of."""
+    if not math.isfinite(scale) or abs(scale) < 2**-126 or x.nbytes < SMALL:
+        return False
+    length, columns = x.shape[dim], _columns(x, dim)
+    if x.is_cuda:
+        return columns == 1 and _fits_the_gpu(x, length, GPU_FORWARD[name])
+    if not _has_vectors():
+        return False
+    if x.nbytes >= LARGE:
+        return length >= 256 if columns == 1 else columns >= NARROW and NARROW <= length <= HELD
+    return columns == 1 and length >= 512 and (length <= LONG or name == "softmax")
+
+
+def takes_backward(y: Tensor, dim: int) -> bool:
+    """The same of backward, of a contiguous output or input."""
+    if _columns(y, dim) > 1 or y.nbytes < SMALL:
+        return False
+    if y.is_cuda:
+        return _fits_the_gpu(y, y.shape[dim], GPU_BACKWARD)
+    return y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
+
+
+def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:
+    """``name`` of ``scale x`` along ``dim``, for a tensor that is taken."""
+    return call(_operator(name, "forward"), x, dim, scale)
+
+
+def backward(name: str, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
+    """The gradient, from the output or the input, for tensors that are taken."""
+    dy = dy.contiguous()
+    if dy.data_ptr() % ALIGNED:
+        dy = dy.clone()
+    return call(_operator(name, "backward_from_output" if from_output else "backward"), dy, kept, dim, scale)
+
+
+def _columns(x: Tensor, dim: int) -> int:
+    """How many rows lie across each other; 1 where each lies in one piece."""
+    return math.prod(x.shape[dim + 1 :])
+
+
+def _fits_the_gpu(x: Tensor, length: int, lengths: dict[int, tuple[int, int]]) -> bool:
+    shortest, longest = lengths.get(x.itemsize, (1, 0))
+    each = ALIGNED // x.itemsize
+    ragged = length % each != 0
+    touched = (length + 2 * (each - 1) if ragged else length) // each
+    return (
+        (max(shortest, RAGGED) if ragged else shortest) <= length <= longest
+        and x.data_ptr() % ALIGNED == 0
+        and (touched <= VECTORS_OF_A_BLOCK or (touched <= VECTORS and _has_clusters(x.device)))
+    )
+
+
+@cache
+def _has_clusters(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device)[0] >= 9
+
+
+@cache
+def _has_vectors() -> bool:
+    return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+
+
+@cache
+def _operator(name: str, kind: str) -> Callable[..., Tensor]:
+    """An operator of ``rows_binding.h``, compiled unless it is there."""
+    library = kernels.load(kernels.KernelSource.from_file(name))
+    return getattr(torch.ops.jitact, f"{library.name}_{kind}").default

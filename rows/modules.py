@@ -1,0 +1,92 @@
+"""The functions as modules, which take what those of ``torch.nn`` take and stand where they stand."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
+from . import functions
+
+__all__ = ["COUNTERPARTS", "SETTINGS", "LogSoftmax", "RowModule", "Softmax", "Softmax2d", "Softmin"]
+
+
+class RowModule(nn.Module):
+    """What the modules have in common."""
+
+    def _get_name(self) -> str:
+        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
+
+
+class OfAnyDimension(RowModule):
+    """What those have that take a dimension: KernelBench's form, as ``ModelNew`` beside PyTorch's as ``Model``."""
+
+    @classmethod
+    def get_inputs(
+        cls,
+        batch_size: int = BATCH_SIZE,
+        dim: int = DIM,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Tensor]:
+        """A random normal tensor, as KernelBench wants it: of 6.4 GB, or as JITACT_BATCH_SIZE and JITACT_DIM say."""
+        return [kernelbench_input(batch_size, dim, device, dtype)]
+
+    @classmethod
+    def get_init_inputs(cls) -> list:
+        """Arguments for the constructor: the dimension, which is 1 in KernelBench."""
+        return [1]
+
+
+class Softmax(OfAnyDimension, nn.Softmax):
+    """``torch.nn.Softmax`` by :func:`jitact.softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Softmax along ``dim``."""
+        return functions.softmax(input, self.dim)
+
+
+class LogSoftmax(OfAnyDimension, nn.LogSoftmax):
+    """``torch.nn.LogSoftmax`` by :func:`jitact.log_softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The logarithm of softmax along ``dim``."""
+        return functions.log_softmax(input, self.dim)
+
+
+class Softmin(OfAnyDimension, nn.Softmin):
+    """``torch.nn.Softmin`` by :func:`jitact.softmin`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Softmin along ``dim``."""
+        return functions.softmin(input, self.dim)
+
+
+class Softmax2d(RowModule, nn.Softmax2d):
+    """``torch.nn.Softmax2d`` by :func:`jitact.softmax`."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Softmax along the channels of images.
+
+        Raises:
+            ValueError: input is neither one image nor a batch of them.
+        """
+        if input.dim() not in (3, 4):
+            raise ValueError(f"Softmax2d: expected 3 or 4 dimensions, got {input.dim()}")
+        return functions.softmax(input, -3)
+
+
+SETTINGS = ("dim",)  # what PyTorch's modules hold, where they hold anything
+COUNTERPARTS: dict[type[nn.Module], type[RowModule]] = {
+    nn.Softmax: Softmax,
+    nn.LogSoftmax: LogSoftmax,
+    nn.Softmin: Softmin,
+    nn.Softmax2d: Softmax2d,
+}
+
+
+def counterpart(module: nn.Module) -> RowModule | None:
+    """Ours for a module of PyTorch's, with its settings; None if there is none."""
+    ours = COUNTERPARTS.get(type(module))
+    return ours and ours(**{key: value for key, value in vars(module).items() if key in SETTINGS})

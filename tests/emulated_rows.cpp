@@ -1,0 +1,12 @@
+// The GPU's loops over rows, as threads of the CPU, for test_rows.py, which gives KERNEL.
+#include "emulated_cuda.h"
+
+#include "elementwise.cuh"
+#include KERNEL
+#include "rows_cuda.cuh"
+
+extern "C" const char* run(int op, int dtype, int64_t rows, int64_t length, float scale, const void* first, const void* second,
+                           void* to) {
+  using namespace jitact;
+  return rows::run_cuda({rows::Op(op), loops::Dtype(dtype), rows, length, 1, scale, {first, second}, to}, nullptr);
+}

@@ -1,0 +1,515 @@
+"""Softmax and its kin: what the kernels compute, on a CPU, on a GPU and as the GPU's code in threads of the CPU; which calls
+they take; and what PyTorch's functions do, everywhere."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import pickle
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jitact
+from jitact import kernels, rows
+from jitact.kernels.loader.signature import read_signature
+from jitact.measuring.ulp import ulp_error
+from jitact.rows import kernels as row_kernels
+
+NAMES = ("softmax", "log_softmax", "softmin")
+KERNELS = ("softmax", "log_softmax")
+CODE = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
+ULP = {torch.float32: 4, torch.float16: 1, torch.bfloat16: 1}
+GRADIENT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+INF, NAN = math.inf, math.nan
+OPERATIONS = ("forward", "backward", "backward_from_output")
+HERE, DEVICE = Path(__file__).parent, Path(kernels.__file__).parent / "device"
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="which calls go to the GPU's kernels")
+
+Operator = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Operator]:
+    """The GPU's code as operators, which run each thread of a cluster in turns that are shuffled."""
+    folder, libraries = tmp_path_factory.mktemp("emulated"), {}
+    for header in DEVICE.glob("*.*h"):
+        shutil.copy(header, folder)
+    (folder / "ptx.cuh").write_text('#include "emulated_cuda.h"\n')
+    for name in KERNELS:
+        kernel = f'-DKERNEL="{DEVICE.parent / name}.cu"'
+        flags = ["-std=c++20", "-O1", "-mfma", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-DJITACT_CUDA"]
+        command = ["g++", *flags, f"-I{folder}", f"-I{HERE}", kernel, str(HERE / "emulated_rows.cpp"), "-o", f"{name}.so"]
+        subprocess.run(command, cwd=folder, check=True)
+        libraries[name] = ctypes.CDLL(str(folder / f"{name}.so"))
+        libraries[name].run.restype = ctypes.c_char_p
+
+    def operator(name: str, kind: str) -> Operator:
+        def run(*tensors_and_numbers: object) -> Tensor:
+            *tensors, dim, scale = tensors_and_numbers
+            x = tensors[-1]
+            assert dim in (-1, x.dim() - 1) and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
+            y = torch.full_like(x, 7)
+            data = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], tensors[-1], y)]
+            sizes = [ctypes.c_int64(x.numel() // x.shape[-1]), ctypes.c_int64(x.shape[-1])]
+            kinds = OPERATIONS.index(kind), CODE[x.dtype]
+            assert libraries[name].run(*kinds, *sizes, ctypes.c_float(scale), *data) is None
+            return y
+
+        return run
+
+    return operator
+
+
+@pytest.fixture(params=["emulated", "cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def operator(request: pytest.FixtureRequest) -> Callable[[str, str], Operator]:
+    """``operator(name, kind)``, of tensors on a CPU, wherever it runs them."""
+    if request.param == "emulated":
+        return request.getfixturevalue("emulated")
+
+    def on_device(name: str, kind: str) -> Operator:
+        run = row_kernels._operator(name, kind)
+        return lambda *given: run(*(t.to(request.param) if isinstance(t, Tensor) else t for t in given)).cpu()
+
+    return on_device
+
+
+def fits(dtype: torch.dtype, length: int) -> bool:
+    a_block = length * dtype.itemsize <= 2**15 - 16
+    return a_block or not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] >= 9
+
+
+def exact_output(name: str, x: Tensor, dim: int = -1) -> Tensor:
+    """In float64, where log_softmax of a value far above the others needs log1p."""
+    x = x.double()
+    highest, place = x.max(dim, keepdim=True)
+    terms = (x - highest).exp()
+    rest = terms.scatter(dim, place, 0.0).sum(dim, keepdim=True)
+    return x - highest - rest.log1p() if name == "log_softmax" else terms / (1 + rest)
+
+
+def exact_gradient(name: str, dy: Tensor, y: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """The gradient that follows from an output, and the sum of the sizes of its terms, which roundings are parts of."""
+    dy, y = dy.double(), y.double()
+    if name == "log_softmax":
+        p = y.exp()
+        return dy - p * dy.sum(dim, keepdim=True), dy.abs() + p * dy.abs().sum(dim, keepdim=True)
+    return y * (dy - (dy * y).sum(dim, keepdim=True)), y * (dy.abs() + (dy.abs() * y).sum(dim, keepdim=True))
+
+
+def smallest(dtype: torch.dtype) -> float:
+    """What is left of an error where results are subnormal."""
+    return 16 * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
+
+
+def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float = 1.0, what: object = "") -> None:
+    """Forward, and both kinds of backward, against float64."""
+    dtype, t = x.dtype, scale * x.double()
+    y = operator(name, "forward")(x, dim, scale)
+    errors = ulp_error(y, exact_output(name, t, dim), dtype)
+    assert errors.max() <= ULP[dtype], (what, errors.max())
+    dy = torch.randn_like(x)
+    for kind, kept, known, times in (
+        ("backward_from_output", y, y, 1),
+        ("backward", x, exact_output(name, t, dim), 2 if dtype is torch.float32 else 1),  # the output is rounded, too
+    ):
+        exact, sizes = exact_gradient(name, dy, known, dim)
+        dx = operator(name, kind)(dy, kept, dim, scale).double() / scale
+        excess = ((dx - exact).abs() / (times * GRADIENT[dtype] * sizes + smallest(dtype) / abs(scale))).max()
+        assert excess <= 1, (what, kind, excess)
+
+
+# The kernels.
+
+# Of one thread, of part of a warp, a warp, some warps, a block, and clusters; a vector more and less.
+LENGTHS = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 30, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 257, 300, 512, 1000, 1025, 2048,
+           2055, 4090, 4100, 8192, 8200, 16400)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, operator: Callable) -> None:
+    torch.manual_seed(0)
+    for length in LENGTHS:
+        if not fits(dtype, length):
+            continue
+        # By other numbers than powers of two, the product is rounded, which comes on top.
+        for spread, scale in ((1, 1.0), (8, 0.25), (30, -1.0)) if length < 400 else ((8, 1.0),):
+            x = (torch.randn(20 if length < 70 else 3, length) * spread / abs(scale)).to(dtype)
+            check(operator, name, x, scale=scale, what=(length, spread))
+
+
+STRANGE = [
+    [INF, 0.0],
+    [-INF, -INF],
+    [NAN, 1.0],
+    [1.0, NAN, INF],
+    [-INF, 1.0, 2.0],
+    [-6e4, -6e4],
+    [6e4, -6e4],
+    [0.0, -20.0, -60.0],
+    [0.0, -88.0, -100.0],
+    [-3e6, -3e6 - 1, -3e6 - 2],
+    [1048575.0, 1048577.0, 1048576.5],
+    [-3.3e38, -3.3e38],
+    [3.3e38, -3.3e38],
+]
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_do_with_strange_rows_what_pytorch_does(name: str, operator: Callable) -> None:
+    for dtype in CODE:
+        for scale in (1.0, -1.0):
+            for length in (3, 8, 300, 2050):
+                x = torch.full((len(STRANGE), length), -INF, dtype=torch.float64)
+                for row, values in zip(x, STRANGE, strict=True):
+                    row[: len(values)] = torch.tensor(values, dtype=torch.float64)
+                x = (scale * x).to(dtype)
+                y, exact = operator(name, "forward")(x, -1, scale), getattr(F, name)(scale * x.double(), -1)
+                torch.testing.assert_close(y, exact.to(dtype), equal_nan=True)
+                errors = ulp_error(y, exact_output(name, scale * x.double()), dtype)
+                assert errors[exact.isfinite()].max() <= ULP[dtype]
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
+def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, operator: Callable) -> None:
+    for length in (37, 1029):
+        x, dy = torch.randn(6, length).to(dtype), torch.randn(6, length).to(dtype)
+        wild, wild_dy = torch.full_like(x, NAN), torch.full_like(x, INF)
+        wild[3], wild_dy[3] = x[3], dy[3]
+        for name in KERNELS:
+            y = operator(name, "forward")(x, -1, 1.0)
+            assert torch.equal(operator(name, "forward")(wild, -1, 1.0)[3], y[3])
+            for kind, kept in (("backward", x), ("backward_from_output", y)):
+                beside = wild if kind == "backward" else torch.where(wild.isnan(), wild, y)
+                run = operator(name, kind)
+                assert torch.equal(run(wild_dy, beside, -1, 1.0)[3], run(dy, kept, -1, 1.0)[3])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_cpu_walks_any_dimension_with_any_number_of_threads(name: str) -> None:
+    def on_cpu(name: str, kind: str) -> Operator:
+        return row_kernels._operator(name, kind)
+
+    torch.manual_seed(0)
+    threads = torch.get_num_threads()
+    for dtype in CODE:
+        for shape, dim in (((5, 1), 0), ((3, 70), 0), ((2, 40, 33), 1), ((2, 3, 40, 9), 1), ((40, 3, 5), 0)):
+            x = (torch.randn(shape) * 8).to(dtype)
+            check(on_cpu, name, x, dim, what=(shape, dim))
+        for shape, dim in (((512, 600), 1), ((130, 3000), 0)):
+            x, found = torch.randn(shape).to(dtype), []
+            try:
+                for count in (1, 2, 3):
+                    torch.set_num_threads(count)
+                    found.append(on_cpu(name, "forward")(x, dim, 1.0))
+            finally:
+                torch.set_num_threads(threads)
+            assert torch.equal(found[0], found[1]) and torch.equal(found[0], found[2])
+    x = torch.tensor([[0.0, INF, 1e7], [1.0, 2.0, 1e7], [NAN, -INF, -1e7], [0.0, -INF, 1e7 - 3]])
+    expected = getattr(F, name)(x.double(), 0).float()
+    torch.testing.assert_close(on_cpu(name, "forward")(x, 0, 1.0), expected, equal_nan=True)
+
+
+def test_rows_of_400000() -> None:
+    x = torch.randn(1, 400_000) * 3
+    for name in KERNELS:
+        for dtype in (torch.float32, torch.bfloat16):
+            check(row_kernels._operator, name, x.to(dtype), what=dtype)
+
+
+def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:
+    forward, backward = (row_kernels._operator("softmax", kind) for kind in ("forward", "backward_from_output"))
+    x = torch.randn(8, 128, device=device)
+    refused = [
+        ((x.double(), 1, 1.0), "float64|float32"),
+        ((x.t(), 1, 1.0), "contiguous"),
+        ((x, 2, 1.0), "no dimension"),
+        ((x, 1, 0.0), "finite and not 0"),
+        ((x, 1, INF), "finite and not 0"),
+    ]
+    if device == "cuda":
+        refused += [((x, 0, 1.0), "last dimension"), ((x.new_empty(2, 4 * 16384 + 4), 1, 1.0), "256 KB")]
+        refused += [((x.flatten()[1:897].view(7, 128), 1, 1.0), "16 bytes")]
+    for given, message in refused:
+        with pytest.raises(RuntimeError, match=message):
+            forward(*given)
+    with pytest.raises(RuntimeError, match="dy must be as"):
+        backward(x[:4], x, 1, 1.0)
+    assert forward(x[:0], 1, 1.0).shape == (0, 128)
+
+
+# Which calls go to them.
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The operators that calls took."""
+    found, operator = [], row_kernels._operator
+
+    def counted(name: str, kind: str):
+        found.append((name, kind))
+        return operator(name, kind)
+
+    monkeypatch.setattr(row_kernels, "_operator", counted)
+    return found
+
+
+@pytest.mark.skipif(not row_kernels._has_vectors(), reason="a CPU without AVX2, whose rows are PyTorch's")
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_that_kernels_take_on_a_cpu(name: str, taken: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    function, kernel = getattr(jitact, name), name.replace("softmin", "softmax")
+    monkeypatch.setattr(row_kernels, "LARGE", 2**21)
+    both = [(kernel, "forward"), (kernel, "backward_from_output")]
+    for x, dim, expected in (
+        (torch.randn(1024, 513), -1, both),
+        (torch.randn(400, 600, dtype=torch.float32).t()[None], 1, []),  # 1 MB, across
+        (torch.randn(3, 100, 2000).transpose(1, 2), 1, both),
+        (torch.randn(500, 1024).bfloat16(), 1, []),
+        (torch.randn(600, 1024).bfloat16(), 1, both[:1]),
+        (torch.randn(100, 5300), 0, both[:1]),
+        (torch.randn(600, 1000).half()[:, ::2], 1, []),
+    ):
+        x = x.requires_grad_()
+        for scale in (1.0, -0.5):
+            taken.clear()
+            y = function(x, dim, scale=scale)
+            dy = torch.randn_like(y)
+            (dx,) = torch.autograd.grad(y, x, dy)
+            assert taken == expected, (x.shape, dim)
+            torch.testing.assert_close(y, getattr(F, name)(scale * x.detach().double(), dim).to(x.dtype))
+            gradient, sizes = exact_gradient(kernel, dy, y.detach(), dim)
+            factor = -scale if name == "softmin" else scale
+            assert (
+                (dx.double() - factor * gradient).abs() <= 2 * GRADIENT[x.dtype] * abs(factor) * sizes + smallest(x.dtype)
+            ).all()
+    x = torch.randn(1024, 1024).requires_grad_()
+    taken.clear()
+    torch.autograd.grad(function(x, 1, save="input"), x, torch.randn_like(x))
+    assert taken == [(kernel, "forward"), (kernel, "backward")]
+
+
+@needs_gpu
+@pytest.mark.parametrize("name", NAMES)
+def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
+    function, kernel = getattr(jitact, name), name.replace("softmin", "softmax")
+    both = [(kernel, "forward"), (kernel, "backward_from_output")]
+    for dtype, n, expected in (
+        (torch.bfloat16, 1024, both),
+        (torch.float16, 32768, both[1:]),
+        (torch.float32, 1024, both[1:]),
+        (torch.float32, 4096, both[1:] if name == "log_softmax" else both),
+    ):
+        if not fits(dtype, n):
+            continue
+        taken.clear()
+        x = torch.randn(3, 2**20 // n, n, device="cuda", dtype=dtype).requires_grad_()
+        y, dy = function(x, 2), torch.randn_like(x).transpose(0, 1).contiguous().transpose(0, 1)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert taken == expected, (dtype, n)
+        theirs = getattr(F, name)(x, 2)
+        torch.testing.assert_close(y, theirs)
+        torch.testing.assert_close(dx, torch.autograd.grad(theirs, x, dy)[0])
+
+
+def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    for clusters, dtype, length, expected in (
+        (True, torch.float32, 65536, True),
+        (True, torch.float32, 65535, False),  # touches a vector more
+        (True, torch.float32, 65530, True),
+        (True, torch.bfloat16, 131071, False),
+        (True, torch.bfloat16, 50257, True),
+        (False, torch.float32, 8192, True),
+        (False, torch.float32, 8191, False),
+        (False, torch.float32, 8186, True),
+        (False, torch.float32, 8196, False),
+        (True, torch.float32, 1023, False),
+    ):
+        monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
+        x = torch.empty(1, length, dtype=dtype)
+        assert row_kernels._fits_the_gpu(x, length, row_kernels.GPU_BACKWARD) is expected, (clusters, dtype, length)
+
+
+def test_pytorch_takes_all_else(taken: list, device: str) -> None:
+    x = torch.randn(512, 2048, device=device)
+    for other in (x[:, ::2], x[:16], x.double(), F.pad(x, (1, 0))[:, 1:], x.to("meta")):
+        assert other.is_meta or torch.equal(jitact.softmax(other, -1), torch.softmax(other, -1))
+    with torch.autocast(device):
+        assert jitact.softmax(x.bfloat16(), -1).dtype is torch.softmax(x.bfloat16(), -1).dtype
+    torch.func.vmap(lambda row: jitact.softmax(row, -1))(x)
+    torch.func.jvp(lambda x: jitact.softmax(x, -1), (x,), (x,))
+    for scale in (0.0, INF, 2.0**-140):
+        torch.testing.assert_close(jitact.softmax(x, -1, scale=scale), torch.softmax(x * scale, -1), equal_nan=True)
+    assert not taken
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_gradients_of_the_kernels(name: str, device: str, taken: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "LARGE", 2**20)
+    x = torch.randn(128, 4096, device=device).requires_grad_()
+    dy, ddx = torch.randn_like(x).requires_grad_(), torch.randn_like(x)
+    for save in ("output", "input"):
+        found = []
+        for function in (lambda x: getattr(jitact, name)(x, -1, save=save), lambda x: getattr(F, name)(x, -1)):
+            (dx,) = torch.autograd.grad(function(x), x, dy, create_graph=True)
+            found.append([dx, *torch.autograd.grad(dx, (x, dy), ddx)])
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours, theirs)
+    assert taken or not row_kernels._has_vectors()
+
+
+# Everywhere.
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_functions_do_what_pytorchs_do(name: str, device: str) -> None:
+    ours, theirs = getattr(jitact, name), getattr(F, name)
+    for x in (
+        torch.randn(3, 4, 5, device=device),
+        torch.randn(5, device=device, dtype=torch.float64),
+        torch.randn(0, 4, device=device),
+        torch.randn(4, 0, device=device),
+        torch.tensor(2.0, device=device),
+        torch.randn(2, 3, device="meta"),
+    ):
+        for dim in range(-x.dim(), x.dim()):
+            y = ours(x, dim)
+            expected = theirs(x, dim)
+            assert y.shape == expected.shape and y.dtype is expected.dtype and y.device == expected.device
+            assert x.is_meta or torch.equal(y, expected)
+    x = torch.arange(6, device=device).view(2, 3)
+    assert torch.equal(ours(x, 1, torch.float64), theirs(x, 1, dtype=torch.float64))
+    with pytest.warns(UserWarning, match="Implicit dimension choice"):
+        assert torch.equal(ours(x.float()), theirs(x.float(), 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_scale_and_masks(name: str, device: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 4, device=device, dtype=torch.float64).requires_grad_()
+    keep = torch.rand(3, 4, device=device) > 0.4
+    keep[:, 0], keep[2] = True, False
+    added = torch.randn(2, 1, 4, device=device, dtype=torch.float64).requires_grad_()
+    sign = -1 if name == "softmin" else 1
+    softmax = F.log_softmax if name == "log_softmax" else F.softmax
+    function = getattr(jitact, name)
+    for y, terms, dim in (
+        (function(x, -1, scale=0.25), 0.25 * sign * x, -1),
+        (function(x, 1, mask=keep, scale=3), (3 * sign * x).masked_fill(~keep, -INF), 1),
+        (function(x, 1, mask=keep, scale=-2), (-2 * sign * x).masked_fill(~keep, -INF), 1),
+        (function(x, 1, mask=keep, scale=0), (0 * x).masked_fill(~keep, -INF), 1),
+        (function(x, -1, mask=added), sign * x + added, -1),
+        (function(x, -1, mask=added, scale=0.5), 0.5 * sign * x + added, -1),
+    ):
+        torch.testing.assert_close(y, softmax(terms, dim), equal_nan=True)
+    dy = torch.randn_like(x)
+    found = torch.autograd.grad(function(x, -1, mask=added, scale=0.5), (x, added), dy)
+    for ours, theirs in zip(found, torch.autograd.grad(softmax(0.5 * sign * x + added, -1), (x, added), dy), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    y = function(x, -1, mask=keep)
+    assert y[:, 2].isnan().all() and (y[:, :2].exp() if name == "log_softmax" else y[:, :2])[:, ~keep[:2]].eq(0).all()
+    kept = function(x[:, :2], -1, mask=keep[:2])
+    (dx,) = torch.autograd.grad(kept.masked_fill(~keep[:2], 0).square().sum(), x)
+    assert dx.isfinite().all() and dx[:, :2][:, ~keep[:2]].eq(0).all() and dx[:, :2].ne(0).any()
+    assert function(x.half(), -1, torch.float32, mask=keep, scale=2).dtype is torch.float32
+
+
+def test_masks_before_the_kernels(device: str, taken: list) -> None:
+    x, keep = torch.randn(512, 1024, device=device, dtype=torch.bfloat16), torch.rand(1024, device=device) > 0.5
+    y = jitact.softmax(x, -1, scale=0.5, mask=keep)
+    exact = torch.softmax((0.5 * x.double()).masked_fill(~keep, -INF), -1)
+    assert ulp_error(y.cpu(), exact.cpu(), x.dtype).max() <= 1
+    assert taken == [("softmax", "forward")] or not row_kernels._has_vectors()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        (([1.0], 0), {}, TypeError, "softmax: expected a tensor, got"),
+        ((torch.ones(2), 0), {"mask": [True, False]}, TypeError, "softmax: mask is a tensor of bool or floating"),
+        ((torch.ones(2), 0), {"mask": torch.ones(2, dtype=torch.int64)}, TypeError, "mask is a tensor of bool or floating"),
+        ((torch.ones(2), 0), {"mask": torch.ones(3, 2)}, ValueError, r"must broadcast to \(2,\).*got \(3, 2\)"),
+        ((torch.ones(2, 1), 0), {"mask": torch.ones(2)}, ValueError, "must broadcast"),
+        ((torch.ones(2), 0), {"scale": torch.ones(2)}, TypeError, "scale is a number"),
+        ((torch.ones(2), 0), {"save": "bit"}, ValueError, "softmax: save must be 'output' or 'input', got 'bit'"),
+        ((torch.ones(2), 1), {}, IndexError, "Dimension out of range"),
+    ],
+)
+def test_errors(arguments: tuple, options: dict, error: type, message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
+        jitact.softmax(*arguments, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_transforms_and_compile(device: str) -> None:
+    x, v = torch.randn(2, 3, 4, device=device, dtype=torch.float64)
+    for name in NAMES:
+        ours, theirs = getattr(jitact, name), getattr(F, name)
+        assert torch.equal(torch.func.vmap(lambda row, f=ours: f(row, 0))(x), theirs(x, 1))
+        expected = torch.func.jvp(lambda x, f=theirs: f(x, 1), (x,), (v,))
+        torch.testing.assert_close(torch.func.jvp(lambda x, f=ours: f(x, 1), (x,), (v,)), expected)
+        assert torch.autograd.gradgradcheck(lambda x, f=ours: f(x, 1), x.clone().requires_grad_())
+        compiled = torch.compile(lambda x, f=ours: f(x, 1, scale=0.5), backend="eager", fullgraph=True)
+        torch.testing.assert_close(compiled(x), theirs(0.5 * x, 1))
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "Softmin", "Softmax2d"])
+def test_modules_stand_where_pytorchs_stand(name: str, device: str) -> None:
+    ours, theirs = getattr(rows, name), getattr(nn, name)
+    x, arguments = torch.randn(2, 3, 4, 4, device=device), () if name == "Softmax2d" else (1,)
+    module = ours(*arguments)
+    assert isinstance(module, theirs) and repr(module) == repr(theirs(*arguments))
+    torch.testing.assert_close(pickle.loads(pickle.dumps(module))(x), theirs(*arguments)(x))
+    model = nn.Sequential(nn.Linear(4, 4, device=device), theirs(*arguments))
+    expected, calls = model(x), []
+    model[1].register_forward_hook(lambda *_: calls.append(1))
+    report = jitact.replace(model)
+    assert type(model[1]) is ours and [(each.paths, each.new) for each in report.replaced] == [(("1",), f"jitact {module!r}")]
+    torch.testing.assert_close(model(x), expected)
+    assert calls == [1] and not report.left and not report.calls
+    assert jitact.restore(model) == 1 and type(model[1]) is theirs and repr(model[1]) == repr(module)
+
+
+@pytest.mark.parametrize("name", ["Softmax", "LogSoftmax"])
+def test_the_form_of_kernelbench(name: str) -> None:
+    ours, theirs = getattr(rows, name), getattr(nn, name)
+    model_new, model = ours(*ours.get_init_inputs()), theirs(*ours.get_init_inputs())
+    (x,) = ours.get_inputs(300, 2000)
+    assert x.shape == (300, 2000) and x.dtype is torch.float32
+    torch.testing.assert_close(model_new(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_softmax2d_wants_images() -> None:
+    with pytest.raises(ValueError, match="expected 3 or 4 dimensions, got 2"):
+        rows.Softmax2d()(torch.ones(2, 3))
+
+
+def test_get_tells_where_they_are() -> None:
+    for name, function in (("softmax", "softmax"), ("LogSoftmax", "log_softmax")):
+        with pytest.raises(KeyError, match=f"{name!r} works on rows, not on elements: call jitact.{function}, "):
+            jitact.get(name)
+    with pytest.raises(ValueError, match="an activation cannot be called 'softmax'"):
+        jitact.define("softmax", "x")
+
+
+def test_what_a_file_of_rows_declares() -> None:
+    text = kernels.KernelSource.from_file("softmax").text
+    assert read_signature(text).folds and read_signature(text).of("element") == ("kept",)
+    assert not kernels.KernelSource.from_file("relu").signature.folds
+    for old, new, message in (
+        ("ELEMENTWISE T fold_from_output(T dy, T y) { return dy * y; }", "", "a file of rows defines forward, fold_from"),
+        ("fold_from_output(T dy, T y)", "fold_from_output(T dy, T y, T z)", r"fold_from_output must take \(T, T\)"),
+        ("Sum<T> row", "Number<T> row", r"backward_from_output must take \(T, T, Sum<T>\)"),
+    ):
+        assert old in text
+        with pytest.raises(ValueError, match=message):
+            read_signature(re.sub(re.escape(old), new, text).replace("row.total", "row" if "Number" in new else "row.total"))
+    with pytest.raises(ValueError, match="my_softmax: line 9: fold_from_output"):
+        jitact.define("my_softmax", source=text)
