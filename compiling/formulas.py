@@ -15,8 +15,8 @@ from .shorter import shorter
 
 __all__ = ["Formula", "Unreadable"]
 
-OF_OUTPUT = ("relu", "relu6", "hardtanh")
-"""Where ``keeps`` says of the output what it says of the input: backward then needs only what the next layer keeps anyway."""
+OF_OUTPUT = ("relu",)
+"""Where ``keeps`` says of the output what it says of the input, and PyTorch keeps the output, as the next layer does."""
 
 Value = Tensor | float
 Short = Mapping[str, Mapping[str, Callable]]

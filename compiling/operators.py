@@ -161,7 +161,9 @@ class _Recorded(torch.autograd.Function):
             y = of.operator()(*arguments, version=of.version)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         ctx.of, ctx.save, ctx.numbers = of, save, arguments[len(tensors) :]
-        ctx.save_for_backward(y if save == "output" else tensors[0], *tensors[1:])
+        first, passed = y if save == "output" else tensors[0], of.record.layout.passed
+        # Of what is passed backward reads nothing, and others may change it.
+        ctx.save_for_backward(first, *[first if place in passed else each for place, each in enumerate(tensors[1:], 1)])
         return y
 
     @staticmethod
