@@ -368,6 +368,51 @@ def test_saved_program_without_its_operators(saved: tuple[Path, Tensor]) -> None
     assert done.returncode != 0 and re.search("jitact.*elu", done.stderr), done.stderr
 
 
+PACKAGED = """
+import sys, torch
+if sys.argv[1:]:
+    import jitact
+    jitact.load_operators(*sys.argv[1:])
+x, expected = torch.load("tensors.pt")
+torch.testing.assert_close(torch._inductor.aoti_load_package("packaged.pt2")(x), expected)
+"""
+
+
+@SLOW
+def test_package_of_aotinductor(tmp_path: Path) -> None:
+    """Of any number of rows. What dissolved needs nothing to run; of what is whole PyTorch says that it is missing."""
+    model, x = nn.Sequential(Saved(), jitact.get("swiglu")(rounding="unfused")), torch.randn(5, 4)
+    program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "packaged.pt2"))
+    torch.save((x, model(x).detach()), tmp_path / "tensors.pt")
+    done, without = (
+        subprocess.run([sys.executable, "-c", PACKAGED, *names], capture_output=True, text=True, timeout=300, cwd=tmp_path)
+        for names in (["swiglu+unfused"], [])
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert without.returncode != 0 and "jitact::swiglu_unfused" in without.stderr, without.stderr
+
+
+@SLOW
+def test_onnx_has_standard_operators(only_here: None) -> None:
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+    cube = "ELEMENTWISE T forward(T x) { return x * x * x; }"
+    jitact.define("cube", source=f'#include "elementwise.cuh"\n{cube}\n')
+
+    class Several(Saved):
+        def forward(self, x: Tensor) -> Tensor:
+            y = super().forward(x)
+            return jitact.swiglu(y) + jitact.softplus(y, 2.0).sum() + jitact.cube(y).sum()
+
+    model, x = Several(), torch.randn(5, 4)
+    program = torch.onnx.export(model, (torch.randn(3, 4),), dynamo=True, dynamic_shapes=({0: torch.export.Dim("n")},))
+    proto = program.model_proto
+    assert {node.domain for node in proto.graph.node} <= {"", "ai.onnx"} and not proto.functions
+    (y,) = onnx.reference.ReferenceEvaluator(proto).run(None, {proto.graph.input[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(y), model(x).detach())
+
+
 @SLOW
 def test_load_operators() -> None:
     jitact.load_operators("gelu+bias", jitact.get("softsign"), jitact.get("gelu")("tanh"))
