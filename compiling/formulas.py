@@ -143,9 +143,7 @@ class Formula:
         return found
 
 
-def _of_values(
-    source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short
-) -> dict[str, Callable]:
+def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:
     """A kernel file's functions, which may call those of the files that it uses; ``short`` stand in for those of files."""
     used = {}
     for each in source.uses:
@@ -179,9 +177,7 @@ def _gradient_of_used(
     return backward
 
 
-def _of_duals(
-    source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short
-) -> dict[str, Callable]:
+def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:
     """The same of dual numbers, to which a file that is used and has a slope is one function."""
     used = {}
     for each in source.uses:

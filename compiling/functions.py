@@ -220,19 +220,19 @@ class Single(Wide):
     def _bell(t: Tensor) -> Tensor:
         """exp(-t^2 / 2) for 0 <= t < 16, with no digit of t^2 lost: that of a few digits of t is exact, and the rest small."""
         a = leading(t, 2.0**-8)
-        return torch.exp(-0.5 * a * a) * torch.exp((a - t) * (0.5 * (a + t)))
+        e = torch.exp(-0.5 * a * a)
+        r = (a - t) * (0.5 * (a + t))
+        return e + e * (r * polynomial(r, 1 / 6, 0.5, 1.0))
 
     @staticmethod
     def normal_tail(t: Tensor) -> Tensor:
-        held = t.clamp(max=15)  # from there on it is 0
-        r = torch.reciprocal(held + 2.5)
-        return Single._bell(held) * (r * Single._tail(held, r))
+        bell, r = Single._bell(t), torch.reciprocal(t + 2.5)
+        return torch.where(t >= 15, 0.0, bell * (r * Single._tail(t, r)))
 
     @staticmethod
     def times_normal_tail(t: Tensor) -> Tensor:
-        held = t.clamp(max=15)
-        r = torch.reciprocal(held + 2.5)
-        return held * r * Single._tail(held, r) * Single._bell(held)
+        bell, r = Single._bell(t), torch.reciprocal(t + 2.5)
+        return torch.where(t >= 15, 0.0, t * r * Single._tail(t, r) * bell)
 
     @staticmethod
     def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
@@ -250,18 +250,6 @@ class Single(Wide):
         t = a + rest
         r = torch.reciprocal(t + 2.5)
         return torch.exp(-0.5 * a * a) * torch.exp(-rest * (a + 0.5 * rest)) * (r * Single._tail(t, r))
-
-    @staticmethod
-    def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
-        x = of[0] if len(of) == 1 else torch.where(of[0], -of[1], of[1])
-        h = torch.exp(0.5 * x)  # where exp(x) is too small for a number, a exp(x) may not be
-        return torch.where(x < -80, a * h * h, a / (1 + torch.exp(-x)))
-
-    @staticmethod
-    def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:
-        h, e = torch.exp(0.5 * x), torch.exp(x.clamp(max=20))
-        n = e * (e + 2)
-        return torch.where(x < -80, a * h * h, a * (n / (n + 2)))
 
     @staticmethod
     def x_minus_tanh(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .functions import LOG2E, leading
+from .functions import LOG2E, Single, leading
 
 __all__ = ["shorter"]
 
@@ -35,6 +35,8 @@ def shorter(dtype: torch.dtype, fast_math: bool) -> Mapping[str, Mapping[str, Ca
         return {}
     found = {name: {"backward": backward} for name, backward in _gradients(dtype).items()}
     if dtype is torch.float32 and not fast_math:
+        found["silu"]["forward"] = lambda x: Single.times_sigmoid(x.clamp(min=-1000), x)
+        found["mish"]["forward"] = lambda x: Single.times_tanh_softplus(x.clamp(min=-1000), x)
         found["gelu_tanh"]["forward"] = _gelu_tanh
         found["quick_gelu"] = {"forward": _quick_gelu}
     return found
@@ -63,21 +65,19 @@ def _scaled_sigmoid(x: Tensor, e: Tensor) -> Tensor:
 
 
 def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """``backward(dy, x)``; where slopes are constant ``x`` is held, as 0 * inf would be NaN."""
+    """``backward(dy, x)``; as a factor ``x`` is held where slopes are constant: 0 * inf would be NaN."""
 
     def left(s: Tensor, x: Tensor) -> Tensor:
         """1 - s, for s = sigmoid(x); multiplied with x, the difference would be too coarse for float32."""
         return 1 - s if dtype.itemsize == 2 else torch.sigmoid(-x)
 
     def silu(dy: Tensor, x: Tensor) -> Tensor:
-        c = x.clamp(-1000, 1000)
-        s = torch.sigmoid(c)
-        return dy * (s + s * c * left(s, c))
+        s = torch.sigmoid(x)
+        return dy * (s + s * x.clamp(-1000, 1000) * left(s, x))
 
     def gelu(dy: Tensor, x: Tensor) -> Tensor:
-        c = x.clamp(-40, 40)
-        bell = torch.exp2(c * c * (-0.5 * LOG2E))
-        return dy * (0.5 + 0.5 * torch.erf(c * math.sqrt(0.5)) + c * (bell * (1 / math.sqrt(2 * math.pi))))
+        bell = torch.exp2(x * x * (-0.5 * LOG2E))
+        return dy * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5)) + x.clamp(-40, 40) * (bell * (1 / math.sqrt(2 * math.pi))))
 
     def gelu_tanh(dy: Tensor, x: Tensor) -> Tensor:
         c = x.clamp(-40, 40)
@@ -87,10 +87,10 @@ def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tenso
         return dy * (s + s * c * left(s, v) * (3 * K3 * u + K1))
 
     def mish(dy: Tensor, x: Tensor) -> Tensor:
-        c = x.clamp(-1000, 20)  # from there up the slope is 1, and n would overflow
+        c = x.clamp(max=20)  # from there up the slope is 1, and n would overflow
         e = torch.exp2(c * LOG2E)
         n = e * (e + 2)
         r = torch.reciprocal(n + 2)
-        return dy * (r * (n + 4 * ((n - e) * r * c)))
+        return dy * (r * (n + 4 * ((n - e) * r * c.clamp(min=-1000))))
 
     return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish}
