@@ -17,8 +17,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 
 import jitact
 from jitact.accuracy import ulp_error
-from jitact.autograd import configured
 from jitact.compiling.formulas import Formula, Unreadable
+from jitact.configs import configured
 from jitact.measuring.limits import BOUNDS, DISSOLVED, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.measuring.ulp import every_16bit_value
 from jitact.records import Activation
