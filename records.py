@@ -111,6 +111,10 @@ class Layout(NamedTuple):
     passed: tuple[int, ...]
 
 
+class Made:
+    """What is made of a record when it is asked for, as attributes: of a dict torch.compile sees no item that is new."""
+
+
 @dataclass(eq=False)  # not frozen: torch.compile reads no attributes of a frozen one
 class Activation:
     """One activation: everything that Python knows of it. The maths, and what its arguments are, is in ``kernels/<name>.cu``.
@@ -187,7 +191,7 @@ class Activation:
             by_token[self.token] = self
             if self.kernel is None:
                 library[self.name] = self
-        self.surrounded: dict[Any, Activation] = {}  # of fusing.around
+        self.made = Made()
         self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
 
     @cached_property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import SymFloat, Tensor
@@ -11,14 +11,15 @@ from ..kernels import KernelSource
 from .dual import Dual, of_duals
 from .functions import functions
 from .reader import Unreadable, read
-from .shorter import gradients as shorter
+from .shorter import shorter
 
 __all__ = ["Formula", "Unreadable"]
 
-OF_OUTPUT = ("relu", "relu6", "hardtanh")
-"""Where ``keeps`` says of the output what it says of the input: backward then needs only what the next layer keeps anyway."""
+OF_OUTPUT = ("relu",)
+"""Where ``keeps`` says of the output what it says of the input, and PyTorch keeps the output, as the next layer does."""
 
 Value = Tensor | float
+Short = Mapping[str, Mapping[str, Callable]]
 
 
 class Formula:
@@ -52,7 +53,8 @@ class Formula:
         if key not in self._known:
             known = functions(x.dtype, x.device, fast_math=self.fast_math)
             defined = ("JITACT_FAST_MATH",) if self.fast_math else ()
-            self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined, shorter(x.dtype))
+            short = shorter(x.dtype, self.fast_math)
+            self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined, short)
         return self._known[key]
 
     def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:
@@ -141,10 +143,8 @@ class Formula:
         return found
 
 
-def _of_values(
-    source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: dict[str, Callable]
-) -> dict[str, Callable]:
-    """A kernel file's functions, which may call those of the files that it uses; ``short`` are gradients by file."""
+def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:
+    """A kernel file's functions, which may call those of the files that it uses; ``short`` stand in for those of files."""
     used = {}
     for each in source.uses:
         there = _of_values(each, known, defined, short)
@@ -152,7 +152,7 @@ def _of_values(
             there["backward"] = _gradient_of_used(each, there, known, defined, short)
         used |= {f"{each.name}_::{name}": function for name, function in there.items()}
     made = read(source.text, known | used, defined)
-    return made | ({"backward": short[source.name]} if source.is_librarys and source.name in short else {})
+    return {**made, **(short.get(source.name, {}) if source.is_librarys else {})}
 
 
 def _gradient_of_used(
@@ -160,7 +160,7 @@ def _gradient_of_used(
     there: dict[str, Callable],
     known: dict[str, Callable],
     defined: tuple[str, ...],
-    short: dict[str, Callable],
+    short: Short,
 ) -> Callable:
     """``backward`` of a file that has none, as ``uses.cuh`` makes it."""
     operands = source.signature.operands
@@ -177,9 +177,7 @@ def _gradient_of_used(
     return backward
 
 
-def _of_duals(
-    source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: dict[str, Callable]
-) -> dict[str, Callable]:
+def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:
     """The same of dual numbers, to which a file that is used and has a slope is one function."""
     used = {}
     for each in source.uses:

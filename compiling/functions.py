@@ -87,6 +87,11 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
     return y
 
 
+def leading(x: Tensor, step: float) -> Tensor:
+    """The nearest multiple of a power of two: few digits, of which products are exact. Compilers may fuse, but not reorder."""
+    return x + 1.5 * 2**23 * step - 1.5 * 2**23 * step
+
+
 class Wide:
     """For float64: PyTorch's functions."""
 
@@ -195,9 +200,8 @@ class Single(Wide):
         return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
 
     @staticmethod
-    def _tail(t: Tensor) -> Tensor:
-        """Q(t) / exp(-t^2 / 2) for t >= 0."""
-        r = torch.reciprocal(t + 2.5)
+    def _tail(t: Tensor, r: Tensor) -> Tensor:
+        """Q(t) / (r exp(-t^2 / 2)) for t >= 0, with r = 1 / (t + 5/2)."""
         c = (
             -7.888111471e-02,
             2.764140665e-01,
@@ -210,23 +214,50 @@ class Single(Wide):
             -1.243392110e00,
             1.250000000e00,
         )
-        return r * polynomial(t * r, *c)
+        return polynomial(t * r, *c)
+
+    @staticmethod
+    def _bell(t: Tensor) -> Tensor:
+        """exp(-t^2 / 2) for 0 <= t < 16, with no digit of t^2 lost: that of a few digits of t is exact, and the rest small."""
+        a = leading(t, 2.0**-8)
+        e = torch.exp(-0.5 * a * a)
+        r = (a - t) * (0.5 * (a + t))
+        return e + e * (r * polynomial(r, 1 / 6, 0.5, 1.0))
 
     @staticmethod
     def normal_tail(t: Tensor) -> Tensor:
-        held = t.clamp(max=40)  # 0 * inf would be NaN
-        return torch.exp(-0.5 * held * held) * Single._tail(held)
+        bell, r = Single._bell(t), torch.reciprocal(t + 2.5)
+        return torch.where(t >= 15, 0.0, bell * (r * Single._tail(t, r)))
 
     @staticmethod
     def times_normal_tail(t: Tensor) -> Tensor:
-        held = t.clamp(max=40)
-        return held * Single.normal_tail(held)
+        bell, r = Single._bell(t), torch.reciprocal(t + 2.5)
+        return torch.where(t >= 15, 0.0, t * r * Single._tail(t, r) * bell)
 
     @staticmethod
     def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
-        z = x if not of else (x - of[0]) / of[1]
-        y = Single.normal_tail(z.abs())
-        return torch.where(z < 0, y, 1 - y)
+        y = Single.normal_tail(x.abs()) if not of else Single._tail_of(x, *of)
+        return torch.where(x < (of[0] if of else 0), y, 1 - y)
+
+    @staticmethod
+    def _tail_of(x: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
+        """Q(t) with t = |x - mu| / sigma, of which x < mu needs all digits: a few of them, and the rest apart."""
+        d = (x - mu).clamp(-3e38, 3e38)
+        lost = torch.minimum(x, -mu) - d + torch.maximum(x, -mu)
+        few = (sigma.view(torch.int32) & -4096).view(torch.float32)
+        a = leading((d.abs() / sigma).clamp(max=15), 2.0**-8)
+        rest = (((d.abs() - a * few) - (a * (sigma - few) + lost)) / sigma).clamp(-0.01, 0.01)
+        t = a + rest
+        r = torch.reciprocal(t + 2.5)
+        return torch.exp(-0.5 * a * a) * torch.exp(-rest * (a + 0.5 * rest)) * (r * Single._tail(t, r))
+
+    @staticmethod
+    def x_minus_tanh(x: Tensor) -> Tensor:
+        a, u = x.abs(), x * x
+        c = (2.866978139e-5, -2.551895450e-4, 1.109842444e-3, -3.380868584e-3)
+        c += (8.799713105e-3, -2.186708339e-2, 5.397121981e-2, -1.333338022e-1, 3.333333433e-1)
+        far = a - 1 + 2 / (1 + torch.exp(2 * a))
+        return torch.copysign(torch.where(a < 1.25, a * u * polynomial(u, *c), far), x)
 
 
 class Narrow(Wide):

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._decomp import register_decomposition
 from torch._guards import detect_fake_mode
 
 from .. import kernels
@@ -78,6 +79,8 @@ class Operators:
         rest, version = "".join(f", {other}" for other in others), "str version=''"
         self._add("", f"(Tensor x{rest}, *, str save='', {version}) -> Tensor", self._forward, _like_first)
         self._library.impl(name, self._differentiable, "Autograd")
+        if not record.layout.draws and (record.has_reference or self.formula):
+            register_decomposition(self.operator())(self._in_pytorch)
         if self.formula is None:
             return
         several = len(record.layout.places) > 1
@@ -114,6 +117,10 @@ class Operators:
 
     def _forward(self, *operands: Tensor | float, save: str = "", version: str = "") -> Tensor:
         return self._kernel("forward")(*operands)
+
+    def _in_pytorch(self, *operands: Tensor | float, save: str = "", version: str = "") -> Tensor:
+        """What programs get that are to hold PyTorch's operators alone, such as those for ONNX."""
+        return (self.record.reference if self.record.has_reference else self.formula.forward)(*operands)
 
     def _gradient(self, dy: Tensor, *operands: Tensor | float, version: str = "") -> Tensor:
         return self._kernel("backward")(dy, *operands)
@@ -161,7 +168,9 @@ class _Recorded(torch.autograd.Function):
             y = of.operator()(*arguments, version=of.version)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         ctx.of, ctx.save, ctx.numbers = of, save, arguments[len(tensors) :]
-        ctx.save_for_backward(y if save == "output" else tensors[0], *tensors[1:])
+        first, passed = y if save == "output" else tensors[0], of.record.layout.passed
+        # Of what is passed backward reads nothing, and others may change it.
+        ctx.save_for_backward(first, *[first if place in passed else each for place, each in enumerate(tensors[1:], 1)])
         return y
 
     @staticmethod

@@ -1,29 +1,71 @@
-"""Gradients of fewer operations than kernel files have, for graphs.
+"""Formulas for graphs in place of those of kernel files: shorter gradients, and in float32 forward without the compiler's fma.
 
-What Inductor fuses is computed in each kernel that needs it, up to a number of operations; beyond, it is stored. These are
-about as long as PyTorch's own, so that no more is stored than without them. They are as near in 16 bits, and in float32 in
-units of the last place at 1, where a gradient's error counts; float64 has the kernel's. A gradient at infinity may be NaN.
+What Inductor fuses is computed in each kernel that needs it, up to a number of operations; beyond, it is stored. The gradients
+are about as long as PyTorch's own, so that no more is stored than without them. They are as near in 16 bits, and in float32 in
+units of the last place at 1, where a gradient's error counts; float64 has the kernel's.
+
+exp turns absolute errors of an exponent into relative ones. What rounding takes from it kernels find by fma, which torch lacks:
+here a product of few digits is exact, and what is left of the digits is small.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
-__all__ = ["gradients"]
+from .functions import LOG2E, Single, leading
 
-LOG2E = math.log2(math.e)
+__all__ = ["shorter"]
+
+QUICK = 1.702 * LOG2E  # exponents are powers of two
+QUICK_FEW = round(QUICK * 2**9) / 2**9
 K1 = 2 * math.sqrt(2 / math.pi)  # of gelu_tanh
 K3 = 0.044715 * K1
+P1, P3 = K1 * LOG2E, K3 * LOG2E
+P1_FEW, P3_FEW = round(P1 * 2**13) / 2**13, round(P3 * 2**7) / 2**7
+SCALE = 2.0**-8  # leaves room for exponentials down to where x times them vanishes
 
 
-def gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """``backward(dy, x)`` by name of the library's kernel files, for what elements of ``dtype`` are computed in."""
+def shorter(dtype: torch.dtype, fast_math: bool) -> Mapping[str, Mapping[str, Callable]]:
+    """Functions of the library's kernel files, by the files' names and theirs, for elements of ``dtype``."""
     if dtype is torch.float64:
         return {}
+    found = {name: {"backward": backward} for name, backward in _gradients(dtype).items()}
+    if dtype is torch.float32 and not fast_math:
+        found["silu"]["forward"] = lambda x: Single.times_sigmoid(x.clamp(min=-1000), x)
+        found["mish"]["forward"] = lambda x: Single.times_tanh_softplus(x.clamp(min=-1000), x)
+        found["gelu_tanh"]["forward"] = _gelu_tanh
+        found["quick_gelu"] = {"forward": _quick_gelu}
+    return found
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    c = x.clamp(-64, 64)  # where it is constant, and 0 * inf would be NaN
+    a = leading(c, 2.0**-5)
+    e = torch.exp2(a * -QUICK_FEW - 8) * torch.exp2((a - c) * QUICK - a * (QUICK - QUICK_FEW))
+    return _scaled_sigmoid(x.clamp(min=-64), e)
+
+
+def _gelu_tanh(x: Tensor) -> Tensor:
+    """x sigmoid(v), where v(x) = v(a) + (x - a) (K1 + K3 (x^2 + x a + a^2)) for an a of few digits."""
+    c = x.clamp(-10.5, 10.5)
+    a = leading(c, 2.0**-3)
+    u = a * a
+    low = (a - c) * (P3 * (c * c + a * (a + c)) + P1) - a * (u * (P3 - P3_FEW) + (P1 - P1_FEW))
+    e = torch.exp2(a * (u * -P3_FEW - P1_FEW) - 8) * torch.exp2(low)
+    return _scaled_sigmoid(x.clamp(min=-10.5), e)
+
+
+def _scaled_sigmoid(x: Tensor, e: Tensor) -> Tensor:
+    """x / (1 + exp(-v)) from exp(-v) 2^-8; where ``x`` is so small that its own digits would get lost, it is x / 2."""
+    return torch.where(x.abs() < 2.0**-100, 0.5 * x, x * SCALE / (e + SCALE))
+
+
+def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    """``backward(dy, x)``; as a factor ``x`` is held where slopes are constant: 0 * inf would be NaN."""
 
     def left(s: Tensor, x: Tensor) -> Tensor:
         """1 - s, for s = sigmoid(x); multiplied with x, the difference would be too coarse for float32."""
@@ -31,23 +73,24 @@ def gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor
 
     def silu(dy: Tensor, x: Tensor) -> Tensor:
         s = torch.sigmoid(x)
-        return dy * (s + s * x * left(s, x))
+        return dy * (s + s * x.clamp(-1000, 1000) * left(s, x))
 
     def gelu(dy: Tensor, x: Tensor) -> Tensor:
         bell = torch.exp2(x * x * (-0.5 * LOG2E))
-        return dy * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5)) + x * (bell * (1 / math.sqrt(2 * math.pi))))
+        return dy * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5)) + x.clamp(-40, 40) * (bell * (1 / math.sqrt(2 * math.pi))))
 
     def gelu_tanh(dy: Tensor, x: Tensor) -> Tensor:
-        u = (x * x).clamp(max=1600)  # inf * 0 would be NaN
-        v = x * (K3 * u + K1)
+        c = x.clamp(-40, 40)
+        u = c * c
+        v = c * (K3 * u + K1)
         s = torch.sigmoid(v)
-        return dy * (s + s * x * left(s, v) * (3 * K3 * u + K1))
+        return dy * (s + s * c * left(s, v) * (3 * K3 * u + K1))
 
     def mish(dy: Tensor, x: Tensor) -> Tensor:
         c = x.clamp(max=20)  # from there up the slope is 1, and n would overflow
         e = torch.exp2(c * LOG2E)
         n = e * (e + 2)
         r = torch.reciprocal(n + 2)
-        return dy * (r * (n + 4 * ((n - e) * r * c)))
+        return dy * (r * (n + 4 * ((n - e) * r * c.clamp(min=-1000))))
 
     return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish}

@@ -63,8 +63,8 @@ def run_around(
     if _prepares(record.token):
         return _in_pytorch(record, given, params, added, p)
     chosen = ("bias" in added, p > 0, "residual" in added)
-    if any(chosen) and _made(record.token, *chosen, dim):
-        record = record.surrounded[chosen, dim]
+    if any(chosen):
+        record = getattr(record.made, _made(record.token, *chosen, dim))
     return run_with_operands(record, given | added, (*params, p) if p > 0 else params, inplace, save, fast_math, True, seed)
 
 
@@ -115,10 +115,14 @@ def _in_pytorch(
     return y + added["residual"] if "residual" in added else y
 
 
-def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> bool:
-    """Makes the record, which torch.compile does not trace; it finds it where :func:`around` keeps it."""
+def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
+    """Makes the record, which torch.compile does not trace; it finds it by this name, where :func:`around` keeps it."""
     around(by_token[token], bias=bias, dropout=dropout, residual=residual, dim=dim)
-    return True
+    return _name(bias, dropout, residual, dim)
+
+
+def _name(bias: bool, dropout: bool, residual: bool, dim: int) -> str:
+    return f"around_{bias:d}{dropout:d}{residual:d}_{dim}"
 
 
 _made._dynamo_marked_constant = True
@@ -139,9 +143,11 @@ def around(
     chosen = (bias, dropout, residual)
     if not any(chosen):
         return record
-    made = record.surrounded.get((chosen, dim))
+    name = _name(*chosen, dim)
+    made = getattr(record.made, name, None)
     if made is None:
-        made = record.surrounded[chosen, dim] = _make(record, bias, dropout, residual, dim)
+        made = _make(record, bias, dropout, residual, dim)
+        setattr(record.made, name, made)
     return made
 
 

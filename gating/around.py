@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..records import Activation
 
-__all__ = ["WEIGHT", "named", "with_options"]
+__all__ = ["WEIGHT", "name_of", "named", "with_options"]
 
 WEIGHT, UNFUSED = "row_weight", "unfused"
 
@@ -15,13 +15,19 @@ def with_options(record: Activation, *, weighted: bool = False, unfused: bool = 
     """The record of a gated activation with weights of rows or eager's roundings. Always the same one, while that lives."""
     if not weighted and not unfused:
         return record
-    made = record.surrounded.get((weighted, unfused))
+    name = name_of(weighted, unfused)
+    made = getattr(record.made, name, None)
     if made is None:
         made = record
         for chosen, make in ((unfused, _unfused), (weighted, _weighted)):
             made = make(made) if chosen else made
-        record.surrounded[weighted, unfused] = made
+        setattr(record.made, name, made)
     return made
+
+
+def name_of(weighted: bool, unfused: bool) -> str:
+    """Under which :func:`with_options` keeps a record."""
+    return f"gated_{weighted:d}{unfused:d}"
 
 
 def named(record: Activation, parts: list[str]) -> Activation:

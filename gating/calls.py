@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import is_exporting, is_transformed
-from ..records import Activation, by_token, check_tensor, describe, is_stand_in
+from ..records import Activation, by_token, check_tensor, describe, is_stand_in, layout
 from ..running import run_fitted, run_with_operands, traced
-from .around import with_options
+from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
 from .packed import ActivatePacked, packing
 
@@ -42,8 +42,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     weights = {"row_weight": row_weight} if weighted else {}
     given = _pair(record, tensors, named, options["gate"])
     unfused = options["rounding"] == "unfused"
-    if (weighted or unfused) and _made(record.token, weighted, unfused):
-        record = record.surrounded[weighted, unfused]
+    if weighted or unfused:
+        record = getattr(record.made, _made(record.token, weighted, unfused))
     if given:
         return run_with_operands(record, given | weights, params, False, save, fast_math, True)
     x = tensors[0]
@@ -54,16 +54,16 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     pair, params = halves.split(x), record.check(params, False, save, fast_math)
     if weighted:
-        pair = record.fitted(dict(zip(record.layout.tensors[:2], pair, strict=True)) | weights)
+        pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
     if not recorded or dissolves or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)
     return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *pair[2:])
 
 
-def _made(token: str, weighted: bool, unfused: bool) -> bool:
-    """Makes the record, which torch.compile does not trace; it finds it where :func:`with_options` keeps it."""
+def _made(token: str, weighted: bool, unfused: bool) -> str:
+    """Makes the record, which torch.compile does not trace; it finds it by this name, where :func:`with_options` keeps it."""
     with_options(by_token[token], weighted=weighted, unfused=unfused)
-    return True
+    return name_of(weighted, unfused)
 
 
 _made._dynamo_marked_constant = True

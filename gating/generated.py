@@ -41,9 +41,9 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
         tensors = ", ".join(record.layout.tensors)
         raise ValueError(f"gated() takes an activation of one tensor and numbers; {record.name} takes more: {tensors}")
     with registry.lock:
-        made = record.surrounded.get("gated")
+        made = getattr(record.made, "gated", None)
         if made is None:
-            made = record.surrounded["gated"] = make_module(_make(record))
+            made = record.made.gated = make_module(_make(record))
     return made
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..records import GATED, Activation
+from ..records import layout as layout_of
 
 __all__ = ["LAYOUTS", "ORDERS", "ROUNDINGS", "Halves", "by_name", "check_options", "halves_of"]
 
@@ -85,7 +86,7 @@ def halves_of(record: Activation, x: Tensor, dim: int, layout: str, gate: str) -
 
 def is_swapped(record: Activation, gate: str) -> bool:
     """Whether the first of the two tensors is what the kernel file takes second."""
-    return (record.layout.tensors[0] == "gate") != (gate == "first")
+    return (layout_of(record.token).tensors[0] == "gate") != (gate == "first")
 
 
 def by_name(gate: str, first: object, second: object) -> dict[str, object]:

@@ -14,7 +14,6 @@ import torch
 __all__ = [
     "BOUNDS",
     "DISSOLVED",
-    "DISSOLVED_FLOOR",
     "FAR",
     "FORMULA",
     "FORMULA_FROM_OUTPUT",
@@ -105,11 +104,8 @@ LONG_TAIL_ULP, FAR = 64, 5.0
 """float32 forward of activations with a ``long_tail``, further than that from 0: an exponent of 80 that is off by half an ulp
 is 2^-18 off, which is 2^6 ulp."""
 
-
-DISSOLVED = TESTED[torch.float32].forward * 4
-DISSOLVED_FLOOR = 2.0**-7
-"""float32 in a compiled graph, forward: exponents are rounded before they are used, where kernels carry the rest along. Of an
-exponential further down than the floor that is more, 2^8 ulp at 2^-60; PyTorch's own results are off by 2^24 there."""
+DISSOLVED = TESTED[torch.float32].forward * 2
+"""float32 in a compiled graph, forward: sums of products are rounded twice, where kernels have fma."""
 
 
 @dataclass(frozen=True)
