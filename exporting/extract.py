@@ -20,6 +20,7 @@ __all__ = ["Extract", "extract"]
 
 _TYPES = ("Double", "Single", "Narrow", "Dual")
 _STORED = {"Dtype::f64": "double", "Dtype::f32": "float", "Dtype::f16": "Half", "Dtype::bf16": "Bfloat16"}
+_COMPUTED = {"Dtype::f64": "Double", "Dtype::f32": "Single", "Dtype::f16": "Narrow", "Dtype::bf16": "Narrow"}
 _NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\(\w+\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
 _FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\(")
 _CALLED = re.compile(r"(?<!std::)\b(\w+)\s*(?:<[^;{}()]*>)?\s*\(")
@@ -147,7 +148,7 @@ def extract(
         absent |= {f"{enum}::{each}" for enum, each in _enumerators(items) if name == enum and f"{enum}::{each}" not in values}
     wanted, before = [item for item in items if not _is_absent(item, absent)], None
     while before != (before := "".join(item.node.text for item in wanted)):
-        wanted = _reached(wanted, set(roots))
+        wanted = _reached(wanted, set(roots), {_COMPUTED[dtype] for dtype in dtypes})
         _drop_members(wanted)
         for item in wanted:
             if not _is_class(item.node):
@@ -290,8 +291,11 @@ def _is_absent(item: Item, absent: set[str]) -> bool:
     return head.startswith("template") and any(each in head for each in absent)
 
 
-def _reached(items: list[Item], roots: set[str]) -> list[Item]:
-    """Those that the roots need, in their order; of classes, the member functions that are named somewhere."""
+def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
+    """Those that the roots need, in their order; of classes, the member functions that are named somewhere.
+
+    ``types`` are the number types that elements are computed in.
+    """
     by_name: dict[str, list[Item]] = {}
     aliases = {}
     for item in items:
@@ -309,7 +313,6 @@ def _reached(items: list[Item], roots: set[str]) -> list[Item]:
     wanted: set[Item] = {item for item in items if roots & set(item.names) and not item.owner}
     called: set[str] = set()
     named: set[str] = set()
-    types: set[str] = set()
     waiting: list[Item] = [*wanted]
     later: set[Item] = set()  # for types that nothing else names yet, and members that nothing calls yet
     for item in items:
@@ -456,8 +459,8 @@ def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[
     *scope, name = word.split("::")
     if scope and scope[0]:
         yield from _named("::".join(scope), user, by_name, aliases)
-        places = {aliases.get(scope[-1], scope[-1])}
-        found = [item for item in by_name.get(name, []) if item.namespace.rpartition("::")[2] in places]
+        place = aliases.get(scope[-1], scope[-1])  # of a used kernel file, whose text is in a namespace in its own
+        found = [item for item in by_name.get(name, []) if f"::{item.namespace}".endswith((f"::{place}", f"::{place}::file"))]
     else:
         candidates = [item for item in by_name.get(name, []) if _goes_with(item, user)]
         here = user.namespace.split("::")

@@ -21,6 +21,7 @@ from ..modules import ActivationModule
 from ..records import Activation, is_plain
 from .build import DEVICES, DTYPES, Build
 from .modules import Modules
+from .shares import with_shares
 from .wrapper import Wrapper
 
 __all__ = ["export", "main"]
@@ -45,7 +46,8 @@ def export(
     keeps, and runs the library's own loops, cut down to what it needs of them. A gated activation takes two tensors.
 
     Args:
-        activation: anything that :func:`jitact.get` takes. A module's parameters are the defaults in the file, and its
+        activation: anything that :func:`jitact.get` takes, or a name with what stands around it, as "gelu+bias+dropout" or
+            "swiglu+row_weight"; a residual is one more tensor. A module's parameters are the defaults in the file, and its
             ``save`` is what the file keeps.
         dtype: "fp32", "fp64", "fp16" or "bf16", or several of them: what the file is for; all four if left out.
         forward_only: whether to leave out backward.
@@ -57,14 +59,19 @@ def export(
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
             not allow, a module has what a file cannot hold, or an option is not one of those above.
     """
-    module = registry.module_of(activation)
-    record = registry.record_of(module)
-    if isinstance(activation, nn.Module):
-        _check_settings(module)
-    build = Build(record.source, _save(record, module.save, forward_only), _dtypes(record, dtype), _devices(record, device))
-    plain = is_plain(record.token)
-    params = dict(zip(dict(record.params), module._params(), strict=True)) if plain else dict(record.params)
-    text = _file(record, build, params, _shape(record, shape))
+    if isinstance(activation, str) and "+" in activation:
+        record, save = registry.record_named(activation), None
+        params = dict(record.params)
+    else:
+        module = registry.module_of(activation)
+        record, save = registry.record_of(module), module.save
+        if isinstance(activation, nn.Module):
+            _check_settings(module)
+        plain = is_plain(record.token)
+        params = dict(zip(dict(record.params), module._params(), strict=True)) if plain else dict(record.params)
+    record, passed = with_shares(record)
+    build = Build(record.source, _save(record, save, forward_only), _dtypes(record, dtype), _devices(record, device))
+    text = _file(record, build, params, passed, _shape(record, shape))
     found = FORBIDDEN.search(text)
     if found:
         line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
@@ -143,14 +150,16 @@ def _shape(record: Activation, given: tuple[int, int]) -> tuple[int, int]:
     return given
 
 
-def _file(record: Activation, build: Build, params: dict[str, float], shape: tuple[int, int]) -> str:
+def _file(
+    record: Activation, build: Build, params: dict[str, float], passed: dict[str, str], shape: tuple[int, int]
+) -> str:
     """The whole text."""
-    file = f"{record.name}.py"
-    title = record.title if record.title.isidentifier() else record.name
-    wrapper = Wrapper(
-        build, record.name, title, {name: channel.dim for name, channel in record.channels.items()}, f"{file}: {record.name}"
-    )
-    modules = Modules(record, params, wrapper)
+    name = record.name.replace("+", "_")
+    file = f"{name}.py"
+    title = record.title if record.title.isidentifier() else name
+    dims = {name: channel.dim for name, channel in record.channels.items()}
+    wrapper = Wrapper(build, record.name, title, dims, f"{file}: {record.name}", record.passed)
+    modules = Modules(record, params, wrapper, passed)
     sources, order = _sources(build)
     python = [
         wrapper.enumerators(),
@@ -166,7 +175,7 @@ def _file(record: Activation, build: Build, params: dict[str, float], shape: tup
         _docstring(record, build),
         _imports(modules.text),
         *_literals(sources),
-        _library(f"{record.name}_{key}", file, order),
+        _library(f"{name}_{key}", file, order),
     ]
     text = "\n\n".join(["\n".join(parts[:-1]), parts[-1], *python]).replace("\n\n\n\n", "\n\n\n")
     lines = text.split("\n")

@@ -48,6 +48,12 @@ inline uint32_t __umulhi(uint32_t a, uint32_t b) { return uint32_t(uint64_t(a) *
 inline uint32_t __funnelshift_r(uint32_t low, uint32_t high, unsigned by) {
   return uint32_t((uint64_t(high) << 32 | low) >> (by & 31));
 }
+inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selected) {
+  const uint64_t bytes = uint64_t(high) << 32 | low;
+  uint32_t result = 0;
+  for (int i = 0; i < 4; i++) result |= uint32_t(bytes >> 8 * (selected >> 4 * i & 7) & 0xff) << 8 * i;
+  return result;
+}
 inline float __fdividef(float a, float b) { return a / b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -98,13 +104,22 @@ inline thread_local Meeting *block_of_thread, *warp_of_thread;
 inline void __syncthreads() { block_of_thread->barrier.arrive_and_wait(); }
 
 template <typename V>
-V __shfl_down_sync(unsigned, V value, int step, int width = 32) {
-  const int lane = threadIdx.x % 32, from = lane % width + step < width ? lane + step : lane;
+V from_lane(V value, int lane, int from) {
   warp_of_thread->given[lane] = double(value);
   warp_of_thread->barrier.arrive_and_wait();
   const V result = V(warp_of_thread->given[from]);
   warp_of_thread->barrier.arrive_and_wait();
   return result;
+}
+template <typename V>
+V __shfl_down_sync(unsigned, V value, int step, int width = 32) {
+  const int lane = threadIdx.x % 32;
+  return from_lane(value, lane, lane % width + step < width ? lane + step : lane);
+}
+template <typename V>
+V __shfl_up_sync(unsigned, V value, int step) {
+  const int lane = threadIdx.x % 32;
+  return from_lane(value, lane, lane < step ? lane : lane - step);
 }
 
 template <typename Kernel, typename... Arguments>
