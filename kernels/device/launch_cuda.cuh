@@ -19,14 +19,12 @@ namespace jitact::loops {
 
 constexpr int kThreads = 128;
 
-template <typename S>
-constexpr int vectors_per_thread(bool forward) {
-  if (sizeof(S) == 8) return forward ? JITACT_FORWARD_VECTORS_8 : JITACT_BACKWARD_VECTORS_8;
-  if (sizeof(S) == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
-  return forward ? JITACT_FORWARD_VECTORS_2 : JITACT_BACKWARD_VECTORS_2;
-}
+template <typename S> constexpr int kForwardVectors =
+    sizeof(S) == 8 ? JITACT_FORWARD_VECTORS_8 : sizeof(S) == 4 ? JITACT_FORWARD_VECTORS_4 : JITACT_FORWARD_VECTORS_2;
+template <typename S> constexpr int kBackwardVectors =
+    sizeof(S) == 8 ? JITACT_BACKWARD_VECTORS_8 : sizeof(S) == 4 ? JITACT_BACKWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_2;
 template <Op op, typename S>
-constexpr int kVectors = vectors_per_thread<S>(op == Op::forward || op == Op::forward_bit);
+constexpr int kVectors = op == Op::forward || op == Op::forward_bit ? kForwardVectors<S> : kBackwardVectors<S>;
 
 // Whether vectors are loaded through shared memory.
 #ifdef JITACT_STAGED
@@ -39,8 +37,7 @@ template <Op op> constexpr bool kStaged = false;
 // has a byte. All threads of a warp must call it.
 template <int size>
 __device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
-#pragma unroll
-  for (int lanes = 1; lanes * size < 8; lanes *= 2) bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
+  JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2) bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
@@ -70,10 +67,9 @@ struct Launch {
   int64_t n;
   int64_t columns;
   bool is_small;  // whether numbers of elements fit into 31 bits
-  bool aligned;  // whether rows can be read and written in 16-byte vectors
+  bool aligned;   // whether elements can be read and written in 16-byte vectors
   uint8_t* mask;
-  Elements read[kElements + 1];
-  Elements written[kElements];
+  Elements read[kElements + 1], written[kElements];
   Divisor by_columns;
   const void* broadcast[kBroadcast + 1];
   bool wide[kBroadcast + 1];
@@ -84,7 +80,7 @@ struct Launch {
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
 
-  Launch(const Call& call, int64_t size);
+  Launch(const Call& call, int64_t size);  // of how many elements a vector has
 
   // Where an element lies, by its number in the order of memory or, where the call is not dense, along rows.
   template <bool dense>
@@ -104,25 +100,24 @@ struct Launch {
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
-  __device__ __forceinline__ Numbers<T> numbers() const {
-    Numbers<T> numbers;
-#pragma unroll
-    for (int k = 0; k < kNumbers; k++) {
-      if constexpr (sizeof(T) == 8) numbers.values[k] = doubles[k];
-      else numbers.values[k] = singles[k];
+  __device__ __forceinline__ Numbers<T> parameters() const {
+    Numbers<T> parameters;
+    JITACT_UNROLL for (int k = 0; k < kNumbers; k++) {
+      if constexpr (sizeof(T) == 8) parameters.values[k] = doubles[k];
+      else parameters.values[k] = singles[k];
     }
-    return numbers;
+    return parameters;
   }
 };
 
-// Whether all of a call's tensors can be read or written in vectors, of which the last two may alternate.
-inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
-  if (!call.dense && call.columns % size != 0 && call.columns != call.n) return false;
+// Whether tensors that are not dense can be read or written in vectors; the last two may alternate.
+inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
+  if (call.columns % size != 0 && call.columns != call.n) return false;
   for (int t = 0; t < used; t++) {
     const Elements& e = elements[t];
-    if (!call.dense && e.step == 0) continue;
-    if (!call.dense && e.row_stride % size != 0) return false;
-    if (!call.dense && e.step == 2) {
+    if (e.step == 0) continue;
+    if (e.row_stride % size != 0) return false;
+    if (e.step == 2) {
       if (kElements != 2 || used < 2 || t < used - 2) return false;
       const Alternating last(elements + used - 2, size);
       if (!last.is || !on_16_bytes(elements[used - (last.swapped ? 1 : 2)].data)) return false;
@@ -132,8 +127,13 @@ inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used
   }
   return true;
 }
+inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
+  if (!call.dense) return rows_on_16_bytes(call, elements, used, size);
+  for (int t = 0; t < used; t++)
+    if (!on_16_bytes(elements[t].data)) return false;
+  return true;
+}
 
-// `size` is how many elements a vector has.
 __attribute__((noinline)) Launch::Launch(const Call& call, int64_t size) {
   n = call.n;
   columns = call.columns;
@@ -169,12 +169,12 @@ __device__ __forceinline__ Words repeated(const S* p) {
   return {word(0), word(1), word(2), word(3)};
 }
 
-// The vector of tensor t at a place where those of all tensors lie on 16 bytes. Of two tensors that alternate, it is a half of
-// what they share: separate() makes the two of both halves.
+// The vector of tensor t at a place where those of all tensors lie on 16 bytes.
 template <Op op, typename S, bool dense, typename Place>
 __device__ __forceinline__ Words read_vector(const Launch& launch, int t, Place place) {
-  constexpr int first = reads(op) - 2;
   const S* p = Launch::at<const S>(launch.read[t], place);
+  // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
+  constexpr int first = reads(op) - 2;
   if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
   if (!dense && launch.read[t].step == 0) return repeated(p);
   return *reinterpret_cast<const Words*>(p);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void separate(const Alternating& alternating, Words& 
   b = every_second<S>(low, high, !alternating.swapped);
 }
 
-// Writes a vector to each of the tensors that are wanted.
+// Writes a vector to each tensor.
 template <Op op, typename S, bool dense, typename T, int outs, int size, typename Place>
 __device__ __forceinline__ void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
   if constexpr (!dense && writes_two(op)) {
@@ -203,9 +203,8 @@ __device__ __forceinline__ void write_vectors(const Launch& launch, const T (&va
       return;
     }
   }
-#pragma unroll
-  for (int w = 0; w < outs; w++) {
-    if ((outs > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
+  JITACT_UNROLL for (int w = 0; w < outs; w++) {
+    if ((writes(op) > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
     Words words;
     Storage<S>::narrow(values[w], words);
     *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
@@ -237,11 +236,9 @@ struct Operands {
         for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
       }
       __syncthreads();
-#pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
+      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
-#pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
+      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -257,8 +254,7 @@ struct Operands {
   template <int width, bool common_only = kPrepares>  // prepare is for such operands
   __device__ __forceinline__ Values<width> from(const Common& common, int64_t first) const {
     Values<width> values;
-#pragma unroll
-    for (int b = 0; b < kBroadcast; b++) {
+    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.counts[b], inner = launch.inner[b];
       if (!common_only && count > 1) {
         int64_t plane, c;
@@ -272,22 +268,18 @@ struct Operands {
         }
         fill(b, count, inner, c, (plane + 1) * inner - first, values.broadcast[b]);
       } else {
-#pragma unroll
-        for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
+        JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
       }
     }
-#pragma unroll
-    for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
+    JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
     return values;
   }
 
   // Of a vector's values, those of element i.
   static __device__ __forceinline__ Values<1> one_of(const Values<size>& vector, int i) {
     Values<1> one;
-#pragma unroll
-    for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
-#pragma unroll
-    for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
+    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
+    JITACT_UNROLL for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
     return one;
   }
   // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
@@ -296,8 +288,7 @@ struct Operands {
     const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
     const T own = value(0, c);
     const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
-#pragma unroll
-    for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
+    JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
     return values;
   }
 
@@ -316,8 +307,7 @@ struct Operands {
       if (launch.wide[b]) {
         const float* from = static_cast<const float*>(launch.broadcast[b]) + i;
         if (!on_16_bytes(from)) return false;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+        JITACT_UNROLL for (int half = 0; half < 2; half++) {
           const float4 four = reinterpret_cast<const float4*>(from)[half];
           to[4 * half] = four.x, to[4 * half + 1] = four.y, to[4 * half + 2] = four.z, to[4 * half + 3] = four.w;
         }
@@ -336,8 +326,7 @@ struct Operands {
     bool filled = false;
     if (width == 1 || left >= width) {
       const T one = value(b, c);
-#pragma unroll
-      for (int i = 0; i < width; i++) to[i] = one;
+      JITACT_UNROLL for (int i = 0; i < width; i++) to[i] = one;
       filled = true;
     } else if (inner == 1 && c + width <= count) {
       if constexpr (width == size) filled = load_vector(b, c, to);
@@ -345,8 +334,7 @@ struct Operands {
     if (!filled) {
       const int whole = int(min(inner, int64_t(width)));
       int rest = int(left);
-#pragma unroll
-      for (int i = 0; i < width; i++) {
+      JITACT_UNROLL for (int i = 0; i < width; i++) {
         to[i] = value(b, c);
         if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
       }
@@ -379,26 +367,19 @@ template <typename S>
 struct Given {
   const Operands<S>& operands;
   const typename Operands<S>::Common& common;
-  const Numbers<typename Storage<S>::T>& parameters;
+  const Numbers<typename Storage<S>::T>& numbers;
 };
 
 // Reads, computes and writes one element.
 template <Op op, typename S, bool dense>
 __device__ __forceinline__ void compute_one(const Launch& launch, const Given<S>& given, int64_t at, bool& bit) {
   using T = typename Storage<S>::T;
-  constexpr int ins = reads(op);
-  constexpr int outs = writes(op);
+  constexpr int ins = reads(op), outs = writes(op);
   const auto place = launch.place<dense>(at);
   const auto others = given.operands.template from<1>(given.common, at);
   T values[ins][1];
-#pragma unroll
-  for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
-  const Source<S, ins, 1> source{
-      .in = values,
-      .others = others,
-      .numbers = given.parameters,
-      .i = int(at % Storage<S>::size),
-  };
+  JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
+  const Source<S, ins, 1> source{.in = values, .others = others, .numbers = given.numbers, .i = int(at % Storage<S>::size)};
   const auto result = results<op, T>(source, bit);
   if constexpr (outs == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
   else for_each<outs>([&](auto w) {
@@ -411,34 +392,28 @@ template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
-  constexpr int ins = reads(op);
-  constexpr int outs = writes(op);
+  constexpr int ins = reads(op), outs = writes(op);
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const int64_t n = launch.n;
   uint8_t* const mask = launch.mask;
   const Operands<S> operands{launch};
-  const auto numbers = launch.numbers<T>();
+  const auto numbers = launch.parameters<T>();
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][kThreads];
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
       const auto place = launch.place<dense>(at);
-#pragma unroll
-      for (int t = 0; t < ins; t++) {
-        if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[t], place));
-        else in[t][v] = read_vector<op, S, dense>(launch, t, place);
-      }
+      if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place));
+      else JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][v] = read_vector<op, S, dense>(launch, t, place);
       if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
     }
     const auto common = operands.common();
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
       const auto place = launch.place<dense>(at);
       T values[ins][size], out[outs][size];
@@ -447,18 +422,11 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         in[0][v] = shared[v][threadIdx.x];
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
-#pragma unroll
-      for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
+      JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
       const auto others = operands.template from<size>(common, at);
-#pragma unroll
-      for (int i = 0; i < size; i++) {
+      JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        const Source<S, ins> source{
-            .in = values,
-            .others = others,
-            .numbers = numbers,
-            .i = i,
-        };
+        const Source<S, ins> source{.in = values, .others = others, .numbers = numbers, .i = i};
         const auto result = results<op, T>(source, bit);
         if constexpr (outs == 1) out[0][i] = result.of[0];
         else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
@@ -471,11 +439,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // side, unless each has the bits of its own.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
-    const Given<S> given{
-        .operands = operands,
-        .common = common,
-        .parameters = numbers,
-    };
+    const Given<S> given{.operands = operands, .common = common, .numbers = numbers};
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
@@ -492,8 +456,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   }
 
   if constexpr (op == Op::forward_bit) {
-#pragma unroll
-    for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
   }
 }
 
