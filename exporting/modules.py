@@ -7,8 +7,9 @@ import textwrap
 
 from ..definitions.define import Definition
 from ..records import Activation
+from .lines import LONGEST
 from .reference import reference
-from .wrapper import LONGEST, Wrapper
+from .wrapper import Wrapper
 
 __all__ = ["Modules"]
 

@@ -160,7 +160,7 @@ def _file(
     dims = {name: channel.dim for name, channel in record.channels.items()}
     wrapper = Wrapper(build, record.name, title, dims, f"{file}: {record.name}", record.passed)
     modules = Modules(record, params, wrapper, passed)
-    sources, order = _sources(build)
+    source = _allowed(build.extract.text)
     python = [
         wrapper.enumerators(),
         wrapper.structs().rstrip("\n") + "\n",
@@ -170,12 +170,12 @@ def _file(
         modules.text,
         _inputs(build, shape, len(wrapper.elements), modules.init_inputs),
     ]
-    key = hashlib.sha256("".join([*sources.values(), *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
+    key = hashlib.sha256("".join([source, *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
     parts = [
         _docstring(record, build),
         _imports(modules.text),
-        *_literals(sources),
-        _library(f"{name}_{key}", file, order),
+        _source(source),
+        _library(f"{name}_{key}", file, build.devices),
     ]
     text = "\n\n".join(["\n".join(parts[:-1]), parts[-1], *python]).replace("\n\n\n\n", "\n\n\n")
     lines = text.split("\n")
@@ -203,26 +203,6 @@ def _imports(modules: str) -> str:
     return "\n".join([*lines, "from torch.utils import cpp_extension", ""])
 
 
-def _sources(build: Build) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The texts of C++ by the names that they have in the file, and for each compiler what it reads in order."""
-    found = build.extract
-    texts = {
-        "INSTRUCTIONS": found.first_cuda,
-        "PREFIX": found.first_cpu,
-        "SOURCE": found.common,
-        "GPU": found.cuda,
-        "CPU": found.cpu,
-    }
-    texts = {name: _allowed(text) for name, text in texts.items() if text.strip()}
-    order = {
-        "cpp_sources": [name for name in ("PREFIX", "SOURCE", "CPU") if name in texts] if "cpu" in build.devices else [],
-        "cuda_sources": [name for name in ("INSTRUCTIONS", "SOURCE", "GPU") if name in texts]
-        if "cuda" in build.devices
-        else [],
-    }
-    return texts, order
-
-
 def _allowed(text: str) -> str:
     """C++ without comments that have words that the form does not allow; in code, they are an error later."""
     text = text.replace("JITACT_", "").replace(QUOTES, '"" "')  # the latter ends no string of Python, and is the same in C++
@@ -232,29 +212,19 @@ def _allowed(text: str) -> str:
     return re.sub(r"[ \t]*//[^\n]*", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text)
 
 
-def _literals(sources: dict[str, str]) -> list[str]:
-    """The texts as Python has them, each under a line that says what it is."""
-    told = {
-        "INSTRUCTIONS": "Instructions of a GPU.",
-        "PREFIX": "What a C++ compiler is told first.",
-        "SOURCE": "The numbers that are computed with, the functions that are needed, and what an element goes through.",
-        "GPU": "How a GPU walks over memory.",
-        "CPU": "How a CPU does.",
-    }
-    return [f'# {told[name]}\n{name} = r"""\n#line @LINE@ "@FILE@"\n{text.strip()}\n"""\n' for name, text in sources.items()]
+def _source(text: str) -> str:
+    """C++ as Python has it."""
+    return f'SOURCE = r"""\n#line @LINE@ "@FILE@"\n{text.strip()}\n"""\n'
 
 
-def _library(key: str, file: str, order: dict[str, list[str]]) -> str:
-    cpp = " + ".join(order["cpp_sources"]) or '""'
-    cuda = " + ".join(order["cuda_sources"])
-    lines = [f"        cpp_sources={cpp},"]
-    if cuda:
-        condition = " if torch.cuda.is_available() else None" if order["cpp_sources"] else ""
-        lines += [f"        cuda_sources={cuda}{condition},"]
+def _library(key: str, file: str, devices: tuple[str, ...]) -> str:
+    lines = [f"        cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]},"]
+    if "cuda" in devices:
+        lines += [f"        cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''},"]
     flags = "".join(
         f"        {option}={flags!r},\n".replace("'", '"')
         for option, flags in (("extra_cflags", CFLAGS), ("extra_cuda_cflags", CUDA_FLAGS))
-        if option == "extra_cflags" or cuda
+        if option == "extra_cflags" or "cuda" in devices
     )
     return f'''\
 @functools.cache

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 
 from .build import DEVICES, DTYPES, Build
+from .lines import LONGEST
 
-__all__ = ["LONGEST", "Wrapper"]
+__all__ = ["Wrapper"]
 
 _LAID_OUT_LIKE = '''\
 def laid_out_like(like, tensor):
@@ -31,8 +32,6 @@ def by_row(name, values, y):
         raise ValueError(f"@WHERE@: {values.numel()} {name}s do not fit rows of shape {tuple(y.shape)}")
     return values.contiguous(), y.shape[-1]
 '''
-
-LONGEST = 127  # characters of a line
 
 _CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool"}
 
@@ -91,7 +90,7 @@ class Wrapper:
     def enumerators(self) -> str:
         """What operations and dtypes are numbered in C++."""
         found = {
-            enum: re.findall(r"\w+", re.search(rf"enum class {enum} \{{(.*?)\}}", self.build.extract.common)[1])
+            enum: re.findall(r"\w+", re.search(rf"enum class {enum} \{{(.*?)\}}", self.build.extract.text)[1])
             for enum in ("Op", "Dtype")
         }
         operations = [f'"{each}": {found["Op"].index(each)}' for each in self.build.operations]

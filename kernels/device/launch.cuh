@@ -83,9 +83,16 @@ JITACT_INLINE T element(const Source& source, bool& bit) {
     return call_with<1, T>(source, [&](auto... a) { return T(backward_from_bit(dy, bit, a...)); }, Others());
 }
 
-// The same of a file whose functions take x, and nothing beside it.
+// The results of one element that are written for it: several gradients, or one of anything else.
 template <Op op, typename T, typename Source>
-JITACT_INLINE T plain_element(const Source& source, bool& bit) {
+JITACT_INLINE auto results(const Source& source, bool& bit) {
+  if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
+  else return many<T>(element<op, T>(source, bit));
+}
+
+// The one result where functions take x, and nothing beside it. `bit` is the mask bit read or written.
+template <Op op, typename T, typename Source>
+JITACT_INLINE T plain_result(const Source& source, bool& bit) {
   const T a = source.template element<0>();  // x, or dy
   if constexpr (op == Op::forward_bit) bit = keeps(a);
   if constexpr (op == Op::forward || op == Op::forward_bit) return forward(a);
@@ -94,14 +101,6 @@ JITACT_INLINE T plain_element(const Source& source, bool& bit) {
   else if constexpr (kHasBackward) return backward(a, source.template element<1>());
   else if constexpr (kSavesBit) return backward_from_bit(a, keeps(source.template element<1>()));
   else return a * forward(Dual<T>(source.template element<1>(), T(1))).derivative;
-}
-
-// The results of one element that are written for it: several gradients, or one of anything else.
-template <Op op, typename T, typename Source>
-JITACT_INLINE auto results(const Source& source, bool& bit) {
-  if constexpr (kPlain) return Many<T, 1>{plain_element<op, T>(source, bit)};
-  else if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
-  else return many<T>(element<op, T>(source, bit));
 }
 
 // Of what results() gives, the gradient of element w, and of broadcast operand s.

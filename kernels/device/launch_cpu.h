@@ -34,8 +34,8 @@ inline int64_t extent(const Call& call, const Elements& tensor) {
 
 // n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
 inline void pack(const uint8_t* bytes, uint8_t* bits, int64_t n) {
-  int64_t i = 0;
 #ifdef __AVX2__
+  int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
     Bytes32 vector;
     uint32_t word;
@@ -44,16 +44,18 @@ inline void pack(const uint8_t* bytes, uint8_t* bits, int64_t n) {
     asm("vpmovmskb %1, %0" : "=r"(word) : "x"(vector));
     std::memcpy(bits + i / 8, &word, 4);
   }
-#endif
   for (; i < n; i += 8) {
+#else
+  for (int64_t i = 0; i < n; i += 8) {
+#endif
     uint64_t word;
     std::memcpy(&word, bytes + i, 8);
     bits[i / 8] = uint8_t((word & 0x0101010101010101u) * 0x0102040810204080u >> 56);
   }
 }
 inline void unpack(const uint8_t* bits, uint8_t* bytes, int64_t n) {
-  int64_t i = 0;
 #ifdef __AVX2__
+  int64_t i = 0;
   const Bytes32 places = {0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303};
   const long long each = int64_t(0x8040201008040201u);
   const Bytes32 bit = {each, each, each, each};
@@ -67,8 +69,10 @@ inline void unpack(const uint8_t* bits, uint8_t* bytes, int64_t n) {
     asm("vpcmpeqb %2, %1, %0" : "=x"(vector) : "x"(vector), "x"(bit));
     std::memcpy(bytes + i, &vector, 32);
   }
-#endif
   for (; i < n; i += 8) {
+#else
+  for (int64_t i = 0; i < n; i += 8) {
+#endif
     const uint64_t spread = bits[i / 8] * 0x0101010101010101u & 0x8040201008040201u;
     const uint64_t word = (spread + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
     std::memcpy(bytes + i, &word, 8);
@@ -204,8 +208,7 @@ template <Op op, typename S>
 class Block {
  public:
   using T = typename Storage<S>::T;
-  static constexpr int kReads = reads(op);
-  static constexpr int kWrites = writes(op);
+  static constexpr int kReads = reads(op), kWrites = writes(op);
   static constexpr int kSummed = op == Op::backward_sums ? kSums : 0;
 
   explicit Block(const Shared<S>& shared) : shared_(shared) {
@@ -266,10 +269,14 @@ class Block {
     for (int64_t i = 0; i < padded; i++) {
       bool bit = op == Op::backward_from_bit && bits[i];
       const Source<In> source{.block = *this, .in = in, .i = i};
-      const auto result = results<op, T>(source, bit);
-      if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
-      else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
-      for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+      if constexpr (kPlain) {
+        store(out(0), i, plain_result<op, T>(source, bit));
+      } else {
+        const auto result = results<op, T>(source, bit);
+        if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
+        else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
+        for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+      }
       if constexpr (op == Op::forward_bit) bits[i] = bit;
     }
   }
@@ -305,15 +312,17 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
     S* out[kWrites];
     for (int r = 0; r < kReads; r++) {
       in[r] = static_cast<const S*>(call.read[r].data) + first;
-      if (dense_in[r] && n == kBlock) continue;
+      if (n == kBlock)
+        if (call.dense || dense_in[r]) continue;
       if (call.dense || dense_in[r]) std::memcpy(copies[r], in[r], n * sizeof(S));
       else gather(call, call.read[r], first, n, copies[r]);
       std::memset(copies[r] + n, 0, (-n & (kLanes - 1)) * sizeof(S));
       in[r] = copies[r];
     }
     for (int w = 0; w < kWrites; w++) {
-      const bool direct = n == kBlock && dense_out[w] && call.written[w].data;
-      out[w] = direct ? static_cast<S*>(call.written[w].data) + first : buffers[w];
+      out[w] = buffers[w];
+      if (n == kBlock && call.written[w].data)
+        if (call.dense || dense_out[w]) out[w] = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) out[w] = buffers[w];
     }
     if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
@@ -370,7 +379,7 @@ void run_backward_sums(const Call& call) {
   }
 }
 
-void run_cpu(const Call& call) {
+extern "C" void run_cpu(const Call& call) {
   for (int w = 0; w < writes(call.op); w++)
     if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, extent(call, call.written[w]));
   if (call.op == Op::backward_sums) {

@@ -62,54 +62,6 @@ struct Alternating {
 constexpr bool reads_two(Op op) { return kElements == 2 && reads(op) >= 2 && op != Op::backward_from_output; }
 constexpr bool writes_two(Op op) { return kElements == 2 && writes(op) == 2; }
 
-// The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
-struct Launch {
-  int64_t n;
-  int64_t columns;
-  bool is_small;  // whether numbers of elements fit into 31 bits
-  bool aligned;   // whether elements can be read and written in 16-byte vectors
-  uint8_t* mask;
-  Elements read[kElements + 1], written[kElements];
-  Divisor by_columns;
-  const void* broadcast[kBroadcast + 1];
-  bool wide[kBroadcast + 1];
-  int64_t counts[kBroadcast + 1], inner[kBroadcast + 1];
-  Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
-  const int64_t* seed;
-  float singles[kNumbers + 1];
-  double doubles[kNumbers + 1];
-  Alternating alternating_in, alternating_out;
-
-  Launch(const Call& call, int64_t size);  // of how many elements a vector has
-
-  // Where an element lies, by its number in the order of memory or, where the call is not dense, along rows.
-  template <bool dense>
-  __device__ __forceinline__ auto place(int64_t number) const {
-    if constexpr (dense) {
-      return number;
-    } else {
-      struct Place { int64_t row, column; };
-      const int64_t row = by_columns.divide_by_many(number);  // a call that is not dense has no single column
-      return Place{row, number - row * columns};
-    }
-  }
-  template <typename S, typename Place>
-  static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
-    if constexpr (std::is_same_v<Place, int64_t>) return static_cast<S*>(tensor.data) + place;
-    else return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
-  }
-  // The numbers, in registers: what elements compute of them alone is computed once.
-  template <typename T>
-  __device__ __forceinline__ Numbers<T> parameters() const {
-    Numbers<T> parameters;
-    JITACT_UNROLL for (int k = 0; k < kNumbers; k++) {
-      if constexpr (sizeof(T) == 8) parameters.values[k] = doubles[k];
-      else parameters.values[k] = singles[k];
-    }
-    return parameters;
-  }
-};
-
 // Whether tensors that are not dense can be read or written in vectors; the last two may alternate.
 inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
   if (call.columns % size != 0 && call.columns != call.n) return false;
@@ -134,29 +86,75 @@ inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used
   return true;
 }
 
-__attribute__((noinline)) Launch::Launch(const Call& call, int64_t size) {
-  n = call.n;
-  columns = call.columns;
-  by_columns = Divisor(call.columns);
-  is_small = call.n < int64_t(1) << 31;
-  aligned = all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size);
-  if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
-  if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
-  mask = static_cast<uint8_t*>(call.mask);
-  seed = call.seed;
-  for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
-  for (int t = 0; t < kElements; t++) written[t] = call.written[t];
-  for (int b = 0; b < kBroadcast; b++) {
-    const Broadcasts& operand = call.broadcast[b];
-    broadcast[b] = operand.data;
-    wide[b] = operand.wide;
-    counts[b] = operand.count;
-    inner[b] = operand.inner;
-    by_count[b] = Divisor(operand.count);
-    by_inner[b] = Divisor(operand.inner);
+// The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
+struct Launch {
+  int64_t n;
+  int64_t columns;
+  bool is_small;  // whether numbers of elements fit into 31 bits
+  bool aligned;   // whether elements can be read and written in 16-byte vectors
+  uint8_t* mask;
+  Elements read[kElements + 1], written[kElements];
+  Divisor by_columns;
+  const void* broadcast[kBroadcast + 1];
+  bool wide[kBroadcast + 1];
+  int64_t counts[kBroadcast + 1], inner[kBroadcast + 1];
+  Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
+  const int64_t* seed;
+  float singles[kNumbers + 1];
+  double doubles[kNumbers + 1];
+  Alternating alternating_in, alternating_out;
+
+  __attribute__((noinline)) Launch(const Call& call, int64_t size) {  // of how many elements a vector has
+    n = call.n;
+    columns = call.columns;
+    by_columns = Divisor(call.columns);
+    is_small = call.n < int64_t(1) << 31;
+    aligned = all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size);
+    if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
+    if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
+    mask = static_cast<uint8_t*>(call.mask);
+    seed = call.seed;
+    for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
+    for (int t = 0; t < kElements; t++) written[t] = call.written[t];
+    for (int b = 0; b < kBroadcast; b++) {
+      const Broadcasts& operand = call.broadcast[b];
+      broadcast[b] = operand.data;
+      wide[b] = operand.wide;
+      counts[b] = operand.count;
+      inner[b] = operand.inner;
+      by_count[b] = Divisor(operand.count);
+      by_inner[b] = Divisor(operand.inner);
+    }
+    for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
-  for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
-}
+
+  // Where an element lies, by its number in the order of memory or, where the call is not dense, along rows.
+  template <bool dense>
+  __device__ __forceinline__ auto place(int64_t number) const {
+    if constexpr (dense) {
+      return number;
+    } else {
+      struct Place { int64_t row, column; };
+      const int64_t row = by_columns.divide_by_many(number);  // a call that is not dense has no single column
+      return Place{row, number - row * columns};
+    }
+  }
+  template <typename S, typename Place>
+  static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
+    if constexpr (std::is_same_v<Place, int64_t>) return static_cast<S*>(tensor.data) + place;
+    else return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
+  }
+  // The numbers, in registers: what elements compute of them alone is computed once.
+  template <typename T>
+  __device__ __forceinline__ Numbers<T> numbers() const {
+    Numbers<T> numbers;
+    JITACT_UNROLL for (int k = 0; k < kNumbers; k++) {
+      if constexpr (sizeof(T) == 8) numbers.values[k] = doubles[k];
+      else numbers.values[k] = singles[k];
+    }
+    return numbers;
+  }
+};
 
 // A vector of one element again and again.
 template <typename S>
@@ -367,7 +365,7 @@ template <typename S>
 struct Given {
   const Operands<S>& operands;
   const typename Operands<S>::Common& common;
-  const Numbers<typename Storage<S>::T>& numbers;
+  const Numbers<typename Storage<S>::T>& parameters;
 };
 
 // Reads, computes and writes one element.
@@ -379,13 +377,22 @@ __device__ __forceinline__ void compute_one(const Launch& launch, const Given<S>
   const auto others = given.operands.template from<1>(given.common, at);
   T values[ins][1];
   JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
-  const Source<S, ins, 1> source{.in = values, .others = others, .numbers = given.numbers, .i = int(at % Storage<S>::size)};
-  const auto result = results<op, T>(source, bit);
-  if constexpr (outs == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
-  else for_each<outs>([&](auto w) {
-    const Elements& to = launch.written[w];
-    if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
-  });
+  const Source<S, ins, 1> source{
+      .in = values,
+      .others = others,
+      .numbers = given.parameters,
+      .i = int(at % Storage<S>::size),
+  };
+  if constexpr (kPlain) {
+    Storage<S>::store(Launch::at<S>(launch.written[0], place), plain_result<op, T>(source, bit));
+  } else {
+    const auto result = results<op, T>(source, bit);
+    if constexpr (writes(op) == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
+    else for_each<outs>([&](auto w) {
+      const Elements& to = launch.written[w];
+      if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
+    });
+  }
 }
 
 template <Op op, typename S, bool dense>
@@ -398,7 +405,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   const int64_t n = launch.n;
   uint8_t* const mask = launch.mask;
   const Operands<S> operands{launch};
-  const auto numbers = launch.parameters<T>();
+  const auto numbers = launch.numbers<T>();
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
@@ -426,10 +433,19 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       const auto others = operands.template from<size>(common, at);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        const Source<S, ins> source{.in = values, .others = others, .numbers = numbers, .i = i};
-        const auto result = results<op, T>(source, bit);
-        if constexpr (outs == 1) out[0][i] = result.of[0];
-        else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+        const Source<S, ins> source{
+            .in = values,
+            .others = others,
+            .numbers = numbers,
+            .i = i,
+        };
+        if constexpr (kPlain) {
+          out[0][i] = plain_result<op, T>(source, bit);
+        } else {
+          const auto result = results<op, T>(source, bit);
+          if constexpr (writes(op) == 1) out[0][i] = result.of[0];
+          else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+        }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
       write_vectors<op, S, dense>(launch, out, place);
@@ -439,7 +455,11 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // side, unless each has the bits of its own.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
-    const Given<S> given{.operands = operands, .common = common, .numbers = numbers};
+    const Given<S> given{
+        .operands = operands,
+        .common = common,
+        .parameters = numbers,
+    };
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
@@ -469,7 +489,7 @@ inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned
 
 namespace jitact::loops {
 
-const char* run_cuda(const Call& call, void* stream) {
+extern "C" const char* run_cuda(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   if (call.op == Op::backward_sums) {
     dispatch_dtype(call.dtype, [&]<typename S>() {

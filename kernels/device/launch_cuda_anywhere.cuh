@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   const auto place = launch.place<false>(at);
   const bool whole = at + size <= n && place.column + size <= launch.columns;
   const Operands<S> operands{launch};
-  const auto numbers = launch.parameters<T>();
+  const auto numbers = launch.numbers<T>();
   const auto common = operands.common();
   T out[outs][size];
   if (whole) {
@@ -92,7 +92,11 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
     }
   }
   if (whole) return;
-  const Given<S> given{.operands = operands, .common = common, .numbers = numbers};
+  const Given<S> given{
+      .operands = operands,
+      .common = common,
+      .parameters = numbers,
+  };
 #pragma unroll 1
   for (int i = 0; i < size && at + i < n; i++) {
     bool bit = false;

@@ -55,26 +55,30 @@ template <> struct Storage<Bfloat16> {
 template <> struct Storage<Half> {
   using T = Narrow;
   static void widen(const Half* s, T* t, int64_t n) {
-    int64_t i = 0;
 #ifdef __F16C__
+    int64_t i = 0;
     for (; i + kWide <= n; i += kWide) {
       Wide wide;
       asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const char(*)[2 * kWide]>(s + i)));
       std::memcpy(&t[i].v, &wide, sizeof(wide));
     }
-#endif
     for (; i < n; i++) t[i].v = widen_one(s[i].bits);
+#else
+    for (int64_t i = 0; i < n; i++) t[i].v = widen_one(s[i].bits);
+#endif
   }
   static void narrow(const T* t, Half* s, int64_t n) {
-    int64_t i = 0;
 #ifdef __F16C__
+    int64_t i = 0;
     for (; i + kWide <= n; i += kWide) {
       Wide wide;
       std::memcpy(&wide, &t[i].v, sizeof(wide));
       asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<char(*)[2 * kWide]>(s + i)) : "v"(wide));  // $0: to nearest even
     }
-#endif
     for (; i < n; i++) s[i].bits = narrow_one(t[i].v);
+#else
+    for (int64_t i = 0; i < n; i++) s[i].bits = narrow_one(t[i].v);
+#endif
   }
 
  private:

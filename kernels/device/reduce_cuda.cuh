@@ -56,7 +56,12 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, Words (&wor
   if constexpr (!kDense && reads_two(kSumsOp)) separate<S>(launch.alternating_in, words[kReads - 2], words[kReads - 1]);
   JITACT_UNROLL for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
   JITACT_UNROLL for (int i = 0; i < size; i++) {
-    const Source<S, kReads> source{.in = in, .others = others, .numbers = numbers, .i = i};
+    const Source<S, kReads> source{
+        .in = in,
+        .others = others,
+        .numbers = numbers,
+        .i = i,
+    };
     compute<S>(source, [&](int w, T gradient) { out[w][i] = gradient; }, [&](int k, T gradient) { add(i, k, gradient); });
   }
   write_vectors<kSumsOp, S, kDense>(launch, out, launch.place<kDense>(at));
@@ -70,7 +75,12 @@ __device__ __forceinline__ void compute_alone(const Launch& launch, const typena
   T in[kReads][1];
   const auto place = launch.place<kDense>(at);
   JITACT_UNROLL for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
-  const Source<S, kReads, 1> source{.in = in, .others = others, .numbers = numbers, .i = int(at % Storage<S>::size)};
+  const Source<S, kReads, 1> source{
+      .in = in,
+      .others = others,
+      .numbers = numbers,
+      .i = int(at % Storage<S>::size),
+  };
   const auto keep = [&](int w, T gradient) {
     const Elements& to = launch.written[w];
     if (to.data) Storage<S>::store(Launch::at<S>(to, place), gradient);
@@ -99,7 +109,7 @@ __global__ void __launch_bounds__(kThreads)
                  const Segments segments) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
-  const auto numbers = launch.parameters<T>();
+  const auto numbers = launch.numbers<T>();
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<Op::backward, S>;
   constexpr int per_block = stride * vectors;
@@ -210,7 +220,7 @@ __global__ void __launch_bounds__(kThreads)
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
-  const auto numbers = launch.parameters<T>();
+  const auto numbers = launch.numbers<T>();
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size;
   const int t = threadIdx.x;
@@ -439,7 +449,7 @@ int64_t workspace_values(const Sweep<S>& sweep) {
   return kSums * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
 }
 
-int64_t workspace_bytes(const Call& call) {
+extern "C" int64_t workspace_bytes(const Call& call) {
   return dispatch_dtype(call.dtype, [&]<typename S>() {
     const Sweeps sweeps(call);
     int64_t most = 0;

@@ -66,7 +66,7 @@ constexpr int count(bool (*kind)(Role), int end = kArguments) {
   return found;
 }
 constexpr int count_elements() {
-  if (kPlain) return kArguments;
+  if (kPlain) return 1;
   return count(is_element);
 }
 constexpr int kElements = count_elements();
