@@ -535,8 +535,8 @@ def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
                 lines += _switched(namespace, item.namespace)
                 namespace = item.namespace
             own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
-            alone = max(own.count("\n"), lines[-1].count("\n") if lines else 0) >= _TOGETHER
-            lines += [""] * (alone and "\n\n" in item.node.lead) + [own]
+            long = max(own.count("\n"), lines[-1].count("\n") if lines else 0) > _TOGETHER
+            lines += [""] * (long and "\n\n" in item.node.lead) + [own]
     return lines, namespace
 
 

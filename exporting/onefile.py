@@ -218,9 +218,9 @@ def _source(text: str) -> str:
 
 
 def _library(key: str, file: str, devices: tuple[str, ...]) -> str:
-    lines = [f"        cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]},"]
+    sources = [f"cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]}"]
     if "cuda" in devices:
-        lines += [f"        cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''},"]
+        sources += [f"cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''}"]
     flags = "".join(
         f"        {option}={flags!r},\n".replace("'", '"')
         for option, flags in (("extra_cflags", CFLAGS), ("extra_cuda_cflags", CUDA_FLAGS))
@@ -236,11 +236,8 @@ def library():
         print("{file}: compiling, at first use", file=sys.stderr, flush=True)
     os.makedirs(folder, exist_ok=True)
     path = cpp_extension.load_inline(
-        "{key}",
-{chr(10).join(lines)}
-{flags}        build_directory=folder,
-        is_python_module=False,
-        no_implicit_headers=True,
+        "{key}", {", ".join(sources)},
+{flags}        build_directory=folder, is_python_module=False, no_implicit_headers=True,
     )
     return ctypes.CDLL(path)
 '''

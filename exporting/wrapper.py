@@ -69,7 +69,7 @@ class Wrapper:
             if name == "Elements" and self._pointers:
                 continue
             fields = [f'("{member}", {self._ctype(type_, length)})' for type_, member, length in members]
-            text += f'class {name}(ctypes.Structure):\n    """As in C++."""\n\n'
+            text += f"class {name}(ctypes.Structure):\n"
             text += _wrapped("    _fields_ = [", fields, "]") + "\n\n\n"
         return text
 

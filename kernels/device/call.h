@@ -10,9 +10,9 @@ namespace jitact::loops {
 
 enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums };
 
-// How many tensors of elements an operation reads and writes.
+// How many tensors of elements an operation reads, dy first, and writes.
 constexpr int reads(Op op) {
-  if (kPlain) return op == Op::backward || op == Op::backward_from_output ? 2 : 1;  // dy first
+  if (kPlain) return op == Op::backward || op == Op::backward_from_output ? 2 : 1;
   if (op == Op::forward || op == Op::forward_bit) return kElements;
   if (op == Op::backward || op == Op::backward_sums) return 1 + kElements;
   return op == Op::backward_from_output ? 2 : 1;
@@ -44,15 +44,15 @@ struct Broadcasts {
 struct Call {
   Op op;
   Dtype dtype;
-  int64_t n;        // elements of each tensor
+  int64_t n;  // elements of each tensor
   int64_t columns;  // elements of a row
   bool dense;       // whether the elements of all tensors lie side by side, in one order
   const double* numbers;            // kNumbers values
-  void* mask = nullptr;             // written by forward_bit, read by backward_from_bit
+  void* mask = nullptr;  // written by forward_bit, read by backward_from_bit
   const int64_t* seed = nullptr;    // of random operands, where the tensors are
   void* workspace = nullptr;        // for backward_sums on a GPU
   void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted
-  Elements read[kElements + 1] = {}, written[kElements] = {};  // with no data where a gradient is not wanted
+  Elements read[kElements + 1] = {}, written[kElements] = {};  // null where one is not wanted
   Broadcasts broadcast[kBroadcast + 1] = {};
 };
 

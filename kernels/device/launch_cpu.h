@@ -11,9 +11,9 @@
 
 namespace jitact::loops {
 
-constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8, so that no mask byte is shared
-constexpr int64_t kLanes = 64;                     // elements; no vector is longer
-constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
+constexpr int64_t kBlock = 1024;  // elements; a multiple of 8, so that no mask byte is shared
+constexpr int64_t kLanes = 64;    // elements; no vector is longer
+constexpr int64_t kGrain = 32;    // blocks that are worth a thread
 
 inline int64_t bytes_of(const Call& call) { return call.n * bytes_of(call.dtype); }
 // Whether the elements of a tensor fill one stretch of memory.
@@ -268,7 +268,11 @@ class Block {
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       bool bit = op == Op::backward_from_bit && bits[i];
-      const Source<In> source{.block = *this, .in = in, .i = i};
+      const Source<In> source{
+          .block = *this,
+          .in = in,
+          .i = i,
+      };
       if constexpr (kPlain) {
         store(out(0), i, plain_result<op, T>(source, bit));
       } else {
@@ -297,11 +301,9 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
   constexpr int kReads = reads(op), kWrites = writes(op);
   const Call& call = shared.call;
   Block<op, S> compute(shared);
-  bool dense_in[kReads], dense_out[kWrites], past_cache[kWrites] = {};
-  for (int r = 0; r < kReads; r++) dense_in[r] = is_dense(call, call.read[r]);
-  for (int w = 0; w < kWrites; w++) dense_out[w] = is_dense(call, call.written[w]);
+  [[maybe_unused]] bool past_cache[kWrites] = {};
   for (int w = 0; w < kWrites; w++)
-    if (kStreams && dense_out[w] && is_large_output(call, call.written[w]))
+    if (kStreams && is_dense(call, call.written[w]) && is_large_output(call, call.written[w]))
       past_cache[w] = reinterpret_cast<uintptr_t>(call.written[w].data) % 32 == 0;
   alignas(64) S copies[kReads][kBlock], buffers[kWrites][kBlock];
   alignas(64) uint8_t bits[kBlock];
@@ -313,8 +315,8 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
     for (int r = 0; r < kReads; r++) {
       in[r] = static_cast<const S*>(call.read[r].data) + first;
       if (n == kBlock)
-        if (call.dense || dense_in[r]) continue;
-      if (call.dense || dense_in[r]) std::memcpy(copies[r], in[r], n * sizeof(S));
+        if (call.dense || is_dense(call, call.read[r])) continue;
+      if (call.dense || is_dense(call, call.read[r])) std::memcpy(copies[r], in[r], n * sizeof(S));
       else gather(call, call.read[r], first, n, copies[r]);
       std::memset(copies[r] + n, 0, (-n & (kLanes - 1)) * sizeof(S));
       in[r] = copies[r];
@@ -322,7 +324,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
     for (int w = 0; w < kWrites; w++) {
       out[w] = buffers[w];
       if (n == kBlock && call.written[w].data)
-        if (call.dense || dense_out[w]) out[w] = static_cast<S*>(call.written[w].data) + first;
+        if (call.dense || is_dense(call, call.written[w])) out[w] = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) out[w] = buffers[w];
     }
     if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
@@ -331,7 +333,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
       if (out[w] != buffers[w] || call.written[w].data == nullptr) continue;
       S* const to = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) store_past_cache(to, buffers[w], n * int64_t(sizeof(S)));
-      else if (call.dense || dense_out[w]) std::memcpy(to, buffers[w], n * sizeof(S));
+      else if (call.dense || is_dense(call, call.written[w])) std::memcpy(to, buffers[w], n * sizeof(S));
       else scatter(call, call.written[w], first, n, buffers[w]);
     }
     if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);

@@ -36,7 +36,7 @@ template <Op op> constexpr bool kStaged = false;
 // The bits of a vector's elements, the first of which is `at`: threads side by side put theirs together until one of them
 // has a byte. All threads of a warp must call it.
 template <int size>
-__device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
+JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
   JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2) bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
@@ -128,25 +128,25 @@ struct Launch {
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
 
-  // Where an element lies, by its number in the order of memory or, where the call is not dense, along rows.
+  // Where an element lies, by its number in the order of memory.
   template <bool dense>
-  __device__ __forceinline__ auto place(int64_t number) const {
+  JITACT_DEVICE auto place(int64_t number) const {
     if constexpr (dense) {
       return number;
-    } else {
+    } else {  // along rows
       struct Place { int64_t row, column; };
       const int64_t row = by_columns.divide_by_many(number);  // a call that is not dense has no single column
       return Place{row, number - row * columns};
     }
   }
   template <typename S, typename Place>
-  static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
+  static JITACT_DEVICE S* at(const Elements& tensor, Place place) {
     if constexpr (std::is_same_v<Place, int64_t>) return static_cast<S*>(tensor.data) + place;
     else return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
-  __device__ __forceinline__ Numbers<T> numbers() const {
+  JITACT_DEVICE Numbers<T> numbers() const {
     Numbers<T> numbers;
     JITACT_UNROLL for (int k = 0; k < kNumbers; k++) {
       if constexpr (sizeof(T) == 8) numbers.values[k] = doubles[k];
@@ -158,7 +158,7 @@ struct Launch {
 
 // A vector of one element again and again.
 template <typename S>
-__device__ __forceinline__ Words repeated(const S* p) {
+JITACT_DEVICE Words repeated(const S* p) {
   const auto word = [&](int i) {
     if constexpr (sizeof(S) == 2) return uint32_t(p->bits) * 0x10001u;
     else if constexpr (sizeof(S) == 4) return __float_as_uint(*p);
@@ -169,7 +169,7 @@ __device__ __forceinline__ Words repeated(const S* p) {
 
 // The vector of tensor t at a place where those of all tensors lie on 16 bytes.
 template <Op op, typename S, bool dense, typename Place>
-__device__ __forceinline__ Words read_vector(const Launch& launch, int t, Place place) {
+JITACT_DEVICE Words read_vector(const Launch& launch, int t, Place place) {
   const S* p = Launch::at<const S>(launch.read[t], place);
   // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
   constexpr int first = reads(op) - 2;
@@ -178,7 +178,7 @@ __device__ __forceinline__ Words read_vector(const Launch& launch, int t, Place 
   return *reinterpret_cast<const Words*>(p);
 }
 template <typename S>
-__device__ __forceinline__ void separate(const Alternating& alternating, Words& a, Words& b) {
+JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) {
   if (!alternating.is) return;
   const Words low = a, high = b;
   a = every_second<S>(low, high, alternating.swapped);
@@ -187,7 +187,7 @@ __device__ __forceinline__ void separate(const Alternating& alternating, Words& 
 
 // Writes a vector to each tensor.
 template <Op op, typename S, bool dense, typename T, int outs, int size, typename Place>
-__device__ __forceinline__ void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
+JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
   if constexpr (!dense && writes_two(op)) {
     const Alternating& alternating = launch.alternating_out;
     if (alternating.is) {
@@ -223,7 +223,7 @@ struct Operands {
     uint64_t seed;
   };
   // All threads of a block must call it.
-  __device__ __forceinline__ Common common() const {
+  JITACT_DEVICE Common common() const {
     Common common;
     if constexpr (kPrepares) {
       // One thread prepares for all: it takes tens of instructions.
@@ -250,7 +250,7 @@ struct Operands {
   };
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
   template <int width, bool common_only = kPrepares>  // prepare is for such operands
-  __device__ __forceinline__ Values<width> from(const Common& common, int64_t first) const {
+  JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.counts[b], inner = launch.inner[b];
@@ -274,14 +274,14 @@ struct Operands {
   }
 
   // Of a vector's values, those of element i.
-  static __device__ __forceinline__ Values<1> one_of(const Values<size>& vector, int i) {
+  static JITACT_DEVICE Values<1> one_of(const Values<size>& vector, int i) {
     Values<1> one;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
     return one;
   }
   // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
-  __device__ __forceinline__ Values<size> in_planes(int64_t plane, int left) const {
+  JITACT_DEVICE Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
     const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
     const T own = value(0, c);
@@ -291,7 +291,7 @@ struct Operands {
   }
 
   // Value i of broadcast operand b.
-  __device__ __forceinline__ T value(int b, int64_t i) const {
+  JITACT_DEVICE T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.wide[b]) return static_cast<const float*>(launch.broadcast[b])[i];
     }
@@ -300,7 +300,7 @@ struct Operands {
 
  private:
   // A vector of values from value i of operand b on, if they lie as vectors have to.
-  __device__ __forceinline__ bool load_vector(int b, int64_t i, T (&to)[size]) const {
+  JITACT_DEVICE bool load_vector(int b, int64_t i, T (&to)[size]) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.wide[b]) {
         const float* from = static_cast<const float*>(launch.broadcast[b]) + i;
@@ -320,7 +320,7 @@ struct Operands {
 
   // For elements the first of which has value c, `left` of them.
   template <int width>
-  __device__ __forceinline__ void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
+  JITACT_DEVICE void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
     bool filled = false;
     if (width == 1 || left >= width) {
       const T one = value(b, c);
@@ -349,10 +349,10 @@ struct Source {
   const Numbers<T>& numbers;
   int i;
 
-  template <int t> __device__ __forceinline__ T element() const { return in[t][width == 1 ? 0 : i]; }
-  template <int k> __device__ __forceinline__ T number() const { return numbers.values[k]; }
-  template <int b> __device__ __forceinline__ T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
-  template <int r> __device__ __forceinline__ Random<T> random() const {
+  template <int t> JITACT_DEVICE T element() const { return in[t][width == 1 ? 0 : i]; }
+  template <int k> JITACT_DEVICE T number() const { return numbers.values[k]; }
+  template <int b> JITACT_DEVICE T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
+  template <int r> JITACT_DEVICE Random<T> random() const {
     const uint32_t (&w)[4] = others.random[r].w;
     if constexpr (sizeof(S) == 8) return Random<T>(uint64_t(w[2 * i + 1]) << 32 | w[2 * i]);
     else if constexpr (sizeof(S) == 4) return Random<T>(w[i]);
@@ -370,7 +370,7 @@ struct Given {
 
 // Reads, computes and writes one element.
 template <Op op, typename S, bool dense>
-__device__ __forceinline__ void compute_one(const Launch& launch, const Given<S>& given, int64_t at, bool& bit) {
+JITACT_DEVICE void compute_one(const Launch& launch, const Given<S>& given, int64_t at, bool& bit) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op), outs = writes(op);
   const auto place = launch.place<dense>(at);
@@ -398,11 +398,9 @@ __device__ __forceinline__ void compute_one(const Launch& launch, const Given<S>
 template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
-  constexpr int ins = reads(op), outs = writes(op);
-  const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
+  constexpr int ins = reads(op), outs = writes(op), size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
+  const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
-  const int64_t n = launch.n;
   uint8_t* const mask = launch.mask;
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers<T>();

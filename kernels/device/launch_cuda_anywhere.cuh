@@ -13,18 +13,18 @@ struct Around {
   Words low, high;
   int offset;
 
-  __device__ __forceinline__ Words words() const { return cut<S>(low, high, offset); }
+  JITACT_DEVICE Words words() const { return cut<S>(low, high, offset); }
 };
 
 // Both vectors hold one of the elements, so that nothing is read outside of the tensor's own vectors.
 template <typename S>
-__device__ __forceinline__ Around<S> load_side_by_side(const S* p) {
+JITACT_DEVICE Around<S> load_side_by_side(const S* p) {
   const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
   const Words* vector = reinterpret_cast<const Words*>(reinterpret_cast<const char*>(p) - offset);
   return {vector[0], vector[offset != 0], offset};
 }
 template <typename S>
-__device__ __forceinline__ Around<S> load_anywhere(const S* p, int64_t step) {
+JITACT_DEVICE Around<S> load_anywhere(const S* p, int64_t step) {
   constexpr int size = Storage<S>::size;
   if (step == 1) return load_side_by_side(p);
   if (step == 0) return {repeated(p), repeated(p), 0};
@@ -37,7 +37,7 @@ __device__ __forceinline__ Around<S> load_anywhere(const S* p, int64_t step) {
 // Writes a vector of elements side by side anywhere. All threads of a warp must call it. `joined` says that the vector of the
 // thread before ends where this one begins, `joins` that the next one begins where this one ends: they share vectors.
 template <typename S>
-__device__ __forceinline__ void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
+JITACT_DEVICE void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
                                                bool joined, bool joins) {
   constexpr int size = Storage<S>::size;
   Words own, before;

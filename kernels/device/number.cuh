@@ -16,11 +16,10 @@
 #include <type_traits>
 
 #ifdef __CUDACC__
-#include "ptx.cuh"
-#endif
-
-#ifdef __CUDACC__
 #define JITACT_INLINE __host__ __device__ __forceinline__
+#define JITACT_DEVICE __device__ __forceinline__
+#define JITACT_UNROLL _Pragma("unroll")
+#include "ptx.cuh"
 #else
 #define JITACT_INLINE inline __attribute__((always_inline))
 #endif

@@ -25,7 +25,7 @@ constexpr int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
 constexpr int64_t between(int64_t x, int64_t low, int64_t high) { return greater(low, lesser(x, high)); }
 
 template <typename T>
-__device__ __forceinline__ T warp_sum(T v, int lanes = 32) {
+JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
   for (int step = lanes / 2; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step, lanes);
   return v;
 }
@@ -39,7 +39,7 @@ constexpr int kReads = reads(kSumsOp), kWrites = writes(kSumsOp);
 // Computes the gradients of one element, keeps those that are written with keep(w, gradient), and adds up the others with
 // add(k, gradient).
 template <typename S, typename Source, typename Keep, typename Add>
-__device__ __forceinline__ void compute(const Source& source, const Keep& keep, const Add& add) {
+JITACT_DEVICE void compute(const Source& source, const Keep& keep, const Add& add) {
   const auto all = gradients<typename Storage<S>::T>(source);
   for_each<kWrites>([&](auto w) { keep(w, all.of[kWrittenGradient<w>]); });
   for_each<kSums>([&](auto k) { add(k, all.of[kSummedGradient<k>]); });
@@ -47,7 +47,7 @@ __device__ __forceinline__ void compute(const Source& source, const Keep& keep, 
 
 // The same for a vector, whose inputs are in `words`: add(i, k, gradient) for its elements.
 template <typename S, typename Add>
-__device__ __forceinline__ void compute_vector(const Launch& launch, Words (&words)[kReads],
+JITACT_DEVICE void compute_vector(const Launch& launch, Words (&words)[kReads],
                                                const typename Operands<S>::template Values<Storage<S>::size>& others,
                                                const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
@@ -69,7 +69,7 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, Words (&wor
 
 // The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
 template <typename S, typename Add>
-__device__ __forceinline__ void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
+JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
                                               const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   T in[kReads][1];

@@ -60,5 +60,9 @@ AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** s
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
 
+namespace jitact::loops {
+
 extern "C" AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
                                              void (*function)(int64_t begin, int64_t end, void* context), void* context);
+
+}  // namespace jitact::loops
