@@ -555,7 +555,7 @@ def _switched(namespace: str, to: str) -> list[str]:
     """The lines between what is in one namespace and what is in another."""
     if namespace == to:
         return []
-    return ["}", ""] * bool(namespace) + ["" if not namespace else "", f"namespace {to} {{"] * bool(to)
+    return ["}"] * bool(namespace) + ["" if not namespace or to else "", f"namespace {to} {{"] * bool(to)
 
 
 def _comment(lead: str) -> str:

@@ -48,7 +48,7 @@ struct Call {
   int64_t columns;  // elements of a row
   bool dense;       // whether the elements of all tensors lie side by side, in one order
   const double* numbers;            // kNumbers values
-  void* mask = nullptr;  // written by forward_bit, read by backward_from_bit
+  void* mask = nullptr;  // the bits, which forward_bit writes and backward_from_bit reads
   const int64_t* seed = nullptr;    // of random operands, where the tensors are
   void* workspace = nullptr;        // for backward_sums on a GPU
   void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted

@@ -90,17 +90,16 @@ JITACT_INLINE auto results(const Source& source, bool& bit) {
   else return many<T>(element<op, T>(source, bit));
 }
 
-// The one result where functions take x, and nothing beside it. `bit` is the mask bit read or written.
-template <Op op, typename T, typename Source>
-JITACT_INLINE T plain_result(const Source& source, bool& bit) {
-  const T a = source.template element<0>();  // x, or dy
+// The one result where functions take x, and nothing beside it: of x, or of dy and then x or y. `bit` is the mask bit.
+template <Op op, typename T>
+JITACT_INLINE T plain_result(T a, T b, bool& bit) {
   if constexpr (op == Op::forward_bit) bit = keeps(a);
   if constexpr (op == Op::forward || op == Op::forward_bit) return forward(a);
   else if constexpr (op == Op::backward_from_bit) return backward_from_bit(a, bit);
-  else if constexpr (op == Op::backward_from_output) return backward_from_output(a, source.template element<1>());
-  else if constexpr (kHasBackward) return backward(a, source.template element<1>());
-  else if constexpr (kSavesBit) return backward_from_bit(a, keeps(source.template element<1>()));
-  else return a * forward(Dual<T>(source.template element<1>(), T(1))).derivative;
+  else if constexpr (op == Op::backward_from_output) return backward_from_output(a, b);
+  else if constexpr (kHasBackward) return backward(a, b);
+  else if constexpr (kSavesBit) return backward_from_bit(a, keeps(b));
+  else return a * forward(Dual<T>(b, T(1))).derivative;
 }
 
 // Of what results() gives, the gradient of element w, and of broadcast operand s.

@@ -268,14 +268,14 @@ class Block {
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       bool bit = op == Op::backward_from_bit && bits[i];
-      const Source<In> source{
-          .block = *this,
-          .in = in,
-          .i = i,
-      };
       if constexpr (kPlain) {
-        store(out(0), i, plain_result<op, T>(source, bit));
+        store(out(0), i, plain_result<op>(T(in(0)[i]), T(in(kReads - 1)[i]), bit));
       } else {
+        const Source<In> source{
+            .block = *this,
+            .in = in,
+            .i = i,
+        };
         const auto result = results<op, T>(source, bit);
         if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
         else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });

@@ -91,7 +91,7 @@ struct Launch {
   int64_t n;
   int64_t columns;
   bool is_small;  // whether numbers of elements fit into 31 bits
-  bool aligned;   // whether elements can be read and written in 16-byte vectors
+  bool aligned;  // whether elements can be read and written in 16-byte vectors
   uint8_t* mask;
   Elements read[kElements + 1], written[kElements];
   Divisor by_columns;
@@ -377,15 +377,16 @@ JITACT_DEVICE void compute_one(const Launch& launch, const Given<S>& given, int6
   const auto others = given.operands.template from<1>(given.common, at);
   T values[ins][1];
   JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
-  const Source<S, ins, 1> source{
-      .in = values,
-      .others = others,
-      .numbers = given.parameters,
-      .i = int(at % Storage<S>::size),
-  };
   if constexpr (kPlain) {
-    Storage<S>::store(Launch::at<S>(launch.written[0], place), plain_result<op, T>(source, bit));
+    const T result = plain_result<op>(values[0][0], values[ins - 1][0], bit);
+    Storage<S>::store(Launch::at<S>(launch.written[0], place), result);
   } else {
+    const Source<S, ins, 1> source{
+        .in = values,
+        .others = others,
+        .numbers = given.parameters,
+        .i = int(at % Storage<S>::size),
+    };
     const auto result = results<op, T>(source, bit);
     if constexpr (writes(op) == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
     else for_each<outs>([&](auto w) {
@@ -419,8 +420,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     }
     const auto common = operands.common();
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-      const int64_t at = first + v * stride;
-      const auto place = launch.place<dense>(at);
+      const auto place = launch.place<dense>(first + v * stride);
       T values[ins][size], out[outs][size];
       if constexpr (kStaged<op> && dense) {
         ptx::wait_for_copies(vectors - 1 - v);
@@ -428,18 +428,18 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
       JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
-      const auto others = operands.template from<size>(common, at);
+      const auto others = operands.template from<size>(common, first + v * stride);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        const Source<S, ins> source{
-            .in = values,
-            .others = others,
-            .numbers = numbers,
-            .i = i,
-        };
         if constexpr (kPlain) {
-          out[0][i] = plain_result<op, T>(source, bit);
+          out[0][i] = plain_result<op>(values[0][i], values[ins - 1][i], bit);
         } else {
+          const Source<S, ins> source{
+              .in = values,
+              .others = others,
+              .numbers = numbers,
+              .i = i,
+          };
           const auto result = results<op, T>(source, bit);
           if constexpr (writes(op) == 1) out[0][i] = result.of[0];
           else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
@@ -497,11 +497,10 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
   dispatch(call.op, [&]<Op op>() {
     dispatch_dtype(call.dtype, [&]<typename S>() {
       const Launch launch(call, Storage<S>::size);
-      constexpr int64_t vectors = int64_t(kThreads) * Storage<S>::size;
-      const unsigned blocks = blocks_of(call, vectors * kVectors<op, S>);
+      const unsigned blocks = blocks_of(call, int64_t(kThreads) * Storage<S>::size * kVectors<op, S>);
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
-          return elementwise_anywhere<op, S><<<blocks_of(call, vectors), kThreads, 0, s>>>(launch);
+          return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
       if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
         if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks, kThreads, 0, s>>>(launch);
       if constexpr (!kAlwaysRows || op == Op::backward_from_bit) elementwise<op, S, true><<<blocks, kThreads, 0, s>>>(launch);
