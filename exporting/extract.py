@@ -535,8 +535,9 @@ def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
                 lines += _switched(namespace, item.namespace)
                 namespace = item.namespace
             own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
-            long = max(own.count("\n"), lines[-1].count("\n") if lines else 0) > _TOGETHER
-            lines += [""] * (long and "\n\n" in item.node.lead) + [own]
+            before = lines[-1].count("\n") if lines else 0
+            apart = before > _TOGETHER or (own.count("\n") > _TOGETHER and not own.startswith("//"))
+            lines += [""] * (apart and "\n\n" in item.node.lead) + [own]
     return lines, namespace
 
 

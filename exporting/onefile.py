@@ -21,6 +21,7 @@ from ..modules import ActivationModule
 from ..records import Activation, is_plain
 from .build import DEVICES, DTYPES, Build
 from .modules import Modules
+from .preprocess import OLDEST_GPU
 from .shares import with_shares
 from .wrapper import Wrapper
 
@@ -192,7 +193,8 @@ def _docstring(record: Activation, build: Build) -> str:
         ("cpu",): "for the CPU, compiled at first use",
     }[build.devices]
     version = sys.modules[registry.__package__].__version__
-    told = f"{what} {where}. For {dtypes} tensors of any shape. The source is cut from jitact {version} (MIT licence)."
+    oldest = f", on GPUs of compute capability {OLDEST_GPU // 100}.0 and newer" if "cuda" in build.devices else ""
+    told = f"{what} {where}. For {dtypes} tensors of any shape{oldest}. The source is cut from jitact {version} (MIT licence)."
     formula = _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127))
     return f"{QUOTES}{formula}\n\n{textwrap.fill(told, 127)}\n{QUOTES}\n"
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Line", "Macro", "expanded", "included"]
+__all__ = ["OLDEST_GPU", "Line", "Macro", "expanded", "included"]
+
+OLDEST_GPU = 800
+"""The ``__CUDA_ARCH__`` of the GPUs that files are for: those before have no instructions for what is here."""
 
 _LINE = re.compile(r"[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n?|[^\n]*\n?")  # with those that continue a directive
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*((?:[^/]|/(?!/))*)")
@@ -80,6 +83,8 @@ def _truth(word: str, condition: str, macros: Mapping[str, str | None]) -> bool 
         return None if condition not in macros else (macros[condition] is not None) == (word == "ifdef")
     if re.fullmatch(r"[01]", condition):
         return condition == "1"
+    if condition == f"__CUDA_ARCH__ >= {OLDEST_GPU}":
+        return True
     defined = re.fullmatch(r"(!?)\s*defined\s*\(?\s*(\w+)\s*\)?", condition)
     if defined and defined[2] in macros:
         return (macros[defined[2]] is not None) != bool(defined[1])

@@ -185,7 +185,14 @@ JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) 
   b = every_second<S>(low, high, !alternating.swapped);
 }
 
-// Writes a vector to each tensor.
+// Writes a vector of elements side by side.
+template <typename S, typename T>
+JITACT_DEVICE void write_vector(S* p, const T* values) {
+  Words words;
+  Storage<S>::narrow(values, words);
+  *reinterpret_cast<Words*>(p) = words;
+}
+// Writes a vector to each of the tensors that are wanted.
 template <Op op, typename S, bool dense, typename T, int outs, int size, typename Place>
 JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
   if constexpr (!dense && writes_two(op)) {
@@ -203,9 +210,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   }
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
     if ((writes(op) > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
-    Words words;
-    Storage<S>::narrow(values[w], words);
-    *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
+    write_vector(Launch::at<S>(launch.written[w], place), values[w]);
   }
 }
 
@@ -360,7 +365,7 @@ struct Source {
   }
 };
 
-// What the elements of a block get that is not in tensors of elements.
+// What the elements of a block get that is not in tensors of elements; nothing where functions take x alone.
 template <typename S>
 struct Given {
   const Operands<S>& operands;
@@ -368,13 +373,16 @@ struct Given {
   const Numbers<typename Storage<S>::T>& parameters;
 };
 
-// Reads, computes and writes one element.
-template <Op op, typename S, bool dense>
-JITACT_DEVICE void compute_one(const Launch& launch, const Given<S>& given, int64_t at, bool& bit) {
+// Reads, computes and writes one element. Where functions take more than x, `more` is one Given.
+template <Op op, typename S, bool dense, typename... More>
+JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, const More&... more) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op), outs = writes(op);
   const auto place = launch.place<dense>(at);
-  const auto others = given.operands.template from<1>(given.common, at);
+  const auto others = [&] {
+    if constexpr (kPlain) return 0;
+    else return (more, ...).operands.template from<1>((more, ...).common, at);
+  }();
   T values[ins][1];
   JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
   if constexpr (kPlain) {
@@ -384,7 +392,7 @@ JITACT_DEVICE void compute_one(const Launch& launch, const Given<S>& given, int6
     const Source<S, ins, 1> source{
         .in = values,
         .others = others,
-        .numbers = given.parameters,
+        .numbers = (more, ...).parameters,
         .i = int(at % Storage<S>::size),
     };
     const auto result = results<op, T>(source, bit);
@@ -415,7 +423,10 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       const int64_t at = first + v * stride;
       const auto place = launch.place<dense>(at);
       if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place));
-      else JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][v] = read_vector<op, S, dense>(launch, t, place);
+      else JITACT_UNROLL for (int t = 0; t < ins; t++) {
+        if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[t], place));
+        else in[t][v] = read_vector<op, S, dense>(launch, t, place);
+      }
       if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
     }
     const auto common = operands.common();
@@ -446,18 +457,14 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
-      write_vectors<op, S, dense>(launch, out, place);
+      if constexpr (kPlain) write_vector(Launch::at<S>(launch.written[0], place), out[0]);
+      else write_vectors<op, S, dense>(launch, out, place);
     }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
     // side, unless each has the bits of its own.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
-    const Given<S> given{
-        .operands = operands,
-        .common = common,
-        .parameters = numbers,
-    };
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
@@ -467,7 +474,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
         bool bit = bits[v] >> i & 1;
-        compute_one<op, S, dense>(launch, given, at, bit);
+        if constexpr (kPlain) compute_one<op, S, dense>(launch, at, bit);
+        else compute_one<op, S, dense>(launch, at, bit, Given<S>{operands, common, numbers});
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }

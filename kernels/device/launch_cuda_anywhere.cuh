@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
 #pragma unroll 1
   for (int i = 0; i < size && at + i < n; i++) {
     bool bit = false;
-    compute_one<op, S, false>(launch, given, at + i, bit);
+    compute_one<op, S, false>(launch, at + i, bit, given);
   }
 }
 
