@@ -187,14 +187,14 @@ def _docstring(record: Activation, build: Build) -> str:
     names = [DTYPES[each][0].removeprefix("torch.") for each in build.dtypes]
     dtypes = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     what = "Forward and backward" if build.save else "Forward"
+    kernels = f"as CUDA kernels for compute capability {OLDEST_GPU // 100}.0 and newer, compiled at first use"
     where = {
-        DEVICES: "as CUDA kernels, compiled at first use; where there is no GPU, for the CPU",
-        ("cuda",): "as CUDA kernels, compiled at first use",
+        DEVICES: f"{kernels}; without a GPU, for the CPU",
+        ("cuda",): kernels,
         ("cpu",): "for the CPU, compiled at first use",
     }[build.devices]
     version = sys.modules[registry.__package__].__version__
-    oldest = f", on GPUs of compute capability {OLDEST_GPU // 100}.0 and newer" if "cuda" in build.devices else ""
-    told = f"{what} {where}. For {dtypes} tensors of any shape{oldest}. The source is cut from jitact {version} (MIT licence)."
+    told = f"{what} {where}. For {dtypes} tensors of any shape. Cut from jitact {version} (MIT licence)."
     formula = _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127))
     return f"{QUOTES}{formula}\n\n{textwrap.fill(told, 127)}\n{QUOTES}\n"
 

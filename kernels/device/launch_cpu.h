@@ -11,9 +11,8 @@
 
 namespace jitact::loops {
 
-constexpr int64_t kBlock = 1024;  // elements; a multiple of 8, so that no mask byte is shared
-constexpr int64_t kLanes = 64;    // elements; no vector is longer
-constexpr int64_t kGrain = 32;    // blocks that are worth a thread
+// Elements of a block, a multiple of 8 so that no mask byte is shared, and of the longest vector; blocks worth a thread.
+constexpr int64_t kBlock = 1024, kLanes = 64, kGrain = 32;
 
 inline int64_t bytes_of(const Call& call) { return call.n * bytes_of(call.dtype); }
 // Whether the elements of a tensor fill one stretch of memory.
@@ -224,9 +223,8 @@ class Block {
     for (int b = 0; b < kBroadcast; b++)
       if (!shared_.operands.constant(b)) shared_.operands.fill(b, first, n, values_[b]);
     for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*shared_.call.seed), r);
-    if constexpr (kSame) {
-      compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
-    } else {
+    if constexpr (kSame) compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
+    else {
       for (int r = 0; r < kReads; r++) Storage<S>::widen(in[r], wide_[r], padded);
       compute([this](int r) { return wide_[r]; }, [this](int w) { return wide_[w]; }, bits, padded);
       for (int w = 0; w < kWrites; w++) Storage<S>::narrow(wide_[w], out[w], n);

@@ -185,7 +185,6 @@ JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) 
   b = every_second<S>(low, high, !alternating.swapped);
 }
 
-// Writes a vector of elements side by side.
 template <typename S, typename T>
 JITACT_DEVICE void write_vector(S* p, const T* values) {
   Words words;
@@ -410,7 +409,6 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   constexpr int ins = reads(op), outs = writes(op), size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
-  uint8_t* const mask = launch.mask;
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers<T>();
   unsigned bits[vectors] = {};
@@ -423,11 +421,10 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       const int64_t at = first + v * stride;
       const auto place = launch.place<dense>(at);
       if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place));
-      else JITACT_UNROLL for (int t = 0; t < ins; t++) {
+      else JITACT_UNROLL for (int t = 0; t < ins; t++)
         if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[t], place));
         else in[t][v] = read_vector<op, S, dense>(launch, t, place);
-      }
-      if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
+      if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
     }
     const auto common = operands.common();
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
@@ -468,7 +465,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
-      if (op == Op::backward_from_bit && begin < n) bits[v] = mask[begin >> 3] >> (begin & 7);
+      if (op == Op::backward_from_bit && begin < n) bits[v] = launch.mask[begin >> 3] >> (begin & 7);
 #pragma unroll 1
       for (int i = 0; i < size; i++) {
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
@@ -481,9 +478,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     }
   }
 
-  if constexpr (op == Op::forward_bit) {
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
-  }
+  if constexpr (op == Op::forward_bit)
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
 }
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }

@@ -45,8 +45,7 @@ template <> struct Storage<Bfloat16> {
   }
   static void narrow(const T* t, Bfloat16* s, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-      const uint32_t u = single::to_bits(t[i].v);
-      const uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+      const uint32_t u = single::to_bits(t[i].v), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
       s[i].bits = uint16_t(t[i].v != t[i].v ? 0x7fc0 : rounded);
     }
   }
@@ -81,7 +80,6 @@ template <> struct Storage<Half> {
 #endif
   }
 
- private:
 #ifdef __AVX512F__
   using Wide = long long __attribute__((vector_size(64)));
 #else
@@ -91,8 +89,7 @@ template <> struct Storage<Half> {
 
   // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
   static float widen_one(uint16_t h) {
-    const uint32_t absolute = h & 0x7fff;
-    const uint32_t u = absolute << 13;
+    const uint32_t absolute = h & 0x7fff, u = absolute << 13;
     const float f = absolute >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
     return single::from_bits(single::to_bits(f) | uint32_t(h & 0x8000) << 16);
   }

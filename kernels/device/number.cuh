@@ -34,7 +34,6 @@ enum class Accuracy { full, narrow, brain };
 // The number that has the bits of another of its size.
 template <typename To, typename From>
 JITACT_INLINE To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof(to));
   return to;
