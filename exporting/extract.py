@@ -30,7 +30,7 @@ _SHARED = ("Elements", "Broadcasts", "Call")  # structs that a call is made of
 _VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # what a variable is given, or a parameter
 _COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # in the loops, where numbers are more than moved
 _OF_NUMBERS = re.compile(r"\b(?:[TA]|auto|Real|Dual|Double|Single|Narrow|Brain)\b")
-_USING = re.compile(r"using (?:\w+::)+\w+;?$")  # what brings a name of the library into sight of kernel files
+_USING = re.compile(r"using jitact::\w+;?$")  # what brings a name of the library into sight of kernel files
 _TOGETHER = 2  # lines of a declaration that may stand beside another without a blank line between
 _KERNEL = Path("the kernel file")
 _STANDARD = {  # what is used of a header
@@ -120,7 +120,7 @@ class Item:
         """The operators in it that numbers may be meant by."""
         text = bare(self.own_text)
         of_numbers = _COMPUTES if self.namespace == "jitact::loops" else _OF_NUMBERS
-        if self.owner is not None or self.names == ["Real"] or self.namespace == "jitact::ptx":
+        if (self.owner or self).names == ["Real"] or self.namespace == "jitact::ptx":
             return set()
         if self.file is not _KERNEL and not of_numbers.search(text):
             return set()

@@ -462,6 +462,11 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // side, unless each has the bits of its own.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
+    const Given<S> given{
+        .operands = operands,
+        .common = common,
+        .parameters = numbers,
+    };
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
@@ -472,7 +477,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         if (at >= n) break;
         bool bit = bits[v] >> i & 1;
         if constexpr (kPlain) compute_one<op, S, dense>(launch, at, bit);
-        else compute_one<op, S, dense>(launch, at, bit, Given<S>{operands, common, numbers});
+        else compute_one<op, S, dense>(launch, at, bit, given);
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }
