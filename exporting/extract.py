@@ -124,7 +124,8 @@ class Item:
             return set()
         if self.file is not _KERNEL and not of_numbers.search(text):
             return set()
-        return set(re.findall(r"[-+*/]=?|[=!<>]=|[<>]", text.partition("{")[2]))
+        computes = text.partition("{")[2] or re.sub(r"<[\w:, ]*>", "", text.partition("=")[2])
+        return set(re.findall(r"[-+*/]=?|[=!<>]=|[<>]", computes))
 
     @cached_property
     def types(self) -> set[str]:
@@ -529,34 +530,32 @@ def _printed(items: list[Item]) -> str:
 def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
     """Lines of the text of items that come after what is in a namespace, and the namespace where they end."""
     lines: list[str] = []
-    for group in _kept(items):
-        for item in group:
-            if item.namespace != namespace:
-                lines += _switched(namespace, item.namespace)
-                namespace = item.namespace
-            own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
-            before = lines[-1].count("\n") if lines else 0
-            apart = before > _TOGETHER or (own.count("\n") > _TOGETHER and not own.startswith("//"))
-            lines += [""] * (apart and "\n\n" in item.node.lead) + [own]
+    for item in _without_empty_conditions(items):
+        lines += _switched(namespace, item.namespace)
+        namespace = item.namespace
+        own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
+        is_long = own.count("\n") > _TOGETHER and not own.startswith("//")
+        is_apart = is_long or bool(lines and lines[-1].count("\n") > _TOGETHER)
+        lines += [""] * (is_apart and "\n\n" in item.node.lead) + [own]
     return lines, namespace
 
 
-def _kept(items: list[Item]) -> Iterator[list[Item]]:
+def _without_empty_conditions(items: list[Item]) -> list[Item]:
     """Items but for ``#if`` and ``#endif`` that have nothing between them."""
     left: list[Item] = []
     for item in items:
         if item.head.startswith("#endif") and left and left[-1].head.startswith("#if"):
             left.pop()
-            continue
-        left.append(item)
-    yield left
+        else:
+            left.append(item)
+    return left
 
 
 def _switched(namespace: str, to: str) -> list[str]:
     """The lines between what is in one namespace and what is in another."""
     if namespace == to:
         return []
-    return ["}"] * bool(namespace) + ["" if not namespace or to else "", f"namespace {to} {{"] * bool(to)
+    return ["}"] * bool(namespace) + ["", *[f"namespace {to} {{"] * bool(to)]
 
 
 def _comment(lead: str) -> str:

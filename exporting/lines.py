@@ -21,9 +21,11 @@ _MOST_STATEMENTS = 3  # of a function on one line
 
 
 def joined(text: str) -> str:
-    """The same text without empty lines, and in one line, where that fits: ``template <...>`` and what it is of, a branch and
-    its condition, functions of a few statements, and the steps of a polynomial.
-    """  # noqa: D205
+    """The same text without empty lines, and in one line what fits there.
+
+    That is ``template <...>`` and what it is of, a branch and its condition, functions of a few statements, and the steps of
+    a polynomial.
+    """
     lines = [line for line in text.split("\n") if line.strip()]
     before = None
     while lines != before:
@@ -85,7 +87,8 @@ def _one(lines: list[str]) -> str:
 def _fit(lines: list[str]) -> bool:
     if any("//" in line for line in lines):
         return False
-    return len(lines[0]) + sum(1 + len(line.strip()) for line in lines[1:]) <= LONGEST
+    text = " ".join([lines[0], *(line.strip() for line in lines[1:])])
+    return len(text.replace("JITACT_", "")) <= LONGEST
 
 
 def _indentation(line: str) -> int:

@@ -138,8 +138,7 @@ class Modules:
         if passed and wrapper.draws:
             before[0] += f" if self.training else {x}.new_zeros(1, dtype=torch.int64)"
         calls += ["seed"] * wrapper.draws
-        names = dict(zip(wrapper.numbers, [*params, *wrapper.numbers[len(params) :]], strict=True))
-        for number, name in names.items():
+        for name in [*params, *wrapper.numbers[len(params) :]]:
             calls.append(name if name in passed else f"self.{name}")
             if name in passed:
                 before.append(f"        {name} = {passed[name]}")

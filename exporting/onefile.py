@@ -151,9 +151,7 @@ def _shape(record: Activation, given: tuple[int, int]) -> tuple[int, int]:
     return given
 
 
-def _file(
-    record: Activation, build: Build, params: dict[str, float], passed: dict[str, str], shape: tuple[int, int]
-) -> str:
+def _file(record: Activation, build: Build, params: dict[str, float], passed: dict[str, str], shape: tuple[int, int]) -> str:
     """The whole text."""
     name = record.name.replace("+", "_")
     file = f"{name}.py"

@@ -20,6 +20,7 @@ import pytest
 import torch
 from common import SLOW, slow_but
 from emulated import HERE, without_launches
+from torch import nn
 
 import jitact
 from jitact import registry
@@ -108,6 +109,14 @@ def test_form(name: str) -> None:
     assert space["ModelNew"](*space["get_init_inputs"]()).state_dict().keys() == jitact.get(name)().state_dict().keys()
 
 
+def test_lines() -> None:
+    one = {"dtype": "fp32", "device": "cuda"}
+    for name, options, most in (("relu", {}, 550), ("gelu", {}, 850), ("relu", one, 330)):
+        lines = len(jitact.export(name, **options).splitlines())
+        assert lines <= most, (name, options, lines)
+        assert len(jitact.export(name, forward_only=True, **options).splitlines()) < lines - 30
+
+
 @pytest.mark.parametrize("name", ["softsign", "sigmoid", "leaky_relu"])  # one for each thing that backward keeps
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_computes_what_the_library_does(name: str, dtype: torch.dtype) -> None:
@@ -128,6 +137,77 @@ def test_gated_activations_take_two_tensors() -> None:
 def test_defined_activation(swoosh: str) -> None:
     compare(swoosh, "cpu", torch.randn(1001), 3.0)
     assert "return x * torch.sin(self.a * x)" in jitact.export(swoosh)
+
+
+def beside_model(text: str, *arguments: object, inputs: list[torch.Tensor], near: float = 1e-5) -> nn.Module:
+    """Compares ModelNew and Model, in evaluation, where nothing is dropped: results and all gradients."""
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    modules = [space[each](*arguments).eval() for each in ("ModelNew", "Model")]
+    modules[1].load_state_dict(modules[0].state_dict())
+    dy, results = None, []
+    for module in modules:
+        given = [each.clone().requires_grad_() for each in inputs]
+        y = module(*given)
+        dy = torch.randn_like(y) if dy is None else dy
+        results.append([y, *torch.autograd.grad(y, [*given, *module.parameters()], dy)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=near, atol=10 * near)
+    return modules[0].train()
+
+
+def test_expressions_that_call_activations_and_drop(swoosh: str) -> None:
+    jitact.define("swoosh", "r + dropout(gelu(x + b), 0.25) * a", b=jitact.Channel(0.5), a=2.0)
+    x, r = torch.randn(40, 30), torch.randn(40, 30)
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    assert "def gelu_(x):" in text and "share1 = 0.25 if self.training else 0.0" in text
+    module = beside_model(text, 30, inputs=[x, r])
+    assert 0.15 < (module(x, r) == r).float().mean() < 0.35
+
+
+BUILT = {
+    "calls": ("gelu(x) * sigmoid(a * x)", {"a": 2.0}, (), 1),
+    "calls a gated one": ("swiglu(x, z) + x", {}, (), 2),
+    "calls with a number": ("leaky_relu(x, 0.3) * w", {"w": jitact.Channel(2.0, dim=1)}, (30,), 1),
+    "drops twice": ("dropout(dropout(x, 0.1) * z, p) * dropout(2 * x, p / 2) * p", {"p": 0.5}, (), 2),
+}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+@pytest.mark.slow
+def test_expressions_of_further_kinds(kind: str, swoosh: str) -> None:
+    expression, options, arguments, count = BUILT[kind]
+    jitact.define("swoosh", expression, **options)
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
+
+
+@pytest.mark.parametrize(("name", "arguments", "count"), [
+    ("gelu+bias+dropout+residual", (30, 0.25), 2),
+    ("relu+dropout+residual", (0.25,), 2),
+    ("rrelu+bias", (30,), 1),
+    ("prelu+bias", (1, 30), 1),
+    ("gated_mish", (), 2),
+    ("swiglu+unfused", (), 2),
+])  # fmt: skip
+@pytest.mark.slow
+def test_what_stands_around_an_activation(name: str, arguments: tuple, count: int) -> None:
+    given = jitact.gated("mish") if name == "gated_mish" else name
+    text = jitact.export(given, device="cpu", dtype="fp32")
+    beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
+
+
+@pytest.mark.parametrize("name", ["gelu+bias", "silu+dropout", "relu+residual", "swiglu+row_weight"])
+def test_names_with_what_stands_around(name: str) -> None:
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name), space)
+    parts = name.split("+")[1:]
+    taken = list(inspect.signature(space["ModelNew"].forward).parameters)[1:]
+    beside = [part for part in parts if part in ("residual", "row_weight")]
+    assert taken == [*(["gate", "up"] if "swiglu" in name else ["x"]), *beside]
+    assert list(inspect.signature(space["ModelNew"]).parameters)[: len(parts) - len(beside)] == [
+        part for part in parts if part not in beside
+    ]
 
 
 def test_helpers_and_constants_come_along(swoosh: str) -> None:

@@ -37,7 +37,8 @@ template <Op op> constexpr bool kStaged = false;
 // has a byte. All threads of a warp must call it.
 template <int size>
 JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
-  JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2) bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
+  JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2)
+    bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
@@ -109,13 +110,13 @@ struct Launch {
     columns = call.columns;
     by_columns = Divisor(call.columns);
     is_small = call.n < int64_t(1) << 31;
-    aligned = all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size);
+    for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
+    for (int t = 0; t < kElements; t++) written[t] = call.written[t];
+    aligned = all_on_16_bytes(call, read, reads(call.op), size) && all_on_16_bytes(call, written, writes(call.op), size);
     if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
     if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
     mask = static_cast<uint8_t*>(call.mask);
     seed = call.seed;
-    for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
-    for (int t = 0; t < kElements; t++) written[t] = call.written[t];
     for (int b = 0; b < kBroadcast; b++) {
       const Broadcasts& operand = call.broadcast[b];
       broadcast[b] = operand.data;
@@ -375,17 +376,16 @@ struct Given {
 // Reads, computes and writes one element. Where functions take more than x, `more` is one Given.
 template <Op op, typename S, bool dense, typename... More>
 JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, const More&... more) {
-  using T = typename Storage<S>::T;
   constexpr int ins = reads(op), outs = writes(op);
   const auto place = launch.place<dense>(at);
   const auto others = [&] {
     if constexpr (kPlain) return 0;
     else return (more, ...).operands.template from<1>((more, ...).common, at);
   }();
-  T values[ins][1];
+  typename Storage<S>::T values[ins][1];
   JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
   if constexpr (kPlain) {
-    const T result = plain_result<op>(values[0][0], values[ins - 1][0], bit);
+    const auto result = plain_result<op>(values[0][0], values[ins - 1][0], bit);
     Storage<S>::store(Launch::at<S>(launch.written[0], place), result);
   } else {
     const Source<S, ins, 1> source{
@@ -394,7 +394,7 @@ JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, cons
         .numbers = (more, ...).parameters,
         .i = int(at % Storage<S>::size),
     };
-    const auto result = results<op, T>(source, bit);
+    const auto result = results<op, typename Storage<S>::T>(source, bit);
     if constexpr (writes(op) == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
     else for_each<outs>([&](auto w) {
       const Elements& to = launch.written[w];
@@ -406,11 +406,12 @@ JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, cons
 template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
-  constexpr int ins = reads(op), outs = writes(op), size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
+  constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers<T>();
+  uint8_t* const mask = launch.mask;
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
@@ -424,12 +425,12 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       else JITACT_UNROLL for (int t = 0; t < ins; t++)
         if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[t], place));
         else in[t][v] = read_vector<op, S, dense>(launch, t, place);
-      if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
+      if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
     }
     const auto common = operands.common();
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const auto place = launch.place<dense>(first + v * stride);
-      T values[ins][size], out[outs][size];
+      T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
         ptx::wait_for_copies(vectors - 1 - v);
         in[0][v] = shared[v][threadIdx.x];
@@ -450,7 +451,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
           };
           const auto result = results<op, T>(source, bit);
           if constexpr (writes(op) == 1) out[0][i] = result.of[0];
-          else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+          else for_each<writes(op)>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
         }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
@@ -470,7 +471,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
-      if (op == Op::backward_from_bit && begin < n) bits[v] = launch.mask[begin >> 3] >> (begin & 7);
+      if (op == Op::backward_from_bit && begin < n) bits[v] = mask[begin >> 3] >> (begin & 7);
 #pragma unroll 1
       for (int i = 0; i < size; i++) {
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
@@ -484,7 +485,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   }
 
   if constexpr (op == Op::forward_bit)
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
 }
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }

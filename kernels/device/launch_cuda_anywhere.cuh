@@ -68,7 +68,8 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   T out[outs][size];
   if (whole) {
     Around<S> loaded[ins];
-    JITACT_UNROLL for (int t = 0; t < ins; t++) loaded[t] = load_anywhere(Launch::at<const S>(launch.read[t], place), launch.read[t].step);
+    JITACT_UNROLL for (int t = 0; t < ins; t++)
+      loaded[t] = load_anywhere(Launch::at<const S>(launch.read[t], place), launch.read[t].step);
     T values[ins][size];
     JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
     const auto others = operands.template from<size>(common, at);
