@@ -508,23 +508,22 @@ def _printed(items: list[Item]) -> str:
     """The text of items: standard headers first, then what is in each namespace."""
     code = "\n".join(bare(item.node.text) for item in items)
     headers = dict.fromkeys(item.head for item in items if item.head.startswith("#include"))
-    lines = [header for header in headers if re.search(_STANDARD.get(header.partition("<")[2].rstrip(">"), ""), code)]
+    used = [header for header in headers if re.search(_STANDARD.get(header.partition("<")[2].rstrip(">"), ""), code)]
     items = [item for item in items if item.head not in headers]
-    namespace = ""
-    for before_all in (True, False):
-        if not before_all:
-            printed, namespace = _in_namespaces([item for item in items if item.place == "common"], namespace)
-            lines += printed
-        branches = []
-        for device in ("cuda", "cpu"):
-            place = f"first_{device}" if before_all else device
-            printed, after = _in_namespaces([item for item in items if item.place == place], namespace)
-            branches.append(printed + _switched(after, namespace))
-        cuda, cpu = branches
-        lines += ["#ifdef __CUDACC__", *cuda, "#else", *cpu, "#endif"] if cuda and cpu else cuda + cpu
-    text = "\n".join([*lines, *_switched(namespace, "")])
-    text = re.sub(r"\n{3,}", "\n\n", re.sub(r"(namespace [\w:]+ \{\n|#ifdef __CUDACC__\n|#else\n)\n+", r"\1", text))
-    return re.sub(r"\n+(?=\n(?:\}\n|#endif|#else))", "", text).strip() + "\n"
+    common, namespace = _in_namespaces([item for item in items if item.place == "common"], "")
+    lines = [*used, *_by_device(items, "first_", ""), *common, *_by_device(items, "", namespace), *_switched(namespace, "")]
+    text = re.sub(r"(namespace [\w:]+ \{\n|#ifdef __CUDACC__\n|#else\n)\n+", r"\1", "\n".join(lines))
+    return re.sub(r"\n+(?=\n(?:\}\n|#endif|#else))", "", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
+
+
+def _by_device(items: list[Item], before: str, namespace: str) -> list[str]:
+    """Lines of what one compiler reads alone, in a namespace; ``before`` begins the names of the places."""
+    branches = []
+    for device in ("cuda", "cpu"):
+        printed, after = _in_namespaces([item for item in items if item.place == before + device], namespace)
+        branches.append(printed + _switched(after, namespace))
+    cuda, cpu = branches
+    return ["#ifdef __CUDACC__", *cuda, "#else", *cpu, "#endif"] if cuda and cpu else cuda + cpu
 
 
 def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:

@@ -6,6 +6,7 @@ import ast
 import re
 from dataclasses import replace
 
+from .. import registry
 from ..definitions.define import Definition
 from ..definitions.expression import DROPOUT, in_cpp
 from ..records import Activation
@@ -24,13 +25,16 @@ def with_shares(record: Activation) -> tuple[Activation, dict[str, str]]:
         evaluation than in training, the expression in Python, where a parameter is an attribute of ``self``.
 
     Raises:
-        ValueError: a kernel file with a backward of its own, or unmarked numbers, has a share that is no parameter.
+        ValueError: a kernel file with a backward of its own, or unmarked numbers, has a share that is no parameter, or what
+            drops by itself has something around it.
     """
     name, *parts = record.name.split("+")
     passed = {"dropout": "self.dropout if self.training else 0.0"} if "dropout" in parts else {}
     if name == "rrelu":
         mean = "(self.lower + self.upper) / 2"
         return record, passed | {each: f"self.{each} if self.training else {mean}" for each in ("lower", "upper")}
+    if parts and registry.get(name).activation.in_eval is not None:
+        raise ValueError(f"{record.name} cannot be exported: {name} drops by itself; define the whole as one expression")
     if not isinstance(record, Definition) or record.in_eval is None:
         return record, passed
     python = record.expression.renamed(*record.layout.tensors, *(f"self.{name}" for name, _ in record.params))
