@@ -16,7 +16,8 @@ OLDEST_GPU = 800
 _LINE = re.compile(r"[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n?|[^\n]*\n?")  # with those that continue a directive
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*((?:[^/]|/(?!/))*)")
 _MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)\n", re.MULTILINE)
-_CALL = re.compile(r"(\w+)\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
+_GIVEN = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"  # with brackets in brackets in it
+_CALL = re.compile(rf"(\w+){_GIVEN}")
 
 
 class Line(NamedTuple):
@@ -109,7 +110,8 @@ def expanded(text: str, macros: Mapping[str, str | None], functions: dict[str, M
             functions[name] = Macro(tuple(re.split(r",\s*", parameters)), body)
             text = text.replace(match[0], "")
             text = re.sub(rf"^#undef {name}\n+", "", text, flags=re.MULTILINE)
-    lines = rf"^(?:(?:{'|'.join(functions) or '$^'})\(.*\)[ \t]*)+$"
+    names = "|".join(functions) or "$^"
+    lines = rf"^(?:(?:{names})\(.*\)[ \t]*)+;?$|^(?:{names}){_GIVEN};?$"
     return re.sub(lines, lambda line: "".join(_calls(line[0], functions)).rstrip("\n"), text, flags=re.MULTILINE)
 
 
