@@ -13,7 +13,7 @@ from emulated import emulate
 from torch import Tensor
 
 from jitact import registry
-from jitact.autograd import load
+from jitact.configs import load
 from jitact.kernels.loader.signature import Signature, read_signature
 
 SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1)]
