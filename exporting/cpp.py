@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Block", "If", "Node", "bare", "parse", "words"]
 
+UNROLL = "JITACT_UNROLL"  # before a loop
 _TOKEN = re.compile(
     r"""(?P<space>\s+)
     | (?P<comment>//[^\n]*|/\*.*?\*/)
@@ -212,7 +213,7 @@ class _Parser:
         if token == "{":
             self.next()
             return Node(parts=[self.block("function")])
-        if token in ("if", "for", "while"):
+        if token in ("if", "for", "while", UNROLL):
             return self.control()
         if token in ("case", "default"):
             text = ""

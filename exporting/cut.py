@@ -11,7 +11,7 @@ from .cpp import Block, If, Node, bare
 __all__ = ["assigned", "declared_names", "simplified", "tidied", "without_template"]
 
 _CONSTANT = re.compile(r"\s*(template\s*<Op op>\s*)?(?:static )?constexpr (?:bool|int|int64_t) (\w+ = .*);$", re.DOTALL)
-_LOOP = re.compile(r"for \(\w+ (\w+) = (\w+); \1 < ([^;]+); (?:\1\+\+|\+\+\1)\)$")
+_LOOP = re.compile(r"(?:JITACT_UNROLL )?for \(\w+ (\w+) = (\w+); \1 < ([^;]+); (?:\1\+\+|\+\+\1)\)$")
 _ENDS = re.compile(r"(?:return|continue|break)\b")
 _NO_DECLARATION = re.compile(r"(?:return|continue|break|using|delete|throw|else|case|goto|public|private)\b")
 _DECLARATION = re.compile(r"(?:\[\[\w+\]\] )?[\w:<>,\s&*]*?[\w>][\s&*]+(?:const )?\(?&?(\w+)\)?\s*(?:=(?!=)|\{|\[|\(|,|;)")

@@ -5,49 +5,53 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
 from .conditions import Facts
 from .cpp import Block, If, Node, bare, parse, words
 from .cut import assigned, declared_names, simplified, tidied, without_template
+from .lines import joined
 from .preprocess import Line, Macro, expanded, included
 
 __all__ = ["Extract", "extract"]
 
 _TYPES = ("Double", "Single", "Narrow", "Dual")
 _STORED = {"Dtype::f64": "double", "Dtype::f32": "float", "Dtype::f16": "Half", "Dtype::bf16": "Bfloat16"}
+_COMPUTED = {"Dtype::f64": "Double", "Dtype::f32": "Single", "Dtype::f16": "Narrow", "Dtype::bf16": "Narrow"}
 _NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\(\w+\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
 _FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\(")
 _CALLED = re.compile(r"(?<!std::)\b(\w+)\s*(?:<[^;{}()]*>)?\s*\(")
 _SHARED = ("Elements", "Broadcasts", "Call")  # structs that a call is made of
 _VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # what a variable is given, or a parameter
 _COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # in the loops, where numbers are more than moved
+_OF_NUMBERS = re.compile(r"\b(?:[TA]|auto|Real|Dual|Double|Single|Narrow|Brain)\b")
+_USING = re.compile(r"using jitact::\w+;?$")  # what brings a name of the library into sight of kernel files
 _TOGETHER = 2  # lines of a declaration that may stand beside another without a blank line between
 _KERNEL = Path("the kernel file")
+_STANDARD = {  # what is used of a header
+    "sys/mman.h": r"\bmadvise\b",
+    "algorithm": r"\bstd::(?:min|max|clamp|copy|fill)\b",
+    "utility": r"\bstd::(?:\w*index_sequence|declval|integral_constant)",
+    "cmath": r"\bstd::\w|\b(?:f?abs|copysign|fma|sqrt|exp|log)f?\b|INFINITY|NAN",
+    "cstring": r"\bmem\w+\b",
+    "type_traits": r"_[vt]<|\bstd::type_identity",
+}
 
 
-@dataclass(frozen=True)
-class Extract:
-    """C++ and CUDA, in the order in which it is compiled.
+class Extract(NamedTuple):
+    """What is left.
 
     Attributes:
-        first_cuda: what nvcc alone reads first.
-        first_cpu: what the C++ compiler alone reads first.
-        common: what both read.
-        cuda: the GPU's loops.
-        cpu: the CPU's.
+        text: C++ and CUDA, in the order in which it is compiled; for two compilers, with what one of them reads alone.
         structs: of ``Call`` and the structs in it, the members: type, name and, of an array, how many.
     """
 
-    first_cuda: str
-    first_cpu: str
-    common: str
-    cuda: str
-    cpu: str
+    text: str
     structs: dict[str, list[tuple[str, str, str]]]
 
 
@@ -59,7 +63,7 @@ class Item:
         node: its text; of a class, with all its members.
         namespace: where it stands.
         names: what it declares; none for what goes with what is around it.
-        place: which of the attributes of :class:`Extract` it belongs to.
+        place: what compiles it: "common", or "cuda" or "cpu", or before all else, "first_cuda" or "first_cpu".
         file: where it is from.
         owner: the class that it is a member of.
         members: its member functions.
@@ -114,9 +118,14 @@ class Item:
     @cached_property
     def signs(self) -> set[str]:
         """The operators in it that numbers may be meant by."""
-        if self.owner is not None or (self.namespace == "jitact::loops" and not _COMPUTES.search(bare(self.own_text))):
+        text = bare(self.own_text)
+        of_numbers = _COMPUTES if self.namespace == "jitact::loops" else _OF_NUMBERS
+        if (self.owner or self).names == ["Real"] or self.namespace == "jitact::ptx":
             return set()
-        return set(re.findall(r"[-+*/]=?|[=!<>]=|[<>]", bare(self.own_text).partition("{")[2]))
+        if self.file is not _KERNEL and not of_numbers.search(text):
+            return set()
+        computes = text.partition("{")[2] or re.sub(r"<[\w:, ]*>", "", text.partition("=")[2])
+        return set(re.findall(r"[-+*/]=?|[=!<>]=|[<>]", computes))
 
     @cached_property
     def types(self) -> set[str]:
@@ -127,7 +136,7 @@ class Item:
 
 
 def extract(
-    source: KernelSource, facts: Facts, roots: Iterable[str], dtypes: Collection[str], devices: Collection[str]
+    source: KernelSource, facts: Facts, roots: Collection[str], dtypes: Collection[str], devices: Collection[str]
 ) -> Extract:
     """What of the library's headers and of a kernel file ``roots`` need.
 
@@ -139,6 +148,7 @@ def extract(
         devices: "cuda", "cpu" or both.
     """
     items: list[Item] = []
+    roots = set(roots)
     known = dict(facts)
     for place, file, text in _sections(source, devices):
         items += _items(parse(text), "", place, file, known)
@@ -147,14 +157,15 @@ def extract(
         absent |= {f"{enum}::{each}" for enum, each in _enumerators(items) if name == enum and f"{enum}::{each}" not in values}
     wanted, before = [item for item in items if not _is_absent(item, absent)], None
     while before != (before := "".join(item.node.text for item in wanted)):
-        wanted = _reached(wanted, set(roots))
+        wanted = _reached(wanted, roots, {_COMPUTED[dtype] for dtype in dtypes})
         _drop_members(wanted)
         for item in wanted:
             if not _is_class(item.node):
                 tidied(item.node, item.before)
-    parts = {place: _printed(wanted, place) for place in ("first_cuda", "first_cpu", "common", "cuda", "cpu")}
+    declared = [item for item in wanted if roots & set(item.names) and not any(item.node.blocks())]
+    text = _printed([item for item in wanted if item not in declared and not item.owner])
     structs = {item.names[0]: [*_members(item.node)] for item in wanted if item.names and item.names[0] in _SHARED}
-    return Extract(**parts, structs=structs)
+    return Extract(text, structs)
 
 
 def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[str, Path, str]]:
@@ -290,8 +301,11 @@ def _is_absent(item: Item, absent: set[str]) -> bool:
     return head.startswith("template") and any(each in head for each in absent)
 
 
-def _reached(items: list[Item], roots: set[str]) -> list[Item]:
-    """Those that the roots need, in their order; of classes, the member functions that are named somewhere."""
+def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
+    """Those that the roots need, in their order; of classes, the member functions that are named somewhere.
+
+    ``types`` are the number types that elements are computed in.
+    """
     by_name: dict[str, list[Item]] = {}
     aliases = {}
     for item in items:
@@ -309,7 +323,6 @@ def _reached(items: list[Item], roots: set[str]) -> list[Item]:
     wanted: set[Item] = {item for item in items if roots & set(item.names) and not item.owner}
     called: set[str] = set()
     named: set[str] = set()
-    types: set[str] = set()
     waiting: list[Item] = [*wanted]
     later: set[Item] = set()  # for types that nothing else names yet, and members that nothing calls yet
     for item in items:
@@ -456,8 +469,8 @@ def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[
     *scope, name = word.split("::")
     if scope and scope[0]:
         yield from _named("::".join(scope), user, by_name, aliases)
-        places = {aliases.get(scope[-1], scope[-1])}
-        found = [item for item in by_name.get(name, []) if item.namespace.rpartition("::")[2] in places]
+        place = aliases.get(scope[-1], scope[-1])  # of a used kernel file, whose text is in a namespace in its own
+        found = [item for item in by_name.get(name, []) if f"::{item.namespace}".endswith((f"::{place}", f"::{place}::file"))]
     else:
         candidates = [item for item in by_name.get(name, []) if _goes_with(item, user)]
         here = user.namespace.split("::")
@@ -466,7 +479,8 @@ def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[
         nearest = next((each for each in around if any(item.namespace == each for item in candidates)), None)
         places = set(around) if user.namespace in ("jitact", "jitact::loops", "") or user.file is _KERNEL else {nearest}
         found = [item for item in candidates if item.namespace in places]
-    yield from (item for item in found if _goes_with(item, user))
+    is_brought = user.file is not _KERNEL and user.namespace != ""
+    yield from (item for item in found if _goes_with(item, user) and not (is_brought and _USING.match(item.head)))
 
 
 def _text(node: Node, without: set[int]) -> str:
@@ -490,25 +504,57 @@ def _members(node: Node) -> Iterator[tuple[str, str, str]]:
             yield type_, found[1], found[2] or ""
 
 
-def _printed(items: list[Item], place: str) -> str:
-    """The text of the items of a place: standard headers first, then what is in each namespace."""
-    mine = [item for item in items if item.place == place and item.owner is None]
-    elsewhere = {item.head for item in items if item.place == "common"} if place in ("cuda", "cpu") else set()
-    headers = dict.fromkeys(item.head for item in mine if item.head.startswith("#include"))
-    text = "".join(f"{header}\n" for header in headers if header not in elsewhere)
-    namespace, before = "", ""
-    for item in mine:
-        if item.head.startswith("#include"):
-            continue
-        if item.namespace != namespace:
-            text += "\n}\n\n" if namespace else "\n"
-            text += f"namespace {item.namespace} {{\n\n" if item.namespace else ""
-            namespace, before = item.namespace, ""
-        own = _comment(item.node.lead) + item.node.text + item.node.tail + "\n"
-        apart = "\n\n" in item.node.lead and max(before.count("\n"), own.count("\n")) > _TOGETHER
-        text += "\n" + own if before and apart else own
-        before = own
-    return re.sub(r"\{\n\s*\}", "{}", text + "\n}\n" * bool(namespace))
+def _printed(items: list[Item]) -> str:
+    """The text of items: standard headers first, then what is in each namespace."""
+    code = "\n".join(bare(item.node.text) for item in items)
+    headers = dict.fromkeys(item.head for item in items if item.head.startswith("#include"))
+    used = [header for header in headers if re.search(_STANDARD.get(header.partition("<")[2].rstrip(">"), ""), code)]
+    items = [item for item in items if item.head not in headers]
+    common, namespace = _in_namespaces([item for item in items if item.place == "common"], "")
+    lines = [*used, *_by_device(items, "first_", ""), *common, *_by_device(items, "", namespace), *_switched(namespace, "")]
+    text = re.sub(r"(namespace [\w:]+ \{\n|#ifdef __CUDACC__\n|#else\n)\n+", r"\1", "\n".join(lines))
+    return re.sub(r"\n+(?=\n(?:\}\n|#endif|#else))", "", re.sub(r"\n{3,}", "\n\n", text)).strip() + "\n"
+
+
+def _by_device(items: list[Item], before: str, namespace: str) -> list[str]:
+    """Lines of what one compiler reads alone, in a namespace; ``before`` begins the names of the places."""
+    branches = []
+    for device in ("cuda", "cpu"):
+        printed, after = _in_namespaces([item for item in items if item.place == before + device], namespace)
+        branches.append(printed + _switched(after, namespace))
+    cuda, cpu = branches
+    return ["#ifdef __CUDACC__", *cuda, "#else", *cpu, "#endif"] if cuda and cpu else cuda + cpu
+
+
+def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
+    """Lines of the text of items that come after what is in a namespace, and the namespace where they end."""
+    lines: list[str] = []
+    for item in _without_empty_conditions(items):
+        lines += _switched(namespace, item.namespace)
+        namespace = item.namespace
+        own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
+        is_long = own.count("\n") > _TOGETHER and not own.startswith("//")
+        is_apart = is_long or bool(lines and lines[-1].count("\n") > _TOGETHER)
+        lines += [""] * (is_apart and "\n\n" in item.node.lead) + [own]
+    return lines, namespace
+
+
+def _without_empty_conditions(items: list[Item]) -> list[Item]:
+    """Items but for ``#if`` and ``#endif`` that have nothing between them."""
+    left: list[Item] = []
+    for item in items:
+        if item.head.startswith("#endif") and left and left[-1].head.startswith("#if"):
+            left.pop()
+        else:
+            left.append(item)
+    return left
+
+
+def _switched(namespace: str, to: str) -> list[str]:
+    """The lines between what is in one namespace and what is in another."""
+    if namespace == to:
+        return []
+    return ["}"] * bool(namespace) + ["", *[f"namespace {to} {{"] * bool(to)]
 
 
 def _comment(lead: str) -> str:

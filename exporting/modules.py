@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import ast
-import inspect
 import math
-import re
 import textwrap
-from collections.abc import Callable
-from types import FunctionType, ModuleType
-
-import torch
-import torch.nn.functional as F
 
 from ..definitions.define import Definition
 from ..records import Activation
-from .wrapper import LONGEST, Wrapper
+from .lines import LONGEST
+from .reference import reference
+from .wrapper import Wrapper
 
 __all__ = ["Modules"]
 
@@ -107,9 +101,6 @@ class Model(nn.Module):
 OWN = {"prelu": (PRELU, ""), "rrelu": (RRELU, ""), "xielu": (XIELU, "0.8, 0.8, 0.5, -1e-6, torch.float32")}
 
 
-_MODULES = ("torch", "math", "F")  # that a file imports under these names
-
-
 class Modules:
     """What a file has of an activation's modules.
 
@@ -117,17 +108,20 @@ class Modules:
         record: the activation.
         params: its parameters, the defaults in the file.
         wrapper: what the file calls.
+        passed: expressions for numbers that are not simply parameters.
 
     Raises:
         ValueError: nothing tells what PyTorch's counterpart is.
     """
 
-    def __init__(self, record: Activation, params: dict[str, float], wrapper: Wrapper) -> None:
+    def __init__(self, record: Activation, params: dict[str, float], wrapper: Wrapper, passed: dict[str, str]) -> None:
         """Writes the modules."""
         if record.name in OWN and not isinstance(record, Definition):
             self.text, self.init_inputs = OWN[record.name]
             return
-        reference, helpers = _reference(record)
+        tensors = [_in_model(name, record) for name in record.layout.tensors]
+        helpers: dict[str, str] = {}
+        returned = reference(record, [*tensors, *(f"self.{name}" for name in params)], helpers)
         made = [name for name, channel in record.channels.items()]
         sizes = [name for name in made if not record.channels[name].one]
         self.init_inputs = ", ".join("dim" if record.channels[name].dim == -1 else "1" for name in sizes)
@@ -137,22 +131,39 @@ class Modules:
         lines += [_made(name, record) for name in made]
         lines += [f"        self.{name} = {name}" for name in params] + ["", ""]
         given = [name for name in (*wrapper.elements, *wrapper.broadcast) if name not in record.channels]
-        own = {name: f"self.{name}.to({wrapper.elements[0]}.dtype)" for name in made} | {
-            name: f"self.{name}" for name in params
-        }
+        x = wrapper.elements[0]
+        own = {name: f"self.{name}.to({x}.dtype)" for name in made}
         calls = [own.get(name, name) for name in (*wrapper.elements, *wrapper.broadcast)]
-        calls += ["torch.randint(2**63 - 1, (1,), device=x.device)"] * wrapper.draws
-        calls += [f"self.{name}" for name in params]
+        before = [f"        seed = torch.randint(2**63 - 1, (1,), device={x}.device)"] * wrapper.draws
+        if passed and wrapper.draws:
+            before[0] += f" if self.training else {x}.new_zeros(1, dtype=torch.int64)"
+        calls += ["seed"] * wrapper.draws
+        for name in [*params, *wrapper.numbers[len(params) :]]:
+            calls.append(name if name in passed else f"self.{name}")
+            if name in passed:
+                before.append(f"        {name} = {passed[name]}")
+        text = "".join(f"{line}\n" for line in before)
         constructor = "\n".join(lines) if arguments else ""
         forward = f"    def forward({', '.join(['self', *given])}):"
         self.text = (
             f'class ModelNew(nn.Module):\n    """{record.title}, as compiled above."""\n\n{constructor}{forward}\n'
-            f"        return {wrapper.title}.apply({', '.join(calls)})\n\n\n"
+            f"{text}        return {wrapper.title}.apply({', '.join(calls)})\n\n\n"
             f'class Model(nn.Module):\n    """{record.title}, as PyTorch has it."""\n\n{constructor}{forward}\n'
-            f"{_returned(reference)}\n"
+            f"{_returned(returned)}\n"
         )
-        if helpers:
-            self.text += f"\n\n{helpers.rstrip()}\n"
+        self.text += "".join(f"\n\n{text}\n" for text in helpers.values())
+
+
+def _in_model(name: str, record: Activation) -> str:
+    """A tensor in Model: of an expression, values by channel broadcast along their dimension."""
+    channel = record.channels.get(name)
+    if channel is None:
+        return name
+    dim = channel.dim
+    if channel.one or dim == -1 or not (isinstance(record, Definition) and record.expression):
+        return f"self.{name}"
+    after = f"*[1] * ({record.layout.tensors[0]}.dim() - {dim + 1})" if dim >= 0 else ", ".join(["1"] * (-1 - dim))
+    return f"self.{name}.view(-1, {after})"
 
 
 def _returned(expression: str) -> str:
@@ -176,102 +187,3 @@ def _made(name: str, record: Activation) -> str:
 def _number(value: float) -> str:
     """A number as Python reads it."""
     return repr(value) if math.isfinite(value) else f'float("{value}")'
-
-
-def _reference(record: Activation) -> tuple[str, str]:
-    """Model's expression in PyTorch, and the helpers that it calls."""
-    tensors = [f"self.{name}" if name in record.channels else name for name in record.source.signature.tensors]
-    own = [*tensors, *(f"self.{name}" for name, _ in record.params)]
-    expression = record.expression if isinstance(record, Definition) else None
-    if expression:
-        if expression.activations:
-            called = ", ".join(each.name for each in expression.activations)
-            raise ValueError(f"{record.name} cannot be exported: it calls {called}; write out what they compute")
-        helpers = "".join(f"{inspect.getsource(helper)}\n\n" for helper in expression.helpers.values())
-        return expression.renamed(*own), re.sub(r": Tensor(?: \| float)?| -> Tensor", "", helpers)
-    if getattr(F, record.name, None) is record.reference:
-        return f"F.{record.name}({', '.join(own)})", ""
-    if getattr(torch, record.name, None) is record.reference:
-        return f"torch.{record.name}(x)", ""
-    line = _one_line(record, own)
-    if line:
-        return line, ""
-    helpers: dict[str, str] = {}
-    if not _add_helper(record.reference, helpers):
-        what = f"{record.name} cannot be exported without a PyTorch counterpart"
-        raise ValueError(f"{what}: define it with reference=, one line, or a function of torch's alone")
-    return f"{record.reference.__name__}({', '.join(own)})", "".join(f"{text}\n\n\n" for text in helpers.values())
-
-
-def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
-    """The one function in the source that a function comes from."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError):
-        return None
-    found = [node for node in ast.walk(tree) if isinstance(node, (ast.Lambda, ast.FunctionDef))]
-    return found[0] if len(found) == 1 else None
-
-
-def _one_line(record: Activation, arguments: list[str]) -> str | None:
-    """What a reference that only returns something returns, with the numbers that it has from its module."""
-    function = record.reference
-    found = _definition(function)
-    if found is None:
-        return None
-    body = found.body if isinstance(found.body, list) else [ast.Return(found.body)]
-    body = [node for node in body if not isinstance(node, ast.Expr)]  # a docstring
-    if len(body) != 1 or not isinstance(body[0], ast.Return):
-        return None
-    names = dict(zip([argument.arg for argument in found.args.args], arguments, strict=False))
-    numbers = {name: value for name, value in function.__globals__.items() if isinstance(value, (int, float))}
-    python = _renamed(ast.unparse(body[0].value), names, numbers)
-    known = {"self", *_MODULES, *arguments}
-    return None if {node.id for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Name)} - known else python
-
-
-def _add_helper(function: object, helpers: dict[str, str]) -> bool:
-    """Adds a function as a file has it, and those of Python that it calls; False where it cannot stand in one."""
-    found = _definition(function) if isinstance(function, FunctionType) else None
-    if not isinstance(found, ast.FunctionDef):
-        return False
-    helpers.setdefault(found.name, "")
-    found.returns = None
-    found.body = [node for node in found.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
-    local = {argument.arg for argument in found.args.args}
-    local |= {node.id for node in ast.walk(found) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    for argument in found.args.args:
-        argument.annotation = None
-    space, called = function.__globals__, {}
-
-    class Written(ast.NodeTransformer):
-        def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-            module = space.get(node.value.id) if isinstance(node.value, ast.Name) else None
-            if isinstance(module, ModuleType) and node.value.id not in _MODULES:  # of another module of the package
-                called[node.attr] = getattr(module, node.attr)
-                return ast.Name(node.attr)
-            return self.generic_visit(node)
-
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            value = space.get(node.id)
-            if node.id in local or node.id in _MODULES or value is None:
-                return node
-            if isinstance(value, (int, float)):
-                return ast.Constant(value)
-            called[node.id] = value
-            return node
-
-    helpers[found.name] = ast.unparse(ast.fix_missing_locations(Written().visit(found)))
-    return all(name in helpers or _add_helper(each, helpers) for name, each in called.items())
-
-
-def _renamed(python: str, names: dict[str, str], numbers: dict[str, float]) -> str:
-    """An expression with other names for variables, and numbers for names of numbers."""
-
-    class Rename(ast.NodeTransformer):
-        def visit_Name(self, node: ast.Name) -> ast.AST:
-            if node.id in names:
-                return ast.Name(names[node.id])
-            return ast.Constant(numbers[node.id]) if node.id in numbers else node
-
-    return ast.unparse(Rename().visit(ast.parse(python, mode="eval")))

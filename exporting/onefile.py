@@ -21,6 +21,8 @@ from ..modules import ActivationModule
 from ..records import Activation, is_plain
 from .build import DEVICES, DTYPES, Build
 from .modules import Modules
+from .preprocess import OLDEST_GPU
+from .shares import with_shares
 from .wrapper import Wrapper
 
 __all__ = ["export", "main"]
@@ -45,7 +47,8 @@ def export(
     keeps, and runs the library's own loops, cut down to what it needs of them. A gated activation takes two tensors.
 
     Args:
-        activation: anything that :func:`jitact.get` takes. A module's parameters are the defaults in the file, and its
+        activation: anything that :func:`jitact.get` takes, or a name with what stands around it, as "gelu+bias+dropout" or
+            "swiglu+row_weight"; a residual is one more tensor. A module's parameters are the defaults in the file, and its
             ``save`` is what the file keeps.
         dtype: "fp32", "fp64", "fp16" or "bf16", or several of them: what the file is for; all four if left out.
         forward_only: whether to leave out backward.
@@ -57,14 +60,19 @@ def export(
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
             not allow, a module has what a file cannot hold, or an option is not one of those above.
     """
-    module = registry.module_of(activation)
-    record = registry.record_of(module)
-    if isinstance(activation, nn.Module):
-        _check_settings(module)
-    build = Build(record.source, _save(record, module.save, forward_only), _dtypes(record, dtype), _devices(record, device))
-    plain = is_plain(record.token)
-    params = dict(zip(dict(record.params), module._params(), strict=True)) if plain else dict(record.params)
-    text = _file(record, build, params, _shape(record, shape))
+    if isinstance(activation, str) and "+" in activation:
+        record, save = registry.record_named(activation), None
+        params = dict(record.params)
+    else:
+        module = registry.module_of(activation)
+        record, save = registry.record_of(module), module.save
+        if isinstance(activation, nn.Module):
+            _check_settings(module)
+        plain = is_plain(record.token)
+        params = dict(zip(dict(record.params), module._params(), strict=True)) if plain else dict(record.params)
+    record, passed = with_shares(record)
+    build = Build(record.source, _save(record, save, forward_only), _dtypes(record, dtype), _devices(record, device))
+    text = _file(record, build, params, passed, _shape(record, shape))
     found = FORBIDDEN.search(text)
     if found:
         line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
@@ -143,15 +151,15 @@ def _shape(record: Activation, given: tuple[int, int]) -> tuple[int, int]:
     return given
 
 
-def _file(record: Activation, build: Build, params: dict[str, float], shape: tuple[int, int]) -> str:
+def _file(record: Activation, build: Build, params: dict[str, float], passed: dict[str, str], shape: tuple[int, int]) -> str:
     """The whole text."""
-    file = f"{record.name}.py"
-    title = record.title if record.title.isidentifier() else record.name
-    wrapper = Wrapper(
-        build, record.name, title, {name: channel.dim for name, channel in record.channels.items()}, f"{file}: {record.name}"
-    )
-    modules = Modules(record, params, wrapper)
-    sources, order = _sources(build)
+    name = record.name.replace("+", "_")
+    file = f"{name}.py"
+    title = record.title if record.title.isidentifier() else name
+    dims = {name: channel.dim for name, channel in record.channels.items()}
+    wrapper = Wrapper(build, record.name, title, dims, f"{file}: {record.name}", record.passed)
+    modules = Modules(record, params, wrapper, passed)
+    source = _allowed(build.extract.text)
     python = [
         wrapper.enumerators(),
         wrapper.structs().rstrip("\n") + "\n",
@@ -161,12 +169,12 @@ def _file(record: Activation, build: Build, params: dict[str, float], shape: tup
         modules.text,
         _inputs(build, shape, len(wrapper.elements), modules.init_inputs),
     ]
-    key = hashlib.sha256("".join([*sources.values(), *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
+    key = hashlib.sha256("".join([source, *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
     parts = [
         _docstring(record, build),
         _imports(modules.text),
-        *_literals(sources),
-        _library(f"{record.name}_{key}", file, order),
+        _source(source),
+        _library(f"{name}_{key}", file, build.devices),
     ]
     text = "\n\n".join(["\n".join(parts[:-1]), parts[-1], *python]).replace("\n\n\n\n", "\n\n\n")
     lines = text.split("\n")
@@ -177,13 +185,14 @@ def _docstring(record: Activation, build: Build) -> str:
     names = [DTYPES[each][0].removeprefix("torch.") for each in build.dtypes]
     dtypes = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     what = "Forward and backward" if build.save else "Forward"
+    kernels = f"as CUDA kernels for compute capability {OLDEST_GPU // 100}.0 and newer, compiled at first use"
     where = {
-        DEVICES: "as CUDA kernels, compiled at first use; where there is no GPU, for the CPU",
-        ("cuda",): "as CUDA kernels, compiled at first use",
+        DEVICES: f"{kernels}; without a GPU, for the CPU",
+        ("cuda",): kernels,
         ("cpu",): "for the CPU, compiled at first use",
     }[build.devices]
     version = sys.modules[registry.__package__].__version__
-    told = f"{what} {where}. For {dtypes} tensors of any shape. The source is cut from jitact {version} (MIT licence)."
+    told = f"{what} {where}. For {dtypes} tensors of any shape. Cut from jitact {version} (MIT licence)."
     formula = _in_a_string(textwrap.fill(f"{record.name}(x) = {record.formula}", 127))
     return f"{QUOTES}{formula}\n\n{textwrap.fill(told, 127)}\n{QUOTES}\n"
 
@@ -192,26 +201,6 @@ def _imports(modules: str) -> str:
     lines = ["import ctypes", "import functools", *["import math"] * ("math." in modules), "import os", "import sys", ""]
     lines += ["import torch", *["import torch.nn.functional as F"] * bool(re.search(r"\bF\.", modules)), "from torch import nn"]
     return "\n".join([*lines, "from torch.utils import cpp_extension", ""])
-
-
-def _sources(build: Build) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """The texts of C++ by the names that they have in the file, and for each compiler what it reads in order."""
-    found = build.extract
-    texts = {
-        "INSTRUCTIONS": found.first_cuda,
-        "PREFIX": found.first_cpu,
-        "SOURCE": found.common,
-        "GPU": found.cuda,
-        "CPU": found.cpu,
-    }
-    texts = {name: _allowed(text) for name, text in texts.items() if text.strip()}
-    order = {
-        "cpp_sources": [name for name in ("PREFIX", "SOURCE", "CPU") if name in texts] if "cpu" in build.devices else [],
-        "cuda_sources": [name for name in ("INSTRUCTIONS", "SOURCE", "GPU") if name in texts]
-        if "cuda" in build.devices
-        else [],
-    }
-    return texts, order
 
 
 def _allowed(text: str) -> str:
@@ -223,29 +212,19 @@ def _allowed(text: str) -> str:
     return re.sub(r"[ \t]*//[^\n]*", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text)
 
 
-def _literals(sources: dict[str, str]) -> list[str]:
-    """The texts as Python has them, each under a line that says what it is."""
-    told = {
-        "INSTRUCTIONS": "Instructions of a GPU.",
-        "PREFIX": "What a C++ compiler is told first.",
-        "SOURCE": "The numbers that are computed with, the functions that are needed, and what an element goes through.",
-        "GPU": "How a GPU walks over memory.",
-        "CPU": "How a CPU does.",
-    }
-    return [f'# {told[name]}\n{name} = r"""\n#line @LINE@ "@FILE@"\n{text.strip()}\n"""\n' for name, text in sources.items()]
+def _source(text: str) -> str:
+    """C++ as Python has it."""
+    return f'SOURCE = r"""\n#line @LINE@ "@FILE@"\n{text.strip()}\n"""\n'
 
 
-def _library(key: str, file: str, order: dict[str, list[str]]) -> str:
-    cpp = " + ".join(order["cpp_sources"]) or '""'
-    cuda = " + ".join(order["cuda_sources"])
-    lines = [f"        cpp_sources={cpp},"]
-    if cuda:
-        condition = " if torch.cuda.is_available() else None" if order["cpp_sources"] else ""
-        lines += [f"        cuda_sources={cuda}{condition},"]
+def _library(key: str, file: str, devices: tuple[str, ...]) -> str:
+    sources = [f"cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]}"]
+    if "cuda" in devices:
+        sources += [f"cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''}"]
     flags = "".join(
         f"        {option}={flags!r},\n".replace("'", '"')
         for option, flags in (("extra_cflags", CFLAGS), ("extra_cuda_cflags", CUDA_FLAGS))
-        if option == "extra_cflags" or cuda
+        if option == "extra_cflags" or "cuda" in devices
     )
     return f'''\
 @functools.cache
@@ -257,11 +236,8 @@ def library():
         print("{file}: compiling, at first use", file=sys.stderr, flush=True)
     os.makedirs(folder, exist_ok=True)
     path = cpp_extension.load_inline(
-        "{key}",
-{chr(10).join(lines)}
-{flags}        build_directory=folder,
-        is_python_module=False,
-        no_implicit_headers=True,
+        "{key}", {", ".join(sources)},
+{flags}        build_directory=folder, is_python_module=False, no_implicit_headers=True,
     )
     return ctypes.CDLL(path)
 '''

@@ -8,12 +8,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Line", "Macro", "expanded", "included"]
+__all__ = ["OLDEST_GPU", "Line", "Macro", "expanded", "included"]
+
+OLDEST_GPU = 800
+"""The ``__CUDA_ARCH__`` of the GPUs that files are for: those before have no instructions for what is here."""
 
 _LINE = re.compile(r"[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n?|[^\n]*\n?")  # with those that continue a directive
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*((?:[^/]|/(?!/))*)")
 _MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)\n", re.MULTILINE)
-_CALL = re.compile(r"(\w+)\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
+_GIVEN = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"  # with brackets in brackets in it
+_CALL = re.compile(rf"(\w+){_GIVEN}")
 
 
 class Line(NamedTuple):
@@ -80,6 +84,8 @@ def _truth(word: str, condition: str, macros: Mapping[str, str | None]) -> bool 
         return None if condition not in macros else (macros[condition] is not None) == (word == "ifdef")
     if re.fullmatch(r"[01]", condition):
         return condition == "1"
+    if condition == f"__CUDA_ARCH__ >= {OLDEST_GPU}":
+        return True
     defined = re.fullmatch(r"(!?)\s*defined\s*\(?\s*(\w+)\s*\)?", condition)
     if defined and defined[2] in macros:
         return (macros[defined[2]] is not None) != bool(defined[1])
@@ -104,7 +110,8 @@ def expanded(text: str, macros: Mapping[str, str | None], functions: dict[str, M
             functions[name] = Macro(tuple(re.split(r",\s*", parameters)), body)
             text = text.replace(match[0], "")
             text = re.sub(rf"^#undef {name}\n+", "", text, flags=re.MULTILINE)
-    lines = rf"^(?:(?:{'|'.join(functions) or '$^'})\(.*\)[ \t]*)+$"
+    names = "|".join(functions) or "$^"
+    lines = rf"^(?:(?:{names})\(.*\)[ \t]*)+;?$|^(?:{names}){_GIVEN};?$"
     return re.sub(lines, lambda line: "".join(_calls(line[0], functions)).rstrip("\n"), text, flags=re.MULTILINE)
 
 

@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable
 
 from .build import DEVICES, DTYPES, Build
+from .lines import LONGEST
 
-__all__ = ["LONGEST", "Wrapper"]
+__all__ = ["Wrapper"]
 
 _LAID_OUT_LIKE = '''\
 def laid_out_like(like, tensor):
@@ -32,8 +33,6 @@ def by_row(name, values, y):
     return values.contiguous(), y.shape[-1]
 '''
 
-LONGEST = 127  # characters of a line
-
 _CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool"}
 
 
@@ -46,11 +45,15 @@ class Wrapper:
         title: what the autograd function is called.
         dims: the dimension that an operand's values belong to, of operands with a value for each channel.
         where: what errors begin with.
+        through: the elements whose gradient is dy, which backward does not read.
     """
 
-    def __init__(self, build: Build, name: str, title: str, dims: dict[str, int], where: str) -> None:
+    def __init__(
+        self, build: Build, name: str, title: str, dims: dict[str, int], where: str, through: tuple[str, ...] = ()
+    ) -> None:
         """Reads the signature."""
         self.build, self.name, self.title, self.dims, self.where = build, name, title, dims, where
+        self.through = through
         signature = build.source.signature
         self.elements = signature.of("element")
         self.broadcast = signature.of("channel", "row")
@@ -66,7 +69,7 @@ class Wrapper:
             if name == "Elements" and self._pointers:
                 continue
             fields = [f'("{member}", {self._ctype(type_, length)})' for type_, member, length in members]
-            text += f'class {name}(ctypes.Structure):\n    """As in C++."""\n\n'
+            text += f"class {name}(ctypes.Structure):\n"
             text += _wrapped("    _fields_ = [", fields, "]") + "\n\n\n"
         return text
 
@@ -87,7 +90,7 @@ class Wrapper:
     def enumerators(self) -> str:
         """What operations and dtypes are numbered in C++."""
         found = {
-            enum: re.findall(r"\w+", re.search(rf"enum class {enum} \{{(.*?)\}}", self.build.extract.common)[1])
+            enum: re.findall(r"\w+", re.search(rf"enum class {enum} \{{(.*?)\}}", self.build.extract.text)[1])
             for enum in ("Op", "Dtype")
         }
         operations = [f'"{each}": {found["Op"].index(each)}' for each in self.build.operations]
@@ -205,7 +208,7 @@ class Wrapper:
             lines += [self._call('"forward"', reads, "[y]", "y")]
         if save is None:
             return "\n".join([*lines, "        ctx.mark_non_differentiable(y)", "        return y"]) + "\n"
-        kept = {"bit": ["bits"], "output": ["y"], "input": list(self.elements)}[save]
+        kept = {"bit": ["bits"], "output": ["y"], "input": [each for each in self.elements if each not in self.through]}[save]
         kept += [*self.broadcast, *["seed"] * self.draws]
         lines += [f"        ctx.save_for_backward({', '.join(kept)})"]
         lines += [f"        ctx.numbers = ({_tuple(self.numbers)})"] * bool(self.numbers)
@@ -238,6 +241,8 @@ class Wrapper:
             call = self._call(f'"backward_from_{save}"', reads, "[dx]", "dx", *others)
             lines = [f"        dx = {like}", "        dy = laid_out_like(dx, dy)", call]
             rest = f", *[None] * {len(self.taken) - 1}" if len(self.taken) > 1 else ""
+            if self.through:
+                rest = "".join(f", {'dy' if each in self.through else 'None'}" for each in self.taken[1:])
             return [*lines, f"        return dx{rest}"]
         written = self.elements[: self.build.numbers["kElementGradients"]]
         sums = self.broadcast[: self.build.numbers["kSums"]]
@@ -246,14 +251,17 @@ class Wrapper:
             new = "empty_like" if each in written else "zeros_like"
             needed = f" if ctx.needs_input_grad[{self.taken.index(each)}] else None" if len(written) + len(sums) > 1 else ""
             lines += [f"        d{each} = torch.{new}({each}){needed}"]
-        reads, writes = f"[{', '.join(['dy', *self.elements])}]", f"[{', '.join(f'd{each}' for each in written)}]"
+        read = ["dy" if each in self.through else each for each in self.elements]
+        reads, writes = f"[{', '.join(['dy', *read])}]", f"[{', '.join(f'd{each}' for each in written)}]"
         if sums:
             lines += [f"        sums = [{', '.join(f'd{each}' for each in sums)}]"]
             lines += ['        operation = "backward" if all(each is None for each in sums) else "backward_sums"']
             lines += [self._call("operation", reads, writes, "dy", "sums=sums")]
         else:
             lines += [self._call('"backward"', reads, writes, "dy")]
-        gradients = [f"d{each}" if each in (*written, *sums) else "None" for each in self.taken]
+        gradients = [
+            f"d{each}" if each in (*written, *sums) else "dy" if each in self.through else "None" for each in self.taken
+        ]
         return [*lines, f"        return {', '.join(gradients)}"]
 
     def _call(self, operation: str, reads: str, writes: str, like: str, *others: str) -> str:

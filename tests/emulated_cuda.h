@@ -197,6 +197,11 @@ V __shfl_down_sync(unsigned, V value, int step, int width = 32) {
   return value_of_lane(value, lane % width + step < width ? lane + step : lane);
 }
 template <typename V>
+V __shfl_up_sync(unsigned, V value, int step) {
+  const int lane = threadIdx.x % 32;
+  return value_of_lane(value, lane < step ? lane : lane - step);
+}
+template <typename V>
 V __shfl_xor_sync(unsigned, V value, int lanes) { return value_of_lane(value, int(threadIdx.x % 32) ^ lanes); }
 
 enum { cudaLaunchAttributeClusterDimension };

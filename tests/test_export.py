@@ -19,10 +19,12 @@ from pathlib import Path
 import pytest
 import torch
 from common import SLOW, slow_but
+from emulated import HERE, without_launches
+from torch import nn
 
 import jitact
 from jitact import registry
-from jitact.exporting import onefile
+from jitact.exporting import extract, onefile
 from jitact.kernels.loader.source import DEVICE
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -107,6 +109,13 @@ def test_form(name: str) -> None:
     assert space["ModelNew"](*space["get_init_inputs"]()).state_dict().keys() == jitact.get(name)().state_dict().keys()
 
 
+def test_lines() -> None:
+    one = {"dtype": "fp32", "device": "cuda"}
+    texts = [exported("relu"), exported("gelu"), jitact.export("relu", **one), jitact.export("relu", forward_only=True, **one)]
+    relu, gelu, of_one, forward = (len(text.splitlines()) for text in texts)
+    assert relu <= 550 and gelu <= 850 and of_one <= 330 and forward <= of_one - 30
+
+
 @pytest.mark.parametrize("name", ["softsign", "sigmoid", "leaky_relu"])  # one for each thing that backward keeps
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_computes_what_the_library_does(name: str, dtype: torch.dtype) -> None:
@@ -127,6 +136,77 @@ def test_gated_activations_take_two_tensors() -> None:
 def test_defined_activation(swoosh: str) -> None:
     compare(swoosh, "cpu", torch.randn(1001), 3.0)
     assert "return x * torch.sin(self.a * x)" in jitact.export(swoosh)
+
+
+def beside_model(text: str, *arguments: object, inputs: list[torch.Tensor], near: float = 1e-5) -> nn.Module:
+    """Compares ModelNew and Model, in evaluation, where nothing is dropped: results and all gradients."""
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    modules = [space[each](*arguments).eval() for each in ("ModelNew", "Model")]
+    modules[1].load_state_dict(modules[0].state_dict())
+    dy, results = None, []
+    for module in modules:
+        given = [each.clone().requires_grad_() for each in inputs]
+        y = module(*given)
+        dy = torch.randn_like(y) if dy is None else dy
+        results.append([y, *torch.autograd.grad(y, [*given, *module.parameters()], dy)])
+    for a, b in zip(*results, strict=True):
+        torch.testing.assert_close(a, b, rtol=near, atol=10 * near)
+    return modules[0].train()
+
+
+def test_expressions_that_call_activations_and_drop(swoosh: str) -> None:
+    jitact.define("swoosh", "r + dropout(gelu(x + b), 0.25) * a", b=jitact.Channel(0.5), a=2.0)
+    x, r = torch.randn(40, 30), torch.randn(40, 30)
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    assert "def gelu_(x):" in text and "share1 = 0.25 if self.training else 0.0" in text
+    module = beside_model(text, 30, inputs=[x, r])
+    assert 0.15 < (module(x, r) == r).float().mean() < 0.35
+
+
+BUILT = {
+    "calls": ("gelu(x) * sigmoid(a * x)", {"a": 2.0}, (), 1),
+    "calls a gated one": ("swiglu(x, z) + x", {}, (), 2),
+    "calls with a number": ("leaky_relu(x, 0.3) * w", {"w": jitact.Channel(2.0, dim=1)}, (30,), 1),
+    "drops twice": ("dropout(dropout(x, 0.1) * z, p) * dropout(2 * x, p / 2) * p", {"p": 0.5}, (), 2),
+}
+
+
+@pytest.mark.parametrize("kind", BUILT)
+@pytest.mark.slow
+def test_expressions_of_further_kinds(kind: str, swoosh: str) -> None:
+    expression, options, arguments, count = BUILT[kind]
+    jitact.define("swoosh", expression, **options)
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
+
+
+@pytest.mark.parametrize(("name", "arguments", "count"), [
+    ("gelu+bias+dropout+residual", (30, 0.25), 2),
+    ("relu+dropout+residual", (0.25,), 2),
+    ("rrelu+bias", (30,), 1),
+    ("prelu+bias", (1, 30), 1),
+    ("gated_mish", (), 2),
+    ("swiglu+unfused", (), 2),
+])  # fmt: skip
+@pytest.mark.slow
+def test_what_stands_around_an_activation(name: str, arguments: tuple, count: int) -> None:
+    given = jitact.gated("mish") if name == "gated_mish" else name
+    text = jitact.export(given, device="cpu", dtype="fp32")
+    beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
+
+
+@pytest.mark.parametrize("name", ["gelu+bias", "silu+dropout", "relu+residual", "swiglu+row_weight"])
+def test_names_with_what_stands_around(name: str) -> None:
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name), space)
+    parts = name.split("+")[1:]
+    taken = list(inspect.signature(space["ModelNew"].forward).parameters)[1:]
+    beside = [part for part in parts if part in ("residual", "row_weight")]
+    assert taken == [*(["gate", "up"] if "swiglu" in name else ["x"]), *beside]
+    assert list(inspect.signature(space["ModelNew"]).parameters)[: len(parts) - len(beside)] == [
+        part for part in parts if part not in beside
+    ]
 
 
 def test_helpers_and_constants_come_along(swoosh: str) -> None:
@@ -174,12 +254,6 @@ def test_random_slopes(dtype: torch.dtype) -> None:
     assert len(module.eval()(x).unique()) == 1 and torch.equal(state, torch.get_rng_state())
 
 
-def sources(space: dict, device: str) -> str:
-    """What a file has for a device's compiler."""
-    names = ("INSTRUCTIONS", "SOURCE", "GPU") if device == "cuda" else ("PREFIX", "SOURCE", "CPU")
-    return "".join(space[name] for name in names)
-
-
 def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
     """The lines that a compiler reads, without spaces; nothing of the standard library."""
     text = re.sub(r"^#include <.*|^#line.*", "", text, flags=re.MULTILINE)
@@ -189,19 +263,28 @@ def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["relu", "prelu", "swiglu", *map(SLOW, ["gelu", "sigmoid", "gelu_10", "laplace", "xielu"])])
-def test_every_line_is_the_librarys(name: str, tmp_path: Path) -> None:
+def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for header in DEVICE.iterdir():
         (tmp_path / header.name).write_text(re.sub(r"^#include <.*", "", header.read_text(), flags=re.MULTILINE))
     source, space = registry.REGISTRY[name].activation.source, load(name)
+    monkeypatch.setattr(extract, "joined", lambda text: text)
+    apart = load(name, shape=(2, 3))["SOURCE"]  # as the library's lines are, before short ones are joined
+
+    def tokens(text: str) -> str:
+        return re.sub(r"\s|#line.*", "", text).replace(",};", "};")
+
+    assert tokens(space["SOURCE"]) == tokens(apart)
     kernel = source.full_text.replace(f"{DEVICE}/", "")
     library = f'#include "elementwise.cuh"\n{kernel}\n#include "launch.cuh"\n'
-    for device, flags in (("cuda", ["-D__CUDACC__", "-D__CUDA_ARCH__=900"]), ("cuda", ["-D__CUDACC__"]), ("cpu", [])):
-        flags = [*flags, *source.defines(), "-DJITACT_CUDA"]
-        whole = "".join(preprocessed(library, tmp_path, *flags))
-        lines = [line for line in preprocessed(sources(space, device), tmp_path, *flags) if not line.startswith("namespace")]
-        # Where a condition is known, what it decides stands without it, and so without an else; a block may have become empty.
-        foreign = [line for line in lines if re.sub(r"^\}?else|\};?$", "", line) not in whole]
-        assert len(lines) > 100 and not foreign
+    for passes in ([["-D__CUDACC__", "-D__CUDA_ARCH__=900"], ["-D__CUDACC__"]], [[]]):
+        passes = [[*flags, *source.defines(), "-DJITACT_CUDA"] for flags in passes]
+        whole = "".join(line for flags in passes for line in preprocessed(library, tmp_path, *flags))
+        for flags in passes:
+            lines = [line for line in preprocessed(apart, tmp_path, *flags) if not line.startswith("namespace")]
+            # Where a condition is known, what it decides stands without it, and so without an else; a block may have become
+            # empty.
+            foreign = [line for line in lines if re.sub(r"^\}?else|\};?$", "", line) not in whole]
+            assert len(lines) > 100 and not foreign
 
 
 @functools.cache
@@ -210,11 +293,10 @@ def emulated(name: str, folder: Path) -> dict:
     text = exported(name).replace("not x.is_cuda", "False").replace("torch.cuda.device(x.device)", "nullcontext()")
     space = {"__name__": "exported", "nullcontext": contextlib.nullcontext}
     exec(text.replace("torch.cuda.current_stream().cuda_stream", "None"), space)
-    launches = r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\("
-    source = re.sub(launches, r"launch_emulated(\2, \3, [=](auto... a) { \1(a...); }, ", sources(space, "cuda"))
-    source, count = re.subn(r"namespace jitact::ptx \{.*\n\}\n(?=\n#define INLINE)", "", source, flags=re.DOTALL)
+    source = without_launches(space["SOURCE"])
+    source, count = re.subn(r"namespace jitact::ptx \{\n.*?\}\n\}\n", "", source, flags=re.DOTALL)
     assert count == 1
-    (folder / f"{name}.cpp").write_text(f'#include "{Path(__file__).parent / "emulated_cuda.h"}"\n{source}')
+    (folder / f"{name}.cpp").write_text(f'#define __CUDACC__\n#include "{HERE / "emulated_cuda.h"}"\n{source}')
     command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", f"{name}.cpp", "-o", f"{name}.so"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / f"{name}.so"))
@@ -274,7 +356,7 @@ def test_options() -> None:
 
 def test_forward_only() -> None:
     text = jitact.export("leaky_relu", forward_only=True, device="cpu", dtype="fp32")
-    assert "backward" not in text.partition("MIT licence")[2] and "def keeps" not in text
+    assert not re.search(r"\b(backward\w*|keeps|plain_result<Op::backward\w*)\(|ctx.save", text)
     space: dict = {"__name__": "exported"}
     exec(text, space)
     x = torch.randn(1001, requires_grad=True)
@@ -383,12 +465,23 @@ ELEMENTWISE T backward_from_bit(T dy, bool positive, T errno_, T bit, T) { retur
     compare(swoosh, "cpu", torch.randn(1001), 0.0, 2)
 
 
+@pytest.mark.parametrize("name", jitact.names())
+@pytest.mark.slow
+def test_every_activation_compiles(name: str) -> None:
+    command = ["g++", "-std=c++20", "-fsyntax-only", "-w", "-x", "c++", "-"]
+    whole, one = (load(name, **options)["SOURCE"] for options in ({}, {"dtype": "fp32"}))
+    gpu = re.sub(r"namespace jitact::ptx \{\n.*?\}\n\}\n", "", without_launches(whole), flags=re.DOTALL)
+    for text in (whole, one, f'#define __CUDACC__\n#include "{HERE / "emulated_cuda.h"}"\n{gpu}'):
+        done = subprocess.run(command, input=text, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
 @pytest.mark.parametrize("name", ["gelu", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
 @pytest.mark.slow
 def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)
-    (tmp_path / "kernel.cu").write_text(sources(space, "cuda"))
+    (tmp_path / "kernel.cu").write_text(space["SOURCE"])
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in (80, 90, 100)]
     command = [
         "nvcc",

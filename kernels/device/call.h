@@ -10,10 +10,11 @@ namespace jitact::loops {
 
 enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums };
 
-// How many tensors of elements an operation reads and writes.
+// How many tensors of elements an operation reads, dy first, and writes.
 constexpr int reads(Op op) {
+  if (kPlain) return op == Op::backward || op == Op::backward_from_output ? 2 : 1;
   if (op == Op::forward || op == Op::forward_bit) return kElements;
-  if (op == Op::backward || op == Op::backward_sums) return 1 + kElements;  // dy first
+  if (op == Op::backward || op == Op::backward_sums) return 1 + kElements;
   return op == Op::backward_from_output ? 2 : 1;
 }
 constexpr int writes(Op op) {
@@ -25,10 +26,11 @@ constexpr int writes(Op op) {
 // numbers, whose place in memory would have to be found for each vector; their sums go over dense memory, as those for one do.
 constexpr bool kAlwaysRows = kElements > 1 && kRandom == 0;
 
-// Of elements: where element (row, column) lies, counted in elements. A dense call has one row, and steps of 1.
 struct Elements {
-  void* data = nullptr;  // null where it is written and not wanted
-  int64_t row_stride = 0, step = 1;  // the step is 0 or 1 or, where there are several elements, 2
+  void* data = nullptr;
+  // From row to row and from element to element, counted in elements: a step is 0 or 1 or, where there are several elements, 2.
+  // A dense call has one row, and steps of 1.
+  int64_t row_stride = 0, step = 1;
 };
 
 // A channel or row operand: element i of memory has the value i / inner % count. Beside 16-bit elements it may be `wide`,
@@ -42,16 +44,15 @@ struct Broadcasts {
 struct Call {
   Op op;
   Dtype dtype;
-  int64_t n;        // elements of each tensor
+  int64_t n;  // elements of each tensor
   int64_t columns;  // elements of a row
   bool dense;       // whether the elements of all tensors lie side by side, in one order
   const double* numbers;            // kNumbers values
-  void* mask = nullptr;             // written by forward_bit, read by backward_from_bit
+  void* mask = nullptr;  // the bits, which forward_bit writes and backward_from_bit reads
   const int64_t* seed = nullptr;    // of random operands, where the tensors are
   void* workspace = nullptr;        // for backward_sums on a GPU
   void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted
-  Elements read[kElements + 1] = {};
-  Elements written[kElements] = {};
+  Elements read[kElements + 1] = {}, written[kElements] = {};  // null where one is not wanted
   Broadcasts broadcast[kBroadcast + 1] = {};
 };
 

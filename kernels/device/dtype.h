@@ -7,9 +7,8 @@ namespace jitact::loops {
 
 enum class Dtype { f64, f32, f16, bf16 };
 
-// 16-bit elements as they lie in memory.
-struct Half { uint16_t bits; };
-struct Bfloat16 { uint16_t bits; };
+struct Half { uint16_t bits; };      // as it lies in memory
+struct Bfloat16 { uint16_t bits; };  // the same
 
 constexpr int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
 

@@ -92,25 +92,23 @@ JITACT_INLINE T element(const Source& source, bool& bit) {
     return call_with<1, T>(source, [&](auto... a) { return T(backward_from_bit(dy, bit, a...)); }, Others());
 }
 
-// The same of a file whose functions take x, and nothing beside it.
-template <Op op, typename T, typename Source>
-JITACT_INLINE T plain_element(const Source& source, bool& bit) {
-  const T a = source.template element<0>();  // x, or dy
-  if constexpr (op == Op::forward_bit) bit = keeps(a);
-  if constexpr (op == Op::forward || op == Op::forward_bit) return forward(a);
-  else if constexpr (op == Op::backward_from_bit) return backward_from_bit(a, bit);
-  else if constexpr (op == Op::backward_from_output) return backward_from_output(a, source.template element<1>());
-  else if constexpr (kHasBackward) return backward(a, source.template element<1>());
-  else if constexpr (kSavesBit) return backward_from_bit(a, keeps(source.template element<1>()));
-  else return a * forward(Dual<T>(source.template element<1>(), T(1))).derivative;
-}
-
 // The results of one element that are written for it: several gradients, or one of anything else.
 template <Op op, typename T, typename Source>
 JITACT_INLINE auto results(const Source& source, bool& bit) {
-  if constexpr (kPlain) return Many<T, 1>{plain_element<op, T>(source, bit)};
-  else if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
+  if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
   else return many<T>(element<op, T>(source, bit));
+}
+
+// The one result where functions take x, and nothing beside it: of x, or of dy and then x or y. `bit` is the mask bit.
+template <Op op, typename T>
+JITACT_INLINE T plain_result(T a, T b, bool& bit) {
+  if constexpr (op == Op::forward_bit) bit = keeps(a);
+  if constexpr (op == Op::forward || op == Op::forward_bit) return forward(a);
+  else if constexpr (op == Op::backward_from_bit) return backward_from_bit(a, bit);
+  else if constexpr (op == Op::backward_from_output) return backward_from_output(a, b);
+  else if constexpr (kHasBackward) return backward(a, b);
+  else if constexpr (kSavesBit) return backward_from_bit(a, keeps(b));
+  else return a * forward(Dual<T>(b, T(1))).derivative;
 }
 
 // Of what results() gives, the gradient of element w, and of broadcast operand s.

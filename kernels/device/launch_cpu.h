@@ -11,9 +11,8 @@
 
 namespace jitact::loops {
 
-constexpr int64_t kBlock = 1024;                   // elements; a multiple of 8, so that no mask byte is shared
-constexpr int64_t kLanes = 64;                     // elements; no vector is longer
-constexpr int64_t kGrain = 32;                     // blocks that are worth a thread
+// Elements of a block, a multiple of 8 so that no mask byte is shared, and of the longest vector; blocks worth a thread.
+constexpr int64_t kBlock = 1024, kLanes = 64, kGrain = 32;
 
 inline int64_t bytes_of(const Call& call) { return call.n * bytes_of(call.dtype); }
 // Whether the elements of a tensor fill one stretch of memory.
@@ -34,8 +33,8 @@ inline int64_t extent(const Call& call, const Elements& tensor) {
 
 // n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
 inline void pack(const uint8_t* bytes, uint8_t* bits, int64_t n) {
-  int64_t i = 0;
 #ifdef __AVX2__
+  int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
     Bytes32 vector;
     uint32_t word;
@@ -44,16 +43,18 @@ inline void pack(const uint8_t* bytes, uint8_t* bits, int64_t n) {
     asm("vpmovmskb %1, %0" : "=r"(word) : "x"(vector));
     std::memcpy(bits + i / 8, &word, 4);
   }
-#endif
   for (; i < n; i += 8) {
+#else
+  for (int64_t i = 0; i < n; i += 8) {
+#endif
     uint64_t word;
     std::memcpy(&word, bytes + i, 8);
     bits[i / 8] = uint8_t((word & 0x0101010101010101u) * 0x0102040810204080u >> 56);
   }
 }
 inline void unpack(const uint8_t* bits, uint8_t* bytes, int64_t n) {
-  int64_t i = 0;
 #ifdef __AVX2__
+  int64_t i = 0;
   const Bytes32 places = {0, 0x0101010101010101, 0x0202020202020202, 0x0303030303030303};
   const long long each = int64_t(0x8040201008040201u);
   const Bytes32 bit = {each, each, each, each};
@@ -67,8 +68,10 @@ inline void unpack(const uint8_t* bits, uint8_t* bytes, int64_t n) {
     asm("vpcmpeqb %2, %1, %0" : "=x"(vector) : "x"(vector), "x"(bit));
     std::memcpy(bytes + i, &vector, 32);
   }
-#endif
   for (; i < n; i += 8) {
+#else
+  for (int64_t i = 0; i < n; i += 8) {
+#endif
     const uint64_t spread = bits[i / 8] * 0x0101010101010101u & 0x8040201008040201u;
     const uint64_t word = (spread + 0x7f7f7f7f7f7f7f7fu) >> 7 & 0x0101010101010101u;
     std::memcpy(bytes + i, &word, 8);
@@ -204,8 +207,7 @@ template <Op op, typename S>
 class Block {
  public:
   using T = typename Storage<S>::T;
-  static constexpr int kReads = reads(op);
-  static constexpr int kWrites = writes(op);
+  static constexpr int kReads = reads(op), kWrites = writes(op);
   static constexpr int kSummed = op == Op::backward_sums ? kSums : 0;
 
   explicit Block(const Shared<S>& shared) : shared_(shared) {
@@ -221,9 +223,8 @@ class Block {
     for (int b = 0; b < kBroadcast; b++)
       if (!shared_.operands.constant(b)) shared_.operands.fill(b, first, n, values_[b]);
     for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*shared_.call.seed), r);
-    if constexpr (kSame) {
-      compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
-    } else {
+    if constexpr (kSame) compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
+    else {
       for (int r = 0; r < kReads; r++) Storage<S>::widen(in[r], wide_[r], padded);
       compute([this](int r) { return wide_[r]; }, [this](int w) { return wide_[w]; }, bits, padded);
       for (int w = 0; w < kWrites; w++) Storage<S>::narrow(wide_[w], out[w], n);
@@ -265,15 +266,19 @@ class Block {
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       bool bit = op == Op::backward_from_bit && bits[i];
-      const Source<In> source{
-          .block = *this,
-          .in = in,
-          .i = i,
-      };
-      const auto result = results<op, T>(source, bit);
-      if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
-      else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
-      for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+      if constexpr (kPlain) {
+        store(out(0), i, plain_result<op>(T(in(0)[i]), T(in(kReads - 1)[i]), bit));
+      } else {
+        const Source<In> source{
+            .block = *this,
+            .in = in,
+            .i = i,
+        };
+        const auto result = results<op, T>(source, bit);
+        if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
+        else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
+        for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+      }
       if constexpr (op == Op::forward_bit) bits[i] = bit;
     }
   }
@@ -294,11 +299,9 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
   constexpr int kReads = reads(op), kWrites = writes(op);
   const Call& call = shared.call;
   Block<op, S> compute(shared);
-  bool dense_in[kReads], dense_out[kWrites], past_cache[kWrites] = {};
-  for (int r = 0; r < kReads; r++) dense_in[r] = is_dense(call, call.read[r]);
-  for (int w = 0; w < kWrites; w++) dense_out[w] = is_dense(call, call.written[w]);
+  [[maybe_unused]] bool past_cache[kWrites] = {};
   for (int w = 0; w < kWrites; w++)
-    if (kStreams && dense_out[w] && is_large_output(call, call.written[w]))
+    if (kStreams && is_dense(call, call.written[w]) && is_large_output(call, call.written[w]))
       past_cache[w] = reinterpret_cast<uintptr_t>(call.written[w].data) % 32 == 0;
   alignas(64) S copies[kReads][kBlock], buffers[kWrites][kBlock];
   alignas(64) uint8_t bits[kBlock];
@@ -309,15 +312,17 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
     S* out[kWrites];
     for (int r = 0; r < kReads; r++) {
       in[r] = static_cast<const S*>(call.read[r].data) + first;
-      if (dense_in[r] && n == kBlock) continue;
-      if (call.dense || dense_in[r]) std::memcpy(copies[r], in[r], n * sizeof(S));
+      if (n == kBlock)
+        if (call.dense || is_dense(call, call.read[r])) continue;
+      if (call.dense || is_dense(call, call.read[r])) std::memcpy(copies[r], in[r], n * sizeof(S));
       else gather(call, call.read[r], first, n, copies[r]);
       std::memset(copies[r] + n, 0, (-n & (kLanes - 1)) * sizeof(S));
       in[r] = copies[r];
     }
     for (int w = 0; w < kWrites; w++) {
-      const bool direct = n == kBlock && dense_out[w] && call.written[w].data;
-      out[w] = direct ? static_cast<S*>(call.written[w].data) + first : buffers[w];
+      out[w] = buffers[w];
+      if (n == kBlock && call.written[w].data)
+        if (call.dense || is_dense(call, call.written[w])) out[w] = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) out[w] = buffers[w];
     }
     if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
@@ -326,7 +331,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
       if (out[w] != buffers[w] || call.written[w].data == nullptr) continue;
       S* const to = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) store_past_cache(to, buffers[w], n * int64_t(sizeof(S)));
-      else if (call.dense || dense_out[w]) std::memcpy(to, buffers[w], n * sizeof(S));
+      else if (call.dense || is_dense(call, call.written[w])) std::memcpy(to, buffers[w], n * sizeof(S));
       else scatter(call, call.written[w], first, n, buffers[w]);
     }
     if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
@@ -374,7 +379,7 @@ void run_backward_sums(const Call& call) {
   }
 }
 
-void run_cpu(const Call& call) {
+extern "C" void run_cpu(const Call& call) {
   for (int w = 0; w < writes(call.op); w++)
     if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, extent(call, call.written[w]));
   if (call.op == Op::backward_sums) {

@@ -19,14 +19,12 @@ namespace jitact::loops {
 
 constexpr int kThreads = 128;
 
-template <typename S>
-constexpr int vectors_per_thread(bool forward) {
-  if (sizeof(S) == 8) return forward ? JITACT_FORWARD_VECTORS_8 : JITACT_BACKWARD_VECTORS_8;
-  if (sizeof(S) == 4) return forward ? JITACT_FORWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_4;
-  return forward ? JITACT_FORWARD_VECTORS_2 : JITACT_BACKWARD_VECTORS_2;
-}
+template <typename S> constexpr int kForwardVectors =
+    sizeof(S) == 8 ? JITACT_FORWARD_VECTORS_8 : sizeof(S) == 4 ? JITACT_FORWARD_VECTORS_4 : JITACT_FORWARD_VECTORS_2;
+template <typename S> constexpr int kBackwardVectors =
+    sizeof(S) == 8 ? JITACT_BACKWARD_VECTORS_8 : sizeof(S) == 4 ? JITACT_BACKWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_2;
 template <Op op, typename S>
-constexpr int kVectors = vectors_per_thread<S>(op == Op::forward || op == Op::forward_bit);
+constexpr int kVectors = op == Op::forward || op == Op::forward_bit ? kForwardVectors<S> : kBackwardVectors<S>;
 
 // Whether vectors are loaded through shared memory.
 #ifdef JITACT_STAGED
@@ -38,9 +36,9 @@ template <Op op> constexpr bool kStaged = false;
 // The bits of a vector's elements, the first of which is `at`: threads side by side put theirs together until one of them
 // has a byte. All threads of a warp must call it.
 template <int size>
-__device__ __forceinline__ void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
-#pragma unroll
-  for (int lanes = 1; lanes * size < 8; lanes *= 2) bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
+JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
+  JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2)
+    bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
@@ -65,15 +63,38 @@ struct Alternating {
 constexpr bool reads_two(Op op) { return kElements == 2 && reads(op) >= 2 && op != Op::backward_from_output; }
 constexpr bool writes_two(Op op) { return kElements == 2 && writes(op) == 2; }
 
+// Whether tensors that are not dense can be read or written in vectors; the last two may alternate.
+inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
+  if (call.columns % size != 0 && call.columns != call.n) return false;
+  for (int t = 0; t < used; t++) {
+    const Elements& e = elements[t];
+    if (e.step == 0) continue;
+    if (e.row_stride % size != 0) return false;
+    if (e.step == 2) {
+      if (kElements != 2 || used < 2 || t < used - 2) return false;
+      const Alternating last(elements + used - 2, size);
+      if (!last.is || !on_16_bytes(elements[used - (last.swapped ? 1 : 2)].data)) return false;
+      continue;
+    }
+    if (!on_16_bytes(e.data)) return false;
+  }
+  return true;
+}
+inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
+  if (!call.dense) return rows_on_16_bytes(call, elements, used, size);
+  for (int t = 0; t < used; t++)
+    if (!on_16_bytes(elements[t].data)) return false;
+  return true;
+}
+
 // The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
 struct Launch {
   int64_t n;
   int64_t columns;
   bool is_small;  // whether numbers of elements fit into 31 bits
-  bool aligned;  // whether rows can be read and written in 16-byte vectors
+  bool aligned;  // whether elements can be read and written in 16-byte vectors
   uint8_t* mask;
-  Elements read[kElements + 1];
-  Elements written[kElements];
+  Elements read[kElements + 1], written[kElements];
   Divisor by_columns;
   const void* broadcast[kBroadcast + 1];
   bool wide[kBroadcast + 1];
@@ -84,30 +105,51 @@ struct Launch {
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
 
-  Launch(const Call& call, int64_t size);
+  __attribute__((noinline)) Launch(const Call& call, int64_t size) {  // of how many elements a vector has
+    n = call.n;
+    columns = call.columns;
+    by_columns = Divisor(call.columns);
+    is_small = call.n < int64_t(1) << 31;
+    for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
+    for (int t = 0; t < kElements; t++) written[t] = call.written[t];
+    aligned = all_on_16_bytes(call, read, reads(call.op), size) && all_on_16_bytes(call, written, writes(call.op), size);
+    if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
+    if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
+    mask = static_cast<uint8_t*>(call.mask);
+    seed = call.seed;
+    for (int b = 0; b < kBroadcast; b++) {
+      const Broadcasts& operand = call.broadcast[b];
+      broadcast[b] = operand.data;
+      wide[b] = operand.wide;
+      counts[b] = operand.count;
+      inner[b] = operand.inner;
+      by_count[b] = Divisor(operand.count);
+      by_inner[b] = Divisor(operand.inner);
+    }
+    for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
+  }
 
-  // Where an element lies, by its number in the order of memory or, where the call is not dense, along rows.
+  // Where an element lies, by its number in the order of memory.
   template <bool dense>
-  __device__ __forceinline__ auto place(int64_t number) const {
+  JITACT_DEVICE auto place(int64_t number) const {
     if constexpr (dense) {
       return number;
-    } else {
+    } else {  // along rows
       struct Place { int64_t row, column; };
       const int64_t row = by_columns.divide_by_many(number);  // a call that is not dense has no single column
       return Place{row, number - row * columns};
     }
   }
   template <typename S, typename Place>
-  static __device__ __forceinline__ S* at(const Elements& tensor, Place place) {
+  static JITACT_DEVICE S* at(const Elements& tensor, Place place) {
     if constexpr (std::is_same_v<Place, int64_t>) return static_cast<S*>(tensor.data) + place;
     else return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
-  __device__ __forceinline__ Numbers<T> numbers() const {
+  JITACT_DEVICE Numbers<T> numbers() const {
     Numbers<T> numbers;
-#pragma unroll
-    for (int k = 0; k < kNumbers; k++) {
+    JITACT_UNROLL for (int k = 0; k < kNumbers; k++) {
       if constexpr (sizeof(T) == 8) numbers.values[k] = doubles[k];
       else numbers.values[k] = singles[k];
     }
@@ -115,52 +157,9 @@ struct Launch {
   }
 };
 
-// Whether all of a call's tensors can be read or written in vectors, of which the last two may alternate.
-inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
-  if (!call.dense && call.columns % size != 0 && call.columns != call.n) return false;
-  for (int t = 0; t < used; t++) {
-    const Elements& e = elements[t];
-    if (!call.dense && e.step == 0) continue;
-    if (!call.dense && e.row_stride % size != 0) return false;
-    if (!call.dense && e.step == 2) {
-      if (kElements != 2 || used < 2 || t < used - 2) return false;
-      const Alternating last(elements + used - 2, size);
-      if (!last.is || !on_16_bytes(elements[used - (last.swapped ? 1 : 2)].data)) return false;
-      continue;
-    }
-    if (!on_16_bytes(e.data)) return false;
-  }
-  return true;
-}
-
-// `size` is how many elements a vector has.
-__attribute__((noinline)) Launch::Launch(const Call& call, int64_t size) {
-  n = call.n;
-  columns = call.columns;
-  by_columns = Divisor(call.columns);
-  is_small = call.n < int64_t(1) << 31;
-  aligned = all_on_16_bytes(call, call.read, reads(call.op), size) && all_on_16_bytes(call, call.written, writes(call.op), size);
-  if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
-  if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
-  mask = static_cast<uint8_t*>(call.mask);
-  seed = call.seed;
-  for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
-  for (int t = 0; t < kElements; t++) written[t] = call.written[t];
-  for (int b = 0; b < kBroadcast; b++) {
-    const Broadcasts& operand = call.broadcast[b];
-    broadcast[b] = operand.data;
-    wide[b] = operand.wide;
-    counts[b] = operand.count;
-    inner[b] = operand.inner;
-    by_count[b] = Divisor(operand.count);
-    by_inner[b] = Divisor(operand.inner);
-  }
-  for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
-}
-
 // A vector of one element again and again.
 template <typename S>
-__device__ __forceinline__ Words repeated(const S* p) {
+JITACT_DEVICE Words repeated(const S* p) {
   const auto word = [&](int i) {
     if constexpr (sizeof(S) == 2) return uint32_t(p->bits) * 0x10001u;
     else if constexpr (sizeof(S) == 4) return __float_as_uint(*p);
@@ -169,27 +168,33 @@ __device__ __forceinline__ Words repeated(const S* p) {
   return {word(0), word(1), word(2), word(3)};
 }
 
-// The vector of tensor t at a place where those of all tensors lie on 16 bytes. Of two tensors that alternate, it is a half of
-// what they share: separate() makes the two of both halves.
+// The vector of tensor t at a place where those of all tensors lie on 16 bytes.
 template <Op op, typename S, bool dense, typename Place>
-__device__ __forceinline__ Words read_vector(const Launch& launch, int t, Place place) {
-  constexpr int first = reads(op) - 2;
+JITACT_DEVICE Words read_vector(const Launch& launch, int t, Place place) {
   const S* p = Launch::at<const S>(launch.read[t], place);
+  // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
+  constexpr int first = reads(op) - 2;
   if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
   if (!dense && launch.read[t].step == 0) return repeated(p);
   return *reinterpret_cast<const Words*>(p);
 }
 template <typename S>
-__device__ __forceinline__ void separate(const Alternating& alternating, Words& a, Words& b) {
+JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) {
   if (!alternating.is) return;
   const Words low = a, high = b;
   a = every_second<S>(low, high, alternating.swapped);
   b = every_second<S>(low, high, !alternating.swapped);
 }
 
+template <typename S, typename T>
+JITACT_DEVICE void write_vector(S* p, const T* values) {
+  Words words;
+  Storage<S>::narrow(values, words);
+  *reinterpret_cast<Words*>(p) = words;
+}
 // Writes a vector to each of the tensors that are wanted.
 template <Op op, typename S, bool dense, typename T, int outs, int size, typename Place>
-__device__ __forceinline__ void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
+JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
   if constexpr (!dense && writes_two(op)) {
     const Alternating& alternating = launch.alternating_out;
     if (alternating.is) {
@@ -203,12 +208,9 @@ __device__ __forceinline__ void write_vectors(const Launch& launch, const T (&va
       return;
     }
   }
-#pragma unroll
-  for (int w = 0; w < outs; w++) {
-    if ((outs > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
-    Words words;
-    Storage<S>::narrow(values[w], words);
-    *reinterpret_cast<Words*>(Launch::at<S>(launch.written[w], place)) = words;
+  JITACT_UNROLL for (int w = 0; w < outs; w++) {
+    if ((writes(op) > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
+    write_vector(Launch::at<S>(launch.written[w], place), values[w]);
   }
 }
 
@@ -226,7 +228,7 @@ struct Operands {
     uint64_t seed;
   };
   // All threads of a block must call it.
-  __device__ __forceinline__ Common common() const {
+  JITACT_DEVICE Common common() const {
     Common common;
     if constexpr (kPrepares) {
       // One thread prepares for all: it takes tens of instructions.
@@ -237,11 +239,9 @@ struct Operands {
         for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
       }
       __syncthreads();
-#pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
+      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
-#pragma unroll
-      for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
+      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -255,10 +255,9 @@ struct Operands {
   };
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
   template <int width, bool common_only = kPrepares>  // prepare is for such operands
-  __device__ __forceinline__ Values<width> from(const Common& common, int64_t first) const {
+  JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     Values<width> values;
-#pragma unroll
-    for (int b = 0; b < kBroadcast; b++) {
+    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.counts[b], inner = launch.inner[b];
       if (!common_only && count > 1) {
         int64_t plane, c;
@@ -272,37 +271,32 @@ struct Operands {
         }
         fill(b, count, inner, c, (plane + 1) * inner - first, values.broadcast[b]);
       } else {
-#pragma unroll
-        for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
+        JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
       }
     }
-#pragma unroll
-    for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
+    JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
     return values;
   }
 
   // Of a vector's values, those of element i.
-  static __device__ __forceinline__ Values<1> one_of(const Values<size>& vector, int i) {
+  static JITACT_DEVICE Values<1> one_of(const Values<size>& vector, int i) {
     Values<1> one;
-#pragma unroll
-    for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
-#pragma unroll
-    for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
+    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
+    JITACT_UNROLL for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
     return one;
   }
   // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
-  __device__ __forceinline__ Values<size> in_planes(int64_t plane, int left) const {
+  JITACT_DEVICE Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
     const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
     const T own = value(0, c);
     const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
-#pragma unroll
-    for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
+    JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
     return values;
   }
 
   // Value i of broadcast operand b.
-  __device__ __forceinline__ T value(int b, int64_t i) const {
+  JITACT_DEVICE T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.wide[b]) return static_cast<const float*>(launch.broadcast[b])[i];
     }
@@ -311,13 +305,12 @@ struct Operands {
 
  private:
   // A vector of values from value i of operand b on, if they lie as vectors have to.
-  __device__ __forceinline__ bool load_vector(int b, int64_t i, T (&to)[size]) const {
+  JITACT_DEVICE bool load_vector(int b, int64_t i, T (&to)[size]) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.wide[b]) {
         const float* from = static_cast<const float*>(launch.broadcast[b]) + i;
         if (!on_16_bytes(from)) return false;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
+        JITACT_UNROLL for (int half = 0; half < 2; half++) {
           const float4 four = reinterpret_cast<const float4*>(from)[half];
           to[4 * half] = four.x, to[4 * half + 1] = four.y, to[4 * half + 2] = four.z, to[4 * half + 3] = four.w;
         }
@@ -332,12 +325,11 @@ struct Operands {
 
   // For elements the first of which has value c, `left` of them.
   template <int width>
-  __device__ __forceinline__ void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
+  JITACT_DEVICE void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
     bool filled = false;
     if (width == 1 || left >= width) {
       const T one = value(b, c);
-#pragma unroll
-      for (int i = 0; i < width; i++) to[i] = one;
+      JITACT_UNROLL for (int i = 0; i < width; i++) to[i] = one;
       filled = true;
     } else if (inner == 1 && c + width <= count) {
       if constexpr (width == size) filled = load_vector(b, c, to);
@@ -345,8 +337,7 @@ struct Operands {
     if (!filled) {
       const int whole = int(min(inner, int64_t(width)));
       int rest = int(left);
-#pragma unroll
-      for (int i = 0; i < width; i++) {
+      JITACT_UNROLL for (int i = 0; i < width; i++) {
         to[i] = value(b, c);
         if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
       }
@@ -363,10 +354,10 @@ struct Source {
   const Numbers<T>& numbers;
   int i;
 
-  template <int t> __device__ __forceinline__ T element() const { return in[t][width == 1 ? 0 : i]; }
-  template <int k> __device__ __forceinline__ T number() const { return numbers.values[k]; }
-  template <int b> __device__ __forceinline__ T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
-  template <int r> __device__ __forceinline__ Random<T> random() const {
+  template <int t> JITACT_DEVICE T element() const { return in[t][width == 1 ? 0 : i]; }
+  template <int k> JITACT_DEVICE T number() const { return numbers.values[k]; }
+  template <int b> JITACT_DEVICE T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
+  template <int r> JITACT_DEVICE Random<T> random() const {
     const uint32_t (&w)[4] = others.random[r].w;
     if constexpr (sizeof(S) == 8) return Random<T>(uint64_t(w[2 * i + 1]) << 32 | w[2 * i]);
     else if constexpr (sizeof(S) == 4) return Random<T>(w[i]);
@@ -374,7 +365,7 @@ struct Source {
   }
 };
 
-// What the elements of a block get that is not in tensors of elements.
+// What the elements of a block get that is not in tensors of elements; nothing where functions take x alone.
 template <typename S>
 struct Given {
   const Operands<S>& operands;
@@ -382,89 +373,90 @@ struct Given {
   const Numbers<typename Storage<S>::T>& parameters;
 };
 
-// Reads, computes and writes one element.
-template <Op op, typename S, bool dense>
-__device__ __forceinline__ void compute_one(const Launch& launch, const Given<S>& given, int64_t at, bool& bit) {
-  using T = typename Storage<S>::T;
-  constexpr int ins = reads(op);
-  constexpr int outs = writes(op);
+// Reads, computes and writes one element. Where functions take more than x, `more` is one Given.
+template <Op op, typename S, bool dense, typename... More>
+JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, const More&... more) {
+  constexpr int ins = reads(op), outs = writes(op);
   const auto place = launch.place<dense>(at);
-  const auto others = given.operands.template from<1>(given.common, at);
-  T values[ins][1];
-#pragma unroll
-  for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
-  const Source<S, ins, 1> source{
-      .in = values,
-      .others = others,
-      .numbers = given.parameters,
-      .i = int(at % Storage<S>::size),
-  };
-  const auto result = results<op, T>(source, bit);
-  if constexpr (outs == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
-  else for_each<outs>([&](auto w) {
-    const Elements& to = launch.written[w];
-    if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
-  });
+  const auto others = [&] {
+    if constexpr (kPlain) return 0;
+    else return (more, ...).operands.template from<1>((more, ...).common, at);
+  }();
+  typename Storage<S>::T values[ins][1];
+  JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
+  if constexpr (kPlain) {
+    const auto result = plain_result<op>(values[0][0], values[ins - 1][0], bit);
+    Storage<S>::store(Launch::at<S>(launch.written[0], place), result);
+  } else {
+    const Source<S, ins, 1> source{
+        .in = values,
+        .others = others,
+        .numbers = (more, ...).parameters,
+        .i = int(at % Storage<S>::size),
+    };
+    const auto result = results<op, typename Storage<S>::T>(source, bit);
+    if constexpr (writes(op) == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
+    else for_each<outs>([&](auto w) {
+      const Elements& to = launch.written[w];
+      if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
+    });
+  }
 }
 
 template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
-  constexpr int ins = reads(op);
-  constexpr int outs = writes(op);
-  const int64_t block = int64_t(blockIdx.x) * (stride * vectors);
+  constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
+  const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
-  const int64_t n = launch.n;
-  uint8_t* const mask = launch.mask;
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers<T>();
+  uint8_t* const mask = launch.mask;
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][kThreads];
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
       const auto place = launch.place<dense>(at);
-#pragma unroll
-      for (int t = 0; t < ins; t++) {
-        if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[t], place));
+      if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place));
+      else JITACT_UNROLL for (int t = 0; t < ins; t++)
+        if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[t], place));
         else in[t][v] = read_vector<op, S, dense>(launch, t, place);
-      }
       if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
     }
     const auto common = operands.common();
-#pragma unroll
-    for (int v = 0; v < vectors; v++) {
-      const int64_t at = first + v * stride;
-      const auto place = launch.place<dense>(at);
-      T values[ins][size], out[outs][size];
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+      const auto place = launch.place<dense>(first + v * stride);
+      T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
         ptx::wait_for_copies(vectors - 1 - v);
         in[0][v] = shared[v][threadIdx.x];
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
-#pragma unroll
-      for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
-      const auto others = operands.template from<size>(common, at);
-#pragma unroll
-      for (int i = 0; i < size; i++) {
+      JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
+      const auto others = operands.template from<size>(common, first + v * stride);
+      JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
-        const Source<S, ins> source{
-            .in = values,
-            .others = others,
-            .numbers = numbers,
-            .i = i,
-        };
-        const auto result = results<op, T>(source, bit);
-        if constexpr (outs == 1) out[0][i] = result.of[0];
-        else for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+        if constexpr (kPlain) {
+          out[0][i] = plain_result<op>(values[0][i], values[ins - 1][i], bit);
+        } else {
+          const Source<S, ins> source{
+              .in = values,
+              .others = others,
+              .numbers = numbers,
+              .i = i,
+          };
+          const auto result = results<op, T>(source, bit);
+          if constexpr (writes(op) == 1) out[0][i] = result.of[0];
+          else for_each<writes(op)>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+        }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
-      write_vectors<op, S, dense>(launch, out, place);
+      if constexpr (kPlain) write_vector(Launch::at<S>(launch.written[0], place), out[0]);
+      else write_vectors<op, S, dense>(launch, out, place);
     }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
@@ -485,16 +477,15 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
         bool bit = bits[v] >> i & 1;
-        compute_one<op, S, dense>(launch, given, at, bit);
+        if constexpr (kPlain) compute_one<op, S, dense>(launch, at, bit);
+        else compute_one<op, S, dense>(launch, at, bit, given);
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }
   }
 
-  if constexpr (op == Op::forward_bit) {
-#pragma unroll
-    for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
-  }
+  if constexpr (op == Op::forward_bit)
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
 }
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
@@ -506,7 +497,7 @@ inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned
 
 namespace jitact::loops {
 
-const char* run_cuda(const Call& call, void* stream) {
+extern "C" const char* run_cuda(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   if (call.op == Op::backward_sums) {
     dispatch_dtype(call.dtype, [&]<typename S>() {
@@ -516,11 +507,10 @@ const char* run_cuda(const Call& call, void* stream) {
   dispatch(call.op, [&]<Op op>() {
     dispatch_dtype(call.dtype, [&]<typename S>() {
       const Launch launch(call, Storage<S>::size);
-      constexpr int64_t vectors = int64_t(kThreads) * Storage<S>::size;
-      const unsigned blocks = blocks_of(call, vectors * kVectors<op, S>);
+      const unsigned blocks = blocks_of(call, int64_t(kThreads) * Storage<S>::size * kVectors<op, S>);
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
-          return elementwise_anywhere<op, S><<<blocks_of(call, vectors), kThreads, 0, s>>>(launch);
+          return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
       if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
         if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks, kThreads, 0, s>>>(launch);
       if constexpr (!kAlwaysRows || op == Op::backward_from_bit) elementwise<op, S, true><<<blocks, kThreads, 0, s>>>(launch);

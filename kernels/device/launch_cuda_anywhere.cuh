@@ -13,18 +13,18 @@ struct Around {
   Words low, high;
   int offset;
 
-  __device__ __forceinline__ Words words() const { return cut<S>(low, high, offset); }
+  JITACT_DEVICE Words words() const { return cut<S>(low, high, offset); }
 };
 
 // Both vectors hold one of the elements, so that nothing is read outside of the tensor's own vectors.
 template <typename S>
-__device__ __forceinline__ Around<S> load_side_by_side(const S* p) {
+JITACT_DEVICE Around<S> load_side_by_side(const S* p) {
   const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
   const Words* vector = reinterpret_cast<const Words*>(reinterpret_cast<const char*>(p) - offset);
   return {vector[0], vector[offset != 0], offset};
 }
 template <typename S>
-__device__ __forceinline__ Around<S> load_anywhere(const S* p, int64_t step) {
+JITACT_DEVICE Around<S> load_anywhere(const S* p, int64_t step) {
   constexpr int size = Storage<S>::size;
   if (step == 1) return load_side_by_side(p);
   if (step == 0) return {repeated(p), repeated(p), 0};
@@ -37,13 +37,12 @@ __device__ __forceinline__ Around<S> load_anywhere(const S* p, int64_t step) {
 // Writes a vector of elements side by side anywhere. All threads of a warp must call it. `joined` says that the vector of the
 // thread before ends where this one begins, `joins` that the next one begins where this one ends: they share vectors.
 template <typename S>
-__device__ __forceinline__ void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
-                                               bool joined, bool joins) {
+JITACT_DEVICE void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
+                                  bool joined, bool joins) {
   constexpr int size = Storage<S>::size;
   Words own, before;
   Storage<S>::narrow(values, own);
-#pragma unroll
-  for (int i = 0; i < 4; i++) before.w[i] = __shfl_up_sync(0xffffffffu, own.w[i], 1);
+  JITACT_UNROLL for (int i = 0; i < 4; i++) before.w[i] = __shfl_up_sync(0xffffffffu, own.w[i], 1);
   if (!exists) return;
   const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
   if (offset == 0) {
@@ -52,8 +51,7 @@ __device__ __forceinline__ void store_anywhere(S* p, const typename Storage<S>::
   }
   const int ahead = offset / int(sizeof(S));  // elements of the first vector that belong to the thread before
   if (joined) *reinterpret_cast<Words*>(p - ahead) = cut<S>(before, own, 16 - offset);
-#pragma unroll
-  for (int i = 0; i < size; i++)
+  JITACT_UNROLL for (int i = 0; i < size; i++)
     if (i < size - ahead ? !joined : !joins) Storage<S>::store(p + i, values[i]);
 }
 
@@ -70,14 +68,12 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   T out[outs][size];
   if (whole) {
     Around<S> loaded[ins];
-#pragma unroll
-    for (int t = 0; t < ins; t++) loaded[t] = load_anywhere(Launch::at<const S>(launch.read[t], place), launch.read[t].step);
+    JITACT_UNROLL for (int t = 0; t < ins; t++)
+      loaded[t] = load_anywhere(Launch::at<const S>(launch.read[t], place), launch.read[t].step);
     T values[ins][size];
-#pragma unroll
-    for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
+    JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
     const auto others = operands.template from<size>(common, at);
-#pragma unroll
-    for (int i = 0; i < size; i++) {
+    JITACT_UNROLL for (int i = 0; i < size; i++) {
       bool bit = false;
       const auto result = results<op, T>(Source<S, ins>{values, others, numbers, i}, bit);
       for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
@@ -86,16 +82,14 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   const int lane = threadIdx.x % 32;
   const bool joined = lane > 0 && place.column >= size;
   const bool joins = lane < 31 && place.column + 2 * size <= launch.columns && at + 2 * size <= n;
-#pragma unroll
-  for (int w = 0; w < outs; w++) {
+  JITACT_UNROLL for (int w = 0; w < outs; w++) {
     const Elements& to = launch.written[w];
     if (to.data == nullptr) continue;
     S* p = Launch::at<S>(to, place);
     if (to.step == 1) {
       store_anywhere<S>(p, out[w], whole, joined, joins);
     } else if (whole) {
-#pragma unroll
-      for (int i = 0; i < size; i++) Storage<S>::store(p + i * to.step, out[w][i]);
+      JITACT_UNROLL for (int i = 0; i < size; i++) Storage<S>::store(p + i * to.step, out[w][i]);
     }
   }
   if (whole) return;
@@ -107,7 +101,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
 #pragma unroll 1
   for (int i = 0; i < size && at + i < n; i++) {
     bool bit = false;
-    compute_one<op, S, false>(launch, given, at + i, bit);
+    compute_one<op, S, false>(launch, at + i, bit, given);
   }
 }
 

@@ -45,8 +45,7 @@ template <> struct Storage<Bfloat16> {
   }
   static void narrow(const T* t, Bfloat16* s, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-      const uint32_t u = single::to_bits(t[i].v);
-      const uint32_t rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+      const uint32_t u = single::to_bits(t[i].v), rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
       s[i].bits = uint16_t(t[i].v != t[i].v ? 0x7fc0 : rounded);
     }
   }
@@ -55,29 +54,32 @@ template <> struct Storage<Bfloat16> {
 template <> struct Storage<Half> {
   using T = Narrow;
   static void widen(const Half* s, T* t, int64_t n) {
-    int64_t i = 0;
 #ifdef __F16C__
+    int64_t i = 0;
     for (; i + kWide <= n; i += kWide) {
       Wide wide;
       asm("vcvtph2ps %1, %0" : "=v"(wide) : "m"(*reinterpret_cast<const char(*)[2 * kWide]>(s + i)));
       std::memcpy(&t[i].v, &wide, sizeof(wide));
     }
-#endif
     for (; i < n; i++) t[i].v = widen_one(s[i].bits);
+#else
+    for (int64_t i = 0; i < n; i++) t[i].v = widen_one(s[i].bits);
+#endif
   }
   static void narrow(const T* t, Half* s, int64_t n) {
-    int64_t i = 0;
 #ifdef __F16C__
+    int64_t i = 0;
     for (; i + kWide <= n; i += kWide) {
       Wide wide;
       std::memcpy(&wide, &t[i].v, sizeof(wide));
       asm("vcvtps2ph $0, %1, %0" : "=m"(*reinterpret_cast<char(*)[2 * kWide]>(s + i)) : "v"(wide));  // $0: to nearest even
     }
-#endif
     for (; i < n; i++) s[i].bits = narrow_one(t[i].v);
+#else
+    for (int64_t i = 0; i < n; i++) s[i].bits = narrow_one(t[i].v);
+#endif
   }
 
- private:
 #ifdef __AVX512F__
   using Wide = long long __attribute__((vector_size(64)));
 #else
@@ -87,8 +89,7 @@ template <> struct Storage<Half> {
 
   // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
   static float widen_one(uint16_t h) {
-    const uint32_t absolute = h & 0x7fff;
-    const uint32_t u = absolute << 13;
+    const uint32_t absolute = h & 0x7fff, u = absolute << 13;
     const float f = absolute >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
     return single::from_bits(single::to_bits(f) | uint32_t(h & 0x8000) << 16);
   }

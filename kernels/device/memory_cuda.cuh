@@ -9,85 +9,75 @@ namespace jitact::loops {
 // A 16-byte vector as it moves, and the elements in it.
 struct alignas(16) Words { uint32_t w[4]; };
 
-// How the words of a vector become elements and back. 16-bit elements go in pairs, one word at a time, because the
-// hardware rounds two floats into a word in one instruction. `load` and `store` move a single element.
+// How the words of a vector become elements and back. `load` and `store` move a single element.
 template <typename S> struct Storage;
 
-template <> struct Storage<double> {
-  using T = Double;
-  static constexpr int size = 2;
-  static __device__ __forceinline__ void widen(const Words& v, T* t) {
-    for (int i = 0; i < 2; i++) t[i] = __hiloint2double(v.w[2 * i + 1], v.w[2 * i]);
+template <typename R> struct AsItIs {
+  using T = R;
+  using S = typename T::Value;
+  static constexpr int size = 16 / sizeof(S);
+  static JITACT_DEVICE void widen(const Words& v, T* t) {
+    for (int i = 0; i < size; i++)
+      if constexpr (sizeof(S) == 8) t[i] = __hiloint2double(v.w[2 * i + 1], v.w[2 * i]);
+      else t[i] = __uint_as_float(v.w[i]);
   }
-  static __device__ __forceinline__ void narrow(const T* t, Words& v) {
-    for (int i = 0; i < 2; i++) v.w[2 * i] = __double2loint(t[i].v), v.w[2 * i + 1] = __double2hiint(t[i].v);
+  static JITACT_DEVICE void narrow(const T* t, Words& v) {
+    for (int i = 0; i < size; i++)
+      if constexpr (sizeof(S) == 8) v.w[2 * i] = __double2loint(t[i].v), v.w[2 * i + 1] = __double2hiint(t[i].v);
+      else v.w[i] = __float_as_uint(t[i].v);
   }
-  static __device__ __forceinline__ T load(const double* p) { return *p; }
-  static __device__ __forceinline__ void store(double* p, T t) { *p = t.v; }
+  static JITACT_DEVICE T load(const S* p) { return *p; }
+  static JITACT_DEVICE void store(S* p, T t) { *p = t.v; }
 };
+template <> struct Storage<double> : AsItIs<Double> {};
+template <> struct Storage<float> : AsItIs<Single> {};
 
-template <> struct Storage<float> {
-  using T = Single;
-  static constexpr int size = 4;
-  static __device__ __forceinline__ void widen(const Words& v, T* t) {
-    for (int i = 0; i < 4; i++) t[i] = __uint_as_float(v.w[i]);
-  }
-  static __device__ __forceinline__ void narrow(const T* t, Words& v) {
-    for (int i = 0; i < 4; i++) v.w[i] = __float_as_uint(t[i].v);
-  }
-  static __device__ __forceinline__ T load(const float* p) { return *p; }
-  static __device__ __forceinline__ void store(float* p, T t) { *p = t.v; }
-};
-
-template <typename S, typename Number> struct Storage16 {
-  using T = Number;
+// In pairs, one word at a time, because the hardware rounds two floats into a word in one instruction.
+template <typename S, typename R> struct Storage16 {
+  using T = R;
   static constexpr int size = 8;
-  static __device__ __forceinline__ void widen(const Words& v, T* t) {
+  static JITACT_DEVICE void widen(const Words& v, T* t) {
     for (int i = 0; i < 4; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
   }
-  static __device__ __forceinline__ void narrow(const T* t, Words& v) {
+  static JITACT_DEVICE void narrow(const T* t, Words& v) {
     for (int i = 0; i < 4; i++) v.w[i] = Storage<S>::narrow_pair(t[2 * i], t[2 * i + 1]);
   }
-  static __device__ __forceinline__ T load(const S* p) {
+  static JITACT_DEVICE T load(const S* p) {
     T low, high;
     Storage<S>::widen_pair(p->bits, low, high);
     return low;
   }
-  static __device__ __forceinline__ void store(S* p, T t) { p->bits = uint16_t(Storage<S>::narrow_pair(t, T(0))); }
+  static JITACT_DEVICE void store(S* p, T t) { p->bits = uint16_t(Storage<S>::narrow_pair(t, T(0))); }
 };
 
 template <> struct Storage<Half> : Storage16<Half, Narrow> {
-  static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
-  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
+  static JITACT_DEVICE void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
+  static JITACT_DEVICE uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
 };
 
 template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
-  static __device__ __forceinline__ void widen_pair(uint32_t word, T& low, T& high) {
+  static JITACT_DEVICE void widen_pair(uint32_t word, T& low, T& high) {
     low = __uint_as_float(word << 16);
     high = __uint_as_float(word & 0xffff0000u);
   }
-  static __device__ __forceinline__ uint32_t narrow_pair(T low, T high) { return ptx::narrow_bfloat16(low.v, high.v); }
+  static JITACT_DEVICE uint32_t narrow_pair(T low, T high) { return ptx::narrow_bfloat16(low.v, high.v); }
 };
 
 // The vector that begins `offset` bytes, below 16 and a multiple of the size of an S, into two that lie side by side.
 template <typename S>
-__device__ __forceinline__ Words cut(const Words& low, const Words& high, int offset) {
+JITACT_DEVICE Words cut(const Words& low, const Words& high, int offset) {
   uint32_t w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
-#pragma unroll
-  for (int i = 0; i < 6; i++) w[i] = offset & 8 ? w[i + 2] : w[i];
-#pragma unroll
-  for (int i = 0; sizeof(S) < 8 && i < 5; i++) w[i] = offset & 4 ? w[i + 1] : w[i];
-#pragma unroll
-  for (int i = 0; sizeof(S) < 4 && i < 4; i++) w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (offset & 2));
+  JITACT_UNROLL for (int i = 0; i < 6; i++) w[i] = offset & 8 ? w[i + 2] : w[i];
+  JITACT_UNROLL for (int i = 0; sizeof(S) < 8 && i < 5; i++) w[i] = offset & 4 ? w[i + 1] : w[i];
+  JITACT_UNROLL for (int i = 0; sizeof(S) < 4 && i < 4; i++) w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (offset & 2));
   return {w[0], w[1], w[2], w[3]};
 }
 
 // Of two vectors that lie side by side, every second element from the first on, or from the second on if `odd`.
 template <typename S>
-__device__ __forceinline__ Words every_second(const Words& low, const Words& high, bool odd) {
+JITACT_DEVICE Words every_second(const Words& low, const Words& high, bool odd) {
   Words picked;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
+  JITACT_UNROLL for (int i = 0; i < 4; i++) {
     if constexpr (sizeof(S) == 2) {
       const Words& from = i < 2 ? low : high;
       picked.w[i] = __byte_perm(from.w[2 * (i % 2)], from.w[2 * (i % 2) + 1], odd ? 0x7632 : 0x5410);
@@ -103,10 +93,9 @@ __device__ __forceinline__ Words every_second(const Words& low, const Words& hig
 
 // Of the two vectors in which elements of `a` and `b` alternate, the first half or the second. `swapped` says that b is first.
 template <typename S, bool second_half>
-__device__ __forceinline__ Words alternate(const Words& a, const Words& b, bool swapped) {
+JITACT_DEVICE Words alternate(const Words& a, const Words& b, bool swapped) {
   Words both;
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
+  JITACT_UNROLL for (int i = 0; i < 4; i++) {
     constexpr int skipped = second_half ? 2 : 0;  // words
     if constexpr (sizeof(S) == 2) {
       const int from = i / 2 + skipped, low = swapped ? 0x1054 : 0x5410, high = swapped ? 0x3276 : 0x7632;
@@ -129,13 +118,13 @@ class Divisor {
  public:
   Divisor() = default;
   explicit Divisor(int64_t d);
-  __device__ __forceinline__ int64_t divide(int64_t n) const { return factor_ ? divide_by_many(n) : n; }
+  JITACT_DEVICE int64_t divide(int64_t n) const { return factor_ ? divide_by_many(n) : n; }
   // The same for n < 2^31.
-  __device__ __forceinline__ uint32_t divide_small(uint32_t n) const {
+  JITACT_DEVICE uint32_t divide_small(uint32_t n) const {
     return small_factor_ ? __umulhi(n, small_factor_) >> shift_ : n;
   }
   // The same where d > 1.
-  __device__ __forceinline__ int64_t divide_by_many(int64_t n) const {
+  JITACT_DEVICE int64_t divide_by_many(int64_t n) const {
     return int64_t(__umul64hi(uint64_t(n), factor_) >> shift_);
   }
 

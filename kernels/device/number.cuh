@@ -16,11 +16,10 @@
 #include <type_traits>
 
 #ifdef __CUDACC__
-#include "ptx.cuh"
-#endif
-
-#ifdef __CUDACC__
 #define JITACT_INLINE __host__ __device__ __forceinline__
+#define JITACT_DEVICE __device__ __forceinline__
+#define JITACT_UNROLL _Pragma("unroll")
+#include "ptx.cuh"
 #else
 #define JITACT_INLINE inline __attribute__((always_inline))
 #endif
@@ -35,7 +34,6 @@ enum class Accuracy { full, narrow, brain };
 // The number that has the bits of another of its size.
 template <typename To, typename From>
 JITACT_INLINE To bit_cast(From from) {
-  static_assert(sizeof(To) == sizeof(From));
   To to;
   std::memcpy(&to, &from, sizeof(to));
   return to;

@@ -1,7 +1,7 @@
 // Random numbers, made again in backward from 8 bytes. They come from Philox4x32 (Salmon et al., Parallel Random Numbers: As
-// Easy as 1, 2, 3, 2011) with 7 rounds, the fewest that pass all of the tests there, whose counter is made of the seed, the place of the element in memory, and the stream: each
-// Random argument of a function has its own. The key is fixed, so that the compiler knows the keys of all rounds; two seeds
-// never share a counter.
+// Easy as 1, 2, 3, 2011) with 7 rounds, the fewest that pass all of the tests there, whose counter is made of the seed, the
+// place of the element in memory, and the stream: each Random argument of a function has its own. The key is fixed, so that
+// the compiler knows the keys of all rounds; two seeds never share a counter.
 //
 // One call of the generator makes 16 random bytes, which serve as many elements as a 16-byte vector holds: 16 bits each for
 // float16 and bfloat16, 32 (of which 23 are used) for float32, 64 (52) for float64. CPU and GPU make the same numbers.
@@ -17,7 +17,7 @@ struct Random16 { uint32_t w[4]; };
 template <uint32_t rounds = 7>
 JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed, uint32_t stream) {
   uint32_t c0 = uint32_t(place), c1 = uint32_t(place >> 32) | stream << 28, c2 = uint32_t(seed), c3 = uint32_t(seed >> 32);
-    for (uint32_t round = 0; round < rounds; round++) {
+  for (uint32_t round = 0; round < rounds; round++) {
     const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
     c0 = uint32_t(b >> 32) ^ c1 ^ (0xA4093822u + round * 0x9E3779B9u);
     c1 = uint32_t(b);

@@ -25,7 +25,7 @@ constexpr int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
 constexpr int64_t between(int64_t x, int64_t low, int64_t high) { return greater(low, lesser(x, high)); }
 
 template <typename T>
-__device__ __forceinline__ T warp_sum(T v, int lanes = 32) {
+JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
   for (int step = lanes / 2; step > 0; step /= 2) v += __shfl_down_sync(0xffffffffu, v, step, lanes);
   return v;
 }
@@ -39,7 +39,7 @@ constexpr int kReads = reads(kSumsOp), kWrites = writes(kSumsOp);
 // Computes the gradients of one element, keeps those that are written with keep(w, gradient), and adds up the others with
 // add(k, gradient).
 template <typename S, typename Source, typename Keep, typename Add>
-__device__ __forceinline__ void compute(const Source& source, const Keep& keep, const Add& add) {
+JITACT_DEVICE void compute(const Source& source, const Keep& keep, const Add& add) {
   const auto all = gradients<typename Storage<S>::T>(source);
   for_each<kWrites>([&](auto w) { keep(w, all.of[kWrittenGradient<w>]); });
   for_each<kSums>([&](auto k) { add(k, all.of[kSummedGradient<k>]); });
@@ -47,17 +47,15 @@ __device__ __forceinline__ void compute(const Source& source, const Keep& keep, 
 
 // The same for a vector, whose inputs are in `words`: add(i, k, gradient) for its elements.
 template <typename S, typename Add>
-__device__ __forceinline__ void compute_vector(const Launch& launch, Words (&words)[kReads],
-                                               const typename Operands<S>::template Values<Storage<S>::size>& others,
-                                               const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
+JITACT_DEVICE void compute_vector(const Launch& launch, Words (&words)[kReads],
+                                  const typename Operands<S>::template Values<Storage<S>::size>& others,
+                                  const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size;
   T in[kReads][size], out[kWrites][size];
   if constexpr (!kDense && reads_two(kSumsOp)) separate<S>(launch.alternating_in, words[kReads - 2], words[kReads - 1]);
-#pragma unroll
-  for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
-#pragma unroll
-  for (int i = 0; i < size; i++) {
+  JITACT_UNROLL for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
+  JITACT_UNROLL for (int i = 0; i < size; i++) {
     const Source<S, kReads> source{
         .in = in,
         .others = others,
@@ -71,13 +69,12 @@ __device__ __forceinline__ void compute_vector(const Launch& launch, Words (&wor
 
 // The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
 template <typename S, typename Add>
-__device__ __forceinline__ void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
-                                              const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
+JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
+                                 const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
   T in[kReads][1];
   const auto place = launch.place<kDense>(at);
-#pragma unroll
-  for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
+  JITACT_UNROLL for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
   const Source<S, kReads, 1> source{
       .in = in,
       .others = others,
@@ -121,10 +118,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t first = block + t * size;  // of this thread's first vector; the next is `stride` further on
   const bool whole = launch.aligned && block + per_block <= n;
   Words words[vectors][kReads];
-#pragma unroll
-  for (int v = 0; v < vectors; v++)
-#pragma unroll
-    for (int r = 0; r < kReads; r++)
+  JITACT_UNROLL for (int v = 0; v < vectors; v++)
+    JITACT_UNROLL for (int r = 0; r < kReads; r++)
       if (whole) words[v][r] = read_vector<kSumsOp, S, kDense>(launch, r, launch.place<kDense>(first + v * stride));
   const auto common = operands.common();
   // The block begins `rest` elements into plane `plane`.
@@ -138,8 +133,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int entries = kThreads * (one_value ? 1 : 2 * vectors);
   __shared__ Value<S> sums[kSums][entries];
   T sum[kSums], next_sum[kSums];
-#pragma unroll
-  for (int v = 0; v < vectors; v++) {
+  JITACT_UNROLL for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
     int64_t step = 0;  // planes from the block's first to the one where the vector begins
     int left = size;   // elements of the vector that are of that plane
@@ -147,8 +141,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t offset = at - block + rest;
       step = cut.inner >= per_block ? offset >= cut.inner : unsigned(offset) / unsigned(cut.inner);
       left = int(min(int64_t(size), (step + 1) * cut.inner - offset));
-#pragma unroll
-      for (int k = 0; k < kSums; k++) sum[k] = next_sum[k] = 0;
+      JITACT_UNROLL for (int k = 0; k < kSums; k++) sum[k] = next_sum[k] = 0;
     }
     const auto add = [&](int i, int k, T gradient) {
       const bool next = !one_value && i >= left;
@@ -167,8 +160,7 @@ __global__ void __launch_bounds__(kThreads)
                          [&](int k, T gradient) { add(i, k, gradient); });
     }
     if constexpr (!one_value) {
-#pragma unroll
-      for (int k = 0; k < kSums; k++) {
+      JITACT_UNROLL for (int k = 0; k < kSums; k++) {
         sums[k][(v * kThreads + t) * 2] = sum[k].v;
         sums[k][(v * kThreads + t) * 2 + 1] = next_sum[k].v;
       }
@@ -176,13 +168,11 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   if constexpr (one_value) {
-#pragma unroll
-    for (int k = 0; k < kSums; k++) sums[k][t] = sum[k].v;
+    JITACT_UNROLL for (int k = 0; k < kSums; k++) sums[k][t] = sum[k].v;
     __syncthreads();
     for (int k = t / 32; k < kSums; k += kThreads / 32) {
       Value<S> v = 0;
-#pragma unroll
-      for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
+      JITACT_UNROLL for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
       v = warp_sum(v);
       if (t % 32 == 0) partials[k * segments.slots + blockIdx.x] = v;
     }
@@ -238,17 +228,14 @@ __global__ void __launch_bounds__(kThreads)
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
   T sums[kSums][size];
-#pragma unroll
-  for (int k = 0; k < kSums; k++)
-#pragma unroll
-    for (int i = 0; i < size; i++) sums[k][i] = 0;
+  JITACT_UNROLL for (int k = 0; k < kSums; k++)
+    JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
   const auto load = [&](Words (&words)[kReads], int64_t from) {
-#pragma unroll
-    for (int r = 0; r < kReads; r++)
+    JITACT_UNROLL for (int r = 0; r < kReads; r++)
       if (from < vectors) words[r] = read_vector<kSumsOp, S, kDense>(launch, r, launch.place<kDense>(from * size));
   };
   Words words[kReads];
@@ -260,15 +247,13 @@ __global__ void __launch_bounds__(kThreads)
     if constexpr (kBroadcast > 1 || kRandom > 0)
       if (!columns.repeat) others = operands.template from<size>(common, v * size);
     compute_vector<S>(launch, words, others, numbers, v * size, [&](int i, int k, T gradient) { sums[k][i] += gradient; });
-#pragma unroll
-    for (int r = 0; r < kReads; r++) words[r] = next[r];
+    JITACT_UNROLL for (int r = 0; r < kReads; r++) words[r] = next[r];
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
     if constexpr (kBroadcast > 1 || kRandom > 0)
       if (!columns.repeat) others = operands.template from<size>(common, v * size);
-#pragma unroll
-    for (int i = 0; i < size; i++)
+    JITACT_UNROLL for (int i = 0; i < size; i++)
       if (v * size + i < n)
         compute_alone<S>(launch, Operands<S>::one_of(others, i), numbers, v * size + i,
                          [&](int k, T gradient) { sums[k][i] += gradient; });
@@ -276,19 +261,15 @@ __global__ void __launch_bounds__(kThreads)
 
   if (columns.period > kThreads) {
     if (!takes_part) return;
-#pragma unroll
-    for (int k = 0; k < kSums; k++)
-#pragma unroll
-      for (int i = 0; i < size; i++) partials[k * places + g * size + i] = sums[k][i].v;
+    JITACT_UNROLL for (int k = 0; k < kSums; k++)
+      JITACT_UNROLL for (int i = 0; i < size; i++) partials[k * places + g * size + i] = sums[k][i].v;
     return;
   }
   __shared__ Value<S> shared[kThreads * size];
   const int width = int(columns.width);
-#pragma unroll
-  for (int k = 0; k < kSums; k++) {
+  JITACT_UNROLL for (int k = 0; k < kSums; k++) {
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < size; i++) shared[t * size + i] = sums[k][i].v;
+    JITACT_UNROLL for (int i = 0; i < size; i++) shared[t * size + i] = sums[k][i].v;
     __syncthreads();
     for (int j = t; j < width; j += kThreads) {
       Value<S> sum = 0;
@@ -468,7 +449,7 @@ int64_t workspace_values(const Sweep<S>& sweep) {
   return kSums * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
 }
 
-int64_t workspace_bytes(const Call& call) {
+extern "C" int64_t workspace_bytes(const Call& call) {
   return dispatch_dtype(call.dtype, [&]<typename S>() {
     const Sweeps sweeps(call);
     int64_t most = 0;

@@ -35,18 +35,17 @@ struct Launch {
 // What takes the values of one thread and another's to those of both.
 struct Highest {
   template <typename T>
-  __device__ __forceinline__ void operator()(T (&t)[1], const T (&other)[1]) const { t[0] = max(t[0], other[0]); }
+  JITACT_DEVICE void operator()(T (&t)[1], const T (&other)[1]) const { t[0] = max(t[0], other[0]); }
 };
 struct Totals {
   template <typename T, int n>
-  __device__ __forceinline__ void operator()(T (&t)[n], const T (&other)[n]) const {
-#pragma unroll
-    for (int i = 0; i < n; i++) t[i] += other[i];
+  JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const {
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] += other[i];
   }
 };
 struct Joined {
   template <typename T, int n>
-  __device__ __forceinline__ void operator()(T (&t)[n], const T (&other)[n]) const { Adding<T>::join(t, other); }
+  JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const { Adding<T>::join(t, other); }
 };
 
 // Where combine() passes values, once in a launch for each `turn`.
@@ -63,7 +62,7 @@ class Row {
   using T = typename Storage<S>::T;
   static constexpr int size = Storage<S>::size;
 
-  __device__ __forceinline__ explicit Row(const Launch& launch) : launch_(launch), step_(launch.blocks * launch.group) {
+  JITACT_DEVICE explicit Row(const Launch& launch) : launch_(launch), step_(launch.blocks * launch.group) {
     rank_ = int(blockIdx.x) & (launch.blocks - 1);
     const int own = rank_ * launch.group + (int(threadIdx.x) & (launch.group - 1));
     const int64_t rows_before = int64_t(blockIdx.x >> launch.log_blocks) << (launch.log_threads - launch.log_group);
@@ -75,23 +74,20 @@ class Row {
     end_ = row < launch.rows ? begin_ + launch.length : 0;
   }
 
-  __device__ __forceinline__ void load(int tensor, Words (&words)[kVectors]) const {
+  JITACT_DEVICE void load(int tensor, Words (&words)[kVectors]) const {
     const Words* from = static_cast<const Words*>(launch_.read[tensor]) + place_;
     const uint32_t outside = launch_.outside[tensor];
-#pragma unroll
-    for (int v = 0; v < kVectors; v++, from += step_) {
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++, from += step_) {
       words[v] = {outside, outside, outside, outside};
       if (at(v) < end_) words[v] = *from;
     }
   }
   // What loaded vectors have of other rows is replaced by what adds nothing.
-  __device__ __forceinline__ void trim(int tensor, Words (&words)[kVectors]) const {
+  JITACT_DEVICE void trim(int tensor, Words (&words)[kVectors]) const {
     constexpr int each = size / 4;  // elements of a word
-#pragma unroll
-    for (int v = 0; v < (ragged ? kVectors : 0); v++) {
+    JITACT_UNROLL for (int v = 0; v < (ragged ? kVectors : 0); v++) {
       if (is_inside(v)) continue;
-#pragma unroll
-      for (int w = 0; w < 4; w++) {
+      JITACT_UNROLL for (int w = 0; w < 4; w++) {
         const int i = at(v) + each * w;
         const uint32_t low = each == 2 ? 0xffffu : 0xffffffffu, high = each == 2 ? 0xffff0000u : 0;
         const uint32_t kept = (is_inside_at(i) ? low : 0) | (is_inside_at(i + 1) ? high : 0);
@@ -102,35 +98,26 @@ class Row {
 
   // What the row folds to. Elements become what the fold keeps of them.
   template <typename F>
-  __device__ __forceinline__ F fold(T (&t)[kVectors][size]) const {
+  JITACT_DEVICE F fold(T (&t)[kVectors][size]) const {
     T highest[4] = {t[0][0], t[0][1], t[0][2], t[0][3]};
-#pragma unroll
-    for (int v = 0; v < kVectors; v++)
-#pragma unroll
-      for (int i = v == 0 ? 4 : 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[v][i]);
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++)
+      JITACT_UNROLL for (int i = v == 0 ? 4 : 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[v][i]);
     T peak[1] = {max(max(highest[0], highest[1]), max(highest[2], highest[3]))};
     combine<0>(peak, Highest());
     const T invalid = peak[0] - peak[0];
     if (is_far(peak[0])) {
-#pragma unroll
-      for (int v = 0; v < kVectors; v++)
-#pragma unroll
-        for (int i = 0; i < size; i++) t[v][i] -= peak[0];
+      JITACT_UNROLL for (int v = 0; v < kVectors; v++)
+        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] -= peak[0];
       peak[0] = 0;
     }
     const Weights<T> weights(peak[0]);
     T partial[4][F::parts];
-#pragma unroll
-    for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
-#pragma unroll
-    for (int v = 0; v < kVectors; v++)
-#pragma unroll
-      for (int i = 0; i < size; i++) F::add(partial[i % 4], weights, peak[0], t[v][i]);
+    JITACT_UNROLL for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++)
+      JITACT_UNROLL for (int i = 0; i < size; i++) F::add(partial[i % 4], weights, peak[0], t[v][i]);
     T sums[F::parts];
-#pragma unroll
-    for (int p = 0; p < F::parts; p++) {
-#pragma unroll
-      for (int i = 0; p == 0 && i < 4; i++) partial[i][p] -= F::start;
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) {
+      JITACT_UNROLL for (int i = 0; p == 0 && i < 4; i++) partial[i][p] -= F::start;
       sums[p] = (partial[0][p] + partial[1][p]) + (partial[2][p] + partial[3][p]);
     }
     combine<1>(sums, Totals());
@@ -139,15 +126,13 @@ class Row {
 
   // The sum of `term(dy, y)` over the row's elements, which widen() makes of vector v; `is_first` where no fold comes before it.
   template <bool is_first, typename Widen, typename Term>
-  __device__ __forceinline__ Sum<T> sum(const Widen& widen, const Term& term) const {
+  JITACT_DEVICE Sum<T> sum(const Widen& widen, const Term& term) const {
     T partial[2][Adding<T>::parts] = {};
-#pragma unroll
-    for (int v = 0; v < kVectors; v++) {
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++) {
       if (at(v) >= end_) continue;  // what is branched around is not spread over registers
       T dy[size], y[size];
       widen(v, dy, y);
-#pragma unroll
-      for (int i = 0; i < size; i++) Adding<T>::add(partial[i % 2], term(dy[i], y[i]));
+      JITACT_UNROLL for (int i = 0; i < size; i++) Adding<T>::add(partial[i % 2], term(dy[i], y[i]));
     }
     Adding<T>::join(partial[0], partial[1]);
     combine<is_first ? 0 : 2>(partial[0], Joined());
@@ -156,10 +141,9 @@ class Row {
 
   // Writes the elements of vector v, which result() makes.
   template <typename Result>
-  __device__ __forceinline__ void write(const Result& result) const {
+  JITACT_DEVICE void write(const Result& result) const {
     Words* to = static_cast<Words*>(launch_.written) + place_;
-#pragma unroll
-    for (int v = 0; v < kVectors; v++, to += step_) {
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++, to += step_) {
       if (at(v) >= end_) continue;
       T results[size];
       result(v, results);
@@ -168,8 +152,7 @@ class Row {
         Storage<S>::narrow(results, words);
         *to = words;
       } else {
-#pragma unroll
-        for (int i = 0; i < size; i++)
+        JITACT_UNROLL for (int i = 0; i < size; i++)
           if (is_inside_at(at(v) + i)) Storage<S>::store(reinterpret_cast<S*>(to) + i, results[i]);
       }
     }
@@ -177,46 +160,40 @@ class Row {
 
  private:
   // Elements from the first of this thread's vectors to the v-th; begin_ and end_ of the row are counted so too.
-  __device__ __forceinline__ int at(int v) const { return v * step_ * size; }
-  __device__ __forceinline__ bool is_inside_at(int i) const { return i >= begin_ && i < end_; }
-  __device__ __forceinline__ bool is_inside(int v) const { return at(v) >= begin_ && at(v) + size <= end_; }
+  JITACT_DEVICE int at(int v) const { return v * step_ * size; }
+  JITACT_DEVICE bool is_inside_at(int i) const { return i >= begin_ && i < end_; }
+  JITACT_DEVICE bool is_inside(int v) const { return at(v) >= begin_ && at(v) + size <= end_; }
 
   template <int n, typename F>
-  static __device__ __forceinline__ void combine_lanes(T (&t)[n], int lanes, const F& f) {
-#pragma unroll
-    for (int step = 1; step < 32; step *= 2) {
+  static JITACT_DEVICE void combine_lanes(T (&t)[n], int lanes, const F& f) {
+    JITACT_UNROLL for (int step = 1; step < 32; step *= 2) {
       if (step >= lanes) break;
       T other[n];
-#pragma unroll
-      for (int i = 0; i < n; i++) other[i] = __shfl_xor_sync(0xffffffffu, t[i].v, step);
+      JITACT_UNROLL for (int i = 0; i < n; i++) other[i] = __shfl_xor_sync(0xffffffffu, t[i].v, step);
       f(t, other);
     }
   }
 
   // What all threads that share a row have, by f.
   template <int turn, int n, typename F>
-  __device__ __forceinline__ void combine(T (&t)[n], const F& f) const {
+  JITACT_DEVICE void combine(T (&t)[n], const F& f) const {
     combine_lanes(t, launch_.group, f);
     if (launch_.group <= 32) return;
     Exchange<turn, n>& exchange = ptx::shared<Exchange<turn, n>>();
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = unsigned(launch_.group) / 32;
     if (lane == 0)
-#pragma unroll
-      for (int i = 0; i < n; i++) exchange.of_warps[i][warp] = t[i].v;
+      JITACT_UNROLL for (int i = 0; i < n; i++) exchange.of_warps[i][warp] = t[i].v;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < n; i++) t[i] = exchange.of_warps[i][(warp & -warps) | (lane & (warps - 1))];
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = exchange.of_warps[i][(warp & -warps) | (lane & (warps - 1))];
     combine_lanes(t, warps, f);
     if (launch_.blocks == 1) return;
     if (turn == 0) ptx::cluster_wait();  // until all blocks are there
     if (threadIdx.x < unsigned(launch_.blocks))
-#pragma unroll
-      for (int i = 0; i < n; i++) ptx::store_there(&exchange.of_blocks[i][rank_], threadIdx.x, t[i].v);
+      JITACT_UNROLL for (int i = 0; i < n; i++) ptx::store_there(&exchange.of_blocks[i][rank_], threadIdx.x, t[i].v);
     __syncwarp();
     ptx::cluster_arrive();
     ptx::cluster_wait();
-#pragma unroll
-    for (int i = 0; i < n; i++) t[i] = exchange.of_blocks[i][lane & (launch_.blocks - 1)];
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = exchange.of_blocks[i][lane & (launch_.blocks - 1)];
     combine_lanes(t, launch_.blocks, f);
   }
 
@@ -233,49 +210,39 @@ __global__ void __launch_bounds__(kThreads, 2) held_rows(const __grid_constant__
   if (launch.blocks > 1) ptx::cluster_started();
   const Row<S, ragged> row(launch);
   Words words[2][kVectors];
-#pragma unroll
-  for (int r = 0; r < reads(op); r++) row.load(r, words[r]);
-#pragma unroll
-  for (int r = 0; r < reads(op); r++) row.trim(r, words[r]);
+  JITACT_UNROLL for (int r = 0; r < reads(op); r++) row.load(r, words[r]);
+  JITACT_UNROLL for (int r = 0; r < reads(op); r++) row.trim(r, words[r]);
   const T scale = launch.scale;
 
   [[maybe_unused]] T t[kVectors][size];  // x, what is kept of it, and then y
   [[maybe_unused]] const auto fold_x = [&] {
-#pragma unroll
-    for (int v = 0; v < kVectors; v++) Storage<S>::widen(words[reads(op) - 1][v], t[v]);
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++) Storage<S>::widen(words[reads(op) - 1][v], t[v]);
     if (scale != 1) {
-#pragma unroll
-      for (int v = 0; v < kVectors; v++)
-#pragma unroll
-        for (int i = 0; i < size; i++) t[v][i] *= scale;
+      JITACT_UNROLL for (int v = 0; v < kVectors; v++)
+        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] *= scale;
     }
     const auto folded = row.template fold<Fold<T>>(t);
-#pragma unroll
-    for (int v = 0; v < kVectors; v++)
-#pragma unroll
-      for (int i = 0; i < size; i++) t[v][i] = forward(t[v][i], folded);
+    JITACT_UNROLL for (int v = 0; v < kVectors; v++)
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] = forward(t[v][i], folded);
   };
   if constexpr (op == Op::forward) {
     fold_x();
     row.write([&](int v, T (&y)[size]) {
-#pragma unroll
-      for (int i = 0; i < size; i++) y[i] = t[v][i];
+      JITACT_UNROLL for (int i = 0; i < size; i++) y[i] = t[v][i];
     });
   } else {
     if constexpr (op == Op::backward) fold_x();
     const auto widen = [&](int v, T (&dy)[size], T (&y)[size]) {
       Storage<S>::widen(words[0][v], dy);
       if constexpr (op == Op::backward_from_output) Storage<S>::widen(words[1][v], y);
-#pragma unroll
-      for (int i = 0; op == Op::backward && i < size; i++) y[i] = t[v][i];
+      JITACT_UNROLL for (int i = 0; op == Op::backward && i < size; i++) y[i] = t[v][i];
     };
     const Sum<T> sum = row.template sum<op == Op::backward_from_output>(
         widen, [](T dy, T y) { return T(fold_from_output(dy, y)); });
     row.write([&](int v, T (&dx)[size]) {
       T dy[size], y[size];
       widen(v, dy, y);
-#pragma unroll
-      for (int i = 0; i < size; i++) dx[i] = scale * T(backward_from_output(dy[i], y[i], sum));
+      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale * T(backward_from_output(dy[i], y[i], sum));
     });
   }
 }

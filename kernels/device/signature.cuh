@@ -66,7 +66,7 @@ constexpr int count(bool (*kind)(Role), int end = kArguments) {
   return found;
 }
 constexpr int count_elements() {
-  if (kPlain) return kArguments;
+  if (kPlain) return 1;
   return count(is_element);
 }
 constexpr int kElements = count_elements();
@@ -150,8 +150,9 @@ constexpr int kGradients = kHasBackward ? kLength<Backward> : kSavesBit ? 1 : co
 constexpr int gradient_argument(int g) { return argument_of(has_gradient, g); }
 constexpr int kElementGradients = count(is_element, gradient_argument(kGradients - 1) + 1);
 constexpr int kSums = kGradients - kElementGradients;
-// Whether the gradients of two elements, and of no more, can be written into one tensor.
-constexpr bool kPacks = kElements == 2 && kElementGradients == 2;
+// Whether the gradients of two elements, and of no more, can be written into one tensor: not beside random numbers, whose sums
+// go over dense memory.
+constexpr bool kPacks = kElements == 2 && kElementGradients == 2 && kRandom == 0;
 static_assert(kGradients <= count(has_gradient), "backward returns more gradients than forward has arguments that have one");
 
 // Whether the file has a prepare for its broadcast operands. (A concept, where nvcc 13.0 answers rightly.)

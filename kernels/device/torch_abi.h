@@ -60,5 +60,8 @@ AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** s
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
 
-extern "C" AOTITorchError torch_parallel_for(int64_t begin, int64_t end, int64_t grain_size,
-                                             void (*function)(int64_t begin, int64_t end, void* context), void* context);
+namespace jitact::loops {
+
+extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*run)(int64_t, int64_t, void*), void*);
+
+}  // namespace jitact::loops

@@ -19,7 +19,7 @@ from .plan import Plan, make_plan
 from .signature import Signature
 from .source import KernelSource, state_of
 
-__all__ = ["Library", "load"]
+__all__ = ["Library", "load", "schema"]
 
 
 class Library(NamedTuple):
@@ -142,7 +142,7 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
     # The library's own keep their names; of a definition, which may be another elsewhere, the sources are told too.
     own = plan.source.is_librarys or plan.source.label
     name = _free_name(plan.name if own else f"{plan.name}_{plan.sources[:8]}")
-    problem = register(name.encode(), *(part.encode() for part in _schema(plan.source.signature)))
+    problem = register(name.encode(), *(part.encode() for part in schema(plan.source.signature)))
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
@@ -196,7 +196,7 @@ def _fake_mask(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty((x.numel() + 7) // 8, dtype=torch.uint8)
 
 
-def _schema(signature: Signature) -> tuple[str, str]:
+def schema(signature: Signature) -> tuple[str, str]:
     """The elements and the other arguments in the operators' schemas, where nothing else has an underscore at its end."""
     elements = ", ".join(f"Tensor {name}_" for name in signature.of("element"))
     others = [f"Tensor {name}_" for name in signature.of("channel", "row")]

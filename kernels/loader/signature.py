@@ -101,8 +101,9 @@ class Signature(NamedTuple):
 
     @property
     def packs(self) -> bool:
-        """Whether backward can write the gradients of two elements into one tensor."""
-        return len(self.of("element")) == sum(operand.role == "element" for operand in self.differentiable) == 2
+        """Whether backward can write the gradients of two elements into one tensor: not beside random numbers."""
+        with_gradient = [operand for operand in self.differentiable if operand.role == "element"]
+        return len(self.of("element")) == len(with_gradient) == 2 and not self.of("random")
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -1,0 +1,174 @@
+"""PyTorch's form of an activation, written out for a file: an expression, and the functions that it calls."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from types import FunctionType, ModuleType
+
+import torch
+import torch.nn.functional as F
+
+from .. import registry
+from ..definitions.define import Definition
+from ..definitions.expression import DROPOUT, Expression
+from ..modules import GENERATED
+from ..records import Activation
+
+__all__ = ["reference"]
+
+_MODULES = ("torch", "math", "F")  # that a file imports under these names
+
+
+def reference(record: Activation, arguments: Sequence[str], helpers: dict[str, str]) -> str:
+    """What computes an activation.
+
+    Args:
+        record: of the activation.
+        arguments: what its tensors and parameters are there: names, attributes, or expressions in parentheses.
+        helpers: the functions that are called, by name; those of this activation are added.
+
+    Raises:
+        ValueError: nothing tells what PyTorch's counterpart is.
+    """
+    if "+" in record.name:
+        return _around(record, arguments, helpers)
+    if record.gating and record.name.startswith(GENERATED):
+        gate, up, *numbers = arguments
+        act = registry.get(record.name.removeprefix(GENERATED)).activation
+        return f"{reference(act, [gate, *numbers], helpers)} * {up}"
+    if isinstance(record, Definition) and record.expression:
+        return _of_expression(record.expression, arguments, helpers)
+    if record.name == "rrelu":
+        return f"F.rrelu({', '.join(arguments)}, self.training)"
+    if getattr(F, record.name, None) is record.reference:
+        return f"F.{record.name}({', '.join(arguments)})"
+    if getattr(torch, record.name, None) is record.reference:
+        return f"torch.{record.name}({', '.join(arguments)})"
+    line = _one_line(record, arguments)
+    if line:
+        return line
+    if not _add_function(record.reference, helpers):
+        what = f"{record.name} cannot be exported without a PyTorch counterpart"
+        raise ValueError(f"{what}: define it with reference=, one line, or a function of torch's alone")
+    return f"{record.reference.__name__}({', '.join(arguments)})"
+
+
+def _around(record: Activation, arguments: Sequence[str], helpers: dict[str, str]) -> str:
+    """Of ``gelu+bias+dropout+residual`` or ``swiglu+row_weight``, by what stands around the activation."""
+    name, *parts = record.name.split("+")
+    within = registry.record_named(name)
+    names = [*record.layout.tensors, *(name for name, _ in record.params)]
+    given = dict(zip(names, arguments, strict=True))
+    first, *others = [*within.layout.tensors, *(name for name, _ in within.params)]
+    x = f"({given[first]} + {given['bias']})" if "bias" in parts else given[first]
+    value = reference(within, [x, *(given[name] for name in others)], helpers)
+    if "row_weight" in parts:
+        value = f"({value}) * {given['row_weight']}"
+    if "dropout" in parts:
+        value = f"F.dropout({value}, {given['dropout']}, self.training)"
+    return f"{given['residual']} + {value}" if "residual" in parts else value
+
+
+def _of_expression(expression: Expression, arguments: Sequence[str], helpers: dict[str, str]) -> str:
+    """An expression in Python, with what it calls."""
+    for helper in expression.helpers.values():
+        text = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", inspect.getsource(helper))
+        helpers.setdefault(helper.__name__, text.rstrip())
+    names = {}
+    for called in expression.activations:
+        names[called.python] = f"{called.name}_"
+        numbers = [name for name, _ in called.record.params]
+        taken = [*called.tensors, *(f"{name}={value!r}" for name, value in called.record.params)]
+        tensors = called.record.layout.tensors
+        body = reference(called.record, [*tensors, *numbers], helpers)
+        helpers.setdefault(f"{called.name}_", f"def {called.name}_({', '.join(taken)}):\n    return {body}")
+
+    class Written(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            self.generic_visit(node)
+            if isinstance(node.func, ast.Name) and node.func.id in names:
+                node.func = ast.Name(names[node.func.id])
+            elif isinstance(node.func, ast.Name) and node.func.id == DROPOUT:
+                return ast.Call(ast.Name("F.dropout"), [*node.args[:2], ast.Name("self.training")], [])
+            return node
+
+    written = ast.unparse(Written().visit(ast.parse(expression.renamed(*arguments), mode="eval")))
+    return written if names or expression.random else expression.renamed(*arguments)
+
+
+def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
+    """The one function in the source that a function comes from."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError):
+        return None
+    found = [node for node in ast.walk(tree) if isinstance(node, (ast.Lambda, ast.FunctionDef))]
+    return found[0] if len(found) == 1 else None
+
+
+def _one_line(record: Activation, arguments: Sequence[str]) -> str | None:
+    """What a reference that only returns something returns, with the numbers that it has from its module."""
+    function = record.reference
+    found = _definition(function)
+    if found is None:
+        return None
+    body = found.body if isinstance(found.body, list) else [ast.Return(found.body)]
+    body = [node for node in body if not isinstance(node, ast.Expr)]  # a docstring
+    if len(body) != 1 or not isinstance(body[0], ast.Return):
+        return None
+    names = dict(zip([argument.arg for argument in found.args.args], arguments, strict=False))
+    numbers = {name: value for name, value in function.__globals__.items() if isinstance(value, (int, float))}
+    python = _renamed(ast.unparse(body[0].value), names, numbers)
+    known = {"self", *_MODULES, *arguments}
+    return None if {node.id for node in ast.walk(ast.parse(python)) if isinstance(node, ast.Name)} - known else python
+
+
+def _add_function(function: object, helpers: dict[str, str]) -> bool:
+    """Adds a function as a file has it, and those of Python that it calls; False where it cannot stand in one."""
+    found = _definition(function) if isinstance(function, FunctionType) else None
+    if not isinstance(found, ast.FunctionDef):
+        return False
+    helpers.setdefault(found.name, "")
+    found.returns = None
+    found.body = [node for node in found.body if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant))]
+    local = {argument.arg for argument in found.args.args}
+    local |= {node.id for node in ast.walk(found) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    for argument in found.args.args:
+        argument.annotation = None
+    space, called = function.__globals__, {}
+
+    class Written(ast.NodeTransformer):
+        def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+            module = space.get(node.value.id) if isinstance(node.value, ast.Name) else None
+            if isinstance(module, ModuleType) and node.value.id not in _MODULES:  # of another module of the package
+                called[node.attr] = getattr(module, node.attr)
+                return ast.Name(node.attr)
+            return self.generic_visit(node)
+
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            value = space.get(node.id)
+            if node.id in local or node.id in _MODULES or value is None:
+                return node
+            if isinstance(value, (int, float)):
+                return ast.Constant(value)
+            called[node.id] = value
+            return node
+
+    helpers[found.name] = ast.unparse(ast.fix_missing_locations(Written().visit(found)))
+    return all(name in helpers or _add_function(each, helpers) for name, each in called.items())
+
+
+def _renamed(python: str, names: dict[str, str], numbers: dict[str, float]) -> str:
+    """An expression with other names for variables, and numbers for names of numbers."""
+
+    class Rename(ast.NodeTransformer):
+        def visit_Name(self, node: ast.Name) -> ast.AST:
+            if node.id in names:
+                return ast.Name(names[node.id])
+            return ast.Constant(numbers[node.id]) if node.id in numbers else node
+
+    return ast.unparse(Rename().visit(ast.parse(python, mode="eval")))

@@ -1,0 +1,56 @@
+"""The library's GPU loops in threads of the CPU: its operators, compiled so that CPU tensors go through them."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import subprocess
+from pathlib import Path
+
+import torch
+
+from jitact.kernels.loader import load
+from jitact.kernels.loader.source import DEVICE, KernelSource
+
+__all__ = ["emulate", "without_launches"]
+
+HERE = Path(__file__).resolve().parent
+_LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\(")
+
+
+def without_launches(text: str) -> str:
+    """CUDA with calls of ``launch_emulated`` in place of launches of kernels."""
+    return _LAUNCH.sub(r"launch_emulated(\2, \3, [=](auto... a) { \1(a...); }, ", text)
+
+
+_RUN = """
+namespace jitact::loops {
+
+void run_cpu(const Call& call) {
+  Call own = call;
+  std::vector<char> workspace(call.op == Op::backward_sums ? workspace_bytes(call) : 0);
+  own.workspace = workspace.data();
+  run_cuda(own, nullptr);
+}
+
+}  // namespace jitact::loops
+"""
+
+
+def emulate(source: KernelSource, name: str, folder: Path) -> None:
+    """Registers the operators of a kernel file, as ``torch.ops.jitact.<name>_forward`` and so on, for tensors on the CPU."""
+    for header in DEVICE.iterdir():
+        (folder / header.name).write_text(without_launches(header.read_text()))
+    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+    kernel = source.full_text.replace(str(DEVICE), str(folder))
+    text = [f'#define __CUDACC__\n#define JITACT_CUDA\n#include "{HERE}/emulated_cuda.h"\n#include "elementwise.cuh"', kernel]
+    text += [f'#include "launch.cuh"{_RUN}#undef JITACT_CUDA\n#include "binding.cpp"\n']
+    (folder / f"{name}.cpp").write_text("\n".join(text))
+    home = Path(torch.__file__).parent
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *source.defines(), f"-I{folder}"]
+    command += [f"-I{home / 'include'}", f"{name}.cpp", "-o", f"{name}.so", f"-L{home / 'lib'}", "-ltorch_cpu"]
+    subprocess.run(command, cwd=folder, check=True)
+    library = ctypes.CDLL(str(folder / f"{name}.so"))
+    library.jitact_register.restype = ctypes.c_char_p
+    problem = library.jitact_register(name.encode(), *(part.encode() for part in load.schema(source.signature)))
+    assert problem is None, problem

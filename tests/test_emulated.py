@@ -1,0 +1,104 @@
+"""The library's GPU loops in threads of the CPU, beside its CPU loops: rows that lie apart, halves, sums and random numbers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from emulated import emulate
+from torch import Tensor
+
+from jitact import registry
+from jitact.configs import load
+from jitact.kernels.loader.signature import Signature, read_signature
+
+SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1)]
+LAYOUTS = {
+    "dense": lambda *sizes: torch.randn(sizes),
+    "off 16 bytes": lambda *sizes: torch.randn(torch.Size(sizes).numel() + 1)[1:].view(sizes),
+    "first half": lambda *sizes: torch.randn(*sizes[:-1], 2 * sizes[-1])[..., : sizes[-1]],
+    "second half": lambda *sizes: torch.randn(*sizes[:-1], 2 * sizes[-1])[..., sizes[-1] :],
+    "rows apart": lambda *sizes: torch.randn(*sizes[:-1], sizes[-1] + 8)[..., : sizes[-1]],
+    "every second": lambda *sizes: torch.randn(*sizes[:-1], 2 * sizes[-1])[..., ::2],
+    "one row for all": lambda *sizes: torch.randn(sizes[-1]).expand(sizes),
+    "one value a row": lambda *sizes: torch.randn(*sizes[:-1], 1).expand(sizes),
+}
+FIRST = ("dense", "off 16 bytes", "first half", "every second")
+GRADIENTS = ("dense", "rows apart", "one row for all")
+
+
+def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in a dtype, as it lies: `to` would make some dense."""
+    base = tensor if tensor._base is None else tensor._base
+    shift = tensor.storage_offset()
+    return base.to(dtype).as_strided(tensor.shape, tensor.stride(), shift)
+
+
+def close(found: object, expected: object, n: int, what: object) -> None:
+    """Results of both: laid out alike, bits equal, numbers equal but for fused operations and the order of sums."""
+    pairs = zip(*[each if isinstance(each, (tuple, list)) else [each] for each in (found, expected)], strict=True)
+    for k, (a, b) in enumerate(pairs):
+        assert (a.shape, a.stride()) == (b.shape, b.stride()), (what, k)
+        if a.dtype is torch.uint8:
+            assert torch.equal(a, b), (what, k)
+            continue
+        eps = torch.finfo(a.dtype).eps
+        atol = 2 * eps * n**0.5 if k > 0 else 1e-6
+        torch.testing.assert_close(a, b, rtol=4 * eps, atol=max(atol, 1e-6), msg=lambda text, k=k: f"{what}, {k}: {text}")
+
+
+def calls(signature: Signature, elements: list[Tensor], others: list[object], dy: Tensor) -> Iterator[tuple[str, tuple]]:
+    """The operators of an activation, with what they take."""
+    yield "forward", (*elements, *others)
+    if signature.gradients == 1:
+        yield "backward", (dy, *elements, *others)
+    else:
+        for wanted in {(1 << signature.gradients) - 1, 1, (1 << signature.gradients) - 2}:
+            yield "backward", (dy, *elements, *others, wanted)
+    if signature.packs:
+        sums = [1] * (signature.gradients > 2)
+        yield from (("backward_packed", (dy, *elements, *others, *sums, layout, -1)) for layout in range(4))
+
+
+@pytest.mark.parametrize("name", [
+    "gelu+bias+dropout+residual",  # sums beside random numbers, and a residual that is laid out otherwise
+    "relu+dropout+residual",  # bits beside random numbers
+    "swiglu",  # gradients in one tensor
+    "swiglu+row_weight",  # sums over rows
+])  # fmt: skip
+@pytest.mark.slow
+def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -> None:
+    record = registry.record_named(name)
+    signature, tag = record.source.signature, f"emulated_{record.source.name}"
+    emulate(record.source, tag, tmp_path)
+    library = load(record.token, False)
+    run = lambda of, kind, *args: getattr(torch.ops.jitact, f"{of}_{kind}")(*args)  # noqa: E731
+    torch.manual_seed(0)
+    sizes_of_dtypes = [*((torch.float32, sizes) for sizes in SHAPES), *((torch.bfloat16, sizes) for sizes in SHAPES[1:3])]
+    layouts = [*itertools.product(FIRST[:2], LAYOUTS), *((each, each) for each in FIRST[2:])]
+    for (dtype, sizes), (k, (first, second)) in itertools.product(sizes_of_dtypes, enumerate(layouts)):
+        make = partial(in_dtype, dtype=dtype)
+        elements = [make(LAYOUTS[first](*sizes)), *(make(LAYOUTS[second](*sizes)) for _ in signature.of("element")[1:])]
+        others: list[object] = [torch.randn(sizes[-1]).to(dtype) for _ in signature.of("channel")]
+        others += [torch.randn(*sizes[:-1], 1).to(dtype) for _ in signature.of("row")]
+        others += [torch.tensor([12345])] * bool(signature.of("random")) + [0.3] * len(signature.of("number"))
+        gradient = GRADIENTS[k % len(GRADIENTS)]
+        n, what = elements[0].numel(), (dtype, sizes, first, second, gradient)
+        for kind, args in calls(signature, elements, others, make(LAYOUTS[gradient](*sizes))):
+            close(run(tag, kind, *args), run(library, kind, *args), n, (kind, *what))
+        if "bit" in signature.saves:
+            found, expected = (run(of, "forward_bit", *elements, *others) for of in (tag, library))
+            close(found, expected, n, ("forward_bit", *what))
+            dy = torch.empty_like(expected[0]).copy_(torch.randn(sizes))
+            given = (dy, expected[1], *others)
+            close(run(tag, "backward_from_bit", *given), run(library, "backward_from_bit", *given), n, ("from bit", *what))
+
+
+def test_gradients_are_not_packed_beside_random_numbers() -> None:
+    text = "ELEMENTWISE T forward(T x, T z, Channel<T> w{}) {{ return x * z * w; }}"
+    packs = [read_signature(text.format(more), ()).packs for more in ("", ", Random<T> u")]
+    assert packs == [True, False]  # their sums go over dense memory
