@@ -1,4 +1,5 @@
 // The GPU's loops over rows, as threads of the CPU, for test_rows.py, which gives KERNEL.
+#define __CUDACC__
 #include "emulated_cuda.h"
 
 #include "elementwise.cuh"

@@ -248,7 +248,7 @@ void run_cpu(const Call& call) {
   const bool across = call.inner > 1;
   const int64_t strips = call.outer * (across ? (call.inner + kLanes - 1) / kLanes : 1);
   const int64_t grain = std::max(int64_t(1), kWorthAThread / (call.length * (across ? kLanes : 1)));
-  torch_parallel_for(0, strips, grain, run, const_cast<Call*>(&call));
+  loops::torch_parallel_for(0, strips, grain, run, const_cast<Call*>(&call));
 }
 
 }  // namespace jitact::rows
