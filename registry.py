@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from types import FunctionType
+from typing import TYPE_CHECKING, Literal, get_args, overload
 
 from torch import Tensor, nn
 
@@ -17,9 +18,13 @@ from .gating.around import named as gated_named
 from .modules import ActivationModule, make_module, variant
 from .records import Activation
 
+if TYPE_CHECKING:
+    from .rows.modules import RowModule
+
 __all__ = [
     "REGISTRY",
     "Named",
+    "class_of",
     "function",
     "get",
     "given",
@@ -33,6 +38,8 @@ __all__ = [
 
 Named = str | type[nn.Module] | nn.Module | Callable[..., Tensor]
 """What stands for an activation: a name, a class, a module or a function, jitact's own or PyTorch's."""
+OfRows = Literal["softmax", "log_softmax", "softmin", "Softmax", "LogSoftmax", "Softmin", "Softmax2d"]
+"""What works on rows: softmax and its kin, which are no elementwise activations."""
 ACCEPTED = "a name such as 'gelu', or a class, module or function, jitact's or PyTorch's"
 
 _modules: dict[str, type[ActivationModule]] = {}
@@ -51,7 +58,6 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 NOTHING_TO_COMPILE = ("linear", "identity")
-OF_ROWS = {"softmax": "softmax", "logsoftmax": "log_softmax", "softmin": "softmin"}
 
 
 class _Registry(Mapping[str, type[ActivationModule]]):
@@ -133,9 +139,8 @@ def _known(name: object) -> str | None:
 def _unknown(name: object) -> UnknownActivation:
     if isinstance(name, str) and normalise(name) in NOTHING_TO_COMPILE:
         return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
-    if isinstance(name, str) and normalise(name) in OF_ROWS:
-        of_rows = OF_ROWS[normalise(name)]
-        return UnknownActivation(f"{name!r} works on rows, not on elements: call jitact.{of_rows}, or take jitact.rows' module")
+    if isinstance(name, str) and normalise(name) in map(normalise, get_args(OfRows)):
+        return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     known = _aliases.copy()
     near = difflib.get_close_matches(normalise(last), known, n=3)
@@ -143,17 +148,29 @@ def _unknown(name: object) -> UnknownActivation:
     return UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")
 
 
-def get(activation: Named) -> type[ActivationModule]:
+@overload
+def get(activation: OfRows) -> type[RowModule]: ...
+@overload
+def get(activation: Named) -> type[ActivationModule]: ...
+def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
     """The ``ModelNew`` class of an activation: a ``torch.nn.Module`` that takes what PyTorch's counterpart takes.
 
     Args:
         activation: any name that people use; or ``torch.nn.GELU``, ``torch.nn.functional.gelu``, ``jitact.gelu`` and the like;
-            or a module, of which it is the class alone: settings are the constructor's.
+            or a module, of which it is the class alone: settings are the constructor's. softmax and its kin are known too,
+            whose classes are those of :mod:`jitact.rows`.
 
     Raises:
         KeyError: unknown; the message suggests near names and lists the known ones.
         TypeError: it is nothing of the kind.
     """
+    from .rows.modules import class_of_rows
+
+    return class_of_rows(activation) or class_of(activation)
+
+
+def class_of(activation: Named) -> type[ActivationModule]:
+    """:func:`get` without what works on rows."""
     if isinstance(activation, str):
         return REGISTRY[resolve(activation)]
     if isinstance(activation, nn.Module):
@@ -217,7 +234,7 @@ def module_of(activation: Named) -> ActivationModule:
     if isinstance(activation, ActivationModule):
         return activation
     if not isinstance(activation, nn.Module):
-        return _of_defaults(get(activation))
+        return _of_defaults(class_of(activation))
     from .replacing.counterparts import counterpart, share_weights
 
     module = counterpart(activation)
@@ -246,7 +263,7 @@ def record_named(name: str) -> Activation:
         ValueError: that cannot stand around an activation.
     """
     first, *parts = name.split("+")
-    record = get(first).activation
+    record = class_of(first).activation
     return gated_named(record, parts) if record.gating else named(name, lambda _: record)
 
 

@@ -120,7 +120,7 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
         if not isinstance(record, Definition):
             raise ValueError(f"{record.name} is one of jitact's own activations; its kernel file is kernels/{record.name}.cu")
     used = [source.name for record in records for source in record.source.all_used if not source.is_librarys]
-    records = list(dict.fromkeys([*records, *(registry.get(name).activation for name in used)]))
+    records = list(dict.fromkeys([*records, *(registry.class_of(name).activation for name in used)]))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{record.name}.cu" for record in records]

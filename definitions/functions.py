@@ -157,7 +157,7 @@ def called(name: str, beside: Mapping[str, Activation]) -> Called | None:
         ValueError: it is none that expressions can call; the message says why.
     """
     try:
-        record = beside.get(name) or registry.get(name).activation
+        record = beside.get(name) or registry.class_of(name).activation
     except KeyError:
         return None
     signature = record.source.signature

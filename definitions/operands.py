@@ -40,7 +40,7 @@ def _reserved_parameters() -> dict[str, str]:
     """The names that no parameter can have, and why."""
     from .define import define  # whose arguments it asks for
 
-    relu, options = registry.get("relu"), inspect.signature(define).parameters
+    relu, options = registry.class_of("relu"), inspect.signature(define).parameters
     return {
         **dict.fromkeys(dir(relu()), "modules have something else of that name"),
         **dict.fromkeys(["self", "inplace", *OPTIONS], "it is an argument of every activation"),

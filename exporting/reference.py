@@ -38,7 +38,7 @@ def reference(record: Activation, arguments: Sequence[str], helpers: dict[str, s
         return _around(record, arguments, helpers)
     if record.gating and record.name.startswith(GENERATED):
         gate, up, *numbers = arguments
-        act = registry.get(record.name.removeprefix(GENERATED)).activation
+        act = registry.class_of(record.name.removeprefix(GENERATED)).activation
         return f"{reference(act, [gate, *numbers], helpers)} * {up}"
     if isinstance(record, Definition) and record.expression:
         return _of_expression(record.expression, arguments, helpers)

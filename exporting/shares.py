@@ -33,7 +33,7 @@ def with_shares(record: Activation) -> tuple[Activation, dict[str, str]]:
     if name == "rrelu":
         mean = "(self.lower + self.upper) / 2"
         return record, passed | {each: f"self.{each} if self.training else {mean}" for each in ("lower", "upper")}
-    if parts and registry.get(name).activation.in_eval is not None:
+    if parts and registry.class_of(name).activation.in_eval is not None:
         raise ValueError(f"{record.name} cannot be exported: {name} drops by itself; define the whole as one expression")
     if not isinstance(record, Definition) or record.in_eval is None:
         return record, passed

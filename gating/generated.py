@@ -33,10 +33,10 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
         KeyError, TypeError: as :func:`jitact.get`.
         ValueError: it takes more than one tensor and numbers.
     """
-    cls = registry.get(activation)
+    cls = registry.class_of(activation)
     record = registry.record_of(activation) if isinstance(activation, ActivationModule) else cls.activation
     if record.name in OWN and not record.fingerprint:
-        return registry.get(OWN[record.name])
+        return registry.class_of(OWN[record.name])
     if not is_plain(record.token):
         tensors = ", ".join(record.layout.tensors)
         raise ValueError(f"gated() takes an activation of one tensor and numbers; {record.name} takes more: {tensors}")

@@ -225,7 +225,7 @@ def _tune(options: argparse.Namespace) -> int:
 
     from ..measuring.tune import tune
 
-    records = [registry.get(name).activation for name in _registered(options.names)]
+    records = [registry.class_of(name).activation for name in _registered(options.names)]
     return tune([(record.source, tuple(value for _, value in record.params)) for record in records])
 
 

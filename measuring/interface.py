@@ -49,7 +49,7 @@ def stub() -> str:
     everything = textwrap.fill(", ".join(quoted), 120, initial_indent=" " * 4)
     lines += ["", "__version__: str", "__all__ = [", everything.replace("\n", "\n    ") + ",", "]", ""]
     for name in _names():
-        record, function = registry.get(name).activation, registry.function(name)
+        record, function = registry.class_of(name).activation, registry.function(name)
         lines += [f"def {name}{_signature(function, record)}:", f'    """{name}(x) = {record.formula}"""', ""]
         if record.aliases:
             lines += [*(f"{alias} = {name}" for alias in record.aliases), ""]
@@ -86,7 +86,7 @@ def api_markdown() -> str:
         "| --- | --- |",
     ]
     for name in _names():
-        record = registry.get(name).activation
+        record = registry.class_of(name).activation
         also = f"; also called {', '.join(record.aliases)}" if record.aliases else ""
         shown = f"jitact.{name}{_signature(registry.function(name), record, without=('fast_math', *AROUND))}"
         lines.append(_row(shown, f"`{_cell(record.formula)}`{also}"))

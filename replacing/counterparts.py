@@ -84,7 +84,7 @@ def reason_to_leave(cls: type[nn.Module]) -> str:
 def counterpart_class(cls: type[nn.Module]) -> type[ActivationModule] | None:
     """Ours for a class of PyTorch or transformers; None if there is none."""
     name = _transformers().get(cls.__name__, "") if _is_transformers(cls) else torch_classes().get(cls, "")
-    return registry.get(name) if name in registry.REGISTRY else None
+    return registry.class_of(name) if name in registry.REGISTRY else None
 
 
 def counterpart(module: nn.Module) -> ActivationModule | None:

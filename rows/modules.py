@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
+from ..registry import normalise
 from . import functions
 
-__all__ = ["COUNTERPARTS", "SETTINGS", "LogSoftmax", "RowModule", "Softmax", "Softmax2d", "Softmin"]
+__all__ = ["COUNTERPARTS", "SETTINGS", "LogSoftmax", "RowModule", "Softmax", "Softmax2d", "Softmin", "class_of_rows"]
 
 
 class RowModule(nn.Module):
@@ -42,6 +46,8 @@ class OfAnyDimension(RowModule):
 class Softmax(OfAnyDimension, nn.Softmax):
     """``torch.nn.Softmax`` by :func:`jitact.softmax`."""
 
+    Model = nn.Softmax
+
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along ``dim``."""
         return functions.softmax(input, self.dim)
@@ -49,6 +55,8 @@ class Softmax(OfAnyDimension, nn.Softmax):
 
 class LogSoftmax(OfAnyDimension, nn.LogSoftmax):
     """``torch.nn.LogSoftmax`` by :func:`jitact.log_softmax`."""
+
+    Model = nn.LogSoftmax
 
     def forward(self, input: Tensor) -> Tensor:
         """The logarithm of softmax along ``dim``."""
@@ -58,6 +66,8 @@ class LogSoftmax(OfAnyDimension, nn.LogSoftmax):
 class Softmin(OfAnyDimension, nn.Softmin):
     """``torch.nn.Softmin`` by :func:`jitact.softmin`."""
 
+    Model = nn.Softmin
+
     def forward(self, input: Tensor) -> Tensor:
         """Softmin along ``dim``."""
         return functions.softmin(input, self.dim)
@@ -65,6 +75,8 @@ class Softmin(OfAnyDimension, nn.Softmin):
 
 class Softmax2d(RowModule, nn.Softmax2d):
     """``torch.nn.Softmax2d`` by :func:`jitact.softmax`."""
+
+    Model = nn.Softmax2d
 
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along the channels of images.
@@ -84,6 +96,22 @@ COUNTERPARTS: dict[type[nn.Module], type[RowModule]] = {
     nn.Softmin: Softmin,
     nn.Softmax2d: Softmax2d,
 }
+FUNCTIONS: dict[Callable[..., Tensor], type[RowModule]] = {
+    **dict.fromkeys([F.softmax, torch.softmax, functions.softmax], Softmax),
+    **dict.fromkeys([F.log_softmax, torch.log_softmax, functions.log_softmax], LogSoftmax),
+    **dict.fromkeys([F.softmin, functions.softmin], Softmin),
+}
+
+
+def class_of_rows(activation: object) -> type[RowModule] | None:
+    """Our class for a name in any spelling, a class, a module or a function; None if that is nothing of rows."""
+    if isinstance(activation, str):
+        named = {normalise(ours.__name__): ours for ours in COUNTERPARTS.values()}
+        return named.get(normalise(activation))
+    cls = type(activation) if isinstance(activation, nn.Module) else activation
+    if isinstance(cls, type):
+        return cls if issubclass(cls, RowModule) else COUNTERPARTS.get(cls)
+    return FUNCTIONS.get(cls) if callable(cls) and isinstance(cls, Hashable) else None
 
 
 def counterpart(module: nn.Module) -> RowModule | None:

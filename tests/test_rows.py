@@ -491,10 +491,15 @@ def test_softmax2d_wants_images() -> None:
         rows.Softmax2d()(torch.ones(2, 3))
 
 
-def test_get_tells_where_they_are() -> None:
-    for name, function in (("softmax", "softmax"), ("LogSoftmax", "log_softmax")):
-        with pytest.raises(KeyError, match=f"{name!r} works on rows, not on elements: call jitact.{function}, "):
-            jitact.get(name)
+def test_get_knows_them() -> None:
+    for given in ("softmax", "Softmax", nn.Softmax, nn.Softmax(1), F.softmax, torch.softmax, jitact.softmax, rows.Softmax):
+        assert jitact.get(given) is rows.Softmax
+    assert jitact.get("log_softmax") is rows.LogSoftmax and jitact.get("LogSoftmax").Model is nn.LogSoftmax
+    for name in ("softmax", "LogSoftmax"):
+        with pytest.raises(KeyError, match=f"{name!r} works on rows, not on elements"):
+            jitact.check(name)
+    with pytest.raises(KeyError, match="Softmax: works on rows, not on elements"):
+        jitact.export(nn.Softmax(1))
     with pytest.raises(ValueError, match="an activation cannot be called 'softmax'"):
         jitact.define("softmax", "x")
 
