@@ -8,4 +8,4 @@ ELEMENTWISE T forward(T kept, LogSumExp<T> row) { return row.log_share(kept); }
 
 ELEMENTWISE T fold_from_output(T dy, T) { return dy; }
 
-ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return dy - exp(y) * row.total; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return dy - row.times_exp(y); }

@@ -148,7 +148,8 @@ def test_blocks(what: str) -> None:
     expected = results(model, x)
     assert isinstance(model[0].act, nn.Module) and not jitact.replace(model).unfused and isinstance(model[0].act, Gate)
     assert_same(results(model, x), expected)
-    node = model(x).grad_fn.next_functions[1][0]  # behind down
+    y = model(x)  # kept, as the graph is its
+    node = y.grad_fn.next_functions[1][0]  # behind down
     packed = isinstance(model[0], Packed)
     assert type(node).__name__ == ("ActivatePackedBackward" if packed else "_ActivateBackward")
     before = [type(each).__name__ for each, _ in node.next_functions if each is not None]

@@ -218,11 +218,24 @@ def test_a_cpu_walks_any_dimension_with_any_number_of_threads(name: str) -> None
     torch.testing.assert_close(on_cpu(name, "forward")(x, 0, 1.0), expected, equal_nan=True)
 
 
-def test_rows_of_400000() -> None:
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_rows_of_400000(seed: int) -> None:
+    torch.manual_seed(seed)
     x = torch.randn(1, 400_000) * 3
     for name in KERNELS:
         for dtype in (torch.float32, torch.bfloat16):
             check(row_kernels._operator, name, x.to(dtype), what=dtype)
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
+def test_a_gradient_that_is_next_to_nothing(dtype: torch.dtype, operator: Callable) -> None:
+    """Where what comes in is 0, a gradient of log_softmax is e^y times a sum, down to the smallest normal number."""
+    x = torch.linspace(0, -92, 64).expand(3, 64).to(dtype).contiguous()
+    y, dy = operator("log_softmax", "forward")(x, -1, 1.0), torch.zeros_like(x)
+    dy[:, 0] = 3.0
+    exact, sizes = exact_gradient("log_softmax", dy, y)
+    dx = operator("log_softmax", "backward_from_output")(dy, y, -1, 1.0).double()
+    assert ((dx - exact).abs() <= GRADIENT[dtype] * sizes + smallest(dtype)).all()
 
 
 def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:

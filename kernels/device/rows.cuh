@@ -10,7 +10,8 @@
 //   SumOfExp<T>    keeps e^t; .share(kept) is e^t / sum of e^t
 //   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
 //
-// and Sum<T> has .total. Where an element is NaN or +inf, or all are -inf, the row is NaN, as PyTorch's is.
+// and Sum<T> has .total, and .times_exp(y), which is e^y times that. Where an element is NaN or +inf, or all are -inf, the row is
+// NaN, as PyTorch's is.
 //
 // The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
 // factor keeps weights beside the smallest normal share out of the subnormal range.
@@ -142,7 +143,15 @@ class LogSumExp {
 };
 
 template <typename T>
-struct Sum { T total; };
+struct Sum {
+  T total;
+
+  // Of 16-bit types, whose exponentials end where normal numbers do, a factor 2^60 goes from one to the other.
+  JITACT_INLINE T times_exp(T y) const {
+    if constexpr (std::is_same_v<T, Single>) return exp(y) * total;
+    else return T(narrow::exp2(fmaf(y.v, narrow::kLog2e, 60.0f))) * (total * T(0x1p-60f));
+  }
+};
 
 // How a GPU's thread adds up terms of either sign, and then what other threads have: in float32 with what rounding took, as what
 // several additions lose would be as much as all else in a gradient.

@@ -141,26 +141,34 @@ class Strip {
     for (int64_t i = 0; any_far && i < place_.steps * kLanes; i++) held_[i] -= base[i % kRows];
 
     using F = Fold<T>;
-    T parts[F::parts][kLanes] = {};
-    std::fill(parts[0], parts[0] + kLanes, T(F::start));
+    double sums[F::parts][kLanes] = {};
     const Weights<T> weights(peaks[0]);
-    T* t = held_;
-    for (int64_t i = 0; i < place_.steps; i++, t += kLanes)
+    each_block([&](int64_t step, int64_t count) {
+      T parts[F::parts][kLanes] = {};
+      std::fill(parts[0], parts[0] + kLanes, T(F::start));
+      T* t = held_ + step * kLanes;
+      for (int64_t i = 0; i < count; i++, t += kLanes)
 #pragma GCC ivdep
-      for (int j = 0; j < kLanes; j++) {
-        T part[F::parts], kept = t[j];
-        for (int p = 0; p < F::parts; p++) part[p] = parts[p][j];
-        F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], kept);
-        t[j] = kept;
-        for (int p = 0; p < F::parts; p++) parts[p][j] = part[p];
-      }
-    for (int j = 0; j < kLanes; j++) parts[0][j] -= F::start;
-    for (int p = 0; p < F::parts; p++) combine(parts[p], [](T a, T b) { return a + b; });
+        for (int j = 0; j < kLanes; j++) {
+          T part[F::parts], kept = t[j];
+          for (int p = 0; p < F::parts; p++) part[p] = parts[p][j];
+          F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], kept);
+          t[j] = kept;
+          for (int p = 0; p < F::parts; p++) parts[p][j] = part[p];
+        }
+      for (int j = 0; j < kLanes; j++) parts[0][j] -= F::start;
+      for (int p = 0; p < F::parts; p++)
+        for (int j = 0; j < kLanes; j++) sums[p][j] += double(parts[p][j].v);
+    });
+    for (int p = 0; p < F::parts; p++) combine(sums[p], [](double a, double b) { return a + b; });
 
     F folded[kRows];
     for (int j = 0; j < kRows; j++) {
       T of_row[F::parts];
-      for (int p = 0; p < F::parts; p++) of_row[p] = parts[p][j];
+      for (int p = 0; p < F::parts; p++) {
+        of_row[p] = sums[p][j];
+        if (p == 0 && Weighed<T>::parts == 2) sums[1][j] += sums[0][j] - double(of_row[0].v);
+      }
       folded[j] = F(peaks[j], invalid[j], Weights<T>(peaks[j]), of_row);
     }
     each_block([&](int64_t step, int64_t count) {
