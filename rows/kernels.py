@@ -17,7 +17,7 @@ __all__ = ["backward", "forward", "sees_all", "takes_backward", "takes_forward"]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SMALL = 2**20  # bytes; a smaller tensor takes no longer than it takes to call a kernel
 LARGE = 2**25  # bytes; on a CPU, from here on memory is what counts
-LONG = 2**16  # elements; on a CPU, log_softmax of longer rows is PyTorch's in tensors that are not large
+LONG = 2**16  # elements; on a CPU, longer rows are PyTorch's in tensors that are not large
 NARROW = 32  # columns that are walked at once on a CPU
 HELD = 2**13  # elements of as many columns that stay in a cache
 ALIGNED = 16  # bytes; what threads of a GPU read at once
@@ -55,7 +55,7 @@ def takes_forward(name: str, x: Tensor, dim: int, scale: float) -> bool:
         return False
     if x.nbytes >= LARGE:
         return length >= 256 if columns == 1 else columns >= NARROW and NARROW <= length <= HELD
-    return columns == 1 and length >= 512 and (length <= LONG or name == "softmax")
+    return columns == 1 and 512 <= length <= LONG
 
 
 def takes_backward(y: Tensor, dim: int) -> bool:
