@@ -164,9 +164,13 @@ def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
         KeyError: unknown; the message suggests near names and lists the known ones.
         TypeError: it is nothing of the kind.
     """
-    from .rows.modules import class_of_rows
+    if _known(activation) is None:
+        from .rows.modules import class_of_rows  # not at the top, as it takes names from here
 
-    return class_of_rows(activation) or class_of(activation)
+        of_rows = class_of_rows(activation)
+        if of_rows is not None:
+            return of_rows
+    return class_of(activation)
 
 
 def class_of(activation: Named) -> type[ActivationModule]:

@@ -101,13 +101,13 @@ FUNCTIONS: dict[Callable[..., Tensor], type[RowModule]] = {
     **dict.fromkeys([F.log_softmax, torch.log_softmax, functions.log_softmax], LogSoftmax),
     **dict.fromkeys([F.softmin, functions.softmin], Softmin),
 }
+NAMED = {normalise(ours.__name__): ours for ours in COUNTERPARTS.values()}
 
 
 def class_of_rows(activation: object) -> type[RowModule] | None:
     """Our class for a name in any spelling, a class, a module or a function; None if that is nothing of rows."""
     if isinstance(activation, str):
-        named = {normalise(ours.__name__): ours for ours in COUNTERPARTS.values()}
-        return named.get(normalise(activation))
+        return NAMED.get(normalise(activation))
     cls = type(activation) if isinstance(activation, nn.Module) else activation
     if isinstance(cls, type):
         return cls if issubclass(cls, RowModule) else COUNTERPARTS.get(cls)
