@@ -94,7 +94,7 @@ def _run(
         order = None if t.is_contiguous() else sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
         lying, place = (t, dim % t.dim()) if order is None else (t.permute(order), order.index(dim % t.dim()))
         if lying.is_contiguous():
-            by_kernel, keeps = kernels.takes_forward(kernel, lying, place, factor), t.requires_grad and torch.is_grad_enabled()
+            by_kernel, keeps = kernels.takes_forward(lying, place, factor), t.requires_grad and torch.is_grad_enabled()
             if by_kernel or (keeps and kernels.takes_backward(lying, place)):
                 y = _Rows.apply(lying, kernel, place, factor, save, by_kernel)
                 return y if order is None else y.permute(sorted(range(t.dim()), key=order.__getitem__))

@@ -21,12 +21,13 @@ LONG = 2**16  # elements; on a CPU, longer rows are PyTorch's in tensors that ar
 NARROW = 32  # columns that are walked at once on a CPU
 HELD = 2**13  # elements of as many columns that stay in a cache
 ALIGNED = 16  # bytes; what threads of a GPU read at once
-RAGGED = 1024  # elements of the shortest row that may begin and end within what threads read
-VECTORS_OF_A_BLOCK, VECTORS = 2**11, 2**14  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
+RAGGED = 1000  # elements of the shortest row that may begin and end within what threads read
+VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
+VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
 
-GPU_FORWARD = {"softmax": {2: (128, 16384), 4: (2048, 4096)}, "log_softmax": {2: (128, 1024)}}
-GPU_BACKWARD = {2: (128, 131072), 4: (128, 65536)}
-"""The lengths of rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
+GPU_FORWARD = {2: 128, 4: 1000}
+GPU_BACKWARD = {2: 128, 4: 128}
+"""The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
 
 
 def sees_all(x: Tensor) -> bool:
@@ -44,13 +45,13 @@ def sees_all(x: Tensor) -> bool:
     )
 
 
-def takes_forward(name: str, x: Tensor, dim: int, scale: float) -> bool:
+def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
     """Whether a kernel computes the rows of a contiguous tensor that :func:`sees_all` is true of."""
     if not math.isfinite(scale) or abs(scale) < 2**-126 or x.nbytes < SMALL:
         return False
     length, columns = x.shape[dim], _columns(x, dim)
     if x.is_cuda:
-        return columns == 1 and _fits_the_gpu(x, length, GPU_FORWARD[name])
+        return columns == 1 and _fits_the_gpu(x, length, 1, GPU_FORWARD)
     if not _has_vectors():
         return False
     if x.nbytes >= LARGE:
@@ -63,7 +64,7 @@ def takes_backward(y: Tensor, dim: int) -> bool:
     if _columns(y, dim) > 1 or y.nbytes < SMALL:
         return False
     if y.is_cuda:
-        return _fits_the_gpu(y, y.shape[dim], GPU_BACKWARD)
+        return _fits_the_gpu(y, y.shape[dim], 2, GPU_BACKWARD)
     return y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
 
 
@@ -85,15 +86,15 @@ def _columns(x: Tensor, dim: int) -> int:
     return math.prod(x.shape[dim + 1 :])
 
 
-def _fits_the_gpu(x: Tensor, length: int, lengths: dict[int, tuple[int, int]]) -> bool:
-    shortest, longest = lengths.get(x.itemsize, (1, 0))
+def _fits_the_gpu(x: Tensor, length: int, tensors: int, shortest: dict[int, int]) -> bool:
+    """Of a call that reads so many tensors."""
     each = ALIGNED // x.itemsize
     ragged = length % each != 0
     touched = (length + 2 * (each - 1) if ragged else length) // each
     return (
-        (max(shortest, RAGGED) if ragged else shortest) <= length <= longest
+        length >= max(shortest[x.itemsize], RAGGED if ragged else 1)
         and x.data_ptr() % ALIGNED == 0
-        and (touched <= VECTORS_OF_A_BLOCK or (touched <= VECTORS and _has_clusters(x.device)))
+        and (touched <= VECTORS_OF_A_BLOCK or (tensors * touched <= VECTORS and _has_clusters(x.device)))
     )
 
 

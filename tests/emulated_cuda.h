@@ -30,11 +30,17 @@ using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-constexpr int cudaDevAttrMultiProcessorCount = 16;
+constexpr int cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97;
 inline void cudaGetDevice(int* device) { *device = 0; }
-inline void cudaDeviceGetAttribute(int* value, int, int) { *value = 2; }
+namespace emulated { inline int processors = 2; }
+inline void cudaDeviceGetAttribute(int* value, int attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? emulated::processors : 1 << 18;
+}
 template <typename Kernel>
-void cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Kernel&, int, size_t) { *blocks = 2; }
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Kernel&, int, size_t) {
+  *blocks = 2;
+  return cudaSuccess;
+}
 
 struct float4 { float x, y, z, w; };
 
@@ -84,11 +90,13 @@ struct Meeting {
   }
 };
 
+constexpr size_t kShared = 1 << 18, kStatic = 1 << 14;  // bytes of a block, and those of them before what a launch asks for
+
 struct Block {
   dim3 index;
   Meeting all;
   std::vector<Meeting> warps;
-  std::vector<char> memory = std::vector<char>(1 << 16, char(0xff));  // shared, and NaN until it is written
+  std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared, and NaN until it is written
 };
 
 struct Cluster {
@@ -204,17 +212,25 @@ V __shfl_up_sync(unsigned, V value, int step) {
 template <typename V>
 V __shfl_xor_sync(unsigned, V value, int lanes) { return value_of_lane(value, int(threadIdx.x % 32) ^ lanes); }
 
-enum { cudaLaunchAttributeClusterDimension };
+enum { cudaLaunchAttributeClusterDimension, cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 struct cudaLaunchAttribute {
   int id;
   struct { dim3 clusterDim; } val;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
+  size_t dynamicSmemBytes;
   cudaStream_t stream;
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
 };
+template <typename Kernel>
+cudaError_t cudaFuncSetAttribute(const Kernel&, int, int) { return cudaSuccess; }
+template <typename Kernel>
+cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const Kernel&, const cudaLaunchConfig_t*) {
+  *clusters = emulated::processors;
+  return cudaSuccess;
+}
 template <typename... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Arguments...), const Arguments&... arguments) {
   emulated::launch_clusters(c->gridDim, c->blockDim.x, c->numAttrs ? c->attrs[0].val.clusterDim.x : 1, kernel, arguments...);
@@ -246,16 +262,41 @@ inline uint32_t narrow_bfloat16(float low, float high) {
   return bits(low) | bits(high) << 16;
 }
 inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void forget(uint32_t&) {}
+inline void commit_copies() {}
 inline void wait_for_copies(int) {}
 
 template <typename T>
 T& shared() { return *reinterpret_cast<T*>(&emulated::current->block->memory[emulated::Place<T>::offset]); }
+inline unsigned dynamic_shared() { return emulated::kStatic; }
+inline void copy_async(unsigned to, const void* from) { std::memcpy(&emulated::current->block->memory[to], from, 16); }
+inline void load_shared(unsigned from, uint32_t (&w)[4]) { std::memcpy(w, &emulated::current->block->memory[from], 16); }
+inline void store_shared(unsigned to, const uint32_t (&w)[4]) { std::memcpy(&emulated::current->block->memory[to], w, 16); }
 inline void cluster_started() { emulated::current->turn = emulated::cluster->all.arrive(); }
-inline void cluster_arrive() { cluster_started(); }
+inline int cluster_rank() { return int(emulated::current->block - emulated::cluster->blocks.data()); }
+inline unsigned cluster_id() { return blockIdx.x / unsigned(emulated::cluster->blocks.size()); }
 inline void cluster_wait() { emulated::wait(emulated::cluster->all, emulated::current->turn); }
-inline void store_there(float* here, unsigned block, float v) {
-  const auto place = reinterpret_cast<char*>(here) - emulated::current->block->memory.data();
-  std::memcpy(&emulated::cluster->blocks[block].memory[place], &v, sizeof v);
+
+struct Barrier { int16_t phase, pending; int32_t bytes; };
+inline void check_phase(Barrier* barrier) {
+  if (barrier->pending == 0 && barrier->bytes == 0) barrier->phase ^= 1, barrier->pending = 1;
+}
+inline void start(Barrier* barrier) { *barrier = {0, 1, 0}; }
+inline void expect(Barrier* barrier, unsigned bytes) {
+  barrier->bytes += int(bytes), barrier->pending--;
+  check_phase(barrier);
+}
+inline void wait(Barrier* barrier, int phase) {
+  while (barrier->phase == phase) swapcontext(&emulated::current->context, &emulated::scheduler);
+}
+inline void send(float* here, unsigned block, float v, Barrier* barrier) {
+  const auto there = [&](void* p) {
+    return &emulated::cluster->blocks[block].memory[reinterpret_cast<char*>(p) - emulated::current->block->memory.data()];
+  };
+  std::memcpy(there(here), &v, sizeof v);
+  Barrier* const other = reinterpret_cast<Barrier*>(there(barrier));
+  other->bytes -= int(sizeof v);
+  check_phase(other);
 }
 
 }  // namespace jitact::ptx

@@ -421,7 +421,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
       const auto place = launch.place<dense>(at);
-      if constexpr (kStaged<op> && dense) ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place));
+      if constexpr (kStaged<op> && dense)
+        ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place)), ptx::commit_copies();
       else JITACT_UNROLL for (int t = 0; t < ins; t++)
         if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[t], place));
         else in[t][v] = read_vector<op, S, dense>(launch, t, place);

@@ -78,24 +78,34 @@ JITACT_DEVICE uint32_t narrow_bfloat16(float low, float high) {
 #endif
 }
 
-// 16 bytes from memory to shared memory, without waiting. Each call is a group of its own.
-JITACT_DEVICE void copy_async(void* to, const void* from) {
+// 16 bytes from memory to shared memory, without waiting. What a thread copies up to commit_copies() is a group.
+JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16; cp.async.commit_group;"
-               :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 #else
-  *static_cast<uint4*>(to) = *static_cast<const uint4*>(from);
+  const uint4 v = *static_cast<const uint4*>(from);
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+#endif
+}
+JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
+JITACT_DEVICE void commit_copies() {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.commit_group;" ::: "memory");
 #endif
 }
 
-// Waits for all groups but the last `left`, which the compiler must know.
+// Waits for all of the thread's groups but the last `left`.
 JITACT_DEVICE void wait_for_copies(int left) {
 #if __CUDA_ARCH__ >= 800
   if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
-  if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
-  if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else if (left == 1) asm volatile("cp.async.wait_group 1;" ::: "memory");
+  else if (left == 2) asm volatile("cp.async.wait_group 2;" ::: "memory");
+  else asm volatile("cp.async.wait_group 3;" ::: "memory");
 #endif
 }
+
+// To the compiler, w may be another from here on.
+JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 
 // Shared memory of a type: one object for each block and type.
 template <typename T>
@@ -104,16 +114,23 @@ JITACT_DEVICE T& shared() {
   return object;
 }
 
-// What the blocks of a cluster do together. Older GPUs have no clusters, and never come here. `started` says that a block is
-// there, `arrive` that what it wrote is, too.
+// The address of the shared memory whose size the launch gives, and 16 bytes of it.
+JITACT_DEVICE unsigned dynamic_shared() {
+  extern __shared__ uint4 dynamic[];
+  return unsigned(__cvta_generic_to_shared(dynamic));
+}
+JITACT_DEVICE void load_shared(unsigned from, uint32_t (&w)[4]) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
+}
+JITACT_DEVICE void store_shared(unsigned to, const uint32_t (&w)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
+}
+
+// What the blocks of a cluster do together; a block alone is one, on older GPUs too. `started` says that a block is there, with
+// its barriers.
 JITACT_DEVICE void cluster_started() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-JITACT_DEVICE void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.aligned;" ::: "memory");
 #endif
 }
 JITACT_DEVICE void cluster_wait() {
@@ -121,11 +138,49 @@ JITACT_DEVICE void cluster_wait() {
   asm volatile("barrier.cluster.wait.aligned;" ::: "memory");
 #endif
 }
-// Writes to the place in another block's shared memory that `here` is in this one's.
-JITACT_DEVICE void store_there(float* here, unsigned block, float v) {
+JITACT_DEVICE int cluster_rank() {
+  unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
-  asm volatile("{ .reg .b32 a; mapa.shared::cluster.u32 a, %0, %1; st.shared::cluster.f32 [a], %2; }"
-               :: "r"(unsigned(__cvta_generic_to_shared(here))), "r"(block), "f"(v) : "memory");
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+  return int(rank);
+}
+JITACT_DEVICE unsigned cluster_id() {
+#if __CUDA_ARCH__ >= 900
+  unsigned id;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(id));
+  return id;
+#else
+  return blockIdx.x;
+#endif
+}
+// For bytes that come to a block: of each phase, which alternate, one thread says how many are expected.
+using Barrier = uint64_t;
+JITACT_DEVICE void start(Barrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1; fence.mbarrier_init.release.cluster;"
+               :: "r"(unsigned(__cvta_generic_to_shared(barrier))) : "memory");
+#endif
+}
+JITACT_DEVICE void expect(Barrier* barrier, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               :: "r"(unsigned(__cvta_generic_to_shared(barrier))), "r"(bytes) : "memory");
+#endif
+}
+JITACT_DEVICE void wait(Barrier* barrier, int phase) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .pred p; again_%=: mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1; @!p bra again_%=; }"
+               :: "r"(unsigned(__cvta_generic_to_shared(barrier))), "r"(phase) : "memory");
+#endif
+}
+// Sends v to the place in another block's shared memory that `here` is in this one's, and counts it there.
+JITACT_DEVICE void send(float* here, unsigned block, float v, Barrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("{ .reg .b32 a, b; mapa.shared::cluster.u32 a, %0, %1; mapa.shared::cluster.u32 b, %2, %1; "
+               "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [a], %3, [b]; }"
+               :: "r"(unsigned(__cvta_generic_to_shared(here))), "r"(block),
+                  "r"(unsigned(__cvta_generic_to_shared(barrier))), "f"(v) : "memory");
 #endif
 }
 

@@ -87,17 +87,20 @@ struct Weighed<Single> {
 };
 
 // A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
-// makes of it what is kept; and of the parts without the start, summed over the row, the fold is constructed. `invalid` is NaN
-// where the peak is not finite, else 0.
+// gives what is kept of it, as kept() does; and of the parts without the start, summed over the row, the fold is constructed.
+// `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves.
 template <typename T>
 class SumOfExp {
  public:
   static constexpr int parts = Weighed<T>::parts;
   static constexpr float start = Weighed<T>::start;
+  static constexpr bool as_it_is = false;
 
-  static JITACT_INLINE void add(T (&part)[parts], const Weights<T>& weights, T, T& t) {
-    t = weights.of(t);
-    Weighed<T>::add(part, t);
+  static JITACT_INLINE T kept(const Weights<T>& weights, T t) { return weights.of(t); }
+  static JITACT_INLINE T add(T (&part)[parts], const Weights<T>& weights, T, T t) {
+    const T weight = weights.of(t);
+    Weighed<T>::add(part, weight);
+    return weight;
   }
   SumOfExp() = default;
   JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts]) {
@@ -124,11 +127,14 @@ class LogSumExp {
  public:
   static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
   static constexpr float start = Weighed<T>::start;
+  static constexpr bool as_it_is = true;
 
-  static JITACT_INLINE void add(T (&part)[parts], const Weights<T>& weights, T peak, T& t) {
+  static JITACT_INLINE T kept(const Weights<T>&, T t) { return t; }
+  static JITACT_INLINE T add(T (&part)[parts], const Weights<T>& weights, T peak, T t) {
     const T is_peak = t == peak ? T(1) : T(0), weight = weights.of(t);
     part[weighed] += is_peak;
     Weighed<T>::add(part, fma(-weight, is_peak, weight));  // 0 for the peak; nvcc would branch around a choice
+    return t;
   }
   LogSumExp() = default;
   JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts]) : peak_(peak) {

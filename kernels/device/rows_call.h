@@ -25,7 +25,7 @@ struct Call {
 
 void run_cpu(const Call& call);
 
-constexpr int64_t kMostVectors = 16384;  // of 16 bytes, that a row of the GPU's touches
+constexpr int64_t kMostVectors = 196608;  // of 16 bytes, that a row of the GPU's touches in all tensors that are read
 // How many it touches at most, with `size` elements in each, in a tensor that begins on 16 bytes.
 constexpr int64_t vectors_touched(int64_t length, int64_t size) {
   return (length % size == 0 ? length : length + size - 1 + size - 1) / size;

@@ -150,10 +150,9 @@ class Strip {
       for (int64_t i = 0; i < count; i++, t += kLanes)
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
-          T part[F::parts], kept = t[j];
+          T part[F::parts];
           for (int p = 0; p < F::parts; p++) part[p] = parts[p][j];
-          F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], kept);
-          t[j] = kept;
+          t[j] = F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], t[j]);
           for (int p = 0; p < F::parts; p++) parts[p][j] = part[p];
         }
       for (int j = 0; j < kLanes; j++) parts[0][j] -= F::start;

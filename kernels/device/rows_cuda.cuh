@@ -1,9 +1,11 @@
-// The GPU's loops over rows. A row is read once: the threads that share it hold it in registers, up to four 16-byte vectors of
-// each tensor in each thread. They are some of a warp, a block, or a cluster of blocks, which exchange what they fold through
-// each other's shared memory. Rows may begin and end within vectors: what a vector has of others stays out.
+// The GPU's loops over rows. A row is read once: the threads that share it, which are some of a warp, a block, or a cluster of
+// blocks, hold it in registers. Where it is too long, they hold it in shared memory: then blocks stay and walk over rows, and as
+// soon as a thread is done with a vector, it begins to copy the next row's to its place. Rows may begin and end within vectors:
+// what a vector has of others stays out.
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <type_traits>
 
 #include "memory_cuda.cuh"
@@ -16,16 +18,21 @@ using loops::Half;
 using loops::Storage;
 using loops::Words;
 
-constexpr int kVectors = 4;  // of each tensor that a thread holds
-constexpr int kLogThreads = 9, kThreads = 1 << kLogThreads;  // the most of a block
-constexpr int kMostBlocks = kMostVectors / (kThreads * kVectors);  // of a cluster
+constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
+constexpr int kMostBlocks = 16;  // of a cluster
+constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
+// The vectors of a tensor that a thread works on at once. What is held in registers has no more.
+constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / reads(op) : kChunk / reads(op); }
+constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // of a thread if two blocks share a multiprocessor, and if one has it
+static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kMostBlocks);
 
 struct Launch {
   int threads, log_threads;  // of a block
   int group, log_group;      // threads of a block that share a row
-  int blocks, log_blocks;    // of a cluster, which shares rows too
-  int64_t rows;
-  int length;        // elements of a row
+  int blocks;                // of a cluster, which shares rows too
+  int chunks;                // of a row, for each thread, if it is not held in registers
+  int64_t rows, at_once;     // the latter by all clusters
+  int length;  // elements of a row
   float scale;
   const void* read[2];
   uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
@@ -34,140 +41,287 @@ struct Launch {
 
 // What takes the values of one thread and another's to those of both.
 struct Highest {
+  static constexpr float neutral = -INFINITY;
   template <typename T>
   JITACT_DEVICE void operator()(T (&t)[1], const T (&other)[1]) const { t[0] = max(t[0], other[0]); }
 };
 struct Totals {
+  static constexpr float neutral = 0;
   template <typename T, int n>
   JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const {
     JITACT_UNROLL for (int i = 0; i < n; i++) t[i] += other[i];
   }
 };
 struct Joined {
+  static constexpr float neutral = 0;
   template <typename T, int n>
   JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const { Adding<T>::join(t, other); }
 };
 
-// Where combine() passes values, once in a launch for each `turn`.
+// Where combine() passes values, once in a row for each `turn`. Rows alternate between the two, as one thread may be reading yet
+// when another has come to the next row.
 template <int turn, int n>
 struct Exchange {
-  float of_warps[n][kThreads / 32], of_blocks[n][kMostBlocks];
+  float of_warps[2][n][kThreads / 32], of_blocks[2][n][kMostBlocks];
+};
+// What says that values of all blocks have come.
+struct Arrivals {
+  ptx::Barrier of_turn[3][2];
 };
 
-// The vectors of one row that a thread holds: every blocks * group-th, from its own on. `ragged` rows may begin and end within
-// vectors.
-template <typename S, bool ragged>
-class Row {
+// Where a thread's part of a row lies.
+struct Place {
+  int64_t first;   // vector of the tensors
+  int begin, end;  // of the row, in elements from the first of that vector
+};
+
+// A thread's part of rows: of each, every blocks * group-th vector, from the thread's own on, in chunks. `ragged` rows may begin
+// and end within vectors. If rows are `held`, they are of one chunk, which the thread has in registers while the next row comes.
+template <Op op, typename S, bool ragged, bool held>
+class Rows {
  public:
   using T = typename Storage<S>::T;
-  static constexpr int size = Storage<S>::size;
 
-  JITACT_DEVICE explicit Row(const Launch& launch) : launch_(launch), step_(launch.blocks * launch.group) {
-    rank_ = int(blockIdx.x) & (launch.blocks - 1);
-    const int own = rank_ * launch.group + (int(threadIdx.x) & (launch.group - 1));
-    const int64_t rows_before = int64_t(blockIdx.x >> launch.log_blocks) << (launch.log_threads - launch.log_group);
-    const int64_t row = rows_before + (threadIdx.x >> launch.log_group);
-    const uint64_t first = uint64_t(row) * unsigned(launch.length);
-    const int before = ragged ? int(first % size) : 0;  // elements in the row's first vector that are not the row's
-    place_ = int64_t(first / size) + own;
-    begin_ = before - own * size;
-    end_ = row < launch.rows ? begin_ + launch.length : 0;
-  }
+  JITACT_DEVICE explicit Rows(const Launch& launch)
+      : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
+        slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {}
 
-  JITACT_DEVICE void load(int tensor, Words (&words)[kVectors]) const {
-    const Words* from = static_cast<const Words*>(launch_.read[tensor]) + place_;
-    const uint32_t outside = launch_.outside[tensor];
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++, from += step_) {
-      words[v] = {outside, outside, outside, outside};
-      if (at(v) < end_) words[v] = *from;
+  JITACT_DEVICE void run() {
+    const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
+    int64_t left = launch_.rows - first, element = (first + (threadIdx.x >> launch_.log_group)) * launch_.length;
+    if (launch_.blocks > 1) {
+      ptx::Barrier* const arrivals = ptx::shared<Arrivals>().of_turn[0];
+      for (int i = 0; threadIdx.x == 0 && i < 6; i++) ptx::start(&arrivals[i]);
+      ptx::cluster_started();
     }
-  }
-  // What loaded vectors have of other rows is replaced by what adds nothing.
-  JITACT_DEVICE void trim(int tensor, Words (&words)[kVectors]) const {
-    constexpr int each = size / 4;  // elements of a word
-    JITACT_UNROLL for (int v = 0; v < (ragged ? kVectors : 0); v++) {
-      if (is_inside(v)) continue;
-      JITACT_UNROLL for (int w = 0; w < 4; w++) {
-        const int i = at(v) + each * w;
-        const uint32_t low = each == 2 ? 0xffffu : 0xffffffffu, high = each == 2 ? 0xffff0000u : 0;
-        const uint32_t kept = (is_inside_at(i) ? low : 0) | (is_inside_at(i + 1) ? high : 0);
-        words[v].w[w] = (words[v].w[w] & kept) | (launch_.outside[tensor] & ~kept);
+    next_ = place_of(element, left);
+    Held words;
+    if constexpr (held) {
+      place_ = next_;
+      load(words);
+      if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there
+      walk(words);
+    } else {
+      for (int c = 0; c < launch_.chunks; c++) copy(c);
+      if (launch_.blocks > 1) ptx::cluster_wait();
+      while (left > 0) {
+        place_ = next_, next_ = place_of(element += launch_.at_once * launch_.length, left -= launch_.at_once);
+        walk(words);
+        turns_++;
       }
     }
   }
 
-  // What the row folds to. Elements become what the fold keeps of them.
-  template <typename F>
-  JITACT_DEVICE F fold(T (&t)[kVectors][size]) const {
-    T highest[4] = {t[0][0], t[0][1], t[0][2], t[0][3]};
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++)
-      JITACT_UNROLL for (int i = v == 0 ? 4 : 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[v][i]);
+ private:
+  // Whether vectors that the row does not have are branched around, for the rows that are not of whole warps, and because what is
+  // branched around is not spread over registers.
+  static constexpr bool kBranches = !held || ragged || sizeof(S) == 2;
+  static constexpr int size = Storage<S>::size, tensors = reads(op), vectors = vectors_at_once(op, held);
+  struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
+
+  JITACT_DEVICE int chunks() const { return held ? 1 : launch_.chunks; }
+  JITACT_DEVICE Place place_of(int64_t element, int64_t left) const {
+    const int own = ptx::cluster_rank() * launch_.group + (int(threadIdx.x) & (launch_.group - 1));
+    const int begin = (ragged ? int(element % size) : 0) - own * size;
+    const bool there = int(threadIdx.x) >> launch_.log_group < left;
+    return {int64_t(uint64_t(element) / size) + own, begin, there ? begin + launch_.length : 0};
+  }
+  // The number of vectors, and of elements, from the first of this thread's to the v-th of chunk c.
+  JITACT_DEVICE int vectors_to(int c, int v) const { return (c * vectors + v) * step_; }
+  JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
+  JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
+  JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
+  // In shared memory.
+  JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
+    return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
+  }
+
+  // Does something for each vector of a chunk that begins before `end`. Where all do, without branches between them.
+  template <typename Visit>
+  JITACT_DEVICE void each_of(int c, int end, const Visit& visit) const {
+    if (!held && at(c, vectors - 1) < end) {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) visit(v);
+    } else {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++)
+        if (!kBranches || at(c, v) < end) visit(v);
+    }
+  }
+
+  // Begins to copy a chunk of the next row, if there is one.
+  JITACT_DEVICE void copy(int c) const {
+    each_of(c, next_.end, [&](int v) {
+      JITACT_UNROLL for (int r = 0; r < tensors; r++)
+        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + next_.first + vectors_to(c, v));
+    });
+    ptx::commit_copies();
+  }
+
+  JITACT_DEVICE void load(Held& words) const {
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+      const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
+      if (at(0, vectors - 1) < place_.end) {
+        JITACT_UNROLL for (int v = 0; v < vectors; v++, from += step_) words.of[r][v] = *from;
+      } else {
+        JITACT_UNROLL for (int v = 0; v < vectors; v++, from += step_) {
+          JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r];
+          if (at(0, v) < place_.end) words.of[r][v] = *from;
+        }
+      }
+    }
+    JITACT_UNROLL for (int r = 0; r < tensors; r++)
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], at(0, v), r);
+  }
+
+  // What has been made of words is not kept in more registers than they take.
+  static JITACT_DEVICE void forget(Held& words) {
+    JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
+      JITACT_UNROLL for (int v = 0; v < vectors; v++)
+        JITACT_UNROLL for (int w = 0; w < 4; w++) ptx::forget(words.of[r][v].w[w]);
+  }
+
+  JITACT_DEVICE void walk(Held& words) {
+    if constexpr (op == Op::backward_from_output)
+      backward<true>(words, [&](int c, int v, T (&y)[size]) { read(words, c, v, 1, y); });
+    else fold(words);
+  }
+  // What a vector has of other rows is replaced by what adds nothing.
+  JITACT_DEVICE void trim(Words& words, int i, int tensor) const {
+    if (is_whole(i)) return;
+    constexpr int each = size / 4;  // elements of a word
+    JITACT_UNROLL for (int w = 0; w < 4; w++, i += each) {
+      const uint32_t low = each == 2 ? 0xffffu : 0xffffffffu, high = each == 2 ? 0xffff0000u : 0;
+      const uint32_t kept = (is_inside(i) ? low : 0) | (is_inside(i + 1) ? high : 0);
+      words.w[w] = (words.w[w] & kept) | (launch_.outside[tensor] & ~kept);
+    }
+  }
+  JITACT_DEVICE void read(const Held& words, int c, int v, int tensor, T (&t)[size]) const {
+    Words loaded;
+    if constexpr (held) loaded = words.of[tensor][v];
+    else ptx::load_shared(slot(c, v, tensor), loaded.w);
+    Storage<S>::widen(loaded, t);
+  }
+
+  // Visits the thread's vectors; for the `first` time, when they have come, and without what they have of other rows.
+  template <bool first, typename Visit>
+  JITACT_DEVICE void each(const Visit& visit) const {
+    for (int c = 0; c < chunks(); c++) {
+      if (first && !held) ptx::wait_for_copies(chunks() - 1 - c);
+      each_of(c, place_.end, [&](int v) {
+        if (first && !held && !is_whole(at(c, v)))
+          JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+            Words words;
+            ptx::load_shared(slot(c, v, r), words.w);
+            trim(words, at(c, v), r);
+            ptx::store_shared(slot(c, v, r), words.w);
+          }
+        visit(c, v);
+      });
+    }
+  }
+
+  // Writes what `result` makes of each vector. Rows that are not held leave their places to the next.
+  template <typename Result>
+  JITACT_DEVICE void write(const Result& result) const {
+    Words* const to = static_cast<Words*>(launch_.written) + place_.first;
+    for (int c = 0; c < chunks(); c++) {
+      each_of(c, place_.end, [&](int v) {
+        const int i = at(c, v);
+        if (!kBranches && i >= place_.end) return;
+        T results[size];
+        result(c, v, results);
+        if (is_whole(i)) {
+          Words words;
+          Storage<S>::narrow(results, words);
+          to[vectors_to(c, v)] = words;
+        } else {
+          JITACT_UNROLL for (int e = 0; e < size; e++)
+            if (is_inside(i + e)) Storage<S>::store(reinterpret_cast<S*>(to + vectors_to(c, v)) + e, results[e]);
+        }
+      });
+      if (!held) copy(c);
+    }
+  }
+
+  // Folds the row of x, the last tensor, and goes on to its results or gradients.
+  JITACT_DEVICE void fold(Held& words) {
+    using F = Fold<T>;
+    constexpr int x = tensors - 1;
+    constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
+    T base = 0;
+    const auto elements = [&](int c, int v, T (&t)[size]) {
+      read(words, c, v, x, t);
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = fma(t[i], scale_, -base);
+    };
+
+    T highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    each<true>([&](int c, int v) {
+      T t[size];
+      elements(c, v, t);
+      JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
+    });
     T peak[1] = {max(max(highest[0], highest[1]), max(highest[2], highest[3]))};
+    forget(words);
     combine<0>(peak, Highest());
     const T invalid = peak[0] - peak[0];
-    if (is_far(peak[0])) {
-      JITACT_UNROLL for (int v = 0; v < kVectors; v++)
-        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] -= peak[0];
-      peak[0] = 0;
-    }
+    if (is_far(peak[0])) base = peak[0], peak[0] = 0;
+
     const Weights<T> weights(peak[0]);
     T partial[4][F::parts];
     JITACT_UNROLL for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++)
-      JITACT_UNROLL for (int i = 0; i < size; i++) F::add(partial[i % 4], weights, peak[0], t[v][i]);
+    each<false>([&](int c, int v) {
+      T t[size];
+      elements(c, v, t);
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial[i % 4], weights, peak[0], t[i]);
+      if constexpr (stored) {
+        Words kept;
+        Storage<S>::narrow(t, kept);
+        if constexpr (held) words.of[x][v] = kept;
+        else ptx::store_shared(slot(c, v, x), kept.w);
+      }
+    });
+    forget(words);
     T sums[F::parts];
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) {
       JITACT_UNROLL for (int i = 0; p == 0 && i < 4; i++) partial[i][p] -= F::start;
       sums[p] = (partial[0][p] + partial[1][p]) + (partial[2][p] + partial[3][p]);
     }
     combine<1>(sums, Totals());
-    return F(peak[0], invalid, weights, sums);
+    const F folded(peak[0], invalid, weights, sums);
+
+    const auto result = [&](int c, int v, T (&y)[size]) {
+      if constexpr (stored) read(words, c, v, x, y);
+      else elements(c, v, y);
+      JITACT_UNROLL for (int i = 0; i < size; i++) y[i] = forward(stored ? y[i] : F::kept(weights, y[i]), folded);
+    };
+    if constexpr (op == Op::forward) write(result);
+    else backward<false>(words, result);
   }
 
-  // The sum of `term(dy, y)` over the row's elements, which widen() makes of vector v; `is_first` where no fold comes before it.
-  template <bool is_first, typename Widen, typename Term>
-  JITACT_DEVICE Sum<T> sum(const Widen& widen, const Term& term) const {
+  // The gradient, of dy, the first tensor, and what `result` gives. `first` if nothing has been visited yet.
+  template <bool first, typename Result>
+  JITACT_DEVICE void backward(Held& words, const Result& result) {
     T partial[2][Adding<T>::parts] = {};
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++) {
-      if (at(v) >= end_) continue;  // what is branched around is not spread over registers
+    each<first>([&](int c, int v) {
+      if (at(c, v) >= place_.end) return;  // what is branched around is not spread over registers
       T dy[size], y[size];
-      widen(v, dy, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) Adding<T>::add(partial[i % 2], term(dy[i], y[i]));
-    }
+      read(words, c, v, 0, dy), result(c, v, y);
+      JITACT_UNROLL for (int i = 0; i < size; i++) Adding<T>::add(partial[i % 2], T(fold_from_output(dy[i], y[i])));
+    });
+    forget(words);
     Adding<T>::join(partial[0], partial[1]);
-    combine<is_first ? 0 : 2>(partial[0], Joined());
-    return {Adding<T>::total(partial[0])};
+    combine<first ? 0 : 2>(partial[0], Joined());
+    const Sum<T> sum{Adding<T>::total(partial[0])};
+    write([&](int c, int v, T (&dx)[size]) {
+      T dy[size], y[size];
+      read(words, c, v, 0, dy), result(c, v, y);
+      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale_ * T(backward_from_output(dy[i], y[i], sum));
+    });
   }
-
-  // Writes the elements of vector v, which result() makes.
-  template <typename Result>
-  JITACT_DEVICE void write(const Result& result) const {
-    Words* to = static_cast<Words*>(launch_.written) + place_;
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++, to += step_) {
-      if (at(v) >= end_) continue;
-      T results[size];
-      result(v, results);
-      if (!ragged || is_inside(v)) {
-        Words words;
-        Storage<S>::narrow(results, words);
-        *to = words;
-      } else {
-        JITACT_UNROLL for (int i = 0; i < size; i++)
-          if (is_inside_at(at(v) + i)) Storage<S>::store(reinterpret_cast<S*>(to) + i, results[i]);
-      }
-    }
-  }
-
- private:
-  // Elements from the first of this thread's vectors to the v-th; begin_ and end_ of the row are counted so too.
-  JITACT_DEVICE int at(int v) const { return v * step_ * size; }
-  JITACT_DEVICE bool is_inside_at(int i) const { return i >= begin_ && i < end_; }
-  JITACT_DEVICE bool is_inside(int v) const { return at(v) >= begin_ && at(v) + size <= end_; }
 
   template <int n, typename F>
   static JITACT_DEVICE void combine_lanes(T (&t)[n], int lanes, const F& f) {
     JITACT_UNROLL for (int step = 1; step < 32; step *= 2) {
-      if (step >= lanes) break;
+      if (lanes < 32 && step >= lanes) break;
       T other[n];
       JITACT_UNROLL for (int i = 0; i < n; i++) other[i] = __shfl_xor_sync(0xffffffffu, t[i].v, step);
       f(t, other);
@@ -179,72 +333,36 @@ class Row {
   JITACT_DEVICE void combine(T (&t)[n], const F& f) const {
     combine_lanes(t, launch_.group, f);
     if (launch_.group <= 32) return;
-    Exchange<turn, n>& exchange = ptx::shared<Exchange<turn, n>>();
+    const int parity = turns_ & 1;
+    auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n>>();
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = unsigned(launch_.group) / 32;
     if (lane == 0)
-      JITACT_UNROLL for (int i = 0; i < n; i++) exchange.of_warps[i][warp] = t[i].v;
+      JITACT_UNROLL for (int i = 0; i < n; i++) of_warps[parity][i][warp] = t[i].v;
     __syncthreads();
-    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = exchange.of_warps[i][(warp & -warps) | (lane & (warps - 1))];
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = of_warps[parity][i][(warp & -warps) | (lane & (warps - 1))];
     combine_lanes(t, warps, f);
     if (launch_.blocks == 1) return;
-    if (turn == 0) ptx::cluster_wait();  // until all blocks are there
+    ptx::Barrier* const arrival = &ptx::shared<Arrivals>().of_turn[turn][parity];
     if (threadIdx.x < unsigned(launch_.blocks))
-      JITACT_UNROLL for (int i = 0; i < n; i++) ptx::store_there(&exchange.of_blocks[i][rank_], threadIdx.x, t[i].v);
-    __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
-    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = exchange.of_blocks[i][lane & (launch_.blocks - 1)];
-    combine_lanes(t, launch_.blocks, f);
+      JITACT_UNROLL for (int i = 0; i < n; i++) ptx::send(&of_blocks[parity][i][ptx::cluster_rank()], threadIdx.x, t[i].v, arrival);
+    if (threadIdx.x == 0) ptx::expect(arrival, unsigned(sizeof(float)) * n * launch_.blocks);
+    ptx::wait(arrival, turns_ >> 1 & 1);
+    const unsigned block = lane % kMostBlocks;
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = block < unsigned(launch_.blocks) ? of_blocks[parity][i][block] : F::neutral;
+    combine_lanes(t, kMostBlocks, f);
   }
 
   const Launch& launch_;
+  const T scale_;
   const int step_;
-  int rank_, begin_, end_;
-  int64_t place_;  // of the first of this thread's vectors
+  const unsigned slots_;
+  int turns_ = 0;  // rows done
+  Place place_, next_;  // of the row, and of the next one
 };
 
-template <Op op, typename S, bool ragged>
-__global__ void __launch_bounds__(kThreads, 2) held_rows(const __grid_constant__ Launch launch) {
-  using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size;
-  if (launch.blocks > 1) ptx::cluster_started();
-  const Row<S, ragged> row(launch);
-  Words words[2][kVectors];
-  JITACT_UNROLL for (int r = 0; r < reads(op); r++) row.load(r, words[r]);
-  JITACT_UNROLL for (int r = 0; r < reads(op); r++) row.trim(r, words[r]);
-  const T scale = launch.scale;
-
-  [[maybe_unused]] T t[kVectors][size];  // x, what is kept of it, and then y
-  [[maybe_unused]] const auto fold_x = [&] {
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++) Storage<S>::widen(words[reads(op) - 1][v], t[v]);
-    if (scale != 1) {
-      JITACT_UNROLL for (int v = 0; v < kVectors; v++)
-        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] *= scale;
-    }
-    const auto folded = row.template fold<Fold<T>>(t);
-    JITACT_UNROLL for (int v = 0; v < kVectors; v++)
-      JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] = forward(t[v][i], folded);
-  };
-  if constexpr (op == Op::forward) {
-    fold_x();
-    row.write([&](int v, T (&y)[size]) {
-      JITACT_UNROLL for (int i = 0; i < size; i++) y[i] = t[v][i];
-    });
-  } else {
-    if constexpr (op == Op::backward) fold_x();
-    const auto widen = [&](int v, T (&dy)[size], T (&y)[size]) {
-      Storage<S>::widen(words[0][v], dy);
-      if constexpr (op == Op::backward_from_output) Storage<S>::widen(words[1][v], y);
-      JITACT_UNROLL for (int i = 0; op == Op::backward && i < size; i++) y[i] = t[v][i];
-    };
-    const Sum<T> sum = row.template sum<op == Op::backward_from_output>(
-        widen, [](T dy, T y) { return T(fold_from_output(dy, y)); });
-    row.write([&](int v, T (&dx)[size]) {
-      T dy[size], y[size];
-      widen(v, dy, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale * T(backward_from_output(dy[i], y[i], sum));
-    });
-  }
+template <Op op, typename S, bool ragged, bool held>
+__global__ void __launch_bounds__(kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
+  Rows<op, S, ragged, held>(launch).run();
 }
 
 // The least n with 2^n >= count.
@@ -262,41 +380,94 @@ uint32_t lowest(float scale) {
   return scale > 0 ? bits | signs : bits;
 }
 
-template <Op op, typename S, bool ragged>
-cudaError_t start(const Call& call, cudaStream_t stream) {
-  constexpr int size = Storage<S>::size;
-  Launch launch{
-      .rows = call.outer,
-      .length = int(call.length),
-      .scale = call.scale,
-      .written = call.written,
-  };
+// How threads share rows of so many vectors. Small blocks, which do not wait for each other, were measured to be the fastest, but
+// for backward, where large ones were; and the shortest rows in more threads than could hold them.
+template <Op op, typename S>
+Launch shared_by(int64_t vectors) {
+  Launch launch{};
+  constexpr int64_t each = vectors_at_once(op, true);
+  const int64_t threads = op == Op::forward && sizeof(S) == 2 && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
+  launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
+  while (kMostBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
+  launch.blocks = int((threads + (1 << launch.log_group) - 1) >> launch.log_group);
+  if (launch.blocks > kMostBlocks) {
+    constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's
+    const int64_t chunks = (reads(op) * vectors + chunk - 1) / chunk;
+    launch.log_group = kLogThreads;
+    launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kMostBlocks));
+    launch.chunks = int((chunks + launch.blocks - 1) / launch.blocks);
+  }
+  launch.log_threads = std::max(launch.log_group, kLogLeast);
+  launch.threads = 1 << launch.log_threads, launch.group = 1 << launch.log_group;
+  return launch;
+}
+
+// How many clusters of a launch run at once on the current device. CUDA is asked once for each shape of a launch.
+template <auto kernel>
+cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
+  constexpr int kDevices = 64;
+  static std::atomic<int> known[kDevices][kLogThreads - kLogLeast + 1][kMostChunks + 1][kMostBlocks + 1];
+  int device = 0, found = 0, shared = 0;
+  cudaGetDevice(&device);
+  auto& here = known[device % kDevices][launch.log_threads - kLogLeast][launch.chunks][launch.blocks];
+  if (device < kDevices) found = here.load(std::memory_order_relaxed);
+  if (found == 0) {
+    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    shared -= int(sizeof(Exchange<0, 4>)) * 3;
+    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    if (launch.blocks == 1) {
+      int processors = 0;
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kernel, launch.threads, config.dynamicSmemBytes);
+      found *= processors;
+    } else {
+      if (!error && launch.blocks > 8) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+      if (!error) error = cudaOccupancyMaxActiveClusters(&found, kernel, &config);
+    }
+    if (error) return error;
+    if (device < kDevices) here.store(found, std::memory_order_relaxed);
+  }
+  count = found;
+  return found > 0 ? cudaSuccess : cudaErrorInvalidValue;
+}
+
+template <Op op, typename S, bool ragged, bool held>
+cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
+  launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
-  const int log_sharing = log_of((vectors_touched(call.length, size) + kVectors - 1) / kVectors);
-  launch.log_group = std::min(log_sharing, kLogThreads);
-  launch.log_blocks = log_sharing - launch.log_group;
-  launch.log_threads = std::max(launch.log_group, 7);
-  launch.threads = 1 << launch.log_threads, launch.group = 1 << launch.log_group, launch.blocks = 1 << launch.log_blocks;
-  const int64_t at_once = launch.threads / launch.group, grid = (call.outer + at_once - 1) / at_once * launch.blocks;
 
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim.x = launch.blocks;
   cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(grid));
+  config.gridDim = dim3(unsigned(launch.blocks));
   config.blockDim = dim3(unsigned(launch.threads));
+  if (!held) config.dynamicSmemBytes = sizeof(Words) * kChunk * launch.chunks * launch.threads;
   config.stream = stream;
   config.attrs = &cluster;
   config.numAttrs = launch.blocks > 1;
-  return cudaLaunchKernelEx(&config, held_rows<op, S, ragged>, launch);
+  const int64_t rows_of_cluster = launch.threads / launch.group;
+  int64_t clusters = (call.outer + rows_of_cluster - 1) / rows_of_cluster;
+  if (!held || launch.blocks > 8) {
+    int64_t at_once = 0;
+    const cudaError_t error = clusters_at_once<walk_rows<op, S, ragged, held>>(launch, config, at_once);
+    if (error != cudaSuccess) return error;
+    if (!held) clusters = std::min(clusters, at_once);
+  }
+  launch.at_once = clusters * rows_of_cluster;
+  config.gridDim = dim3(unsigned(clusters * launch.blocks));
+  return cudaLaunchKernelEx(&config, walk_rows<op, S, ragged, held>, launch);
 }
 
 template <Op op, typename S>
 cudaError_t start(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  return call.length % Storage<S>::size ? start<op, S, true>(call, s) : start<op, S, false>(call, s);
+  Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
+  const bool ragged = call.length % Storage<S>::size != 0;
+  if (launch.chunks == 0) return ragged ? start<op, S, true, true>(launch, call, s) : start<op, S, false, true>(launch, call, s);
+  return ragged ? start<op, S, true, false>(launch, call, s) : start<op, S, false, false>(launch, call, s);
 }
 
 const char* run_cuda(const Call& call, void* stream) {
