@@ -61,9 +61,9 @@ class _Activate(torch.autograd.Function):
             found[_argument(place)] = dy
             if config.save == "input":
                 others.insert(place - 1, kept)  # of which nothing is read
-        if config.save == "input" and others:
+        if config.by_bits or (config.save == "input" and others):
             wanted = [ctx.needs_input_grad[_argument(place)] for place in config.places]
-            slopes = gradients(config, ctx.params, dy, (kept, *others), wanted) if any(wanted) else [None] * len(wanted)
+            slopes = _wanted_gradients(ctx, dy, kept, others, wanted) if any(wanted) else [None] * len(wanted)
             for place, gradient in zip(config.places, slopes, strict=True):
                 found[_argument(place)] = gradient
         else:
@@ -178,11 +178,57 @@ def _slope(
     config: Config, dy: Tensor, strides: tuple[int, ...], mask: Tensor, others: list[Tensor], params: tuple[float, ...]
 ) -> Tensor:
     """The slope at each element: in float32 at least, where it does not hang on random numbers, which differ by dtype."""
-    draws = layout(config.record.token).draws
-    dtype = dy.dtype if draws else torch.promote_types(dy.dtype, torch.float32)
-    others = [t.to(dtype) if t.is_floating_point() else t for t in others]
+    dtype, others = _widened(config, dy, others)
     ones = torch.empty_strided(dy.shape, strides, dtype=dtype, device=dy.device).fill_(1)
     return call(config.backward_op, ones, mask, *others, *params)
+
+
+def _widened(config: Config, dy: Tensor, others: list[Tensor]) -> tuple[torch.dtype, list[Tensor]]:
+    """What slopes are computed in, and the operands beside the elements for that."""
+    if layout(config.record.token).draws:
+        return dy.dtype, others
+    dtype = torch.promote_types(dy.dtype, torch.float32)
+    return dtype, [t.to(dtype) for t in others]
+
+
+def _wanted_gradients(
+    ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor], wanted: list[bool]
+) -> list[Tensor | None]:
+    """The gradients of several operands, from what was kept."""
+    config, params = ctx.config, ctx.params
+    if config.save == "bit":
+        if is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling()):
+            return _gradients_from_numbers(ctx, dy, kept, others, wanted)
+        found = _call_backward(config, params, tuple(wanted), in_order(dy, ctx.strides), (kept, *others))
+        return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
+    return gradients(config, params, dy, (kept, *others), wanted)
+
+
+def _gradients_from_numbers(
+    ctx: Any, dy: Tensor, mask: Tensor, others: list[Tensor], wanted: list[bool]
+) -> list[Tensor | None]:
+    """The same from bits, for a batch of ``dy`` or for second derivatives: the bits as numbers, and sums by PyTorch."""
+    config = ctx.config
+    dtype, given = _widened(config, dy, others)
+    further, bits = configured(config.record.from_bit, False, "input", False), _as_numbers(mask, dy.shape, ctx.strides, dtype)
+    found: list[Tensor | None] = []
+    for g, place in enumerate(config.places):
+        if not wanted[g]:
+            found.append(None)
+            continue
+        values, like = (*ctx.params, float(g)), others[place - config.elements] if place else dy
+        if is_batched(dy):
+            gradient = by_slope(dy.to(dtype), call(further.forward_op, bits, torch.ones_like(bits), *given, *values))
+        else:
+            gradient = activate(bits, further, values, (), dy.to(dtype), *given)
+        found.append(gradient.sum_to_size(like.shape).to(like.dtype))
+    return found
+
+
+def _as_numbers(mask: Tensor, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The bits of a mask as ones and zeros, in the order of memory that they are in."""
+    bits = mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=mask.device) & 1
+    return bits.view(-1)[: shape.numel()].to(dtype).as_strided(shape, strides)
 
 
 def _curvature(ctx: Any) -> Tensor | None:

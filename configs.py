@@ -67,9 +67,8 @@ def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> 
     forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
     backward = "backward" if save == "input" else f"backward_from_{save}"
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
-    places = laid.places
-    several = save == "input" and len(places) > 1
-    return Config(record, inplace, save, *ops, places if several else places[:1], several, laid.passed, laid.elements)
+    places = {"input": laid.places, "bit": laid.from_bit}.get(save, laid.places[:1])
+    return Config(record, inplace, save, *ops, places, len(places) > 1, laid.passed, laid.elements)
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import KernelSource, Work
-from .kernels.loader.slopes import from_output_source, gradients_source
+from .kernels.loader.slopes import from_bit_source, from_output_source, gradients_source
 
 __all__ = [
     "ACCEPTED",
@@ -102,6 +102,7 @@ class Layout(NamedTuple):
         places: of the tensors, those that backward gives gradients of, in its order.
         added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy``.
+        from_bit: of ``places``, those that a bit is enough for.
     """
 
     tensors: tuple[str, ...]
@@ -109,6 +110,7 @@ class Layout(NamedTuple):
     draws: bool
     places: tuple[int, ...]
     passed: tuple[int, ...]
+    from_bit: tuple[int, ...]
 
 
 class Made:
@@ -206,7 +208,8 @@ class Activation:
         tensors = signature.tensors
         places = tuple(tensors.index(operand.name) for operand in signature.differentiable)
         passed = tuple(tensors.index(name) for name in self.passed)
-        return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places, passed)
+        from_bit = places[: signature.bit_gradients]
+        return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places, passed, from_bit)
 
     @cached_property
     def gradients(self) -> Activation:
@@ -217,6 +220,11 @@ class Activation:
     def from_output(self) -> Activation:
         """Its gradient from the output as an activation, of the output, ``dy`` and the operands that are no elements."""
         return self._derived(from_output_source(self.source), self.params)
+
+    @cached_property
+    def from_bit(self) -> Activation:
+        """Its gradients from a bit as an activation, of that, ``dy``, the operands that are no elements and a gradient's number."""
+        return self._derived(from_bit_source(self.source), (*self.params, ("which", 0.0)))
 
     def _derived(self, kernel: KernelSource, params: tuple[tuple[str, float], ...]) -> Activation:
         told = (kernel.name, self.title, self.formula, self.reference)
@@ -247,7 +255,7 @@ class Activation:
     @property
     def learned(self) -> tuple[str, ...]:
         """The channel operands that have gradients."""
-        tensors, _, _, places, _ = self.layout
+        tensors, places = self.layout.tensors, self.layout.places
         return tuple(name for name in self.channels if tensors.index(name) in places)
 
     @cached_property
@@ -455,14 +463,14 @@ def layout(token: str) -> Layout:
     if not torch.compiler.is_compiling():
         return by_token[token].layout
     tensors, *numbers = _written_layout(token).split(";")
-    elements, draws, places, passed = [tuple([int(n) for n in each.split(",") if n]) for each in numbers]
-    return Layout(tuple(tensors.split(",")), elements[0], bool(draws[0]), places, passed)
+    elements, draws, places, passed, from_bit = [tuple([int(n) for n in each.split(",") if n]) for each in numbers]
+    return Layout(tuple(tensors.split(",")), elements[0], bool(draws[0]), places, passed, from_bit)
 
 
 def _written_layout(token: str) -> str:
     """The same as text, which every torch.compile carries."""
-    tensors, elements, draws, places, passed = by_token[token].layout
-    return ";".join(",".join(map(str, each)) for each in (tensors, [elements], [int(draws)], places, passed))
+    tensors, elements, draws, *places = by_token[token].layout
+    return ";".join(",".join(map(str, each)) for each in (tensors, [elements], [int(draws)], *places))
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.

@@ -149,11 +149,13 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
     Raises:
         ValueError: what is asked for does not give them.
     """
-    wanted = [place for place in layout(record.token).places[1:] if tensors[place].requires_grad]
-    if not wanted or not torch.is_grad_enabled() or save == "input":
-        return save or record.saves[0]
+    laid, first = layout(record.token), save or record.saves[0]
+    enough = laid.from_bit if first == "bit" else laid.places[:1]
+    missing = [place for place in laid.places if place not in enough and tensors[place].requires_grad]
+    if not missing or not torch.is_grad_enabled() or save == "input":
+        return first
     if save is not None:
-        name = layout(record.token).tensors[wanted[0]]
+        name = laid.tensors[missing[0]]
         raise ValueError(f"{record.name}: save={save!r} is not enough for the gradient of {name}, which needs save='input'")
     return "input"
 
@@ -187,10 +189,10 @@ traced._dynamo_marked_constant = True  # tracing looks no further inside
 
 def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
     """What an operator gives where something is recorded, by those that have no gradient of their own."""
-    tensors, _, draws, _, _ = record.layout
-    operands, params = arguments[: len(tensors) + draws], arguments[len(tensors) + draws :]
+    count = len(record.layout.tensors)
+    operands, params = arguments[: count + record.layout.draws], arguments[count + record.layout.draws :]
     if is_transformed():
-        return _formula(record, operands[: len(tensors)], params)
+        return _formula(record, operands[:count], params)
     config = configured(record, False, _first_save(record, operands, None), fast_math)
     return activate(operands[0], config, params, (), *operands[1:])
 

@@ -78,6 +78,8 @@ class Build:
             "kGradients": signature.gradients,
             "kElementGradients": elements,
             "kSums": signature.gradients - elements,
+            "kBitGradients": signature.bit_gradients,
+            "kBitSums": 0,  # files keep the inputs where there is something to sum
             "kHasBackward": "backward" in functions,
             "kSavesBit": "bit" in signature.saves,
             "kSavesOutput": "output" in signature.saves,
@@ -85,7 +87,6 @@ class Build:
             "kPlain": len(roles) == 1,
             "kStreams": False,  # past the cache, with instructions that this machine may have and another not
             "kAlwaysRows": False,
-            "kDense": True,
         }
 
     @cached_property
@@ -113,13 +114,16 @@ class Build:
             facts |= {} if f"{name}<T>" in types else {f"std::is_same_v<A,{name}<Single>>": frozenset([False])}
         writes = {1} | ({self.numbers["kElementGradients"]} if self.save == "input" else set())
         facts |= {"writes(op)": frozenset(writes)}
+        facts |= {"reads_bits(op)": frozenset(each.startswith("backward_from_bit") for each in self.operations)}
+        facts |= {"summed(op)": frozenset({0} | ({self.numbers["kSums"]} if self.sums else set()))}
+        facts |= {"summed(call.op)": facts["summed(op)"]}
         if not self.derives:
             facts |= {name: frozenset([False]) for name in ("HasDerivative<T>", "HasDerivative<A>")}
         # Operands that broadcast are handed over in the dtype of elements.
         wide = ("launch.wide[b]", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
         facts |= {name: frozenset([False]) for name in wide}
         # Tensors are handed over dense.
-        facts |= {name: frozenset([True]) for name in ("dense", "call.dense", "std::is_same_v<Place,int64_t>")}
+        facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense", "std::is_same_v<Place,int64_t>")}
         return facts
 
     @cached_property

@@ -220,7 +220,8 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     others = [(types[o.role], f"{o.in_file}_" if o.role == "number" else o.in_file) for o in signature.operands[1:]]
     beside = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
     after = [each for each in others if each[0] in ("Number<T>", "Random<T>")]
-    arguments = [("T", first), *beside, *([("Channel<T>", "bias")] if bias else []), *([("T", "residual")] if residual else [])]
+    # The bias comes right after x, so that what is enough for the gradient of x is enough for that of the bias.
+    arguments = [("T", first), *([("Channel<T>", "bias")] if bias else []), *beside, *([("T", "residual")] if residual else [])]
     arguments += [*after, *([("Random<T>", "drop"), ("Number<T>", "share")] if dropout else [])]
     declared = ", ".join(" ".join(each) for each in arguments)
     without = ", ".join(" ".join(each) for each in arguments if each[0] != "T")
@@ -231,29 +232,27 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     y = f"{name}_::forward({given})"
     y = f"dropout({y}, drop, share)" if dropout else y
     lines = [f"ELEMENTWISE T forward({declared}) {{ return {'residual + ' if residual else ''}{y}; }}"]
-    count = len(signature.differentiable)
-    total = count + bias
-    gradient = f"{name}_::backward({dy}, {given})"
-    if total == 1:
-        lines.append(f"ELEMENTWISE T backward(T dy, {declared}) {{ return {gradient}; }}")
-    else:
-        found = [f"found.of[{g}]" for g in range(count)] if count > 1 else ["found"]
-        found += found[:1] if bias else []
-        lines.append(
-            f"ELEMENTWISE Many<T, {total}> backward(T dy, {declared}) {{\n  const auto found = {gradient};\n"
-            f"  return {{{', '.join(found)}}};\n}}"
-        )
+    gradients = f"{name}_::backward({dy}, {given})"
+    lines.append(_gradients(f"backward(T dy, {declared})", gradients, len(signature.differentiable), bias))
     last = f", {without}" if without else ""
     if "bit" in record.saves:
         lines.append(f"ELEMENTWISE bool keeps({declared}) {{ return {name}_::keeps({given}); }}")
-        lines.append(
-            f"ELEMENTWISE T backward_from_bit(T dy, bool bit{last}) {{ return {name}_::backward_from_bit({dy}, bit{rest}); }}"
-        )
+        gradients = f"{name}_::backward_from_bit({dy}, bit{rest})"
+        lines.append(_gradients(f"backward_from_bit(T dy, bool bit{last})", gradients, signature.bit_gradients, bias))
     if "output" in record.saves and not dropout and not residual:
         lines.append(
             f"ELEMENTWISE T backward_from_output(T dy, T y{last}) {{ return {name}_::backward_from_output(dy, y{rest}); }}"
         )
     return "\n\n".join(['#include "elementwise.cuh"', *lines]) + "\n"
+
+
+def _gradients(declared: str, found: str, count: int, bias: bool) -> str:
+    """A function that returns ``count`` gradients, the first of which is that of a bias too."""
+    if count + bias == 1:
+        return f"ELEMENTWISE T {declared} {{ return {found}; }}"
+    each = [f"found.of[{g}]" for g in range(count)] if count > 1 else ["found"]
+    results = ", ".join([*each[:1] * bias, *each])
+    return f"ELEMENTWISE Many<T, {count + bias}> {declared} {{\n  const auto found = {found};\n  return {{{results}}};\n}}"
 
 
 def _formula(
@@ -263,9 +262,9 @@ def _formula(
     tensors, elements = record.layout[:2]
     more, left = list(others[: elements - 1]), list(others[elements - 1 :])
     added = left.pop(0) if residual else None
-    channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
     if bias:
         x = x + left.pop(0)
+    channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
     own, left = left[: len(record.params)], left[len(record.params) :]
     drawn = {"keep": keep} if record.layout.draws and record.by_formula else {}
     y = record.reference(x, *more, *channels, *own, **drawn)

@@ -28,7 +28,7 @@ namespace jitact::loops {
 
 void run_cpu(const Call& call) {
   Call own = call;
-  std::vector<char> workspace(call.op == Op::backward_sums ? workspace_bytes(call) : 0);
+  std::vector<char> workspace(summed(call.op) > 0 ? workspace_bytes(call) : 0);
   own.workspace = workspace.data();
   run_cuda(own, nullptr);
 }

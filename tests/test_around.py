@@ -8,13 +8,14 @@ import pickle
 import pytest
 import torch
 import torch.nn.functional as F
-from common import DTYPES
+from common import DTYPES, SLOW
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import jitact
 from jitact import fusing
-from jitact.fusing.around import around
+from jitact.fusing.around import around, run_around
+from jitact.records import Activation
 
 EPS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 CASES = {
@@ -114,7 +115,103 @@ def test_what_is_kept(device: str) -> None:
     assert kept(lambda: jitact.gelu(x, dropout=0.1)) == x.nbytes + 8
     assert kept(lambda: jitact.gelu(x, bias=bias, residual=residual)) == x.nbytes + bias.nbytes, "and nothing of the residual"
     assert kept(lambda: jitact.relu(x, bias=fixed, residual=residual)) == x.numel() // 8 + bias.nbytes, "a bit of x + bias"
+    assert kept(lambda: jitact.relu(x, bias=bias, residual=residual)) == x.numel() // 8 + bias.nbytes, "which is enough for it"
     assert kept(lambda: jitact.relu(x, dropout=0.1)) == x.numel() // 8 + 8
+
+
+BITS = [name for name in jitact.names() if "bit" in jitact.get(name).activation.saves]
+
+
+@pytest.mark.parametrize("name", [name if name == "relu" else SLOW(name) for name in BITS])
+def test_a_bit_is_enough_for_the_gradient_of_a_bias(name: str, device: str) -> None:
+    record = jitact.get(name).activation
+    x, bias, _, dy = inputs(torch.float32, device, (40, 41))
+    weights = [torch.full((1,), channel.init, device=device) for channel in record.channels.values()]
+    seed = {"seed": torch.tensor([3], device=device)} if record.layout.draws else {}
+    found = []
+    for save in record.saves:
+        y = run_around(record, given(record, x, weights), params(record), {"bias": bias, **seed}, False, save, False, True)
+        found.append(torch.autograd.grad(y, [x, bias], dy.detach()))
+    assert record.saves[0] == "bit" and all(torch.equal(each[0], found[0][0]) for each in found)
+    exact = found[0][0].double()
+    for _, dbias in found:
+        off = (dbias.double() - exact.sum(0)).abs()
+        assert (off <= 2.0**-20 * exact.abs().sum(0) + 2.0**-24 * dbias.abs()).all()
+
+
+def given(record: Activation, x: Tensor, weights: list[Tensor]) -> dict[str, Tensor]:
+    return dict(zip(record.layout.tensors, [x, *weights], strict=True))
+
+
+def params(record: Activation) -> tuple[float, ...]:
+    return tuple(default for _, default in record.params)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_modules_train_by_bits(dtype: torch.dtype, device: str) -> None:
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    module = jitact.get("relu")(bias=3, channel_dim=1, device=device, dtype=wide)
+    with torch.no_grad():
+        module.bias.copy_(torch.tensor([1.0, -1.0, 0.2]))
+    torch.manual_seed(0)
+    images = torch.randn(2, 3, 24, 25, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+    for x in (images, images.contiguous(), images[..., ::2], images.transpose(2, 3)):
+        x = x.detach().requires_grad_()
+        dy = torch.randn(x.shape, dtype=dtype, device=device)
+        module.zero_grad()
+        module(x).backward(dy)
+        slope = x.double() + module.bias.double().view(-1, 1, 1) > 0
+        exact = dy.double() * slope
+        assert torch.equal(x.grad.double(), exact) and module.bias.grad.dtype is wide
+        off = (module.bias.grad.double() - exact.sum((0, 2, 3))).abs()
+        eps = 2.0**-48 if dtype is torch.float64 else 2.0**-20
+        assert (off <= eps * exact.abs().sum((0, 2, 3)) + torch.finfo(wide).eps * module.bias.grad.abs()).all()
+
+
+def test_gradients_from_bits_of_some_operands(device: str) -> None:
+    x, bias, _, dy = (t.detach() for t in inputs(torch.float32, device))
+    dx, dbias = (dy * (x + bias > 0)), (dy * (x + bias > 0)).sum(0)
+    for needs_x, needs_bias in ((True, False), (False, True)):
+        a, b = x.clone().requires_grad_(needs_x), bias.clone().requires_grad_(needs_bias)
+        jitact.relu(a, bias=b, save="bit").backward(dy)
+        found, expected = (a.grad, dx) if needs_x else (b.grad, dbias)
+        torch.testing.assert_close(found, expected)
+        assert (b if needs_x else a).grad is None
+    a, b = x.clone().requires_grad_(), bias.clone().requires_grad_()
+    hidden = a * 1
+    assert jitact.relu(hidden, bias=b, inplace=True) is hidden
+    hidden.backward(dy.t().contiguous().t())  # which lies otherwise than the bits
+    torch.testing.assert_close((a.grad, b.grad), (dx, dbias))
+    with pytest.raises(ValueError, match="save='bit' is not enough for the gradient of weight"):
+        jitact.prelu(x, x.new_ones(1).requires_grad_(), bias=bias, save="bit")
+
+
+def test_sums_from_bits_do_not_hang_on_threads() -> None:
+    x, dy = torch.randn(2, 3000, 257, generator=torch.Generator().manual_seed(0))
+    bias, found, before = torch.zeros(257, requires_grad=True), [], torch.get_num_threads()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found += torch.autograd.grad(jitact.relu(x, bias=bias), bias, dy)
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+def test_derivatives_of_gradients_from_bits(device: str) -> None:
+    x, bias, _, dy = inputs(torch.float64, device, (5, 4))
+    function = lambda x, b: jitact.relu(x, bias=b, save="bit")  # noqa: E731
+    torch.autograd.gradcheck(function, (x, bias))
+    torch.autograd.gradgradcheck(function, (x, bias))
+    grads = [
+        torch.autograd.grad(f(x, bias), [x, bias], torch.stack([dy, 2 * dy]), is_grads_batched=True)
+        for f in (function, lambda x, b: F.relu(x + b))
+    ]
+    torch.testing.assert_close(*grads)
+    loss = lambda x, b: jitact.relu(x, bias=b).sum()  # noqa: E731
+    ours = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(x, bias)
+    slope = (x + bias > 0).to(x.dtype)
+    torch.testing.assert_close(ours, (slope, slope))
 
 
 def test_second_derivatives_and_transforms(device: str) -> None:
@@ -138,6 +235,10 @@ def test_compile(device: str) -> None:
         y, exact = compiled(x, bias, residual), reference(x, bias, residual)
         torch.testing.assert_close(y, exact)
         pairs = [torch.autograd.grad(each, [x, bias], dy.detach()) for each in (y, exact)]
+        torch.testing.assert_close(*pairs)
+    for save in (None, "bit"):
+        compiled = torch.compile(lambda x, b, save=save: jitact.relu(x, bias=b, save=save), fullgraph=True, backend="aot_eager")
+        pairs = [torch.autograd.grad(y, [x, bias], dy.detach()) for y in (compiled(x, bias), F.relu(x + bias))]
         torch.testing.assert_close(*pairs)
     torch.manual_seed(0)
     compiled = torch.compile(lambda x: jitact.relu(x, dropout=0.5), fullgraph=True, backend="aot_eager")

@@ -64,9 +64,14 @@ def calls(signature: Signature, elements: list[Tensor], others: list[object], dy
         yield from (("backward_packed", (dy, *elements, *others, *sums, layout, -1)) for layout in range(4))
 
 
+def channels_of(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Shapes of one channel operand: a value for each index of the last dimension, for each plane, and one for all."""
+    return [(sizes[-1],), (*sizes[:-1], 1)[-2:], (1,)]
+
+
 @pytest.mark.parametrize("name", [
     "gelu+bias+dropout+residual",  # sums beside random numbers, and a residual that is laid out otherwise
-    "relu+dropout+residual",  # bits beside random numbers
+    "relu+bias+dropout+residual",  # bits beside random numbers, and sums of what follows from them
     "swiglu",  # gradients in one tensor
     "swiglu+row_weight",  # sums over rows
 ])  # fmt: skip
@@ -94,8 +99,14 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
             found, expected = (run(of, "forward_bit", *elements, *others) for of in (tag, library))
             close(found, expected, n, ("forward_bit", *what))
             dy = torch.empty_like(expected[0]).copy_(torch.randn(sizes))
-            given = (dy, expected[1], *others)
-            close(run(tag, "backward_from_bit", *given), run(library, "backward_from_bit", *given), n, ("from bit", *what))
+            if signature.bit_gradients == 1:
+                given = (dy, expected[1], *others)
+                close(run(tag, "backward_from_bit", *given), run(library, "backward_from_bit", *given), n, ("from bit", *what))
+                continue
+            for shape, wanted in itertools.product(channels_of(sizes), (1, 2, 3)):
+                given = (dy, expected[1], torch.randn(shape).to(dtype), *others[1:], wanted)
+                found, its = (run(of, "backward_from_bit", *given) for of in (tag, library))
+                close(found, its, n, ("from bit", shape, wanted, *what))
 
 
 def test_gradients_are_not_packed_beside_random_numbers() -> None:

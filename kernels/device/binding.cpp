@@ -17,7 +17,7 @@
 //   jitact::N_backward(Tensor dy, Tensor x, others..., int wanted) -> (Tensor, ...)
 //
 // where bit g of `wanted` says whether the result g is; what is not wanted is an empty tensor, and never computed into memory.
-// With two elements that have gradients,
+// N_backward_from_bit is so too where the bit is enough for several gradients. With two elements that have gradients,
 //
 //   jitact::N_backward_packed(Tensor dy, Tensor x, others..., int wanted, int layout, int dim) -> (Tensor, ...)
 //
@@ -377,7 +377,7 @@ std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x,
     const Elements& e = rows.of[x];
     return e.step == 0 || (rows.columns < call.n && e.row_stride < rows.columns * e.step);
   };
-  const bool may_be_rows = !call.dense && call.n > 1 && (call.op != Op::backward_sums || kAlwaysRows);
+  const bool may_be_rows = !call.dense && call.n > 1 && (summed(call.op) == 0 || kAlwaysRows);
   bool by_rows = may_be_rows && find_rows() && !x_repeats();
   if (!call.dense && !by_rows) {
     tensors[x] = dense(std::move(tensors[x]));
@@ -437,7 +437,7 @@ void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
   if (beside.device_type() == aoti_torch_device_type_cuda()) {
     const CudaStream stream(beside);
     Tensor workspace;
-    if (call.op == Op::backward_sums) {
+    if (summed(call.op) > 0) {
       const int64_t bytes = workspace_bytes(call), stride = 1;
       workspace = empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), beside);
       call.workspace = workspace.data();
@@ -495,18 +495,27 @@ void check_mask(const Tensor& mask, const Tensor& dy) {
         "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
 }
 
-// forward, and the backwards of one gradient.
-template <Op op>
-void one_result(StableIValue* stack, uint64_t, uint64_t) {
+// Of the tensors of an operation, the one whose layout results have.
+constexpr size_t laid_out_as(Op op) { return op == Op::backward || op == Op::backward_from_output ? 1 : 0; }
+
+// The arguments of an operation that may read bits, once these are seen to be those of dy.
+Arguments checked_arguments(Op op, const StableIValue* stack) {
   Arguments arguments(op, stack);
-  if constexpr (op == Op::backward_from_bit) {
+  if (reads_bits(op)) {
     check(is_dense(arguments.elements[0]), "backward_from_bit needs dy dense, in the memory order of y");
     check_mask(arguments.mask, arguments.elements[0]);
   }
-  Prepared prepared(op, arguments, op == Op::backward || op == Op::backward_from_output ? 1 : 0);
+  return arguments;
+}
+
+// forward, and the backwards of one gradient.
+template <Op op>
+void one_result(StableIValue* stack, uint64_t, uint64_t) {
+  Arguments arguments = checked_arguments(op, stack);
+  Prepared prepared(op, arguments, laid_out_as(op));
   Tensor result = prepared.empty_result();
   prepared.call.written[0].data = result.data();
-  if constexpr (op == Op::backward_from_bit) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
+  if (reads_bits(op)) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
   prepared.run();
   stack[0] = result.release();
 }
@@ -552,7 +561,7 @@ std::vector<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
   std::vector<Tensor> sums;
   for (int k = 0; k < kSums; k++) {
     const bool is_wanted = wanted >> k & 1;
-    sums.push_back(is_wanted ? empty_like(prepared.operands[k]) : nothing(prepared.tensors[1]));
+    sums.push_back(is_wanted ? empty_like(prepared.operands[k]) : nothing(prepared.tensors[prepared.x]));
     prepared.call.sums[k] = is_wanted ? sums.back().data() : nullptr;
     if (is_wanted && prepared.call.n == 0) SHIM(aoti_torch_zero_(sums.back().get()));
   }
@@ -567,19 +576,23 @@ int64_t bits_of(bool summed, int64_t wanted) {
   return bits;
 }
 
-// The backward of several gradients: of elements, and of channels and rows, which are summed.
+// The backwards of several gradients: of elements, and of channels and rows, which are summed.
+template <Op op>
 void all_gradients(StableIValue* stack, uint64_t, uint64_t) {
-  Arguments arguments(Op::backward, stack);
+  constexpr Op with_sums = op == Op::backward ? Op::backward_sums : Op::backward_from_bit_sums;
+  constexpr int count = op == Op::backward ? kGradients : kBitGradients;
+  Arguments arguments = checked_arguments(op, stack);
   const int64_t wanted = int64_t(*arguments.rest), of_elements = bits_of(false, wanted), of_sums = bits_of(true, wanted);
-  Prepared prepared(of_sums ? Op::backward_sums : Op::backward, arguments, 1);
+  Prepared prepared(of_sums ? with_sums : op, arguments, laid_out_as(op));
   std::vector<Tensor> elements, sums = make_sums(prepared, of_sums);
-  for (int w = 0; w < kElementGradients; w++) {
+  for (int w = 0; w < writes(op); w++) {
     const bool is_wanted = of_elements >> w & 1;
-    elements.push_back(is_wanted ? prepared.empty_result() : nothing(prepared.tensors[1]));
+    elements.push_back(is_wanted ? prepared.empty_result() : nothing(prepared.tensors[prepared.x]));
     prepared.call.written[w].data = is_wanted ? elements.back().data() : nullptr;
   }
-  prepared.run();
-  for (int g = 0, w = 0, k = 0; g < kGradients; g++)
+  if (reads_bits(op)) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
+  if (wanted) prepared.run();
+  for (int g = 0, w = 0, k = 0; g < count; g++)
     *stack++ = (is_broadcast(kRoles.of[gradient_argument(g)]) ? sums[k++] : elements[w++]).release();
 }
 
@@ -614,7 +627,7 @@ void register_operators(const std::string& name, const std::string& elements, co
   add("_forward", elements + others, "Tensor", one_result<Op::forward>);
   add("_forward_", inplace, "()", forward_inplace<Op::forward>);
   if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
-  else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients);
+  else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients<Op::backward>);
   if constexpr (kPacks)
     add("_backward_packed", "Tensor dy, " + elements + others + (kSums > 0 ? ", int wanted" : "") + ", int layout, int dim",
         tensors(1 + kSums), packed_gradients);
@@ -623,7 +636,10 @@ void register_operators(const std::string& name, const std::string& elements, co
   if (kSavesBit) {
     add("_forward_bit", elements + others, "(Tensor, Tensor)", forward_bit);
     add("_forward_bit_", inplace, "Tensor", forward_inplace<Op::forward_bit>);
-    add("_backward_from_bit", "Tensor dy, Tensor mask" + others, "Tensor", one_result<Op::backward_from_bit>);
+    if constexpr (kBitGradients > 1)
+      add("_backward_from_bit", "Tensor dy, Tensor mask" + others + ", int wanted", tensors(kBitGradients),
+          all_gradients<Op::backward_from_bit>);
+    else add("_backward_from_bit", "Tensor dy, Tensor mask" + others, "Tensor", one_result<Op::backward_from_bit>);
   }
 }
 

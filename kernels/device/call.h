@@ -8,7 +8,7 @@
 
 namespace jitact::loops {
 
-enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums };
+enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums, backward_from_bit_sums };
 
 // How many tensors of elements an operation reads, dy first, and writes.
 constexpr int reads(Op op) {
@@ -21,6 +21,10 @@ constexpr int writes(Op op) {
   if (!kPlain && (op == Op::backward || op == Op::backward_sums)) return kElementGradients;
   return 1;
 }
+
+// How many gradients an operation sums, and whether it reads bits.
+constexpr int summed(Op op) { return op == Op::backward_sums ? kSums : op == Op::backward_from_bit_sums ? kBitSums : 0; }
+constexpr bool reads_bits(Op op) { return op == Op::backward_from_bit || op == Op::backward_from_bit_sums; }
 
 // Several elements are walked by rows also where they lie densely, in one row: as fast, and less to compile. Not beside random
 // numbers, whose place in memory would have to be found for each vector; their sums go over dense memory, as those for one do.
@@ -48,9 +52,9 @@ struct Call {
   int64_t columns;  // elements of a row
   bool dense;       // whether the elements of all tensors lie side by side, in one order
   const double* numbers;            // kNumbers values
-  void* mask = nullptr;  // the bits, which forward_bit writes and backward_from_bit reads
+  void* mask = nullptr;  // the bits, which forward_bit writes and backwards from bits read
   const int64_t* seed = nullptr;    // of random operands, where the tensors are
-  void* workspace = nullptr;        // for backward_sums on a GPU
+  void* workspace = nullptr;        // for sums on a GPU
   void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted
   Elements read[kElements + 1] = {}, written[kElements] = {};  // null where one is not wanted
   Broadcasts broadcast[kBroadcast + 1] = {};
@@ -60,7 +64,7 @@ extern "C" void run_cpu(const Call& call);
 #ifdef JITACT_CUDA
 // Queues the call on `stream` of the current device; returns null or CUDA's message.
 extern "C" const char* run_cuda(const Call& call, void* stream);
-// What backward_sums needs of workspace on a GPU.
+// What sums need of workspace on a GPU.
 extern "C" int64_t workspace_bytes(const Call& call);
 #endif
 

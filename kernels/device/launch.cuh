@@ -63,6 +63,12 @@ JITACT_INLINE Many<T, kGradients> derived_gradients(T dy, const Source& source, 
   return {dy * Dualized<T, gradient_argument(G), Source>{source}.slope(All())...};
 }
 
+// The gradients of one element that follow from its bit.
+template <typename T, typename Source>
+JITACT_INLINE Many<T, kBitGradients> gradients_from_bit(T dy, bool bit, const Source& source) {
+  return many<T>(call_with<1, T>(source, [&](auto... a) { return backward_from_bit(dy, bit, a...); }, Others()));
+}
+
 // All gradients of one element, where dy is the first tensor that is read.
 template <typename T, typename Source>
 JITACT_INLINE Many<T, kGradients> gradients(const Source& source) {
@@ -71,7 +77,7 @@ JITACT_INLINE Many<T, kGradients> gradients(const Source& source) {
     return many<T>(call_with<1, T>(source, [&](auto... a) { return backward(dy, a...); }, All()));
   } else if constexpr (kSavesBit) {
     const bool bit = call_with<1, T>(source, [](auto... a) { return keeps(a...); }, All());
-    return {T(call_with<1, T>(source, [&](auto... a) { return backward_from_bit(dy, bit, a...); }, Others()))};
+    return gradients_from_bit(dy, bit, source);
   } else {
     return derived_gradients(dy, source, std::make_index_sequence<kGradients>());
   }
@@ -88,14 +94,14 @@ JITACT_INLINE T element(const Source& source, bool& bit) {
     const T y = source.template element<1>();
     return call_with<1, T>(source, [&](auto... a) { return T(backward_from_output(dy, y, a...)); }, Others());
   }
-  if constexpr (op == Op::backward_from_bit)
-    return call_with<1, T>(source, [&](auto... a) { return T(backward_from_bit(dy, bit, a...)); }, Others());
+  if constexpr (op == Op::backward_from_bit) return gradients_from_bit(dy, bit, source).of[0];
 }
 
 // The results of one element that are written for it: several gradients, or one of anything else.
 template <Op op, typename T, typename Source>
 JITACT_INLINE auto results(const Source& source, bool& bit) {
   if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
+  else if constexpr (op == Op::backward_from_bit_sums) return gradients_from_bit(source.template element<0>(), bit, source);
   else return many<T>(element<op, T>(source, bit));
 }
 
@@ -129,7 +135,16 @@ JITACT_INLINE void for_each(const F& f, std::index_sequence<I...>) {
 template <int n, typename F>
 JITACT_INLINE void for_each(const F& f) { for_each(f, std::make_index_sequence<n>()); }
 
-// Calls f.template operator()<op>() for the operation of the call, among those that the kernel file has functions for.
+// Calls f.template operator()<op>() for the operation of the call, if it is one that sums.
+template <typename F>
+void dispatch_sums(Op op, const F& f) {
+  if constexpr (kSums > 0)
+    if (op == Op::backward_sums) f.template operator()<Op::backward_sums>();
+  if constexpr (kBitSums > 0)
+    if (op == Op::backward_from_bit_sums) f.template operator()<Op::backward_from_bit_sums>();
+}
+
+// Calls f.template operator()<op>() for the operation of the call, among the others that the kernel file has functions for.
 template <typename F>
 void dispatch(Op op, const F& f) {
   if (op == Op::forward) f.template operator()<Op::forward>();

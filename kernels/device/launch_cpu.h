@@ -208,7 +208,7 @@ class Block {
  public:
   using T = typename Storage<S>::T;
   static constexpr int kReads = reads(op), kWrites = writes(op);
-  static constexpr int kSummed = op == Op::backward_sums ? kSums : 0;
+  static constexpr int kSummed = summed(op);
 
   explicit Block(const Shared<S>& shared) : shared_(shared) {
     for (int k = 0; k < kNumbers; k++) numbers_.values[k] = T(shared.call.numbers[k]);
@@ -265,7 +265,7 @@ class Block {
   void compute(const In& in, const Out& out, uint8_t* bits, int64_t padded) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
-      bool bit = op == Op::backward_from_bit && bits[i];
+      bool bit = reads_bits(op) && bits[i];
       if constexpr (kPlain) {
         store(out(0), i, plain_result<op>(T(in(0)[i]), T(in(kReads - 1)[i]), bit));
       } else {
@@ -293,9 +293,9 @@ class Block {
   alignas(64) typename T::Value gains_[kSummed + 1][kSummed ? kBlock : 1];
 };
 
-// The blocks from `begin` to `end`; for backward_sums, `sums` gains the gradients of the broadcast operands.
+// The blocks from `begin` to `end`; `totals` gain the gradients of broadcast operands.
 template <Op op, typename S>
-void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unused]] double* sums) {
+void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unused]] double* totals) {
   constexpr int kReads = reads(op), kWrites = writes(op);
   const Call& call = shared.call;
   Block<op, S> compute(shared);
@@ -325,7 +325,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
         if (call.dense || is_dense(call, call.written[w])) out[w] = static_cast<S*>(call.written[w].data) + first;
       if (kStreams && past_cache[w]) out[w] = buffers[w];
     }
-    if constexpr (op == Op::backward_from_bit) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
+    if constexpr (reads_bits(op)) unpack(static_cast<const uint8_t*>(call.mask) + first / 8, bits, n);
     compute.run(in, out, bits, first, n);
     for (int w = 0; w < kWrites; w++) {
       if (out[w] != buffers[w] || call.written[w].data == nullptr) continue;
@@ -334,39 +334,42 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
       else if (call.dense || is_dense(call, call.written[w])) std::memcpy(to, buffers[w], n * sizeof(S));
       else scatter(call, call.written[w], first, n, buffers[w]);
     }
-    if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
-    if constexpr (op == Op::backward_sums) compute.add_up(first, n, sums);
+    if constexpr (op == Op::forward_bit) {
+      std::memset(bits + n, 0, -n & 7);  // of no elements
+      pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
+    }
+    if constexpr (summed(op) > 0) compute.add_up(first, n, totals);
   }
   if (kStreams) fence();
 }
 
 // In chunks, each with its own sums, which are added up in order: the result is the same for any number of threads.
-template <typename S>
-void run_backward_sums(const Call& call) {
+template <Op op, typename S>
+void run_sums(const Call& call) {
   using T = typename Storage<S>::T;
+  constexpr int kSummed = summed(op);
   constexpr int64_t most_chunks = 256;
   int64_t values = 0;
-  for (int s = 0; s < kSums; s++) values += call.broadcast[s].count;
+  for (int s = 0; s < kSummed; s++) values += call.broadcast[s].count;
   const int64_t blocks = (call.n + kBlock - 1) / kBlock;
   const int64_t chunks = std::clamp(std::min(blocks / kGrain, call.n / (16 * values)), int64_t(1), most_chunks);
   struct Work {
     const Shared<S> shared;
     const int64_t blocks, chunks, values;
-    const Array<double> sums;
+    const Array<double> totals;
   } work{{call}, blocks, chunks, values, Array<double>(chunks * values)};
 
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Work& w = *static_cast<const Work*>(context);
     for (int64_t i = begin; i < end; i++)
-      run_blocks<Op::backward_sums, S>(w.shared, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks,
-                                       &w.sums[i * w.values]);
+      run_blocks<op, S>(w.shared, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks, &w.totals[i * w.values]);
   };
   torch_parallel_for(0, chunks, 1, run, &work);
 
   for (int64_t i = 1; i < chunks; i++)
-    for (int64_t j = 0; j < values; j++) work.sums[j] += work.sums[i * values + j];
-  const double* sum = &work.sums[0];
-  for (int s = 0; s < kSums; sum += call.broadcast[s++].count) {
+    for (int64_t j = 0; j < values; j++) work.totals[j] += work.totals[i * values + j];
+  const double* sum = &work.totals[0];
+  for (int s = 0; s < kSummed; sum += call.broadcast[s++].count) {
     if (call.sums[s] == nullptr) continue;
     for (int64_t c = 0; c < call.broadcast[s].count; c++) {
       T w[kBroadcast];  // prepare is for operands of one value each
@@ -382,9 +385,9 @@ void run_backward_sums(const Call& call) {
 extern "C" void run_cpu(const Call& call) {
   for (int w = 0; w < writes(call.op); w++)
     if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, extent(call, call.written[w]));
-  if (call.op == Op::backward_sums) {
-    return dispatch_dtype(call.dtype, [&]<typename S>() {
-      if constexpr (kSums > 0) run_backward_sums<S>(call);
+  if (summed(call.op) > 0) {
+    return dispatch_sums(call.op, [&]<Op op>() {
+      dispatch_dtype(call.dtype, [&]<typename S>() { run_sums<op, S>(call); });
     });
   }
   const auto run = [](int64_t begin, int64_t end, void* context) {

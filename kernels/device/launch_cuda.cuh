@@ -209,7 +209,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
     }
   }
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
-    if ((writes(op) > 1 || op == Op::backward_sums) && launch.written[w].data == nullptr) continue;  // not wanted
+    if ((writes(op) > 1 || summed(op) > 0) && launch.written[w].data == nullptr) continue;  // not wanted
     write_vector(Launch::at<S>(launch.written[w], place), values[w]);
   }
 }
@@ -500,9 +500,9 @@ namespace jitact::loops {
 
 extern "C" const char* run_cuda(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
-  if (call.op == Op::backward_sums) {
-    dispatch_dtype(call.dtype, [&]<typename S>() {
-      if constexpr (kSums > 0) launch_backward_sums<S>(call, s);
+  if (summed(call.op) > 0) {
+    dispatch_sums(call.op, [&]<Op op>() {
+      dispatch_dtype(call.dtype, [&]<typename S>() { launch_sums<op, S>(call, s); });
     });
   }
   dispatch(call.op, [&]<Op op>() {

@@ -1,4 +1,4 @@
-// The gradients of elements and those of broadcast operands on a GPU, in one sweep over dy and the inputs. Each block adds up
+// The gradients of elements and those of broadcast operands on a GPU, in one sweep over dy and what was kept. Each block adds up
 // what its elements contribute and writes partial sums in float (double for float64), which fold_sums adds up: nothing is
 // atomic, so the same call always gives the same bits.
 //
@@ -32,50 +32,66 @@ JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
 
 template <typename S> using Value = typename Storage<S>::T::Value;
 
-constexpr Op kSumsOp = Op::backward_sums;
-constexpr bool kDense = !kAlwaysRows;
-constexpr int kReads = reads(kSumsOp), kWrites = writes(kSumsOp);
+template <Op op> constexpr bool kDense = reads_bits(op) || !kAlwaysRows;
+
+// What is read of a vector's elements.
+template <Op op>
+struct Inputs {
+  Words words[reads(op)];
+  unsigned bits = 0;  // and more after them
+};
+template <Op op, typename S>
+JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs<op>& inputs) {
+  JITACT_UNROLL for (int r = 0; r < reads(op); r++)
+    if (exists) inputs.words[r] = read_vector<op, S, kDense<op>>(launch, r, launch.place<kDense<op>>(at));
+  if constexpr (reads_bits(op))
+    if (exists) inputs.bits = launch.mask[at >> 3] >> (at & 7);
+}
 
 // Computes the gradients of one element, keeps those that are written with keep(w, gradient), and adds up the others with
 // add(k, gradient).
-template <typename S, typename Source, typename Keep, typename Add>
-JITACT_DEVICE void compute(const Source& source, const Keep& keep, const Add& add) {
-  const auto all = gradients<typename Storage<S>::T>(source);
-  for_each<kWrites>([&](auto w) { keep(w, all.of[kWrittenGradient<w>]); });
-  for_each<kSums>([&](auto k) { add(k, all.of[kSummedGradient<k>]); });
+template <Op op, typename S, typename Source, typename Keep, typename Add>
+JITACT_DEVICE void compute(const Source& source, bool bit, const Keep& keep, const Add& add) {
+  const auto all = results<op, typename Storage<S>::T>(source, bit);
+  for_each<writes(op)>([&](auto w) { keep(w, all.of[kWrittenGradient<w>]); });
+  for_each<summed(op)>([&](auto k) { add(k, all.of[kSummedGradient<k>]); });
 }
 
-// The same for a vector, whose inputs are in `words`: add(i, k, gradient) for its elements.
-template <typename S, typename Add>
-JITACT_DEVICE void compute_vector(const Launch& launch, Words (&words)[kReads],
+// The same for a vector: add(i, k, gradient) for its elements.
+template <Op op, typename S, typename Add>
+JITACT_DEVICE void compute_vector(const Launch& launch, Inputs<op>& inputs,
                                   const typename Operands<S>::template Values<Storage<S>::size>& others,
                                   const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size;
-  T in[kReads][size], out[kWrites][size];
-  if constexpr (!kDense && reads_two(kSumsOp)) separate<S>(launch.alternating_in, words[kReads - 2], words[kReads - 1]);
-  JITACT_UNROLL for (int r = 0; r < kReads; r++) Storage<S>::widen(words[r], in[r]);
+  constexpr int size = Storage<S>::size, ins = reads(op);
+  T in[ins][size], out[writes(op)][size];
+  if constexpr (!kDense<op> && reads_two(op)) separate<S>(launch.alternating_in, inputs.words[ins - 2], inputs.words[ins - 1]);
+  JITACT_UNROLL for (int r = 0; r < ins; r++) Storage<S>::widen(inputs.words[r], in[r]);
   JITACT_UNROLL for (int i = 0; i < size; i++) {
-    const Source<S, kReads> source{
+    const Source<S, ins> source{
         .in = in,
         .others = others,
         .numbers = numbers,
         .i = i,
     };
-    compute<S>(source, [&](int w, T gradient) { out[w][i] = gradient; }, [&](int k, T gradient) { add(i, k, gradient); });
+    const auto keep = [&](int w, T gradient) { out[w][i] = gradient; };
+    compute<op, S>(source, inputs.bits >> i & 1, keep, [&](int k, T gradient) { add(i, k, gradient); });
   }
-  write_vectors<kSumsOp, S, kDense>(launch, out, launch.place<kDense>(at));
+  write_vectors<op, S, kDense<op>>(launch, out, launch.place<kDense<op>>(at));
 }
 
 // The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
-template <typename S, typename Add>
+template <Op op, typename S, typename Add>
 JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
                                  const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
   using T = typename Storage<S>::T;
-  T in[kReads][1];
-  const auto place = launch.place<kDense>(at);
-  JITACT_UNROLL for (int r = 0; r < kReads; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
-  const Source<S, kReads, 1> source{
+  constexpr int ins = reads(op);
+  T in[ins][1];
+  const auto place = launch.place<kDense<op>>(at);
+  JITACT_UNROLL for (int r = 0; r < ins; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
+  bool bit = false;
+  if constexpr (reads_bits(op)) bit = launch.mask[at >> 3] >> (at & 7) & 1;
+  const Source<S, ins, 1> source{
       .in = in,
       .others = others,
       .numbers = numbers,
@@ -85,7 +101,7 @@ JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S
     const Elements& to = launch.written[w];
     if (to.data) Storage<S>::store(Launch::at<S>(to, place), gradient);
   };
-  compute<S>(source, keep, add);
+  compute<op, S>(source, bit, keep, add);
 }
 
 // How memory is cut into planes.
@@ -103,7 +119,7 @@ struct Segments {
   int lanes;       // threads that add up a plane's part of a block: a power of 2, at most 32
 };
 
-template <typename S, bool one_value>
+template <Op op, typename S, bool one_value>
 __global__ void __launch_bounds__(kThreads)
     segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut,
                  const Segments segments) {
@@ -111,16 +127,14 @@ __global__ void __launch_bounds__(kThreads)
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers<T>();
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<Op::backward, S>;
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>, kSummed = summed(op);
   constexpr int per_block = stride * vectors;
   const int t = threadIdx.x;
   const int64_t block = int64_t(blockIdx.x) * per_block;
   const int64_t first = block + t * size;  // of this thread's first vector; the next is `stride` further on
   const bool whole = launch.aligned && block + per_block <= n;
-  Words words[vectors][kReads];
-  JITACT_UNROLL for (int v = 0; v < vectors; v++)
-    JITACT_UNROLL for (int r = 0; r < kReads; r++)
-      if (whole) words[v][r] = read_vector<kSumsOp, S, kDense>(launch, r, launch.place<kDense>(first + v * stride));
+  Inputs<op> inputs[vectors];
+  JITACT_UNROLL for (int v = 0; v < vectors; v++) load_if<op, S>(whole, launch, first + v * stride, inputs[v]);
   const auto common = operands.common();
   // The block begins `rest` elements into plane `plane`.
   int64_t plane = 0, rest = block;
@@ -131,8 +145,8 @@ __global__ void __launch_bounds__(kThreads)
 
   // Sums in the order of memory. With planes, a vector has two: for the plane where it begins and for the next one.
   constexpr int entries = kThreads * (one_value ? 1 : 2 * vectors);
-  __shared__ Value<S> sums[kSums][entries];
-  T sum[kSums], next_sum[kSums];
+  __shared__ Value<S> sums[kSummed][entries];
+  T sum[kSummed], next_sum[kSummed];
   JITACT_UNROLL for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
     int64_t step = 0;  // planes from the block's first to the one where the vector begins
@@ -141,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
       const int64_t offset = at - block + rest;
       step = cut.inner >= per_block ? offset >= cut.inner : unsigned(offset) / unsigned(cut.inner);
       left = int(min(int64_t(size), (step + 1) * cut.inner - offset));
-      JITACT_UNROLL for (int k = 0; k < kSums; k++) sum[k] = next_sum[k] = 0;
+      JITACT_UNROLL for (int k = 0; k < kSummed; k++) sum[k] = next_sum[k] = 0;
     }
     const auto add = [&](int i, int k, T gradient) {
       const bool next = !one_value && i >= left;
@@ -151,16 +165,16 @@ __global__ void __launch_bounds__(kThreads)
     if (whole) {
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
-      else others = operands.template from<size, kPrepares || (one_value && kSums == kBroadcast)>(common, at);
-      compute_vector<S>(launch, words[v], others, numbers, at, add);
+      else others = operands.template from<size, kPrepares || (one_value && kSummed == kBroadcast)>(common, at);
+      compute_vector<op, S>(launch, inputs[v], others, numbers, at, add);
     } else {
 #pragma unroll 1
       for (int i = 0; i < size && at + i < n; i++)
-        compute_alone<S>(launch, operands.template from<1>(common, at + i), numbers, at + i,
+        compute_alone<op, S>(launch, operands.template from<1>(common, at + i), numbers, at + i,
                          [&](int k, T gradient) { add(i, k, gradient); });
     }
     if constexpr (!one_value) {
-      JITACT_UNROLL for (int k = 0; k < kSums; k++) {
+      JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
         sums[k][(v * kThreads + t) * 2] = sum[k].v;
         sums[k][(v * kThreads + t) * 2 + 1] = next_sum[k].v;
       }
@@ -168,9 +182,9 @@ __global__ void __launch_bounds__(kThreads)
   }
 
   if constexpr (one_value) {
-    JITACT_UNROLL for (int k = 0; k < kSums; k++) sums[k][t] = sum[k].v;
+    JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k][t] = sum[k].v;
     __syncthreads();
-    for (int k = t / 32; k < kSums; k += kThreads / 32) {
+    for (int k = t / 32; k < kSummed; k += kThreads / 32) {
       Value<S> v = 0;
       JITACT_UNROLL for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
       v = warp_sum(v);
@@ -191,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
       const int from = q == 0 ? 0 : begin_of(q * inner - rest);
       const int to = q + 1 >= count ? entries : begin_of((q + 1) * inner - rest);
       const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks that the plane lies in before this one
-      for (int k = 0; k < kSums; k++) {
+      for (int k = 0; k < kSummed; k++) {
         Value<S> v = 0;
         if (exists)
           for (int i = from + lane; i < to; i += lanes) v += sums[k][i];
@@ -215,39 +229,41 @@ struct Columns {
   bool repeat;      // whether a thread's vectors all have the same operands
 };
 
-template <typename S>
+// How many vectors are on their way to a thread of column_sums while it computes another: more where only dy is read.
+template <Op op> constexpr int kAhead = reads(op) > 1 ? 1 : 2;
+
+template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers<T>();
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size;
+  constexpr int size = Storage<S>::size, kSummed = summed(op), ahead = kAhead<op>;
   const int t = threadIdx.x;
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
-  T sums[kSums][size];
-  JITACT_UNROLL for (int k = 0; k < kSums; k++)
+  T sums[kSummed][size];
+  JITACT_UNROLL for (int k = 0; k < kSummed; k++)
     JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
-  const auto load = [&](Words (&words)[kReads], int64_t from) {
-    JITACT_UNROLL for (int r = 0; r < kReads; r++)
-      if (from < vectors) words[r] = read_vector<kSumsOp, S, kDense>(launch, r, launch.place<kDense>(from * size));
+  const auto load = [&](Inputs<op>& inputs, int64_t from) {
+    load_if<op, S>(from < vectors, launch, from * size, inputs);
   };
-  Words words[kReads];
-  load(words, v);
+  Inputs<op> inputs[ahead + 1];
+  JITACT_UNROLL for (int a = 0; a < ahead; a++) load(inputs[a], v + a * columns.threads);
 #pragma unroll 1
   for (; v < vectors; v += columns.threads) {
-    Words next[kReads];  // on its way while this vector is computed
-    load(next, v + columns.threads);
+    load(inputs[ahead], v + ahead * columns.threads);
     if constexpr (kBroadcast > 1 || kRandom > 0)
       if (!columns.repeat) others = operands.template from<size>(common, v * size);
-    compute_vector<S>(launch, words, others, numbers, v * size, [&](int i, int k, T gradient) { sums[k][i] += gradient; });
-    JITACT_UNROLL for (int r = 0; r < kReads; r++) words[r] = next[r];
+    const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
+    compute_vector<op, S>(launch, inputs[0], others, numbers, v * size, add);
+    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
@@ -255,19 +271,19 @@ __global__ void __launch_bounds__(kThreads)
       if (!columns.repeat) others = operands.template from<size>(common, v * size);
     JITACT_UNROLL for (int i = 0; i < size; i++)
       if (v * size + i < n)
-        compute_alone<S>(launch, Operands<S>::one_of(others, i), numbers, v * size + i,
+        compute_alone<op, S>(launch, Operands<S>::one_of(others, i), numbers, v * size + i,
                          [&](int k, T gradient) { sums[k][i] += gradient; });
   }
 
   if (columns.period > kThreads) {
     if (!takes_part) return;
-    JITACT_UNROLL for (int k = 0; k < kSums; k++)
+    JITACT_UNROLL for (int k = 0; k < kSummed; k++)
       JITACT_UNROLL for (int i = 0; i < size; i++) partials[k * places + g * size + i] = sums[k][i].v;
     return;
   }
   __shared__ Value<S> shared[kThreads * size];
   const int width = int(columns.width);
-  JITACT_UNROLL for (int k = 0; k < kSums; k++) {
+  JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
     __syncthreads();
     JITACT_UNROLL for (int i = 0; i < size; i++) shared[t * size + i] = sums[k][i].v;
     __syncthreads();
@@ -280,13 +296,13 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The threads that fill the GPU with column_sums: more would wait for others to end.
-template <typename S>
+template <Op op, typename S>
 int64_t column_threads() {
   static const int64_t threads = [] {
     int device = 0, processors = 0, blocks = 0;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
-    if constexpr (kSums > 0) cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<S>, kThreads, 0);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
     return int64_t(kThreads) * greater(1, processors) * greater(1, blocks);
   }();
   return threads;
@@ -374,9 +390,9 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 }
 
 // How one sweep is carried out, which sums the operands of one cut.
-template <typename S>
+template <Op op, typename S>
 struct Sweep {
-  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectors<Op::backward, S>;
+  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectors<op, S>;
   const Cut cut;
   bool columnwise;
   int64_t blocks;
@@ -409,11 +425,11 @@ struct Sweep {
       if (period <= kThreads) {
         columns.active = int(kThreads / period * period);
         columns.width = period * size;
-        blocks = between(vectors / (columns.active * kRowsPerThread), 1, column_threads<S>() / kThreads);
+        blocks = between(vectors / (columns.active * kRowsPerThread), 1, column_threads<op, S>() / kThreads);
         columns.threads = blocks * columns.active;
         return Sums(blocks * columns.width / plane_set, cut.count, cut.inner);
       }
-      const int64_t rows = lesser(column_threads<S>() / period, vectors / (period * kRowsPerThread));
+      const int64_t rows = lesser(column_threads<op, S>() / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
       columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
@@ -431,7 +447,7 @@ struct Sweeps {
   int count = 0, of[kSums + 1] = {};
 
   explicit Sweeps(const Call& call) {
-    for (int k = 0; k < kSums; k++) {
+    for (int k = 0; k < summed(call.op); k++) {
       bool is_new = call.broadcast[k].count > 1;
       for (int p = 0; p < count; p++)
         if (same(call.broadcast[of[p]], call.broadcast[k])) is_new = false;
@@ -443,20 +459,24 @@ struct Sweeps {
 };
 
 // What the folds of a sweep need of memory, in values: the partial sums, and what two more folds of them leave.
-template <typename S>
-int64_t workspace_values(const Sweep<S>& sweep) {
+template <Op op, typename S>
+int64_t workspace_values(const Sweep<op, S>& sweep) {
   const Sums whole(1, 1, sweep.sums.folded());
-  return kSums * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
+  return summed(op) * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
 }
 
 extern "C" int64_t workspace_bytes(const Call& call) {
-  return dispatch_dtype(call.dtype, [&]<typename S>() {
-    const Sweeps sweeps(call);
-    int64_t most = 0;
-    for (int p = 0; p < sweeps.count; p++)
-      most = greater(most, workspace_values<S>(Sweep<S>(call, call.broadcast[sweeps.of[p]])));
-    return most * int64_t(sizeof(Value<S>));
+  int64_t bytes = 0;
+  dispatch_sums(call.op, [&]<Op op>() {
+    dispatch_dtype(call.dtype, [&]<typename S>() {
+      const Sweeps sweeps(call);
+      for (int p = 0; p < sweeps.count; p++) {
+        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]]);
+        bytes = greater(bytes, workspace_values(sweep) * int64_t(sizeof(Value<S>)));
+      }
+    });
   });
+  return bytes;
 }
 
 template <typename S>
@@ -467,20 +487,21 @@ void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Ca
 }
 
 // From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.
-template <typename S>
-void fold_sweep(const Sweep<S>& sweep, const Call& call, bool first, cudaStream_t stream) {
+template <Op op, typename S>
+void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStream_t stream) {
+  constexpr int kSummed = summed(op);
   auto* partials = static_cast<Value<S>*>(call.workspace);
-  auto* folded = partials + kSums * sweep.sums.size();
-  auto* rest = folded + kSums * sweep.sums.folded();
+  auto* folded = partials + kSummed * sweep.sums.size();
+  auto* rest = folded + kSummed * sweep.sums.folded();
   Targets alike{}, none{};
   bool more = sweep.sums.splits > 1;
-  for (int k = 0; k < kSums; k++)
+  for (int k = 0; k < kSummed; k++)
     if (sweep.sums_up(call.broadcast[k])) alike.of[k] = call.sums[k], alike.wide[k] = call.broadcast[k].wide;
-  fold<S>(sweep.sums, partials, folded, call, more ? none : alike, kSums, stream);
-  if (more) fold<S>(sweep.folded, folded, rest, call, alike, kSums, stream);
+  fold<S>(sweep.sums, partials, folded, call, more ? none : alike, kSummed, stream);
+  if (more) fold<S>(sweep.folded, folded, rest, call, alike, kSummed, stream);
   if (sweep.cut.count == 1 || !first) return;
   const Sums whole(1, 1, sweep.sums.folded()), last(1, 1, whole.splits);
-  for (int k = 0; k < kSums; k++) {
+  for (int k = 0; k < kSummed; k++) {
     if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
     // As the only operand of a fold: its place is the first. (prepare is for operands that all are of one value.)
     Targets target{{call.sums[k]}, {call.broadcast[k].wide}};
@@ -490,23 +511,23 @@ void fold_sweep(const Sweep<S>& sweep, const Call& call, bool first, cudaStream_
   }
 }
 
-template <typename S>
-void launch_backward_sums(const Call& call, cudaStream_t stream) {
+template <Op op, typename S>
+void launch_sums(const Call& call, cudaStream_t stream) {
   const Sweeps sweeps(call);
   Call reading = call;  // a sweep that only reads
   for (Elements& written : reading.written) written.data = nullptr;
   for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
-    const Sweep<S> sweep(now, now.broadcast[sweeps.of[p]]);
+    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]]);
     const Launch launch(now, Storage<S>::size);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
     if (sweep.columnwise)
-      column_sums<S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.columns, sweep.sums.size());
+      column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.columns, sweep.sums.size());
     else if (sweep.cut.count == 1)
-      segment_sums<S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
+      segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
     else
-      segment_sums<S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
+      segment_sums<op, S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
     fold_sweep(sweep, call, p == 0, stream);
   }
 }

@@ -139,21 +139,25 @@ void find_keeps(All, ...);
 using Backward = decltype(find_backward<Single>(All(), 0));
 constexpr bool kHasBackward = !std::is_void_v<Backward>;
 constexpr bool kSavesOutput = !std::is_void_v<decltype(find_from_output<Single>(Others(), 0))>;
-constexpr bool kSavesBit =
-    !std::is_void_v<decltype(find_from_bit<Single>(Others(), 0))> && !std::is_void_v<decltype(find_keeps<Single>(All(), 0))>;
+using FromBit = decltype(find_from_bit<Single>(Others(), 0));
+constexpr bool kSavesBit = !std::is_void_v<FromBit> && !std::is_void_v<decltype(find_keeps<Single>(All(), 0))>;
 
 // The gradients: how many, and how many of them are an element's; the others are summed.
 template <typename R> constexpr int kLength = 1;
 template <typename T, int n> constexpr int kLength<Many<T, n>> = n;
 
-constexpr int kGradients = kHasBackward ? kLength<Backward> : kSavesBit ? 1 : count(has_gradient);
+constexpr int kBitGradients = kSavesBit ? kLength<FromBit> : 0;  // those that the bit is enough for
+constexpr int kGradients = kHasBackward ? kLength<Backward> : kSavesBit ? kBitGradients : count(has_gradient);
 constexpr int gradient_argument(int g) { return argument_of(has_gradient, g); }
 constexpr int kElementGradients = count(is_element, gradient_argument(kGradients - 1) + 1);
 constexpr int kSums = kGradients - kElementGradients;
+constexpr int kBitSums = kSavesBit ? kBitGradients - 1 : 0;
 // Whether the gradients of two elements, and of no more, can be written into one tensor: not beside random numbers, whose sums
 // go over dense memory.
 constexpr bool kPacks = kElements == 2 && kElementGradients == 2 && kRandom == 0;
 static_assert(kGradients <= count(has_gradient), "backward returns more gradients than forward has arguments that have one");
+static_assert(kBitGradients <= kGradients && count(is_element, gradient_argument(kBitSums) + 1) == 1,
+              "backward_from_bit returns the gradient of the first element, and of channels and rows right after it");
 
 // Whether the file has a prepare for its broadcast operands. (A concept, where nvcc 13.0 answers rightly.)
 template <typename... T>

@@ -110,7 +110,7 @@ JITACT_INLINE auto derived_backward(std::index_sequence<G...>, T dy, A... a) {
 #define JITACT_SLOPE_bit(count)                                                                                          \
   static constexpr bool has_slope = true;                                                                                \
   template <typename T, typename D, typename X, typename... A>                                                           \
-  static JITACT_INLINE T backward(D dy, X x, A... a) {                                              \
+  static JITACT_INLINE auto backward(D dy, X x, A... a) {                                           \
     return file::backward_from_bit<T>(dy, file::keeps<T>(x, a...), a...);                                                \
   }
 

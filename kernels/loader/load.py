@@ -228,6 +228,8 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
         fakes["forward_bit"] = lambda x, *others: (torch.empty_like(x), _fake_mask(x))
         fakes["forward_bit_"] = lambda x, *others: _fake_mask(x)
         fakes["backward_from_bit"] = lambda dy, mask, *others: torch.empty_like(dy)
+    if signature.bit_gradients > 1:
+        fakes["backward_from_bit"] = _fake_gradients(signature, from_bit=True)
     return fakes
 
 
@@ -235,17 +237,22 @@ def _fake_sum(operand: torch.Tensor) -> torch.Tensor:
     return operand.new_empty(operand.shape)
 
 
-def _fake_gradients(signature: Signature) -> Callable:
-    places = [(signature.tensors.index(operand.name), operand.role) for operand in signature.differentiable]
+def _fake_gradients(signature: Signature, *, from_bit: bool = False) -> Callable:
+    """Of ``backward``, or of a ``backward_from_bit`` of several gradients, which takes the mask in place of the elements."""
+    elements, operands = len(signature.of("element")), signature.differentiable
+    if from_bit:
+        elements, operands = 1, operands[: signature.bit_gradients]
+    of_others = signature.of("channel", "row")
 
-    def fake(dy: torch.Tensor, x: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
-        tensors, wanted = (x, *rest), rest[-1]
+    def fake(dy: torch.Tensor, *rest: object) -> tuple[torch.Tensor, ...]:
+        x, others, wanted = dy if from_bit else rest[0], rest[elements:], rest[-1]
         gradients = []
-        for g, (place, role) in enumerate(places):
+        for g, operand in enumerate(operands):
             if not wanted >> g & 1:
                 gradients.append(x.new_empty(0))
             else:
-                gradients.append(torch.empty_like(x) if role == "element" else _fake_sum(tensors[place]))
+                is_element = operand.role == "element"
+                gradients.append(torch.empty_like(x) if is_element else _fake_sum(others[of_others.index(operand.name)]))
         return tuple(gradients)
 
     return fake

@@ -84,11 +84,13 @@ class Signature(NamedTuple):
         operands: the arguments of ``forward``, in its order.
         functions: the functions that the loops call.
         gradients: how many gradients ``backward`` gives: of the first so many operands that have one.
+        bit_gradients: how many of those ``backward_from_bit`` gives; 0 where there is none.
     """
 
     operands: tuple[Operand, ...]
     functions: frozenset[str]
     gradients: int
+    bit_gradients: int = 0
 
     def of(self, *roles: str) -> tuple[str, ...]:
         """The names of the operands of some roles."""
@@ -196,7 +198,7 @@ def functions(text: str) -> dict[str, Function]:
         arguments = [_ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
         types = tuple(argument[1] if argument else "" for argument in arguments)
         known = all(type_ in (*ROLES, "bool") for type_ in types) and types[: len(form.first)] == form.first
-        if not known or (returns != form.returns and not (many and name == "backward")):
+        if not known or (returns != form.returns and not (many and name in ("backward", "backward_from_bit"))):
             declaration = f"{form.returns} {name}({''.join(f'{each} ..., ' for each in form.first)}operands...)"
             raise ValueError(f"line {line}: {name} must be declared as ELEMENTWISE {declaration}, each a {', '.join(ROLES)}")
         end = _end_of_block(text, match.end())
@@ -254,11 +256,17 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
             declared = ", ".join([*(f"{each} ..." for each in _FORMS[name].first), *operands_there])
             raise ValueError(f"line {function.line}: {name} must take ({declared}), as forward's arguments are")
     most = sum(operand.role in _WITH_GRADIENT for operand in operands)
-    gradients = found["backward"].results if "backward" in found else 1 if "backward_from_bit" in found else most
+    from_bit = found["backward_from_bit"].results if "backward_from_bit" in found else 0
+    gradients = found["backward"].results if "backward" in found else from_bit or most
     if gradients > most:
-        line = found["backward"].line
+        line = found["backward" if "backward" in found else "backward_from_bit"].line
         raise ValueError(f"line {line}: backward returns {gradients} gradients, of {most} operands that have one")
-    return Signature(tuple(operands), frozenset(found), gradients)
+    with_gradient = [operand.role for operand in operands if operand.role in _WITH_GRADIENT][:from_bit]
+    if from_bit > gradients or "element" in with_gradient[1:]:
+        line = found["backward_from_bit"].line
+        what = f"{gradients}, as backward does" if from_bit > gradients else "one, as the next operand is an element"
+        raise ValueError(f"line {line}: backward_from_bit returns {from_bit} gradients; it can return {what}")
+    return Signature(tuple(operands), frozenset(found), gradients, from_bit)
 
 
 def without_underscores(names: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from .signature import Operand, prepares
 from .source import KernelSource
 from .uses import line_directive
 
-__all__ = ["from_output_source", "gradients_source", "slope_source"]
+__all__ = ["from_bit_source", "from_output_source", "gradients_source", "slope_source"]
 
 _INCLUDE = re.compile(r"^[ \t]*#[ \t]*include.*", re.MULTILINE)
 
@@ -36,6 +36,22 @@ def from_output_source(source: KernelSource) -> KernelSource:
     body = f"activation::backward_from_output({', '.join(['dy', 'y', *_given(others)])})"
     text = f"ELEMENTWISE T forward(T y, T dy{_declared(others, ', ')}) {{ return {body}; }}\n"
     return _made_of(source, f"{source.name}_from_output", text)
+
+
+def from_bit_source(source: KernelSource) -> KernelSource:
+    """Of an activation with several gradients from a bit: ``forward(bit, dy, operands..., which)`` is one, of one element.
+
+    The bit is 1 or 0. Nothing is summed.
+    """
+    operands, last = _own_names(source), source.signature.bit_gradients - 1
+    others = [operand for operand in operands if operand.role != "element"]
+    chosen = "".join(f"which == {g} ? found.of[{g}] : " for g in range(last))
+    text = f"""ELEMENTWISE T forward(T bit, T dy{_declared(others, ", ")}, Number<T> which) {{
+  const auto found = {_from_bit(operands, "bit != 0")};
+  return {chosen}found.of[{last}];
+}}
+"""
+    return _made_of(source, f"{source.name}_from_bit", text)
 
 
 def gradients_source(source: KernelSource) -> KernelSource:
@@ -86,11 +102,16 @@ def _gradient(source: KernelSource, operands: list[Operand], g: int) -> str:
         body = f"return activation::backward({', '.join(['dy', *_given(operands)])}){which};"
     elif "backward_from_bit" in signature.functions and not prepared:
         bit = f"activation::keeps({', '.join(_given(operands))})"
-        others = _given([operand for operand in operands if operand.role != "element"])
-        body = f"return activation::backward_from_bit({', '.join(['dy', bit, *others])});"
+        body = f"return {_from_bit(operands, bit)}{f'.of[{g}]' if signature.bit_gradients > 1 else ''};"
     else:
         body = _derived(operands, signature.differentiable[g].name, prepared)
     return f"ELEMENTWISE T slope_{g}(T dy, {_declared(operands)}) {{\n  {body}\n}}\n"
+
+
+def _from_bit(operands: list[Operand], bit: str) -> str:
+    """A call of ``backward_from_bit``."""
+    others = _given([operand for operand in operands if operand.role != "element"])
+    return f"activation::backward_from_bit({', '.join(['dy', bit, *others])})"
 
 
 def _derived(operands: list[Operand], by: str, prepared: list[Operand]) -> str:
