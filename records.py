@@ -223,7 +223,7 @@ class Activation:
 
     @cached_property
     def from_bit(self) -> Activation:
-        """Its gradients from a bit as an activation, of that, ``dy``, the operands that are no elements and a gradient's number."""
+        """Its gradients from a bit as an activation, of that, ``dy``, the other operands and the number of one of them."""
         return self._derived(from_bit_source(self.source), (*self.params, ("which", 0.0)))
 
     def _derived(self, kernel: KernelSource, params: tuple[tuple[str, float], ...]) -> Activation:

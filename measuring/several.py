@@ -61,30 +61,31 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
 
 
 def rows_of_several(module: ActivationModule, x: Tensor) -> Iterable[Row]:
-    """A row for what backward keeps where all gradients are wanted, by samples of all operands, of which ``x`` is the first."""
+    """A row for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first."""
     record, params = in_eval(module)
-    dtype, names = x.dtype, record.layout.tensors
+    dtype, names, layout = x.dtype, record.layout.tensors, record.layout
     x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
-    learned = tuple(names[place] for place in record.layout.places)
+    learned = tuple(names[place] for place in layout.places)
     operands = [x, *(_sample(x, seed) for seed in range(1, len(names)))]
     wide = [operand.double() for operand in operands]
     exact = _Exact(record, params, wide, learned, torch.float64 if dtype is torch.float64 else torch.float32)
     dy = incoming(exact.largest_slope, dtype, FORMULA[dtype].floor)
-    found = _value_and_gradients(kernel(record, params, "input"), operands, learned, names, dy)
-    far = wide[0].abs() > torch.finfo(exact.registers).max ** FAR
-    slips = [torch.zeros_like(far)] * len(found)
-    if dtype is not torch.float64:  # what the same formula gives in float64 tells a slip from digits or a range too few
-        right = _value_and_gradients(kernel(record, params, "input"), wide, learned, names, torch.ones_like(wide[0]))
-        slips = [judge.wrong(each) for judge, each in zip(exact.judges(torch.float64), right, strict=True)]
-        far &= ~torch.stack(slips).any(0)
-    worst = []
-    for by, actual, judge, slip, scale in zip(["", *learned], found, exact.judges(dtype), slips, exact.scales, strict=True):
-        one, where = _worst(x, actual, judge, slip, far, GRADIENT_FLOOR * scale if by else None)
-        at = ", ".join(f"{name} = {float(operand[where]):.8g}" for name, operand in zip(names, operands, strict=True))
-        worst.append(replace(one, by=by, at=at))
-    gradient = max(worst[1:], key=lambda each: (bool(each.wrong), each.ulp))
     yardstick = dtype is torch.float64 and not record.has_reference
-    yield Row(dtype, "input", x.numel(), None if yardstick else worst[0], gradient, exact.untold)
+    for save in ("input", "bit") if layout.from_bit == layout.places else ("input",):
+        found = _value_and_gradients(kernel(record, params, save), operands, learned, names, dy)
+        far = wide[0].abs() > torch.finfo(exact.registers).max ** FAR
+        slips = [torch.zeros_like(far)] * len(found)
+        if dtype is not torch.float64:  # what the same formula gives in float64 tells a slip from digits or a range too few
+            right = _value_and_gradients(kernel(record, params, save), wide, learned, names, torch.ones_like(wide[0]))
+            slips = [judge.wrong(each) for judge, each in zip(exact.judges(torch.float64), right, strict=True)]
+            far &= ~torch.stack(slips).any(0)
+        worst = []
+        for by, actual, judge, slip, scale in zip(["", *learned], found, exact.judges(dtype), slips, exact.scales, strict=True):
+            one, where = _worst(x, actual, judge, slip, far, GRADIENT_FLOOR * scale if by else None)
+            at = ", ".join(f"{name} = {float(operand[where]):.8g}" for name, operand in zip(names, operands, strict=True))
+            worst.append(replace(one, by=by, at=at))
+        gradient = max(worst[1:], key=lambda each: (bool(each.wrong), each.ulp))
+        yield Row(dtype, save, x.numel(), None if yardstick else worst[0], gradient, exact.untold)
 
 
 class _Exact:

@@ -10,7 +10,8 @@ import torch
 from common import DTYPES
 from torch import Tensor
 
-from jitact import kernels
+import jitact
+from jitact import kernels, registry
 from jitact.compiling.formulas import Formula, Unreadable
 from jitact.kernels import KernelSource
 from jitact.kernels.loader.signature import read_signature
@@ -270,6 +271,26 @@ def test_what_operators_refuse(two, gated) -> None:
             gated("forward")(x, up)
 
 
+BITS = """ELEMENTWISE T forward(T x, Channel<T> b) { return x + b < 0 ? 0 : x + b; }
+ELEMENTWISE bool keeps(T x, Channel<T> b) { return !(x + b <= 0); }
+ELEMENTWISE Many<T, 2> backward_from_bit(T dy, bool positive"""
+
+
+def test_files_with_several_gradients_from_a_bit(device: str) -> None:
+    text = f"{BITS}, Channel<T>) {{ return {{positive ? dy : 0, positive ? dy : 0}}; }}"
+    assert read_signature(text).gradients == read_signature(text).bit_gradients == 2
+    defined = jitact.define("biased_relu", source=f'#include "elementwise.cuh"\n{text}')
+    try:
+        x, b, dy = torch.randn(7, 5, device=device), torch.randn(5, device=device), torch.randn(7, 5, device=device)
+        x.requires_grad_(), b.requires_grad_()
+        for save in (None, "input"):  # whose gradients follow from the bit too
+            found = torch.autograd.grad(jitact.biased_relu(x, b, save=save), [x, b], dy)
+            torch.testing.assert_close(found, torch.autograd.grad((x + b).relu(), [x, b], dy))
+        assert defined.activation.saves == ("bit", "input") and defined.activation.layout.from_bit == (0, 1)
+    finally:
+        registry.unregister("biased_relu")
+
+
 def test_the_signature() -> None:
     two = read_signature(TWO)
     assert two.of("element") == ("gate", "up") and two.of("channel", "row") == ("scale", "weight", "shift")
@@ -285,6 +306,12 @@ def test_the_signature() -> None:
         ("ELEMENTWISE T forward(T x) { return x; }\nELEMENTWISE Many<T, 2> backward(T dy, T x) { return {dy, dy}; }",
          "line 2: backward returns 2 gradients, of 1"),
         ("ELEMENTWISE T forward(T x, Chanel<T> w) { return x; }", "line 1: forward must be declared as"),
+        (f"{BITS}, Channel<T> b) {{ return {{dy, dy, dy}}; }}".replace("Many<T, 2>", "Many<T, 3>"),
+         "line 3: backward returns 3 gradients, of 2"),
+        (f"{BITS}, Channel<T> b) {{ return {{dy, dy}}; }}\nELEMENTWISE T backward(T dy, T x, Channel<T> b) {{ return dy; }}",
+         "line 3: backward_from_bit returns 2 gradients; it can return 1, as backward does"),
+        (f"{BITS}) {{ return {{dy, dy}}; }}".replace("Channel<T> b", "T b"),
+         "line 3: backward_from_bit returns 2 gradients; it can return one, as the next operand is an element"),
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             read_signature(text)
