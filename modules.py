@@ -14,14 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from .fusing.around import check_seed, probability, run_around
-from .measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
+from .measuring.inputs import KernelBenchForm
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 from .running import run, run_with_operands
 
-__all__ = ["ActivationModule", "make_function", "make_module", "variant"]
+__all__ = ["ActivationModule", "StandingIn", "make_function", "make_module", "variant"]
 
 
-class ActivationModule(nn.Module):
+class StandingIn(nn.Module):
+    """Base of modules that ``replace`` puts in place of PyTorch's."""
+
+    def _get_name(self) -> str:
+        """The class in a printed model, where one that stands in place of PyTorch's is told from it."""
+        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
+
+
+class ActivationModule(KernelBenchForm, StandingIn):
     """Base of the classes that :func:`make_module` makes: modules that drop in where ``torch.nn``'s stand."""
 
     activation: ClassVar[Activation]
@@ -105,10 +113,6 @@ class ActivationModule(nn.Module):
         shown += [f"save={self.save!r}"] if self.save else []
         return ", ".join(shown)
 
-    def _get_name(self) -> str:
-        """The class in a printed model, where one that stands in place of PyTorch's is told from it."""
-        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
-
     def __reduce__(self) -> tuple:
         """By the activation's name: a class that was defined in a notebook has no other address. No code is in a pickle."""
         record = self.activation
@@ -122,20 +126,8 @@ class ActivationModule(nn.Module):
         return new
 
     @classmethod
-    def get_inputs(
-        cls,
-        batch_size: int = BATCH_SIZE,
-        dim: int = DIM,
-        *,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> list[Tensor]:
-        """Random normal tensors, one or as many as forward takes, as KernelBench wants it.
-
-        Of 6.4 GB each, in float32, or of JITACT_BATCH_SIZE x JITACT_DIM if these are set; many on a CPU are told of.
-        """
-        count = cls.activation.layout.elements
-        return [kernelbench_input(batch_size, dim, device, dtype) for _ in range(count)]
+    def _widths(cls, dim: int) -> list[int]:
+        return [dim] * cls.activation.layout.elements
 
     @classmethod
     def get_init_inputs(cls) -> list:
@@ -219,9 +211,9 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
     return library[names[options[argument]]]
 
 
-# To unpickle: by name, and what was defined by its fingerprint too, so that a name may have been defined again.
-_modules: dict[str, type[ActivationModule]] = {}
-_defined: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
+# To unpickle, as long as somebody has the class: by name and, so that a name may be defined again, by fingerprint. The latest
+# definition is the last.
+_made: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
@@ -232,8 +224,9 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
     """
     if name.startswith(GENERATED):
         _generate(name.removeprefix(GENERATED))
-    cls = _defined.get((name, fingerprint)) if fingerprint else _modules.get(name)
-    if cls is None and name not in _modules:
+    of_name = [cls for cls in _classes() if cls.activation.name == name]
+    cls = _made.get((name, fingerprint)) if fingerprint else (of_name or [None])[-1]
+    if not of_name:
         raise LookupError(
             f"the activation {name!r} is not defined in this process; define it before loading a module of it, in a file that "
             "worker processes import too (not under if __name__ == '__main__'), or with jitact.load_folder"
@@ -241,10 +234,15 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
     if cls is None:
         raise LookupError(
             f"the activation {name!r} is another here than where this was saved: there {equation}, here "
-            f"{_modules[name].activation.equation_with_numbers}; define it as it was before loading (and as it is again "
+            f"{of_name[-1].activation.equation_with_numbers}; define it as it was before loading (and as it is again "
             "afterwards), or load a state_dict into a new model"
         )
     return cls.__new__(cls)
+
+
+def _classes() -> list[type[ActivationModule]]:
+    """What :func:`make_module` made and somebody has."""
+    return [cls for reference in _made.valuerefs() if (cls := reference()) is not None]
 
 
 GENERATED = "gated_"
@@ -274,9 +272,8 @@ def make_module(record: Activation) -> type[ActivationModule]:
     }
     bases = (base, record.module) if record.channels and record.module else (base,)
     cls = type(record.title, bases, members)
-    _modules[record.name] = cls
-    if record.fingerprint:
-        _defined[record.name, record.fingerprint] = cls
+    _made.pop((record.name, record.fingerprint), None)
+    _made[record.name, record.fingerprint] = cls
     return cls
 
 
@@ -284,7 +281,7 @@ def __getattr__(title: str) -> type[ActivationModule]:
     """A class that :func:`make_module` made, by its title: where pickles of the class itself, or of its ``Model``, look."""
     if title.startswith("Gated"):
         _generate(title.removeprefix("Gated"))
-    for cls in tuple(_modules.values()):
+    for cls in reversed(_classes()):
         if cls.__name__ == title:
             return cls
     raise AttributeError(f"module {__name__!r} has no attribute {title!r}")

@@ -34,7 +34,9 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
         RuntimeError: in place on a leaf that requires a gradient, or on an inference tensor outside of inference mode.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
-        return _stood_in_for(x, record, params, inplace, save, fast_math)
+        if not is_stand_in(x):
+            check_tensor(record, x)
+        return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
     return run_fitted(record, (x,), record.check(params, inplace, save, fast_math), inplace, save, fast_math)
 
 
@@ -79,7 +81,10 @@ def called_later(
     options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
     options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
     stand_ins = tuple(value for value in (*given.values(), *beside.values()) if is_stand_in(value))
-    return handle_torch_function(record.function, stand_ins, **given, **options, **beside, save=save, fast_math=fast_math)
+    first, *others = given
+    named = {name: given[name] for name in others}
+    function, options = record.function, options | {"save": save, "fast_math": fast_math}
+    return handle_torch_function(function, stand_ins, given[first], **named, **options, **beside)
 
 
 def run_fitted(
@@ -217,12 +222,3 @@ def _evaluated(token: str) -> bool:
 
 
 _evaluated._dynamo_marked_constant = True
-
-
-def _stood_in_for(x: Any, record: Activation, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> Any:
-    """What a call gives for something that is no tensor that kernels take: a call to be made later, or TypeError."""
-    if not is_stand_in(x):
-        check_tensor(record, x)
-    options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
-    options |= {"inplace": True} if inplace else {}
-    return handle_torch_function(record.function, (x,), x, **options, save=save, fast_math=fast_math)

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ..modules import ActivationModule
@@ -59,16 +58,8 @@ class GatedModule(ActivationModule):
         return ", ".join([*shown, *(f"{name}={getattr(self, name)!r}" for name in chosen)])
 
     @classmethod
-    def get_inputs(
-        cls,
-        batch_size: int = 4096,
-        dim: int = 393216,
-        *,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> list[Tensor]:
-        """One random normal tensor that holds both, ``(batch_size, 2 * dim)``."""
-        return [torch.randn(batch_size, 2 * dim, device=device, dtype=dtype)]
+    def _widths(cls, dim: int) -> list[int]:
+        return [2 * dim]  # of the one that holds both
 
 
 def make_gated_reference(record: Activation) -> type[nn.Module]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..kernels.loader import log
 
-__all__ = ["BATCH_SIZE", "DIM", "kernelbench_input"]
+__all__ = ["BATCH_SIZE", "DIM", "KernelBenchForm", "kernelbench_input"]
 
 MUCH = 10**9  # bytes that a CPU's memory may not have to spare
 
@@ -38,3 +38,28 @@ def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dty
             amount / 1e9,
         )
     return torch.randn(batch_size, dim, device=device, dtype=dtype)
+
+
+class KernelBenchForm:
+    """What KernelBench calls of a class, its ``ModelNew``, to make inputs."""
+
+    @classmethod
+    def get_inputs(
+        cls,
+        batch_size: int = BATCH_SIZE,
+        dim: int = DIM,
+        *,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> list[Tensor]:
+        """Random normal tensors, one or as many as forward takes, as KernelBench wants it.
+
+        Of 6.4 GB each, in float32, or of JITACT_BATCH_SIZE x JITACT_DIM if these are set; many on a CPU are told of. A gated
+        activation gets one tensor that holds both, twice as wide.
+        """
+        return [kernelbench_input(batch_size, width, device, dtype) for width in cls._widths(dim)]
+
+    @classmethod
+    def _widths(cls, dim: int) -> list[int]:
+        """Of the tensors that forward takes, where ``dim`` is asked for."""
+        return [dim]

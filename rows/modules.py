@@ -8,34 +8,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..measuring.inputs import BATCH_SIZE, DIM, kernelbench_input
+from ..measuring.inputs import KernelBenchForm
+from ..modules import StandingIn
 from ..registry import normalise
 from . import functions
 
 __all__ = ["COUNTERPARTS", "SETTINGS", "LogSoftmax", "RowModule", "Softmax", "Softmax2d", "Softmin", "class_of_rows"]
 
 
-class RowModule(nn.Module):
+class RowModule(StandingIn):
     """What the modules have in common."""
 
-    def _get_name(self) -> str:
-        return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
 
-
-class OfAnyDimension(RowModule):
+class OfAnyDimension(KernelBenchForm, RowModule):
     """What those have that take a dimension: KernelBench's form, as ``ModelNew`` beside PyTorch's as ``Model``."""
-
-    @classmethod
-    def get_inputs(
-        cls,
-        batch_size: int = BATCH_SIZE,
-        dim: int = DIM,
-        *,
-        device: str | torch.device = "cpu",
-        dtype: torch.dtype = torch.float32,
-    ) -> list[Tensor]:
-        """A random normal tensor, as KernelBench wants it: of 6.4 GB, or as JITACT_BATCH_SIZE and JITACT_DIM say."""
-        return [kernelbench_input(batch_size, dim, device, dtype)]
 
     @classmethod
     def get_init_inputs(cls) -> list:

@@ -14,6 +14,7 @@ from fractions import Fraction
 from pathlib import Path
 from random import Random as random_of
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -695,7 +696,7 @@ def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> N
     for model in (pickle.loads(saved), copy.copy(pickle.loads(saved))):  # what it was is known in this process
         assert type(model[0]) is old and torch.equal(model[0](X), X * (3 * X).sin())
     assert type(copy.copy(old())) is old
-    monkeypatch.setattr(modules, "_defined", {})  # as in another process
+    monkeypatch.setattr(modules, "_made", WeakValueDictionary({("swoosh", new.activation.fingerprint): new}))  # as elsewhere
     with pytest.raises(LookupError) as caught:
         pickle.loads(saved)
     told = "swoosh(x, a) = x * sin(a * x), here swoosh(x, b) = x * cos(b * x); define it as it was before loading"
@@ -704,7 +705,7 @@ def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> N
     model = pickle.loads(saved)
     assert type(model[0]) is again and torch.equal(model[0](X), X * (3 * X).sin())
     model.load_state_dict(torch.nn.Sequential(new()).state_dict())
-    monkeypatch.setattr(modules, "_modules", {})
+    monkeypatch.setattr(modules, "_made", WeakValueDictionary())
     with pytest.raises(
         LookupError, match=r"'swoosh' is not defined in this process; .*\(not under if __name__ == '__main__'\), or with"
     ):

@@ -8,6 +8,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import pytest
 import torch
@@ -327,7 +328,7 @@ def test_pickles_tell_channel_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     other = jitact.define("scaled", "silu(x) * w", w=Channel(dim=0))
     two = jitact.define("scaled", "silu(x) * w")
     assert len({each.activation.fingerprint for each in (again, other, two)}) == 3
-    monkeypatch.setattr(modules, "_defined", {})
+    monkeypatch.setattr(modules, "_made", WeakValueDictionary({("scaled", two.activation.fingerprint): two}))
     with pytest.raises(LookupError, match=re.escape("there scaled(x, w) = silu(x) * w, here scaled(x, w) = silu(x) * w")):
         pickle.loads(saved)
 
