@@ -316,7 +316,7 @@ struct Sums {
   int64_t splits;  // blocks that share the same values
 
   Sums(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
-    wide = int(between(32 / inner, 1, count));
+    wide = int(between((inner == 1 ? 8 : 32) / inner, 1, count));  // 8 fill what memory gives at once, in many blocks
     const int64_t all = outer * wide * inner;
     splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / wide);
     const int64_t step = active();
@@ -346,10 +346,18 @@ __global__ void __launch_bounds__(kThreads)
   partials += k * sums.outer * sums.count * sums.inner;
 
   Value<S> v = 0;
-  if (t < active) {
+  const int64_t all = sums.count * sums.inner;
+  if (sums.wide > 1) {  // a thread stays with its place
+    const int64_t place = c0 * sums.inner + t % int(span), step = active / span * all;
+    const Value<S>* from = partials + (begin / span + t / int(span)) * all + place;
+    if (t < active && place < all)
+#pragma unroll 8
+      for (int64_t i = begin + t; i < end; i += active, from += step) v += *from;
+  } else {
+#pragma unroll 4
     for (int64_t i = begin + t; i < end; i += active) {
-      const int64_t outer = i / span, place = c0 * sums.inner + (i - outer * span);
-      if (place < sums.count * sums.inner) v += partials[outer * sums.count * sums.inner + place];
+      const int64_t outer = sums.outer == 1 ? 0 : i / span;
+      v += partials[outer * all + c0 * sums.inner + (i - outer * span)];
     }
   }
   __shared__ Value<S> shared[kThreads];
