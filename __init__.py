@@ -23,6 +23,7 @@ __version__ = "0.2.0"
 PUBLIC = {
     "REGISTRY": "registry",
     "Channel": "records",
+    "Row": "records",
     "check": "measuring.checks",
     "define": "definitions.define",
     "export": "exporting.onefile",

@@ -20,7 +20,7 @@ from .measuring.oracle import curve
 from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
-from .records import Activation, Channel
+from .records import Activation, Channel, Row
 from .registry import names
 
 __all__ = ["describe", "describe_html", "load_ipython_extension"]
@@ -54,8 +54,8 @@ FIELD = re.compile(r"^[ \t]*([A-Za-z_]\w*)[ \t]*:[ \t]*", re.MULTILINE)
 def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     """Defines an activation: ``%%activation NAME [PARAMETER=DEFAULT ...] [--check]``, below it an expression or a kernel file.
 
-    A default may be a ``Channel(...)``, for an operand with a learned value for each channel; ``operands=gate,up`` lists the
-    tensors, where their order is to be another than that of occurrence.
+    A default may be a ``Channel(...)``, for an operand with a learned value for each channel, or ``Row()``, with one for
+    each row; ``operands=gate,up`` lists the tensors, where their order is to be another than that of occurrence.
 
     Compiles, binds the class to its title (``swoosh`` to ``Swoosh``), and shows it; with ``--check``, checks it too. Lines that
     begin with ``backward:`` or ``backward_from_output:`` below an expression give the gradient::
@@ -82,8 +82,8 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     return cls
 
 
-def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, float | Channel]]:
-    """What a line says of operands: the list of tensors, if there is one, and parameters and channel operands.
+def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, float | Channel | Row]]:
+    """What a line says of operands: the list of tensors, if there is one, and parameters, channel and row operands.
 
     Raises:
         ValueError: one cannot be a parameter, is there twice, or has no default that one can have.
@@ -105,7 +105,7 @@ def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, 
 
 
 def _define(
-    name: str, operands: tuple[str, ...] | None, params: dict[str, float | Channel], cell: str
+    name: str, operands: tuple[str, ...] | None, params: dict[str, float | Channel | Row], cell: str
 ) -> type[ActivationModule]:
     if "ELEMENTWISE" in cell:
         return define(name, source=cell, operands=operands, **params)

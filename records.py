@@ -29,6 +29,7 @@ __all__ = [
     "Channel",
     "Gating",
     "Requirement",
+    "Row",
     "as_number",
     "by_token",
     "check_tensor",
@@ -90,6 +91,11 @@ class Channel(NamedTuple):
     init: float = 1.0
     dim: int = -1
     one: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """An operand with one value for each row of ``x``, which is all its dimensions but the last; calls give it."""
 
 
 class Layout(NamedTuple):

@@ -20,13 +20,13 @@ from torch import Tensor
 
 from .. import registry
 from ..modules import ActivationModule
-from ..records import Channel
+from ..records import Channel, Row
 from . import kernel_file
 from .definition import Definition, read_definition, with_header
 from .expression import Expression, ExpressionError, in_cpp
 from .operands import Declared, check_element, check_operands, declared
 
-__all__ = ["Channel", "Definition", "define", "load_folder", "save_folder"]
+__all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder"]
 
 
 def define(
@@ -40,7 +40,7 @@ def define(
     saves: str | Iterable[str] | None = None,
     reference: Callable[..., Tensor] | None = None,
     formula: str | None = None,
-    **params: float | Channel,
+    **params: float | Channel | Row,
 ) -> type[ActivationModule]:
     """Makes an activation and registers it: ``define("swoosh", "x * sin(x)")``, ``define("my_swiglu", "silu(gate) * up")``.
 
@@ -56,8 +56,8 @@ def define(
             declare is that, and any other name is a tensor. A number is one of the tensors' type: ``1 / 2`` is 0.5.
         backward: the gradient, in ``dy``, the tensor and the parameters; derived from forward by the compiler if left out, as
             it has to be where several operands have gradients.
-        operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel
-            operands, those that are not to follow the tensors.
+        operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel and
+            row operands, those that are not to follow the tensors.
         backward_from_output: the gradient in ``dy``, ``y`` and the parameters, for ``save="output"``.
         source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one.
         saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
@@ -66,7 +66,7 @@ def define(
             stands in.
         formula: forward, for people; the expression if left out.
         params: the parameters with their defaults, in the order of the constructor's arguments, and the operands with a
-            learned value for each channel, as :class:`Channel`.
+            learned value for each channel, as :class:`Channel`, or with a value for each row, as :class:`Row`.
 
     Raises:
         ExpressionError: an expression will not do; the message points at the place.
@@ -81,7 +81,7 @@ def define(
     if source is not None and operands is not None:
         raise TypeError(f"define({name!r}, source=...) takes the operands from the source; leave out operands")
     given = declared(name, params)
-    fields = {"parameters": (given.params | given.channels) or None, "keeps": saves, "formula": formula}
+    fields = {"parameters": (given.params | given.beside) or None, "keeps": saves, "formula": formula}
     expressions, path = None, f"<{name}>"
     if expression is not None:
         listed = None if operands is None else check_operands(name, operands, given)
@@ -240,10 +240,11 @@ def _read_expressions(
         ExpressionError: one of them will not do.
         ValueError: an operand occurs in none, or cannot have its name, or a gradient cannot be an expression.
     """
-    elements = None if listed is None else [operand for operand in listed if operand not in given.channels]
-    if listed and listed[0] in given.channels:
-        raise ValueError(f"{name}: operands= must begin with a tensor of elements, got the channel operand {listed[0]}")
-    order = dict.fromkeys([*(operand for operand in listed or () if operand in given.channels), *given.channels])
+    elements = None if listed is None else [operand for operand in listed if operand not in given.beside]
+    if listed and listed[0] in given.beside:
+        kind = "channel" if listed[0] in given.channels else "row"
+        raise ValueError(f"{name}: operands= must begin with a tensor of elements, got the {kind} operand {listed[0]}")
+    order = dict.fromkeys([*(operand for operand in listed or () if operand in given.beside), *given.beside])
     expressions: dict[str, Expression] = {}
 
     def read(function: str, text: str, elements: Iterable[str] | None) -> Expression:
@@ -270,7 +271,9 @@ def _read_expressions(
             message = f"{name}, {function}: does not use dy, the gradient that comes in; write dy * ({found.text})"
             raise ExpressionError(message, text.strip(), 0, len(text.strip()))
     used = frozenset().union(*(expression.names for expression in expressions.values()))
-    for kind, names in (("a parameter", given.params), ("a channel operand", order), ("an operand", listed or ())):
+    rows = [operand for operand in order if operand not in given.channels]
+    kinds = {"a parameter": given.params, "a channel operand": given.channels, "a row operand": rows}
+    for kind, names in (kinds | {"an operand": listed or ()}).items():
         unused = [operand for operand in names if operand not in used]
         if unused:
             raise ValueError(f"{name}: {', '.join(unused)} given as {kind}, but not used in {' or '.join(expressions)}")
@@ -280,7 +283,8 @@ def _read_expressions(
 def _write_kernel(expressions: dict[str, Expression], listed: tuple[str, ...], given: Declared) -> str:
     """A kernel file with functions that return expressions."""
     forward = expressions["forward"]
-    types = {name: "T" for name in forward.elements} | dict.fromkeys(given.channels, "Channel<T>")
+    types = {name: "T" for name in forward.elements}
+    types |= {name: f"{type(operand).__name__}<T>" for name, operand in given.beside.items()}
     tensors = [(types[name], name) for name in dict.fromkeys([*listed, *types])]
     random = [("Random<T>", name) for name in forward.random]
     numbers = [("Number<T>", in_cpp(name)) for name in given.params]

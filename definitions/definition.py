@@ -18,7 +18,7 @@ from ..kernels import KernelSource
 from ..kernels.loader import signature
 from ..kernels.loader.signature import Signature
 from ..kernels.loader.slopes import slope_source
-from ..records import Activation, Channel, Requirement
+from ..records import Activation, Channel, Requirement, Row
 from ..running import run, run_fitted
 from . import kernel_file
 from .expression import Expression, ExpressionError
@@ -125,16 +125,19 @@ def _channels(there: Signature, numbers: tuple[str, ...], given: Mapping[str, ob
     """The channel operands of a kernel file; what is not declared of one has the defaults of :class:`Channel`.
 
     Raises:
-        ValueError: what is declared is no channel operand there, or no parameter, or one is not declared.
+        ValueError: what is declared is no channel or row operand there, or no parameter, or one is not declared.
     """
-    channels = there.of("channel")
+    channels, rows = there.of("channel"), there.of("row")
     for name, value in given.items():
+        if isinstance(value, Row) != (name in rows):
+            told = ", ".join(rows) or "none"
+            raise ValueError(f"{name} is declared as {value!r}; forward's arguments of type Row<T> are {told}")
         if isinstance(value, Channel) and name not in channels:
             told = ", ".join(channels) or "none"
             raise ValueError(f"{name} is declared as a Channel; forward's arguments of type Channel<T> are {told}")
         if name in channels and not isinstance(value, Channel):
             raise ValueError(f"{name} is a Channel<T> in the kernel file, declared as {value!r}; declare it as a Channel()")
-    params = [name for name in given if name not in channels]
+    params = [name for name in given if name not in (*channels, *rows)]
     if set(params) != set(numbers):
         how = f"define(..., {numbers[0]}=1.0) or // parameters: {numbers[0]} = 1.0" if numbers else "leave them out"
         told = [", ".join(each) or "none" for each in (numbers, params)]
@@ -249,6 +252,7 @@ def _fingerprint(
     if expressions.keys() == functions.keys() and re.fullmatch(r'\s*#\s*include\s*"elementwise\.cuh"\s*|\s*', code):
         formula = sorted((name, expression.key) for name, expression in expressions.items())
     told = (names, formula, *((name, channel.dim, channel.one) for name, channel in channels.items()))
+    told += tuple((name, "row") for name in kernel.signature.of("row"))
     return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
 
 

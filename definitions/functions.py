@@ -139,7 +139,7 @@ class Called(NamedTuple):
 
     def __call__(self, *values: Tensor | float) -> Tensor:
         """In PyTorch: by the form that loses no digits where those of float64 are wanted."""
-        if self.record.channels:  # then it is an expression, in whose order of operands elements come first
+        if len(self.tensors) > self.record.layout.elements:  # then it is an expression, whose elements come first
             given = dict(zip(self.tensors, values, strict=False))
             return self.record.expression.value(*[given[name] for name in self.record.layout.tensors], *values[len(given) :])
         in_float64 = any(isinstance(value, Tensor) and value.dtype is torch.float64 for value in values)
@@ -162,11 +162,11 @@ def called(name: str, beside: Mapping[str, Activation]) -> Called | None:
         return None
     signature = record.source.signature
     kinds = [("a value for each channel", "channel"), ("a value for each row", "row"), ("random numbers", "random")]
-    # To an expression a channel operand is a tensor like others: how it broadcasts says only what its own form in PyTorch is.
-    for what, role in kinds[getattr(record, "expression", None) is not None :]:
+    # To an expression these two are tensors like others: how they broadcast says only what their own form in PyTorch is.
+    for what, role in kinds[2 if getattr(record, "expression", None) is not None else 0 :]:
         if signature.of(role):
             raise ValueError(f"{record.name} takes {what}, which an expression cannot give it")
-    tensors = signature.of("element", "channel")
+    tensors = signature.of("element", "channel", "row")
     if [operand.name for operand in signature.operands[: len(tensors)]] != list(tensors):
         raise ValueError(f"{record.name} takes numbers before tensors, which an expression cannot give it")
     return Called(record, tensors)

@@ -1,4 +1,4 @@
-"""What definitions are told of their operands beside the formula: names, defaults of parameters, channels."""
+"""What definitions are told of their operands beside the formula: names, defaults of parameters, channels, rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from numbers import Integral, Real
 from typing import NamedTuple
 
 from .. import registry
-from ..records import OPTIONS, Channel
+from ..records import OPTIONS, Channel, Row
 from .functions import FUNCTIONS, HELPERS
 from .parser import CONSTANTS, DROPOUT
 
@@ -29,10 +29,15 @@ IN_PYTHON = ("torch", "math", *(helper.__name__ for helper in HELPERS.values()))
 
 
 class Declared(NamedTuple):
-    """What is declared of operands: the parameters with their defaults, and the channel operands."""
+    """What is declared of operands: the parameters with their defaults, and the channel and the row operands."""
 
     params: dict[str, float]
-    channels: dict[str, Channel]
+    beside: dict[str, Channel | Row]
+
+    @property
+    def channels(self) -> dict[str, Channel]:
+        """The channel operands alone."""
+        return {name: operand for name, operand in self.beside.items() if isinstance(operand, Channel)}
 
 
 @cache
@@ -52,23 +57,27 @@ def _reserved_parameters() -> dict[str, str]:
 
 
 def declared(name: str, given: Mapping[str, object]) -> Declared:
-    """What is given for parameters and channel operands of an activation, checked; numbers are Python's own.
+    """What is given for parameters, channel and row operands of an activation, checked; numbers are Python's own.
 
     Raises:
         ValueError: one has a name that it cannot have, or a number is out of its range.
-        TypeError: a default is neither a number nor a Channel, or a Channel's field is of another type than it has to be.
+        TypeError: a default is neither a number nor a Channel nor a Row, or a Channel's field is of another type.
     """
-    channels = {key: _channel(name, key, value) for key, value in given.items() if isinstance(value, Channel)}
+    beside = {key: value for key, value in given.items() if isinstance(value, (Channel, Row))}
     reserved = _reserved_parameters()
-    if channels:
+    if any(isinstance(operand, Channel) for operand in beside.values()):
         reserved = reserved | dict.fromkeys(["device", "dtype"], "it is an argument of activations with channel operands")
     for param in given:
+        if isinstance(given[param], Row):  # which calls give, as they do elements
+            check_element(name, param)
+            continue
         why = _no_identifier(param) or reserved.get(param)
         if why:
-            kind = "channel operand" if param in channels else "parameter"
+            kind = "channel operand" if param in beside else "parameter"
             raise ValueError(f"{name}: a {kind} cannot be called {param!r}: {why}")
+    beside = {key: _channel(name, key, each) if isinstance(each, Channel) else each for key, each in beside.items()}
     what = "the default of {}"
-    return Declared({k: _number(name, what.format(k), v) for k, v in given.items() if k not in channels}, channels)
+    return Declared({k: _number(name, what.format(k), v) for k, v in given.items() if k not in beside}, beside)
 
 
 def _no_identifier(name: object) -> str:
@@ -79,7 +88,7 @@ def _no_identifier(name: object) -> str:
 def _number(name: str, what: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         channel = "; a tensor that is learned is declared by jitact.Channel()" if hasattr(value, "dtype") else ""
-        channel = "; write jitact.Channel()" if value is Channel else channel
+        channel = f"; write jitact.{value.__name__}()" if value in (Channel, Row) else channel
         raise TypeError(f"{name}: {what} must be a number, got {value!r}{channel}")
     try:
         return int(value) if isinstance(value, Integral) and float(value) == int(value) else float(value)
@@ -144,17 +153,20 @@ _FIELDS: dict[str, Callable[[str], object]] = {
 
 
 def in_header(given: Declared) -> str:
-    """Parameters and channel operands as a header has them: ``a = 1.0, w = Channel(init=1.0, dim=-1, one=False)``."""
+    """Parameters and channel operands as a header has them: ``a = 1.0, w = Channel(init=1.0, dim=-1, one=False)``.
+
+    Of a row operand, its type in the file says all.
+    """
     return ", ".join(f"{name} = {value!r}" for name, value in (given.params | given.channels).items())
 
 
-def read_header(text: str) -> dict[str, float | Channel]:
+def read_header(text: str) -> dict[str, float | Channel | Row]:
     """What :func:`in_header` gave, or a person wrote.
 
     Raises:
         ValueError: an item is none, or is there twice.
     """
-    found: dict[str, float | Channel] = {}
+    found: dict[str, float | Channel | Row] = {}
     for item in filter(None, map(str.strip, _OUTSIDE.split(text))):
         name, _, value = map(str.strip, item.partition("="))
         if name in found:
@@ -164,17 +176,19 @@ def read_header(text: str) -> dict[str, float | Channel]:
         except ValueError:
             raise ValueError(
                 f"{item!r} in the file's header is no parameter with a default, such as a = 1.0, "
-                "and no channel operand, such as w = Channel(init=1.0, dim=-1, one=False)"
+                "and no operand such as w = Channel(init=1.0, dim=-1, one=False) or w = Row()"
             ) from None
     return found
 
 
-def read_default(text: str) -> float | Channel:
-    """What is written for a parameter's default, a number, or for a channel operand, as ``Channel(init=0.0)``.
+def read_default(text: str) -> float | Channel | Row:
+    """What is written for a parameter's default, a number, or for an operand, as ``Channel(init=0.0)`` or ``Row()``.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: it is nothing of these.
     """
+    if text in ("Row()", "jitact.Row()"):
+        return Row()
     channel = _CHANNEL.fullmatch(text)
     if not channel:
         return float(text)

@@ -155,7 +155,9 @@ class Modules:
 
 
 def _in_model(name: str, record: Activation) -> str:
-    """A tensor in Model: of an expression, values by channel broadcast along their dimension."""
+    """A tensor in Model: of an expression, values by channel broadcast along their dimension; those by row, along the last."""
+    if name in record.source.signature.of("row"):
+        return f"{name}.reshape(*{record.layout.tensors[0]}.shape[:-1], 1)"
     channel = record.channels.get(name)
     if channel is None:
         return name

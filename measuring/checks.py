@@ -218,6 +218,7 @@ def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.devic
     unseen += ["other parameters"] if record.params else []
     unseen += ["gradients of the weights"] if record.channels and record.module else []
     unseen += ["sums over channels"] if record.channels and not record.module else []
+    unseen += ["sums over rows"] if record.source.signature.of("row") else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
     unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []

@@ -27,8 +27,8 @@ OFTEN = 8  # every so manyth sample is any number that is not far out
 
 
 def of_several(record: Activation) -> bool:
-    """Whether an activation is judged, and drawn, by several operands: of elements, or what a definition learns."""
-    return record.layout.elements > 1 or bool(record.channels and not record.module)
+    """Whether an activation is judged, and drawn, by several operands: of elements or rows, or what a definition learns."""
+    return len(record.layout.tensors) > 1 and (record.layout.elements > 1 or not record.module)
 
 
 def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:

@@ -181,6 +181,14 @@ def test_expressions_of_further_kinds(kind: str, swoosh: str) -> None:
     beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
 
 
+@pytest.mark.slow
+def test_values_by_row(swoosh: str) -> None:
+    jitact.define("swoosh", "silu(x) * w + z", w=jitact.Row())
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    for rows in ((40,), (40, 1)):
+        beside_model(text, inputs=[torch.randn(40, 30), torch.randn(40, 30), torch.randn(rows)])
+
+
 @pytest.mark.parametrize(("name", "arguments", "count"), [
     ("gelu+bias+dropout+residual", (30, 0.25), 2),
     ("relu+dropout+residual", (0.25,), 2),

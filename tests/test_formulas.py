@@ -321,6 +321,47 @@ def test_a_channel_operand_of_another_dimension() -> None:
         jitact.by_row(x, torch.ones(4, dtype=torch.float64))
 
 
+def test_row_operands(tmp_path: Path) -> None:
+    cls = jitact.define("scaled_rows", "silu(x) * w", w=jitact.Row())
+    assert "Row<T> w" in cls.activation.source.text and cls.activation.layout.tensors == ("x", "w")
+    x, w, dy = leaves((3, 5, 40), (3, 5), (3, 5, 40))
+    expected = F.silu(x) * w.unsqueeze(-1)
+    gradients = torch.autograd.grad(expected, (x, w), dy, retain_graph=True)
+    jitact.save_folder(tmp_path)
+    for each in (cls(), jitact.scaled_rows, cls.Model(), jitact.load_folder(tmp_path)["scaled_rows"]()):
+        y = each(x, w)
+        torch.testing.assert_close(y, expected)
+        torch.testing.assert_close(torch.autograd.grad(y, (x, w), dy), gradients)
+    assert jitact.get("scaled_rows").activation.fingerprint == cls.activation.fingerprint
+    torch.autograd.gradgradcheck(jitact.scaled_rows, leaves((2, 3), (2,)))
+    assert jitact.check(cls, dtypes=[torch.bfloat16])
+    fingerprints = {
+        jitact.define("scaled_rows", "silu(x) * w", **given).activation.fingerprint for given in ({}, {"w": Channel()})
+    }
+    assert cls.activation.fingerprint not in fingerprints and len(fingerprints) == 2
+    file = '#include "elementwise.cuh"\nELEMENTWISE T forward(T x, Row<T> w) { return x * w; }'
+    assert jitact.define("by_row", source=file, w=jitact.Row()).activation.layout.tensors == ("x", "w")
+    for given, error, message in (
+        ({"sin": jitact.Row()}, ValueError, "sin given as a row operand, but not used in forward"),
+        ({"w": jitact.Row}, TypeError, r"must be a number, got .*; write jitact.Row\(\)"),
+        ({"dy": jitact.Row()}, ValueError, "a tensor cannot be called 'dy'"),
+        ({"w": jitact.Row(), "operands": ("w", "x")}, ValueError, "with a tensor of elements, got the row operand w"),
+    ):
+        with pytest.raises(error, match=message):
+            jitact.define("by_row", "x * w", **given)
+    with pytest.raises(ValueError, match=r"w is declared as Row\(\); forward's arguments of type Row<T> are none"):
+        jitact.define("by_row", source=file.replace("Row<T>", "Channel<T>"), w=jitact.Row())
+
+
+def test_row_operands_where_activations_are_called() -> None:
+    jitact.define("scaled_rows", "silu(x) * w", w=jitact.Row())
+    jitact.define("both_rows", "scaled_rows(x, w * w) + b + a", w=jitact.Row(), b=Channel(init=0.0), a=1.0)
+    x, w, b = leaves((3, 4), (3,), (4,))
+    expected = F.silu(x) * w.unsqueeze(-1) ** 2 + b + 1
+    for y in (jitact.both_rows(x, w, b), jitact.get("both_rows").activation.reference(x, w.unsqueeze(-1), b, 1.0)):
+        torch.testing.assert_close(y, expected)
+
+
 def test_pickles_tell_channel_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     saved = pickle.dumps(jitact.define("scaled", "silu(x) * w", w=Channel())(3))
     again = jitact.define("scaled", "silu(x) * w", w=Channel(init=2.0))  # another init is the same formula
