@@ -30,7 +30,7 @@ from jitact.measuring.commandline import (
 )
 from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, OF_GATES, UNUSUAL
 from jitact.measuring.oracle import exact_function
-from jitact.measuring.pairs import judged, pairs
+from jitact.measuring.pairs import Judge, pairs
 from jitact.measuring.text import figure
 from jitact.measuring.ulp import every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
 from jitact.modules import ActivationModule
@@ -173,9 +173,9 @@ def measure_pairs(
         usual = OF_GATES[gate.dtype]
         tail = (gate.abs() > FAR) & record.long_tail & (gate.dtype is torch.float32)
         bound = torch.where(tail, LONG_TAIL_ULP, usual)
+        judge, first = Judge(record, gate, up, dy), record.gating.gate == "first"
         for name, module in subjects.items():
-            first = record.gating.gate == "first"
-            found = judged(record, lambda g, u, m=module, f=first: m(g, u) if f else m(u, g), gate, up, dy)
+            found = judge.errors(lambda g, u, m=module, f=first: m(g, u) if f else m(u, g))
             for kind, (at, error) in found.items():
                 errors[name]["forward" if kind == "forward" else "gradient"].add(at, error, usual, bound)
     return errors

@@ -11,7 +11,7 @@ from ..records import Activation
 from .limits import SMALL_SLOPE
 from .ulp import ulp_error
 
-__all__ = ["Judged", "every_value", "judged", "pairs", "spread_values"]
+__all__ = ["Judge", "Judged", "every_value", "pairs", "spread_values"]
 
 LEAST = 2.0**-126  # of the normal float32 numbers, in which 16-bit types are computed too
 LEAST_SLOPE = 2.0**-119  # exp(gate), a hundredth of it and less, is a normal number
@@ -63,53 +63,58 @@ def pairs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Tensor, Te
             yield tuple(torch.randn(3, size, generator=generator, device=device, dtype=dtype).mul_(4).unbind(0))
 
 
-def judged(
-    record: Activation, function: Callable[[Tensor, Tensor], Tensor], gate: Tensor, up: Tensor, dy: Tensor
-) -> Judged:
-    """The errors of a gated activation's forward and gradients, where they have bounds.
+class Judge:
+    """What a gated activation and its gradients should be on pairs, and where results have bounds.
 
     Those are where the factors are normal float32 numbers: the activation of the gate, its slope, and what it is multiplied
     by, ``dy`` and, for gradients, the product of the two. A NaN that no factor explains is an infinite error anywhere.
 
     Args:
         record: of the activation, whose defaults are the numbers.
-        function: what is judged, of the tensors that the kernel file calls gate and up.
         gate: gates.
         up: what they multiply.
         dy: gradients that come in.
     """
-    dtype, form = gate.dtype, record.exact or record.reference
-    params = torch.tensor([default for _, default in record.params])
-    params = (params.double() if dtype is torch.float64 else params).tolist()  # rounded, as kernels and PyTorch round them
 
-    def exact(gate: Tensor, up: Tensor) -> Tensor:
-        given = {"gate": gate, "up": up}
-        return form(*[given[name] for name in record.layout.tensors[:2]], *params)
+    def __init__(self, record: Activation, gate: Tensor, up: Tensor, dy: Tensor) -> None:
+        """Computes it in float64."""
+        self.given = gate, up, dy
+        form, names = record.exact or record.reference, record.layout.tensors[:2]
+        params = torch.tensor([default for _, default in record.params])
+        # Rounded, as kernels and PyTorch round them.
+        params = (params.double() if gate.dtype is torch.float64 else params).tolist()
 
-    own = _with_gradients(function, gate, up, dy)
-    wanted = _with_gradients(exact, gate.double(), up.double(), dy.double())
-    ones = torch.ones_like(wanted[0])
-    act, slope, _ = (t.abs() for t in _with_gradients(exact, gate.double(), ones, ones))
-    _, _, factor_slope = (t.abs() for t in _with_gradients(exact, ones, up.double(), ones))
-    of_one = exact(ones[:1], ones[:1])
-    factor = (exact(ones, up.double()) / of_one).abs()
-    factor_slope, incoming = factor_slope / of_one, dy.double().abs()
-    normal = {
-        "forward": _normal(act) & _normal(factor),
-        "by gate": (slope >= LEAST_SLOPE) & _normal(factor) & _normal(incoming) & _normal(incoming * factor),
-        "by up": _normal(act) & _normal(incoming) & _normal(factor_slope) & _normal(incoming * factor_slope),
-    }
-    unknown = gate.isnan() | up.isnan()
-    infinite = gate.isinf() | up.isinf() | dy.isinf()
-    found = {}
-    for (kind, fine), ours, theirs in zip(normal.items(), own, wanted, strict=True):
-        error = ulp_error(ours, theirs, dtype)
-        if kind != "forward":
-            error = error * ((slope if kind == "by gate" else factor_slope) / SMALL_SLOPE[dtype]).clamp(max=1)
-        explained = unknown | infinite | (dy.isnan() & (kind != "forward"))
-        error = error.masked_fill(~fine | theirs.isnan(), 0.0).masked_fill(ours.isnan() & ~explained, torch.inf)
-        found[kind] = gate, error
-    return found
+        def exact(gate: Tensor, up: Tensor) -> Tensor:
+            given = {"gate": gate, "up": up}
+            return form(*[given[name] for name in names], *params)
+
+        self.wanted = _with_gradients(exact, gate.double(), up.double(), dy.double())
+        ones = torch.ones_like(self.wanted[0])
+        act, slope, _ = (t.abs() for t in _with_gradients(exact, gate.double(), ones, ones))
+        _, _, factor_slope = (t.abs() for t in _with_gradients(exact, ones, up.double(), ones))
+        of_one = exact(ones[:1], ones[:1])
+        factor = (exact(ones, up.double()) / of_one).abs()
+        factor_slope, incoming = factor_slope / of_one, dy.double().abs()
+        self.slopes = {"forward": None, "by gate": slope, "by up": factor_slope}
+        self.bounded = {
+            "forward": _normal(act) & _normal(factor),
+            "by gate": (slope >= LEAST_SLOPE) & _normal(factor) & _normal(incoming) & _normal(incoming * factor),
+            "by up": _normal(act) & _normal(incoming) & _normal(factor_slope) & _normal(incoming * factor_slope),
+        }
+
+    def errors(self, function: Callable[[Tensor, Tensor], Tensor]) -> Judged:
+        """Those of a function of the tensors that the kernel file calls gate and up."""
+        gate, up, dy = self.given
+        explained = gate.isnan() | up.isnan() | gate.isinf() | up.isinf() | dy.isinf()
+        results, found = _with_gradients(function, *self.given), {}
+        for (kind, slope), ours, theirs in zip(self.slopes.items(), results, self.wanted, strict=True):
+            error = ulp_error(ours, theirs, gate.dtype)
+            if slope is not None:
+                error = error * (slope / SMALL_SLOPE[gate.dtype]).clamp(max=1)
+                explained = explained | dy.isnan()
+            error = error.masked_fill(~self.bounded[kind] | theirs.isnan(), 0.0)
+            found[kind] = gate, error.masked_fill(ours.isnan() & ~explained, torch.inf)
+        return found
 
 
 def _normal(t: Tensor) -> Tensor:
