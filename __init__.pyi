@@ -13,6 +13,7 @@ from .gating.generated import gated as gated
 from .measuring.checks import check as check
 from .plots import plot as plot
 from .records import Channel as Channel
+from .records import Row as Row
 from .registry import REGISTRY as REGISTRY
 from .registry import get as get
 from .registry import names as names
@@ -25,13 +26,13 @@ from .rows import softmin as softmin
 
 __version__: str
 __all__ = [
-    "REGISTRY", "Channel", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export", "fatrelu_glu",
-    "gated", "geglu", "geglu_tanh", "gelu", "gelu_10", "gelu_tanh", "get", "glu", "hardshrink", "hardsigmoid", "hardswish",
-    "hardtanh", "laplace", "leaky_relu", "load_folder", "load_operators", "log_softmax", "logsigmoid", "mish", "names",
-    "patched", "plot", "prelu", "quick_geglu", "quick_gelu", "reglu", "relu", "relu2", "relu6", "replace", "restore",
-    "rrelu", "save_folder", "selu", "sigmoid", "silu", "situ_glu", "snake", "softcap", "softmax", "softmin", "softplus",
-    "softshrink", "softsign", "sparse_plus", "sparse_sigmoid", "sqrtsoftplus", "squareplus", "sreglu", "swiglu",
-    "swiglu_step", "tanh", "tanhshrink", "threshold", "xielu",
+    "REGISTRY", "Channel", "Row", "bilinear", "celu", "check", "clamped_swiglu", "define", "elu", "export",
+    "fatrelu_glu", "gated", "geglu", "geglu_tanh", "gelu", "gelu_10", "gelu_tanh", "get", "glu", "hardshrink",
+    "hardsigmoid", "hardswish", "hardtanh", "laplace", "leaky_relu", "load_folder", "load_operators", "log_softmax",
+    "logsigmoid", "mish", "names", "patched", "plot", "prelu", "quick_geglu", "quick_gelu", "reglu", "relu", "relu2",
+    "relu6", "replace", "restore", "rrelu", "save_folder", "selu", "sigmoid", "silu", "situ_glu", "snake", "softcap",
+    "softmax", "softmin", "softplus", "softshrink", "softsign", "sparse_plus", "sparse_sigmoid", "sqrtsoftplus",
+    "squareplus", "sreglu", "swiglu", "swiglu_step", "tanh", "tanhshrink", "threshold", "xielu",
 ]
 
 def bilinear(x: Tensor | None = None, other: Tensor | None = None, *, gate: Literal["first", "last"] | Tensor = "first", up: Tensor | None = None, row_weight: Tensor | None = None, dim: int = -1, layout: Literal["halves", "interleaved"] = "halves", rounding: Literal["once", "unfused"] = "once", save: Literal["input"] | None = None, fast_math: bool = False) -> Tensor:
