@@ -32,7 +32,8 @@ inline int64_t extent(const Call& call, const Elements& tensor) {
 }
 
 // n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
-inline void pack(const uint8_t* bytes, uint8_t* bits, int64_t n) {
+inline void pack(uint8_t* bytes, uint8_t* bits, int64_t n) {
+  std::memset(bytes + n, 0, -n & 7);  // bits of no elements are 0
 #ifdef __AVX2__
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
@@ -334,10 +335,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
       else if (call.dense || is_dense(call, call.written[w])) std::memcpy(to, buffers[w], n * sizeof(S));
       else scatter(call, call.written[w], first, n, buffers[w]);
     }
-    if constexpr (op == Op::forward_bit) {
-      std::memset(bits + n, 0, -n & 7);  // of no elements
-      pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
-    }
+    if constexpr (op == Op::forward_bit) pack(bits, static_cast<uint8_t*>(call.mask) + first / 8, n);
     if constexpr (summed(op) > 0) compute.add_up(first, n, totals);
   }
   if (kStreams) fence();
