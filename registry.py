@@ -33,6 +33,7 @@ __all__ = [
     "record_of",
     "register",
     "resolve",
+    "rows_of",
     "unregister",
 ]
 
@@ -164,13 +165,16 @@ def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
         KeyError: unknown; the message suggests near names and lists the known ones.
         TypeError: it is nothing of the kind.
     """
-    if _known(activation) is None:
-        from .rows.modules import class_of_rows  # not at the top, as it takes names from here
+    return rows_of(activation) or class_of(activation)
 
-        of_rows = class_of_rows(activation)
-        if of_rows is not None:
-            return of_rows
-    return class_of(activation)
+
+def rows_of(activation: object) -> type[RowModule] | None:
+    """Our class of what works on rows; None for all else, and for a name that an activation has."""
+    if _known(activation) is not None:
+        return None
+    from .rows.modules import class_of_rows  # not at the top, as it takes names from here
+
+    return class_of_rows(activation)
 
 
 def class_of(activation: Named) -> type[ActivationModule]:

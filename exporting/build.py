@@ -120,7 +120,7 @@ class Build:
         if not self.derives:
             facts |= {name: frozenset([False]) for name in ("HasDerivative<T>", "HasDerivative<A>")}
         # Operands that broadcast are handed over in the dtype of elements.
-        wide = ("launch.wide[b]", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
+        wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
         facts |= {name: frozenset([False]) for name in wide}
         # Tensors are handed over dense.
         facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense", "std::is_same_v<Place,int64_t>")}

@@ -41,6 +41,8 @@ class _Evaluation:
     def __init__(self, expression: str, facts: Facts) -> None:
         self.names = sorted(facts, key=len, reverse=True)
         self.facts = facts
+        values = [value for known in facts.values() for value in known if isinstance(value, str)]
+        self.enums = {value.partition("::")[0] for value in values}
         self.rest = re.sub(r"\s+", "", expression)
         self.known = True
 
@@ -116,8 +118,8 @@ class _Evaluation:
 
     def other(self) -> frozenset | None:
         """A number, an enumerator, or something of which nothing is known."""
-        found = re.match(r"\d+(?![\w.])|true|false|[A-Z]\w*::[a-z]\w*(?![\w<(])", self.rest)
-        if found:
+        found = re.match(r"\d+(?![\w.])|(?:true|false)\b|([A-Z]\w*)::[a-z]\w*(?![\w<(])", self.rest)
+        if found and (found[1] is None or found[1] in self.enums):
             self.rest = self.rest[found.end() :]
             text = found[0]
             return frozenset([int(text) if text.isdigit() else text == "true" if text in ("true", "false") else text])

@@ -23,9 +23,11 @@ __all__ = ["Extract", "extract"]
 _TYPES = ("Double", "Single", "Narrow", "Dual")
 _STORED = {"Dtype::f64": "double", "Dtype::f32": "float", "Dtype::f16": "Half", "Dtype::bf16": "Bfloat16"}
 _COMPUTED = {"Dtype::f64": "Double", "Dtype::f32": "Single", "Dtype::f16": "Narrow", "Dtype::bf16": "Narrow"}
-_NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\(\w+\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
+_NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\([^)]*\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
 _FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\(")
-_CALLED = re.compile(r"(?<!std::)\b(\w+)\s*(?:<[^;{}()]*>)?\s*\(")
+_GIVEN_TYPES = r"<(?:[^;{}()<>]|<(?:[^;{}()<>]|<[^;{}()<>]*>)*>)*>"  # with brackets in brackets in it
+_CALLED = re.compile(rf"(?<!std::)\b(\w+)\s*(?:{_GIVEN_TYPES})?\s*\(")
+_LOOPS = ("jitact::loops", "jitact::rows")  # namespaces that see what is around kernel files
 _SHARED = ("Elements", "Broadcasts", "Call")  # structs that a call is made of
 _VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # what a variable is given, or a parameter
 _COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # in the loops, where numbers are more than moved
@@ -37,7 +39,7 @@ _STANDARD = {  # what is used of a header
     "sys/mman.h": r"\bmadvise\b",
     "algorithm": r"\bstd::(?:min|max|clamp|copy|fill)\b",
     "utility": r"\bstd::(?:\w*index_sequence|declval|integral_constant)",
-    "cmath": r"\bstd::\w|\b(?:f?abs|copysign|fma|sqrt|exp|log)f?\b|INFINITY|NAN",
+    "cmath": r"\bstd::is(?:nan|inf|finite)\b|\b(?:f?abs|copysign|fma|sqrt|exp|log)f?\b|INFINITY|NAN",
     "cstring": r"\bmem\w+\b",
     "type_traits": r"_[vt]<|\bstd::type_identity",
 }
@@ -162,21 +164,26 @@ def extract(
         for item in wanted:
             if not _is_class(item.node):
                 tidied(item.node, item.before)
-    declared = [item for item in wanted if roots & set(item.names) and not any(item.node.blocks())]
+    linked = {name for item in wanted if item.head.startswith("extern") and any(item.node.blocks()) for name in item.names}
+    declared = [item for item in wanted if roots & linked & set(item.names) and not any(item.node.blocks())]
     text = _printed([item for item in wanted if item not in declared and not item.owner])
-    structs = {item.names[0]: [*_members(item.node)] for item in wanted if item.names and item.names[0] in _SHARED}
+    shared = [item for item in wanted if _is_class(item.node) and item.names[0] in _SHARED]
+    structs = {item.names[0]: [*_members(item.node)] for item in shared}
     return Extract(text, structs)
 
 
 def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[str, Path, str]]:
     """The sources in the order in which they are compiled, in pieces, with their places and files."""
     macros: dict[str, str | None] = dict.fromkeys(("JITACT_FAST_MATH", "JITACT_STAGED", "__AVX2__", "__AVX512F__", "__F16C__"))
-    macros |= {"JITACT_CUDA": "" if "cuda" in devices else None, "JITACT_UNMARKED_NUMBERS": "0"}
+    macros |= {"JITACT_CUDA": "" if "cuda" in devices else None, "JITACT_NO_CPU": None if "cpu" in devices else ""}
+    macros |= {"JITACT_UNMARKED_NUMBERS": "0"}
     for flag in source.defines():
         name, _, value = flag.removeprefix("-D").partition("=")
         macros[name] = value
     if "cuda" not in devices:
         macros["__CUDA_ARCH__"] = None
+    if source.signature.folds:
+        macros["JITACT_ROWS"] = ""
     folders = [source.folder, DEVICE]
     seen: dict[str, set[Path]] = {device: set() for device in devices}
     functions: dict[str, Macro] = {}
@@ -195,6 +202,8 @@ def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[
     text = re.sub(r"^#line.*\n", "", source.full_text, flags=re.MULTILINE)
     for file, lines in itertools.groupby(included(text, _KERNEL, folders, macros, read), lambda line: _librarys(line.file)):
         yield "common", file, expanded("".join(line.text for line in lines), macros, functions)
+    for device in devices:
+        seen[device] |= read
     yield from header("launch.cuh", "")
 
 
@@ -475,9 +484,10 @@ def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[
         candidates = [item for item in by_name.get(name, []) if _goes_with(item, user)]
         here = user.namespace.split("::")
         around = ["::".join(here[:depth]) for depth in range(len(here), 0, -1)]
-        around += ["", "jitact"] if user.namespace in ("", "jitact::loops") or user.file is _KERNEL else [""]
+        around += ["", "jitact"] if user.namespace in ("", *_LOOPS) or user.file is _KERNEL else [""]
+        around += [_LOOPS[0]] if user.namespace in _LOOPS else []  # of rows, by the types of arguments
         nearest = next((each for each in around if any(item.namespace == each for item in candidates)), None)
-        places = set(around) if user.namespace in ("jitact", "jitact::loops", "") or user.file is _KERNEL else {nearest}
+        places = set(around) if user.namespace in ("jitact", *_LOOPS, "") or user.file is _KERNEL else {nearest}
         found = [item for item in candidates if item.namespace in places]
     is_brought = user.file is not _KERNEL and user.namespace != ""
     yield from (item for item in found if _goes_with(item, user) and not (is_brought and _USING.match(item.head)))
@@ -490,7 +500,7 @@ def _text(node: Node, without: set[int]) -> str:
     if isinstance(node, If):
         return node.text
     return "".join(
-        part if isinstance(part, str) else "{" + " ".join(_text(each, without) for each in part.nodes) + "}"
+        part if isinstance(part, str) else "{" + "\n".join(_text(each, without) for each in part.nodes) + "}"
         for part in node.parts
     )
 
@@ -533,8 +543,8 @@ def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
         lines += _switched(namespace, item.namespace)
         namespace = item.namespace
         own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
-        is_long = own.count("\n") > _TOGETHER and not own.startswith("//")
-        is_apart = is_long or bool(lines and lines[-1].count("\n") > _TOGETHER)
+        is_long = own.count("\n") > _TOGETHER
+        is_apart = is_long and bool(lines and lines[-1].count("\n") > _TOGETHER)
         lines += [""] * (is_apart and "\n\n" in item.node.lead) + [own]
     return lines, namespace
 

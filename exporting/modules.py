@@ -14,9 +14,7 @@ from .wrapper import Wrapper
 __all__ = ["Modules"]
 
 PRELU = '''\
-class ModelNew(nn.Module):
-    """PReLU, as compiled above."""
-
+class ModelNew(nn.Module):  # as compiled above
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
         self.weight = nn.Parameter(torch.full((num_parameters,), init, device=device, dtype=dtype))
@@ -24,10 +22,7 @@ class ModelNew(nn.Module):
     def forward(self, x):
         return PReLU.apply(x, self.weight.to(x.dtype))
 
-
-class Model(nn.Module):
-    """PReLU, as PyTorch has it."""
-
+class Model(nn.Module):  # as PyTorch has it
     def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
         super().__init__()
         self.weight = nn.Parameter(torch.full((num_parameters,), init, device=device, dtype=dtype))
@@ -37,9 +32,7 @@ class Model(nn.Module):
 '''
 
 RRELU = '''\
-class ModelNew(nn.Module):
-    """RReLU, as compiled above."""
-
+class ModelNew(nn.Module):  # as compiled above
     def __init__(self, lower=1 / 8, upper=1 / 3):
         super().__init__()
         self.lower = lower
@@ -51,10 +44,7 @@ class ModelNew(nn.Module):
         mean = (self.lower + self.upper) / 2
         return RReLU.apply(x, x.new_zeros(1, dtype=torch.int64), mean, mean)
 
-
-class Model(nn.Module):
-    """RReLU, as PyTorch has it, which in training draws other slopes."""
-
+class Model(nn.Module):  # as PyTorch has it, which in training draws other slopes
     def __init__(self, lower=1 / 8, upper=1 / 3):
         super().__init__()
         self.lower = lower
@@ -65,9 +55,7 @@ class Model(nn.Module):
 '''
 
 XIELU = '''\
-class ModelNew(nn.Module):
-    """xIELU, as compiled above."""
-
+class ModelNew(nn.Module):  # as compiled above
     def __init__(self, alpha_p_init=0.8, alpha_n_init=0.8, beta=0.5, eps=-1e-6, dtype=torch.bfloat16):
         super().__init__()
         # The inverse of softplus.
@@ -80,10 +68,7 @@ class ModelNew(nn.Module):
         dtype = torch.promote_types(x.dtype, self.alpha_p.dtype)
         return XIELU.apply(*(tensor.to(dtype) for tensor in (x, self.alpha_p, self.alpha_n, self.beta, self.eps)))
 
-
-class Model(nn.Module):
-    """xIELU, as transformers' XIELUActivation has it in PyTorch."""
-
+class Model(nn.Module):  # as transformers' XIELUActivation has it in PyTorch
     def __init__(self, alpha_p_init=0.8, alpha_n_init=0.8, beta=0.5, eps=-1e-6, dtype=torch.bfloat16):
         super().__init__()
         self.alpha_p = nn.Parameter(torch.tensor([math.log(math.expm1(alpha_p_init))], dtype=dtype))
@@ -146,12 +131,11 @@ class Modules:
         constructor = "\n".join(lines) if arguments else ""
         forward = f"    def forward({', '.join(['self', *given])}):"
         self.text = (
-            f'class ModelNew(nn.Module):\n    """{record.title}, as compiled above."""\n\n{constructor}{forward}\n'
-            f"{text}        return {wrapper.title}.apply({', '.join(calls)})\n\n\n"
-            f'class Model(nn.Module):\n    """{record.title}, as PyTorch has it."""\n\n{constructor}{forward}\n'
-            f"{_returned(returned)}\n"
+            f"class ModelNew(nn.Module):  # as compiled above\n{constructor}{forward}\n"
+            f"{text}        return {wrapper.title}.apply({', '.join(calls)})\n\n"
+            f"class Model(nn.Module):  # as PyTorch has it\n{constructor}{forward}\n{_returned(returned)}\n"
         )
-        self.text += "".join(f"\n\n{text}\n" for text in helpers.values())
+        self.text += "".join(f"\n{text}\n" for text in helpers.values())
 
 
 def _in_model(name: str, record: Activation) -> str:

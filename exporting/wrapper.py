@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from .build import DEVICES, DTYPES, Build
+from .extract import Extract
 from .lines import LONGEST
+from .text import wrapped
 
-__all__ = ["Wrapper"]
+__all__ = ["Wrapper", "called", "enumerators", "structs"]
 
 _LAID_OUT_LIKE = '''\
 def laid_out_like(like, tensor):
@@ -33,7 +35,59 @@ def by_row(name, values, y):
     return values.contiguous(), y.shape[-1]
 '''
 
-_CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool"}
+_CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool", "float": "float"}
+
+
+def enumerators(extract: Extract, operations: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
+    """What operations and dtypes are numbered in C++."""
+    found = {enum: re.findall(r"\w+", inside) for enum, inside in re.findall(r"enum class (\w+) \{(.*?)\}", extract.text)}
+    lines = [wrapped("OPERATIONS = {", [f'"{each}": {found["Op"].index(each)}' for each in operations], "}")]
+    if "Dtype" in found:
+        numbered = [f"{DTYPES[each][0]}: {found['Dtype'].index(DTYPES[each][1])}" for each in dtypes]
+        lines += [wrapped("DTYPES = {", numbered, "}")]
+    return "\n".join(lines)
+
+
+def structs(extract: Extract, numbers: Mapping[str, int]) -> Iterator[str]:
+    """The structs of C++ that a call is made of, in Python; one that is a pointer alone is a pointer.
+
+    Args:
+        extract: what is left of the C++.
+        numbers: the values of what lengths of arrays are made of: "kElements + 1".
+    """
+    for name, members in extract.structs.items():
+        if len(members) > 1:
+            fields = [f'("{member}", {_ctype(type_, length, extract, numbers)})' for type_, member, length in members]
+            yield f"class {name}(Structure):\n" + wrapped("    _fields_ = [", fields, "]")
+
+
+def _ctype(type_: str, length: str, extract: Extract, numbers: Mapping[str, int]) -> str:
+    is_pointer = type_.endswith("*") or len(extract.structs.get(type_, "  ")) == 1
+    name = "c_void_p" if is_pointer else f"c_{_CTYPES[type_]}" if type_ in _CTYPES else type_
+    return f"{name} * {eval(length, {}, dict(numbers))}" if length else name
+
+
+def called(devices: tuple[str, ...], where: str, before: list[str]) -> list[str]:
+    """The lines that hand ``call`` to what is compiled, for the device where ``x`` is.
+
+    Args:
+        devices: of :data:`~jitact.exporting.build.DEVICES`.
+        where: what errors begin with.
+        before: lines before a call on a GPU.
+    """
+    on_cpu = "library().run_cpu(byref(call))"
+    if devices == ("cpu",):
+        return [f"    {on_cpu}"]
+    return [
+        *(["    if not x.is_cuda:", f"        return {on_cpu}"] if "cpu" in devices else []),
+        "    with torch.cuda.device(x.device):",
+        *before,
+        "        library().run_cuda.restype = c_char_p",
+        "        error = library().run_cuda(byref(call), c_void_p(torch.cuda.current_stream().cuda_stream))",
+        "    if error:",
+        f'        raise RuntimeError(f"{where}: {{error.decode()}}")',
+    ]
+
 
 
 class Wrapper:
@@ -62,45 +116,16 @@ class Wrapper:
         self.draws = bool(signature.of("random"))
         self.taken = [*self.elements, *self.broadcast, *["seed"] * self.draws, *self.numbers]
 
-    def structs(self) -> str:
-        """The structs of C++ that a call is made of, in Python."""
-        text = ""
-        for name, members in self.build.extract.structs.items():
-            if name == "Elements" and self._pointers:
-                continue
-            fields = [f'("{member}", {self._ctype(type_, length)})' for type_, member, length in members]
-            text += f"class {name}(ctypes.Structure):\n"
-            text += _wrapped("    _fields_ = [", fields, "]") + "\n\n\n"
-        return text
-
-    @property
-    def _pointers(self) -> bool:
-        """Whether a tensor of elements is told by its pointer alone."""
-        return len(self.build.extract.structs["Elements"]) == 1
-
-    def _ctype(self, type_: str, length: str) -> str:
-        if type_ == "Elements" and self._pointers:
-            type_ = "void*"
-        name = "ctypes.c_void_p" if type_.endswith("*") else f"ctypes.c_{_CTYPES[type_]}" if type_ in _CTYPES else type_
-        if not length:
-            return name
-        count = eval(length, {}, dict(self.build.numbers))  # "kElements + 1", from call.h
-        return f"{name} * {count}"
-
-    def enumerators(self) -> str:
-        """What operations and dtypes are numbered in C++."""
-        found = {
-            enum: re.findall(r"\w+", re.search(rf"enum class {enum} \{{(.*?)\}}", self.build.extract.text)[1])
-            for enum in ("Op", "Dtype")
-        }
-        operations = [f'"{each}": {found["Op"].index(each)}' for each in self.build.operations]
-        dtypes = [f"{DTYPES[each][0]}: {found['Dtype'].index(DTYPES[each][1])}" for each in self.build.dtypes]
-        return _wrapped("OPERATIONS = {", operations, "}") + "\n" + _wrapped("DTYPES = {", dtypes, "}") + "\n"
+    def parts(self) -> list[str]:
+        """All of them, in the order in which they stand."""
+        build = self.build
+        known = [enumerators(build.extract, build.operations, build.dtypes), *structs(build.extract, build.numbers)]
+        return [*known, self.run(), *self.helpers(), self.function()]
 
     def run(self) -> str:
         """The function that makes a call."""
         given = {
-            "numbers": ("numbers", "numbers=ctypes.addressof(values)"),
+            "numbers": ("numbers", "numbers=addressof(values)"),
             "mask": ("mask=None", "mask=None if mask is None else mask.data_ptr()"),
             "seed": ("seed", "seed=seed.data_ptr()"),
             "broadcast": ("broadcast", ""),
@@ -113,7 +138,7 @@ class Wrapper:
         taken = sorted((argument for argument, _ in has.values() if argument), key=lambda argument: "=" in argument)
         fields = [
             "op=OPERATIONS[operation]",
-            "dtype=DTYPES[x.dtype]",
+            *["dtype=DTYPES[x.dtype]"] * ("dtype" in members),
             "n=x.numel()",
             *(field for _, field in has.values() if field),
         ]
@@ -128,8 +153,8 @@ class Wrapper:
             '    """Runs an operation on the memory of tensors that lie alike, on their device and its current stream."""',
             "    x = read[0]",
             *self._check(),
-            *["    values = (ctypes.c_double * len(numbers))(*numbers)"] * ("numbers" in has),
-            _wrapped("    call = Call(", fields, ")"),
+            *["    values = (c_double * len(numbers))(*numbers)"] * ("numbers" in has),
+            wrapped("    call = Call(", fields, ")"),
         ]
         if "broadcast" in has:
             lines += [
@@ -141,39 +166,30 @@ class Wrapper:
                 "    for place, tensor in enumerate(sums):",
                 "        call.sums[place] = None if tensor is None else tensor.data_ptr()",
             ]
+        before = [
+            '        if operation == "backward_sums":',
+            "            library().workspace_bytes.restype = c_int64",
+            "            needed = library().workspace_bytes(byref(call))",
+            "            workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
+            "            call.workspace = workspace.data_ptr()",
+        ]
         lines += ["    if x.numel() == 0:", "        return"]
-        on_cpu = "library().run_cpu(ctypes.byref(call))"
-        if self.build.devices == ("cpu",):
-            lines += [f"    {on_cpu}"]
-        elif "cpu" in self.build.devices:
-            lines += ["    if not x.is_cuda:", f"        {on_cpu}", "        return"]
-        if "cuda" in self.build.devices:
-            lines += ["    with torch.cuda.device(x.device):"]
-            if self.build.sums:
-                lines += [
-                    '        if operation == "backward_sums":',
-                    "            library().workspace_bytes.restype = ctypes.c_int64",
-                    "            needed = library().workspace_bytes(ctypes.byref(call))",
-                    "            workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
-                    "            call.workspace = workspace.data_ptr()",
-                ]
-            lines += [
-                "        library().run_cuda.restype = ctypes.c_char_p",
-                "        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)",
-                "        error = library().run_cuda(ctypes.byref(call), stream)",
-                "    if error:",
-                f'        raise RuntimeError(f"{self.where}: {{error.decode()}}")',
-            ]
-        return "\n".join(lines) + "\n"
+        return "\n".join([*lines, *called(self.build.devices, self.where, before if self.build.sums else [])])
+
+    @property
+    def _numbers_dtypes(self) -> bool:
+        """Whether a call says what its dtype is."""
+        return any(member == "dtype" for _, member, _ in self.build.extract.structs["Call"])
 
     def _check(self) -> list[str]:
         """That a tensor is one that the file is for."""
         names = [DTYPES[each][0].removeprefix("torch.") for each in self.build.dtypes]
         expected = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
-        condition, got = "x.dtype not in DTYPES", "{x.dtype}"
+        accepted = "not in DTYPES" if self._numbers_dtypes else f"!= {DTYPES[self.build.dtypes[0]][0]}"
+        condition, got = f"x.dtype {accepted}", "{x.dtype}"
         if len(self.build.devices) < len(DEVICES):
             expected += f" tensor on a {'GPU' if self.build.devices == ('cuda',) else 'CPU'}"
-            condition, got = f"{condition} or x.device.type != {self.build.devices[0]!r}", "{x.dtype} on {x.device}"
+            condition, got = f'{condition} or x.device.type != "{self.build.devices[0]}"', "{x.dtype} on {x.device}"
         else:
             expected += " tensor"
         error = f'        raise TypeError(f"{self.where}: expected a {expected}, got {got}")'
@@ -181,30 +197,30 @@ class Wrapper:
             error = f'        what = "expected a {expected}"\n        raise TypeError(f"{self.where}: {{what}}, got {got}")'
         return [f"    if {condition}:", error]
 
-    def helpers(self) -> str:
+    def helpers(self) -> list[str]:
         """What the autograd function calls beside run()."""
         texts = [_LAID_OUT_LIKE] + [_BY_CHANNEL] * bool(self.dims) + [_BY_ROW] * bool(self.rows)
-        return "\n\n".join(texts).replace("@WHERE@", self.where)
+        return [text.replace("@WHERE@", self.where) for text in texts]
 
     def function(self) -> str:
         """The autograd function."""
         x, save = self.elements[0], self.build.save
         layout = ", memory_format=torch.contiguous_format" if self.rows else ""
-        lines = [f"class {self.title}(torch.autograd.Function):", f'    """Forward, {self._told()}."""', ""]
+        lines = [f"class {self.title}(torch.autograd.Function):  # {self._told()}"]
         lines += [
             "    @staticmethod",
             f"    def forward(ctx, {', '.join(self.taken)}):",
             f"        y = torch.empty_like({x}{layout})",
         ]
-        lines += [f"        {each} = laid_out_like(y, {each})" for each in self.elements]
-        reads = f"[{', '.join(self.elements)}]"
         if save == "bit":
+            reads = f"[{', '.join(f'laid_out_like(y, {each})' for each in self.elements)}]"
             lines += [
                 f"        bits = {x}.new_empty(({x}.numel() + 7) // 8, dtype=torch.uint8) if ctx.needs_input_grad[0] else None",
-                '        operation = "forward" if bits is None else "forward_bit"',
-                self._call("operation", reads, "[y]", "y", "mask=bits"),
+                self._call('"forward" if bits is None else "forward_bit"', reads, "[y]", "y", "mask=bits"),
             ]
         else:
+            lines += [f"        {each} = laid_out_like(y, {each})" for each in self.elements]
+            reads = f"[{', '.join(self.elements)}]"
             lines += [self._call('"forward"', reads, "[y]", "y")]
         if save is None:
             return "\n".join([*lines, "        ctx.mark_non_differentiable(y)", "        return y"]) + "\n"
@@ -218,7 +234,7 @@ class Wrapper:
             "        if torch.is_grad_enabled():",
             f'            raise RuntimeError("{self.where}: no second derivative")',
         ]
-        lines += [f"        ({_tuple(kept)}) = ctx.saved_tensors"]
+        lines += [f"        ({_tuple(kept)}) = ctx.saved_tensors"] * (kept != ["bits"])
         lines += [f"        ({_tuple(self.numbers)}) = ctx.numbers"] * bool(self.numbers)
         return "\n".join([*lines, *self._backward()]) + "\n"
 
@@ -226,7 +242,7 @@ class Wrapper:
         """What forward keeps."""
         several = "s" if len(self.elements) > 1 else ""
         kept = {"bit": "one bit of each element", "input": f"the input{several}", "output": "the output"}
-        return f"keeping {kept[self.build.save]} for backward" if self.build.save else "without a gradient"
+        return f"keeps {kept[self.build.save]} for backward" if self.build.save else "without a gradient"
 
     def _backward(self) -> list[str]:
         """The body of backward, once what was kept is there."""
@@ -237,9 +253,10 @@ class Wrapper:
                 if save == "bit"
                 else "torch.empty_like(y)"
             )
-            reads, others = ("[dy]", ["mask=bits"]) if save == "bit" else ("[dy, y]", [])
-            call = self._call(f'"backward_from_{save}"', reads, "[dx]", "dx", *others)
-            lines = [f"        dx = {like}", "        dy = laid_out_like(dx, dy)", call]
+            bits = "bits" if self.broadcast or self.draws else "ctx.saved_tensors[0]"
+            others, kept = ([f"mask={bits}"], "") if save == "bit" else ([], ", y")
+            call = self._call(f'"backward_from_{save}"', f"[laid_out_like(dx, dy){kept}]", "[dx]", "dx", *others)
+            lines = [f"        dx = {like}", call]
             rest = f", *[None] * {len(self.taken) - 1}" if len(self.taken) > 1 else ""
             if self.through:
                 rest = "".join(f", {'dy' if each in self.through else 'None'}" for each in self.taken[1:])
@@ -276,26 +293,11 @@ class Wrapper:
             for each in self.broadcast
         ]
         given += ["broadcast=places"] * bool(places)
-        before = [_wrapped("        places = [", places, "]")] * bool(places)
-        return "\n".join([*before, _wrapped("        run(", [*given, *others], ")")])
+        before = [wrapped("        places = [", places, "]")] * bool(places)
+        return "\n".join([*before, wrapped("        run(", [*given, *others], ")")])
 
 
 def _tuple(names: Iterable[str]) -> str:
     """Names as a tuple has them, without its parentheses."""
     names = list(names)
     return ", ".join(names) + "," * (len(names) == 1)
-
-
-def _wrapped(start: str, parts: list[str], end: str) -> str:
-    """A list of parts, in one line if it is short enough, else in as many as it takes."""
-    line = f"{start}{', '.join(parts)}{end}"
-    indent = " " * (len(start) - len(start.lstrip()))
-    if len(line) <= LONGEST:
-        return line
-    lines = [f"{indent}    {parts[0]},"]
-    for part in parts[1:]:
-        if len(lines[-1]) + len(part) + 2 <= LONGEST:
-            lines[-1] += f" {part},"
-        else:
-            lines.append(f"{indent}    {part},")
-    return "\n".join([start.rstrip(), *lines, indent + end])

@@ -25,7 +25,8 @@ from torch import nn
 import jitact
 from jitact import registry
 from jitact.exporting import extract, onefile
-from jitact.kernels.loader.source import DEVICE
+from jitact.exporting.conditions import evaluate
+from jitact.kernels.loader.source import DEVICE, KernelSource
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAYOUTS = {
@@ -36,6 +37,7 @@ LAYOUTS = {
     "expanded": lambda: torch.randn(3, 1).expand(3, 4),
     "channels last": lambda: torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
 }
+ROWS = ["softmax", "log_softmax", "softmin"]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
@@ -90,7 +92,7 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", slow_but(jitact.names()))
+@pytest.mark.parametrize("name", [*slow_but(jitact.names()), *ROWS])
 def test_form(name: str) -> None:
     text = exported(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
@@ -105,15 +107,17 @@ def test_form(name: str) -> None:
     assert (space["batch_size"], space["dim"]) == (4096, 393216)
     space["batch_size"], space["dim"] = 2, 3
     inputs = space["get_inputs"]()
-    assert inputs[0].shape == (2, 3) and space["Model"](*space["get_init_inputs"]())(*inputs).shape == (2, 3)
-    assert space["ModelNew"](*space["get_init_inputs"]()).state_dict().keys() == jitact.get(name)().state_dict().keys()
+    given = space["get_init_inputs"]()
+    assert inputs[0].shape == (2, 3) and space["Model"](*given)(*inputs).shape == (2, 3)
+    ours = jitact.get(name)(*given) if name in ROWS else jitact.get(name)()
+    assert space["ModelNew"](*given).state_dict().keys() == ours.state_dict().keys()
 
 
 def test_lines() -> None:
     one = {"dtype": "fp32", "device": "cuda"}
     texts = [exported("relu"), exported("gelu"), jitact.export("relu", **one), jitact.export("relu", forward_only=True, **one)]
     relu, gelu, of_one, forward = (len(text.splitlines()) for text in texts)
-    assert relu <= 550 and gelu <= 850 and of_one <= 330 and forward <= of_one - 30
+    assert relu <= 550 and gelu <= 850 and of_one <= 250 and forward <= of_one - 30
 
 
 @pytest.mark.parametrize("name", ["softsign", "sigmoid", "leaky_relu"])  # one for each thing that backward keeps
@@ -267,14 +271,21 @@ def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
     text = re.sub(r"^#include <.*|^#line.*", "", text, flags=re.MULTILINE)
     command = ["g++", "-std=c++20", "-E", "-P", "-x", "c++", f"-I{folder}", *flags, "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    return [re.sub(r"\s", "", line) for line in done.stdout.splitlines()]
+    return [re.sub(r'\s+|(?<=\w)" "(?=\w)', "", line) for line in done.stdout.splitlines()]  # a string of two parts is one
 
 
-@pytest.mark.parametrize("name", ["relu", "prelu", "swiglu", *map(SLOW, ["gelu", "sigmoid", "gelu_10", "laplace", "xielu"])])
+@pytest.mark.parametrize("name", [
+    "relu",
+    "prelu",
+    "swiglu",
+    "log_softmax",
+    *map(SLOW, ["gelu", "sigmoid", "gelu_10", "laplace", "xielu", "softmax"]),
+])  # fmt: skip
 def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for header in DEVICE.iterdir():
         (tmp_path / header.name).write_text(re.sub(r"^#include <.*", "", header.read_text(), flags=re.MULTILINE))
-    source, space = registry.REGISTRY[name].activation.source, load(name)
+    source = KernelSource.from_file(name) if name in ROWS else registry.REGISTRY[name].activation.source
+    space = load(name)
     monkeypatch.setattr(extract, "joined", lambda text: text)
     apart = load(name, shape=(2, 3))["SOURCE"]  # as the library's lines are, before short ones are joined
 
@@ -299,6 +310,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
 def emulated(name: str, folder: Path) -> dict:
     """The file with its GPU path, Python and CUDA, in threads of the CPU."""
     text = exported(name).replace("not x.is_cuda", "False").replace("torch.cuda.device(x.device)", "nullcontext()")
+    text = text.replace("if x.is_cuda", "if x.is_cpu").replace("torch.cuda.get_device_capability(x.device)[0]", "9")
     space = {"__name__": "exported", "nullcontext": contextlib.nullcontext}
     exec(text.replace("torch.cuda.current_stream().cuda_stream", "None"), space)
     source = without_launches(space["SOURCE"])
@@ -340,6 +352,71 @@ def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int
             compare(name, "cpu", torch.randn(shape).to(dtype), *given, space=space)
         if shapes[-1] == (9001,):
             compare(name, "cpu", torch.randn(9002).to(dtype)[1:], *given, space=space)  # no 16-byte vectors
+
+
+def along(space: dict, x: torch.Tensor, dim: int, taken: bool) -> None:
+    """A file's rows beside PyTorch's: values and gradients."""
+    assert space["takes"](x, dim) is taken
+    modules = space["ModelNew"](dim), space["Model"](dim)
+    given = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for _ in modules]
+    dy, eps = torch.randn(x.shape).to(x.dtype), torch.finfo(x.dtype).eps
+    (own, own_dx), (other, other_dx) = (
+        (y := module(leaf), torch.autograd.grad(y, leaf, dy)[0]) for module, leaf in zip(modules, given, strict=True)
+    )
+    torch.testing.assert_close(own, other, rtol=8 * eps, atol=8 * eps)
+    atol = 2 * eps * x.numel() ** 0.5  # a sum of terms of either sign, in another order
+    torch.testing.assert_close(own_dx, other_dx, rtol=8 * eps, atol=max(atol, 8 * eps))
+
+
+@pytest.mark.parametrize("name", [*map(SLOW, ROWS[:2]), *ROWS[2:]])
+def test_rows_beside_pytorchs(name: str) -> None:
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name, device="cpu"), space)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for shape, dim in (((40, 1000), 1), ((40, 1000), -2), ((3, 5, 77), 2), ((5, 64, 40), 1), ((9,), 0)):
+            along(space, 3 * torch.randn(shape).to(dtype), dim, True)
+    x = torch.randn(40, 30)
+    for other, dim in ((x.double(), 1), (x.t(), 1), (x[:0], 1), (torch.randn(4, 5, 3), 1), (torch.tensor(2.0), 0)):
+        along(space, other, dim, False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not space["takes"](x, 1)
+    with pytest.raises(IndexError, match="out of range"):
+        space["ModelNew"](2)(x)
+    with pytest.raises(RuntimeError, match=f"{name}: no second derivative"):
+        torch.autograd.grad(space["ModelNew"](1)(x.requires_grad_()).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("name", [*ROWS[:1], *map(SLOW, ROWS[1:])])
+def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
+    space = emulated(name, folder)
+    for dtype in (torch.float32, torch.bfloat16) if name == "softmax" else (torch.float32, torch.float16, torch.bfloat16):
+        for shape in ((5, 8), (3, 1024), (2, 4103), (1, 20000)):  # parts of a warp, a block, ragged rows, a cluster
+            along(space, 3 * torch.randn(shape).to(dtype), -1, True)
+    along(space, torch.randn(40, 30), 0, False)
+    along(space, torch.randn(1, 800_000), 1, False)
+    shifted, module = torch.randn(9, 1000)[:, 8:].reshape(-1)[1:8001].view(1, -1), space["ModelNew"](1)
+    torch.testing.assert_close(module(shifted), torch.softmax(-shifted, 1) if name == "softmin" else space["Model"](1)(shifted))
+
+
+def test_options_of_rows() -> None:
+    text = jitact.export(nn.Softmax(dim=0), dtype="fp32", device="cuda", shape=(8, 4), forward_only=True)
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    assert (space["batch_size"], space["dim"], space["get_init_inputs"]()) == (8, 4, [0])
+    assert not re.search(r"\bbackward\w*\(|Function|Bfloat16|Narrow|run_cpu", text)
+    assert len(text) < 0.75 * len(exported("softmax"))
+    x = torch.randn(3, 4, requires_grad=True)
+    assert not space["ModelNew"](1)(x).requires_grad  # PyTorch's, as it is on a CPU
+    assert jitact.export("LogSoftmax") == jitact.export(nn.functional.log_softmax) == exported("log_softmax")
+    for given, options, why in (
+        ("softmax", {"dtype": "fp64"}, "softmax: dtype must be of fp32, fp16, bf16; got 'fp64'"),
+        ("softmin", {"device": "tpu"}, "softmin: device must be 'cuda' or 'cpu'; got 'tpu'"),
+        ("log_softmax", {"shape": (0, 3)}, "log_softmax: shape must be two positive numbers"),
+        (nn.Softmax(), {}, r"softmax cannot be exported without a dimension; got Softmax\(dim=None\)"),
+        (nn.Softmax2d(), {}, "Softmax2d cannot be exported: of rows, softmax, log_softmax, softmin can, along any dimension"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            jitact.export(given, **options)
 
 
 def test_options() -> None:
@@ -401,6 +478,9 @@ def test_refuses_what_it_cannot_run() -> None:
 
 
 def test_words_that_the_form_forbids(swoosh: str) -> None:
+    text = "ELEMENTWISE T forward(T x) { static_assert(sizeof(x) > 1, \"try it\"); return x; }"
+    jitact.define("swoosh", source=text, reference=lambda x: x * 1)
+    assert 'static_assert(sizeof(x) > 1, "tr" "y it")' in jitact.export("swoosh")
     jitact.define("retry", "x")
     with pytest.raises(ValueError, match="'try' may not occur"):
         jitact.export("retry")
@@ -511,6 +591,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     out = tmp_path / "softsign.py"
     assert onefile.main(["export", "softsign", "-o", str(out)]) == 0
     assert out.read_text() == jitact.export("soft_sign")
+    assert onefile.main(["export", "softmax", "--shape", "8x4", "--dtype", "bf16", "--forward-only", "-o", str(out)]) == 0
+    assert out.read_text() == jitact.export("softmax", shape=(8, 4), dtype="bf16", forward_only=True)
     assert onefile.main(["export", "ReLU"]) == 0 and "class ModelNew" in capsys.readouterr().out
     assert (
         onefile.main(["export", "softsign", "--shape", "8x4", "--dtype", "fp16", "bf16", "--device", "cuda", "-o", str(out)])
@@ -529,6 +611,19 @@ def test_command_line(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=os.environ)
     assert (done.returncode, done.stderr) == (0, "")
     assert (tmp_path / "softsign.py").read_text() == jitact.export("softsign")
+
+
+def test_what_is_known_of_conditions() -> None:
+    facts = {"op": frozenset(["Op::forward", "Op::backward"]), "kSums": frozenset([0])}
+    for condition, values in (
+        ("op == Op::forward_bit || kSums > 0", {False}),
+        ("op == Op::backward", {True, False}),
+        ("kSums == 0 && n > 3", None),
+        ("kSums > 0 && n > 3", {False}),
+        ("!F::as_it_is", None),  # a member, and no enumerator
+        ("F::parts == F::start", None),
+    ):
+        assert evaluate(condition, facts) == values, condition
 
 
 @GPU

@@ -276,6 +276,7 @@ struct Arguments {
   double numbers[kNumbers + 1];
   const StableIValue* rest;  // the arguments after these
 
+  uint8_t* bits() const { return static_cast<uint8_t*>(const_cast<void*>(mask.const_data())); }
   Arguments(Op op, const StableIValue* stack) {
     for (int t = 0; t < reads(op); t++) elements.emplace_back(*stack++);
     if (op == Op::backward_from_bit) mask = Tensor(*stack++);
@@ -515,7 +516,7 @@ void one_result(StableIValue* stack, uint64_t, uint64_t) {
   Prepared prepared(op, arguments, laid_out_as(op));
   Tensor result = prepared.empty_result();
   prepared.call.written[0].data = result.data();
-  if (reads_bits(op)) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
+  if (reads_bits(op)) prepared.call.mask = arguments.bits();
   prepared.run();
   stack[0] = result.release();
 }
@@ -525,7 +526,7 @@ void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
   Prepared prepared(Op::forward_bit, arguments, 0);
   Tensor y = prepared.empty_result(), mask = empty_mask(y);
   prepared.call.written[0].data = y.data();
-  prepared.call.mask = mask.data();
+  prepared.call.mask = static_cast<uint8_t*>(mask.data());
   prepared.run();
   stack[0] = y.release();
   stack[1] = mask.release();
@@ -546,7 +547,7 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
   Tensor mask;
   if (op == Op::forward_bit) {
     mask = empty_mask(x);
-    prepared.call.mask = mask.data();
+    prepared.call.mask = static_cast<uint8_t*>(mask.data());
   }
   prepared.call.written[0] = prepared.call.read[0];
   prepared.call.written[0].data = prepared.call.read[0].data = y.data();
@@ -590,7 +591,7 @@ void all_gradients(StableIValue* stack, uint64_t, uint64_t) {
     elements.push_back(is_wanted ? prepared.empty_result() : nothing(prepared.tensors[prepared.x]));
     prepared.call.written[w].data = is_wanted ? elements.back().data() : nullptr;
   }
-  if (reads_bits(op)) prepared.call.mask = const_cast<void*>(arguments.mask.const_data());
+  if (reads_bits(op)) prepared.call.mask = arguments.bits();
   if (wanted) prepared.run();
   for (int g = 0, w = 0, k = 0; g < count; g++)
     *stack++ = (is_broadcast(kRoles.of[gradient_argument(g)]) ? sums[k++] : elements[w++]).release();

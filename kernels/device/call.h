@@ -10,21 +10,21 @@ namespace jitact::loops {
 
 enum class Op { forward, forward_bit, backward, backward_from_output, backward_from_bit, backward_sums, backward_from_bit_sums };
 
+constexpr bool reads_bits(Op op) { return op == Op::backward_from_bit || op == Op::backward_from_bit_sums; }
 // How many tensors of elements an operation reads, dy first, and writes.
 constexpr int reads(Op op) {
-  if (kPlain) return op == Op::backward || op == Op::backward_from_output ? 2 : 1;
-  if (op == Op::forward || op == Op::forward_bit) return kElements;
+  if (op == Op::backward_from_output) return 2;
   if (op == Op::backward || op == Op::backward_sums) return 1 + kElements;
-  return op == Op::backward_from_output ? 2 : 1;
+  if (kPlain || reads_bits(op)) return 1;
+  return kElements;
 }
 constexpr int writes(Op op) {
   if (!kPlain && (op == Op::backward || op == Op::backward_sums)) return kElementGradients;
   return 1;
 }
 
-// How many gradients an operation sums, and whether it reads bits.
+// How many gradients an operation sums.
 constexpr int summed(Op op) { return op == Op::backward_sums ? kSums : op == Op::backward_from_bit_sums ? kBitSums : 0; }
-constexpr bool reads_bits(Op op) { return op == Op::backward_from_bit || op == Op::backward_from_bit_sums; }
 
 // Several elements are walked by rows also where they lie densely, in one row: as fast, and less to compile. Not beside random
 // numbers, whose place in memory would have to be found for each vector; their sums go over dense memory, as those for one do.
@@ -52,7 +52,7 @@ struct Call {
   int64_t columns;  // elements of a row
   bool dense;       // whether the elements of all tensors lie side by side, in one order
   const double* numbers;            // kNumbers values
-  void* mask = nullptr;  // the bits, which forward_bit writes and backwards from bits read
+  uint8_t* mask = nullptr;  // the bits, which forward_bit writes and backwards from bits read
   const int64_t* seed = nullptr;    // of random operands, where the tensors are
   void* workspace = nullptr;        // for sums on a GPU
   void* sums[kSums + 1] = {};       // the gradients of the first broadcast operands; null where one is not wanted

@@ -6,6 +6,12 @@
 #pragma once
 
 #ifdef JITACT_ROWS
+namespace jitact::rows {
+struct Call;
+// By these names a file that stands alone is called from outside.
+extern "C" void run_cpu(const Call& call);
+extern "C" const char* run_cuda(const Call& call, void* stream);
+}  // namespace jitact::rows
 #include "rows_call.h"
 #ifdef __CUDACC__
 #include "rows_cuda.cuh"

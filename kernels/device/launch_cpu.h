@@ -385,13 +385,13 @@ extern "C" void run_cpu(const Call& call) {
     if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, extent(call, call.written[w]));
   if (summed(call.op) > 0) {
     return dispatch_sums(call.op, [&]<Op op>() {
-      dispatch_dtype(call.dtype, [&]<typename S>() { run_sums<op, S>(call); });
+      for_dtype_of(call, [&]<typename S>() { run_sums<op, S>(call); });
     });
   }
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
     dispatch(call.op, [&]<Op op>() {
-      dispatch_dtype(call.dtype, [&]<typename S>() { run_blocks<op, S>(Shared<S>{call}, begin, end, nullptr); });
+      for_dtype_of(call, [&]<typename S>() { run_blocks<op, S>(Shared<S>{call}, begin, end, nullptr); });
     });
   };
   torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, run, const_cast<Call*>(&call));

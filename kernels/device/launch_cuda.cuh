@@ -19,12 +19,16 @@ namespace jitact::loops {
 
 constexpr int kThreads = 128;
 
-template <typename S> constexpr int kForwardVectors =
-    sizeof(S) == 8 ? JITACT_FORWARD_VECTORS_8 : sizeof(S) == 4 ? JITACT_FORWARD_VECTORS_4 : JITACT_FORWARD_VECTORS_2;
-template <typename S> constexpr int kBackwardVectors =
-    sizeof(S) == 8 ? JITACT_BACKWARD_VECTORS_8 : sizeof(S) == 4 ? JITACT_BACKWARD_VECTORS_4 : JITACT_BACKWARD_VECTORS_2;
+constexpr int pick(Op op, int forward, int backward) {
+  return op == Op::forward || op == Op::forward_bit ? forward : backward;
+}
+// How many vectors a thread takes.
 template <Op op, typename S>
-constexpr int kVectors = op == Op::forward || op == Op::forward_bit ? kForwardVectors<S> : kBackwardVectors<S>;
+constexpr int vectors_of() {
+  if (sizeof(S) == 8) return pick(op, JITACT_FORWARD_VECTORS_8, JITACT_BACKWARD_VECTORS_8);
+  if (sizeof(S) == 4) return pick(op, JITACT_FORWARD_VECTORS_4, JITACT_BACKWARD_VECTORS_4);
+  return pick(op, JITACT_FORWARD_VECTORS_2, JITACT_BACKWARD_VECTORS_2);
+}
 
 // Whether vectors are loaded through shared memory.
 #ifdef JITACT_STAGED
@@ -38,7 +42,7 @@ template <Op op> constexpr bool kStaged = false;
 template <int size>
 JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
   JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2)
-    bits |= __shfl_down_sync(0xffffffffu, bits, lanes) << (lanes * size);
+    bits |= __shfl_down_sync(~0u, bits, lanes) << (lanes * size);
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
@@ -80,74 +84,58 @@ inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int use
   }
   return true;
 }
-inline bool all_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
-  if (!call.dense) return rows_on_16_bytes(call, elements, used, size);
-  for (int t = 0; t < used; t++)
-    if (!on_16_bytes(elements[t].data)) return false;
-  return true;
+inline bool all_on_16_bytes(const Elements* first, int used) {
+  return used == 0 || (on_16_bytes(first->data) && all_on_16_bytes(first + 1, used - 1));
 }
 
-// The kernels' argument: a call as the GPU wants it. One type for all, so that the code that launches is small.
-struct Launch {
-  int64_t n;
-  int64_t columns;
-  bool is_small;  // whether numbers of elements fit into 31 bits
+// The kernels' argument: a call, and what the GPU wants beside it. One type for all, so that the code that launches is small.
+struct Launch : Call {
   bool aligned;  // whether elements can be read and written in 16-byte vectors
-  uint8_t* mask;
-  Elements read[kElements + 1], written[kElements];
+  bool is_small;  // whether numbers of elements fit into 31 bits
   Divisor by_columns;
-  const void* broadcast[kBroadcast + 1];
-  bool wide[kBroadcast + 1];
-  int64_t counts[kBroadcast + 1], inner[kBroadcast + 1];
   Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
-  const int64_t* seed;
   float singles[kNumbers + 1];
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
 
-  __attribute__((noinline)) Launch(const Call& call, int64_t size) {  // of how many elements a vector has
-    n = call.n;
-    columns = call.columns;
+  __attribute__((noinline)) Launch(const Call& call) : Call(call) {
+    if (call.dense) {
+      aligned = all_on_16_bytes(call.read, reads(call.op)) && all_on_16_bytes(call.written, writes(call.op));
+    } else {
+      const int ins = reads(call.op), outs = writes(call.op);
+      const int64_t size = 16 / bytes_of(call.dtype);
+      aligned = rows_on_16_bytes(call, call.read, ins, size) && rows_on_16_bytes(call, call.written, outs, size);
+      if (reads_two(call.op)) alternating_in = Alternating(call.read + ins - 2, size);
+      if (writes_two(call.op)) alternating_out = Alternating(call.written, size);
+    }
     by_columns = Divisor(call.columns);
     is_small = call.n < int64_t(1) << 31;
-    for (int t = 0; t < kElements + 1; t++) read[t] = call.read[t];
-    for (int t = 0; t < kElements; t++) written[t] = call.written[t];
-    aligned = all_on_16_bytes(call, read, reads(call.op), size) && all_on_16_bytes(call, written, writes(call.op), size);
-    if (!call.dense && reads_two(call.op)) alternating_in = Alternating(call.read + reads(call.op) - 2, size);
-    if (!call.dense && writes_two(call.op)) alternating_out = Alternating(call.written, size);
-    mask = static_cast<uint8_t*>(call.mask);
-    seed = call.seed;
     for (int b = 0; b < kBroadcast; b++) {
-      const Broadcasts& operand = call.broadcast[b];
-      broadcast[b] = operand.data;
-      wide[b] = operand.wide;
-      counts[b] = operand.count;
-      inner[b] = operand.inner;
-      by_count[b] = Divisor(operand.count);
-      by_inner[b] = Divisor(operand.inner);
+      by_count[b] = Divisor(call.broadcast[b].count);
+      by_inner[b] = Divisor(call.broadcast[b].inner);
     }
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
 
-  // Where an element lies, by its number in the order of memory.
-  template <bool dense>
-  JITACT_DEVICE auto place(int64_t number) const {
-    if constexpr (dense) {
-      return number;
-    } else {  // along rows
-      struct Place { int64_t row, column; };
-      const int64_t row = by_columns.divide_by_many(number);  // a call that is not dense has no single column
-      return Place{row, number - row * columns};
-    }
+  // Where it lies in rows.
+  struct Place { int64_t row, column; };
+  JITACT_DEVICE Place place(int64_t i) const {
+    const int64_t row = by_columns.divide_by_many(i);  // a call that is not dense has no single column
+    return {row, i - row * this->columns};
   }
-  template <typename S, typename Place>
-  static JITACT_DEVICE S* at(const Elements& tensor, Place place) {
-    if constexpr (std::is_same_v<Place, int64_t>) return static_cast<S*>(tensor.data) + place;
-    else return static_cast<S*>(tensor.data) + (place.row * tensor.row_stride + place.column * tensor.step);
+  template <typename S>
+  static JITACT_DEVICE S* in_rows(const Elements& e, Place place) {
+    return static_cast<S*>(e.data) + (place.row * e.row_stride + place.column * e.step);
+  }
+  // Where element i lies in the order of memory.
+  template <typename S, bool dense>
+  JITACT_DEVICE S* at(const Elements& e, int64_t i) const {
+    if constexpr (dense) return static_cast<S*>(e.data) + i;
+    else return in_rows<S>(e, place(i));
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
-  JITACT_DEVICE Numbers<T> numbers() const {
+  JITACT_DEVICE Numbers<T> numbers_as() const {
     Numbers<T> numbers;
     JITACT_UNROLL for (int k = 0; k < kNumbers; k++) {
       if constexpr (sizeof(T) == 8) numbers.values[k] = doubles[k];
@@ -169,9 +157,9 @@ JITACT_DEVICE Words repeated(const S* p) {
 }
 
 // The vector of tensor t at a place where those of all tensors lie on 16 bytes.
-template <Op op, typename S, bool dense, typename Place>
-JITACT_DEVICE Words read_vector(const Launch& launch, int t, Place place) {
-  const S* p = Launch::at<const S>(launch.read[t], place);
+template <Op op, typename S, bool dense>
+JITACT_DEVICE Words read_vector(const Launch& launch, int t, int64_t at) {
+  const S* p = launch.at<const S, dense>(launch.read[t], at);
   // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
   constexpr int first = reads(op) - 2;
   if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
@@ -186,23 +174,17 @@ JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) 
   b = every_second<S>(low, high, !alternating.swapped);
 }
 
-template <typename S, typename T>
-JITACT_DEVICE void write_vector(S* p, const T* values) {
-  Words words;
-  Storage<S>::narrow(values, words);
-  *reinterpret_cast<Words*>(p) = words;
-}
 // Writes a vector to each of the tensors that are wanted.
-template <Op op, typename S, bool dense, typename T, int outs, int size, typename Place>
-JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][size], Place place) {
+template <Op op, typename S, bool dense, typename T, int outs, int size>
+JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][size], int64_t at) {
   if constexpr (!dense && writes_two(op)) {
     const Alternating& alternating = launch.alternating_out;
     if (alternating.is) {
       Words a, b;
       Storage<S>::narrow(values[0], a);
       Storage<S>::narrow(values[1], b);
-      S *first = Launch::at<S>(launch.written[0], place) + alternating.shift[0];
-      S *second = Launch::at<S>(launch.written[1], place) + alternating.shift[1];
+      S *first = launch.at<S, dense>(launch.written[0], at) + alternating.shift[0];
+      S *second = launch.at<S, dense>(launch.written[1], at) + alternating.shift[1];
       *reinterpret_cast<Words*>(first) = alternate<S, false>(a, b, alternating.swapped);
       *reinterpret_cast<Words*>(second) = alternate<S, true>(a, b, alternating.swapped);
       return;
@@ -210,7 +192,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   }
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
     if ((writes(op) > 1 || summed(op) > 0) && launch.written[w].data == nullptr) continue;  // not wanted
-    write_vector(Launch::at<S>(launch.written[w], place), values[w]);
+    Storage<S>::narrow(values[w], *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[w], at)));
   }
 }
 
@@ -258,7 +240,7 @@ struct Operands {
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
-      const int64_t count = launch.counts[b], inner = launch.inner[b];
+      const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
       if (!common_only && count > 1) {
         int64_t plane, c;
         if (launch.is_small) {  // 32 bits take a quarter of the instructions
@@ -288,7 +270,7 @@ struct Operands {
   // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
   JITACT_DEVICE Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
-    const int64_t count = launch.counts[0], c = plane - launch.by_count[0].divide(plane) * count;
+    const int64_t count = launch.broadcast[0].count, c = plane - launch.by_count[0].divide(plane) * count;
     const T own = value(0, c);
     const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
     JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
@@ -298,17 +280,17 @@ struct Operands {
   // Value i of broadcast operand b.
   JITACT_DEVICE T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {
-      if (launch.wide[b]) return static_cast<const float*>(launch.broadcast[b])[i];
+      if (launch.broadcast[b].wide) return static_cast<const float*>(launch.broadcast[b].data)[i];
     }
-    return Storage<S>::load(static_cast<const S*>(launch.broadcast[b]) + i);
+    return Storage<S>::load(static_cast<const S*>(launch.broadcast[b].data) + i);
   }
 
  private:
   // A vector of values from value i of operand b on, if they lie as vectors have to.
   JITACT_DEVICE bool load_vector(int b, int64_t i, T (&to)[size]) const {
     if constexpr (sizeof(S) == 2) {
-      if (launch.wide[b]) {
-        const float* from = static_cast<const float*>(launch.broadcast[b]) + i;
+      if (launch.broadcast[b].wide) {
+        const float* from = static_cast<const float*>(launch.broadcast[b].data) + i;
         if (!on_16_bytes(from)) return false;
         JITACT_UNROLL for (int half = 0; half < 2; half++) {
           const float4 four = reinterpret_cast<const float4*>(from)[half];
@@ -317,7 +299,7 @@ struct Operands {
         return true;
       }
     }
-    const S* from = static_cast<const S*>(launch.broadcast[b]) + i;
+    const S* from = static_cast<const S*>(launch.broadcast[b].data) + i;
     if (!on_16_bytes(from)) return false;
     Storage<S>::widen(*reinterpret_cast<const Words*>(from), to);
     return true;
@@ -365,7 +347,7 @@ struct Source {
   }
 };
 
-// What the elements of a block get that is not in tensors of elements; nothing where functions take x alone.
+// What the elements of a block get that is not in tensors of elements.
 template <typename S>
 struct Given {
   const Operands<S>& operands;
@@ -373,45 +355,35 @@ struct Given {
   const Numbers<typename Storage<S>::T>& parameters;
 };
 
-// Reads, computes and writes one element. Where functions take more than x, `more` is one Given.
-template <Op op, typename S, bool dense, typename... More>
-JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, const More&... more) {
+// Reads, computes and writes one element.
+template <Op op, typename S, bool dense>
+JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, const Given<S>& given) {
   constexpr int ins = reads(op), outs = writes(op);
-  const auto place = launch.place<dense>(at);
-  const auto others = [&] {
-    if constexpr (kPlain) return 0;
-    else return (more, ...).operands.template from<1>((more, ...).common, at);
-  }();
+  const auto others = given.operands.template from<1>(given.common, at);
   typename Storage<S>::T values[ins][1];
-  JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(Launch::at<const S>(launch.read[t], place));
-  if constexpr (kPlain) {
-    const auto result = plain_result<op>(values[0][0], values[ins - 1][0], bit);
-    Storage<S>::store(Launch::at<S>(launch.written[0], place), result);
-  } else {
-    const Source<S, ins, 1> source{
-        .in = values,
-        .others = others,
-        .numbers = (more, ...).parameters,
-        .i = int(at % Storage<S>::size),
-    };
-    const auto result = results<op, typename Storage<S>::T>(source, bit);
-    if constexpr (writes(op) == 1) Storage<S>::store(Launch::at<S>(launch.written[0], place), result.of[0]);
-    else for_each<outs>([&](auto w) {
-      const Elements& to = launch.written[w];
-      if (to.data) Storage<S>::store(Launch::at<S>(to, place), result.of[kWrittenResult<op, w>]);
-    });
-  }
+  JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(launch.at<const S, dense>(launch.read[t], at));
+  const Source<S, ins, 1> source{
+      .in = values,
+      .others = others,
+      .numbers = given.parameters,
+      .i = int(at % Storage<S>::size),
+  };
+  const auto result = results<op, typename Storage<S>::T>(source, bit);
+  if constexpr (writes(op) == 1) Storage<S>::store(launch.at<S, dense>(launch.written[0], at), result.of[0]);
+  else for_each<outs>([&](auto w) {
+    const Elements& to = launch.written[w];
+    if (to.data) Storage<S>::store(launch.at<S, dense>(to, at), result.of[kWrittenResult<op, w>]);
+  });
 }
 
 template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
-  constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>;
+  constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = vectors_of<op, S>();
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const Operands<S> operands{launch};
-  const auto numbers = launch.numbers<T>();
-  uint8_t* const mask = launch.mask;
+  const auto numbers = launch.numbers_as<T>();
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
@@ -420,17 +392,15 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][kThreads];
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      const auto place = launch.place<dense>(at);
       if constexpr (kStaged<op> && dense)
-        ptx::copy_async(&shared[v][threadIdx.x], Launch::at<const S>(launch.read[0], place)), ptx::commit_copies();
+        ptx::copy_async(&shared[v][threadIdx.x], launch.at<const S, dense>(launch.read[0], at)), ptx::commit_copies();
       else JITACT_UNROLL for (int t = 0; t < ins; t++)
-        if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(Launch::at<const S>(launch.read[t], place));
-        else in[t][v] = read_vector<op, S, dense>(launch, t, place);
-      if constexpr (op == Op::backward_from_bit) bits[v] = mask[at >> 3] >> (at & 7);
+        if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
+        else in[t][v] = read_vector<op, S, dense>(launch, t, at);
+      if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
     }
     const auto common = operands.common();
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-      const auto place = launch.place<dense>(first + v * stride);
       T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
         ptx::wait_for_copies(vectors - 1 - v);
@@ -456,8 +426,9 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
-      if constexpr (kPlain) write_vector(Launch::at<S>(launch.written[0], place), out[0]);
-      else write_vectors<op, S, dense>(launch, out, place);
+      if constexpr (kPlain)
+        Storage<S>::narrow(out[0], *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)));
+      else write_vectors<op, S, dense>(launch, out, first + v * stride);
     }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
@@ -472,21 +443,25 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
-      if (op == Op::backward_from_bit && begin < n) bits[v] = mask[begin >> 3] >> (begin & 7);
+      if (op == Op::backward_from_bit && begin < n) bits[v] = launch.mask[begin >> 3] >> (begin & 7);
 #pragma unroll 1
       for (int i = 0; i < size; i++) {
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
         bool bit = bits[v] >> i & 1;
-        if constexpr (kPlain) compute_one<op, S, dense>(launch, at, bit);
-        else compute_one<op, S, dense>(launch, at, bit, given);
+        if constexpr (kPlain) {
+          const auto value = [&](int t) { return Storage<S>::load(launch.at<const S, dense>(launch.read[t], at)); };
+          Storage<S>::store(launch.at<S, dense>(launch.written[0], at), plain_result<op>(value(0), value(ins - 1), bit));
+        } else {
+          compute_one<op, S, dense>(launch, at, bit, given);
+        }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }
   }
 
   if constexpr (op == Op::forward_bit)
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], mask, first + v * stride, n);
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
 }
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
@@ -502,13 +477,13 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   if (summed(call.op) > 0) {
     dispatch_sums(call.op, [&]<Op op>() {
-      dispatch_dtype(call.dtype, [&]<typename S>() { launch_sums<op, S>(call, s); });
+      for_dtype_of(call, [&]<typename S>() { launch_sums<op, S>(call, s); });
     });
   }
   dispatch(call.op, [&]<Op op>() {
-    dispatch_dtype(call.dtype, [&]<typename S>() {
-      const Launch launch(call, Storage<S>::size);
-      const unsigned blocks = blocks_of(call, int64_t(kThreads) * Storage<S>::size * kVectors<op, S>);
+    for_dtype_of(call, [&]<typename S>() {
+      const Launch launch(call);
+      const unsigned blocks = blocks_of(call, int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>());
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
           return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);

@@ -60,16 +60,16 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   using T = typename Storage<S>::T;
   constexpr int size = Storage<S>::size, ins = reads(op), outs = writes(op);
   const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * size, n = launch.n;
-  const auto place = launch.place<false>(at);
+  const auto place = launch.place(at);
   const bool whole = at + size <= n && place.column + size <= launch.columns;
   const Operands<S> operands{launch};
-  const auto numbers = launch.numbers<T>();
+  const auto numbers = launch.numbers_as<T>();
   const auto common = operands.common();
   T out[outs][size];
   if (whole) {
     Around<S> loaded[ins];
     JITACT_UNROLL for (int t = 0; t < ins; t++)
-      loaded[t] = load_anywhere(Launch::at<const S>(launch.read[t], place), launch.read[t].step);
+      loaded[t] = load_anywhere(Launch::in_rows<const S>(launch.read[t], place), launch.read[t].step);
     T values[ins][size];
     JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
     const auto others = operands.template from<size>(common, at);
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
     const Elements& to = launch.written[w];
     if (to.data == nullptr) continue;
-    S* p = Launch::at<S>(to, place);
+    S* p = Launch::in_rows<S>(to, place);
     if (to.step == 1) {
       store_anywhere<S>(p, out[w], whole, joined, joins);
     } else if (whole) {

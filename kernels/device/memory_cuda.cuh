@@ -14,7 +14,7 @@ template <typename S> struct Storage;
 
 template <typename R> struct AsItIs {
   using T = R;
-  using S = typename T::Value;
+  using S = decltype(T::v);
   static constexpr int size = 16 / sizeof(S);
   static JITACT_DEVICE void widen(const Words& v, T* t) {
     for (int i = 0; i < size; i++)

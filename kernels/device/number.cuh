@@ -54,9 +54,11 @@ struct Real {
   V v;
 
   JITACT_INLINE Real() : v(0) {}
+#ifndef JITACT_NO_CPU  // which a file for GPUs alone defines
   // Written out, so that `c ? a : b` of two variables is a choice of values, which g++ vectorises, and not of addresses.
   JITACT_INLINE constexpr Real(const Real& b) : v(b.v) {}
   JITACT_INLINE constexpr Real& operator=(const Real& b) { v = b.v; return *this; }
+#endif
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
   JITACT_INLINE constexpr Real(N n) : v(static_cast<V>(n)) {}
 

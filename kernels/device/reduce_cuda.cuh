@@ -43,7 +43,7 @@ struct Inputs {
 template <Op op, typename S>
 JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs<op>& inputs) {
   JITACT_UNROLL for (int r = 0; r < reads(op); r++)
-    if (exists) inputs.words[r] = read_vector<op, S, kDense<op>>(launch, r, launch.place<kDense<op>>(at));
+    if (exists) inputs.words[r] = read_vector<op, S, kDense<op>>(launch, r, at);
   if constexpr (reads_bits(op))
     if (exists) inputs.bits = launch.mask[at >> 3] >> (at & 7);
 }
@@ -77,7 +77,7 @@ JITACT_DEVICE void compute_vector(const Launch& launch, Inputs<op>& inputs,
     const auto keep = [&](int w, T gradient) { out[w][i] = gradient; };
     compute<op, S>(source, inputs.bits >> i & 1, keep, [&](int k, T gradient) { add(i, k, gradient); });
   }
-  write_vectors<op, S, kDense<op>>(launch, out, launch.place<kDense<op>>(at));
+  write_vectors<op, S, kDense<op>>(launch, out, at);
 }
 
 // The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
@@ -87,8 +87,7 @@ JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op);
   T in[ins][1];
-  const auto place = launch.place<kDense<op>>(at);
-  JITACT_UNROLL for (int r = 0; r < ins; r++) in[r][0] = Storage<S>::load(Launch::at<const S>(launch.read[r], place));
+  JITACT_UNROLL for (int r = 0; r < ins; r++) in[r][0] = Storage<S>::load(launch.at<const S, kDense<op>>(launch.read[r], at));
   bool bit = false;
   if constexpr (reads_bits(op)) bit = launch.mask[at >> 3] >> (at & 7) & 1;
   const Source<S, ins, 1> source{
@@ -99,7 +98,7 @@ JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S
   };
   const auto keep = [&](int w, T gradient) {
     const Elements& to = launch.written[w];
-    if (to.data) Storage<S>::store(Launch::at<S>(to, place), gradient);
+    if (to.data) Storage<S>::store(launch.at<S, kDense<op>>(to, at), gradient);
   };
   compute<op, S>(source, bit, keep, add);
 }
@@ -125,9 +124,9 @@ __global__ void __launch_bounds__(kThreads)
                  const Segments segments) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
-  const auto numbers = launch.numbers<T>();
+  const auto numbers = launch.numbers_as<T>();
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = kVectors<op, S>, kSummed = summed(op);
+  constexpr int size = Storage<S>::size, stride = kThreads * size, vectors = vectors_of<op, S>(), kSummed = summed(op);
   constexpr int per_block = stride * vectors;
   const int t = threadIdx.x;
   const int64_t block = int64_t(blockIdx.x) * per_block;
@@ -237,7 +236,7 @@ __global__ void __launch_bounds__(kThreads)
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
   using T = typename Storage<S>::T;
   const Operands<S> operands{launch};
-  const auto numbers = launch.numbers<T>();
+  const auto numbers = launch.numbers_as<T>();
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, kSummed = summed(op), ahead = kAhead<op>;
   const int t = threadIdx.x;
@@ -400,7 +399,7 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 // How one sweep is carried out, which sums the operands of one cut.
 template <Op op, typename S>
 struct Sweep {
-  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * kVectors<op, S>;
+  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_of<op, S>();
   const Cut cut;
   bool columnwise;
   int64_t blocks;
@@ -476,7 +475,7 @@ int64_t workspace_values(const Sweep<op, S>& sweep) {
 extern "C" int64_t workspace_bytes(const Call& call) {
   int64_t bytes = 0;
   dispatch_sums(call.op, [&]<Op op>() {
-    dispatch_dtype(call.dtype, [&]<typename S>() {
+    for_dtype_of(call, [&]<typename S>() {
       const Sweeps sweeps(call);
       for (int p = 0; p < sweeps.count; p++) {
         const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]]);
@@ -491,7 +490,7 @@ template <typename S>
 void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
           int operands, cudaStream_t stream) {
   const dim3 grid(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
-  fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call, Storage<S>::size), targets);
+  fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call), targets);
 }
 
 // From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.
@@ -527,7 +526,7 @@ void launch_sums(const Call& call, cudaStream_t stream) {
   for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
     const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]]);
-    const Launch launch(now, Storage<S>::size);
+    const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
     if (sweep.columnwise)

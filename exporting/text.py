@@ -1,0 +1,161 @@
+"""The text of a file around what is particular to an activation: what it says of itself, imports, the source, inputs."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+import textwrap
+from collections.abc import Iterable
+
+from .build import DEVICES, DTYPES
+from .lines import LONGEST
+from .preprocess import OLDEST_GPU
+
+__all__ = ["FORBIDDEN", "assembled", "inputs", "wrapped"]
+
+FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
+QUOTES = '"' * 3
+CFLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
+CUDA_FLAGS = ["-O3", "-std=c++20"]
+_CTYPES = ("CDLL", "Structure", "addressof", "byref")
+_CTYPES += ("c_bool", "c_char_p", "c_double", "c_float", "c_int", "c_int64", "c_void_p")
+_ROOT = 'os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_build_root()'
+
+
+def assembled(
+    name: str,
+    formula: str,
+    told: str,
+    source: str,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    python: Iterable[str],
+    more: str = "",
+) -> str:
+    """The whole text of a file.
+
+    Args:
+        name: the activation's, as files are called.
+        formula: what it computes.
+        told: what is compiled for which tensors: "Forward and backward".
+        source: C++ and CUDA.
+        dtypes: names of :data:`~jitact.exporting.build.DTYPES`.
+        devices: of :data:`~jitact.exporting.build.DEVICES`.
+        python: what comes after the function that compiles.
+        more: a sentence beside what is told.
+
+    Raises:
+        ValueError: a word is in it that the form does not allow.
+    """
+    file, python, source = f"{name}.py", [part.strip("\n") for part in python], _allowed(source)
+    key = hashlib.sha256("".join([source, *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
+    library = _library(f"{name}_{key}", file, devices)
+    parts = [
+        _docstring(formula, told, dtypes, devices, more),
+        _imports("\n".join([library, *python])),
+        f'SOURCE = r"""\n#line @LINE@ "@FILE@"\n{source.strip()}\n"""',
+        library,
+        *python,
+    ]
+    lines = "\n\n".join(parts).split("\n")
+    text = "\n".join(line.replace("@LINE@", str(number + 2)).replace("@FILE@", file) for number, line in enumerate(lines))
+    found = FORBIDDEN.search(text)
+    if found:
+        line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
+        raise ValueError(f"{name} cannot be exported: {found[0]!r} may not occur in the file, and does in {line!r}")
+    return text + "\n"
+
+
+def inputs(dtypes: tuple[str, ...], shape: tuple[int, int], count: int, init_inputs: str) -> str:
+    """The functions that give the inputs, ``count`` tensors, and the constructor's arguments."""
+    dtype = "" if "fp32" in dtypes else f", dtype={DTYPES[dtypes[0]][0]}"
+    tensors = ", ".join([f"torch.randn(batch_size, dim{dtype})"] * count)
+    return f"""\
+batch_size = {shape[0]}
+dim = {shape[1]}
+
+def get_inputs():
+    return [{tensors}]
+
+def get_init_inputs():
+    return [{init_inputs}]
+"""
+
+
+def wrapped(start: str, parts: list[str], end: str) -> str:
+    """A list of parts, in one line if it is short enough, else in as many as it takes."""
+    line = f"{start}{', '.join(parts)}{end}"
+    indent = " " * (len(start) - len(start.lstrip()))
+    if len(line) <= LONGEST:
+        return line
+    lines = [f"{indent}    {parts[0]},"]
+    for part in parts[1:]:
+        if len(lines[-1]) + len(part) + 2 <= LONGEST:
+            lines[-1] += f" {part},"
+        else:
+            lines.append(f"{indent}    {part},")
+    return "\n".join([start.rstrip(), *lines, indent + end])
+
+
+def _docstring(formula: str, told: str, dtypes: tuple[str, ...], devices: tuple[str, ...], more: str) -> str:
+    names = [DTYPES[each][0].removeprefix("torch.") for each in dtypes]
+    several = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    kernels = f"as CUDA kernels (compute capability {OLDEST_GPU // 100}.0 and up)"
+    where = {DEVICES: f"{kernels} or, without a GPU, for the CPU", ("cuda",): kernels, ("cpu",): "for the CPU"}[devices]
+    version = sys.modules[__package__.partition(".")[0]].__version__
+    sentences = [f"{told} {where} for {several} tensors.", *[more] * bool(more), f"Cut from jitact {version} (MIT licence)."]
+    told = " ".join(sentences)
+    return f"{QUOTES}{_in_a_string(textwrap.fill(formula, LONGEST))}\n\n{textwrap.fill(told, LONGEST)}\n{QUOTES}"
+
+
+def _imports(python: str) -> str:
+    called = ", ".join(name for name in _CTYPES if re.search(rf"\b{name}\b", python))
+    lines = ["import functools", *["import math"] * ("math." in python), "import os", "import sys"]
+    lines += [f"from ctypes import {called}", ""]
+    lines += ["import torch", *["import torch.nn.functional as F"] * bool(re.search(r"\bF\.", python)), "from torch import nn"]
+    return "\n".join([*lines, "from torch.utils import cpp_extension"])
+
+
+def _allowed(text: str) -> str:
+    """C++ without comments that have words that the form does not allow; in code, they are an error later.
+
+    A string with one, as the name of an instruction has, is of two parts, which are the same in C++.
+    """
+    text = text.replace("JITACT_", "").replace(QUOTES, '"" "')  # the latter ends no string of Python, and is the same in C++
+    text = re.sub(
+        r"(?:^[ \t]*//[^\n]*\n)+", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text, flags=re.MULTILINE
+    )
+    text = re.sub(r"[ \t]*//[^\n]*", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text)
+    parted = lambda string: FORBIDDEN.sub(lambda word: f'{word[0][:-1]}" "{word[0][-1]}', string[0])  # noqa: E731
+    return re.sub(r'"(?:\\.|[^"\\\n])*"', parted, text)
+
+
+def _library(key: str, file: str, devices: tuple[str, ...]) -> str:
+    """The function that compiles."""
+    given = [f'"{key}"', f"cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]}"]
+    if "cuda" in devices:
+        given += [f"cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''}"]
+    flags = [("extra_cflags", CFLAGS)] * ("cpu" in devices) + [("extra_cuda_cflags", CUDA_FLAGS)] * ("cuda" in devices)
+    given += [f"{option}={flags!r}".replace("'", '"') for option, flags in flags]
+    given += ["build_directory=folder", "is_python_module=False", "no_implicit_headers=True"]
+    return f'''\
+@functools.cache
+def library():
+    """The functions of SOURCE, which is compiled at first use."""
+    root = {_ROOT}
+    folder = os.path.join(root, f"{key}_{{torch.__version__}}_{{torch.cuda.is_available()}}")
+    if not os.path.exists(os.path.join(folder, "{key}.so")):
+        print("{file}: compiling, at first use", file=sys.stderr, flush=True)
+    os.makedirs(folder, exist_ok=True)
+{wrapped("    path = cpp_extension.load_inline(", given, ")")}
+    return CDLL(path)'''
+
+
+def _in_a_string(text: str) -> str:
+    """A text as it stands between three quotation marks in Python, without the words that the form does not allow."""
+    escaped = "".join(
+        f"\\{each}" if each in '"\\' else each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
+        for each in text
+    )
+    return FORBIDDEN.sub(lambda word: f"{word[0][:-1]}\\x{ord(word[0][-1]):02x}", escaped)
