@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from .. import registry
+from .. import registry, rows
 from .progress import progress, say
 
 __all__ = [
@@ -115,7 +115,7 @@ class Parser(CommandParser):
         """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?."""
         plain_output()
         args = self.parse_args(arguments)
-        args.names = self.canonical(args.names, registry.OF_ROWS.values() if getattr(args, "operands", False) else ())
+        args.names = self.canonical(args.names, rows.__all__ if getattr(args, "operands", False) else ())
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args
 
