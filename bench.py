@@ -541,7 +541,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     if args.operands:
         from jitact.measuring import operand_cases, operand_rows
 
-        chosen = operand_cases.of_activations([] if len(args.names) == len(REGISTRY) else args.names)
+        chosen = operand_cases.of_activations(args.names)
         if not chosen:
             parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
         results = operand_rows.run(chosen, dtypes, args.device, args.compile, args.shape)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from types import FunctionType
-from typing import TYPE_CHECKING, Literal, get_args, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 from torch import Tensor, nn
 
@@ -129,6 +129,16 @@ def resolve(name: str) -> str:
     return known
 
 
+def resolve_any(name: str) -> str:
+    """:func:`resolve`, and of what works on rows too.
+
+    Raises:
+        KeyError: unknown.
+    """
+    found = of_rows(name)
+    return resolve(name) if found is None else found.activation.name
+
+
 def _known(name: object) -> str | None:
     """The canonical name for any spelling of a known name, else None."""
     if not isinstance(name, str):
@@ -139,7 +149,7 @@ def _known(name: object) -> str | None:
 def _unknown(name: object) -> UnknownActivation:
     if isinstance(name, str) and normalise(name) in NOTHING_TO_COMPILE:
         return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
-    if isinstance(name, str) and normalise(name) in map(normalise, get_args(OfRows)):
+    if of_rows(name):
         return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     known = _aliases.copy()
@@ -164,13 +174,16 @@ def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
         KeyError: unknown; the message suggests near names and lists the known ones.
         TypeError: it is nothing of the kind.
     """
-    if _known(activation) is None:
-        from .rows.modules import class_of_rows  # not at the top, as it takes names from here
+    return of_rows(activation) or class_of(activation)
 
-        of_rows = class_of_rows(activation)
-        if of_rows is not None:
-            return of_rows
-    return class_of(activation)
+
+def of_rows(activation: object) -> type[RowModule] | None:
+    """:func:`get` of what works on rows; None for all else."""
+    if _known(activation) is not None:
+        return None
+    from .rows.modules import class_of_rows  # not at the top, as it takes names from here
+
+    return class_of_rows(activation)
 
 
 def class_of(activation: Named) -> type[ActivationModule]:
@@ -277,6 +290,9 @@ def function(name: str) -> Callable[..., Tensor]:
     Raises:
         KeyError: unknown name.
     """
+    found = of_rows(name)
+    if found is not None:
+        return found.function
     canonical = resolve(name)
     made = _functions.get(canonical)
     if made is None:

@@ -147,5 +147,5 @@ CASES: tuple[Case, ...] = (
 
 
 def of_activations(names: list[str]) -> list[Case]:
-    """The cases of some activations, all if none are named."""
-    return [case for case in CASES if not names or case.activation in names]
+    """The cases of some activations."""
+    return [case for case in CASES if case.activation in names]
