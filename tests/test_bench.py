@@ -17,6 +17,7 @@ import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
 from jitact.measuring import operand_cases, operand_rows
+from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -391,7 +392,7 @@ class TestReport:
         text = report.activations_markdown({"machine": results_of()["machine"], "rows": [accurate]}, results_of(row_of("relu")))
         (line,) = (line for line in text.splitlines() if line.startswith("| relu "))
         assert line.endswith("| 1 bit, input | 0.50 / 0.50 | 90% / 90% / 90% | 2.00x / - |")
-        assert text.count("\n| ") == len(registry.names()) + 2
+        assert text.count("\n| ") == len(registry.names()) + 2 + len(row_names()) + 2
 
     def test_activations_md_is_current(self):
         text = (CHECKOUT / "ACTIVATIONS.md").read_text(encoding="utf-8")
