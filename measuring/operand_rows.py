@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
@@ -19,15 +20,18 @@ from torch import Tensor
 from jitact import kernels
 from jitact.bench import ceilings, kept_bytes, make_inputs, medians, release
 from jitact.measuring.commandline import dtype_name, first_line, keeping, machine, progress, say
+from jitact.measuring.limits import FORMULA
 from jitact.measuring.models import compile_ahead
 from jitact.measuring.operand_cases import CASES, Case, Function, Shape
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.text import PEERS, size
+from jitact.registry import REGISTRY
+from jitact.rows.records import TABLE
 
 __all__ = ["run"]
 
 JUDGED = 2**18  # elements of the rows that are compared with float64
-NEAR, NEAR_ROWS = 16, 64  # roundings that a right result may be off by; an exponential of PyTorch's is off by 20 on a CPU
+NEAR = 16  # roundings that a right result may be off by
 
 
 class Task(NamedTuple):
@@ -78,9 +82,11 @@ def _tasks(chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, 
 
 def _build_ahead(chosen: list[Case]) -> None:
     """Compiles the kernels of rows at once, and relu's for the ceiling: one after the other they take longest."""
-    names = list(dict.fromkeys(["relu", *(case.rows[0] for case in chosen if case.rows)]))
-    with ThreadPoolExecutor(len(names)) as pool:
-        list(pool.map(lambda name: kernels.load(kernels.KernelSource.from_file(name)), names))
+    sources = {REGISTRY["relu"].activation.source, *(TABLE[case.rows[0]].source for case in chosen if case.rows)}
+    with ThreadPoolExecutor(len(sources)) as pool:
+        for building in [pool.submit(kernels.load, source) for source in sources]:
+            with suppress(kernels.BuildError):  # the measurement will say so
+                building.result()
 
 
 def _compile(task: Task) -> str | None:
@@ -215,7 +221,7 @@ def _wrong_rows(case: Case, x: Tensor, dy: Tensor) -> str | None:
     count = x.shape[across]
     at = torch.linspace(0, count - 1, max(1, min(count, JUDGED // x.shape[dim])), dtype=torch.float64).long().to(x.device)
     x, dy, y, dx = (t.detach().index_select(across, at).double() for t in (x, dy, y, dx))
-    exact, near = exact_output(name, x, dim), NEAR_ROWS * torch.finfo(leaf.dtype).eps
+    exact, near = exact_output(name, x, dim), FORMULA[leaf.dtype].ulp * torch.finfo(leaf.dtype).eps
     tiny = torch.finfo(leaf.dtype).tiny
     if not ((y - exact).abs() <= near * (exact.abs() + (name == "log_softmax")) + tiny).all():
         return "forward is wrong"

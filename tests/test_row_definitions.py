@@ -16,6 +16,7 @@ from torch import Tensor
 
 import jitact
 from jitact import accuracy
+from jitact.kernels.__main__ import _registered
 from jitact.measuring import commands, row_accuracy
 from jitact.measuring.markdown import activations_markdown
 from jitact.rows import records
@@ -246,6 +247,13 @@ def test_check_within_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     assert result and ", -1 <= x <= 0.5, on cpu" in result.method and -1 <= result.rows[0].forward.x <= 0.5
     assert commands.main(["check", "Softmax", "--dtype", "fp32", "--device", "cpu", "--low", "-1"]) == 0
     assert "softmax: exp(x_i)" in capsys.readouterr().out
+
+
+def test_commands_know_rows() -> None:
+    assert _registered(["softmin", "Softmax", "relu"]) == ["softmax", "relu"]
+    assert {"relu", "softmax", "log_softmax"} <= set(_registered([])) and "softmin" not in _registered([])
+    with pytest.raises(KeyError, match="'softmax' works on rows, not on elements"):
+        _registered(["softmax"], of_rows=False)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
