@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from types import FunctionType
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, get_args, overload
 
 from torch import Tensor, nn
 
@@ -105,6 +105,11 @@ def normalise(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
+_LIBRARYS_ROWS = frozenset(map(normalise, get_args(OfRows)))
+users_rows: dict[str, type[RowModule]] = {}
+"""What users defined that works on rows, by what spellings of its name have in common."""
+
+
 def names() -> list[str]:
     """Canonical names of all registered activations, sorted."""
     return sorted(REGISTRY)
@@ -179,8 +184,10 @@ def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
 
 def of_rows(activation: object) -> type[RowModule] | None:
     """:func:`get` of what works on rows; None for all else."""
-    if _known(activation) is not None:
-        return None
+    if isinstance(activation, str):
+        key = normalise(activation)
+        if key in _aliases or key not in _LIBRARYS_ROWS:
+            return users_rows.get(key)
     from .rows.modules import class_of_rows  # not at the top, as it takes names from here
 
     return class_of_rows(activation)

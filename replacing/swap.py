@@ -18,6 +18,7 @@ from .. import registry
 from ..modules import ActivationModule
 from ..records import describe, is_stand_in
 from ..rows import modules as rows
+from ..rows.functions import OWN_CALL
 from ..rows.modules import RowModule
 from .calls import calls
 from .counterparts import (
@@ -306,7 +307,7 @@ class Patched(TorchFunctionMode, ContextDecorator):
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Runs any PyTorch function: ours, if it is an activation that ours can stand for."""
         kwargs, ours = kwargs or {}, self._ours.get(function)
-        if ours is None:
+        if ours is None or kwargs.get("_stacklevel") == OWN_CALL:
             return function(*args, **kwargs)
         name, inplace = ours
         x, *rest = args or (kwargs.get("input"),)

@@ -12,7 +12,10 @@ from ..records import describe
 from . import kernels
 from .records import TABLE, RowActivation, can
 
-__all__ = ["by_kernel", "log_softmax", "run", "softmax", "softmin"]
+__all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "softmax", "softmin"]
+
+
+OWN_CALL = -1  # in place of where PyTorch's warning of a missing dimension points: such calls are not patched() again
 
 
 def softmax(
@@ -99,9 +102,10 @@ def run(
             if by_kernel or (keeps and record.takes_backward(lying, place)):
                 y = _Rows.apply(lying, record, place, factor, save, by_kernel)
                 return y if order is None else y.permute(sorted(range(t.dim()), key=order.__getitem__))
+    level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
-        return record.theirs(x, dim, _stacklevel=5, dtype=dtype)
-    return record.eager(t if factor == 1 else t * factor, dim, _stacklevel=5)
+        return record.theirs(x, dim, _stacklevel=level, dtype=dtype)
+    return record.eager(t if factor == 1 else t * factor, dim, _stacklevel=level)
 
 
 def by_kernel(record: RowActivation, x: Tensor) -> Tensor:
@@ -134,7 +138,7 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, record: RowActivation, dim: int, scale: float, save: str, by_kernel: bool) -> Tensor:
-        y = record.forward_by_kernel(x, dim, scale) if by_kernel else record.eager(x if scale == 1 else x * scale, dim)
+        y = record.forward_by_kernel(x, dim, scale) if by_kernel else _eager(record, x, dim, scale)
         ctx.record, ctx.dim, ctx.scale, ctx.save = record, dim, scale, save
         ctx.save_for_backward(y if save == "output" else x)
         return y
@@ -145,11 +149,15 @@ class _Rows(torch.autograd.Function):
         return _gradient(ctx.record, dy, kept, ctx.dim, ctx.scale, ctx.save == "output"), None, None, None, None, None
 
 
+def _eager(record: RowActivation, x: Tensor, dim: int, scale: float) -> Tensor:
+    return record.eager(x if scale == 1 else x * scale, dim, _stacklevel=OWN_CALL)
+
+
 def _gradient(record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
     """By our kernel; by PyTorch's operators, which can be differentiated, where that is asked for."""
     plain = not torch.is_grad_enabled() and type(dy) is Tensor and not dy._is_zerotensor() and kernels.sees_all(kept)
     if plain and kept.is_contiguous() and record.takes_backward(kept, dim):
         return record.backward_by_kernel(dy, kept, dim, scale, from_output)
-    y = kept if from_output else record.eager(kept if scale == 1 else kept * scale, dim)
+    y = kept if from_output else _eager(record, kept, dim, scale)
     dx = record.gradient(dy, y, dim)
     return dx if scale == 1 else dx * scale

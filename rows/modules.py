@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn
-from ..registry import normalise
+from ..registry import normalise, users_rows
 from . import functions
 from .records import TABLE, RowActivation
 
@@ -115,8 +115,6 @@ FUNCTIONS: dict[Callable[..., Tensor], type[RowModule]] = {
     **dict.fromkeys([F.softmin, functions.softmin], Softmin),
 }
 NAMED: dict[str, type[RowModule]] = {normalise(ours.__name__): ours for ours in COUNTERPARTS.values()}
-"""By what spellings have in common; :func:`make_module` adds to it."""
-LIBRARYS = frozenset(NAMED)
 
 
 class OfDefinition(OfAnyDimension):
@@ -148,8 +146,8 @@ def _revive(name: str, fingerprint: str) -> RowModule:
     Raises:
         LookupError: it is not defined here, or as something else.
     """
-    cls = NAMED.get(normalise(name))
-    if cls is None or getattr(cls.activation, "fingerprint", "") != fingerprint:
+    cls = users_rows.get(normalise(name))
+    if cls is None or cls.activation.fingerprint != fingerprint:
         what = "is not defined in this process" if cls is None else "is another here than where this was saved"
         raise LookupError(f"the activation {name!r} {what}; define it as it was before loading a module of it")
     return cls.__new__(cls)
@@ -181,25 +179,24 @@ def make_module(record: RowActivation) -> type[RowModule]:
     members = {"activation": record, "function": staticmethod(function), "Model": model, **named}
     cls = type(record.title, (OfDefinition,), members | {"__doc__": f"{record.name}(t) = {record.formula} along ``dim``."})
     function.ModelNew = cls  # for get(), which may be given the function
-    NAMED[normalise(record.name)] = cls
+    users_rows[normalise(record.name)] = cls
     return cls
 
 
 def forget(name: str) -> None:
     """Takes a user's definition out again, if there is one of that name. Modules made of it keep working."""
-    if normalise(name) not in LIBRARYS:
-        NAMED.pop(normalise(name), None)
+    users_rows.pop(normalise(name), None)
 
 
-def names(of_users: bool = True) -> list[str]:
+def names() -> list[str]:
     """The names of the functions: the library's first, then those that users defined."""
-    return list(TABLE) + [cls.activation.name for key, cls in NAMED.items() if of_users and key not in LIBRARYS]
+    return [*TABLE, *(cls.activation.name for cls in users_rows.values())]
 
 
 def class_of_rows(activation: object) -> type[RowModule] | None:
     """Our class for a name in any spelling, a class, a module or a function; None if that is nothing of rows."""
     if isinstance(activation, str):
-        return NAMED.get(normalise(activation))
+        return NAMED.get(normalise(activation)) or users_rows.get(normalise(activation))
     cls = type(activation) if isinstance(activation, nn.Module) else activation
     if isinstance(cls, type):
         return cls if issubclass(cls, RowModule) else COUNTERPARTS.get(cls)

@@ -6,7 +6,6 @@ import copy
 import json
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from jitact.measuring import commands, row_accuracy
 from jitact.measuring.markdown import activations_markdown
 from jitact.rows import records
 from jitact.rows.definition import RowDefinition
-from jitact.rows.modules import forget, names
+from jitact.rows.modules import forget
 
 SINK = """
 #include "rows.cuh"
@@ -54,12 +53,7 @@ def with_sink(x: Tensor, dim: int) -> Tensor:
     return torch.softmax(torch.cat([x, beside], dim), dim).narrow(dim, 0, x.shape[dim])
 
 
-@pytest.fixture(autouse=True)
-def only_here() -> Iterator[None]:
-    before = set(names())
-    yield
-    for name in set(names()) - before:
-        forget(name)
+pytestmark = pytest.mark.usefixtures("only_here")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

@@ -538,6 +538,14 @@ def test_patched_reaches(name: str, call) -> None:
     assert calls.replaced == {name: 1} and not calls.left
 
 
+def test_patched_leaves_rows_of_ours() -> None:
+    x = torch.randn(3, 4)
+    with jitact.patched() as calls:
+        y = jitact.get("softmax")(1)(x)
+    assert not calls.replaced and not calls.left
+    torch.testing.assert_close(y, torch.softmax(x, 1))
+
+
 @pytest.mark.parametrize(
     "call",
     [
