@@ -20,7 +20,7 @@ from .ulp import Error, ulp_error
 
 __all__ = ["rows_of"]
 
-LENGTHS = (1, 2, 3, 8, 17, 64, 100, 255, 1000, 1001, 2048, 4100, 8192, 16400, 50257, 65536, 131072, 400_000)
+LENGTHS = (1, 2, 3, 8, 17, 64, 100, 255, 1000, 1001, 2048, 4100, 8192, 16400, 50257, 65536, 131072, 393_216, 400_000)
 LONG = 2**15  # elements of rows of which a few are enough
 ELEMENTS = 2**17  # of the rows of a length
 
@@ -67,7 +67,7 @@ def measure(record: RowActivation, dtype: torch.dtype, device: torch.device) -> 
         x = random_rows(length, max(4, ELEMENTS // length), dtype, device)
         x = x[-7:].clone() if length > LONG else x
         for lying, dim in ((x, -1), (x.t().contiguous(), 0)):
-            if can(lying, dim % 2):
+            if can(lying, dim % 2, 2):
                 _add(found, record, lying, dim % 2)
     return found
 

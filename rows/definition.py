@@ -57,11 +57,11 @@ class RowDefinition(RowActivation):
 
     def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
         """Whether the kernel can: there is nothing else that could be faster."""
-        return 2**-126 <= abs(scale) < float("inf") and can(x, dim)
+        return 2**-126 <= abs(scale) < float("inf") and can(x, dim, 1)
 
     def takes_backward(self, y: Tensor, dim: int) -> bool:
         """The same of backward."""
-        return can(y, dim)
+        return can(y, dim, 2)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""

@@ -110,7 +110,7 @@ def run(
 
 def by_kernel(record: RowActivation, x: Tensor) -> Tensor:
     """The rows along the last dimension by the kernel, where that can be, whoever is faster; else as PyTorch has them."""
-    if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1):
+    if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
         return _Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True)
     return record.theirs(x, -1)
 

@@ -15,14 +15,14 @@ from . import kernels
 
 __all__ = ["TABLE", "RowActivation", "can"]
 
-EVERY_LENGTH = {2: (1, 2**62), 4: (1, 2**62)}
+ANY_LENGTH = {2: 1, 4: 1}
 
 
-def can(x: Tensor, dim: int) -> bool:
-    """Whether the kernels' operators take the rows of a contiguous tensor, whoever is faster."""
+def can(x: Tensor, dim: int, reads: int) -> bool:
+    """Whether the kernels' operators take the rows of contiguous tensors, of which they read so many, whoever is faster."""
     if x.dtype not in kernels.DTYPES or x.numel() == 0:
         return False
-    return not x.is_cuda or (kernels._columns(x, dim) == 1 and kernels._fits_the_gpu(x, x.shape[dim], EVERY_LENGTH))
+    return not x.is_cuda or (kernels._columns(x, dim) == 1 and kernels._fits_the_gpu(x, x.shape[dim], reads, ANY_LENGTH))
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +63,7 @@ class RowActivation:
 
     def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
         """Whether a kernel computes the rows of a contiguous tensor that :func:`kernels.sees_all` is true of."""
-        return kernels.takes_forward(self.kernel, x, dim, scale)
+        return kernels.takes_forward(x, dim, scale)
 
     def takes_backward(self, y: Tensor, dim: int) -> bool:
         """The same of backward, of a contiguous output or input."""
