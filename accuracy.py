@@ -2,21 +2,23 @@
 
 ``python -m jitact.accuracy`` runs every activation, with everything that its backward can keep, and PyTorch's own, on every
 finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense sample), and compares forward and
-gradient with float64. It says the largest error in ulp, the input where it occurs, the share of inputs above the usual bound,
-and which bounds are broken, and writes ``results/accuracy-<cpu or cuda>.json`` and a table beside it.
+gradient with float64; softmax and its kin on random and extreme rows of many lengths. It says the largest error in ulp, the
+input where it occurs, the share of inputs above the usual bound, and which bounds are broken, and writes
+``results/accuracy-<cpu or cuda>.json`` and a table beside it.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from jitact import report
+from jitact import registry, report
+from jitact.measuring import row_accuracy
 from jitact.measuring.commandline import (
     Parser,
     dtype_name,
@@ -32,40 +34,12 @@ from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, OF_GATES, UNUSUA
 from jitact.measuring.oracle import exact_function
 from jitact.measuring.pairs import Judge, pairs
 from jitact.measuring.text import figure
-from jitact.measuring.ulp import every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
+from jitact.measuring.ulp import Error, every_16bit_value, fp32_values, sample, ulp_error, value_and_gradient
 from jitact.modules import ActivationModule
 from jitact.records import Activation
 from jitact.registry import REGISTRY
 
 __all__ = ["Error", "broken_rules", "every_16bit_value", "measure", "sample", "ulp_error"]
-
-
-@dataclass
-class Error:
-    """The error of many results, gathered piece by piece.
-
-    Attributes:
-        ulp: the largest.
-        at: the input where it occurs.
-        unusual: how many are above the dtype's :attr:`Bound.usual`.
-        broken: how many are above the bound.
-        count: of how many.
-    """
-
-    ulp: float = 0.0
-    at: float = 0.0
-    unusual: int = 0
-    broken: int = 0
-    count: int = 0
-
-    def add(self, x: Tensor, error: Tensor, usual: float, bound: Tensor | float) -> None:
-        """Takes in the ``error`` of the results for ``x``."""
-        self.count += x.numel()
-        self.unusual += int((error > usual).sum())
-        self.broken += int((error > bound).sum())
-        where = error.argmax()
-        if error[where] > self.ulp:
-            self.ulp, self.at = float(error[where]), float(x[where])
 
 
 Errors = dict[str, Error]  # "forward", "gradient" and, for save="output", "gradient of y": as a function of the y that was kept
@@ -217,6 +191,10 @@ class _Halves(nn.Module):
 
 def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
     """What the tool finds for an activation and a dtype: a row for everything that backward can keep."""
+    of_rows = registry.of_rows(name)
+    if of_rows:
+        yield from row_accuracy.rows_of(of_rows.activation, dtype, device)
+        return
     cls = REGISTRY[name]
     if cls.activation.gating:
         yield from gated_rows_of(name, dtype, device, fast_math)
@@ -273,7 +251,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     parser = Parser(prog=prog, description=__doc__.partition("\n\n")[2])
     parser.add_argument("--fast-math", action="store_true", help="also measure the -use_fast_math builds, which have no bound")
     parser.add_argument("--json", type=parser.output_file, metavar="FILE", help="where results go; the table goes beside it")
-    args = parser.parse(arguments)
+    args = parser.parse(arguments, of_rows=True)
     usual_place = not args.json
     if usual_place:
         args.json = Path("results", f"accuracy-{args.device.type}.json")

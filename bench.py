@@ -116,14 +116,7 @@ class Subject:
 
     def kept(self) -> float:
         """Bytes per element that autograd keeps for backward."""
-        sizes: list[int] = []
-
-        def pack(tensor: Tensor) -> None:  # an output that a graph were given back would keep the graph, and it the output
-            sizes.append(tensor.numel() * tensor.itemsize)
-
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
-            self.module(self.leaves[0])
-        return sum(sizes) / self.leaves[0].numel()
+        return kept_bytes(lambda: self.module(self.leaves[0])) / self.leaves[0].numel()
 
     def trouble(self) -> str | None:
         """Does everything once. Says why it cannot take part: a dtype that PyTorch lacks here, too little memory."""
@@ -136,6 +129,18 @@ class Subject:
         except Exception as error:  # a compiler's can be anything
             return first_line(error)
         return None
+
+
+def kept_bytes(call: Callable[[], object]) -> int:
+    """Bytes that autograd keeps for the backward of a call."""
+    sizes: list[int] = []
+
+    def pack(tensor: Tensor) -> None:  # an output that a graph were given back would keep the graph, and it the output
+        sizes.append(tensor.numel() * tensor.itemsize)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+        call()
+    return sum(sizes)
 
 
 def lap(device: torch.device, call: Callable[[int], object], first: int, count: int) -> Callable[[], float]:
@@ -501,7 +506,9 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         help="by default 4096x393216 on a GPU, 4096x4096 on the CPU, or fewer rows where memory or time is short",
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
-    parser.add_argument("--operands", action="store_true", help="measure what stands around activations, in place of these")
+    parser.add_argument(
+        "--operands", action="store_true", help="measure what stands around activations, and rows (softmax), in place of these"
+    )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"
@@ -532,10 +539,12 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     dtypes = args.dtype or DTYPES[args.device.type]
     peers = ["eager", *(peer for peer in ("compile", "exported") if getattr(args, peer))]
     if args.operands:
-        from jitact.measuring import operand_rows
+        from jitact.measuring import operand_cases, operand_rows
 
-        chosen = [] if len(args.names) == len(REGISTRY) else args.names
-        results = operand_rows.run(chosen, dtypes, args.device, args.compile)
+        chosen = operand_cases.of_activations(args.names)
+        if not chosen:
+            parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
+        results = operand_rows.run(chosen, dtypes, args.device, args.compile, args.shape)
         if args.json:
             write_json(args.json, results)
         return results["stopped"] or (1 if any(row.get("wrong") for row in results["operands"]) else 0)

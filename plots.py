@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,7 +17,9 @@ from .measuring.several import by_operand, formula, in_eval, kernel, of_several
 from .measuring.ulp import every_16bit_value, ulp_error, value_and_gradient
 from .modules import ActivationModule
 from .records import DTYPES
-from .registry import Named, module_of, record_of
+from .registry import Named, module_of, of_rows, record_of
+from .rows.functions import by_kernel
+from .rows.records import RowActivation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,6 +30,7 @@ __all__ = ["plot"]
 Subject = Callable[[Tensor], Callable[[Tensor], Tensor]]
 
 POINTS = 801
+BESIDE = (-1.0, 0.0, 1.0)  # what an element of a row is drawn beside
 BINS = 120
 SAMPLE = 2**18
 
@@ -43,7 +47,8 @@ def plot(
 
     Args:
         activations: anything that :func:`jitact.get` takes; modules are drawn with their parameters. One of several operands
-            is a curve for each, where other elements are 1 and channel operands the module's mean.
+            is a curve for each, where other elements are 1 and channel operands the module's mean. One of rows is the first
+            element of a row of four, whose others are -1, 0 and 1.
         error: also draw how far results in ``dtype`` are from exact, in units in the last place: the largest error within
             each of 120 intervals, PyTorch's own dashed. Every value of a 16-bit type is tried, a sample of the others.
         low: where the x axis starts.
@@ -102,16 +107,23 @@ def _pyplot():
     return pyplot
 
 
-def _labelled(activation: Named) -> tuple[ActivationModule, str]:
-    """The module, and what the legend calls it."""
+def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]:
+    """The module, or the record of rows, and what the legend calls it."""
+    found = of_rows(activation)
+    if found is not None:
+        return found.activation, f"{found.activation.name} beside {', '.join(f'{value:g}' for value in BESIDE)}"
     module = module_of(activation)
     check_determined(module.activation)
     settings = f"({module.extra_repr()})" if isinstance(activation, torch.nn.Module) else ""
     return module, module.activation.name + settings
 
 
-def _functions(module: ActivationModule) -> dict[str, tuple[Subject, Subject, Subject]]:
+def _functions(module: ActivationModule | RowActivation) -> dict[str, tuple[Subject, Subject, Subject]]:
     """By operand, where there are several: the function for inputs such as it is given, the exact one, and PyTorch's."""
+    if isinstance(module, RowActivation):
+        own, exact, theirs = partial(by_kernel, module), lambda row: module.exact(module.factor * row, -1), module.theirs
+        forms = own, exact, partial(theirs, dim=-1)
+        return {"": tuple([lambda x, f=form: lambda x: f(_row(x))[..., 0] for form in forms])}
     if not of_several(record_of(module)):
         return {
             "": (
@@ -124,6 +136,11 @@ def _functions(module: ActivationModule) -> dict[str, tuple[Subject, Subject, Su
     forms = kernel(record, params), formula(record, params), lambda *tensors: record.reference(*tensors, *params)
     found = [by_operand(module, form) for form in forms]
     return {f", by {name}": tuple([lambda x, f=each[name]: f for each in found]) for name in record.layout.tensors}
+
+
+def _row(x: Tensor) -> Tensor:
+    """Rows that begin with each of ``x``."""
+    return torch.stack([x, *(torch.full_like(x, value) for value in BESIDE)], -1)
 
 
 def _draw_errors(

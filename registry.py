@@ -30,10 +30,10 @@ __all__ = [
     "given",
     "module_of",
     "names",
+    "of_rows",
     "record_of",
     "register",
     "resolve",
-    "rows_of",
     "unregister",
 ]
 
@@ -106,6 +106,11 @@ def normalise(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
+_LIBRARYS_ROWS = frozenset(map(normalise, get_args(OfRows)))
+users_rows: dict[str, type[RowModule]] = {}
+"""What users defined that works on rows, by what spellings of its name have in common."""
+
+
 def names() -> list[str]:
     """Canonical names of all registered activations, sorted."""
     return sorted(REGISTRY)
@@ -130,6 +135,16 @@ def resolve(name: str) -> str:
     return known
 
 
+def resolve_any(name: str) -> str:
+    """:func:`resolve`, and of what works on rows too.
+
+    Raises:
+        KeyError: unknown.
+    """
+    found = of_rows(name)
+    return resolve(name) if found is None else found.activation.name
+
+
 def _known(name: object) -> str | None:
     """The canonical name for any spelling of a known name, else None."""
     if not isinstance(name, str):
@@ -140,7 +155,7 @@ def _known(name: object) -> str | None:
 def _unknown(name: object) -> UnknownActivation:
     if isinstance(name, str) and normalise(name) in NOTHING_TO_COMPILE:
         return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
-    if isinstance(name, str) and normalise(name) in map(normalise, get_args(OfRows)):
+    if of_rows(name):
         return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     known = _aliases.copy()
@@ -165,13 +180,15 @@ def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
         KeyError: unknown; the message suggests near names and lists the known ones.
         TypeError: it is nothing of the kind.
     """
-    return rows_of(activation) or class_of(activation)
+    return of_rows(activation) or class_of(activation)
 
 
-def rows_of(activation: object) -> type[RowModule] | None:
-    """Our class of what works on rows; None for all else, and for a name that an activation has."""
-    if _known(activation) is not None:
-        return None
+def of_rows(activation: object) -> type[RowModule] | None:
+    """:func:`get` of what works on rows; None for all else."""
+    if isinstance(activation, str):
+        key = normalise(activation)
+        if key in _aliases or key not in _LIBRARYS_ROWS:
+            return users_rows.get(key)
     from .rows.modules import class_of_rows  # not at the top, as it takes names from here
 
     return class_of_rows(activation)
@@ -281,6 +298,9 @@ def function(name: str) -> Callable[..., Tensor]:
     Raises:
         KeyError: unknown name.
     """
+    found = of_rows(name)
+    if found is not None:
+        return found.function
     canonical = resolve(name)
     made = _functions.get(canonical)
     if made is None:

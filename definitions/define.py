@@ -11,22 +11,29 @@ import pkgutil
 import re
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 from torch import Tensor
 
 from .. import registry
 from ..modules import ActivationModule
 from ..records import Channel, Row
+from ..rows.definition import RowDefinition, read_rows, rows_with_header
+from ..rows.modules import RowModule, forget, make_module
+from ..rows.modules import names as row_names
 from . import kernel_file
 from .definition import Definition, read_definition, with_header
 from .expression import Expression, ExpressionError, in_cpp
 from .operands import Declared, check_element, check_operands, declared
 
 __all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder"]
+
+Defined = Definition | RowDefinition
 
 
 def define(
@@ -41,7 +48,7 @@ def define(
     reference: Callable[..., Tensor] | None = None,
     formula: str | None = None,
     **params: float | Channel | Row,
-) -> type[ActivationModule]:
+) -> type[ActivationModule] | type[RowModule]:
     """Makes an activation and registers it: ``define("swoosh", "x * sin(x)")``, ``define("my_swiglu", "silu(gate) * up")``.
 
     The result is a module class like the library's own, known to :func:`jitact.get` and as ``jitact.<name>``, compiled at
@@ -59,11 +66,12 @@ def define(
         operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel and
             row operands, those that are not to follow the tensors.
         backward_from_output: the gradient in ``dy``, ``y`` and the parameters, for ``save="output"``.
-        source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one.
+        source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one. One of
+            rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's.
         saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
-        reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first.
-            If left out, and forward is an expression, that is evaluated in PyTorch; else the compiled forward in float64
-            stands in.
+        reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first;
+            of rows, ``reference(x, dim)``. If left out, and forward is an expression, that is evaluated in PyTorch; else the
+            compiled forward in float64 stands in.
         formula: forward, for people; the expression if left out.
         params: the parameters with their defaults, in the order of the constructor's arguments, and the operands with a
             learned value for each channel, as :class:`Channel`, or with a value for each row, as :class:`Row`.
@@ -95,7 +103,33 @@ def define(
     fields = {key: value for key, value in fields.items() if value is not None}
     with registry.lock:
         _check_name(name)
-        return registry.register(read_definition(name, source, path, fields, reference, expressions))
+        return _register(_read(name, source, path, fields, reference, expressions))
+
+
+def _read(
+    name: str,
+    text: str,
+    path: str,
+    fields: dict[str, Any],
+    reference: Callable[..., Tensor] | None = None,
+    expressions: dict[str, Expression] | None = None,
+    beside: Mapping[str, Defined] = MappingProxyType({}),
+) -> Defined:
+    """The definition in a kernel file's text, of elements or of rows; of the arguments, both readers tell."""
+    if kernel_file.is_of_rows(text):
+        return read_rows(name, text, path, fields, reference)
+    beside = {key: record for key, record in beside.items() if isinstance(record, Definition)}
+    return read_definition(name, text, path, fields, reference, expressions, beside)
+
+
+def _register(record: Defined) -> type[ActivationModule] | type[RowModule]:
+    """Makes a definition known by its name, in place of another of that name."""
+    forget(record.name)
+    if isinstance(record, Definition):
+        return registry.register(record)
+    if record.name in registry.REGISTRY:
+        registry.unregister(record.name)
+    return make_module(record)
 
 
 def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) -> list[Path]:
@@ -113,23 +147,26 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
         ValueError: a name is one of the library's own.
     """
     names = [names] if isinstance(names, str) else names
-    records = [cls.activation for cls in (registry.REGISTRY.values() if names is None else map(registry.get, names))]
+    every = [*registry.REGISTRY.values(), *map(registry.get, row_names())]
+    records = [cls.activation for cls in (every if names is None else map(registry.get, names))]
     if names is None:
-        records = [record for record in records if isinstance(record, Definition)]
+        records = [record for record in records if isinstance(record, Defined)]
     for record in records:
-        if not isinstance(record, Definition):
-            raise ValueError(f"{record.name} is one of jitact's own activations; its kernel file is kernels/{record.name}.cu")
+        if not isinstance(record, Defined):
+            file = f"kernels/{record.source.name}.cu"
+            raise ValueError(f"{record.name} is one of jitact's own activations; its kernel file is {file}")
     used = [source.name for record in records for source in record.source.all_used if not source.is_librarys]
     records = list(dict.fromkeys([*records, *(registry.class_of(name).activation for name in used)]))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{record.name}.cu" for record in records]
     for path, record in zip(paths, records, strict=True):
-        path.write_text(with_header(record), encoding="utf-8")
+        text = rows_with_header(record) if isinstance(record, RowDefinition) else with_header(record)
+        path.write_text(text, encoding="utf-8")
     return paths
 
 
-def load_folder(folder: str | Path) -> dict[str, type[ActivationModule]]:
+def load_folder(folder: str | Path) -> dict[str, type[ActivationModule] | type[RowModule]]:
     """Defines an activation from every ``.cu`` file of a folder, and returns the module classes by name.
 
     The files' code is compiled and run in this process: load only what you would run as a program. If one of the files will
@@ -144,10 +181,10 @@ def load_folder(folder: str | Path) -> dict[str, type[ActivationModule]]:
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")
     with registry.lock:
         definitions = _read_folder(folder)
-        return {definition.name: registry.register(definition) for definition in definitions}
+        return {definition.name: _register(definition) for definition in definitions}
 
 
-def _read_folder(folder: Path) -> list[Definition]:
+def _read_folder(folder: Path) -> list[Defined]:
     """The definitions in a folder's files."""
     definitions, paths, texts, files = {}, {}, {}, {}
     for path in sorted(folder.glob("*.cu")):
@@ -164,7 +201,7 @@ def _read_folder(folder: Path) -> list[Definition]:
     for name in names:
         with _told_of(files[name]):
             path = str(files[name].resolve())
-            definitions[name] = read_definition(name, texts[name], path, {}, None, beside=definitions)
+            definitions[name] = _read(name, texts[name], path, {}, beside=definitions)
     return [definitions[name] for name in texts]
 
 
@@ -185,6 +222,11 @@ def _check_name(name: str, *, of_folder: bool = False) -> None:
         raise ValueError(f"{name!r} cannot be an activation's name: it must be an identifier, such as 'swoosh'")
     if len(name) > LONGEST_NAME:
         raise ValueError(f"{name[:20]}... cannot be an activation's name: it is longer than {LONGEST_NAME} characters")
+    rows = registry.of_rows(name)
+    if rows and isinstance(rows.activation, RowDefinition):
+        if rows.activation.name != name:
+            raise ValueError(f"{name!r} is another spelling of {rows.activation.name!r}, which is defined; choose one of them")
+        return
     try:
         known = registry.resolve(name)
     except KeyError:

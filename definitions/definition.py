@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -94,7 +93,7 @@ def read_definition(
     for element in kernel.signature.of("element", "row"):
         check_element(name, element)
     if reference:
-        _check_reference(name, reference, [*kernel.signature.tensors, *names])
+        kernel_file.check_reference(name, reference, [*kernel.signature.tensors, *names])
     if expressions is None:
         expressions = _expressions_there(kernel, functions, beside)
     forward = expressions.get("forward")
@@ -143,20 +142,6 @@ def _channels(there: Signature, numbers: tuple[str, ...], given: Mapping[str, ob
         told = [", ".join(each) or "none" for each in (numbers, params)]
         raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
     return {name: given.get(name, Channel()) for name in channels}
-
-
-def _check_reference(name: str, reference: Callable[..., Tensor], arguments: list[str]) -> None:
-    """Checks that a reference takes what it will be given.
-
-    Raises:
-        TypeError: it does not.
-    """
-    try:
-        inspect.signature(reference).bind(*arguments)
-    except TypeError as error:
-        raise TypeError(f"{name}: the reference must take ({', '.join(arguments)}): {error}") from None
-    except ValueError:  # it is built in, and nothing tells
-        return
 
 
 def _in_files_names(there: Signature, *roles: str) -> list[str]:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
+
+from torch import Tensor
 
 from .. import registry
 from ..kernels import KernelSource
-from ..kernels.loader.signature import Function, Signature, before_operands, possible_saves, takes_elements
+from ..kernels.loader.signature import Function, Signature, before_operands, code, possible_saves, takes_elements
 from ..kernels.loader.uses import names_used, namespace
 from ..records import Activation
 
 __all__ = [
     "check_encodable",
+    "check_reference",
     "checked",
     "definitions_used",
     "header",
     "in_order_of_use",
+    "is_of_rows",
     "parameter_names",
     "quoted",
     "read_file",
@@ -63,6 +68,11 @@ def check_encodable(text: str, where: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise ValueError(f"{where} has a character that is none in UTF-8: {text[error.start]!r}") from None
+
+
+def is_of_rows(text: str) -> bool:
+    """Whether a kernel file is one of rows, by what it includes."""
+    return re.search(r'^[ \t]*#[ \t]*include[ \t]*"rows\.cuh"', code(text), re.MULTILINE) is not None
 
 
 HEADER_OF_A_USER = re.compile(r'^[ \t]*#[ \t]*include(?![ \t]*"elementwise\.cuh")', re.MULTILINE)
@@ -193,6 +203,20 @@ def read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[s
         if save not in possible:
             raise ValueError(f"backward cannot keep {save!r} with the functions that there are, only {', '.join(possible)}")
     return tuple(dict.fromkeys([*(wanted or possible), "input"]))
+
+
+def check_reference(name: str, reference: Callable[..., Tensor], arguments: list[str]) -> None:
+    """Checks that a reference takes what it will be given.
+
+    Raises:
+        TypeError: it does not.
+    """
+    try:
+        inspect.signature(reference).bind(*arguments)
+    except TypeError as error:
+        raise TypeError(f"{name}: the reference must take ({', '.join(arguments)}): {error}") from None
+    except ValueError:  # it is built in, and nothing tells
+        return
 
 
 TOP = re.compile(r"(?:[ \t]*//[^\n]*\n|[ \t]*\n)*")  # comments and blank lines

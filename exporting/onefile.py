@@ -55,7 +55,7 @@ def export(
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
             not allow, a module has what a file cannot hold, or an option is not one of those above.
     """
-    of_rows = None if isinstance(activation, str) and "+" in activation else registry.rows_of(activation)
+    of_rows = None if isinstance(activation, str) and "+" in activation else registry.of_rows(activation)
     if of_rows is not None:
         dim = getattr(activation, "dim", 1) if isinstance(activation, nn.Module) else 1
         name = kind_of(of_rows).name

@@ -88,15 +88,21 @@ def _build(options: argparse.Namespace) -> int:
     return prebuild(plans, options.jobs)
 
 
-def _registered(names: Sequence[str]) -> list[str]:
-    """The activations named, or all.
+def _registered(names: Sequence[str], of_rows: bool = True) -> list[str]:
+    """The kernels of the activations named, or of all; of those that work on rows only if wanted.
 
     Raises:
         LookupError: there is none of such a name; the message suggests near ones.
     """
     from jitact import registry  # not at the top: the registry imports this package
 
-    return [registry.resolve(name) if "+" not in name else name for name in names] or registry.names()
+    from ..rows.modules import names as row_names
+
+    def kernel(name: str) -> str:
+        found = registry.of_rows(name) if of_rows else None
+        return found.activation.source.name if found else registry.resolve(name) if "+" not in name else name
+
+    return list(dict.fromkeys(map(kernel, names or [*registry.names(), *(row_names() if of_rows else ())])))
 
 
 def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
@@ -104,7 +110,9 @@ def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Pla
 
     from .loader.plan import make_plan
 
-    return make_plan(registry.record_named(name).source, fast_math=fast_math, archs=archs)
+    of_rows = registry.of_rows(name)
+    record = of_rows.activation if of_rows else registry.record_named(name)
+    return make_plan(record.source, fast_math=fast_math, archs=archs)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -225,7 +233,7 @@ def _tune(options: argparse.Namespace) -> int:
 
     from ..measuring.tune import tune
 
-    records = [registry.class_of(name).activation for name in _registered(options.names)]
+    records = [registry.class_of(name).activation for name in _registered(options.names, of_rows=False)]
     return tune([(record.source, tuple(value for _, value in record.params)) for record in records])
 
 

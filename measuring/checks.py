@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..modules import ActivationModule
 from ..records import DTYPES, Activation, is_plain
-from ..registry import Named, module_of, record_of
+from ..registry import Named, module_of, of_rows, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
 from .oracle import Judge, Oracle
 from .sampling import incoming, inputs, kinks
@@ -147,6 +147,9 @@ def check(
     Of several tensors, the first takes the values that are told below, with samples of the others; so do channel operands, of
     definitions. The gradients by all of them are judged, and the worst is shown.
 
+    Of softmax and its kin, random and extreme rows of several lengths are judged. The unit of a gradient's error is the sum of
+    the sizes of its terms there, times the dtype's epsilon.
+
     A result is wrong if it is further off than rounding explains: by more than ``FORMULA`` in measuring/limits.py says, and by
     more than a change of ``x`` in the last bits of a register makes. A pass that loses digits is a right formula with large
     relative errors somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
@@ -165,11 +168,18 @@ def check(
         ValueError: there are no dtypes, or no inputs from ``low`` to ``high``.
         kernels.BuildError: it does not compile.
     """
-    dtypes = _checked(dtypes, low, high)
-    from .several import of_several, rows_of_several  # not at the top: it makes rows, which are here
+    dtypes, device = _checked(dtypes, low, high), default_device(device)
+    found = of_rows(activation)
+    if found is not None:
+        from .row_checks import check_rows  # not at the top: it makes what is here
+
+        result = check_rows(found, low, high, dtypes, device)
+        print(result.table)
+        return result
+    from .several import of_several, rows_of_several  # not at the top either
 
     module = module_of(activation)
-    record, device = record_of(module), default_device(device)
+    record = record_of(module)
     check_determined(record)
     oracle = Oracle(module)
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), oracle.params)

@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 import torch
 
 from .. import registry
+from ..rows.modules import names as row_names
 from .progress import progress, say
 
 __all__ = [
@@ -88,10 +89,16 @@ class CommandParser(argparse.ArgumentParser):
         """Ends the program."""
         self.exit(2, f"{self.prog}: {message}\n")
 
-    def canonical(self, names: list[str], also: Collection[str] = ()) -> list[str]:
-        """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake."""
+    def canonical(self, names: list[str], of_rows: bool = False) -> list[str]:
+        """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake.
+
+        Args:
+            names: in any spelling.
+            of_rows: whether softmax and its kin are among them.
+        """
+        resolve = registry.resolve_any if of_rows else registry.resolve
         try:
-            return list(dict.fromkeys(name if name in also else registry.resolve(name) for name in names)) or registry.names()
+            return list(dict.fromkeys(map(resolve, names))) or [*registry.names(), *(row_names() if of_rows else ())]
         except KeyError as error:
             self.error(str(error))
 
@@ -111,11 +118,16 @@ class Parser(CommandParser):
         parser.add_argument("--dtype", type=cls._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
-    def parse(self, arguments: list[str] | None) -> argparse.Namespace:
-        """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?."""
+    def parse(self, arguments: list[str] | None, of_rows: bool = False) -> argparse.Namespace:
+        """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?.
+
+        Args:
+            arguments: the command line.
+            of_rows: whether the names may be those of rows.
+        """
         plain_output()
         args = self.parse_args(arguments)
-        args.names = self.canonical(args.names, registry.OF_ROWS.values() if getattr(args, "operands", False) else ())
+        args.names = self.canonical(args.names, of_rows or getattr(args, "operands", False))
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args
 

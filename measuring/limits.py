@@ -20,6 +20,7 @@ __all__ = [
     "GRADIENT_FLOOR",
     "LONG_TAIL_ULP",
     "OF_GATES",
+    "OF_ROWS",
     "OTHER_PARAMETERS",
     "SMALL_SLOPE",
     "TESTED",
@@ -74,6 +75,14 @@ OF_GATES = {
     # As of the activation at the gate, and two more roundings.
     torch.float32: 4.0,
     torch.float64: 2.0**16,
+}
+
+OF_ROWS = {
+    # Of the kernels of softmax and its kin: forward in ulp; gradients, of the output that is kept or of the exact one, in
+    # epsilons of the sum of the sizes of their terms: half of one is the result's own rounding.
+    torch.float16: Bound(0.55, 1, 0.5, 0.0),
+    torch.bfloat16: Bound(0.55, 1, 0.5, 0.0),
+    torch.float32: Bound(math.inf, 4, 2, 0.0),
 }
 
 SMALL_SLOPE = {torch.float16: 2.0**-5, torch.bfloat16: 2.0**-5, torch.float32: 1.0, torch.float64: 1.0}

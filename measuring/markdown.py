@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of, share, step_share
+from ..rows.records import TABLE
+from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of, share, size, step_share
 
 __all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_readme"]
 
+OTHER_PEERS = {"liger": "Liger-Kernel"}
 NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # among the parameters of a constructor
 
 
@@ -25,6 +27,8 @@ def accuracy_markdown(results: Row) -> str:
         f"**jitact** / PyTorch, in ulp of the dtype, against float64, over {covered}. The unit is the spacing",
         "of the dtype at the exact result, so a correctly rounded one is off by at most 0.50. Of fp32, results that are normal",
         "numbers count. The gradient is that for dy = 1; where it is smaller than 2^-8 (of fp32, 1) its unit is the ulp there.",
+        f"Of rows ({', '.join(TABLE)}), random and extreme ones of many lengths count, as the kernels compute them; of the",
+        "gradient, with random dy, the unit is the dtype's epsilon times the sum of the sizes of its terms.",
         "",
         _cells("activation", "backward keeps", *(f"{dtype} {kind}" for dtype in dtypes for kind in ("forward", "gradient"))),
         _cells("---", "---", *["---:"] * (2 * len(dtypes))),
@@ -40,12 +44,13 @@ def accuracy_markdown(results: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
-def activations_markdown(accuracy: Row | None, bench: Row | None) -> str:
+def activations_markdown(accuracy: Row | None, bench: Row | None, operands: Row | None = None) -> str:
     """ACTIVATIONS.md: everything that is registered, with what was measured of it.
 
     Args:
         accuracy: what accuracy.py wrote, if it was run.
         bench: what bench.py wrote, if it was run.
+        operands: what ``bench.py --operands`` wrote, if it was run.
     """
     from ..registry import REGISTRY
 
@@ -84,7 +89,50 @@ def activations_markdown(accuracy: Row | None, bench: Row | None) -> str:
             cells.append(" / ".join(f"{share(row, direction):.0%}" for direction in DIRECTIONS) if row else "-")
             cells.append(" / ".join(_faster(row, peer) for peer in ("eager", "compile")) if row else "-")
         lines.append(_cells(*cells))
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, *_rows_markdown(accuracy, operands)]) + "\n"
+
+
+def _rows_markdown(accuracy: Row | None, operands: Row | None) -> list[str]:
+    """What works on rows: errors, and speed by shape."""
+    dtypes = dtypes_of(accuracy)
+    lines = [
+        "",
+        "## Rows",
+        "",
+        "Elements that depend on the row that they are in; [the guide](docs/guide.md#rows) tells which calls the kernels take.",
+        "",
+        "- Worst error: of the kernels, forward in ulp / gradient in epsilons of the sum of the sizes of its terms.",
+        "",
+        _cells("activation", "formula", "kept for backward", *(f"worst error {dtype}" for dtype in dtypes)),
+        _cells(*["---"] * 3, *["---:"] * len(dtypes)),
+    ]
+    for name, record in TABLE.items():
+        cells = [f"{name} ({record.title})", f"`{record.formula}`", ", ".join(record.saves)]
+        for dtype in dtypes:
+            row = _find(accuracy, name=name, dtype=dtype, save=record.saves[0])
+            cells.append(" / ".join(figure(row["ours"][kind]["ulp"]) for kind in ("forward", "gradient")) if row else "-")
+        lines.append(_cells(*cells))
+    found = [row for row in operands["operands"] if row["name"].split(",")[0] in TABLE] if operands else []
+    found = [row for row in found if not row.get("wrong")]
+    if not found:
+        return lines
+    peers = [peer for peer in (*PEERS, "liger") if any(peer in row["ms"]["forward"] for row in found)]
+    shown = ", ".join(OTHER_PEERS.get(peer) or PEERS[peer] for peer in peers)
+    lines += [
+        "",
+        f"Speed: {describe(operands['machine'])}. Share of the floor, and how many times as fast as {shown}:",
+        "",
+        _cells("activation", "dtype", "shape", "forward", "times as fast", "backward", "times as fast", "bytes kept"),
+        _cells(*["---"] * 3, *["---:"] * 5),
+    ]
+    for row in found:
+        cells = [row["name"], row["dtype"], size(row["shape"])]
+        for direction in ("forward", "backward"):
+            ms = row["ms"][direction]
+            cells.append(f"{row['floor'][direction] / ms['ours']:.0%}")
+            cells.append(" / ".join(f"{ms[peer] / ms['ours']:.2f}x" if peer in ms else "-" for peer in peers))
+        lines.append(_cells(*cells, f"{row['kept']['ours']:.3g}"))
+    return lines
 
 
 def _faster(row: Row, peer: str) -> str:
@@ -103,7 +151,7 @@ def _find(results: Row, **wanted: str) -> Row | None:
 
 def current_activations_markdown(checkout: Path) -> str:
     """What ACTIVATIONS.md should contain now, from the measurements in a checkout: those on a GPU, if they are there."""
-    return activations_markdown(_results(checkout, "accuracy"), _results(checkout, "bench"))
+    return activations_markdown(*(_results(checkout, tool) for tool in ("accuracy", "bench", "operands")))
 
 
 # The README's tables

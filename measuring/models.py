@@ -17,7 +17,8 @@ import statistics
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +27,9 @@ from jitact.replacing.swap import replace
 
 from .commandline import CLOSED, dtype_name, first_line, keeping, progress, say
 
-__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "run"]
+__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "compile_ahead", "run"]
 
+Task = TypeVar("Task")
 FORMS = ("eager", "eager + jitact", "compile", "compile + jitact")
 SLOWEST, MOST_MEMORY = 0.99, 1.01  # what is allowed: plain's time over replaced's at least, memory at most
 RUNS = {"cuda": (11, 0.25), "cpu": (5, 0.3)}  # of each form: the least, and the seconds to spend on all of them
@@ -238,13 +240,19 @@ class Step:
         return lambda: elapsed
 
 
-def compile_ahead(tasks: list[tuple[str, str, torch.dtype]], device: torch.device, jobs: int) -> None:
-    """Fills the compiler's cache, several blocks at once: one after the other they take minutes."""
+def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], jobs: int) -> None:
+    """Fills the compiler's cache, several tasks at once: one after the other they take minutes.
+
+    Args:
+        compile_one: compiles what a task needs, in another process. Returns what went wrong; the measurement will say it too.
+        tasks: what can be pickled.
+        jobs: how many processes.
+    """
     before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # each of the processes has its own
     try:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
-            made = pool.imap_unordered(_compile, [(*task, device) for task in tasks])
+            made = pool.imap_unordered(partial(_alone, compile_one), tasks)
             for trouble in filter(None, progress(made, len(tasks))):
                 say(trouble)
     finally:
@@ -253,21 +261,27 @@ def compile_ahead(tasks: list[tuple[str, str, torch.dtype]], device: torch.devic
             os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = before
 
 
-def _compile(task: tuple[str, str, torch.dtype, torch.device]) -> str | None:
-    """Compiles a block's two forms. Says what went wrong; the measurement will too."""
+def _alone(compile_one: Callable[[Task], str | None], task: Task) -> str | None:
+    """Compiles for a task as the measuring process does, but for what is timed while others run, which is not kept."""
     from torch._inductor import config
 
-    config.autotune_local_cache = False  # what is timed while others run
-    block, activation, dtype, device = task
+    config.autotune_local_cache = False
     torch.compiler.reset()
+    try:
+        return compile_one(task)
+    finally:
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def _compile(task: tuple[str, str, torch.dtype, torch.device]) -> str | None:
+    """Compiles a block's two forms."""
+    block, activation, dtype, device = task
     try:
         for form in FORMS[2:]:
             Step(BLOCKS[block], activation, form, dtype, device)()
     except Exception as error:  # a compiler's can be anything
         return f"{block}, {activation}: {first_line(error)}"
-    finally:
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
     return None
 
 
@@ -360,7 +374,7 @@ def run(
     tasks = [(block, name, dtype) for dtype in dtypes for block in blocks for name in names]
     if jobs:
         begin = time.perf_counter()
-        compile_ahead(tasks, device, jobs)
+        compile_ahead(_compile, [(*task, device) for task in tasks], jobs)
         say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
     rows: list[dict[str, Any]] = []
     results: dict[str, Any] = {}

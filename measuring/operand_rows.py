@@ -1,181 +1,196 @@
-"""What stands around an activation, measured: ``python bench.py --operands``.
+"""What stands around an activation, and rows, measured: ``python bench.py --operands``.
 
-Each case is timed beside the same written in PyTorch, eager and compiled, and beside its floor: the fewest bytes that it can
-move over the ceiling, the best rate that a copy and an addition reach in the same run. What is wrong gets no time.
+Each case is timed beside the same written in PyTorch, eager and compiled, and of other libraries, where they are installed; and
+beside its floor: the fewest bytes that it can move over the ceiling, the best rate that a copy and an addition reach in the
+same run. What is wrong gets no time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-import jitact
-from jitact.bench import ceilings, make_inputs, medians, release
+from jitact import kernels
+from jitact.bench import ceilings, kept_bytes, make_inputs, medians, release
 from jitact.measuring.commandline import dtype_name, first_line, keeping, machine, progress, say
+from jitact.measuring.limits import FORMULA
+from jitact.measuring.models import compile_ahead
+from jitact.measuring.operand_cases import CASES, Case, Function, Shape
+from jitact.measuring.row_errors import exact_gradient, exact_output
+from jitact.measuring.text import PEERS, size
+from jitact.registry import REGISTRY
+from jitact.rows.records import TABLE
 
-__all__ = ["CASES", "SHAPES", "Case", "run"]
+__all__ = ["run"]
 
-SHAPES = {"cuda": ((16384, 14336), (65536, 2048)), "cpu": ((1024, 4096),)}
+JUDGED = 2**18  # elements of the rows that are compared with float64
+NEAR = 16  # roundings that a right result may be off by
 
 
-class Case(NamedTuple):
-    """One line of the table.
+class Task(NamedTuple):
+    """A case to measure, by its place in the table."""
 
-    Attributes:
-        name: what is shown.
-        ours: the function, of the tensors.
-        theirs: the same in PyTorch.
-        extra: makes the tensors beside ``x``: of a shape, a dtype and a device.
-        forward: tensors of x's size that forward reads and writes, the fewest.
-        backward: the same of backward.
-        is_random: whether results differ from PyTorch's by chance.
+    case: int
+    shape: Shape
+    dtype: torch.dtype
+    device: torch.device
+
+    def __str__(self) -> str:
+        """For people."""
+        return f"{CASES[self.case].name} {dtype_name(self.dtype)} {size(self.shape)}"
+
+
+def run(
+    chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, compiled: bool, shape: Shape | None = None
+) -> dict[str, Any]:
+    """Measures cases, saying it line by line, and returns the results.
+
+    Args:
+        chosen: of :data:`CASES`.
+        dtypes: of the tensors.
+        device: where.
+        compiled: whether torch.compile is measured, too.
+        shape: of the tensors, in place of each case's own.
     """
-
-    name: str
-    ours: Callable[..., Tensor]
-    theirs: Callable[..., Tensor]
-    extra: Callable[[tuple[int, int], dict[str, Any]], list[Tensor]]
-    forward: float
-    backward: float
-    is_random: bool = False
-
-
-def _bias(shape: tuple[int, int], made: dict[str, Any]) -> list[Tensor]:
-    return [torch.randn(shape[-1], **made)]
-
-
-def _like(shape: tuple[int, int], made: dict[str, Any]) -> list[Tensor]:
-    return [torch.randn(shape, **made)]
-
-
-def _both(shape: tuple[int, int], made: dict[str, Any]) -> list[Tensor]:
-    return [*_bias(shape, made), *_like(shape, made)]
-
-
-def _nothing(shape: tuple[int, int], made: dict[str, Any]) -> list[Tensor]:
-    return []
-
-
-def _channels(count: int) -> Callable[[tuple[int, int], dict[str, Any]], list[Tensor]]:
-    return lambda shape, made: [torch.full((count,), 0.25, **made)]
-
-
-def _by_channel(x: Tensor, weight: Tensor) -> Tensor:
-    return x.view(-1, weight.numel(), *([1024] if weight.numel() == 64 else []))
-
-
-def _around(name: str) -> list[Case]:
-    """An activation with what can stand around it; ``dropout`` reads and writes what the activation does."""
-    ours, theirs = getattr(jitact, name), getattr(F, "gelu" if name == "gelu_tanh" else name)
-    if name == "gelu_tanh":
-        theirs = jitact.get("gelu_tanh").activation.reference
-    bit = 1 / 16 if name == "relu" else 1  # what backward reads beside dy, in 16 bits
-    return [
-        Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 3),
-        Case(f"{name}+residual", lambda x, r: ours(x, residual=r), lambda x, r: r + theirs(x), _like, 3, 2 + bit),
-        Case(
-            f"{name}+dropout", lambda x: ours(x, dropout=0.1), lambda x: F.dropout(theirs(x), 0.1), _nothing, 2, 2 + bit, True
-        ),
-        Case(
-            f"{name}+bias+dropout+residual",
-            lambda x, b, r: ours(x, bias=b, dropout=0.1, residual=r),
-            lambda x, b, r: r + F.dropout(theirs(x + b), 0.1),
-            _both,
-            3,
-            3,
-            True,
-        ),
-    ]
-
-
-CASES: tuple[Case, ...] = (
-    *_around("gelu"),
-    *_around("gelu_tanh"),
-    *_around("silu"),
-    *_around("relu"),
-    *_around("mish"),
-    Case("prelu, 64 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
-         lambda x, w: F.prelu(_by_channel(x, w), w), _channels(64), 2, 3),
-    Case("prelu, 2048 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
-         lambda x, w: F.prelu(_by_channel(x, w), w), _channels(2048), 2, 3),
-    Case("softmax", lambda x: jitact.softmax(x, -1), lambda x: F.softmax(x, -1), _nothing, 2, 3),
-    Case("log_softmax", lambda x: jitact.log_softmax(x, -1), lambda x: F.log_softmax(x, -1), _nothing, 2, 3),
-)  # fmt: skip
-
-
-def run(names: list[str], dtypes: list[torch.dtype], device: torch.device, compiled: bool) -> dict[str, Any]:
-    """Measures the cases whose names begin with one of ``names``, all if there are none, and returns the results."""
-    chosen = [case for case in CASES if not names or any(case.name.startswith(name) for name in names)]
     results: dict[str, Any] = {"machine": machine(device), "operands": []}
-    tasks = [(shape, dtype, case) for shape in SHAPES[device.type] for dtype in dtypes for case in chosen]
+    tasks = list(_tasks(chosen, dtypes, device, shape))
     with keeping(results):
-        _rows(tasks, device, compiled, results["operands"])
+        if device.type == "cuda":
+            _build_ahead(chosen)
+            if compiled:
+                begin = time.perf_counter()
+                compile_ahead(_compile, tasks, min(12, (os.cpu_count() or 2) - 1, len(tasks)))
+                say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
+        _measure_all(tasks, compiled, results["operands"])
     return results
 
 
-def _rows(
-    tasks: list[tuple[tuple[int, ...], torch.dtype, Case]], device: torch.device, compiled: bool, found: list[dict[str, Any]]
-) -> None:
+def _tasks(chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, shape: Shape | None) -> Iterator[Task]:
+    """All of a dtype and a shape, one after the other."""
+    for dtype in dtypes:
+        shapes = {case: (shape,) if shape else case.shapes(device, dtype) for case in chosen}
+        for each in dict.fromkeys(each for of_case in shapes.values() for each in of_case):
+            yield from (Task(CASES.index(case), each, dtype, device) for case in chosen if each in shapes[case])
+
+
+def _build_ahead(chosen: list[Case]) -> None:
+    """Compiles the kernels of rows at once, and relu's for the ceiling: one after the other they take longest."""
+    sources = {REGISTRY["relu"].activation.source, *(TABLE[case.rows[0]].source for case in chosen if case.rows)}
+    with ThreadPoolExecutor(len(sources)) as pool:
+        for building in [pool.submit(kernels.load, source) for source in sources]:
+            with suppress(kernels.BuildError):  # the measurement will say so
+                building.result()
+
+
+def _compile(task: Task) -> str | None:
+    """Has the compiler's cache filled for a task."""
+    from torch._functorch import config
+
+    config.donated_buffer = False  # as the measurement has it, whose backward runs many times
+    case = CASES[task.case]
+    made = {"device": task.device, "dtype": task.dtype}
+    try:
+        x = torch.randn(task.shape, **made, requires_grad=True)
+        extra = [t.requires_grad_() for t in case.extra(task.shape, made)]
+        function = torch.compile(case.theirs, dynamic=False)
+        with torch.no_grad():
+            function(x.detach(), *extra)
+        y = function(x, *extra)
+        torch.autograd.grad(y, [x, *extra], torch.ones_like(y), retain_graph=True)
+    except Exception as error:  # a compiler's can be anything
+        return f"{task}: {first_line(error)}"
+    return None
+
+
+def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]]) -> None:
     """Adds a row for each task, and says it."""
-    now = None
-    for shape, dtype, case in progress(tasks, len(tasks), lambda task: f"{task[2].name} {dtype_name(task[1])}"):
-        if now != (shape, dtype):
-            now = shape, dtype
+    now, numel = None, None
+    xs: list[Tensor] = []
+    dys: list[Tensor] = []
+    for task in progress(tasks, len(tasks), str):
+        case, shape, dtype, device = CASES[task.case], *task[1:]
+        if numel != (dtype, torch.Size(shape).numel()):
+            numel, xs, dys = (dtype, torch.Size(shape).numel()), [], []
             release(device)
             xs, dys = make_inputs(shape, dtype, device)
             rates = ceilings(xs, dys)
-            say(f"\n{dtype_name(dtype)} {shape[0]}x{shape[1]}: {rates['copy']['best'] / 1e9:.0f} GB/s; share of the floor, and")
-            say(f"{'':34}{'forward':>9}{'x eager':>9}{'x comp.':>9}{'backward':>10}{'x eager':>9}{'x comp.':>9}")
+            say(f"\n{dtype_name(dtype)}, {rates['copy']['best'] / 1e9:.0f} GB/s with {size(shape)}")
+        if now != (dtype, shape):
+            now = dtype, shape
+            xs, dys = ([t.view(shape) for t in tensors] for tensors in (xs, dys))
+            peers = ["eager", *(["compile"] if compiled else []), *dict.fromkeys(p for c in CASES for p in c.others(device))]
+            say(_heading(f"{dtype_name(dtype)} {size(shape)}", peers))
         try:
             row = _measure(case, xs, dys, rates, compiled)
         except Exception as error:  # one of the things to report
             row = {"name": case.name, "wrong": first_line(error)}
+            release(device)
         found.append({"shape": shape, "dtype": dtype_name(dtype)} | row)
-        say(_line(row))
-        release(device)
+        say(_line(row, peers))
 
 
 def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, Any], compiled: bool) -> dict[str, Any]:
     x = xs[0]
     made = {"device": x.device, "dtype": x.dtype}
     extra = [t.requires_grad_() for t in case.extra(tuple(x.shape), made)]
-    wrong = _wrong(case, x, extra, dys[0])
+    wrong = _wrong_rows(case, x, dys[0]) if case.rows else _wrong(case, x, extra, dys[0])
     if wrong:
         return {"name": case.name, "wrong": wrong}
-    subjects = {"ours": case.ours, "eager": case.theirs}
-    if compiled:
-        torch.compiler.reset()
-        subjects["compile"] = torch.compile(case.theirs, dynamic=False)
-    leaves, count = [x.detach().requires_grad_() for x in xs], len(xs)
-    row: dict[str, Any] = {"name": case.name, "ms": {}, "floor": {}}
-    forwards: dict[str, Callable[[int], object]] = {}
-    for name, function in subjects.items():
-
-        def forward(i: int, function: Callable[..., Tensor] = function) -> object:
-            with torch.no_grad():
-                return function(xs[i % count], *extra)
-
-        forwards[name] = forward
-    row["ms"]["forward"] = medians(xs, forwards)
-    backwards: dict[str, Callable[[int], object]] = {}
-    for name, function in subjects.items():
-        graphs = [function(leaf, *extra) for leaf in leaves]
-
-        def backward(i: int, graphs: list[Tensor] = graphs) -> object:
-            i %= count
-            dy = dys[i].view_as(graphs[i])
-            return torch.autograd.grad(graphs[i], [leaves[i], *extra], dy, retain_graph=True)
-
-        backwards[name] = backward
-    row["ms"]["backward"] = medians(xs, backwards)
+    row: dict[str, Any] = {"name": case.name, "ms": {}, "floor": {}, "kept": {}, "notes": []}
+    subjects: dict[str, _Subject] = {}
+    for name, function in {"ours": case.ours, "eager": case.theirs, "compile": case.theirs, **case.others(x.device)}.items():
+        if name == "compile":
+            if not compiled:
+                continue
+            torch.compiler.reset()
+            function = torch.compile(function, dynamic=False)
+        subject = _Subject(function, xs, dys, extra)
+        try:
+            row["kept"][name] = subject.kept()
+            subject.forward(0)
+            subject.backward(0)
+        except Exception as error:  # of a peer, that does not take part then
+            if name == "ours":
+                raise
+            row["notes"].append(f"{name}: {first_line(error)}")
+        else:
+            subjects[name] = subject
+    row["ms"]["forward"] = medians(xs, {name: subject.forward for name, subject in subjects.items()})
+    row["ms"]["backward"] = medians(xs, {name: subject.backward for name, subject in subjects.items()})
     for direction, tensors in (("forward", case.forward), ("backward", case.backward)):
         rate = rates["copy" if tensors <= 2.5 else "add"]["best"]
         row["floor"][direction] = 1000 * tensors * x.nbytes / rate
     return row
+
+
+class _Subject:
+    """What is timed: a function of the inputs of a run, whose number rotates them, and of what is beside."""
+
+    def __init__(self, function: Function, xs: list[Tensor], dys: list[Tensor], extra: list[Tensor]) -> None:
+        self.function, self.xs, self.dys, self.extra = function, xs, dys, extra
+        self.leaves = [x.detach().requires_grad_() for x in xs]
+        self.graphs: list[Tensor] = []
+
+    def forward(self, i: int) -> Tensor:
+        with torch.no_grad():
+            return self.function(self.xs[i % len(self.xs)], *self.extra)
+
+    def backward(self, i: int) -> tuple[Tensor, ...]:
+        self.graphs = self.graphs or [self.function(leaf, *self.extra) for leaf in self.leaves]
+        i %= len(self.xs)
+        dy = self.dys[i].view_as(self.graphs[i])
+        return torch.autograd.grad(self.graphs[i], [self.leaves[i], *self.extra], dy, retain_graph=True)
+
+    def kept(self) -> float:
+        """Bytes per element that autograd keeps for backward."""
+        return kept_bytes(lambda: self.function(self.leaves[0], *self.extra)) / self.leaves[0].numel()
 
 
 def _wrong(case: Case, x: Tensor, extra: list[Tensor], dy: Tensor) -> str | None:
@@ -189,19 +204,44 @@ def _wrong(case: Case, x: Tensor, extra: list[Tensor], dy: Tensor) -> str | None
     exact = case.theirs(x.double(), *(t.double() for t in extra))
     found = [y, *torch.autograd.grad(y, [x, *extra], dy.view_as(y))]
     expected = [exact, *torch.autograd.grad(exact, [x, *extra], dy.view_as(y).double())]
-    near = 16 * torch.finfo(x.dtype).eps
+    near = NEAR * torch.finfo(x.dtype).eps
     for kind, a, b in zip(("forward", *["a gradient"] * len(extra), "a gradient"), found, expected, strict=True):
         if not torch.allclose(a.double(), b.double(), near, near * 16):
             return f"{kind} is wrong"
     return None
 
 
-def _line(row: dict[str, Any]) -> str:
+def _wrong_rows(case: Case, x: Tensor, dy: Tensor) -> str | None:
+    """What differs from float64 in some rows, of the tensor as it is timed: methods differ with its size."""
+    name, dim = case.rows
+    leaf = x.detach().requires_grad_()
+    y = case.ours(leaf)
+    (dx,) = torch.autograd.grad(y, leaf, dy)
+    across = 1 + dim  # the other dimension
+    count = x.shape[across]
+    at = torch.linspace(0, count - 1, max(1, min(count, JUDGED // x.shape[dim])), dtype=torch.float64).long().to(x.device)
+    x, dy, y, dx = (t.detach().index_select(across, at).double() for t in (x, dy, y, dx))
+    exact, near = exact_output(name, x, dim), FORMULA[leaf.dtype].ulp * torch.finfo(leaf.dtype).eps
+    tiny = torch.finfo(leaf.dtype).tiny
+    if not ((y - exact).abs() <= near * (exact.abs() + (name == "log_softmax")) + tiny).all():
+        return "forward is wrong"
+    exact, sizes = exact_gradient(name, dy, y, dim)
+    return None if ((dx - exact).abs() <= near * sizes + tiny).all() else "the gradient is wrong"
+
+
+def _heading(title: str, peers: list[str]) -> str:
+    columns = "".join(f"{'x ' + PEERS.get(peer, peer).removeprefix('torch.'):>10}" for peer in peers)
+    return f"{title:32}{'forward':>8}{columns}{'backward':>10}{columns}   bytes kept"
+
+
+def _line(row: dict[str, Any], peers: list[str]) -> str:
+    """Shares of the floor, how many times as fast as the peers, and bytes per element that are kept, ours and eager's."""
     if row.get("wrong"):
-        return f"{row['name']:34} {row['wrong']}"
-    cells = []
-    for direction, width in (("forward", 9), ("backward", 10)):
+        return f"{row['name']:32}WRONG: {row['wrong']}"
+    line = f"{row['name']:32}"
+    for direction, width in (("forward", 8), ("backward", 10)):
         ms = row["ms"][direction]
-        cells.append(f"{row['floor'][direction] / ms['ours']:>{width}.0%}{ms['eager'] / ms['ours']:>9.2f}")
-        cells.append(f"{ms['compile'] / ms['ours']:>9.2f}" if "compile" in ms else f"{'':9}")
-    return f"{row['name']:34}" + "".join(cells)
+        line += f"{row['floor'][direction] / ms['ours']:>{width}.0%}"
+        line += "".join(f"{ms[peer] / ms['ours']:>10.2f}" if peer in ms else f"{'':10}" for peer in peers)
+    kept = f"   {row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else ""
+    return "\n".join([line + kept, *(f"  {note}" for note in row["notes"])])

@@ -4,11 +4,40 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["every_16bit_value", "fp32_values", "sample", "ulp_error", "value_and_gradient"]
+__all__ = ["Error", "every_16bit_value", "fp32_values", "sample", "ulp_error", "value_and_gradient"]
+
+
+@dataclass
+class Error:
+    """The error of many results, gathered piece by piece.
+
+    Attributes:
+        ulp: the largest.
+        at: the input where it occurs.
+        unusual: how many are above the dtype's :attr:`Bound.usual`.
+        broken: how many are above the bound.
+        count: of how many.
+    """
+
+    ulp: float = 0.0
+    at: float = 0.0
+    unusual: int = 0
+    broken: int = 0
+    count: int = 0
+
+    def add(self, x: Tensor, error: Tensor, usual: float, bound: Tensor | float) -> None:
+        """Takes in the ``error`` of the results for ``x``."""
+        self.count += x.numel()
+        self.unusual += int((error > usual).sum())
+        self.broken += int((error > bound).sum())
+        where = error.argmax()
+        if error[where] > self.ulp:
+            self.ulp, self.at = float(error[where]), float(x[where])
 
 
 def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") -> Tensor:

@@ -18,6 +18,7 @@ from .. import registry
 from ..modules import ActivationModule
 from ..records import describe, is_stand_in
 from ..rows import modules as rows
+from ..rows.functions import OWN_CALL
 from ..rows.modules import RowModule
 from .calls import calls
 from .counterparts import (
@@ -282,6 +283,7 @@ def _reason_to_leave(module: nn.Module) -> str | None:
 
 # Function calls.
 
+NOT_PASSED_ON = ("input", "_stacklevel")  # the tensor, which goes first, and where a warning of F.softmax points
 RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
@@ -300,16 +302,17 @@ class Patched(TorchFunctionMode, ContextDecorator):
     def __post_init__(self) -> None:
         """Looks up what there is to replace."""
         TorchFunctionMode.__init__(self)
-        self._ours = torch_functions()
+        self._ours = torch_functions() | {function: (cls.activation.name, False) for function, cls in rows.FUNCTIONS.items()}
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Runs any PyTorch function: ours, if it is an activation that ours can stand for."""
         kwargs, ours = kwargs or {}, self._ours.get(function)
-        if ours is None:
+        if ours is None or kwargs.get("_stacklevel") == OWN_CALL:
             return function(*args, **kwargs)
         name, inplace = ours
         x, *rest = args or (kwargs.get("input"),)
-        options = {key: value for key, value in kwargs.items() if key != "input"} | ({"inplace": True} if inplace else {})
+        options = {key: value for key, value in kwargs.items() if key not in NOT_PASSED_ON}
+        options |= {"inplace": True} if inplace else {}
         try:
             if is_stand_in(x):
                 raise TypeError(f"{name}: expected a tensor, got {describe(x)}, which stands for one that is not there yet")
@@ -348,9 +351,9 @@ class Patched(TorchFunctionMode, ContextDecorator):
 def patched() -> Patched:
     """A context in which PyTorch's activation functions are jitact's: ``with jitact.patched(): model(x)``.
 
-    Calls of ``F.gelu``, ``torch.relu``, ``x.sigmoid()`` and the like go to ours, also those inside ``torch.nn``'s modules,
-    where the input is a dense float tensor on a CPU or a GPU and ours takes the arguments; all other calls go to PyTorch as
-    before. Works as a decorator too. Modules stay what they are: nothing is to be undone.
+    Calls of ``F.gelu``, ``torch.relu``, ``x.sigmoid()``, ``F.softmax`` and the like go to ours, also those inside
+    ``torch.nn``'s modules, where the input is a dense float tensor on a CPU or a GPU and ours takes the arguments; all other
+    calls go to PyTorch as before. Works as a decorator too. Modules stay what they are: nothing is to be undone.
 
     Only the thread that entered the context sees it, so threads do not disturb each other; work that PyTorch hands to
     others, such as the recomputation that ``torch.utils.checkpoint`` does in backward on a GPU, sees PyTorch's functions.
@@ -365,6 +368,7 @@ def patched() -> Patched:
 def _find_calls(model: nn.Module) -> Iterator[Left]:
     """Where modules call PyTorch's activation functions themselves, as far as their code shows it."""
     known = {function: name for function, (name, _) in torch_functions().items()}
+    known |= {function: cls.activation.name for function, cls in rows.FUNCTIONS.items()}
     for path, module in model.named_modules():
         if isinstance(module, (ActivationModule, Gate, RowModule)) or _reason_to_leave(module) != "":
             continue

@@ -6,13 +6,16 @@ import math
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..records import describe
 from . import kernels
+from .records import TABLE, RowActivation, can
 
-__all__ = ["log_softmax", "softmax", "softmin"]
+__all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "softmax", "softmin"]
+
+
+OWN_CALL = -1  # in place of where PyTorch's warning of a missing dimension points: such calls are not patched() again
 
 
 def softmax(
@@ -44,7 +47,7 @@ def softmax(
         TypeError, ValueError: x or mask is no tensor, scale no number, mask does not fit, or save is neither.
         IndexError, RuntimeError: as PyTorch's, for a dimension or a dtype that will not do.
     """
-    return _run("softmax", x, dim, dtype, scale, mask, save)
+    return run(TABLE["softmax"], x, dim, dtype, scale, mask, save)
 
 
 def log_softmax(
@@ -57,7 +60,7 @@ def log_softmax(
     save: Literal["output", "input"] = "output",
 ) -> Tensor:
     """log_softmax(t) = t - log(sum of exp(t)) along ``dim``, where t = scale x + mask. All else is as in :func:`softmax`."""
-    return _run("log_softmax", x, dim, dtype, scale, mask, save)
+    return run(TABLE["log_softmax"], x, dim, dtype, scale, mask, save)
 
 
 def softmin(
@@ -70,12 +73,14 @@ def softmin(
     save: Literal["output", "input"] = "output",
 ) -> Tensor:
     """softmin(x) = softmax(t) along ``dim``, where t = mask - scale x. All else is as in :func:`softmax`."""
-    return _run("softmin", x, dim, dtype, scale, mask, save)
+    return run(TABLE["softmin"], x, dim, dtype, scale, mask, save)
 
 
-def _run(
-    name: str, x: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float, mask: Tensor | None, save: str
+def run(
+    record: RowActivation, x: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float, mask: Tensor | None, save: str
 ) -> Tensor:
+    """A call of an activation of rows; of the arguments, :func:`softmax` tells."""
+    name = record.name
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {describe(x)}")
     if not isinstance(scale, (int, float)):
@@ -84,23 +89,30 @@ def _run(
         raise ValueError(f"{name}: save must be 'output' or 'input', got {save!r}")
     if mask is not None:
         _check_mask(name, x, mask)
-    factor = float(-scale if name == "softmin" else scale)
-    plain = factor == 1 or (factor == -1 and name == "softmin")
+    factor = float(record.factor * scale)
+    plain = factor == record.factor
     if dtype is not None and (mask is not None or not plain):
         x, dtype = x.to(dtype), None
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
-    kernel = "log_softmax" if name == "log_softmax" else "softmax"
     if dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim() and kernels.sees_all(t):
         order = None if t.is_contiguous() else sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
         lying, place = (t, dim % t.dim()) if order is None else (t.permute(order), order.index(dim % t.dim()))
         if lying.is_contiguous():
-            by_kernel, keeps = kernels.takes_forward(lying, place, factor), t.requires_grad and torch.is_grad_enabled()
-            if by_kernel or (keeps and kernels.takes_backward(lying, place)):
-                y = _Rows.apply(lying, kernel, place, factor, save, by_kernel)
+            by_kernel, keeps = record.takes_forward(lying, place, factor), t.requires_grad and torch.is_grad_enabled()
+            if by_kernel or (keeps and record.takes_backward(lying, place)):
+                y = _Rows.apply(lying, record, place, factor, save, by_kernel)
                 return y if order is None else y.permute(sorted(range(t.dim()), key=order.__getitem__))
+    level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
-        return getattr(F, name)(x, dim, _stacklevel=5, dtype=dtype)
-    return getattr(F, kernel)(t if factor == 1 else t * factor, dim, _stacklevel=5)
+        return record.theirs(x, dim, _stacklevel=level, dtype=dtype)
+    return record.eager(t if factor == 1 else t * factor, dim, _stacklevel=level)
+
+
+def by_kernel(record: RowActivation, x: Tensor) -> Tensor:
+    """The rows along the last dimension by the kernel, where that can be, whoever is faster; else as PyTorch has them."""
+    if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
+        return _Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True)
+    return record.theirs(x, -1)
 
 
 def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
@@ -125,24 +137,27 @@ class _Rows(torch.autograd.Function):
     """An activation of the rows of a contiguous tensor, times a number."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, name: str, dim: int, scale: float, save: str, by_kernel: bool) -> Tensor:
-        y = kernels.forward(name, x, dim, scale) if by_kernel else getattr(F, name)(x if scale == 1 else x * scale, dim)
-        ctx.name, ctx.dim, ctx.scale, ctx.save = name, dim, scale, save
+    def forward(ctx: Any, x: Tensor, record: RowActivation, dim: int, scale: float, save: str, by_kernel: bool) -> Tensor:
+        y = record.forward_by_kernel(x, dim, scale) if by_kernel else _eager(record, x, dim, scale)
+        ctx.record, ctx.dim, ctx.scale, ctx.save = record, dim, scale, save
         ctx.save_for_backward(y if save == "output" else x)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         (kept,) = ctx.saved_tensors
-        return _gradient(ctx.name, dy, kept, ctx.dim, ctx.scale, ctx.save == "output"), None, None, None, None, None
+        return _gradient(ctx.record, dy, kept, ctx.dim, ctx.scale, ctx.save == "output"), None, None, None, None, None
 
 
-def _gradient(name: str, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
-    """By our kernel; by PyTorch's, which can be differentiated, where that is asked for."""
+def _eager(record: RowActivation, x: Tensor, dim: int, scale: float) -> Tensor:
+    return record.eager(x if scale == 1 else x * scale, dim, _stacklevel=OWN_CALL)
+
+
+def _gradient(record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
+    """By our kernel; by PyTorch's operators, which can be differentiated, where that is asked for."""
     plain = not torch.is_grad_enabled() and type(dy) is Tensor and not dy._is_zerotensor() and kernels.sees_all(kept)
-    if plain and kept.is_contiguous() and kernels.takes_backward(kept, dim):
-        return kernels.backward(name, dy, kept, dim, scale, from_output)
-    y = kept if from_output else getattr(F, name)(kept if scale == 1 else kept * scale, dim)
-    operator = torch._log_softmax_backward_data if name == "log_softmax" else torch._softmax_backward_data
-    dx = operator(dy, y, dim, y.dtype)
+    if plain and kept.is_contiguous() and record.takes_backward(kept, dim):
+        return record.backward_by_kernel(dy, kept, dim, scale, from_output)
+    y = kept if from_output else _eager(record, kept, dim, scale)
+    dx = record.gradient(dy, y, dim)
     return dx if scale == 1 else dx * scale

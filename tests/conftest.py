@@ -83,7 +83,9 @@ def device(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def only_here():
     """Takes what a test defines out of the registry again."""
-    before = set(jitact.names())
+    before, rows_before = set(jitact.names()), dict(registry.users_rows)
     yield
     for name in set(jitact.names()) - before:
         registry.unregister(name)
+    registry.users_rows.clear()
+    registry.users_rows.update(rows_before)

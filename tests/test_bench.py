@@ -16,6 +16,8 @@ import torch
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
+from jitact.measuring import operand_cases, operand_rows
+from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -268,6 +270,7 @@ class TestBench:
             (["--device", "cuda:99"], "no device 'cuda:99': this machine has"),
             (["--json", "/no/such/place.json"], "there is no directory '/no/such'"),
             (["--json", "/"], "is a directory"),
+            (["--operands", "softmin"], "--operands has gelu, "),
             (["--fast"], "unrecognized arguments: --fast"),
         ],
     )
@@ -277,6 +280,40 @@ class TestBench:
         printed = capsys.readouterr()
         assert raised.value.code == 2 and printed.out == ""
         assert says in printed.err and printed.err.startswith("bench.py: ") and printed.err.count("\n") == 1
+
+    def test_operands_and_rows(self, tmp_path, capsys, quick):
+        file = tmp_path / "operands.json"
+        arguments = ["softmax", "--dtype", "fp32", "--device", "cpu", "--shape", "1024x1032", "--json", str(file)]
+        assert bench.main(["--operands", *arguments]) == 0
+        rows = json.loads(file.read_text())["operands"]
+        assert [row["name"] for row in rows] == ["softmax", "softmax, dim=0"]
+        for row in rows:
+            assert row["shape"] == [1024, 1032] and row["dtype"] == "fp32" and row["kept"] == {"ours": 4, "eager": 4}
+            assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
+            assert row["floor"]["backward"] > row["floor"]["forward"] > 0
+        printed = capsys.readouterr().out
+        assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 2
+
+    def test_operands_without_names_are_all(self, tmp_path, monkeypatch):
+        asked = []
+
+        def run(chosen, *others):
+            asked.append((len(chosen), *others))
+            return {"machine": {}, "operands": [], "stopped": 0}
+
+        monkeypatch.setattr(operand_rows, "run", run)
+        assert bench.main(["--operands", "--device", "cpu"]) == 0
+        assert asked == [(len(operand_cases.CASES), [torch.float32, torch.bfloat16], torch.device("cpu"), False, None)]
+
+    @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+    def test_rows_that_are_wrong_get_no_time(self, name, monkeypatch):
+        case = next(case for case in operand_cases.CASES if case.rows == (name, 0))
+        x, dy = torch.randn(2, 300, 40).unbind()
+        assert operand_rows._wrong_rows(case, x, dy) is None
+        wrong = case._replace(ours=lambda x: case.theirs(x * 1.001))
+        assert operand_rows._wrong_rows(wrong, x, dy) == "forward is wrong"
+        wrong = case._replace(ours=lambda x: case.theirs(1.001 * x - 0.001 * x.detach()))
+        assert operand_rows._wrong_rows(wrong, x, dy) == "the gradient is wrong"
 
     def test_plot_needs_matplotlib(self, capsys, monkeypatch, tmp_path):
         monkeypatch.setattr(report, "can_plot", lambda: False)
@@ -355,7 +392,7 @@ class TestReport:
         text = report.activations_markdown({"machine": results_of()["machine"], "rows": [accurate]}, results_of(row_of("relu")))
         (line,) = (line for line in text.splitlines() if line.startswith("| relu "))
         assert line.endswith("| 1 bit, input | 0.50 / 0.50 | 90% / 90% / 90% | 2.00x / - |")
-        assert text.count("\n| ") == len(registry.names()) + 2
+        assert text.count("\n| ") == len(registry.names()) + 2 + len(row_names()) + 2
 
     def test_activations_md_is_current(self):
         text = (CHECKOUT / "ACTIVATIONS.md").read_text(encoding="utf-8")

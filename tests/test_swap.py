@@ -430,7 +430,11 @@ def test_a_forward_without_source_is_said() -> None:
 @pytest.mark.parametrize(
     ("model", "found", "seen"),
     [
-        ("Gemma2", {"calls tanh", "calls tanh in eager_attention_forward"}, {"tanh"}),
+        (
+            "Gemma2",
+            {"calls tanh", *(f"calls {name} in eager_attention_forward" for name in ("tanh", "softmax"))},
+            {"tanh", "softmax"},
+        ),
         ("Mamba", {f"calls {name} in mamba_selective_scan" for name in ("silu", "softplus")}, {"silu", "softplus"}),
     ],
 )
@@ -495,7 +499,8 @@ def test_patched_calls() -> None:
     before = results(model, x)
     with jitact.patched() as calls:
         assert_close(results(model, x), before)
-    assert calls.replaced == {"relu": 4, "gelu": 2, "hardtanh": 1, "leaky_relu": 1, "tanh": 1, "silu": 1, "sigmoid": 1}
+    elementwise = {"relu": 4, "gelu": 2, "hardtanh": 1, "leaky_relu": 1, "tanh": 1, "silu": 1, "sigmoid": 1}
+    assert calls.replaced == elementwise | {"softmax": 1}
     assert repr(calls).startswith("replaced calls: gelu (2)")
     before = dict(calls.replaced)
     F.relu(x)
@@ -514,6 +519,15 @@ def test_patched_calls() -> None:
         ("softplus", lambda x: F.softplus(x, beta=2)),
         ("sigmoid", lambda x: torch.special.expit(x)),
         ("elu", lambda x: nn.ELU(0.5, inplace=True)(x.clone())),
+        ("softmax", lambda x: F.softmax(x, 0)),
+        ("softmax", lambda x: F.softmax(input=x, dim=-1, dtype=torch.float64)),
+        ("softmax", lambda x: torch.softmax(x, 0, torch.float64)),
+        ("softmax", lambda x: x.softmax(-1)),
+        ("softmax", lambda x: torch.special.softmax(x, 0)),
+        ("softmax", lambda x: nn.Softmax(0)(x)),
+        ("log_softmax", lambda x: F.log_softmax(x, dim=0)),
+        ("log_softmax", lambda x: x.log_softmax(0)),
+        ("softmin", lambda x: F.softmin(x, 0)),
     ],
 )
 def test_patched_reaches(name: str, call) -> None:
@@ -522,6 +536,14 @@ def test_patched_reaches(name: str, call) -> None:
     with jitact.patched() as calls:
         torch.testing.assert_close(call(x), expected)
     assert calls.replaced == {name: 1} and not calls.left
+
+
+def test_patched_leaves_rows_of_ours() -> None:
+    x = torch.randn(3, 4)
+    with jitact.patched() as calls:
+        y = jitact.get("softmax")(1)(x)
+    assert not calls.replaced and not calls.left
+    torch.testing.assert_close(y, torch.softmax(x, 1))
 
 
 @pytest.mark.parametrize(
@@ -533,6 +555,8 @@ def test_patched_reaches(name: str, call) -> None:
         lambda x: torch.sigmoid(x, out=torch.empty(20)),
         lambda x: torch.tanh_(x.clone()),
         lambda x: F.gelu(x.to("meta")).shape,
+        lambda x: torch.softmax(x.to("meta"), 0).shape,
+        lambda x: torch.softmax(x, 0, out=torch.empty(20)),
         lambda x: F.relu(nested(x)).values(),
         lambda x: F.relu_(nested(x)).values(),
         lambda x: F.gelu(nested(x.requires_grad_())).values(),

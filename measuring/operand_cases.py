@@ -1,0 +1,151 @@
+"""What ``python bench.py --operands`` measures: what stands around an activation, and rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import jitact
+
+__all__ = ["CASES", "Case", "Function", "Shape", "of_activations"]
+
+Shape = tuple[int, ...]
+Function = Callable[..., Tensor]
+
+AROUND: dict[str, tuple[Shape, ...]] = {"cuda": ((16384, 14336), (65536, 2048)), "cpu": ((1024, 4096),)}
+ELEMENTS = 2**28  # of a GPU's tensors of rows whose length is a power of two
+LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
+RAGGED: tuple[Shape, ...] = ((65536, 1001), (16384, 50257))
+LONGEST: dict[int, tuple[Shape, ...]] = {2: ((16384, 131072),), 4: ((4096, 393216),)}  # by the bytes of an element
+ROWS_ON_CPU: tuple[Shape, ...] = ((4096, 4096), (16384, 1000), (32, 131072))
+COLUMNS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 8192),), "cpu": ((4096, 4096),)}
+
+
+class Case(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        name: what is shown.
+        ours: the function, of the tensors.
+        theirs: the same in PyTorch.
+        extra: makes the tensors beside ``x``: of a shape, a dtype and a device.
+        forward: tensors of x's size that forward reads and writes, the fewest.
+        backward: the same of backward.
+        is_random: whether results differ from PyTorch's by chance.
+        rows: the activation of rows, and along which dimension they lie, if it is one.
+    """
+
+    name: str
+    ours: Function
+    theirs: Function
+    extra: Callable[[Shape, dict[str, Any]], list[Tensor]]
+    forward: float
+    backward: float
+    is_random: bool = False
+    rows: tuple[str, int] | None = None
+
+    @property
+    def activation(self) -> str:
+        """What it is a case of."""
+        return re.split("[+,]", self.name)[0]
+
+    def shapes(self, device: torch.device, dtype: torch.dtype) -> tuple[Shape, ...]:
+        """Where it is measured."""
+        if self.rows is None:
+            return AROUND[device.type]
+        if self.rows[1] == 0:
+            return COLUMNS[device.type]
+        if device.type == "cpu":
+            return ROWS_ON_CPU
+        return *((ELEMENTS // length, length) for length in LENGTHS), *RAGGED, *LONGEST.get(dtype.itemsize, ())
+
+    def others(self, device: torch.device) -> dict[str, Function]:
+        """Libraries that have the same, where they are installed."""
+        if self.rows != ("softmax", -1) or device.type != "cuda" or find_spec("liger_kernel") is None:
+            return {}
+        from liger_kernel.ops.softmax import LigerSoftmaxFunction
+
+        return {"liger": LigerSoftmaxFunction.apply}
+
+
+def _bias(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+    return [torch.randn(shape[-1], **made)]
+
+
+def _like(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+    return [torch.randn(shape, **made)]
+
+
+def _both(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+    return [*_bias(shape, made), *_like(shape, made)]
+
+
+def _nothing(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+    return []
+
+
+def _channels(count: int) -> Callable[[Shape, dict[str, Any]], list[Tensor]]:
+    return lambda shape, made: [torch.full((count,), 0.25, **made)]
+
+
+def _by_channel(x: Tensor, weight: Tensor) -> Tensor:
+    return x.view(-1, weight.numel(), *([1024] if weight.numel() == 64 else []))
+
+
+def _around(name: str) -> list[Case]:
+    """An activation with what can stand around it; ``dropout`` reads and writes what the activation does."""
+    ours, theirs = getattr(jitact, name), getattr(F, "gelu" if name == "gelu_tanh" else name)
+    if name == "gelu_tanh":
+        theirs = jitact.get("gelu_tanh").activation.reference
+    bit = 1 / 16 if name == "relu" else 1  # what backward reads beside dy, in 16 bits
+    return [
+        Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 3),
+        Case(f"{name}+residual", lambda x, r: ours(x, residual=r), lambda x, r: r + theirs(x), _like, 3, 2 + bit),
+        Case(
+            f"{name}+dropout", lambda x: ours(x, dropout=0.1), lambda x: F.dropout(theirs(x), 0.1), _nothing, 2, 2 + bit, True
+        ),
+        Case(
+            f"{name}+bias+dropout+residual",
+            lambda x, b, r: ours(x, bias=b, dropout=0.1, residual=r),
+            lambda x, b, r: r + F.dropout(theirs(x + b), 0.1),
+            _both,
+            3,
+            3,
+            True,
+        ),
+    ]
+
+
+def _of_rows(name: str) -> list[Case]:
+    """Rows that lie in one piece, and rows across memory."""
+    ours, theirs = getattr(jitact, name), getattr(F, name)
+    return [
+        Case(name, lambda x: ours(x, -1), lambda x: theirs(x, -1), _nothing, 2, 3, rows=(name, -1)),
+        Case(f"{name}, dim=0", lambda x: ours(x, 0), lambda x: theirs(x, 0), _nothing, 2, 3, rows=(name, 0)),
+    ]
+
+
+CASES: tuple[Case, ...] = (
+    *_around("gelu"),
+    *_around("gelu_tanh"),
+    *_around("silu"),
+    *_around("relu"),
+    *_around("mish"),
+    Case("prelu, 64 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
+         lambda x, w: F.prelu(_by_channel(x, w), w), _channels(64), 2, 3),
+    Case("prelu, 2048 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
+         lambda x, w: F.prelu(_by_channel(x, w), w), _channels(2048), 2, 3),
+    *_of_rows("softmax"),
+    *_of_rows("log_softmax"),
+)  # fmt: skip
+
+
+def of_activations(names: list[str]) -> list[Case]:
+    """The cases of some activations."""
+    return [case for case in CASES if case.activation in names]

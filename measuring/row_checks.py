@@ -1,0 +1,116 @@
+"""Whether an activation of rows computes what it should: what ``check`` does with softmax and its kin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..rows.modules import RowModule
+from ..rows.records import RowActivation
+from .checks import Check, Row, Worst
+from .limits import FORMULA, Limit
+from .oracle import Judge
+
+__all__ = ["check_rows", "random_rows"]
+
+LENGTHS = (1, 2, 7, 33, 1000, 4096)
+ELEMENTS = 2**17  # of the rows of a length
+SPREADS = (1.0, 8.0)
+ENOUGH = 2**25  # bytes of a tensor whose rows are the kernels' on any device
+SHORT = 256  # elements of rows that are not worth a kernel
+
+
+def random_rows(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Rows that stand for all: random ones, near and far apart, and extreme ones, the same in every call. Finite.
+
+    Those are: all alike; one far above all others; ever further below the first; high and low alternating; far from 0, and
+    near to each other.
+    """
+    generator = torch.Generator().manual_seed(length)
+    each = max(1, count // len(SPREADS))
+    rows = [spread * torch.randn(each, length, generator=generator, dtype=torch.float64) for spread in SPREADS]
+    steps = torch.arange(length, dtype=torch.float64)
+    beside = torch.full((length,), -20.0, dtype=torch.float64)
+    beside[length // 2] = 0.0
+    extreme = [0 * steps - 3, beside, -80 * steps / max(1, length - 1), 30 - 60 * (steps % 2), 2.0**15 + 16 * (steps % 4)]
+    return torch.cat([*rows, torch.stack(extreme)]).to(device, dtype)
+
+
+def check_rows(cls: type[RowModule], low: float, high: float, dtypes: tuple[torch.dtype, ...], device: torch.device) -> Check:
+    """Compares rows of several lengths, forward and gradient, with float64; of the arguments, ``check`` tells."""
+    record = cls.activation
+    rows = tuple(_row(cls, dtype, save, low, high, device) for dtype in dtypes for save in record.saves)
+    title = f"{record.name}: {record.formula}"
+    span = "" if (low, high) == (-math.inf, math.inf) else f", {low:g} <= x <= {high:g}"
+    method = f"against {record.yardstick} in float64, rows of {', '.join(map(str, LENGTHS))}{span}, on {device}"
+    unseen = ["infinite and NaN x or dy", "second derivatives", "masks, scales and other dimensions", "most rows"]
+    return Check(title, method, rows, "; ".join([*unseen, "the GPU" if device.type == "cpu" else "the CPU"]))
+
+
+def _row(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: float, device: torch.device) -> Row:
+    """What is found for a dtype and what backward keeps."""
+    record, function = cls.activation, cls.function
+    samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(low, high) for n in LENGTHS]
+    exacts = [_exact(record, x.double()) for x in samples]
+    # Logarithms are differences of numbers of the size of 1; shares are products, and as exact everywhere.
+    floor = 1.0 if any((exact.abs() > 1).any() for exact in exacts) else torch.finfo(dtype).tiny
+    forward, gradient = [], []
+    for x, exact in zip(samples, exacts, strict=True):
+        dy = _incoming(x)
+        y, dx = _value_and_gradient(function, x, dy, save)
+        eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        spread = (_exact(record, x.double() * (1 + eps)) - _exact(record, x.double() * (1 - eps))).abs()
+        judge = Judge(exact, spread, torch.zeros_like(exact), Limit(FORMULA[dtype].ulp, floor), dtype)
+        forward.append(_worst(x, y, exact, judge.error(y, floor), judge.wrong(y)))
+        wanted, sizes = _exact_gradient(record, x, dy, y, exact, save)
+        info = torch.finfo(dtype)
+        beyond = ((dx - wanted).abs() - 16 * info.tiny * info.eps).clamp(min=0) / (info.eps * sizes).clamp(min=info.tiny)
+        beyond = beyond.nan_to_num(nan=torch.inf)
+        gradient.append(_worst(x, dx, wanted, beyond, beyond > FORMULA[dtype].ulp))
+    return Row(dtype, save, sum(x.numel() for x in samples), _all(forward), _all(gradient))
+
+
+def _exact(record: RowActivation, x: Tensor) -> Tensor:
+    return record.exact(record.factor * x, -1)
+
+
+def _incoming(x: Tensor) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
+
+
+def _value_and_gradient(function: Callable[..., Tensor], x: Tensor, dy: Tensor, save: str) -> tuple[Tensor, Tensor]:
+    """The results for the rows, in a tensor large enough that they are the kernels', where that may be."""
+    count = len(x)
+    times = math.ceil(ENOUGH / x.nbytes) if x.shape[-1] >= SHORT and x.dtype is not torch.float64 else 1
+    leaf = x.repeat(times, 1).requires_grad_()
+    y = function(leaf, -1, save=save)
+    (dx,) = torch.autograd.grad(y, leaf, dy.repeat(times, 1))
+    return y.detach()[:count], dx[:count].double()
+
+
+def _exact_gradient(record: RowActivation, x: Tensor, dy: Tensor, y: Tensor, exact: Tensor, save: str) -> tuple[Tensor, Tensor]:
+    """The gradient of the output that was kept, or of the formula itself; and the sum of the sizes of its terms."""
+    if save == "output":
+        found, sizes = record.exact_gradient(dy, y, -1)
+        return record.factor * found, sizes
+    leaf = x.double().requires_grad_()
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(_exact(record, leaf), leaf, dy.double())
+    return found, record.exact_gradient(dy, exact, -1)[1]
+
+
+def _worst(x: Tensor, actual: Tensor, exact: Tensor, error: Tensor, wrong: Tensor) -> Worst:
+    """The largest error among results, of those that are wrong if there are any."""
+    place = int(torch.where(wrong, torch.inf, error).flatten().argmax())
+    value, result, wanted = (float(t.detach().flatten()[place]) for t in (x, actual, exact))
+    at = f"x = {value:.8g}, element {place % x.shape[-1]} of a row of {x.shape[-1]},"
+    return Worst(float(error.flatten()[place]), value, result, wanted, int(wrong.sum()), at=at)
+
+
+def _all(found: list[Worst]) -> Worst:
+    worst = max(found, key=lambda each: (each.wrong > 0, each.ulp))
+    return Worst(worst.ulp, worst.x, worst.actual, worst.exact, sum(each.wrong for each in found), at=worst.at)

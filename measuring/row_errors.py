@@ -1,0 +1,25 @@
+"""What activations of rows should be, in float64."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+__all__ = ["exact_gradient", "exact_output"]
+
+
+def exact_output(name: str, t: Tensor, dim: int = -1) -> Tensor:
+    """``softmax`` or ``log_softmax`` of ``t``. The sum beside the largest is kept apart, which float64 would lose too."""
+    t = t.double()
+    highest, place = t.max(dim, keepdim=True)
+    terms = (t - highest).exp()
+    rest = terms.scatter(dim, place, 0.0).sum(dim, keepdim=True)
+    return t - highest - rest.log1p() if name == "log_softmax" else terms / (1 + rest)
+
+
+def exact_gradient(name: str, dy: Tensor, y: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
+    """The gradient that follows from an output, and the sum of the sizes of its terms, which roundings are parts of."""
+    dy, y = dy.double(), y.double()
+    if name == "log_softmax":
+        p = y.exp()
+        return dy - p * dy.sum(dim, keepdim=True), dy.abs() + p * dy.abs().sum(dim, keepdim=True)
+    return y * (dy - (dy * y).sum(dim, keepdim=True)), y * (dy.abs() + (dy.abs() * y).sum(dim, keepdim=True))

@@ -1,0 +1,108 @@
+"""What is known of an activation of rows, and how its calls run: by kernels, or as PyTorch's operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..kernels import KernelSource
+from ..measuring.row_errors import exact_gradient, exact_output
+from . import kernels
+
+__all__ = ["TABLE", "RowActivation", "can"]
+
+ANY_LENGTH = {2: 1, 4: 1}
+
+
+def can(x: Tensor, dim: int, reads: int) -> bool:
+    """Whether the kernels' operators take the rows of contiguous tensors, of which they read so many, whoever is faster."""
+    if x.dtype not in kernels.DTYPES or x.numel() == 0:
+        return False
+    return not x.is_cuda or (kernels._columns(x, dim) == 1 and kernels._fits_the_gpu(x, x.shape[dim], reads, ANY_LENGTH))
+
+
+@dataclass(frozen=True, eq=False)
+class RowActivation:
+    """The record of an activation of rows.
+
+    Attributes:
+        name: of the function.
+        title: of the module class.
+        formula: for people.
+        kernel: the kernel file's name.
+        theirs: the same in PyTorch, ``theirs(x, dim, _stacklevel=3, dtype=None)``.
+        eager: in PyTorch what the kernel file computes, of what x was made into; called so, too.
+        gradient: in PyTorch the gradient of that, ``gradient(dy, y, dim)``, from the output.
+        factor: what x is multiplied by first.
+        saves: what backward can keep, the default first.
+    """
+
+    name: str
+    title: str
+    formula: str
+    kernel: str
+    theirs: Callable[..., Tensor]
+    eager: Callable[..., Tensor]
+    gradient: Callable[[Tensor, Tensor, int], Tensor]
+    factor: float = 1.0
+    saves: tuple[str, ...] = ("output", "input")
+
+    @property
+    def yardstick(self) -> str:
+        """What :meth:`exact` computes."""
+        return "PyTorch"
+
+    @property
+    def source(self) -> KernelSource:
+        """What is compiled."""
+        return KernelSource.from_file(self.kernel)
+
+    def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
+        """Whether a kernel computes the rows of a contiguous tensor that :func:`kernels.sees_all` is true of."""
+        return kernels.takes_forward(x, dim, scale)
+
+    def takes_backward(self, y: Tensor, dim: int) -> bool:
+        """The same of backward, of a contiguous output or input."""
+        return kernels.takes_backward(y, dim)
+
+    def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
+        """The activation of ``scale x``, for a tensor that is taken."""
+        return kernels.forward(self.kernel, x, dim, scale)
+
+    def backward_by_kernel(self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
+        """The gradient, from the output or the input, for tensors that are taken."""
+        return kernels.backward(self.kernel, dy, kept, dim, scale, from_output)
+
+    def exact(self, t: Tensor, dim: int) -> Tensor:
+        """In float64 what the kernel file computes."""
+        return exact_output(self.kernel, t, dim)
+
+    def exact_gradient(self, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
+        return exact_gradient(self.kernel, dy, y, dim)
+
+
+def _softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    return torch._softmax_backward_data(dy, y, dim, y.dtype)
+
+
+def _log_softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    return torch._log_softmax_backward_data(dy, y, dim, y.dtype)
+
+
+TABLE: dict[str, RowActivation] = {
+    record.name: record
+    for record in (
+        RowActivation("softmax", "Softmax", "exp(x_i) / sum_j exp(x_j)", "softmax",
+                      F.softmax, F.softmax, _softmax_gradient),
+        RowActivation("log_softmax", "LogSoftmax", "x_i - log(sum_j exp(x_j))", "log_softmax",
+                      F.log_softmax, F.log_softmax, _log_softmax_gradient),
+        RowActivation("softmin", "Softmin", "exp(-x_i) / sum_j exp(-x_j)", "softmax",
+                      F.softmin, F.softmax, _softmax_gradient, factor=-1.0),
+    )
+}  # fmt: skip
+"""The library's own, by name."""
