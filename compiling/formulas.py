@@ -13,10 +13,10 @@ from .functions import functions
 from .reader import Unreadable, read
 from .shorter import shorter
 
-__all__ = ["Formula", "Unreadable"]
+__all__ = ["RELU", "Formula", "Unreadable"]
 
-OF_OUTPUT = ("relu",)
-"""Where ``keeps`` says of the output what it says of the input, and PyTorch keeps the output, as the next layer does."""
+RELU = "relu"
+"""Exact in every dtype, and PyTorch's form of it keeps the output, as the next layer does."""
 
 Value = Tensor | float
 Short = Mapping[str, Mapping[str, Callable]]
@@ -45,7 +45,7 @@ class Formula:
         there = self._functions(torch.empty(0))
         if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
             self._functions(torch.empty(0), dual=True)
-        self.saves = ("input", "output") if "backward_from_output" in there or source.name in OF_OUTPUT else ("input",)
+        self.saves = ("input", "output") if "backward_from_output" in there or source.name == RELU else ("input",)
 
     def _functions(self, x: Tensor, dual: bool = False) -> dict[str, Callable]:
         """The file's functions of numbers of x's kind, or of dual numbers."""
@@ -81,24 +81,24 @@ class Formula:
 
     def forward(self, *operands: Tensor | float | SymFloat) -> Tensor:
         """The activation."""
+        if self.source.name == RELU:
+            return torch.relu(operands[0])
         there = self._functions(operands[0])
         values = self._prepared(self._values(operands[0], operands), there)
         return _rounded(there["forward"](*self._arguments(values)), operands[0])
 
     def gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float | SymFloat) -> Tensor:
         """The gradient of ``x`` from the output; ``others`` are the operands beside ``x``."""
+        if self.source.name == RELU:
+            return torch.ops.aten.threshold_backward(dy, y, 0)
         there, values = self._functions(y), self._values(y, (y, *others))
-        if "backward_from_output" in there:
-            kept = values[self.signature.tensors[0]]
-            return _rounded(there["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
-        return _rounded(self._from_bit(dy, values, there), y)
-
-    def _from_bit(self, dy: Tensor, values: dict[str, Value], there: dict[str, Callable]) -> Value:
-        bit = there["keeps"](*self._arguments(values))
-        return there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False))
+        kept = values[self.signature.tensors[0]]
+        return _rounded(there["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
 
     def gradient(self, dy: Tensor, *operands: Tensor | float | SymFloat) -> Tensor:
         """The gradient of ``x``, where that alone has one."""
+        if self.source.name == RELU:
+            return self.gradient_from_output(dy, *operands)
         return self.gradients(dy, *operands, wanted=1)[0]
 
     def gradients(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int) -> tuple[Tensor, ...]:
@@ -110,7 +110,8 @@ class Formula:
             found = there["backward"](_wide(dy), *self._arguments(values))
             found = found if isinstance(found, tuple) else (found,)
         elif "backward_from_bit" in there:
-            found = (self._from_bit(dy, values, there),)
+            bit = there["keeps"](*self._arguments(values))
+            found = (there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False)),)
         else:
             found = [self._derived(dy, values, operand.name, x) for operand in self.signature.differentiable]
         tensors = dict(zip(self.signature.tensors, operands, strict=False))

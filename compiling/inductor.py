@@ -1,33 +1,36 @@
-"""How Inductor gets torch operations in place of operators: before it divides a training graph, or after.
+"""How Inductor gets torch operations in place of operators: before it divides a training graph, or as it writes code.
 
-Dividing decides what is kept for backward and what is computed again, by the number of operations among other things. So most
-activations are one operation until then, as PyTorch's own are not, and are told to be elementwise. Those of a few operations,
-such as relu, are replaced before: what they keep may be a comparison's outcome, of a byte.
+Dividing decides what is kept for backward and what is computed again, by the number of operations among other things, and so
+does Inductor later: of more than 30, or of a value with several users, it stores what it would have computed again. So most
+activations are one operation all along, as PyTorch's relu is, whatever their formulas need. Those that keep a comparison's
+outcome, of a byte, such as relu itself, are replaced before, as are sums over channels.
 """
 
 from __future__ import annotations
 
+import functools
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import SymFloat
+from torch import SymFloat, fx
 
 __all__ = ["dissolve"]
 
 
 def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) -> None:
-    """Makes ``formula`` what Inductor compiles in place of an elementwise operator.
+    """Makes ``formula`` what Inductor compiles in place of an operator.
 
     Args:
         operator: of tensors and numbers.
         formula: takes the same; but not ``save`` and ``version``, which are for others.
-        late: whether after the graph is divided; before, in any case, where a number is none yet that is known.
+        late: whether as code is written, which takes elementwise formulas; before the graph is divided, in any case, where a
+            number is none yet that is known.
     """
     from torch._functorch.partitioners import pointwise_ops
     from torch._inductor.decomposition import decompositions, fast_random_decomps
-    from torch._inductor.fx_passes.post_grad import pass_patterns
-    from torch._inductor.pattern_matcher import CallFunctionVarArgs, Match, register_graph_pattern
+    from torch._inductor.lowering import register_lowering
 
     def early(*operands: Any, save: str = "", version: str = "", **options: int) -> Any:
         if late and not any(isinstance(operand, SymFloat) for operand in operands):
@@ -39,6 +42,79 @@ def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) 
     if late:
         pointwise_ops().append(operator.overloadpacket)
 
-        @register_graph_pattern(CallFunctionVarArgs(operator), pass_dict=pass_patterns[0])
-        def expand(match: Match, *operands: Any, save: str = "", version: str = "", **options: int) -> None:
-            match.replace_by_example(lambda *values: formula(*values, **options), operands)
+        @register_lowering(operator, broadcast=True, type_promotion_kind=None)
+        def lower(*operands: Any, save: str = "", version: str = "", **options: int) -> Any:
+            return _lowered(functools.partial(formula, **options), operands)
+
+
+def _lowered(formula: Callable, operands: tuple) -> Any:
+    """The results of an elementwise formula, whose operands and results are what Inductor has for tensors."""
+    from torch._inductor.ir import TensorBox
+    from torch._inductor.lowering import lowerings, make_pointwise
+    from torch._inductor.ops_handler import OpCounterCSE
+    from torch._inductor.virtualized import V, ops
+
+    tensors = [operand for operand in operands if isinstance(operand, TensorBox)]
+    device, graph = tensors[0].get_device(), _traced(formula, operands)
+    compute = _per_element(graph, device)
+
+    def elementwise(result: fx.Node, *values: Any) -> Any:
+        if device.type != "cpu" and isinstance(V.get_ops_handler(), OpCounterCSE):
+            return ops.relu(functools.reduce(ops.add, values))
+        return compute(values)[result]
+
+    def one(result: fx.Node) -> Any:
+        like = result.meta["val"]
+        if like.numel():
+            return make_pointwise(functools.partial(elementwise, result), override_return_dtype=like.dtype)(*tensors)
+        return lowerings[torch.ops.aten.full.default]([0], 0, dtype=like.dtype, device=device)  # a gradient that nobody wants
+
+    return fx.map_arg(graph.output_node().args[0], one)
+
+
+def _traced(formula: Callable, operands: tuple) -> fx.Graph:
+    """The formula's torch operations, of one element of each tensor."""
+    from torch._inductor.decomposition import select_decomp_table
+    from torch._inductor.ir import TensorBox
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def of_tensors(*elements: torch.Tensor) -> Any:
+        given = iter(elements)
+        return formula(*[next(given) if isinstance(operand, TensorBox) else operand for operand in operands])
+
+    tensors = [operand for operand in operands if isinstance(operand, TensorBox)]
+    with FakeTensorMode():
+        elements = [torch.empty((), dtype=each.get_dtype(), device=each.get_device()) for each in tensors]
+        graph = make_fx(of_tensors, select_decomp_table())(*elements).graph
+    graph.eliminate_dead_code()
+    return graph
+
+
+def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dict[fx.Node, Any]]:
+    """A graph of torch operations on one element as a function of Inductor's values, which computes each of them once."""
+    from torch._inductor.ir import Pointwise
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import OpsValue
+
+    values: dict[fx.Node, Any] = defaultdict(lambda: OpsValue(None))  # none yet, where Inductor asks whether it is a constant
+    boxes: dict[fx.Node, Any] = {}
+    steps = []
+    for node in graph.nodes:
+        if node.op == "output" or not node.meta["val"].numel():
+            continue
+        inner = functools.partial(lambda node, _: values[node], node)
+        boxes[node] = Pointwise.create(device=device, dtype=node.meta["val"].dtype, inner_fn=inner, ranges=[])
+        if node.op == "call_function":
+            made = lowerings[node.target](*fx.map_arg(node.args, boxes.get), **fx.map_arg(node.kwargs, boxes.get))
+            steps.append((node, made.make_loader()))
+            boxes[node] = boxes[node] if node.all_input_nodes else made  # a constant
+    given = [node for node in graph.nodes if node.op == "placeholder"]
+
+    def compute(of: tuple) -> dict[fx.Node, Any]:
+        values.update(zip(given, of, strict=True))
+        for node, step in steps:
+            values[node] = step(())
+        return values
+
+    return compute

@@ -29,12 +29,11 @@ from torch._guards import detect_fake_mode
 from .. import kernels
 from ..kernels.loader.source import DEVICE
 from ..records import Activation
-from .formulas import Formula, Unreadable
+from .formulas import RELU, Formula, Unreadable
 from .inductor import dissolve
 
 __all__ = ["Operators", "operators"]
 
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 _made: dict[str, Operators] = {}
 _lock = threading.RLock()
 
@@ -97,12 +96,15 @@ class Operators:
             self._add("_gradient_from_output", schema, self._gradient_from_output, _like_first)
             formulas["_gradient_from_output"] = self.formula.gradient_from_output
         # What is kept of a few operations is better found among them; a sum over elements is not elementwise.
-        late = "keeps" not in signature.functions and not signature.of("channel", "row")
+        elementwise, by_bit = not signature.of("channel", "row"), "keeps" in signature.functions
         for kind, formula in formulas.items():
+            late = elementwise and not (by_bit if kind else record.source.name == RELU)
             dissolve(self.operator(kind), formula, late=late)
 
     def _add(self, kind: str, schema: str, real: Callable, fake: Callable) -> None:
-        self._library.define(f"{self.name}{kind}{schema}", tags=_TAGS)
+        # What dissolves takes any strides, and may be fused.
+        of_layout = torch.Tag.pointwise if self.formula else torch.Tag.needs_exact_strides
+        self._library.define(f"{self.name}{kind}{schema}", tags=(torch.Tag.pt2_compliant_tag, of_layout))
         self._library.impl(f"{self.name}{kind}", real, "CompositeExplicitAutograd")
         self._library.impl(f"{self.name}{kind}", fake, "Meta")
 
