@@ -25,7 +25,8 @@ def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = Fal
     new = functools.partial(torch.full, (), dtype=computed, device=device)
     of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
     found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
-    return {name: _with_numbers(each, new) for name, each in found.items()} | _language(new)
+    order = {"min": least, "max": most, "clamp": lambda x, low, high: least(most(x, low), high)}
+    return {name: _with_numbers(each, new) for name, each in found.items()} | order | _language(new)
 
 
 def _with_numbers(function: Callable[..., Tensor], new: Callable[[float], Tensor]) -> Callable[..., Tensor]:
@@ -87,9 +88,33 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
     return y
 
 
+def least(a: Tensor | float, b: Tensor | float) -> Tensor | float:
+    """The smaller one, NaN if a tensor is; with a number it is a comparison less than PyTorch's."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.minimum(a, b)
+    x, number = (a, b) if isinstance(a, Tensor) else (b, a)
+    return torch.where(x > number, number, x) if isinstance(x, Tensor) else min(x, number)
+
+
+def most(a: Tensor | float, b: Tensor | float) -> Tensor | float:
+    """The greater one, likewise."""
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return torch.maximum(a, b)
+    x, number = (a, b) if isinstance(a, Tensor) else (b, a)
+    return torch.where(x < number, number, x) if isinstance(x, Tensor) else max(x, number)
+
+
 def leading(x: Tensor, step: float) -> Tensor:
     """The nearest multiple of a power of two: few digits, of which products are exact. Compilers may fuse, but not reorder."""
     return x + 1.5 * 2**23 * step - 1.5 * 2**23 * step
+
+
+def quotient(a: Tensor | float, b: Tensor) -> Tensor:
+    """a / b for b > 0, to some 2^-21: on a GPU a root is one instruction, where a division is ten."""
+    if b.device.type == "cpu":
+        return a / b
+    r = torch.rsqrt(b)
+    return a * r * r
 
 
 class Wide:
@@ -116,7 +141,7 @@ class Wide:
         torch.hypot,
     )
     floor, ceil, trunc, rint, abs, copysign = torch.floor, torch.ceil, torch.trunc, torch.round, torch.abs, torch.copysign
-    min, max, isnan, reciprocal, one_over = torch.minimum, torch.maximum, torch.isnan, torch.reciprocal, torch.reciprocal
+    isnan, reciprocal, one_over = torch.isnan, torch.reciprocal, torch.reciprocal
     square_root = root_of = torch.sqrt
     log1p_unit = torch.log1p
     cbrt, round = staticmethod(of_expressions.cbrt), staticmethod(of_expressions.round_half_up)
@@ -124,10 +149,6 @@ class Wide:
     @staticmethod
     def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
         return a * b + c
-
-    @staticmethod
-    def clamp(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        return torch.minimum(torch.maximum(x, low), high)
 
     @staticmethod
     def decay(a: Tensor) -> Tensor:
@@ -287,32 +308,32 @@ class Narrow(Wide):
 
     @staticmethod
     def sigmoid(x: Tensor) -> Tensor:
-        return torch.reciprocal(1 + torch.exp2(-LOG2E * x))
+        return quotient(1.0, 1 + torch.exp2(-LOG2E * x))
 
     @staticmethod
     def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
         x = of[0] if len(of) == 1 else torch.where(of[0], -of[1], of[1])
         # Divisor and a are scaled, which leaves room for exp(-x) down to where a sigmoid(x) vanishes.
-        return a * 2.0**-8 / (torch.exp2(-LOG2E * x - 8) + 2.0**-8)
+        return quotient(a * 2.0**-8, torch.exp2(-LOG2E * x - 8) + 2.0**-8)
 
     @staticmethod
     def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:
-        e = torch.exp2(LOG2E * x.clamp(max=20) + 8)  # scaled likewise
+        e = torch.exp2(LOG2E * least(x, 20.0) + 8)  # scaled likewise
         n = e * (e * 2.0**-8 + 2)
-        return a * 2.0**-8 * (n / (n * 2.0**-8 + 2))
+        return a * 2.0**-8 * quotient(n, n * 2.0**-8 + 2)
 
     @staticmethod
     def tanh(x: Tensor) -> Tensor:
         a, u = x.abs(), x * x
         near = a + a * u * (u * 1.246056706e-1 - 3.330079019e-1)
-        far = 1 - 2 / (1 + torch.exp2(2 * LOG2E * a))
+        far = 1 - quotient(2.0, 1 + torch.exp2(2 * LOG2E * a))
         return torch.copysign(torch.where(a < 0.35, near, far), x)
 
     @staticmethod
     def x_minus_tanh(x: Tensor) -> Tensor:
         a, u = x.abs(), x * x
         c = (5.236560479e-3, -2.028026432e-2, 5.366570130e-2, -1.333126277e-1, 3.333331048e-1)
-        far = a - 1 + 2 / (1 + torch.exp2(2 * LOG2E * a))
+        far = a - 1 + quotient(2.0, 1 + torch.exp2(2 * LOG2E * a))
         return torch.copysign(torch.where(a < 0.75, a * u * polynomial(u, *c), far), x)
 
     @staticmethod
@@ -323,7 +344,7 @@ class Narrow(Wide):
     def _tail(t: Tensor) -> Tensor:
         """Q(t) / exp(-t^2 / 2) for t >= 0."""
         c = (-8.096532524e-2, 2.276526988e-1, -3.018449061e-2, 1.512842327e-1, 1.119793579e-1, 1.202344596e-1)
-        r = torch.reciprocal(0.3 * t + 1)
+        r = quotient(1.0, 0.3 * t + 1)
         return r * polynomial(r, *c)
 
     @staticmethod
@@ -336,7 +357,7 @@ class Narrow(Wide):
 
     @staticmethod
     def times_normal_tail(t: Tensor) -> Tensor:
-        h = t.clamp(max=40)
+        h = least(t, 40.0)
         return h * Narrow._bell(h) * Narrow._tail(h)
 
     @staticmethod

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .functions import LOG2E, Single, leading
+from .functions import LOG2E, Narrow, Single, leading, least, most, quotient
 
 __all__ = ["shorter"]
 
@@ -35,8 +35,8 @@ def shorter(dtype: torch.dtype, fast_math: bool) -> Mapping[str, Mapping[str, Ca
         return {}
     found = {name: {"backward": backward} for name, backward in _gradients(dtype).items()}
     if dtype is torch.float32 and not fast_math:
-        found["silu"]["forward"] = lambda x: Single.times_sigmoid(x.clamp(min=-1000), x)
-        found["mish"]["forward"] = lambda x: Single.times_tanh_softplus(x.clamp(min=-1000), x)
+        found["silu"]["forward"] = lambda x: Single.times_sigmoid(most(x, -1000.0), x)
+        found["mish"]["forward"] = lambda x: Single.times_tanh_softplus(most(x, -1000.0), x)
         found["gelu_tanh"]["forward"] = _gelu_tanh
         found["quick_gelu"] = {"forward": _quick_gelu}
     return found
@@ -65,32 +65,42 @@ def _scaled_sigmoid(x: Tensor, e: Tensor) -> Tensor:
 
 
 def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
-    """``backward(dy, x)``; as a factor ``x`` is held where slopes are constant: 0 * inf would be NaN."""
+    """``backward(dy, x)``; where a slope is constant, its other term is left out: there it may be 0 * inf, which is NaN."""
+    narrow = dtype.itemsize == 2
 
-    def left(s: Tensor, x: Tensor) -> Tensor:
-        """1 - s, for s = sigmoid(x); multiplied with x, the difference would be too coarse for float32."""
-        return 1 - s if dtype.itemsize == 2 else torch.sigmoid(-x)
+    def sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
+        """s and its slope, s (1 - s); times x, a difference would be too coarse for float32."""
+        if narrow:
+            s = Narrow.sigmoid(x)
+            return s, s * (1 - s)
+        e = torch.exp(-x)
+        s = torch.reciprocal(1 + e)
+        return s, e * s * s
 
     def silu(dy: Tensor, x: Tensor) -> Tensor:
-        s = torch.sigmoid(x)
-        return dy * (s + s * x.clamp(-1000, 1000) * left(s, x))
+        s, slope = sigmoid(x)
+        return dy * torch.where(slope > 0, s + x * slope, s)
 
     def gelu(dy: Tensor, x: Tensor) -> Tensor:
+        if narrow:
+            t = x.abs()
+            bell = Narrow.normal_pdf(t)
+            left = torch.where(bell > 0, Narrow.normal_tail(t) - t * bell, bell)  # the slope at -t; at t it is 1 - left
+            return dy * torch.where(x < 0, left, 1 - left)
         bell = torch.exp2(x * x * (-0.5 * LOG2E))
-        return dy * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5)) + x.clamp(-40, 40) * (bell * (1 / math.sqrt(2 * math.pi))))
+        rest = torch.where(bell > 0, x * (bell * (1 / math.sqrt(2 * math.pi))), bell)
+        return dy * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5)) + rest)
 
     def gelu_tanh(dy: Tensor, x: Tensor) -> Tensor:
-        c = x.clamp(-40, 40)
-        u = c * c
-        v = c * (K3 * u + K1)
-        s = torch.sigmoid(v)
-        return dy * (s + s * c * left(s, v) * (3 * K3 * u + K1))
+        u = x * x
+        s, slope = sigmoid(x * (K3 * u + K1))
+        return dy * torch.where(slope > 0, s + x * slope * (3 * K3 * u + K1), s)
 
     def mish(dy: Tensor, x: Tensor) -> Tensor:
-        c = x.clamp(max=20)  # from there up the slope is 1, and n would overflow
+        c = least(x, 20.0)  # from there up the slope is 1, and n would overflow
         e = torch.exp2(c * LOG2E)
         n = e * (e + 2)
-        r = torch.reciprocal(n + 2)
-        return dy * (r * (n + 4 * ((n - e) * r * c.clamp(min=-1000))))
+        r = quotient(1.0, n + 2) if narrow else torch.reciprocal(n + 2)
+        return dy * torch.where(e > 0, r * (n + 4 * ((n - e) * r * c)), e)
 
     return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish}
