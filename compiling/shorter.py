@@ -69,12 +69,9 @@ def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tenso
     narrow = dtype.itemsize == 2
 
     def sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
-        """s and its slope, s (1 - s); times x, a difference would be too coarse for float32."""
-        if narrow:
-            s = Narrow.sigmoid(x)
-            return s, s * (1 - s)
-        e = torch.exp(-x)
-        s = torch.reciprocal(1 + e)
+        """s and its slope; times x, s (1 - s) would be too coarse for float32, and for a quotient that is not exact at 1."""
+        e = torch.exp2(-LOG2E * x) if narrow else torch.exp(-x)
+        s = quotient(1.0, 1 + e) if narrow else torch.reciprocal(1 + e)
         return s, e * s * s
 
     def silu(dy: Tensor, x: Tensor) -> Tensor:
