@@ -7,17 +7,23 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from common import PLAIN, PLAIN_IDS, assert_below, oracle
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
 from torch import Tensor, nn
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.decomposition import select_decomp_table
 
 import jitact
+from jitact import running
 from jitact.accuracy import ulp_error
 from jitact.compiling.formulas import Formula, Unreadable
+from jitact.compiling.operators import operators
 from jitact.configs import configured
 from jitact.measuring.limits import BOUNDS, DISSOLVED, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.measuring.ulp import every_16bit_value
@@ -281,6 +287,60 @@ def test_the_next_process_compiles_nothing(processes: list[dict]) -> None:
     first, second = processes
     assert first["misses"] > 0 and first["hits"] == 0
     assert second["misses"] == 0 and second["hits"] > 0
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "mish", "relu", "softplus", "selu", "relu6", "sigmoid"])
+def test_no_more_is_kept_than_of_pytorch(name: str) -> None:
+    """What forward keeps for backward, in bytes, where the partitioner chooses among operations."""
+    plain, module = jitact.get(name).Model(), jitact.get(name)()
+    weight = torch.ones(16, dtype=torch.bfloat16, requires_grad=True)
+    x = torch.randn(64, 16).bfloat16().requires_grad_()
+
+    def kept(act: nn.Module) -> int:
+        sizes: list[int] = []
+
+        def sized(graph: torch.fx.GraphModule, _: list) -> Callable:
+            outputs = [node.meta["val"] for node in graph.graph.output_node().args[0]]
+            sizes.append(sum(value.nbytes for value in outputs if isinstance(value, Tensor)))
+            return make_boxed_func(graph.forward)
+
+        table = select_decomp_table()
+        cut = min_cut_rematerialization_partition
+        backend = aot_autograd(fw_compiler=sized, bw_compiler=sized, partition_fn=cut, decompositions=table)
+        torch._dynamo.reset()
+        torch.compile(lambda x, w: (act(x * w + 1) * 0.5 + x) @ w, backend=backend)(x, weight)
+        return sizes[0]
+
+    assert kept(module) <= kept(plain)
+
+
+@pytest.mark.parametrize("name", ["gelu", "silu", "laplace", "swiglu"])
+def test_a_gpu_is_given_one_operation(name: str) -> None:
+    """As Inductor counts them, however long the formula is; above 30 it would store what it computes for several."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import Pointwise, TensorBox
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.ops_handler import KernelFormatterHandler
+    from torch._inductor.virtualized import V, ops
+
+    record = jitact.get(name).activation
+    of = operators(record, False, running._recorded)
+    size = record.layout.elements
+    numbers = [default for _, default in record.params]
+    given = [
+        Pointwise.create(
+            device=torch.device("cuda"), dtype=torch.bfloat16, inner_fn=lambda i, k=k: ops.load(f"buf{k}", i[0]), ranges=[8]
+        )
+        for k in range(size + 1)
+    ]
+    wanted = {"wanted": 2**size - 1} if size > 1 else {}
+    with V.set_graph_handler(GraphLowering(torch.fx.symbolic_trace(nn.Identity()))):
+        y = lowerings[of.operator()](*given[:size], *numbers)
+        dx = lowerings[of.operator("_gradient")](*given, *numbers, **wanted)
+        for result in (y, *([dx] if isinstance(dx, TensorBox) else dx)):
+            pointwise = result.data.data
+            assert pointwise.inner_fn_opcount().num_ops <= 2 * (size + 1) and pointwise.get_dtype() is torch.bfloat16
+            assert "exp" in KernelFormatterHandler.ir_to_string(pointwise.inner_fn, *pointwise.inner_fn_args())
 
 
 def test_special_values_and_tails_through_inductor() -> None:
