@@ -55,12 +55,12 @@ def _lowered(formula: Callable, operands: tuple) -> Any:
     from torch._inductor.virtualized import V, ops
 
     tensors = [operand for operand in operands if isinstance(operand, TensorBox)]
-    device, graph = tensors[0].get_device(), _traced(formula, operands)
+    device, graph = tensors[0].get_device(), _traced(formula, operands, tensors)
     compute = _per_element(graph, device)
 
     def elementwise(result: fx.Node, *values: Any) -> Any:
         if device.type != "cpu" and isinstance(V.get_ops_handler(), OpCounterCSE):
-            return ops.relu(functools.reduce(ops.add, values))
+            return ops.relu(functools.reduce(ops.add, values))  # counts as that
         return compute(values)[result]
 
     def one(result: fx.Node) -> Any:
@@ -72,8 +72,8 @@ def _lowered(formula: Callable, operands: tuple) -> Any:
     return fx.map_arg(graph.output_node().args[0], one)
 
 
-def _traced(formula: Callable, operands: tuple) -> fx.Graph:
-    """The formula's torch operations, of one element of each tensor."""
+def _traced(formula: Callable, operands: tuple, tensors: list) -> fx.Graph:
+    """The formula's torch operations, of one element of each of the operands that are tensors."""
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.ir import TensorBox
     from torch._subclasses import FakeTensorMode
@@ -83,7 +83,6 @@ def _traced(formula: Callable, operands: tuple) -> fx.Graph:
         given = iter(elements)
         return formula(*[next(given) if isinstance(operand, TensorBox) else operand for operand in operands])
 
-    tensors = [operand for operand in operands if isinstance(operand, TensorBox)]
     with FakeTensorMode():
         elements = [torch.empty((), dtype=each.get_dtype(), device=each.get_device()) for each in tensors]
         graph = make_fx(of_tensors, select_decomp_table())(*elements).graph

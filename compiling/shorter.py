@@ -1,7 +1,7 @@
 """Formulas for graphs in place of those of kernel files: shorter gradients, and in float32 forward without the compiler's fma.
 
-What Inductor fuses with neighbours is computed in each kernel that needs it, and bound by instructions. The gradients are as near
-in 16 bits, and in float32 in units of the last place at 1, where a gradient's error counts; float64 has the kernel's.
+What Inductor fuses with neighbours is computed in each kernel that needs it, and bound by instructions. The gradients are as
+near in 16 bits, and in float32 in units of the last place at 1, where a gradient's error counts; float64 has the kernel's.
 
 exp turns absolute errors of an exponent into relative ones. What rounding takes from it kernels find by fma, which torch lacks:
 here a product of few digits is exact, and what is left of the digits is small.
