@@ -13,10 +13,15 @@ from .functions import functions
 from .reader import Unreadable, read
 from .shorter import shorter
 
-__all__ = ["RELU", "Formula", "Unreadable"]
+__all__ = ["SELECTING", "Formula", "Unreadable"]
 
-RELU = "relu"
-"""Exact in every dtype, and PyTorch's form of it keeps the output, as the next layer does."""
+SELECTING: dict[str, tuple[Callable, Callable]] = {
+    "relu": (torch.relu, lambda dy, y: torch.ops.aten.threshold_backward(dy, y, 0)),
+    "relu6": (lambda x: torch.ops.aten.hardtanh(x, 0.0, 6.0), lambda dy, x: torch.ops.aten.hardtanh_backward(dy, x, 0.0, 6.0)),
+    "hardtanh": (torch.ops.aten.hardtanh, torch.ops.aten.hardtanh_backward),
+}
+"""PyTorch's own operations, forward and backward, where they are exact in every dtype and of the fewest; relu's starts from the
+output, which the next layer keeps."""
 
 Value = Tensor | float
 Short = Mapping[str, Mapping[str, Callable]]
@@ -45,7 +50,7 @@ class Formula:
         there = self._functions(torch.empty(0))
         if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
             self._functions(torch.empty(0), dual=True)
-        self.saves = ("input", "output") if "backward_from_output" in there or source.name == RELU else ("input",)
+        self.saves = ("input", "output") if "backward_from_output" in there or source.name == "relu" else ("input",)
 
     def _functions(self, x: Tensor, dual: bool = False) -> dict[str, Callable]:
         """The file's functions of numbers of x's kind, or of dual numbers."""
@@ -81,24 +86,24 @@ class Formula:
 
     def forward(self, *operands: Tensor | float | SymFloat) -> Tensor:
         """The activation."""
-        if self.source.name == RELU:
-            return torch.relu(operands[0])
+        if self.source.name in SELECTING:
+            return SELECTING[self.source.name][0](*operands)
         there = self._functions(operands[0])
         values = self._prepared(self._values(operands[0], operands), there)
         return _rounded(there["forward"](*self._arguments(values)), operands[0])
 
     def gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float | SymFloat) -> Tensor:
         """The gradient of ``x`` from the output; ``others`` are the operands beside ``x``."""
-        if self.source.name == RELU:
-            return torch.ops.aten.threshold_backward(dy, y, 0)
+        if self.source.name in SELECTING:
+            return SELECTING[self.source.name][1](dy, y, *others)
         there, values = self._functions(y), self._values(y, (y, *others))
         kept = values[self.signature.tensors[0]]
         return _rounded(there["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
 
     def gradient(self, dy: Tensor, *operands: Tensor | float | SymFloat) -> Tensor:
         """The gradient of ``x``, where that alone has one."""
-        if self.source.name == RELU:
-            return self.gradient_from_output(dy, *operands)
+        if self.source.name in SELECTING:
+            return SELECTING[self.source.name][1](dy, *operands)
         return self.gradients(dy, *operands, wanted=1)[0]
 
     def gradients(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int) -> tuple[Tensor, ...]:

@@ -29,7 +29,7 @@ from torch._guards import detect_fake_mode
 from .. import kernels
 from ..kernels.loader.source import DEVICE
 from ..records import Activation
-from .formulas import RELU, Formula, Unreadable
+from .formulas import SELECTING, Formula, Unreadable
 from .inductor import dissolve
 
 __all__ = ["Operators", "operators"]
@@ -98,7 +98,7 @@ class Operators:
         # What is kept of a few operations is better found among them; a sum over elements is not elementwise.
         elementwise, by_bit = not signature.of("channel", "row"), "keeps" in signature.functions
         for kind, formula in formulas.items():
-            late = elementwise and not (by_bit if kind else record.source.name == RELU)
+            late = elementwise and record.source.name not in SELECTING and not (by_bit and kind)
             dissolve(self.operator(kind), formula, late=late)
 
     def _add(self, kind: str, schema: str, real: Callable, fake: Callable) -> None:
