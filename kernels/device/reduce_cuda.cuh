@@ -229,7 +229,7 @@ struct Columns {
 };
 
 // How many vectors are on their way to a thread of column_sums while it computes another: more where only dy is read.
-template <Op op> constexpr int kAhead = reads(op) > 1 ? 1 : 2;
+template <Op op, typename S> constexpr int kAhead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
@@ -238,7 +238,7 @@ __global__ void __launch_bounds__(kThreads)
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, kSummed = summed(op), ahead = kAhead<op>;
+  constexpr int size = Storage<S>::size, kSummed = summed(op), ahead = kAhead<op, S>;
   const int t = threadIdx.x;
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
