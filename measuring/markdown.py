@@ -162,14 +162,14 @@ KINDS = (  # what stands for each kind of activation, in the order of the table
     ("gelu", "expensive"),
     ("mish", "expensive"),
     ("swiglu", "gated"),
-    ("softmax", "by rows"),
 )
+HEADLINE_ROWS = {"shape": [65536, 4096], "name": "softmax"}  # what stands for those that work on rows
 HEADLINE_DTYPE = "bf16"
 LINE = 0.97  # what every activation is held to on a GPU
 
 
-def headline_markdown(bench: Row | None) -> str:
-    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences."""
+def headline_markdown(bench: Row | None, operands: Row | None = None) -> str:
+    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences. Rows are among ``operands``."""
     if not bench:
         return ""
     facts, dtype = bench["machine"], HEADLINE_DTYPE
@@ -186,7 +186,22 @@ def headline_markdown(bench: Row | None) -> str:
             kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else "-"
             faster = (_faster(row, peer) for peer in ("eager", "compile"))
             lines.append(_cells(f"`{name}`", kind, f"{step_share(row, 'ours'):.0%}", *faster, kept))
+    lines += [_headline_of_rows(row) for row in operands["operands"] if _is_headline(row)] if operands else []
     return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
+
+
+def _is_headline(row: Row) -> bool:
+    wanted = HEADLINE_ROWS | {"dtype": HEADLINE_DTYPE}
+    return not row.get("wrong") and all(row[key] == value for key, value in wanted.items())
+
+
+def _headline_of_rows(row: Row) -> str:
+    """A line of the table, of its own shape."""
+    ours, *peers = (sum(times.get(who, 0.0) for times in row["ms"].values()) for who in ("ours", "eager", "compile"))
+    floor = sum(row["floor"].values())
+    faster = (f"{peer / ours:.2f}x" if peer else "-" for peer in peers)
+    kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}"
+    return _cells(f"`{row['name']}`", f"rows, {size(row['shape'])}", f"{floor / ours:.0%}", *faster, kept)
 
 
 def _all_of(bench: Row) -> list[str]:
@@ -227,7 +242,7 @@ def current_readme(checkout: Path) -> str:
     """README.md with its tables as they should be now."""
     text = (checkout / "README.md").read_text(encoding="utf-8")
     tables = {
-        "speed": headline_markdown(_results(checkout, "bench")),
+        "speed": headline_markdown(_results(checkout, "bench"), _results(checkout, "operands")),
         "training": training_markdown(_results(checkout, "training")),
     }
     for name, table in tables.items():

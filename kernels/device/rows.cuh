@@ -33,6 +33,8 @@ class Weights {
  public:
   JITACT_INLINE explicit Weights(T peak) : shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
   JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, narrow::kLog2e, shift_)); }
+  // A sum of weights over that of t.
+  JITACT_INLINE T over(T sum, T t) const { return sum / of(t); }
 
  private:
   float shift_;
@@ -49,19 +51,36 @@ class Weights<Single> {
     least_ = (n - 184.0f) * 0.693147182f;  // where the weight is next to the smallest normal number, and its share 0
   }
   JITACT_INLINE Single of(Single t) const {
-    const float x = single::at_least(t.v, least_), shifted = fmaf(x, narrow::kLog2e, whole_), n = shifted - whole_;
-    const float f = fmaf(x, 1.92596303e-8f, fmaf(x, narrow::kLog2e, -n));
-    float p = 1.532647148e-4f;
-    p = fmaf(p, f, 1.339080743e-3f);
-    p = fmaf(p, f, 9.618505836e-3f);
-    p = fmaf(p, f, 5.550359935e-2f);
-    p = fmaf(p, f, 2.402264774e-1f);
-    p = fmaf(p, f, 6.931471825e-1f);
-    p = fmaf(p, f, 1.0f);
-    return single::from_bits(single::to_bits(p) + (single::to_bits(shifted) << 23));
+    const Parts parts(*this, t);
+    return parts.weight();
+  }
+  // With what the rounding of the weight took.
+  JITACT_INLINE Single over(Single sum, Single t) const {
+    const Parts parts(*this, t);
+    const float quotient = sum.v / parts.weight(), rest = fmaf(parts.slope, parts.f, 1.0f - parts.power);
+    return quotient - quotient * (rest / parts.power);
   }
 
  private:
+  // 2^f is 1 + slope f, and the weight that times 2^n, of which `shifted` has n in its lowest bits.
+  struct Parts {
+    float f, shifted, slope, power;
+    JITACT_INLINE Parts(const Weights& weights, Single t) {
+      const float x = single::at_least(t.v, weights.least_);
+      shifted = fmaf(x, narrow::kLog2e, weights.whole_);
+      f = fmaf(x, 1.92596303e-8f, fmaf(x, narrow::kLog2e, -(shifted - weights.whole_)));
+      slope = 1.532647148e-4f;
+      slope = fmaf(slope, f, 1.339080743e-3f);
+      slope = fmaf(slope, f, 9.618505836e-3f);
+      slope = fmaf(slope, f, 5.550359935e-2f);
+      slope = fmaf(slope, f, 2.402264774e-1f);
+      slope = fmaf(slope, f, 6.931471825e-1f);
+      power = fmaf(slope, f, 1.0f);
+    }
+    JITACT_INLINE float weight() const {
+      return single::from_bits(single::to_bits(power) + (single::to_bits(shifted) << 23));
+    }
+  };
   static constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: added, it leaves the whole part in the lowest bits of the sum
   float whole_, least_;
 };
@@ -139,7 +158,7 @@ class LogSumExp {
   LogSumExp() = default;
   JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts]) : peak_(peak) {
     const T below = weighed == 2 ? part[0] + part[1] : part[0];
-    tail_ = log1p(below / weights.of(peak) + (part[weighed] - 1)) + invalid;
+    tail_ = log1p(weights.over(below, peak) + (part[weighed] - 1)) + invalid;
   }
 
   JITACT_INLINE T log_share(T kept) const { return (kept - peak_) - tail_; }
