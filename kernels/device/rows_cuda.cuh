@@ -76,7 +76,7 @@ struct Place {
 };
 
 // A thread's part of rows: of each, every blocks * group-th vector, from the thread's own on, in chunks. `ragged` rows may begin
-// and end within vectors. If rows are `held`, they are of one chunk, which the thread has in registers while the next row comes.
+// and end within vectors. If rows are `held`, the thread has one, of one chunk, in registers.
 template <Op op, typename S, bool ragged, bool held>
 class Rows {
  public:
