@@ -468,13 +468,13 @@ def test_a_kernel_file_of_many_operands() -> None:
         (
             "",
             {"a": 1.0, "weight": Channel()},
-            "weight is declared as a Channel; forward's arguments of type Channel<T> are sca",
+            "weight is declared as Channel(init=1.0, dim=-1, one=False); forward's arguments of type Row<T> are weight",
         ),
         ("// parameters: a = 1, scale = Channel(2, 1, True, 4)\n", {}, "in the file's header is no parameter with a default"),
         (
             "// parameters: a = 1, scale = Channel(size=2)\n",
             {},
-            "no channel operand, such as w = Channel(init=1.0, dim=-1",
+            "no operand such as w = Channel(init=1.0, dim=-1, one=False) or w = Row()",
         ),
         ("", {"a": 1.0, "operands": ("x",)}, "takes the operands from the source; leave out operands"),
     ],
