@@ -18,7 +18,7 @@ DEVICE = FOLDER / "device"
 INCLUDE = Path(torch.__file__).parent / "include"
 
 GATED = [name for name in jitact.names() if jitact.get(name).activation.gating]
-GATES = [name if name in ("swiglu", "situ_glu") else SLOW(name) for name in GATED]
+GATES = [name if name == "swiglu" else SLOW(name) for name in GATED]
 ROWS = ("softmax", SLOW("log_softmax"))
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from common import SLOW
 from torch import Tensor
 
 import jitact
@@ -205,7 +206,7 @@ def read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowDefinition, "takes_backward", lambda *_: False)
 
 
-@pytest.mark.parametrize("name", ["softmax", "LogSoftmax", F.softmin])
+@pytest.mark.parametrize("name", ["softmax", SLOW("LogSoftmax"), SLOW(F.softmin)])
 def test_check_of_rows(name: object, device: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = jitact.check(name, dtypes=[torch.float32, torch.bfloat16], device=device)
     assert result and [(row.dtype, row.save) for row in result.rows][1:3] == [
@@ -221,8 +222,8 @@ def test_check_of_rows(name: object, device: str, capsys: pytest.CaptureFixture[
     ("change", "reference", "says"),
     [
         (("return row.share(kept)", "return 1.0001 * row.share(kept)"), torch.softmax, r"forward at x = .* row of \d+, is"),
-        (("dy - row.total", "dy - 1.01 * row.total"), None, "gradient at x = "),
-        (("return dy * y;", "return dy;"), torch.softmax, "gradient at x = "),
+        SLOW(("dy - row.total", "dy - 1.01 * row.total"), None, "gradient at x = "),
+        SLOW(("return dy * y;", "return dy;"), torch.softmax, "gradient at x = "),
     ],
 )
 @pytest.mark.usefixtures("read_alone")
