@@ -9,13 +9,11 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import kernels as compiled
 from ..compiling.functions import functions
 from ..compiling.reader import Unreadable, read
 from ..configs import call
@@ -65,14 +63,12 @@ class RowDefinition(RowActivation):
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""
-        return call(_operator(self.source, "forward"), x, dim, scale)
+        return call(kernels.operator(self.source, "forward"), x, dim, scale)
 
     def backward_by_kernel(self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
         """The gradient, from the output or the input, for tensors that are taken."""
-        dy = dy.contiguous()
-        if dy.data_ptr() % kernels.ALIGNED:
-            dy = dy.clone()
-        return call(_operator(self.source, "backward_from_output" if from_output else "backward"), dy, kept, dim, scale)
+        operator = kernels.operator(self.source, kernels.kind_of_backward(from_output))
+        return call(operator, kernels.readable(dy), kept, dim, scale)
 
     def exact(self, t: Tensor, dim: int) -> Tensor:
         """In float64 what the kernel file computes, or the reference."""
@@ -81,12 +77,6 @@ class RowDefinition(RowActivation):
     def exact_gradient(self, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
         return self.formulas.gradient_and_sizes(dy.double(), y.double(), dim)
-
-
-@cache
-def _operator(source: KernelSource, kind: str) -> Callable[..., Tensor]:
-    library = compiled.load(source)
-    return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
 
 
 def read_rows(

@@ -12,7 +12,16 @@ from torch import Tensor, nn
 from .. import kernels
 from ..configs import call, is_transformed
 
-__all__ = ["backward", "forward", "sees_all", "takes_backward", "takes_forward"]
+__all__ = [
+    "backward",
+    "forward",
+    "kind_of_backward",
+    "operator",
+    "readable",
+    "sees_all",
+    "takes_backward",
+    "takes_forward",
+]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SMALL = 2**20  # bytes; a smaller tensor takes no longer than it takes to call a kernel
@@ -75,10 +84,18 @@ def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:
 
 def backward(name: str, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
     """The gradient, from the output or the input, for tensors that are taken."""
+    return call(_operator(name, kind_of_backward(from_output)), readable(dy), kept, dim, scale)
+
+
+def kind_of_backward(from_output: bool) -> str:
+    """The kind of the operator."""
+    return "backward_from_output" if from_output else "backward"
+
+
+def readable(dy: Tensor) -> Tensor:
+    """The tensor, contiguous and where threads of a GPU can read it."""
     dy = dy.contiguous()
-    if dy.data_ptr() % ALIGNED:
-        dy = dy.clone()
-    return call(_operator(name, "backward_from_output" if from_output else "backward"), dy, kept, dim, scale)
+    return dy.clone() if dy.data_ptr() % ALIGNED else dy
 
 
 def _columns(x: Tensor, dim: int) -> int:
@@ -110,6 +127,11 @@ def _has_vectors() -> bool:
 
 @cache
 def _operator(name: str, kind: str) -> Callable[..., Tensor]:
+    """An operator of the library's."""
+    return operator(kernels.KernelSource.from_file(name), kind)
+
+
+@cache
+def operator(source: kernels.KernelSource, kind: str) -> Callable[..., Tensor]:
     """An operator of ``rows_binding.h``, compiled unless it is there."""
-    library = kernels.load(kernels.KernelSource.from_file(name))
-    return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
+    return getattr(torch.ops.jitact, f"{kernels.load(source).name}_{kind}").default
