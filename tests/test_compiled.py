@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,6 +59,24 @@ def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
         f"-I{DEVICE}",
     ]
     compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(tmp_path / "kernel.o")])
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+@pytest.mark.parametrize("name", ["relu", SLOW("gelu"), "swiglu"])
+def test_vectors_are_stored_whole(name: str, tmp_path: Path) -> None:
+    """Each 16-byte vector in one instruction: in four, the stores of a warp touch four times as many sectors of the cache."""
+    ptx = tmp_path / "kernel.ptx"
+    command = ["nvcc", "-ptx", "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DJITACT_CUDA", "-arch=sm_90", f"-I{DEVICE}"]
+    compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(ptx)])
+    dense = re.findall(r"\.entry \w*\d+elementwiseI(\w+)\((.*?)(?=\.entry|\Z)", ptx.read_text(), re.DOTALL)
+    assert dense
+    for kernel, text in dense:
+        if re.search(r"Ed(Lb[01])?E", kernel):
+            continue  # of float64, whose gradients the compiler may store in halves of a vector
+        stores = Counter(re.findall(r"st\.global\.(\S+)", text))
+        whole = sum(count for kind, count in stores.items() if kind.startswith("v4"))
+        single = sum(count for kind, count in stores.items() if not kind.startswith("v4") and kind != "u8")  # u8: bits
+        assert whole >= 1 and single <= 2, (kernel, stores)  # single ones: one of each written tensor, in the last block
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

@@ -180,9 +180,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   if constexpr (!dense && writes_two(op)) {
     const Alternating& alternating = launch.alternating_out;
     if (alternating.is) {
-      Words a, b;
-      Storage<S>::narrow(values[0], a);
-      Storage<S>::narrow(values[1], b);
+      const Words a = Storage<S>::narrow(values[0]), b = Storage<S>::narrow(values[1]);
       S *first = launch.at<S, dense>(launch.written[0], at) + alternating.shift[0];
       S *second = launch.at<S, dense>(launch.written[1], at) + alternating.shift[1];
       *reinterpret_cast<Words*>(first) = alternate<S, false>(a, b, alternating.swapped);
@@ -192,7 +190,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   }
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
     if ((writes(op) > 1 || summed(op) > 0) && launch.written[w].data == nullptr) continue;  // not wanted
-    Storage<S>::narrow(values[w], *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[w], at)));
+    *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[w], at)) = Storage<S>::narrow(values[w]);
   }
 }
 
@@ -427,7 +425,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
       if constexpr (kPlain)
-        Storage<S>::narrow(out[0], *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)));
+        *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
       else write_vectors<op, S, dense>(launch, out, first + v * stride);
     }
   } else {

@@ -40,8 +40,8 @@ template <typename S>
 JITACT_DEVICE void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
                                   bool joined, bool joins) {
   constexpr int size = Storage<S>::size;
-  Words own, before;
-  Storage<S>::narrow(values, own);
+  const Words own = Storage<S>::narrow(values);
+  Words before;
   JITACT_UNROLL for (int i = 0; i < 4; i++) before.w[i] = __shfl_up_sync(0xffffffffu, own.w[i], 1);
   if (!exists) return;
   const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);

@@ -230,9 +230,7 @@ class Rows {
         T results[size];
         result(c, v, results);
         if (is_whole(i)) {
-          Words words;
-          Storage<S>::narrow(results, words);
-          to[vectors_to(c, v)] = words;
+          to[vectors_to(c, v)] = Storage<S>::narrow(results);
         } else {
           JITACT_UNROLL for (int e = 0; e < size; e++)
             if (is_inside(i + e)) Storage<S>::store(reinterpret_cast<S*>(to + vectors_to(c, v)) + e, results[e]);
@@ -273,8 +271,7 @@ class Rows {
       elements(c, v, t);
       JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial[i % 4], weights, peak[0], t[i]);
       if constexpr (stored) {
-        Words kept;
-        Storage<S>::narrow(t, kept);
+        const Words kept = Storage<S>::narrow(t);
         if constexpr (held) words.of[x][v] = kept;
         else ptx::store_shared(slot(c, v, x), kept.w);
       }
