@@ -9,8 +9,7 @@ namespace jitact::loops {
 // A 16-byte vector as it moves, and the elements in it.
 struct alignas(16) Words { uint32_t w[4]; };
 
-// How the words of a vector become elements and back. `load` and `store` move a single element. Words go to memory as one
-// vector: what writes them there one by one takes four stores of a quarter.
+// How a vector becomes elements and back: as a whole, for one store in place of four. `load` and `store` move an element.
 template <typename S> struct Storage;
 
 template <typename R> struct AsItIs {
@@ -22,13 +21,11 @@ template <typename R> struct AsItIs {
       if constexpr (sizeof(S) == 8) t[i] = __hiloint2double(v.w[2 * i + 1], v.w[2 * i]);
       else t[i] = __uint_as_float(v.w[i]);
   }
-  static JITACT_DEVICE Words narrow(const T* t) {
-    Words v;
-    for (int i = 0; i < size; i++)
-      if constexpr (sizeof(S) == 8) v.w[2 * i] = __double2loint(t[i].v), v.w[2 * i + 1] = __double2hiint(t[i].v);
-      else v.w[i] = __float_as_uint(t[i].v);
-    return v;
+  static JITACT_DEVICE uint32_t word(const T* t, int i) {
+    if constexpr (sizeof(S) == 8) return i % 2 ? __double2hiint(t[i / 2].v) : __double2loint(t[i / 2].v);
+    else return __float_as_uint(t[i].v);
   }
+  static JITACT_DEVICE Words narrow(const T* t) { return {word(t, 0), word(t, 1), word(t, 2), word(t, 3)}; }
   static JITACT_DEVICE T load(const S* p) { return *p; }
   static JITACT_DEVICE void store(S* p, T t) { *p = t.v; }
 };
@@ -42,11 +39,8 @@ template <typename S, typename R> struct Storage16 {
   static JITACT_DEVICE void widen(const Words& v, T* t) {
     for (int i = 0; i < 4; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
   }
-  static JITACT_DEVICE Words narrow(const T* t) {
-    Words v;
-    for (int i = 0; i < 4; i++) v.w[i] = Storage<S>::narrow_pair(t[2 * i], t[2 * i + 1]);
-    return v;
-  }
+  static JITACT_DEVICE uint32_t word(const T* t, int i) { return Storage<S>::narrow_pair(t[2 * i], t[2 * i + 1]); }
+  static JITACT_DEVICE Words narrow(const T* t) { return {word(t, 0), word(t, 1), word(t, 2), word(t, 3)}; }
   static JITACT_DEVICE T load(const S* p) {
     T low, high;
     Storage<S>::widen_pair(p->bits, low, high);
