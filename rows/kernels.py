@@ -14,6 +14,7 @@ from ..configs import call, is_transformed
 
 __all__ = [
     "backward",
+    "fits_a_gpu",
     "forward",
     "kind_of_backward",
     "operator",
@@ -33,9 +34,12 @@ ALIGNED = 16  # bytes; what threads of a GPU read at once
 RAGGED = 1000  # elements of the shortest row that may begin and end within what threads read
 VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
+ACROSS, ACROSS_IN_A_BLOCK = 49152, 256  # the same of elements of rows across memory; the latter in blocks that are not joined
+TILES = 2**27  # of a launch, at most, with 16 blocks and 8 elements side by side in each
 
 GPU_FORWARD = {2: 128, 4: 1000}
 GPU_BACKWARD = {2: 128, 4: 128}
+GPU_ACROSS = {2: 2, 4: 2}
 """The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
 
 
@@ -60,7 +64,7 @@ def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
         return False
     length, columns = x.shape[dim], _columns(x, dim)
     if x.is_cuda:
-        return columns == 1 and _fits_the_gpu(x, length, 1, GPU_FORWARD)
+        return fits_a_gpu(x, dim, 1, GPU_FORWARD if columns == 1 else GPU_ACROSS)
     if not _has_vectors():
         return False
     if x.nbytes >= LARGE:
@@ -70,11 +74,12 @@ def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
 
 def takes_backward(y: Tensor, dim: int) -> bool:
     """The same of backward, of a contiguous output or input."""
-    if _columns(y, dim) > 1 or y.nbytes < SMALL:
+    if y.nbytes < SMALL:
         return False
+    columns = _columns(y, dim)
     if y.is_cuda:
-        return _fits_the_gpu(y, y.shape[dim], 2, GPU_BACKWARD)
-    return y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
+        return fits_a_gpu(y, dim, 2, GPU_BACKWARD if columns == 1 else GPU_ACROSS)
+    return columns == 1 and y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
 
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:
@@ -103,16 +108,27 @@ def _columns(x: Tensor, dim: int) -> int:
     return math.prod(x.shape[dim + 1 :])
 
 
-def _fits_the_gpu(x: Tensor, length: int, tensors: int, shortest: dict[int, int]) -> bool:
-    """Of a call that reads so many tensors."""
-    each = ALIGNED // x.itemsize
+def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> bool:
+    """Whether a GPU's kernels take the rows of a contiguous tensor.
+
+    Args:
+        x: the tensor.
+        dim: along which its rows lie.
+        tensors: how many of its shape are read.
+        shortest: the shortest rows that are wanted, by the bytes of an element.
+    """
+    length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
+    if length < shortest[x.itemsize] or x.data_ptr() % ALIGNED:
+        return False
+    if columns > 1:
+        tiles = x.numel() // (length * columns) * (columns // 8 + 1)
+        longest = ACROSS if _has_clusters(x.device) else ACROSS_IN_A_BLOCK
+        return columns % each == 0 and length * tensors <= longest and tiles <= TILES
     ragged = length % each != 0
     touched = (length + 2 * (each - 1) if ragged else length) // each
-    return (
-        length >= max(shortest[x.itemsize], RAGGED if ragged else 1)
-        and x.data_ptr() % ALIGNED == 0
-        and (touched <= VECTORS_OF_A_BLOCK or (tensors * touched <= VECTORS and _has_clusters(x.device)))
-    )
+    if ragged and length < RAGGED:
+        return False
+    return touched <= VECTORS_OF_A_BLOCK or (tensors * touched <= VECTORS and _has_clusters(x.device))
 
 
 @cache

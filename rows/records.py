@@ -22,7 +22,7 @@ def can(x: Tensor, dim: int, reads: int) -> bool:
     """Whether the kernels' operators take the rows of contiguous tensors, of which they read so many, whoever is faster."""
     if x.dtype not in kernels.DTYPES or x.numel() == 0:
         return False
-    return not x.is_cuda or (kernels._columns(x, dim) == 1 and kernels._fits_the_gpu(x, x.shape[dim], reads, ANY_LENGTH))
+    return not x.is_cuda or kernels.fits_a_gpu(x, dim, reads, ANY_LENGTH)
 
 
 @dataclass(frozen=True, eq=False)

@@ -57,10 +57,11 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], O
         def run(*tensors_and_numbers: object) -> Tensor:
             *tensors, dim, scale = tensors_and_numbers
             x = tensors[-1]
-            assert dim in (-1, x.dim() - 1) and all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
+            assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
             y = torch.full_like(x, 7)
             data = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], tensors[-1], y)]
-            sizes = [ctypes.c_int64(x.numel() // x.shape[-1]), ctypes.c_int64(x.shape[-1])]
+            length, inner = x.shape[dim], x[(0,) * (dim % x.dim() + 1)].numel()
+            sizes = [ctypes.c_int64(size) for size in (x.numel() // length // inner, length, inner)]
             kinds = OPERATIONS.index(kind), CODE[x.dtype]
             assert libraries[name].run(*kinds, *sizes, ctypes.c_float(scale), *data) is None
             return y
@@ -129,6 +130,26 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
             count = max(5 if length < 20000 else 3, 1200 // length)  # several for each thread
             x = (torch.randn(count, length) * spread / abs(scale)).to(dtype)
             check(operator, name, x, scale=scale, what=(length, spread))
+
+
+# Rows side by side: a tile in one block and in clusters; of 8 words side by side, a line, 256 words; and what is left of one.
+ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),
+          ((300, 64), 0), ((4500, 8), 0), ((2, 9000, 16), 1))  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_walk_rows_that_lie_across_memory(name: str, dtype: torch.dtype, operator: Callable) -> None:
+    torch.manual_seed(0)
+    for shape, dim in ACROSS:
+        if shape[dim] <= 256 or fits(dtype, 1 << 20):
+            check(operator, name, (torch.randn(shape) * 8).to(dtype), dim, scale=-0.5, what=(shape, dim))
+    x = torch.zeros(len(STRANGE), 20, dtype=torch.float64) - INF
+    for row, values in zip(x, STRANGE, strict=True):
+        row[: len(values)] = torch.tensor(values, dtype=torch.float64)
+    x = torch.cat([x.t(), x[:1].t().expand(-1, -len(x) % 8)], 1).to(dtype).contiguous()
+    y, exact = operator(name, "forward")(x, 0, 1.0), getattr(F, name)(x.double(), 0)
+    torch.testing.assert_close(y, exact.to(dtype), equal_nan=True)
 
 
 STRANGE = [

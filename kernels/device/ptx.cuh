@@ -122,6 +122,14 @@ JITACT_DEVICE unsigned dynamic_shared() {
 JITACT_DEVICE void load_shared(unsigned from, uint32_t (&w)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
 }
+JITACT_DEVICE uint32_t load_shared(unsigned from) {
+  uint32_t w;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w) : "r"(from) : "memory");
+  return w;
+}
+JITACT_DEVICE void store_shared(unsigned to, uint32_t w) {
+  asm volatile("st.shared.u32 [%0], %1;" :: "r"(to), "r"(w) : "memory");
+}
 JITACT_DEVICE void store_shared(unsigned to, const uint32_t (&w)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }

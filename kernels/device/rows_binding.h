@@ -5,9 +5,9 @@
 //   jitact::N_backward(Tensor dy, Tensor x, int dim, float scale) -> Tensor
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor
 //
-// for contiguous tensors of float32, float16 or bfloat16, and a scale that is finite and not 0; on a GPU for rows along the last
-// dimension that touch no more than rows::kMostVectors vectors of all tensors, which begin on 16 bytes. All else Python gives to
-// PyTorch's operators.
+// for contiguous tensors of float32, float16 or bfloat16, and a scale that is finite and not 0; on a GPU for tensors that begin on
+// 16 bytes, and rows along the last dimension that touch no more than rows::kMostVectors vectors of all tensors, or along others
+// as rows::takes_columns says. All else Python gives to PyTorch's operators.
 #pragma once
 
 namespace jitact::binding {
@@ -45,7 +45,9 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
 #ifdef JITACT_CUDA
     if (x.device_type() == aoti_torch_device_type_cuda()) {
       const int64_t vectors = rows::reads(op) * rows::vectors_touched(call.length, 16 / bytes_of(call.dtype));
-      check(call.inner == 1 && vectors <= rows::kMostVectors, "expected rows of 3 MB at most, of all tensors, along the last dimension");
+      if (call.inner == 1) check(vectors <= rows::kMostVectors, "expected rows of 3 MB at most, of all tensors");
+      else check(rows::takes_columns(call.length, call.inner, bytes_of(call.dtype), rows::reads(op)),
+                 "expected rows of 49,152 elements at most, of all tensors, side by side on 16 bytes");
       for (int r = 0; r < rows::reads(op); r++)
         check(uintptr_t(call.read[r]) % 16 == 0, "expected tensors that begin on 16 bytes");
       const CudaStream stream(x);

@@ -19,7 +19,6 @@ using loops::Storage;
 using loops::Words;
 
 constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
-constexpr int kMostBlocks = 16;  // of a cluster
 constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
 // The vectors of a tensor that a thread works on at once. What is held in registers has no more.
 constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / reads(op) : kChunk / reads(op); }
@@ -37,6 +36,25 @@ struct Launch {
   const void* read[2];
   uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
   void* written;
+};
+
+// How a kernel is launched: so many clusters of blocks.
+struct Clusters {
+  cudaLaunchAttribute shape;
+  cudaLaunchConfig_t config{};
+
+  Clusters(int blocks, int threads, int64_t bytes, cudaStream_t stream) {
+    shape.id = cudaLaunchAttributeClusterDimension;
+    shape.val.clusterDim.x = blocks;
+    shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
+    config.blockDim = dim3(unsigned(threads));
+    config.dynamicSmemBytes = size_t(bytes);
+    config.stream = stream;
+    config.attrs = &shape;
+    config.numAttrs = blocks > 1;
+    count(1);
+  }
+  void count(int64_t clusters) { config.gridDim = dim3(unsigned(clusters) * (config.numAttrs ? shape.val.clusterDim.x : 1)); }
 };
 
 // What takes the values of one thread and another's to those of both.
@@ -434,33 +452,31 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 
-  cudaLaunchAttribute cluster;
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = launch.blocks;
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned(launch.blocks));
-  config.blockDim = dim3(unsigned(launch.threads));
-  if (!held) config.dynamicSmemBytes = sizeof(Words) * kChunk * launch.chunks * launch.threads;
-  config.stream = stream;
-  config.attrs = &cluster;
-  config.numAttrs = launch.blocks > 1;
+  const int64_t bytes = held ? 0 : int64_t(sizeof(Words)) * kChunk * launch.chunks * launch.threads;
+  Clusters shape(launch.blocks, launch.threads, bytes, stream);
   const int64_t rows_of_cluster = launch.threads / launch.group;
   int64_t clusters = (call.outer + rows_of_cluster - 1) / rows_of_cluster;
   if (!held || launch.blocks > 8) {
     int64_t at_once = 0;
-    const cudaError_t error = clusters_at_once<walk_rows<op, S, ragged, held>>(launch, config, at_once);
+    const cudaError_t error = clusters_at_once<walk_rows<op, S, ragged, held>>(launch, shape.config, at_once);
     if (error != cudaSuccess) return error;
     if (!held) clusters = std::min(clusters, at_once);
   }
   launch.at_once = clusters * rows_of_cluster;
-  config.gridDim = dim3(unsigned(clusters * launch.blocks));
-  return cudaLaunchKernelEx(&config, walk_rows<op, S, ragged, held>, launch);
+  shape.count(clusters);
+  return cudaLaunchKernelEx(&shape.config, walk_rows<op, S, ragged, held>, launch);
 }
+
+}  // namespace jitact::rows
+
+#include "columns_cuda.cuh"
+
+namespace jitact::rows {
 
 template <Op op, typename S>
 cudaError_t start(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
+  if (call.inner > 1) return start_columns<op, S>(call, s);
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   const bool ragged = call.length % Storage<S>::size != 0;
   if (launch.chunks == 0) return ragged ? start<op, S, true, true>(launch, call, s) : start<op, S, false, true>(launch, call, s);
