@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
-from ..rows.kernels import ALIGNED, NARROW, VECTORS_OF_A_BLOCK
+from ..rows.kernels import ACROSS, ACROSS_IN_A_BLOCK, ALIGNED, NARROW, VECTORS_OF_A_BLOCK
 from ..rows.modules import RowModule
 from .build import DEVICES, DTYPES
 from .conditions import Facts
@@ -99,11 +99,13 @@ def _takes(devices: tuple[str, ...]) -> str:
     """The function that says what the kernels take."""
     vectors = int(re.search(r"kMostVectors = (\d+);", (DEVICE / "rows_call.h").read_text())[1])
     on_gpu = [
-        f"row = x.shape[dim] * x.itemsize  # bytes, of which threads read {ALIGNED} at once",
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
-        f"most = {ALIGNED * vectors} // tensors  # that a cluster of blocks holds, and a block:",
-        f"most = most if torch.cuda.get_device_capability(x.device)[0] >= 9 else {ALIGNED * VECTORS_OF_A_BLOCK}",
-        f"return columns == 1 and x.data_ptr() % {ALIGNED} == 0 and row + ({2 * ALIGNED} if row % {ALIGNED} else 0) <= most",
+        "clusters = torch.cuda.get_device_capability(x.device)[0] >= 9  # of blocks",
+        f"most = ({ACROSS} if clusters else {ACROSS_IN_A_BLOCK}) // tensors",
+        f"across = columns * x.itemsize % {ALIGNED} == 0 and x.shape[dim] <= most",
+        f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",
+        f"along = row <= ({ALIGNED * vectors} // tensors if clusters else {ALIGNED * VECTORS_OF_A_BLOCK})",
+        f"return x.data_ptr() % {ALIGNED} == 0 and (along if columns == 1 else across)",
     ]
     on_cpu = f"return columns == 1 or columns >= {NARROW}"
     device = "x.device.type not in " + str(DEVICES) if devices == DEVICES else f'x.device.type != "{devices[0]}"'

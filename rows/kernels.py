@@ -35,11 +35,11 @@ RAGGED = 1000  # elements of the shortest row that may begin and end within what
 VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
 ACROSS, ACROSS_IN_A_BLOCK = 49152, 256  # the same of elements of rows across memory; the latter in blocks that are not joined
-TILES = 2**27  # of a launch, at most, with 16 blocks and 8 elements side by side in each
+TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
 
 GPU_FORWARD = {2: 128, 4: 1000}
 GPU_BACKWARD = {2: 128, 4: 128}
-GPU_ACROSS = {2: 2, 4: 2}
+GPU_ACROSS = {2: 16, 4: 16}
 """The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
 
 
@@ -121,9 +121,8 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> b
     if length < shortest[x.itemsize] or x.data_ptr() % ALIGNED:
         return False
     if columns > 1:
-        tiles = x.numel() // (length * columns) * (columns // 8 + 1)
         longest = ACROSS if _has_clusters(x.device) else ACROSS_IN_A_BLOCK
-        return columns % each == 0 and length * tensors <= longest and tiles <= TILES
+        return columns % each == 0 and length * columns >= TILE and length * tensors <= longest
     ragged = length % each != 0
     touched = (length + 2 * (each - 1) if ragged else length) // each
     if ragged and length < RAGGED:

@@ -141,7 +141,8 @@ ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), (
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_walk_rows_that_lie_across_memory(name: str, dtype: torch.dtype, operator: Callable) -> None:
     torch.manual_seed(0)
-    for shape, dim in ACROSS:
+    full = [((8000, 64), 0)] * torch.cuda.is_available()  # blocks of as many threads as there can be
+    for shape, dim in (*ACROSS, *full):
         if shape[dim] <= 256 or fits(dtype, 1 << 20):
             check(operator, name, (torch.randn(shape) * 8).to(dtype), dim, scale=-0.5, what=(shape, dim))
     x = torch.zeros(len(STRANGE), 20, dtype=torch.float64) - INF
@@ -255,7 +256,8 @@ def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:
         ((x, 1, INF), "finite and not 0"),
     ]
     if device == "cuda":
-        refused += [((x, 0, 1.0), "last dimension"), ((x.new_empty(2, 4 * 196608 + 4), 1, 1.0), "3 MB")]
+        refused += [((x.new_empty(50000, 4), 0, 1.0), "side by side"), ((x.new_empty(2, 4 * 196608 + 4), 1, 1.0), "3 MB")]
+        refused += [((x.new_empty(8, 6), 0, 1.0), "side by side")]
         refused += [((x.flatten()[1:897].view(7, 128), 1, 1.0), "16 bytes")]
     for given, message in refused:
         with pytest.raises(RuntimeError, match=message):
@@ -359,7 +361,24 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
         x = torch.empty(1, length, dtype=dtype)
-        assert row_kernels._fits_the_gpu(x, length, tensors, row_kernels.GPU_BACKWARD) is expected, (clusters, dtype, length)
+        assert row_kernels.fits_a_gpu(x, 1, tensors, row_kernels.GPU_BACKWARD) is expected, (clusters, dtype, length)
+
+
+def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    for clusters, dtype, shape, dim, tensors, expected in (
+        (True, torch.float32, (8192, 8192), 0, 2, True),
+        (True, torch.bfloat16, (2, 16, 64, 8), 1, 1, True),
+        (True, torch.bfloat16, (2, 15, 64, 8), 1, 1, False),  # too short
+        (True, torch.bfloat16, (64, 16, 8), 1, 1, False),  # too little
+        (True, torch.float32, (64, 1022), 0, 1, False),  # rows do not begin on 16 bytes
+        (True, torch.float32, (49152, 8), 0, 1, True),
+        (True, torch.float32, (49152, 8), 0, 2, False),
+        (False, torch.float32, (256, 8), 0, 1, True),
+        (False, torch.float32, (256, 8), 0, 2, False),
+    ):
+        monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
+        x = torch.empty(shape, dtype=dtype)
+        assert row_kernels.fits_a_gpu(x, dim, tensors, row_kernels.GPU_ACROSS) is expected, (clusters, dtype, shape)
 
 
 def test_pytorch_takes_all_else(taken: list, device: str) -> None:

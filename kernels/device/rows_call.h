@@ -41,8 +41,8 @@ constexpr bool takes_columns(int64_t length, int64_t inner, int64_t size, int te
 
 #ifdef JITACT_CUDA
 
-// Queues the call, of rows that a GPU takes and tensors that begin on 16 bytes, on `stream` of the current device; returns null or CUDA's
-// message.
+// Queues the call, of rows that a GPU takes, and tensors that begin on 16 bytes, on `stream` of the current device; returns null
+// or CUDA's message.
 const char* run_cuda(const Call& call, void* stream);
 #endif
 
