@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from common import DTYPES, PLAIN_IDS
+from emulated import without_launches
 
 import jitact
 from jitact.configs import call
+from jitact.kernels.loader.source import DEVICE
 
 KINDS = ["relu", "selu", "softsign", "gelu", "hardtanh"]  # one bit, parameters, both saves, input alone
 
@@ -97,6 +101,52 @@ def test_gradients_that_lie_otherwise(name: str, device: str) -> None:
         for save in jitact.get(name).activation.saves:
             assert torch.equal(both(name, x, dy, save=save)[1], both(name, x, dy.contiguous(), save=save)[1])
             assert torch.equal(both(name, x.t(), dy, save=save)[1], both(name, x.t().contiguous(), dy, save=save)[1])
+
+
+TRANSPOSITIONS = [(1, 1, 2), (3, 2, 4), (2, 6, 35 * 2), (1, 64, 64), (2, 66, 130), (5, 1000, 6), (1, 7, 33), (2, 65, 31)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_in_another_memory_format(dtype: torch.dtype, device: str) -> None:
+    """dy lies in channels_last where x does not, and the other way."""
+    for n, channels, pixels in TRANSPOSITIONS:
+        x, dy = torch.randn(2, n, channels, pixels, device=device).to(dtype)
+        last, dy_last = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, dy))
+        for name in ("relu", "gelu"):
+            expected = both(name, x, dy)[1]
+            found = both(name, x, dy_last)[1], both(name, last, dy)[1]
+            assert torch.equal(found[0], expected) and torch.equal(found[1], expected), (n, channels, pixels)
+            assert found[0].stride() == torch.empty_like(x).stride() and found[1].stride() == torch.empty_like(last).stride()
+
+
+def test_the_gpus_copy_into_another_memory_order(tmp_path: Path) -> None:
+    """Its code in threads of the CPU."""
+    for header in DEVICE.glob("*.*h"):
+        (tmp_path / header.name).write_text(without_launches(header.read_text()))
+    (tmp_path / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+    (tmp_path / "copy.cpp").write_text("""
+        #define __CUDACC__
+        #define JITACT_CUDA
+        #include "emulated_cuda.h"
+        #include "elementwise.cuh"
+        #include "transpose_cuda.cuh"
+        extern "C" bool copy(int64_t batch, int64_t rows, int64_t columns, int bytes, const void* from, void* to) {
+          const jitact::loops::Transposition t{batch, rows, columns, bytes, from, to};
+          return jitact::loops::takes_transposition(t) && !jitact::loops::transpose(t, nullptr);
+        }
+    """)
+    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", f"-I{tmp_path}", f"-I{Path(__file__).parent}"]
+    subprocess.run([*command, "copy.cpp", "-o", "copy.so"], cwd=tmp_path, check=True)
+    copy = ctypes.CDLL(str(tmp_path / "copy.so")).copy
+    copy.restype = ctypes.c_bool
+    for dtype in DTYPES:
+        for batch, rows, columns in TRANSPOSITIONS:
+            x = torch.randn(batch, columns, rows).to(dtype)
+            y = torch.full((batch, rows, columns), torch.nan, dtype=dtype)
+            sizes = [ctypes.c_int64(size) for size in (batch, rows, columns)]
+            taken = copy(*sizes, dtype.itemsize, ctypes.c_void_p(x.data_ptr()), ctypes.c_void_p(y.data_ptr()))
+            assert taken is (dtype.itemsize > 2 or rows % 2 == columns % 2 == 0), (dtype, batch, rows, columns)
+            assert not taken or torch.equal(y, x.transpose(1, 2)), (dtype, batch, rows, columns)
 
 
 REFUSED = {

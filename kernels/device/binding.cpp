@@ -202,14 +202,6 @@ Tensor contiguous(Tensor t) {
   return copy;
 }
 
-// t with the memory order of `like`, copied only if it lies otherwise.
-Tensor laid_out_like(const Tensor& like, Tensor t) {
-  if (same_strides(like, t)) return t;
-  Tensor copy = empty_like(like);
-  SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
-  return copy;
-}
-
 bool same_device(const Tensor& a, const Tensor& b) {
   return a.device_type() == b.device_type() && a.device_index() == b.device_index();
 }
@@ -266,7 +258,52 @@ class Registration {
 #include "rows_binding.h"
 #else
 
+#include "transpose.h"
+
 namespace jitact::binding {
+
+#ifdef JITACT_CUDA
+// Whether a tensor of the shape of `like`, which is dense, lies as a transposition of it, or as many: then which, without data.
+bool is_transposed(const Tensor& like, const Tensor& t, loops::Transposition& found) {
+  struct Stretch { int64_t size, stride; };  // of dimensions that lie in t one after the other
+  std::vector<Stretch> stretches;
+  for (const int64_t i : memory_order(like)) {
+    const int64_t size = t.sizes()[i], stride = t.strides()[i];
+    if (size == 1) continue;
+    if (!stretches.empty() && stride == stretches.back().stride * stretches.back().size) stretches.back().size *= size;
+    else stretches.push_back({size, stride});
+  }
+  if (stretches.size() < 2 || stretches.size() > 3) return false;
+  const auto [columns, apart] = stretches[0];
+  const auto [rows, step] = stretches[1];
+  found = {.batch = 1, .rows = rows, .columns = columns, .bytes = int(bytes_of(dtype_of(t)))};
+  if (stretches.size() == 3) {
+    found.batch = stretches[2].size;
+    if (stretches[2].stride != rows * columns) return false;
+  }
+  return step == 1 && apart == rows;
+}
+#endif
+
+// t with the memory order of `like`, which is dense and of its shape, dtype and device; copied only if it lies otherwise.
+Tensor laid_out_like(const Tensor& like, Tensor t) {
+  if (same_strides(like, t)) return t;
+  Tensor copy = empty_like(like);
+#ifdef JITACT_CUDA
+  loops::Transposition transposition{};
+  if (t.device_type() == aoti_torch_device_type_cuda() && is_transposed(like, t, transposition)) {
+    transposition.from = t.const_data(), transposition.to = copy.data();
+    if (loops::takes_transposition(transposition)) {
+      const CudaStream stream(t);
+      const char* error = loops::transpose(transposition, stream.get());
+      check(error == nullptr, error);
+      return copy;
+    }
+  }
+#endif
+  SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
+  return copy;
+}
 
 // The arguments of an operator, all owned from the start: whatever is thrown, nothing leaks.
 struct Arguments {

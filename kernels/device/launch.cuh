@@ -167,6 +167,7 @@ void dispatch(Op op, const F& f) {
 
 #ifdef __CUDACC__
 #include "launch_cuda.cuh"
+#include "transpose_cuda.cuh"
 #else
 #include "launch_cpu.h"
 #endif
