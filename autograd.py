@@ -165,7 +165,7 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
         differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
         if is_batched(dy) or (others and differentiable):
             return by_slope(dy, _slope(config, dy, ctx.strides, kept, others, params))
-        dy = in_order(dy, ctx.strides)
+        dy = in_order(dy, config, ctx.strides)
     if others and config.save == "output" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         further = configured(config.record.from_output, False, "input", False)
         return activate(kept, further, params, (), dy, *others)
@@ -199,7 +199,7 @@ def _wanted_gradients(
     if config.save == "bit":
         if is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling()):
             return _gradients_from_numbers(ctx, dy, kept, others, wanted)
-        found = _call_backward(config, params, tuple(wanted), in_order(dy, ctx.strides), (kept, *others))
+        found = _call_backward(config, params, tuple(wanted), in_order(dy, config, ctx.strides), (kept, *others))
         return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
     return gradients(config, params, dy, (kept, *others), wanted)
 

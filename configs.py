@@ -47,6 +47,7 @@ class Config(NamedTuple):
         by_bits: whether ``backward_op`` takes a number whose bits tell which gradients are wanted.
         passed: of the tensors, those whose gradient is ``dy``.
         elements: how many of the tensors are elements.
+        copy_op: the operator that copies a gradient into the memory order of the bits, where ``save`` is "bit".
     """
 
     record: Activation
@@ -58,6 +59,7 @@ class Config(NamedTuple):
     by_bits: bool
     passed: tuple[int, ...]
     elements: int
+    copy_op: Callable | None
 
 
 def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
@@ -68,7 +70,8 @@ def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> 
     backward = "backward" if save == "input" else f"backward_from_{save}"
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
     places = {"input": laid.places, "bit": laid.from_bit}.get(save, laid.places[:1])
-    return Config(record, inplace, save, *ops, places, len(places) > 1, laid.passed, laid.elements)
+    copy = getattr(torch.ops.jitact, f"{library}_copy_").default if save == "bit" else None
+    return Config(record, inplace, save, *ops, places, len(places) > 1, laid.passed, laid.elements, copy)
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
@@ -152,11 +155,16 @@ def copied(x: Tensor, record: Activation) -> Tensor:
     return x.clone()
 
 
-def in_order(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
+def in_order(dy: Tensor, config: Config, strides: tuple[int, ...]) -> Tensor:
     """``dy`` in memory, with these strides; copied if it has others."""
-    if dy.stride() == strides and (torch.compiler.is_compiling() or not dy._is_zerotensor()):
+    in_memory = torch.compiler.is_compiling() or not dy._is_zerotensor()
+    if dy.stride() == strides and in_memory:
         return dy
-    return torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device).copy_(dy)
+    copy = torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device)
+    if config.copy_op is None or torch.compiler.is_compiling() or torch.is_grad_enabled() or type(dy) is not Tensor or not in_memory:
+        return copy.copy_(dy)
+    call(config.copy_op, copy, dy)
+    return copy
 
 
 def is_batched(dy: Tensor) -> bool:

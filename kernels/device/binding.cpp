@@ -26,7 +26,7 @@
 // `layout`, bit 0 says that the two alternate, and not that one follows the other, bit 1 that the second element is first.
 //
 // A result has the strides of torch.empty_like(x). Memory is walked in the order in which it lies, so a mask holds the
-// bits of y in the order of y's memory, and backward_from_bit wants dy in that order; random numbers go by that order too.
+// bits of y in the order of y's memory, and backward_from_bit wants dy in that order, into which jitact::N_copy_ copies it; random numbers go by that order too.
 // Tensors whose rows lie apart, as the halves of a wider one, are read and written where they are.
 #include <algorithm>
 #include <cfloat>
@@ -285,23 +285,28 @@ bool is_transposed(const Tensor& like, const Tensor& t, loops::Transposition& fo
 }
 #endif
 
+// Copies between tensors of one shape, dtype and device, into dense memory.
+void copy_elements(const Tensor& to, const Tensor& from) {
+#ifdef JITACT_CUDA
+  loops::Transposition transposition{};
+  if (from.device_type() == aoti_torch_device_type_cuda() && is_transposed(to, from, transposition)) {
+    transposition.from = from.const_data(), transposition.to = to.data();
+    if (loops::takes_transposition(transposition)) {
+      const CudaStream stream(from);
+      const char* error = loops::transpose(transposition, stream.get());
+      check(error == nullptr, error);
+      return;
+    }
+  }
+#endif
+  SHIM(aoti_torch_copy_(to.get(), from.get(), false));
+}
+
 // t with the memory order of `like`, which is dense and of its shape, dtype and device; copied only if it lies otherwise.
 Tensor laid_out_like(const Tensor& like, Tensor t) {
   if (same_strides(like, t)) return t;
   Tensor copy = empty_like(like);
-#ifdef JITACT_CUDA
-  loops::Transposition transposition{};
-  if (t.device_type() == aoti_torch_device_type_cuda() && is_transposed(like, t, transposition)) {
-    transposition.from = t.const_data(), transposition.to = copy.data();
-    if (loops::takes_transposition(transposition)) {
-      const CudaStream stream(t);
-      const char* error = loops::transpose(transposition, stream.get());
-      check(error == nullptr, error);
-      return copy;
-    }
-  }
-#endif
-  SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
+  copy_elements(copy, t);
   return copy;
 }
 
@@ -656,6 +661,15 @@ std::string tensors(int count) {
   return count == 1 ? list : "(" + list + ")";
 }
 
+void copy(StableIValue* stack, uint64_t, uint64_t) {
+  const Tensor to(stack[0]), from(stack[1]);
+  check(same_shape(to, from) && same_device(to, from) && dtype_of(to) == dtype_of(from) && is_dense(to),
+        "a copy is into dense memory, and of one shape, dtype and device");
+  check_allocated(to);
+  check_allocated(from);
+  copy_elements(to, from);
+}
+
 void register_operators(const std::string& name, const std::string& elements, const std::string& others) {
   const Registration registration(name);
   const auto add = [&](const char* suffix, const std::string& arguments, const std::string& returns, auto function) {
@@ -672,6 +686,7 @@ void register_operators(const std::string& name, const std::string& elements, co
   if (kSavesOutput)
     add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor", one_result<Op::backward_from_output>);
   if (kSavesBit) {
+    add("_copy_", "Tensor(a!) to, Tensor from", "()", copy);
     add("_forward_bit", elements + others, "(Tensor, Tensor)", forward_bit);
     add("_forward_bit_", inplace, "Tensor", forward_inplace<Op::forward_bit>);
     if constexpr (kBitGradients > 1)

@@ -6,7 +6,7 @@
 
 namespace jitact::rows {
 
-constexpr int kTileThreads = 512;  // of a block, at most: half of them where a tile is small, of which a multiprocessor has more
+constexpr int kTileThreads = 256;
 constexpr int kLogMost = 8, kLogLine = 5, kLogFewest = 3;  // words of a tile side by side: the most, 128 bytes, the fewest
 
 struct Tiling {
@@ -34,7 +34,6 @@ constexpr Tiling tiling_of(int64_t length, int64_t words, int tensors) {
 
 struct Columns {
   Tiling tiling;
-  int threads;
   int length;
   unsigned tiles;  // side by side
   int64_t words;   // the same, of the tensors
@@ -60,7 +59,7 @@ class Tile {
   JITACT_DEVICE explicit Tile(const Columns& columns)
       : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide),
         word_(int(threadIdx.x) & (wide_ - 1)), group_(int(threadIdx.x) >> columns.tiling.log_wide),
-        groups_(columns.threads >> columns.tiling.log_wide), begin_(ptx::cluster_rank() * columns.tiling.steps) {
+        groups_(kTileThreads >> columns.tiling.log_wide), begin_(ptx::cluster_rank() * columns.tiling.steps) {
     const unsigned id = ptx::cluster_id(), outer = id / columns.tiles;
     const int64_t first = int64_t(id - outer * columns.tiles) << columns.tiling.log_wide;
     words_ = int(::min(columns.words - first, int64_t(wide_)));
@@ -95,7 +94,7 @@ class Tile {
     const int log_vectors = columns_.tiling.log_wide - 2, vector = int(threadIdx.x) & ((1 << log_vectors) - 1);
     if (4 * vector < words_)
 #pragma unroll 4
-      for (int step = int(threadIdx.x) >> log_vectors; step < count_; step += columns_.threads >> log_vectors)
+      for (int step = int(threadIdx.x) >> log_vectors; step < count_; step += kTileThreads >> log_vectors)
         JITACT_UNROLL for (int r = 0; r < tensors; r++)
           ptx::copy_async(slot(r, step, 4 * vector), static_cast<const uint32_t*>(columns_.read[r]) + place(step, 4 * vector));
     ptx::commit_copies();
@@ -202,7 +201,7 @@ class Tile {
       if (lanes >= wide_) join([&](int e, int i) { return __shfl_xor_sync(0xffffffffu, t[e][i].v, lanes); });
     auto& [of_warps, of_blocks] = ptx::shared<TileExchange<turn, values>>();
     const int apart = wide_ < 32 ? 32 : wide_;  // threads whose values are of different words, or the same
-    if (apart < columns_.threads) {
+    if (apart < kTileThreads) {
       const auto all = [&](const auto& visit) {
         JITACT_UNROLL for (int e = 0; e < each; e++)
           JITACT_UNROLL for (int i = 0; i < n; i++) visit(e, i);
@@ -210,8 +209,7 @@ class Tile {
       all([&](int e, int i) { of_warps[e * n + i][threadIdx.x] = t[e][i].v; });
       __syncthreads();
       all([&](int e, int i) { t[e][i] = of_warps[e * n + i][word_]; });
-#pragma unroll 4
-      for (int from = apart + word_; from < columns_.threads; from += apart)
+      for (int from = apart + word_; from < kTileThreads; from += apart)
         join([&](int e, int i) { return of_warps[e * n + i][from]; });
     }
     const int blocks = columns_.tiling.blocks;
@@ -223,7 +221,6 @@ class Tile {
     if (threadIdx.x == 0) ptx::expect(arrival, 4u * values * unsigned(wide_ * blocks));
     ptx::wait(arrival, 0);
     JITACT_UNROLL for (int v = 0; v < values; v++) t[v / n][v % n] = of_blocks[v][0][word_];
-#pragma unroll 4
     for (int block = 1; block < blocks; block++)
       join([&](int e, int i) { return of_blocks[e * n + i][block][word_]; });
   }
@@ -236,7 +233,7 @@ class Tile {
 };
 
 template <Op op, typename S>
-__global__ void __launch_bounds__(kTileThreads, 2) walk_columns(const __grid_constant__ Columns columns) {
+__global__ void __launch_bounds__(kTileThreads, 4) walk_columns(const __grid_constant__ Columns columns) {
   Tile<op, S>(columns).run();
 }
 
@@ -245,7 +242,6 @@ cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   Columns columns{};
   columns.words = call.inner * int64_t(sizeof(S)) / 4;
   columns.tiling = tiling_of(call.length, columns.words, reads(op));
-  columns.threads = columns.tiling.bytes > kTileBytes ? kTileThreads : kTileThreads / 2;
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
   const auto [log_wide, blocks, steps, bytes] = columns.tiling;
@@ -254,7 +250,7 @@ cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   cudaError_t error = cudaFuncSetAttribute(walk_columns<op, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
   if (!error && blocks > 8) error = cudaFuncSetAttribute(walk_columns<op, S>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error) return error;
-  Clusters shape(blocks, columns.threads, bytes, stream);
+  Clusters shape(blocks, kTileThreads, bytes, stream);
   shape.count(call.outer * columns.tiles);
   return cudaLaunchKernelEx(&shape.config, walk_columns<op, S>, columns);
 }

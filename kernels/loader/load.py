@@ -228,6 +228,7 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
         fakes["forward_bit"] = lambda x, *others: (torch.empty_like(x), _fake_mask(x))
         fakes["forward_bit_"] = lambda x, *others: _fake_mask(x)
         fakes["backward_from_bit"] = lambda dy, mask, *others: torch.empty_like(dy)
+        fakes["copy_"] = lambda to, other: None
     if signature.bit_gradients > 1:
         fakes["backward_from_bit"] = _fake_gradients(signature, from_bit=True)
     return fakes
