@@ -161,7 +161,8 @@ def in_order(dy: Tensor, config: Config, strides: tuple[int, ...]) -> Tensor:
     if dy.stride() == strides and in_memory:
         return dy
     copy = torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device)
-    if config.copy_op is None or torch.compiler.is_compiling() or torch.is_grad_enabled() or type(dy) is not Tensor or not in_memory:
+    plain = type(dy) is Tensor and in_memory and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
+    if config.copy_op is None or not plain:
         return copy.copy_(dy)
     call(config.copy_op, copy, dy)
     return copy
