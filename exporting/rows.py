@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
-from ..rows.kernels import ACROSS, ACROSS_IN_A_BLOCK, ALIGNED, NARROW, VECTORS_OF_A_BLOCK
+from ..rows.kernels import ACROSS, ACROSS_IN_A_BLOCK, ALIGNED, CLUSTERS, NARROW, VECTORS_OF_A_BLOCK
 from ..rows.modules import RowModule
 from .build import DEVICES, DTYPES
 from .conditions import Facts
@@ -100,7 +100,7 @@ def _takes(devices: tuple[str, ...]) -> str:
     vectors = int(re.search(r"kMostVectors = (\d+);", (DEVICE / "rows_call.h").read_text())[1])
     on_gpu = [
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
-        "clusters = torch.cuda.get_device_capability(x.device)[0] >= 9  # of blocks",
+        f"clusters = torch.cuda.get_device_capability(x.device)[0] in {CLUSTERS}  # of blocks",
         f"most = ({ACROSS} if clusters else {ACROSS_IN_A_BLOCK}) // tensors",
         f"across = columns * x.itemsize % {ALIGNED} == 0 and x.shape[dim] <= most",
         f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",

@@ -32,7 +32,8 @@ NARROW = 32  # columns that are walked at once on a CPU
 HELD = 2**13  # elements of as many columns that stay in a cache
 ALIGNED = 16  # bytes; what threads of a GPU read at once
 RAGGED = 1000  # elements of the shortest row that may begin and end within what threads read
-VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches; GPUs before 9.0 cannot join blocks
+CLUSTERS = (9, 10)  # compute capabilities where 16 blocks can be joined: before, none, and 8 in GPUs for graphics after
+VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches, where blocks are not joined
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
 ACROSS, ACROSS_IN_A_BLOCK = 49152, 256  # the same of elements of rows across memory; the latter in blocks that are not joined
 TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
@@ -132,7 +133,7 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> b
 
 @cache
 def _has_clusters(device: torch.device) -> bool:
-    return torch.cuda.get_device_capability(device)[0] >= 9
+    return torch.cuda.get_device_capability(device)[0] in CLUSTERS
 
 
 @cache
