@@ -3,7 +3,8 @@
 Each activation and dtype is first compared with float64; a wrong one gets no time. Then forward (nothing recorded), forward +
 save (autograd recording) and backward are timed, taking turns with PyTorch's, as medians. Their floor is the fewest bytes that
 they can move over the ceiling: the best rate that torch or jitact reached here, in the same run, with as many reads and
-writes. What is kept for backward is counted as autograd's saved-tensor hooks see it, in bytes per element.
+writes. What is kept for backward is counted as autograd's saved-tensor hooks see it, in bytes per element. Gated activations,
+which take two tensors, have a table of their own after the others, as ``--operands`` has it.
 """
 
 from __future__ import annotations
@@ -456,6 +457,23 @@ def _recorded_seconds(name: str) -> float | None:
         return None
 
 
+def operands(
+    parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype], names: list[str] | None = None
+) -> dict[str, Any]:
+    """``--operands``, and gated activations: measures all cases of the names that are given, or chosen, and returns results."""
+    from jitact.measuring import operand_cases, operand_rows
+
+    chosen = operand_cases.of_activations(names or args.names)
+    if not chosen:
+        parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
+    return operand_rows.run(chosen, dtypes, args.device, args.compile, args.shape)
+
+
+def wrong_in(rows: list[report.Row]) -> set[str]:
+    """The names of those rows of results that say that something is wrong."""
+    return {row["name"] for row in rows if row.get("wrong")}
+
+
 def models(parser: Parser, args: argparse.Namespace) -> int:
     """``--models``. Returns the exit code: 1 if a line is flagged."""
     from jitact.measuring import models
@@ -507,7 +525,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
     parser.add_argument(
-        "--operands", action="store_true", help="measure what stands around activations, and rows (softmax), in place of these"
+        "--operands", action="store_true", help="instead, what stands around activations, gated ones, and rows (softmax)"
     )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
@@ -538,16 +556,15 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         config.donated_buffer = False  # so that backward can run many times on one graph
     dtypes = args.dtype or DTYPES[args.device.type]
     peers = ["eager", *(peer for peer in ("compile", "exported") if getattr(args, peer))]
-    if args.operands:
-        from jitact.measuring import operand_cases, operand_rows
-
-        chosen = operand_cases.of_activations(args.names)
-        if not chosen:
-            parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
-        results = operand_rows.run(chosen, dtypes, args.device, args.compile, args.shape)
+    gated = [name for name in args.names if REGISTRY[name].activation.gating] if not args.operands else []
+    elementwise = [name for name in args.names if name not in gated]
+    if args.operands or not elementwise:
+        if args.html or args.plot:
+            parser.error("--html and --plot show elementwise activations, and none is to be measured")
+        results = operands(parser, args, dtypes)
         if args.json:
             write_json(args.json, results)
-        return results["stopped"] or (1 if any(row.get("wrong") for row in results["operands"]) else 0)
+        return results["stopped"] or (1 if wrong_in(results["operands"]) else 0)
     if args.shape:
         needed, memory = (
             LEAST_COPIES * math.prod(args.shape) * max(dtype.itemsize for dtype in dtypes),
@@ -556,13 +573,15 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         if needed > memory:
             parser.error(f"--shape needs about {needed / 1e9:.3g} GB, and {args.device} has {memory / 1e9:.3g}")
     try:
-        results = run(args.names, dtypes, args.device, args.shape, peers)
+        results = run(elementwise, dtypes, args.device, args.shape, peers)
     except torch.OutOfMemoryError:
         parser.error(f"{args.device} has too little memory for this size; choose another with --shape")
-    wrong = {row["name"] for row in results["rows"] if row["wrong"]}
-    right = [name for name in args.names if name not in wrong]
     results["geometric_means"] = report.geometric_means(results["rows"])
     results |= {"import_ms": None, "first_use": {}}
+    if gated and not results["stopped"]:
+        results |= operands(parser, args, dtypes, gated)
+    wrong = wrong_in(results["rows"] + results.get("operands", []))
+    right = [name for name in args.names if name not in wrong]
     if not results["stopped"]:
         with keeping(results):
             results |= first_use(right, args.device, right if args.cold else right[:1])

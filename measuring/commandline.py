@@ -211,13 +211,15 @@ def first_line(error: Exception) -> str:
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Writes results, one row a line: small, and a change of one row is one line of a diff. The rows are their last entry."""
+    """Writes results, one row a line: small, and a change of one row is one line of a diff. The rows stand at the end."""
     results = _strict(results)
-    name = next(key for key in ("rows", "operands") if key in results)
-    rows = ",\n  ".join(json.dumps(row) for row in results[name])
-    head = json.dumps({key: value for key, value in results.items() if key != name}, indent=1)
+    lists = [key for key in ("operands", "rows") if results.get(key) is not None]
+    head = json.dumps({key: value for key, value in results.items() if key not in lists}, indent=1)
+    text = head[:-2]
+    for name in lists:
+        text += f',\n "{name}": [\n  ' + ",\n  ".join(json.dumps(row) for row in results[name]) + "\n ]"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'{head[:-2]},\n "{name}": [\n  {rows}\n ]\n}}\n', encoding="utf-8")
+    path.write_text(f"{text}\n}}\n", encoding="utf-8")
 
 
 def _strict(value: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..rows.records import TABLE
@@ -44,13 +45,13 @@ def accuracy_markdown(results: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
-def activations_markdown(accuracy: Row | None, bench: Row | None, operands: Row | None = None) -> str:
+def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row) -> str:
     """ACTIVATIONS.md: everything that is registered, with what was measured of it.
 
     Args:
         accuracy: what accuracy.py wrote, if it was run.
         bench: what bench.py wrote, if it was run.
-        operands: what ``bench.py --operands`` wrote, if it was run.
+        operands: what ``bench.py --operands`` wrote, in each of its runs; also the other, which measures gated ones so.
     """
     from ..registry import REGISTRY
 
@@ -89,10 +90,14 @@ def activations_markdown(accuracy: Row | None, bench: Row | None, operands: Row 
             cells.append(" / ".join(f"{share(row, direction):.0%}" for direction in DIRECTIONS) if row else "-")
             cells.append(" / ".join(_faster(row, peer) for peer in ("eager", "compile")) if row else "-")
         lines.append(_cells(*cells))
-    return "\n".join([*lines, *_rows_markdown(accuracy, operands)]) + "\n"
+    gated = [name for name, cls in REGISTRY.items() if cls.activation.gating]
+    speeds = _speeds_markdown(gated, operands)
+    if speeds:
+        lines += ["", "## Gated", "", "Of two tensors, beside the formula in PyTorch."]
+    return "\n".join([*lines, *speeds, *_rows_markdown(accuracy, operands)]) + "\n"
 
 
-def _rows_markdown(accuracy: Row | None, operands: Row | None) -> list[str]:
+def _rows_markdown(accuracy: Row | None, operands: Sequence[Row]) -> list[str]:
     """What works on rows: errors, and speed by shape."""
     dtypes = dtypes_of(accuracy)
     lines = [
@@ -112,26 +117,32 @@ def _rows_markdown(accuracy: Row | None, operands: Row | None) -> list[str]:
             row = _find(accuracy, name=name, dtype=dtype, save=record.saves[0])
             cells.append(" / ".join(figure(row["ours"][kind]["ulp"]) for kind in ("forward", "gradient")) if row else "-")
         lines.append(_cells(*cells))
-    found = [row for row in operands["operands"] if row["name"].split(",")[0] in TABLE] if operands else []
-    found = [row for row in found if not row.get("wrong")]
-    if not found:
-        return lines
-    peers = [peer for peer in (*PEERS, "liger") if any(peer in row["ms"]["forward"] for row in found)]
-    shown = ", ".join(OTHER_PEERS.get(peer) or PEERS[peer] for peer in peers)
-    lines += [
-        "",
-        f"Speed: {describe(operands['machine'])}. Share of the floor, and how many times as fast as {shown}:",
-        "",
-        _cells("activation", "dtype", "shape", "forward", "times as fast", "backward", "times as fast", "bytes kept"),
-        _cells(*["---"] * 3, *["---:"] * 5),
-    ]
-    for row in found:
-        cells = [row["name"], row["dtype"], size(row["shape"])]
-        for direction in ("forward", "backward"):
-            ms = row["ms"][direction]
-            cells.append(f"{row['floor'][direction] / ms['ours']:.0%}")
-            cells.append(" / ".join(f"{ms[peer] / ms['ours']:.2f}x" if peer in ms else "-" for peer in peers))
-        lines.append(_cells(*cells, f"{row['kept']['ours']:.3g}"))
+    return lines + _speeds_markdown(list(TABLE), operands)
+
+
+def _speeds_markdown(names: list[str], operands: Sequence[Row]) -> list[str]:
+    """Tables of what ``bench.py --operands`` measured of some activations: one of each run that has some."""
+    lines = []
+    for results in operands:
+        found = [row for row in results["operands"] if row["name"].split(",")[0] in names and not row.get("wrong")]
+        if not found:
+            continue
+        peers = [peer for peer in (*PEERS, "liger") if any(peer in row["ms"]["forward"] for row in found)]
+        shown = ", ".join(OTHER_PEERS.get(peer) or PEERS[peer] for peer in peers)
+        lines += [
+            "",
+            f"Speed: {describe(results['machine'])}. Share of the floor, and how many times as fast as {shown}:",
+            "",
+            _cells("activation", "dtype", "shape", "forward", "times as fast", "backward", "times as fast", "bytes kept"),
+            _cells(*["---"] * 3, *["---:"] * 5),
+        ]
+        for row in found:
+            cells = [row["name"], row["dtype"], size(row["shape"])]
+            for direction in ("forward", "backward"):
+                ms = row["ms"][direction]
+                cells.append(f"{row['floor'][direction] / ms['ours']:.0%}")
+                cells.append(" / ".join(f"{ms[peer] / ms['ours']:.2f}x" if peer in ms else "-" for peer in peers))
+            lines.append(_cells(*cells, f"{row['kept']['ours']:.3g}"))
     return lines
 
 
@@ -151,7 +162,8 @@ def _find(results: Row, **wanted: str) -> Row | None:
 
 def current_activations_markdown(checkout: Path) -> str:
     """What ACTIVATIONS.md should contain now, from the measurements in a checkout: those on a GPU, if they are there."""
-    return activations_markdown(*(_results(checkout, tool) for tool in ("accuracy", "bench", "operands")))
+    accuracy, bench = (_results(checkout, tool) for tool in ("accuracy", "bench"))
+    return activations_markdown(accuracy, bench, *_operands(checkout))
 
 
 # The README's tables
@@ -161,15 +173,22 @@ KINDS = (  # what stands for each kind of activation, in the order of the table
     ("silu", "plain"),
     ("gelu", "expensive"),
     ("mish", "expensive"),
-    ("swiglu", "gated"),
 )
-HEADLINE_ROWS = {"shape": [65536, 4096], "name": "softmax"}  # what stands for those that work on rows
+KINDS_BY_SHAPE = (  # and for those that bench.py --operands measures
+    ("swiglu", [16384, 14336], "gated"),
+    ("softmax", [65536, 4096], "rows"),
+)
 HEADLINE_DTYPE = "bf16"
 LINE = 0.97  # what every activation is held to on a GPU
 
 
-def headline_markdown(bench: Row | None, operands: Row | None = None) -> str:
-    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences. Rows are among ``operands``."""
+def headline_markdown(bench: Row | None, *operands: Row) -> str:
+    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences.
+
+    Args:
+        bench: what bench.py wrote, if it was run.
+        operands: what ``bench.py --operands`` wrote, in each of its runs: of gated ones, of rows.
+    """
     if not bench:
         return ""
     facts, dtype = bench["machine"], HEADLINE_DTYPE
@@ -186,22 +205,20 @@ def headline_markdown(bench: Row | None, operands: Row | None = None) -> str:
             kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else "-"
             faster = (_faster(row, peer) for peer in ("eager", "compile"))
             lines.append(_cells(f"`{name}`", kind, f"{step_share(row, 'ours'):.0%}", *faster, kept))
-    lines += [_headline_of_rows(row) for row in operands["operands"] if _is_headline(row)] if operands else []
+    measured = [row for results in operands for row in results["operands"] if row["dtype"] == dtype and not row.get("wrong")]
+    for name, shape, kind in KINDS_BY_SHAPE:
+        found = [row for row in measured if row["name"] == name and row["shape"] == shape]
+        lines += [_headline_by_shape(row, kind) for row in found[:1]]
     return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
 
 
-def _is_headline(row: Row) -> bool:
-    wanted = HEADLINE_ROWS | {"dtype": HEADLINE_DTYPE}
-    return not row.get("wrong") and all(row[key] == value for key, value in wanted.items())
-
-
-def _headline_of_rows(row: Row) -> str:
+def _headline_by_shape(row: Row, kind: str) -> str:
     """A line of the table, of its own shape."""
     ours, *peers = (sum(times.get(who, 0.0) for times in row["ms"].values()) for who in ("ours", "eager", "compile"))
     floor = sum(row["floor"].values())
     faster = (f"{peer / ours:.2f}x" if peer else "-" for peer in peers)
     kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}"
-    return _cells(f"`{row['name']}`", f"rows, {size(row['shape'])}", f"{floor / ours:.0%}", *faster, kept)
+    return _cells(f"`{row['name']}`", f"{kind}, {size(row['shape'])}", f"{floor / ours:.0%}", *faster, kept)
 
 
 def _all_of(bench: Row) -> list[str]:
@@ -242,7 +259,7 @@ def current_readme(checkout: Path) -> str:
     """README.md with its tables as they should be now."""
     text = (checkout / "README.md").read_text(encoding="utf-8")
     tables = {
-        "speed": headline_markdown(_results(checkout, "bench"), _results(checkout, "operands")),
+        "speed": headline_markdown(_results(checkout, "bench"), *_operands(checkout)),
         "training": training_markdown(_results(checkout, "training")),
     }
     for name, table in tables.items():
@@ -252,6 +269,12 @@ def current_readme(checkout: Path) -> str:
         if mark and closing:
             text = f"{before}{begin}\n{table}\n{end}{after}" if table else f"{before}{begin}{end}{after}"
     return text
+
+
+def _operands(checkout: Path) -> list[Row]:
+    """All results that hold what ``bench.py --operands`` measures: its runs for gated ones and for rows, and bench.py's own."""
+    found = (_results(checkout, tool) for tool in ("gated", "operands", "bench"))
+    return [results for results in found if results and "operands" in results]
 
 
 def _results(checkout: Path, tool: str) -> Row | None:

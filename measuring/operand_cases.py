@@ -1,4 +1,4 @@
-"""What ``python bench.py --operands`` measures: what stands around an activation, and rows."""
+"""What ``python bench.py --operands`` measures: what stands around an activation, gated activations, and rows."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jitact
+from jitact.registry import REGISTRY
 
-__all__ = ["CASES", "Case", "Function", "Shape", "of_activations"]
+__all__ = ["CASES", "GATED", "Case", "Function", "Shape", "of_activations"]
 
 Shape = tuple[int, ...]
 Function = Callable[..., Tensor]
@@ -122,6 +123,21 @@ def _around(name: str) -> list[Case]:
     ]
 
 
+def _gated(name: str) -> Case:
+    """A gated activation of two tensors, with its default numbers, beside its formula in PyTorch."""
+    record = REGISTRY[name].activation
+    numbers = [default for _, default in record.params]
+
+    def ours(gate: Tensor, up: Tensor) -> Tensor:
+        return record.function(*((gate, up) if record.gating.gate == "first" else (up, gate)))
+
+    def theirs(gate: Tensor, up: Tensor) -> Tensor:
+        given = {"gate": gate, "up": up}
+        return record.reference(*[given[tensor] for tensor in record.layout.tensors[:2]], *numbers)
+
+    return Case(name, ours, theirs, _like, 3, 5)
+
+
 def _of_rows(name: str) -> list[Case]:
     """Rows that lie in one piece, and rows across memory."""
     ours, theirs = getattr(jitact, name), getattr(F, name)
@@ -131,6 +147,7 @@ def _of_rows(name: str) -> list[Case]:
     ]
 
 
+GATED = tuple(name for name, cls in sorted(REGISTRY.items()) if cls.activation.gating)
 CASES: tuple[Case, ...] = (
     *_around("gelu"),
     *_around("gelu_tanh"),
@@ -141,6 +158,7 @@ CASES: tuple[Case, ...] = (
          lambda x, w: F.prelu(_by_channel(x, w), w), _channels(64), 2, 3),
     Case("prelu, 2048 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
          lambda x, w: F.prelu(_by_channel(x, w), w), _channels(2048), 2, 3),
+    *(_gated(name) for name in GATED),
     *_of_rows("softmax"),
     *_of_rows("log_softmax"),
 )  # fmt: skip

@@ -157,7 +157,8 @@ def bench_summary(results: Row) -> str:
         lines.append(f"import jitact after torch, ms: {results['import_ms']:.1f}")
     if results.get("stopped"):
         lines.append(f"STOPPED after {len(results['rows'])} rows; the others were not looked at")
-    wrong = [f"{row['name']} {row['dtype']}" for row in results["rows"] if row["wrong"]]
+    both = results["rows"] + results.get("operands", [])
+    wrong = [f"{row['name']} {row['dtype']}" for row in both if row.get("wrong")]
     lines.append(f"WRONG, not timed: {', '.join(wrong)}" if wrong else "all compared with float64, and right")
     return "\n".join(lines)
 
