@@ -2,7 +2,8 @@
 
 ``python notebooks/swap_models.py bert llama --dtype bfloat16 --compile``. Models are built from configurations, with random
 weights; bert, gpt2 and llama need transformers. Sizes are those of base models on a GPU, and small on a CPU. Each takes
-seconds, and a minute with ``--compile``.
+seconds, and a minute or two with ``--compile``. Steps are timed in laps that take turns, as a training loop makes them; on a
+GPU also apart, what the host and what the GPU needs for one.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import statistics
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import jitact
-from jitact.measuring.commandline import machine, write_json
+from jitact.measuring.commandline import CLOSED, CommandParser, Parser, exit_code, keeping, machine, write_json
 from jitact.measuring.markdown import training_markdown
 
 MODELS = ("bert", "gpt2", "llama", "resnet")
 # Layers, features, features of the MLP, heads, sequences, their length.
 SIZES = {"small": (2, 64, 256, 4, 4, 64), "base": (12, 768, 3072, 12, 32, 512), "llama": (8, 2048, 5632, 16, 8, 1024)}
+STEPS_OF_LAP = 4  # that are started one after the other on a GPU
+WARM = 2.0  # seconds of steps before the first is timed there, in which its clocks settle
+CYCLES, LONGEST_WAIT = 3e9, 0.1  # of a GPU per second, half as many again as it has; seconds
+TIMES = ("ms", "host_ms", "gpu_ms")
 # What results may differ by: each of a model's layers rounds anew.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}
 
@@ -115,22 +119,62 @@ def difference(a: list[Tensor], b: list[Tensor]) -> float:
     return float((a - b).norm() / a.norm())
 
 
-def step_times(models: list[nn.Module], loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor, steps: int) -> list[float]:
-    """The median milliseconds of each model's training step; the models take turns, so that a drift hits all alike."""
-    optimizers = [torch.optim.SGD(model.parameters(), lr=1e-4) for model in models]
-    times: list[list[float]] = [[] for _ in models]
-    for _ in range(steps + 3):
-        for model, optimizer, own in zip(models, optimizers, times, strict=True):
-            if x.is_cuda:
-                torch.cuda.synchronize()
-            begin = time.perf_counter()
-            optimizer.zero_grad()
-            loss(model, x).backward()
-            optimizer.step()
-            if x.is_cuda:
-                torch.cuda.synchronize()
-            own.append(1000 * (time.perf_counter() - begin))
-    return [statistics.median(own[3:]) for own in times]
+def training_step(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> Callable[[], None]:
+    """A training step of a model."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        loss(model, x).backward()
+        optimizer.step()
+
+    return step
+
+
+def lap(step: Callable[[], None], count: int, on_gpu: bool) -> float:
+    """Milliseconds of each of some steps, of which none waits for the one before it: what a training loop takes."""
+    if on_gpu:
+        torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(count):
+        step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return 1000 * (time.perf_counter() - begin) / count
+
+
+def host_and_gpu(step: Callable[[], None]) -> tuple[float, float]:
+    """Milliseconds of one step: what the host takes to start it, and what the GPU takes that never waits for the host."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    host = time.perf_counter() - begin
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(min(host, LONGEST_WAIT) * CYCLES))  # the GPU begins when all is started
+    start.record()
+    step()
+    end.record()
+    end.synchronize()
+    return 1000 * host, start.elapsed_time(end)
+
+
+def step_times(steps: list[Callable[[], None]], laps: int, on_gpu: bool) -> list[dict[str, float]]:
+    """Median milliseconds of training steps, ``"host_ms"`` and ``"gpu_ms"`` of :func:`host_and_gpu` among them on a GPU.
+
+    The steps take turns, each as often before as after its neighbour, so that a drift hits all alike.
+    """
+    count = STEPS_OF_LAP if on_gpu else 1
+    turn, begin = 0, time.perf_counter()
+    while turn < 3 or time.perf_counter() < begin + WARM * on_gpu:
+        turn += 1
+        for step in steps:
+            lap(step, count, on_gpu)
+    found: list[list[tuple[float, ...]]] = [[] for _ in steps]
+    for turn in range(laps):
+        for i in range(len(steps)) if turn % 2 else reversed(range(len(steps))):
+            found[i].append((lap(steps[i], count, on_gpu), *(host_and_gpu(steps[i]) if on_gpu else ())))
+    return [dict(zip(TIMES, map(statistics.median, zip(*each, strict=True)), strict=False)) for each in found]
 
 
 def memory(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tensor) -> float:
@@ -170,7 +214,7 @@ def peak(model: nn.Module, loss: Callable[[nn.Module, Tensor], Tensor], x: Tenso
     return torch.cuda.max_memory_allocated()
 
 
-def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int, compiled: bool = False) -> dict[str, Any]:
+def compare(name: str, device: torch.device, dtype: torch.dtype, laps: int, compiled: bool = False) -> dict[str, Any]:
     """Measures a model before and after, prints it, and returns the figures, and whether results agree."""
     torch.manual_seed(0)
     model, inputs, loss = make(name, large=device.type == "cuda")
@@ -181,43 +225,49 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, steps: int, com
     report = jitact.replace(swapped)
     how = "under torch.compile" if compiled else "eager"
     parameters = sum(p.numel() for p in model.parameters()) / 1e6
-    print(f"\n{name}, {how}, {parameters:.1f} M parameters, input {tuple(x.shape)}\n{report}")
-    apart = difference(gradients(model, loss, x), gradients(swapped, loss, x))
-    agree = apart <= TOLERANCE[dtype]
-    print(f"loss and gradients: relative difference {apart:.1e}, {'within' if agree else 'BEYOND'} {TOLERANCE[dtype]:g}")
-    kept = [memory(each, loss, x) for each in (model, swapped)]
-    print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
+    print(f"\n{name}, {how}, {parameters:.1f} M parameters, input {tuple(x.shape)}\n{report}", flush=True)
     if not compiled:
         with torch.no_grad(), jitact.patched() as calls:
             close = torch.allclose(loss(model, x), loss(swapped, x), rtol=TOLERANCE[dtype])
         print(f"with patched() instead: {'the same loss' if close else 'ANOTHER LOSS'}; {calls}")
-        agree &= close
     measured = [torch.compile(each) for each in (model, swapped)] if compiled else [model, swapped]
-    times = step_times(measured, loss, x, steps)
+    far = difference(*(gradients(each, loss, x) for each in measured))
+    agree = far <= TOLERANCE[dtype] and (compiled or close)
+    print(f"loss and gradients: relative difference {far:.1e}, {'within' if agree else 'BEYOND'} {TOLERANCE[dtype]:g}")
+    kept = [memory(each, loss, x) for each in measured]
+    print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
+    times = step_times([training_step(each, loss, x) for each in measured], laps, x.is_cuda)
     peaks = [peak(each, loss, x) for each in measured]
     count, unit = (x.numel(), "tokens") if not x.is_floating_point() else (len(x), "images")
-    rates = [1000 * count / ms for ms in times]
-    print(f"training step: {times[0]:.2f} ms before, {times[1]:.2f} ms after ({times[0] / times[1]:.2f}x)")
+    rates = [1000 * count / each["ms"] for each in times]
+    ms = [each["ms"] for each in times]
+    print(f"training step: {ms[0]:.2f} ms before, {ms[1]:.2f} ms after ({ms[0] / ms[1]:.3f}x)")
     print(f"{unit} per second: {rates[0]:,.0f} before, {rates[1]:,.0f} after")
     if x.is_cuda:
-        print(f"peak memory: {peaks[0] / 1e9:.2f} GB before, {peaks[1] / 1e9:.2f} GB after")
+        for what, key in (("of the GPU alone", "gpu_ms"), ("of the host, to start it", "host_ms")):
+            print(f"  {what}: {times[0][key]:.2f} ms before, {times[1][key]:.2f} ms after")
+        print(f"peak memory: {peaks[0] / 1e9:.2f} GB before, {peaks[1] / 1e9:.2f} GB after", flush=True)
     before, after = (
-        {"ms": ms, "per_second": rate, "kept_mb": mb, "peak_bytes": most}
-        for ms, rate, mb, most in zip(times, rates, kept, peaks, strict=True)
+        {**own, "per_second": rate, "kept_mb": mb, "peak_bytes": most}
+        for own, rate, mb, most in zip(times, rates, kept, peaks, strict=True)
     )
-    row = {"model": name, "compiled": compiled, "input": list(x.shape), "unit": unit, "apart": apart, "agree": bool(agree)}
+    row = {"model": name, "compiled": compiled, "input": list(x.shape), "unit": unit, "apart": far, "agree": bool(agree)}
     return row | {"before": before, "after": after}
 
 
 def main() -> int:
-    """The command line; returns 1 if results differ."""
-    parser = argparse.ArgumentParser(description=__doc__.replace("``", ""))
+    """The command line. Returns the exit code: 1 if results differ, 130 after Ctrl-C, which keeps the models that are done."""
+    return exit_code(_main)
+
+
+def _main() -> int:
+    parser = CommandParser(prog="swap_models.py", description=__doc__.replace("``", ""))
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"{', '.join(MODELS)}; all by default")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", type=torch.device)
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--laps", type=positive, default=20, help=f"to time of each; on a GPU, of {STEPS_OF_LAP} steps each")
     parser.add_argument("--compile", action="store_true", help="measure each under torch.compile too")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures, as results/training-cuda.json has them")
+    parser.add_argument("--json", type=Parser.output_file, metavar="FILE", help="write the figures, after each model")
     args = parser.parse_args()
     if unknown := set(args.models) - set(MODELS):
         parser.error(f"no model {', '.join(sorted(unknown))}; there are {', '.join(MODELS)}")
@@ -225,14 +275,23 @@ def main() -> int:
     left = [name for name in args.models or MODELS if name not in models]
     if left:
         print(f"{', '.join(left)} left out: pip install transformers")
-    results = {"machine": machine(args.device), "dtype": args.dtype, "rows": []}
+    results: dict[str, Any] = {"machine": machine(args.device), "dtype": args.dtype, "rows": []}
     eager, compiled = [(name, False) for name in models], [(name, True) for name in models]
-    for name, under_compile in eager + (compiled if args.compile else []):
-        results["rows"].append(compare(name, args.device, getattr(torch, args.dtype), args.steps, under_compile))
-        if args.json:
-            write_json(args.json, results)  # after each, as the next may not end
-    print(f"\n{training_markdown(results)}")
-    return 0 if all(row["agree"] for row in results["rows"]) else 1
+    with keeping(results):
+        for name, under_compile in eager + (compiled if args.compile else []):
+            results["rows"].append(compare(name, args.device, getattr(torch, args.dtype), args.laps, under_compile))
+            if args.json:
+                write_json(args.json, results)  # after each, as the next may not end
+    if results["rows"] and results["stopped"] != CLOSED:
+        print(f"\n{training_markdown(results)}")
+    return results["stopped"] or (0 if all(row["agree"] for row in results["rows"]) else 1)
+
+
+def positive(text: str) -> int:
+    """A positive number."""
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"must be a positive number, got {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

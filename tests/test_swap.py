@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 import functools
 import importlib.util
+import json
 import pickle
 import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -19,6 +21,7 @@ from torch.masked import masked_tensor
 from torch.nn.utils import parametrize, prune
 
 import jitact
+from jitact.measuring.markdown import current_readme
 from jitact.modules import ActivationModule
 from jitact.rows.modules import RowModule
 
@@ -665,16 +668,52 @@ def test_patched_ends_with_an_error_and_nests() -> None:
 # Whole models.
 
 
+def swap_models() -> ModuleType:
+    """The script."""
+    spec = importlib.util.spec_from_file_location("swap_models", SCRIPT)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
+
+
 @pytest.mark.parametrize("name", ["resnet", "bert", "gpt2", "llama"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_models(name: str, dtype: torch.dtype, capsys: pytest.CaptureFixture) -> None:
     if name != "resnet":
         pytest.importorskip("transformers")
-    spec = importlib.util.spec_from_file_location("swap_models", SCRIPT)
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    assert script.compare(name, torch.device("cpu"), dtype, steps=1)["agree"]
+    script = swap_models()
+    assert script.compare(name, torch.device("cpu"), dtype, laps=1)["agree"]
     assert "left 0" in capsys.readouterr().out
+
+
+def test_models_that_were_measured_before_an_interruption_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    script, file = swap_models(), tmp_path / "results" / "training-cuda.json"
+    (tmp_path / "results").mkdir()
+    marks = "<!-- training: written by `jitact report` -->\n<!-- end of training -->\n"
+    (tmp_path / "README.md").write_text(marks, encoding="utf-8")
+    step, asked = {"ms": 2.0, "per_second": 500.0, "kept_mb": 1.0, "peak_bytes": 0}, []
+
+    def compare(name: str, *_: object) -> dict:
+        asked.append(name)
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        return {"model": name, "compiled": False, "unit": "images", "agree": True, "before": step, "after": step}
+
+    monkeypatch.setattr(script, "compare", compare)
+    monkeypatch.setattr(sys, "argv", ["swap_models.py", "resnet", "--compile", "--device", "cpu", "--json", str(file)])
+    assert script.main() == 130 and asked == ["resnet", "resnet"]
+    assert [row["model"] for row in json.loads(file.read_text())["rows"]] == ["resnet"]
+    line = "| resnet | eager | 500 → 500 images (1.000x) | - |"
+    assert line in capsys.readouterr().out and line in current_readme(tmp_path)
+
+
+def test_training_steps_take_turns() -> None:
+    script, order = swap_models(), []
+    found = script.step_times([lambda: order.append("a"), lambda: order.append("b")], 4, on_gpu=False)
+    assert [set(each) for each in found] == [{"ms"}, {"ms"}] and all(each["ms"] > 0 for each in found)
+    assert "".join(order[-8:]) in ("baabbaab", "abbaabba")
 
 
 def test_transformers_classes() -> None:
