@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ pytestmark = pytest.mark.slow  # many processes, some killed
 
 TORTURE = """
 import json, sys
+from contextlib import suppress
 from pathlib import Path
 from torture import Torture
 torture = Torture(Path(sys.argv[1]), small=sys.argv[2] == "small", seed=int(sys.argv[3]))
@@ -78,6 +80,40 @@ def test_ctrl_c_leaves_nothing_behind(folder: Path, tmp_path: Path, group: bool)
     assert not list((folder / ".staging").iterdir()), "its own folder is gone"
     assert not _working_in(folder), "and so are the compilers"
     assert not list(cache.entries(folder))
+
+
+MANY = """
+import os, signal, sys, types
+from jitact.kernels.loader import prebuild
+def obtain(plan):
+    os.write(1, b"begun\\n")  # in one piece
+    try:
+        signal.pause()
+    finally:
+        os.write(1, b"cleared\\n")
+prebuild.build.obtain = obtain
+signal.signal(signal.SIGINT, signal.default_int_handler)
+try:
+    prebuild._build_all([types.SimpleNamespace(name=str(i)) for i in range(9)], 2, 0, 9)
+except KeyboardInterrupt:
+    sys.exit(3)
+"""
+
+
+@pytest.mark.parametrize("group", [False, True], ids=["as in a notebook", "as in a terminal"])
+def test_ctrl_c_ends_the_builds_of_many(group: bool) -> None:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    process = subprocess.Popen(
+        [sys.executable, "-c", MANY], env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert [process.stdout.readline() for _ in range(2)] == ["begun\n"] * 2
+    (os.killpg if group else os.kill)(process.pid, signal.SIGINT)
+    try:
+        assert process.communicate(timeout=30)[0] == "cleared\n" * 2, "and no other was begun"
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 3
 
 
 def _working_in(folder: Path) -> list[str]:

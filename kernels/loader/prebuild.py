@@ -5,11 +5,14 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from typing import Any, NoReturn
 
 from . import build
 from .cache import Entry
@@ -58,7 +61,7 @@ def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> i
     os.environ["JITACT_JOBS"] = str(max(1, jobs_at_once // workers))  # what each of them may start
     context = multiprocessing.get_context("fork")
     failed = 0
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool:
+    with ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool, _all_or_none():
         running = {pool.submit(_build_one, plan): plan for plan in plans}
         _show(done, total, plans[:workers])
         for future in as_completed(running):
@@ -79,13 +82,42 @@ def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> i
     return failed
 
 
+@contextmanager
+def _all_or_none() -> Iterator[None]:
+    """Has Ctrl-C end the workers too: the pool would wait until they have built all that is left."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        for worker in multiprocessing.active_children():
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGINT)  # to those that a terminal has told already, this is nothing new
+        raise
+
+
 def _become_worker() -> None:
     logger.setLevel(logging.WARNING)
+    signal.signal(signal.SIGINT, _leave)
+
+
+def _leave(*_: Any) -> NoReturn:
+    os._exit(1)  # the pool notices, and starts no other
+
+
+def _interrupt(*_: Any) -> NoReturn:
+    for each in (signal.SIGINT, signal.SIGTERM):  # the pool sends the latter when it misses a worker
+        signal.signal(each, signal.SIG_IGN)  # what is to be cleared away takes a moment
+    raise KeyboardInterrupt
 
 
 def _build_one(plan: Plan) -> tuple[Entry, float]:
     started = time.monotonic()
-    entry, _ = build.obtain(plan)
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        entry, _ = build.obtain(plan)
+    except KeyboardInterrupt:
+        _leave()
+    finally:
+        signal.signal(signal.SIGINT, _leave)
     return entry, time.monotonic() - started
 
 
