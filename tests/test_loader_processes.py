@@ -86,8 +86,8 @@ MANY = """
 import os, signal, sys, types
 from jitact.kernels.loader import prebuild
 def obtain(plan):
-    os.write(1, b"begun\\n")  # in one piece
     try:
+        os.write(1, b"begun\\n")  # in one piece
         signal.pause()
     finally:
         os.write(1, b"cleared\\n")

@@ -23,6 +23,8 @@ from .plan import Plan
 
 __all__ = ["prebuild"]
 
+ENDS = signal.SIGINT, signal.SIGTERM  # the latter is what the pool sends to the others when it misses a worker
+
 
 def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
     """Builds what of ``plans`` is not cached, and prints one line for each; the exit code.
@@ -96,7 +98,8 @@ def _all_or_none() -> Iterator[None]:
 
 def _become_worker() -> None:
     logger.setLevel(logging.WARNING)
-    signal.signal(signal.SIGINT, _leave)
+    for each in ENDS:
+        signal.signal(each, _leave)
 
 
 def _leave(*_: Any) -> NoReturn:
@@ -104,20 +107,22 @@ def _leave(*_: Any) -> NoReturn:
 
 
 def _interrupt(*_: Any) -> NoReturn:
-    for each in (signal.SIGINT, signal.SIGTERM):  # the pool sends the latter when it misses a worker
+    for each in ENDS:
         signal.signal(each, signal.SIG_IGN)  # what is to be cleared away takes a moment
     raise KeyboardInterrupt
 
 
 def _build_one(plan: Plan) -> tuple[Entry, float]:
     started = time.monotonic()
-    signal.signal(signal.SIGINT, _interrupt)
+    for each in ENDS:
+        signal.signal(each, _interrupt)
     try:
         entry, _ = build.obtain(plan)
     except KeyboardInterrupt:
         _leave()
     finally:
-        signal.signal(signal.SIGINT, _leave)
+        for each in ENDS:
+            signal.signal(each, _leave)
     return entry, time.monotonic() - started
 
 
