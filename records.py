@@ -142,7 +142,7 @@ class Activation:
         requires: what parameters must satisfy.
         aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
         variant: a constructor argument that chooses among activations, and the names that its values lead to.
-        work: how much a GPU computes for an element, as ``python -m jitact.kernels tune`` shows.
+        work: how much a GPU computes for an element, as ``python -m jitact tune`` shows.
         kernel: what to compile, where that is not ``kernels/<name>.cu``.
         has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
         zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.

@@ -1,6 +1,6 @@
 """One activation as one file that needs nothing of jitact: KernelBench's form, with the library's own CUDA source inside.
 
-``python -m jitact.registry export softsign -o softsign.py``
+``jitact export softsign -o softsign.py``
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ def accuracy_markdown(results: Row) -> str:
     lines = [
         "# Worst errors",
         "",
-        f"Written by `python -m jitact.accuracy`: {describe(results['machine'])}.",
+        f"Written by `jitact accuracy`: {describe(results['machine'])}.",
         "",
         f"**jitact** / PyTorch, in ulp of the dtype, against float64, over {covered}. The unit is the spacing",
         "of the dtype at the exact result, so a correctly rounded one is off by at most 0.50. Of fp32, results that are normal",
@@ -62,7 +62,7 @@ def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row
     lines = [
         "# Activations",
         "",
-        "Written by `python -m jitact.report` from the table in activations.py and the measurements in results/.",
+        "Written by `jitact report` from the table in activations.py and the measurements in results/.",
         *sources,
         "",
         "- Kept for backward: the default first, then what `save=` can choose.",

@@ -76,7 +76,7 @@ def _findings(plans: Sequence[Plan]) -> Iterator[Finding]:
     unusable = [entry for folder in folders.readable() for entry in cache.entries(folder) if entry.problem]
     if unusable:
         listed = "\n".join(f"{entry.folder.name} in {entry.folder.parent}: {entry.problem}" for entry in unusable)
-        yield Finding("not usable", None, f"{listed}\nmade anew at next use; python -m jitact.kernels clear removes them")
+        yield Finding("not usable", None, f"{listed}\nmade anew at next use; python -m jitact clear removes them")
     for name in _VARIABLES:
         if os.environ.get(name):
             fine = complete if name == "JITACT_NO_BUILD" else None

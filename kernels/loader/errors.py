@@ -56,11 +56,11 @@ _REMEDIES = (
     ),
     (
         r"Unsupported gpu architecture|is not defined for option 'gpu-architecture'",
-        "nvcc is older than the GPU, or too new for it: python -m jitact.kernels doctor",
+        "nvcc is older than the GPU, or too new for it: python -m jitact doctor",
     ),
     (
         r"Unsupported \.version|nv/target: No such file|crt/\S+: No such file|libdevice not found",
-        "the parts of the CUDA toolkit do not fit together: python -m jitact.kernels doctor prints what installs them",
+        "the parts of the CUDA toolkit do not fit together: python -m jitact doctor prints what installs them",
     ),
     (
         r"fatal error: (c?std\w+|cmath|algorithm|string|bits/\S+): No such file",

@@ -57,7 +57,7 @@ class KernelSource(NamedTuple):
         path: where the text came from; compilers report errors against it, and headers beside it are found.
         numbers: the last arguments of ``forward`` that are numbers without being marked ``Number<T>``.
         work: what a GPU computes for an element.
-        label: the name that ``python -m jitact.kernels build`` knows it by, where that is another.
+        label: the name that ``python -m jitact build`` knows it by, where that is another.
         given: what the text may use under its name, before what the library has of that name.
         unfused: whether ``rounded`` of rounded.cuh rounds, as eager PyTorch does after each operation.
     """
