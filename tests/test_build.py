@@ -227,7 +227,7 @@ def test_goes_through_the_programs_own_logging(stand_in: Path, caplog: pytest.Lo
 def test_no_build_raises_and_names_the_command(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITACT_NO_BUILD", "1")
     own = kernels.KernelSource.from_file("softsign")
-    with pytest.raises(BuildError, match=r"python -m jitact\.kernels build softsign"):
+    with pytest.raises(BuildError, match=r"python -m jitact build softsign"):
         kernels.load(own._replace(text=own.text + "// not built\n"))
     with pytest.raises(BuildError, match="use it once without JITACT_NO_BUILD"):
         kernels.load(kernel())
