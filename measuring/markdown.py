@@ -233,7 +233,7 @@ def _all_of(bench: Row) -> list[str]:
     told = f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
     if not below:
         told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward"
-    return [f"All {means[0]['count']} activations, in the geometric mean: {times}.", f"In {dtypes} {told}."]
+    return [f"All {means[0]['count']} elementwise activations, in the geometric mean: {times}.", f"In {dtypes} {told}."]
 
 
 def training_markdown(training: Row | None) -> str:

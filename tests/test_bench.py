@@ -294,6 +294,43 @@ class TestBench:
         printed = capsys.readouterr().out
         assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 2
 
+    def test_gated_activations_have_a_table_of_their_own(self, tmp_path, capsys, quick, monkeypatch):
+        file, used = tmp_path / "bench.json", []
+        monkeypatch.setattr(bench, "first_use", lambda names, *_: used.extend(names) or {"first_use": {}})
+        arguments = ["--dtype", "bf16", "--device", "cpu", "--shape", "16x64", "--json", str(file)]
+        assert bench.main(["swiglu", "relu", "glu", *arguments]) == 0
+        results = json.loads(file.read_text())
+        assert [row["name"] for row in results["rows"]] == ["relu"]
+        assert [row["name"] for row in results["operands"]] == ["glu", "swiglu"]
+        for row in results["operands"]:
+            assert row["shape"] == [16, 64] and row["kept"] == {"ours": 4, "eager": 6}
+            assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
+            assert row["floor"]["forward"] > 0 and row["floor"]["backward"] > 0
+        assert "all compared with float64, and right" in capsys.readouterr().out
+        assert used == ["swiglu", "relu", "glu"]
+        assert bench.main(["swiglu", *arguments]) == 0
+        assert set(json.loads(file.read_text())) == {"machine", "stopped", "operands"}
+        with pytest.raises(SystemExit):
+            bench.main(["swiglu", "--device", "cpu", "--html", str(tmp_path / "page.html")])
+
+    def test_all_gated_activations_are_measured(self):
+        assert set(operand_cases.GATED) == {n for n in registry.names() if registry.REGISTRY[n].activation.gating}
+        assert [case.name for case in operand_cases.of_activations(list(operand_cases.GATED))] == list(operand_cases.GATED)
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+    @pytest.mark.parametrize("name", ["swiglu", "glu"])
+    def test_gated_activations_that_are_wrong_get_no_time(self, name, dtype):
+        case = next(case for case in operand_cases.CASES if case.name == name)
+        x, up, dy = torch.randn(3, 40, 64).to(dtype).unbind()
+        others = [up.requires_grad_()]
+        assert operand_rows._wrong(case, x, others, dy) is None
+        wrong = case._replace(ours=lambda gate, up: case.theirs(gate, up) * 1.5)
+        assert operand_rows._wrong(wrong, x, others, dy) == "forward is wrong"
+        wrong = case._replace(ours=lambda gate, up: case.theirs(gate, 1.5 * up - 0.5 * up.detach()))
+        assert operand_rows._wrong(wrong, x, others, dy) == "a gradient is wrong"
+        wrong = case._replace(ours=lambda gate, up: case.theirs(up, gate))
+        assert operand_rows._wrong(wrong, x, others, dy) == "forward is wrong"
+
     def test_operands_without_names_are_all(self, tmp_path, monkeypatch):
         asked = []
 

@@ -75,11 +75,24 @@ def test_tables_in_the_readme_are_made_of_results(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text(f"before\n{marks}after\n", encoding="utf-8")
     assert report.WRITTEN["README.md"](tmp_path) == f"before\n{marks}after\n", "nothing was measured"
     (tmp_path / "results" / "bench-cuda.json").write_text(json.dumps(bench))
+    ms = {d: {"ours": 1.0, "eager": 1.5, "compile": 1.25} for d in ("forward", "backward")}
+    gated = {"name": "swiglu", "dtype": "bf16", "shape": [16384, 14336], "ms": ms, "kept": {"ours": 4.0, "eager": 6.0}}
+    gated |= {"floor": dict.fromkeys(ms, 0.96), "notes": []}
+    rows = {**gated, "name": "softmax", "shape": [65536, 4096], "kept": {"ours": 2.0, "eager": 2.0}}
+    rows |= {"ms": {d: {"ours": 2.0, "eager": 3.0} for d in ms}}
+    others = [{**gated, "dtype": "fp32"}, {**gated, "shape": [65536, 2048]}, {**gated, "wrong": "forward is wrong"}]
+    for tool, measured in {"gated": [*others, gated], "operands": [rows]}.items():
+        (tmp_path / "results" / f"{tool}-cuda.json").write_text(json.dumps({"machine": machine, "operands": measured}))
     training = {"machine": machine, "dtype": "bfloat16", "rows": models}
     (tmp_path / "results" / "training-cuda.json").write_text(json.dumps(training))
     text = report.WRITTEN["README.md"](tmp_path)
     assert "| `relu` | one bit kept | 96% | 1.50x | 1.25x | 0.125 / 2 |" in text
-    assert "1.50 times as fast as eager, 1.25 times as fast as torch.compile" in text
+    assert text.count("| `swiglu` | gated, 16384 x 14336 | 96% | 1.50x | 1.25x | 4 / 6 |") == text.count("`swiglu`") == 1
+    assert "| `softmax` | rows, 65536 x 4096 | 48% | 1.50x | - | 2 / 2 |" in text
+    assert "All 1 elementwise activations, in the geometric mean: 1.50 times as fast as eager, 1.25 times as fast as" in text
+    listed = report.WRITTEN["ACTIVATIONS.md"](tmp_path).partition("## Gated")[2].partition("## Rows")
+    assert "| swiglu | bf16 | 16384 x 14336 | 96% | 1.50x / 1.25x | 96% | 1.50x / 1.25x | 4 |" in listed[0]
+    assert listed[0].count("| swiglu |") == 3 and "softmax" not in listed[0] and "| softmax | bf16 |" in listed[2]
     assert "below 97% of the memory's rate, forward or backward: relu bf16" in text
     assert "| llama | eager | 1,000 → 1,500 tokens (1.500x) | 2.00 → 2.00 GB |" in text
     assert text.startswith("before\n") and text.endswith("after\n")
