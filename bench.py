@@ -53,7 +53,7 @@ from torch import Tensor, nn
 from jitact import kernels, report
 from jitact.accuracy import broken_rules, measure, sample
 from jitact.exporting import onefile
-from jitact.measuring import page
+from jitact.measuring import page, text
 from jitact.measuring.commandline import (
     Parser,
     dtype_name,
@@ -564,6 +564,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         results = operands(parser, args, dtypes)
         if args.json:
             write_json(args.json, results)
+        for line in text.distrust(results["operands"]):
+            say(line)
         return results["stopped"] or (1 if wrong_in(results["operands"]) else 0)
     if args.shape:
         needed, memory = (

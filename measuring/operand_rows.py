@@ -23,6 +23,7 @@ from jitact.measuring.commandline import dtype_name, first_line, keeping, machin
 from jitact.measuring.limits import FORMULA
 from jitact.measuring.models import compile_ahead
 from jitact.measuring.operand_cases import CASES, GATED, Case, Function, Shape
+from jitact.measuring.others import Others
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.text import PEERS, size
 from jitact.registry import REGISTRY
@@ -128,8 +129,10 @@ def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]])
             xs, dys = ([t.view(shape) for t in tensors] for tensors in (xs, dys))
             peers = ["eager", *(["compile"] if compiled else []), *dict.fromkeys(p for c in CASES for p in c.others(device))]
             say(_heading(f"{dtype_name(dtype)} {size(shape)}", peers))
+        others = Others()
         try:
             row = _measure(case, xs, dys, rates, compiled)
+            row["busy"] = device.type == "cpu" and others.disturb(torch.get_num_threads())
         except Exception as error:  # one of the things to report
             row = {"name": case.name, "wrong": first_line(error)}
             release(device)

@@ -16,6 +16,7 @@ __all__ = [
     "bench_summary",
     "classic",
     "describe",
+    "distrust",
     "dtypes_of",
     "figure",
     "geometric_means",
@@ -140,9 +141,8 @@ def bench_summary(results: Row) -> str:
     timed = [row for row in results["rows"] if row["ours"]]
     if results["machine"]["kind"] == "cuda":  # a CPU's caches and cores make its ceiling no measure for all activations
         lines.append(_short("below 97 % of the floor", 0.97, timed, share))
-    busy = sum(row.get("busy", False) for row in timed)
-    if busy > len(timed) // 10:
-        lines.append(f"NOT TO BE TRUSTED: this machine did other work during {busy} of {len(timed)} rows")
+    operands = results.get("operands", [])
+    lines += distrust([*timed, *operands])
     above = sum(share(row, d) > TOO_FAST for row in timed for d in DIRECTIONS)
     if above:
         lines.append(f"NOT TO BE TRUSTED: {above} of {len(timed) * len(DIRECTIONS)} beat the ceiling; was the machine busy?")
@@ -156,11 +156,18 @@ def bench_summary(results: Row) -> str:
     if results["import_ms"] is not None:
         lines.append(f"import jitact after torch, ms: {results['import_ms']:.1f}")
     if results.get("stopped"):
-        lines.append(f"STOPPED after {len(results['rows'])} rows; the others were not looked at")
-    both = results["rows"] + results.get("operands", [])
-    wrong = [f"{row['name']} {row['dtype']}" for row in both if row.get("wrong")]
+        lines.append(f"STOPPED after {len(results['rows'] + operands)} rows; the others were not looked at")
+    wrong = [f"{row['name']} {row['dtype']}" for row in results["rows"] + operands if row.get("wrong")]
     lines.append(f"WRONG, not timed: {', '.join(wrong)}" if wrong else "all compared with float64, and right")
     return "\n".join(lines)
+
+
+def distrust(timed: list[Row]) -> list[str]:
+    """A line that warns where others were at work on the machine during more than a tenth of the rows."""
+    busy = sum(row.get("busy", False) for row in timed)
+    if busy <= len(timed) // 10:
+        return []
+    return [f"NOT TO BE TRUSTED: this machine did other work during {busy} of {len(timed)} rows"]
 
 
 def _first_use(title: str, key: str, digits: int, uses: dict[str, dict[str, float | None]]) -> list[str]:

@@ -308,7 +308,9 @@ class TestBench:
             assert row["floor"]["forward"] > 0 and row["floor"]["backward"] > 0
         assert "all compared with float64, and right" in capsys.readouterr().out
         assert used == ["swiglu", "relu", "glu"]
+        monkeypatch.setattr(operand_rows.Others, "disturb", lambda *_: True)
         assert bench.main(["swiglu", *arguments]) == 0
+        assert "NOT TO BE TRUSTED: this machine did other work during 1 of 1 rows" in capsys.readouterr().out
         assert set(json.loads(file.read_text())) == {"machine", "stopped", "operands"}
         with pytest.raises(SystemExit):
             bench.main(["swiglu", "--device", "cpu", "--html", str(tmp_path / "page.html")])
