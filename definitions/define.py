@@ -81,7 +81,7 @@ def define(
         ValueError: the name, a parameter or the kernel file will not do; the message says why.
         TypeError: an argument is of another kind than it says here.
     """
-    _check_arguments(name, source=source, saves=saves, reference=reference, formula=formula)
+    _check_arguments(name, source, saves, reference, formula, backward, backward_from_output)
     if (expression is None) == (source is None):
         raise TypeError(f"define({name!r}, ...) takes an expression or source=, one of the two")
     if source is not None and (backward, backward_from_output) != (None, None):
@@ -253,7 +253,9 @@ def _reserved_names() -> frozenset[str]:
     return frozenset({*vars(package), *package.PUBLIC, *package.HOOKS, *modules})
 
 
-def _check_arguments(name: str, *, source: object, saves: object, reference: object, formula: object) -> None:
+def _check_arguments(
+    name: str, source: object, saves: object, reference: object, formula: object, backward: object, from_output: object
+) -> None:
     """Checks arguments of :func:`define` that people may have meant as parameters, or given in another form.
 
     Raises:
@@ -265,6 +267,8 @@ def _check_arguments(name: str, *, source: object, saves: object, reference: obj
         ("saves", saves, "what backward can keep, such as 'input'", Iterable),
         ("reference", reference, "a function in PyTorch", Callable),
         ("formula", formula, "text", str),
+        ("backward", backward, "an expression of the gradient", str),
+        ("backward_from_output", from_output, "an expression of the gradient", str),
     ):
         if value is not None and not isinstance(value, type_):
             raise TypeError(f"{name}: {argument}= is {kind}, not {value!r}; a parameter cannot be called {argument!r}")

@@ -549,6 +549,13 @@ def test_parameters_that_are_arguments_of_define(param: str) -> None:
         jitact.define("swoosh", source=text)
 
 
+@pytest.mark.parametrize("param", ["backward", "backward_from_output"])
+def test_parameters_that_are_called_like_a_gradient(param: str) -> None:
+    says = f"swoosh: {param}= is an expression .*, not 1.0; a parameter cannot be called '{param}'"
+    with pytest.raises(TypeError, match=says):
+        jitact.define("swoosh", f"{param} * x", **{param: 1.0})
+
+
 MACROS = ("errno", "NULL", "EOF", "NAN", "INFINITY", "M_PI", "INT_MAX", "stdin", "unix", "linux", "DBL_MAX", "JITACT_PARAMS")
 VISIBLE = (
     "isnan",
