@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ from common import SLOW
 
 import jitact
 from jitact import kernels
+from jitact.kernels.loader.plan import CFLAGS
 
 FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
@@ -77,6 +79,27 @@ def test_vectors_are_stored_whole(name: str, tmp_path: Path) -> None:
         whole = sum(count for kind, count in stores.items() if kind.startswith("v4"))
         single = sum(count for kind, count in stores.items() if not kind.startswith("v4") and kind != "u8")  # u8: bits
         assert whole >= 1 and single <= 2, (kernel, stores)  # single ones: one of each written tensor, in the last block
+
+
+WIDE = ("softplus", "squareplus", "tanhshrink", "clamped_swiglu")  # numbers, long polynomials; the others by -m slow
+ONE_BY_ONE = {("snake", "d"), ("xielu", "f"), ("xielu", "d")}  # the platform's sine; sums of three gradients
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("c++") is None, reason="no C++ compiler for AVX2")
+@pytest.mark.parametrize("name", [name if name in WIDE else SLOW(name) for name in jitact.names()])
+def test_a_cpu_computes_vectors(name: str, tmp_path: Path) -> None:
+    """A branch in the loop, which some choices become, has it compute element by element: 5 to 20 times as slow."""
+    assembly = tmp_path / "kernel.s"
+    command = ["c++", "-x", "c++", "-S", *CFLAGS, "-w", "-mavx2", "-mfma", "-mf16c", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
+    compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(assembly)])
+    loops = re.findall(r"^(_ZN6jitact5loops10run_blocks\S*):$(.*?)^\t\.size", assembly.read_text(), re.MULTILINE | re.DOTALL)
+    assert loops
+    for loop, text in loops:
+        dtype = re.search(r"OpE\d+E(f|d|NS\w+?)E", loop)[1]
+        packed = len(re.findall(r"\tv\w+p[sd]\t.*[yz]mm", text))
+        single = len(re.findall(r"\tv(?:mul|add|sub|div|sqrt|fn?m\w+)s[sd]\t", text))
+        if "Dual" not in loop and (name, dtype) not in ONE_BY_ONE:
+            assert single <= 6 or single <= packed / 2, (loop, packed, single)
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

@@ -204,12 +204,18 @@ JITACT_INLINE Double x_plus_sin_squared_slope(Double x, Double alpha) {
 JITACT_INLINE Double x_minus_tanh(Double x) {
   // Minimax on |x| <= 5/8, where the difference cancels.
   const Double u = x * x;
-  constexpr double c[] = {1.724487449484433e-05, -7.959955735264808e-05, 0.00023077616269519857, -0.0005874372860094381,
-                          0.001455309297534642, -0.0035920589774734554, 0.008863229830925709, -0.021869488260559115,
-                          0.05396825396139557, -0.13333333333326658, 0.3333333333333332};
-  Double s = c[0];
-  for (int i = 1; i < 11; i++) s = fma(s, u, c[i]);
-  return abs(x) < 0.625 ? x * u * s : x - tanh(x);
+  Double s = 1.724487449484433e-05;
+  s = fma(s, u, -7.959955735264808e-05);
+  s = fma(s, u, 0.00023077616269519857);
+  s = fma(s, u, -0.0005874372860094381);
+  s = fma(s, u, 0.001455309297534642);
+  s = fma(s, u, -0.0035920589774734554);
+  s = fma(s, u, 0.008863229830925709);
+  s = fma(s, u, -0.021869488260559115);
+  s = fma(s, u, 0.05396825396139557);
+  s = fma(s, u, -0.13333333333326658);
+  s = fma(s, u, 0.3333333333333332);
+  return select(abs(x) < 0.625, x * u * s, x - tanh(x));
 }
 
 #undef JITACT_OWN

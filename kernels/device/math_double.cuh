@@ -23,8 +23,15 @@ JITACT_INLINE double reciprocal(double b) {
 
 constexpr double kLargest = 0x1.fffffffffffffp1023;
 
-// 1 / p, held where it is finite.
-JITACT_INLINE double one_over(double p) { return clamp(1 / Double(p), -kLargest, kLargest).v; }
+// 1 / p, held where it is finite: of infinity, the number next to it. On a CPU without choices, as single::held is.
+JITACT_INLINE double one_over(double p) {
+#ifdef __CUDA_ARCH__
+  return clamp(1 / Double(p), -kLargest, kLargest).v;
+#else
+  const uint64_t bits = to_bits(1 / p);
+  return from_bits(bits - uint64_t(bits << 1 == uint64_t(0x7ff) << 53));
+#endif
+}
 JITACT_INLINE double root_of(double p) { return ::sqrt(p); }
 
 // exp(x) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. x is within 2^20.

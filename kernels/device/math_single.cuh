@@ -61,9 +61,17 @@ JITACT_INLINE float reciprocal(float b) {
 
 constexpr float kLargest = 0x1.fffffep127f;
 
-// x held between two bounds, NaN kept. Not by at_most and at_least, whose assembly the compiler repeats for each element:
-// this is for parameters, and what is computed of them alone is computed once.
-JITACT_INLINE float held(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+// x held between two bounds, NaN kept. On the GPU not by at_most and at_least, whose assembly the compiler repeats for each
+// element: this is for parameters, and what is computed of them alone is computed once. On a CPU choices that hang on each
+// other become branches in the loop, which is then not vectorised.
+JITACT_INLINE float held(float x, float low, float high) {
+#ifdef __CUDA_ARCH__
+  return x < low ? low : x > high ? high : x;
+#else
+  const uint32_t below = -uint32_t(x < low), above = -uint32_t(x > high);  // all bits, or none
+  return from_bits((to_bits(low) & below) | (to_bits(high) & above) | (to_bits(x) & ~(below | above)));
+#endif
+}
 
 // 1 / p and sqrt(p) of a parameter, rounded; 1 / p is held where it is finite.
 JITACT_INLINE float one_over(float p) { return held(1.0f / p, -kLargest, kLargest); }
