@@ -401,10 +401,12 @@ class TestReport:
     def test_command_says_what_it_wrote(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(report, "ROOT", tmp_path)
         (tmp_path / "pyproject.toml").touch()
-        (tmp_path / "README.md").write_text("# jitact\n", encoding="utf-8")
-        assert report.main([]) == 0
+        (tmp_path / "docs").mkdir()
         said = [f"wrote {tmp_path / name}" for name in report.WRITTEN]
-        said[list(report.WRITTEN).index("README.md")] = f"{tmp_path / 'README.md'} is up to date"
+        for name in ("README.md", "docs/comparison.md"):  # of which tables alone are written
+            (tmp_path / name).write_text("# jitact\n", encoding="utf-8")
+            said[list(report.WRITTEN).index(name)] = f"{tmp_path / name} is up to date"
+        assert report.main([]) == 0
         assert capsys.readouterr().out.splitlines() == said
         assert report.main([]) == 0 and "wrote" not in capsys.readouterr().out
         assert (tmp_path / "ACTIVATIONS.md").read_text(encoding="utf-8").startswith("# Activations")
