@@ -128,11 +128,9 @@ def inverse(b: Tensor) -> Tensor:
 
 
 def scaled_sigmoid(x: Tensor, e: Tensor, scale: float) -> Tensor:
-    """x / (1 + e / scale): a scaled exponential leaves room down to where x sigmoid(x) vanishes. x keeps its digits near 0."""
-    if e.device.type == "cpu":
-        return x * scale / (e + scale)
-    r = torch.rsqrt(e + scale) * math.sqrt(scale)
-    return x * r * r
+    """x / (1 + e / scale): a scaled exponential leaves room down to where x sigmoid(x) vanishes."""
+    y = x * scale / (e + scale)
+    return y if x.device.type == "cpu" else torch.where(x.abs() < 2.0**-100, 0.5 * x, y)
 
 
 class Wide:
@@ -249,7 +247,7 @@ class Single(Wide):
 
     @staticmethod
     def sigmoid(x: Tensor) -> Tensor:
-        return inverse(1 + torch.exp(-x))
+        return torch.reciprocal(1 + torch.exp(-x))
 
     @staticmethod
     def _tail(s: Tensor) -> Tensor:
@@ -279,13 +277,13 @@ class Single(Wide):
     @staticmethod
     def normal_tail(t: Tensor) -> Tensor:
         t = least(t, 15.0)  # where it has vanished
-        r = inverse(t + 2.5)
+        r = torch.reciprocal(t + 2.5)
         return Single._bell(t) * (r * Single._tail(t * r))
 
     @staticmethod
     def times_normal_tail(t: Tensor) -> Tensor:
         t = least(t, 15.0)
-        s = quotient(t, t + 2.5)
+        s = t / (t + 2.5)
         return s * Single._tail(s) * Single._bell(t)
 
     @staticmethod

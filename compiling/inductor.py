@@ -19,6 +19,7 @@ from torch import SymFloat, fx
 __all__ = ["dissolve"]
 
 SLOW = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "tanh", "sigmoid", "sin", "cos", "tan", "pow"}
+"""Functions of torch whose results a CPU stores for several users; Inductor itself knows the first and a few more."""
 
 
 def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) -> None:
@@ -60,12 +61,11 @@ def _lowered(formula: Callable, operands: tuple) -> Any:
     device, graph = tensors[0].get_device(), _traced(formula, operands, tensors)
     compute = _per_element(graph, device)
     called = {node.target.overloadpacket.__name__ for node in graph.nodes if node.op == "call_function"}
-    # On a CPU Inductor stores what calls exp or sigmoid for several users, and other functions take as long.
     counted = ops.exp if device.type == "cpu" and called & SLOW else ops.relu
 
     def elementwise(result: fx.Node, *values: Any) -> Any:
         if isinstance(V.get_ops_handler(), OpCounterCSE):
-            return counted(functools.reduce(ops.add, values))
+            return counted(functools.reduce(ops.add, values))  # one operation, which on a CPU is slow or not
         return compute(values)[result]
 
     def one(result: fx.Node) -> Any:
@@ -131,11 +131,13 @@ def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dic
 
 
 def _multiplied_and_added(node: fx.Node) -> tuple | None:
-    """a, b and c of a * b + c, which compilers for GPUs fuse themselves."""
-    aten = torch.ops.aten
-    if node.target is not aten.add.Tensor or node.kwargs or not node.meta["val"].is_floating_point():
+    """a, b and c where a node is a * b + c of one type, which compilers for GPUs fuse themselves."""
+    aten, dtype = torch.ops.aten, node.meta["val"].dtype
+    if node.target is not aten.add.Tensor or node.kwargs or not dtype.is_floating_point:
         return None
     for product, other in (node.args, node.args[::-1]):
         if isinstance(product, fx.Node) and product.target is aten.mul.Tensor:
-            return (*product.args, other)
+            terms = *product.args, other
+            if all(term.meta["val"].dtype is dtype for term in terms if isinstance(term, fx.Node)):
+                return terms
     return None
