@@ -16,7 +16,7 @@ from ..definitions import functions as of_expressions
 
 __all__ = ["functions"]
 
-Number = Tensor | float
+Value = Tensor | float
 LOG2E, SQRT_HALF = math.log2(math.e), math.sqrt(0.5)
 
 
@@ -89,7 +89,7 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
     return y
 
 
-def _extreme(beyond: Callable, of_tensors: Callable, of_numbers: Callable, a: Number, b: Number) -> Number:
+def _extreme(beyond: Callable, of_tensors: Callable, of_numbers: Callable, a: Value, b: Value) -> Value:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return of_tensors(a, b)
     x, number = (a, b) if isinstance(a, Tensor) else (b, a)
@@ -175,9 +175,9 @@ class Wide:
         e = torch.exp(-x.abs())
         return torch.where(x < 0, e, 1.0) / (1 + e)
 
-    @staticmethod
-    def softplus(x: Tensor) -> Tensor:
-        return torch.log1p(torch.exp(-x.abs())) + torch.where(x < 0, 0.0, x)
+    @classmethod
+    def softplus(cls, x: Tensor) -> Tensor:
+        return cls.log1p_unit(cls.decay(x.abs())) + torch.where(x < 0, 0.0, x)
 
     @staticmethod
     def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
@@ -240,10 +240,6 @@ class Single(Wide):
     def log1p_unit(e: Tensor) -> Tensor:
         c = (5.232695136e-3, -2.950524476e-2, 7.822596640e-2, -1.366324753e-1, 1.910600788e-1, -2.484298261e-1)
         return e * polynomial(e, *c, 3.331909688e-1, -4.999949315e-1, 9.999999699e-1)
-
-    @staticmethod
-    def softplus(x: Tensor) -> Tensor:
-        return Single.log1p_unit(torch.exp(-x.abs())) + torch.where(x < 0, 0.0, x)
 
     @staticmethod
     def sigmoid(x: Tensor) -> Tensor:
@@ -332,10 +328,6 @@ class Narrow(Wide):
     def log1p_unit(e: Tensor) -> Tensor:
         c = (-2.386785299e-2, 1.012190878e-1, -2.100459337e-1, 3.252057135e-1, -4.993612468e-1, 9.999915957e-1)
         return e * polynomial(e, *c)
-
-    @staticmethod
-    def softplus(x: Tensor) -> Tensor:
-        return Narrow.log1p_unit(torch.exp2(-LOG2E * x.abs())) + torch.where(x < 0, 0.0, x)
 
     @staticmethod
     def sigmoid(x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .functions import LOG2E, Narrow, Single, inverse, leading, least, most, polynomial, scaled_sigmoid
+from .functions import LOG2E, Narrow, Single, Value, inverse, leading, least, most, polynomial, scaled_sigmoid
 
 __all__ = ["shorter"]
 
@@ -28,7 +28,6 @@ P1_FEW, P3_FEW = round(P1 * 2**13) / 2**13, round(P3 * 2**7) / 2**7
 SILU_SHIFT = 3.25  # leaves exp(-x) room down to where x exp(x) vanishes; of few digits, which -x - 3.25 does not lose
 SHIFT = 4  # the same for powers of two
 
-
 TAIL = (-2.277514925e-2, -1.088446125e-1, 5.132944705e-2, 2.919620809e-1, 1.696298017e-1, -1.243393667, 1.250000020)
 """Of Q(t) (t + 5/2) / exp(-t^2 / 2), in t / (t + 5/2): to 2^-27 of what counts beside 1."""
 
@@ -37,8 +36,6 @@ EXPM1 = (7.204961622e-3, 4.132744598e-2, 1.666243288e-1, 4.999981307e-1, 9.99999
 
 SELU_RIGHT = 1.0507009873554804934
 SELU_LEFT = SELU_RIGHT * 1.6732632423543772848
-
-Value = Tensor | float
 
 
 def shorter(dtype: torch.dtype, fast_math: bool) -> Mapping[str, Mapping[str, Callable]]:
