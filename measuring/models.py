@@ -312,16 +312,16 @@ def waiting(step: Step) -> float:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Convolutions and matrix products of float32 with all its digits, which no compiled graph has to be compiled anew for."""
-    backends = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [backend.allow_tf32 for backend in backends]
+    """Convolutions and matrix products of float32 with all its digits."""
+    # Only where it is allowed: to forbid for matrix products what is not allowed changes the keys of the compiler's cache.
+    allowed = [backend for backend in (torch.backends.cudnn, torch.backends.cuda.matmul) if backend.allow_tf32]
     try:
-        for backend in backends:
+        for backend in allowed:
             backend.allow_tf32 = False
         yield
     finally:
-        for backend, allowed in zip(backends, before, strict=True):
-            backend.allow_tf32 = allowed
+        for backend in allowed:
+            backend.allow_tf32 = True
 
 
 def differing(steps: dict[str, Step], near: float) -> list[str]:
