@@ -492,9 +492,12 @@ def models(parser: Parser, args: argparse.Namespace) -> int:
     results = {"machine": machine(args.device)}
     say(report.describe(results["machine"]))
     results |= models.run(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
+    flagged = results["flagged"]
     if args.json:
+        if args.json.exists():
+            results = models.with_kept(results, json.loads(args.json.read_text(encoding="utf-8")))
         write_json(args.json, results)
-    return results["stopped"] or (1 if results["flagged"] else 0)
+    return results["stopped"] or (1 if flagged else 0)
 
 
 def parse_shape(text: str) -> tuple[int, ...]:
@@ -539,7 +542,10 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         help="instead, blocks of models before and after jitact.replace, eager and compiled; on a CPU a small part",
     )
     parser.add_argument(
-        "--json", type=parser.output_file, metavar="FILE", help="write all figures and the facts of the machine"
+        "--json",
+        type=parser.output_file,
+        metavar="FILE",
+        help="write all figures and the facts of the machine; of --models, lines in it that are not measured now are kept",
     )
     parser.add_argument(
         "--html", type=parser.output_file, metavar="FILE.html", help="write a page to look at: speed, memory, errors, builds"

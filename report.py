@@ -16,6 +16,7 @@ from jitact.measuring.markdown import (
     accuracy_markdown,
     activations_markdown,
     current_activations_markdown,
+    current_comparison,
     current_readme,
 )
 from jitact.measuring.picture import can_plot, plot
@@ -61,6 +62,7 @@ WRITTEN: dict[str, Callable[[Path], str]] = {
     "ACTIVATIONS.md": current_activations_markdown,
     "README.md": current_readme,
     "__init__.pyi": lambda checkout: interface.stub(),
+    "docs/comparison.md": current_comparison,
     "docs/api.md": lambda checkout: interface.api_markdown(),
 }
 """The files of a checkout that are written, wholly or in part, and what should be in them now."""

@@ -13,11 +13,10 @@ from functools import cache
 from torch import Tensor
 
 from ..kernels.loader.source import DEVICE
+from .functions import Value
 from .reader import read, split
 
 __all__ = ["Dual", "of_duals"]
-
-Value = Tensor | float
 
 
 @dataclass(frozen=True, eq=False)

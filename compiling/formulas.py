@@ -9,7 +9,7 @@ from torch import SymFloat, Tensor
 
 from ..kernels import KernelSource
 from .dual import Dual, of_duals
-from .functions import functions
+from .functions import Value, functions
 from .reader import Unreadable, read
 from .shorter import shorter
 
@@ -23,7 +23,6 @@ SELECTING: dict[str, tuple[Callable, Callable]] = {
 """PyTorch's own operations, forward and backward, where they are exact in every dtype and of the fewest; relu's starts from the
 output, which the next layer keeps."""
 
-Value = Tensor | float
 Short = Mapping[str, Mapping[str, Callable]]
 
 

@@ -16,6 +16,7 @@ from ..definitions import functions as of_expressions
 
 __all__ = ["functions"]
 
+Value = Tensor | float
 LOG2E, SQRT_HALF = math.log2(math.e), math.sqrt(0.5)
 
 
@@ -88,20 +89,21 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
     return y
 
 
-def least(a: Tensor | float, b: Tensor | float) -> Tensor | float:
-    """The smaller one, NaN if a tensor is; with a number it is a comparison less than PyTorch's."""
+def _extreme(beyond: Callable, of_tensors: Callable, of_numbers: Callable, a: Value, b: Value) -> Value:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.minimum(a, b)
+        return of_tensors(a, b)
     x, number = (a, b) if isinstance(a, Tensor) else (b, a)
-    return torch.where(x > number, number, x) if isinstance(x, Tensor) else min(x, number)
+    if not isinstance(x, Tensor):
+        return of_numbers(x, number)
+    if x.device.type == "cpu":
+        return of_tensors(x, x.new_full((), number))
+    return torch.where(beyond(x, number), number, x)  # a comparison less than PyTorch's, on a GPU
 
 
-def most(a: Tensor | float, b: Tensor | float) -> Tensor | float:
-    """The greater one, likewise."""
-    if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return torch.maximum(a, b)
-    x, number = (a, b) if isinstance(a, Tensor) else (b, a)
-    return torch.where(x < number, number, x) if isinstance(x, Tensor) else max(x, number)
+least = functools.partial(_extreme, torch.gt, torch.minimum, min)
+"""The smaller one of two tensors or numbers, NaN if a tensor is."""
+most = functools.partial(_extreme, torch.lt, torch.maximum, max)
+"""The greater one, likewise."""
 
 
 def leading(x: Tensor, step: float) -> Tensor:
@@ -109,12 +111,26 @@ def leading(x: Tensor, step: float) -> Tensor:
     return x + 1.5 * 2**23 * step - 1.5 * 2**23 * step
 
 
-def quotient(a: Tensor | float, b: Tensor) -> Tensor:
+def quotient(a: Tensor, b: Tensor) -> Tensor:
     """a / b for b > 0, to some 2^-21: on a GPU a root is one instruction, where a division is ten."""
     if b.device.type == "cpu":
         return a / b
     r = torch.rsqrt(b)
     return a * r * r
+
+
+def inverse(b: Tensor) -> Tensor:
+    """1 / b for b > 0, likewise."""
+    if b.device.type == "cpu":
+        return torch.reciprocal(b)
+    r = torch.rsqrt(b)
+    return r * r
+
+
+def scaled_sigmoid(x: Tensor, e: Tensor, scale: float) -> Tensor:
+    """x / (1 + e / scale): a scaled exponential leaves room down to where x sigmoid(x) vanishes."""
+    y = x * scale / (e + scale)
+    return y if x.device.type == "cpu" else torch.where(x.abs() < 2.0**-100, 0.5 * x, y)
 
 
 class Wide:
@@ -159,9 +175,9 @@ class Wide:
         e = torch.exp(-x.abs())
         return torch.where(x < 0, e, 1.0) / (1 + e)
 
-    @staticmethod
-    def softplus(x: Tensor) -> Tensor:
-        return torch.log1p(torch.exp(-x.abs())) + torch.where(x < 0, 0.0, x)
+    @classmethod
+    def softplus(cls, x: Tensor) -> Tensor:
+        return cls.log1p_unit(cls.decay(x.abs())) + torch.where(x < 0, 0.0, x)
 
     @staticmethod
     def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
@@ -221,8 +237,17 @@ class Single(Wide):
         return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
 
     @staticmethod
-    def _tail(t: Tensor, r: Tensor) -> Tensor:
-        """Q(t) / (r exp(-t^2 / 2)) for t >= 0, with r = 1 / (t + 5/2)."""
+    def log1p_unit(e: Tensor) -> Tensor:
+        c = (5.232695136e-3, -2.950524476e-2, 7.822596640e-2, -1.366324753e-1, 1.910600788e-1, -2.484298261e-1)
+        return e * polynomial(e, *c, 3.331909688e-1, -4.999949315e-1, 9.999999699e-1)
+
+    @staticmethod
+    def sigmoid(x: Tensor) -> Tensor:
+        return torch.reciprocal(1 + torch.exp(-x))
+
+    @staticmethod
+    def _tail(s: Tensor) -> Tensor:
+        """Q(t) (t + 5/2) / exp(-t^2 / 2) with s = t / (t + 5/2), for t >= 0."""
         c = (
             -7.888111471e-02,
             2.764140665e-01,
@@ -235,25 +260,27 @@ class Single(Wide):
             -1.243392110e00,
             1.250000000e00,
         )
-        return polynomial(t * r, *c)
+        return polynomial(s, *c)
 
     @staticmethod
     def _bell(t: Tensor) -> Tensor:
         """exp(-t^2 / 2) for 0 <= t < 16, with no digit of t^2 lost: that of a few digits of t is exact, and the rest small."""
         a = leading(t, 2.0**-8)
         e = torch.exp(-0.5 * a * a)
-        r = (a - t) * (0.5 * (a + t))
-        return e + e * (r * polynomial(r, 1 / 6, 0.5, 1.0))
+        r = (a - t) * (a + t)  # twice what is left
+        return e + e * (r * polynomial(r, 1 / 48, 1 / 8, 1 / 2))
 
     @staticmethod
     def normal_tail(t: Tensor) -> Tensor:
-        bell, r = Single._bell(t), torch.reciprocal(t + 2.5)
-        return torch.where(t >= 15, 0.0, bell * (r * Single._tail(t, r)))
+        t = least(t, 15.0)  # where it has vanished
+        r = torch.reciprocal(t + 2.5)
+        return Single._bell(t) * (r * Single._tail(t * r))
 
     @staticmethod
     def times_normal_tail(t: Tensor) -> Tensor:
-        bell, r = Single._bell(t), torch.reciprocal(t + 2.5)
-        return torch.where(t >= 15, 0.0, t * r * Single._tail(t, r) * bell)
+        t = least(t, 15.0)
+        s = t / (t + 2.5)
+        return s * Single._tail(s) * Single._bell(t)
 
     @staticmethod
     def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
@@ -270,7 +297,7 @@ class Single(Wide):
         rest = (((d.abs() - a * few) - (a * (sigma - few) + lost)) / sigma).clamp(-0.01, 0.01)
         t = a + rest
         r = torch.reciprocal(t + 2.5)
-        return torch.exp(-0.5 * a * a) * torch.exp(-rest * (a + 0.5 * rest)) * (r * Single._tail(t, r))
+        return torch.exp(-0.5 * a * a) * torch.exp(-rest * (a + 0.5 * rest)) * (r * Single._tail(t * r))
 
     @staticmethod
     def x_minus_tanh(x: Tensor) -> Tensor:
@@ -303,12 +330,8 @@ class Narrow(Wide):
         return e * polynomial(e, *c)
 
     @staticmethod
-    def softplus(x: Tensor) -> Tensor:
-        return Narrow.log1p_unit(torch.exp2(-LOG2E * x.abs())) + torch.where(x < 0, 0.0, x)
-
-    @staticmethod
     def sigmoid(x: Tensor) -> Tensor:
-        return quotient(1.0, 1 + torch.exp2(-LOG2E * x))
+        return inverse(1 + torch.exp2(-LOG2E * x))
 
     @staticmethod
     def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
@@ -326,14 +349,14 @@ class Narrow(Wide):
     def tanh(x: Tensor) -> Tensor:
         a, u = x.abs(), x * x
         near = a + a * u * (u * 1.246056706e-1 - 3.330079019e-1)
-        far = 1 - quotient(2.0, 1 + torch.exp2(2 * LOG2E * a))
+        far = 1 - 2 * inverse(1 + torch.exp2(2 * LOG2E * a))
         return torch.copysign(torch.where(a < 0.35, near, far), x)
 
     @staticmethod
     def x_minus_tanh(x: Tensor) -> Tensor:
         a, u = x.abs(), x * x
         c = (5.236560479e-3, -2.028026432e-2, 5.366570130e-2, -1.333126277e-1, 3.333331048e-1)
-        far = a - 1 + quotient(2.0, 1 + torch.exp2(2 * LOG2E * a))
+        far = a - 1 + 2 * inverse(1 + torch.exp2(2 * LOG2E * a))
         return torch.copysign(torch.where(a < 0.75, a * u * polynomial(u, *c), far), x)
 
     @staticmethod
@@ -344,7 +367,7 @@ class Narrow(Wide):
     def _tail(t: Tensor) -> Tensor:
         """Q(t) / exp(-t^2 / 2) for t >= 0."""
         c = (-8.096532524e-2, 2.276526988e-1, -3.018449061e-2, 1.512842327e-1, 1.119793579e-1, 1.202344596e-1)
-        r = quotient(1.0, 0.3 * t + 1)
+        r = inverse(0.3 * t + 1)
         return r * polynomial(r, *c)
 
     @staticmethod

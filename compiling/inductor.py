@@ -18,6 +18,9 @@ from torch import SymFloat, fx
 
 __all__ = ["dissolve"]
 
+SLOW = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "tanh", "sigmoid", "sin", "cos", "tan", "pow"}
+"""Functions of torch whose results a CPU stores for several users; Inductor itself knows the first and a few more."""
+
 
 def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) -> None:
     """Makes ``formula`` what Inductor compiles in place of an operator.
@@ -57,10 +60,12 @@ def _lowered(formula: Callable, operands: tuple) -> Any:
     tensors = [operand for operand in operands if isinstance(operand, TensorBox)]
     device, graph = tensors[0].get_device(), _traced(formula, operands, tensors)
     compute = _per_element(graph, device)
+    called = {node.target.overloadpacket.__name__ for node in graph.nodes if node.op == "call_function"}
+    counted = ops.exp if device.type == "cpu" and called & SLOW else ops.relu
 
     def elementwise(result: fx.Node, *values: Any) -> Any:
-        if device.type != "cpu" and isinstance(V.get_ops_handler(), OpCounterCSE):
-            return ops.relu(functools.reduce(ops.add, values))  # counts as that
+        if isinstance(V.get_ops_handler(), OpCounterCSE):
+            return counted(functools.reduce(ops.add, values))  # one operation, which on a CPU is slow or not
         return compute(values)[result]
 
     def one(result: fx.Node) -> Any:
@@ -94,11 +99,15 @@ def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dic
     """A graph of torch operations on one element as a function of Inductor's values, which computes each of them once."""
     from torch._inductor.ir import Pointwise
     from torch._inductor.lowering import lowerings
-    from torch._inductor.virtualized import OpsValue
+    from torch._inductor.virtualized import OpsValue, ops
 
     values: dict[fx.Node, Any] = defaultdict(lambda: OpsValue(None))  # none yet, where Inductor asks whether it is a constant
     boxes: dict[fx.Node, Any] = {}
     steps = []
+
+    def fused(terms: tuple, dtype: torch.dtype, _: Any) -> Any:
+        return ops.fma(*[values[each] if isinstance(each, fx.Node) else ops.constant(each, dtype) for each in terms])
+
     for node in graph.nodes:
         if node.op == "output" or not node.meta["val"].numel():
             continue
@@ -106,7 +115,9 @@ def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dic
         boxes[node] = Pointwise.create(device=device, dtype=node.meta["val"].dtype, inner_fn=inner, ranges=[])
         if node.op == "call_function":
             made = lowerings[node.target](*fx.map_arg(node.args, boxes.get), **fx.map_arg(node.kwargs, boxes.get))
-            steps.append((node, made.make_loader()))
+            terms = _multiplied_and_added(node) if device.type == "cpu" else None
+            step = terms and functools.partial(fused, terms, node.meta["val"].dtype)
+            steps.append((node, step or made.make_loader()))
             boxes[node] = boxes[node] if node.all_input_nodes else made  # a constant
     given = [node for node in graph.nodes if node.op == "placeholder"]
 
@@ -117,3 +128,16 @@ def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dic
         return values
 
     return compute
+
+
+def _multiplied_and_added(node: fx.Node) -> tuple | None:
+    """a, b and c where a node is a * b + c of one type, which compilers for GPUs fuse themselves."""
+    aten, dtype = torch.ops.aten, node.meta["val"].dtype
+    if node.target is not aten.add.Tensor or node.kwargs or not dtype.is_floating_point:
+        return None
+    for product, other in (node.args, node.args[::-1]):
+        if isinstance(product, fx.Node) and product.target is aten.mul.Tensor:
+            terms = *product.args, other
+            if all(term.meta["val"].dtype is dtype for term in terms if isinstance(term, fx.Node)):
+                return terms
+    return None

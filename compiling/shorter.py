@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor
 
-from .functions import LOG2E, Narrow, Single, leading, least, most, quotient
+from .functions import LOG2E, Narrow, Single, Value, inverse, leading, least, most, polynomial, scaled_sigmoid
 
 __all__ = ["shorter"]
 
@@ -25,7 +25,17 @@ K1 = 2 * math.sqrt(2 / math.pi)  # of gelu_tanh
 K3 = 0.044715 * K1
 P1, P3 = K1 * LOG2E, K3 * LOG2E
 P1_FEW, P3_FEW = round(P1 * 2**13) / 2**13, round(P3 * 2**7) / 2**7
-SCALE = 2.0**-8  # leaves room for exponentials down to where x times them vanishes
+SILU_SHIFT = 3.25  # leaves exp(-x) room down to where x exp(x) vanishes; of few digits, which -x - 3.25 does not lose
+SHIFT = 4  # the same for powers of two
+
+TAIL = (-2.277514925e-2, -1.088446125e-1, 5.132944705e-2, 2.919620809e-1, 1.696298017e-1, -1.243393667, 1.250000020)
+"""Of Q(t) (t + 5/2) / exp(-t^2 / 2), in t / (t + 5/2): to 2^-27 of what counts beside 1."""
+
+EXPM1 = (7.204961622e-3, 4.132744598e-2, 1.666243288e-1, 4.999981307e-1, 9.999999866e-1)
+"""Of (exp(x) - 1) / x from -0.35 to 0."""
+
+SELU_RIGHT = 1.0507009873554804934
+SELU_LEFT = SELU_RIGHT * 1.6732632423543772848
 
 
 def shorter(dtype: torch.dtype, fast_math: bool) -> Mapping[str, Mapping[str, Callable]]:
@@ -34,33 +44,39 @@ def shorter(dtype: torch.dtype, fast_math: bool) -> Mapping[str, Mapping[str, Ca
         return {}
     found = {name: {"backward": backward} for name, backward in _gradients(dtype).items()}
     if dtype is torch.float32 and not fast_math:
-        found["silu"]["forward"] = lambda x: Single.times_sigmoid(most(x, -1000.0), x)
+        found["silu"]["forward"] = _silu
         found["mish"]["forward"] = lambda x: Single.times_tanh_softplus(most(x, -1000.0), x)
         found["gelu_tanh"]["forward"] = _gelu_tanh
+        found["selu"]["forward"] = _selu
         found["quick_gelu"] = {"forward": _quick_gelu}
     return found
 
 
+def _silu(x: Tensor) -> Tensor:
+    return scaled_sigmoid(most(x, -1000.0), torch.exp(-x - SILU_SHIFT), math.exp(-SILU_SHIFT))  # 0 * inf would be NaN
+
+
+def _selu(x: Tensor) -> Tensor:
+    near = x * polynomial(x, *[SELU_LEFT * c for c in EXPM1])
+    left = torch.where(x > -0.35, near, SELU_LEFT * torch.exp(x) - SELU_LEFT)
+    return torch.where(x > 0, SELU_RIGHT * x, left)
+
+
 def _quick_gelu(x: Tensor) -> Tensor:
-    c = x.clamp(-64, 64)  # where it is constant, and 0 * inf would be NaN
+    c = least(most(x, -64.0), 64.0)  # where it is constant, and 0 * inf would be NaN
     a = leading(c, 2.0**-5)
-    e = torch.exp2(a * -QUICK_FEW - 8) * torch.exp2((a - c) * QUICK - a * (QUICK - QUICK_FEW))
-    return _scaled_sigmoid(x.clamp(min=-64), e)
+    e = torch.exp2(a * -QUICK_FEW - SHIFT) * torch.exp2((a - c) * QUICK - a * (QUICK - QUICK_FEW))
+    return scaled_sigmoid(most(x, -64.0), e, 2.0**-SHIFT)
 
 
 def _gelu_tanh(x: Tensor) -> Tensor:
     """x sigmoid(v), where v(x) = v(a) + (x - a) (K1 + K3 (x^2 + x a + a^2)) for an a of few digits."""
-    c = x.clamp(-10.5, 10.5)
+    c = least(most(x, -10.5), 10.5)
     a = leading(c, 2.0**-3)
     u = a * a
     low = (a - c) * (P3 * (c * c + a * (a + c)) + P1) - a * (u * (P3 - P3_FEW) + (P1 - P1_FEW))
-    e = torch.exp2(a * (u * -P3_FEW - P1_FEW) - 8) * torch.exp2(low)
-    return _scaled_sigmoid(x.clamp(min=-10.5), e)
-
-
-def _scaled_sigmoid(x: Tensor, e: Tensor) -> Tensor:
-    """x / (1 + exp(-v)) from exp(-v) 2^-8; where ``x`` is so small that its own digits would get lost, it is x / 2."""
-    return torch.where(x.abs() < 2.0**-100, 0.5 * x, x * SCALE / (e + SCALE))
+    e = torch.exp2(a * (u * -P3_FEW - P1_FEW) - SHIFT) * torch.exp2(low)
+    return scaled_sigmoid(most(x, -10.5), e, 2.0**-SHIFT)
 
 
 def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
@@ -69,8 +85,8 @@ def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tenso
 
     def sigmoid(x: Tensor) -> tuple[Tensor, Tensor]:
         """s and its slope; times x, s (1 - s) would be too coarse for float32, and for a quotient that is not exact at 1."""
-        e = torch.exp2(-LOG2E * x) if narrow else torch.exp(-x)
-        s = quotient(1.0, 1 + e) if narrow else torch.reciprocal(1 + e)
+        e = torch.exp2(-LOG2E * x)
+        s = inverse(1 + e)
         return s, e * s * s
 
     def silu(dy: Tensor, x: Tensor) -> Tensor:
@@ -83,9 +99,10 @@ def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tenso
             bell = Narrow.normal_pdf(t)
             left = torch.where(bell > 0, Narrow.normal_tail(t) - t * bell, bell)  # the slope at -t; at t it is 1 - left
             return dy * torch.where(x < 0, left, 1 - left)
-        bell = torch.exp2(x * x * (-0.5 * LOG2E))
-        rest = torch.where(bell > 0, x * (bell * (1 / math.sqrt(2 * math.pi))), bell)
-        return dy * (0.5 + 0.5 * torch.erf(x * math.sqrt(0.5)) + rest)
+        t = least(x.abs(), 40.0)  # 0 * inf would be NaN
+        r = inverse(t + 2.5)
+        left = torch.exp2(t * t * (-0.5 * LOG2E)) * (r * polynomial(t * r, *TAIL) - t * (1 / math.sqrt(2 * math.pi)))
+        return dy * torch.where(x < 0, left, 1 - left)
 
     def gelu_tanh(dy: Tensor, x: Tensor) -> Tensor:
         u = x * x
@@ -96,7 +113,14 @@ def _gradients(dtype: torch.dtype) -> dict[str, Callable[[Tensor, Tensor], Tenso
         c = least(x, 20.0)  # from there up the slope is 1, and n would overflow
         e = torch.exp2(c * LOG2E)
         n = e * (e + 2)
-        r = quotient(1.0, n + 2) if narrow else torch.reciprocal(n + 2)
+        r = inverse(n + 2)
         return dy * torch.where(e > 0, r * (n + 4 * ((n - e) * r * c)), e)
 
-    return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish}
+    def selu(dy: Tensor, x: Tensor) -> Tensor:
+        return dy * torch.where(x > 0, SELU_RIGHT, SELU_LEFT * torch.exp2(LOG2E * x))
+
+    def softplus(dy: Tensor, x: Tensor, beta: Value, threshold: Value) -> Tensor:
+        u = beta * x
+        return torch.where(u > threshold, dy, dy * inverse(1 + torch.exp2(-LOG2E * u)))
+
+    return {"silu": silu, "gelu": gelu, "gelu_tanh": gelu_tanh, "mish": mish, "selu": selu, "softplus": softplus}

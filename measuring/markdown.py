@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import statistics
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..rows.records import TABLE
 from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of, share, size, step_share
 
-__all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_readme"]
+__all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_comparison", "current_readme"]
 
 OTHER_PEERS = {"liger": "Liger-Kernel"}
 NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # among the parameters of a constructor
@@ -255,13 +256,62 @@ def training_markdown(training: Row | None) -> str:
     return "\n".join(lines) + "\n"
 
 
+def models_markdown(after: Row | None, before: Row | None) -> str:
+    """Blocks of models, before and after ``replace``: what ``bench.py --models`` measured.
+
+    Args:
+        after: its results.
+        before: the same of a version whose activations are whole operators in compiled graphs.
+    """
+    from .models import HOST_LIMIT
+
+    if not after:
+        return ""
+    names = list(dict.fromkeys(row["name"] for row in after["rows"]))
+    lines = [
+        f"A training step around each of {', '.join(names)}.",
+        "How many times as fast it is after `jitact.replace`, least / geometric mean; eager, where the GPU is the limit.",
+        "Memory: compiled, its peak after `replace` over that before it, most / geometric mean.",
+        f"{describe(after['machine'])}.",
+        "",
+        _cells("block", "dtype", "torch.compile", "memory", "eager", *["torch.compile, whole operators"] * bool(before)),
+        _cells("---", "---", *["---:"] * (3 + bool(before))),
+    ]
+    for block, dtype in dict.fromkeys((row["block"], row["dtype"]) for row in after["rows"]):
+        rows, whole = (
+            [row for row in results["rows"] if (row["block"], row["dtype"]) == (block, dtype) and "ratios" in row]
+            for results in (after, before or {"rows": []})
+        )
+        compiled, of_whole = ([row["ratios"]["compile"] for row in each] for each in (rows, whole))
+        memory = [ratio for row in rows if (ratio := row["memory"]["compile"])]
+        eager = [row["ratios"]["eager"] for row in rows if row["host"] < HOST_LIMIT]
+        cells = [_and_mean(min, compiled), _and_mean(max, memory), _and_mean(min, eager)]
+        lines.append(_cells(block, dtype, *cells, *[_and_mean(min, of_whole)] * bool(before)))
+    return "\n".join(lines) + "\n"
+
+
+def _and_mean(worst: Callable[[list[float]], float], ratios: list[float]) -> str:
+    return f"{worst(ratios):.3f} / {statistics.geometric_mean(ratios):.3f}" if ratios else "-"
+
+
+def current_comparison(checkout: Path) -> str:
+    """docs/comparison.md with its table as it should be now."""
+    table = models_markdown(_results(checkout, "models"), _results(checkout, "models", "-before"))
+    return _with_tables(checkout / "docs" / "comparison.md", {"models": table})
+
+
 def current_readme(checkout: Path) -> str:
     """README.md with its tables as they should be now."""
-    text = (checkout / "README.md").read_text(encoding="utf-8")
     tables = {
         "speed": headline_markdown(_results(checkout, "bench"), *_operands(checkout)),
         "training": training_markdown(_results(checkout, "training")),
     }
+    return _with_tables(checkout / "README.md", tables)
+
+
+def _with_tables(path: Path, tables: dict[str, str]) -> str:
+    """A file's text with tables in the places that are marked for them."""
+    text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by `jitact report` -->\n", f"<!-- end of {name} -->"
         before, mark, rest = text.partition(begin)
@@ -277,10 +327,10 @@ def _operands(checkout: Path) -> list[Row]:
     return [results for results in found if results and "operands" in results]
 
 
-def _results(checkout: Path, tool: str) -> Row | None:
+def _results(checkout: Path, tool: str, of: str = "") -> Row | None:
     """What a tool measured in a checkout: on a GPU, if that is there."""
     for kind in ("cuda", "cpu"):
-        path = checkout / "results" / f"{tool}-{kind}.json"
+        path = checkout / "results" / f"{tool}-{kind}{of}.json"
         if path.exists():
             return json.loads(path.read_text(encoding="utf-8"))
     return None

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import gc
-import math
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -161,11 +161,13 @@ class Block:
         make: the block around an activation; of the small size on a CPU.
         shape: of the input, on a GPU and on a CPU.
         channels_last: whether weights and inputs are.
+        random: whether each step draws random numbers.
     """
 
     make: Callable[[nn.Module, bool], nn.Module]
     shape: tuple[tuple[int, ...], tuple[int, ...]]
     channels_last: bool = False
+    random: bool = False
 
 
 BLOCKS = {
@@ -177,7 +179,9 @@ BLOCKS = {
     "chain": Block(lambda act, small: Chain(act, 256 if small else 4096), ((32768, 4096), (1024, 256))),
     "norm-act-conv": Block(lambda act, small: NormConv(act, 32 if small else 128), ((128, 128, 64, 64), (2, 32, 16, 16)), True),
     "layer scale": Block(lambda act, small: LayerScale(act, 16 if small else 96), ((64, 96, 56, 56), (2, 16, 14, 14)), True),
-    "dropout": Block(lambda act, small: MLP(act, *((128, 512) if small else (1024, 4096)), 0.1), ((16384, 1024), (256, 128))),
+    "dropout": Block(
+        lambda act, small: MLP(act, *((128, 512) if small else (1024, 4096)), 0.1), ((16384, 1024), (256, 128)), random=True
+    ),
     "squeeze": Block(lambda act, small: SqueezeExcite(act, 16 if small else 128), ((256, 128, 56, 56), (2, 16, 14, 14)), True),
     "recurrent": Block(lambda act, small: Recurrent(act, 64 if small else 1024, 4), ((8192, 1024), (128, 64))),
 }
@@ -306,20 +310,43 @@ def waiting(step: Step) -> float:
     return 1000 * step.host_seconds / elapsed
 
 
+@contextmanager
+def without_tf32() -> Iterator[None]:
+    """Convolutions and matrix products of float32 with all its digits."""
+    # Only where it is allowed: to forbid for matrix products what is not allowed changes the keys of the compiler's cache.
+    allowed = [backend for backend in (torch.backends.cudnn, torch.backends.cuda.matmul) if backend.allow_tf32]
+    try:
+        for backend in allowed:
+            backend.allow_tf32 = False
+        yield
+    finally:
+        for backend in allowed:
+            backend.allow_tf32 = True
+
+
+def differing(steps: dict[str, Step], near: float) -> list[str]:
+    """The forms of which an output or a gradient is further from plain's than ``near`` of its norm."""
+    with without_tf32():
+        plain = [each.double() for each in steps["eager"]()]
+        return [
+            form
+            for form, step in steps.items()
+            if any((a.double() - b).norm() > near * b.norm() for a, b in zip(step(), plain, strict=True))
+        ]
+
+
 def measure(block: str, activation: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
     """A row: times and peaks of the four forms, and what is beyond what is allowed."""
     row: dict[str, Any] = {"block": block, "name": activation, "dtype": dtype_name(dtype), "ms": {}, "peak": {}, "flags": []}
     torch.compiler.reset()
     try:
         steps = {form: Step(BLOCKS[block], activation, form, dtype, device) for form in FORMS}
-        plain = steps["eager"]()
-        near = 64 * torch.finfo(dtype).eps
-        for form, step in steps.items():
-            for a, b in zip(step(), plain, strict=True):
-                if (a.double() - b.double()).norm() > near * b.double().norm():
-                    row["flags"].append(f"{form} computes something else")
-                    break
-        del plain
+        for step in steps.values():  # compiled as it will be timed
+            step()
+        # Steps that draw random numbers differ, also if all draw the same: each form has its own order. What else they compute
+        # is another block, and to take the randomness out they would have to be compiled a second time.
+        if not BLOCKS[block].random:
+            row["flags"] += [f"{form} computes something else" for form in differing(steps, 64 * torch.finfo(dtype).eps)]
         row["ms"] = in_turns(steps, device, 1)
         if any(ratio < 1 for ratio in _ratios(row["ms"])):
             row["ms"] = in_turns(steps, device, AGAIN)
@@ -386,14 +413,24 @@ def run(
             gc.collect()
             if device.type == "cuda":
                 torch.cuda.empty_cache()
-    compared = [row["ratios"] for row in rows if "ratios" in row]
-    means = (
-        {form: math.exp(statistics.fmean(math.log(ratios[form]) for ratios in compared)) for form in ("eager", "compile")}
-        if compared
-        else {}
-    )
-    flagged = sum(bool(row["flags"]) for row in rows)
-    told = ", ".join(f"{form} {mean:.3f}" for form, mean in means.items())
+    results |= summary(rows)
+    told = ", ".join(f"{form} {mean:.3f}" for form, mean in results["geometric_means"].items())
     if results["stopped"] != CLOSED:
-        say(f"{len(rows)} lines, {flagged} flagged; plain over replaced in the geometric mean: {told}")
-    return results | {"geometric_means": means, "flagged": flagged, "rows": rows}
+        say(f"{len(rows)} lines, {results['flagged']} flagged; plain over replaced in the geometric mean: {told}")
+    return results
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Rows, how many are flagged, and the geometric means of how much faster replaced is."""
+    compared = [row["ratios"] for row in rows if "ratios" in row]
+    means = {form: statistics.geometric_mean(each[form] for each in compared) for form in ("eager", "compile") if compared}
+    return {"geometric_means": means, "flagged": sum(bool(row["flags"]) for row in rows), "rows": rows}
+
+
+def with_kept(results: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
+    """Results, and what was measured before on the same machine and is not among them."""
+    if any(before["machine"][fact] != results["machine"][fact] for fact in ("device", "torch")):
+        return results
+    new = {(row["block"], row["name"], row["dtype"]) for row in results["rows"]}
+    kept = [row for row in before["rows"] if (row["block"], row["name"], row["dtype"]) not in new]
+    return results | summary(kept + results["rows"])

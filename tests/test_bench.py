@@ -16,7 +16,7 @@ import torch
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.measuring import operand_cases, operand_rows
+from jitact.measuring import models, operand_cases, operand_rows
 from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
@@ -440,10 +440,12 @@ class TestReport:
     def test_command_says_what_it_wrote(self, tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(report, "ROOT", tmp_path)
         (tmp_path / "pyproject.toml").touch()
-        (tmp_path / "README.md").write_text("# jitact\n", encoding="utf-8")
-        assert report.main([]) == 0
+        (tmp_path / "docs").mkdir()
         said = [f"wrote {tmp_path / name}" for name in report.WRITTEN]
-        said[list(report.WRITTEN).index("README.md")] = f"{tmp_path / 'README.md'} is up to date"
+        for name in ("README.md", "docs/comparison.md"):  # of which tables alone are written
+            (tmp_path / name).write_text("# jitact\n", encoding="utf-8")
+            said[list(report.WRITTEN).index(name)] = f"{tmp_path / name} is up to date"
+        assert report.main([]) == 0
         assert capsys.readouterr().out.splitlines() == said
         assert report.main([]) == 0 and "wrote" not in capsys.readouterr().out
         assert (tmp_path / "ACTIVATIONS.md").read_text(encoding="utf-8").startswith("# Activations")
@@ -452,3 +454,43 @@ class TestReport:
         monkeypatch.setattr(report, "ROOT", tmp_path)
         assert report.main([]) == 2 and not list(tmp_path.iterdir())
         assert f"{tmp_path} is no checkout" in capsys.readouterr().err
+
+
+class TestModels:
+    def test_forms_are_compared_without_tf32(self):
+        """The flags are as before then, also after an error."""
+        backends = torch.backends.cudnn, torch.backends.cuda.matmul
+        before, seen, precision = [backend.allow_tf32 for backend in backends], [], torch.backends.cuda.matmul.fp32_precision
+
+        def step(value):
+            def run():
+                seen.append([backend.allow_tf32 for backend in backends])
+                return [torch.ones(3), torch.full((2,), value)]
+
+            return run
+
+        steps = {"eager": step(1.0), "eager + jitact": step(1.001), "compile": step(1.0 + 2**-20)}
+        assert models.differing(steps, 2.0**-16) == ["eager + jitact"]
+        assert seen == [[False, False]] * 4
+
+        def fail():
+            raise RuntimeError
+
+        with pytest.raises(RuntimeError):
+            models.differing({"eager": fail}, 0.0)
+        assert [backend.allow_tf32 for backend in backends] == before and before[0]
+        assert torch.backends.cuda.matmul.fp32_precision == precision  # a part of the keys of Inductor's cache
+
+    def test_lines_of_another_run_are_kept(self):
+        def row(name, dtype, ratio, *flags):
+            ratios = {"eager": 1.0, "compile": ratio}
+            return {"block": "chain", "name": name, "dtype": dtype, "ratios": ratios, "flags": list(flags)}
+
+        machine = {"device": "H200", "torch": "2"}
+        old = {"machine": machine} | models.summary([row("gelu", "bf16", 0.5), row("gelu", "fp32", 4.0, "slow")])
+        new = {"machine": machine, "stopped": 0} | models.summary([row("gelu", "bf16", 1.0)])
+        both = models.with_kept(new, old)
+        assert both["rows"] == [old["rows"][1], new["rows"][0]] and both["flagged"] == 1 and both["stopped"] == 0
+        assert both["geometric_means"] == {"eager": 1.0, "compile": pytest.approx(2.0)}
+        assert list(both)[-1] == "rows"
+        assert models.with_kept(new, old | {"machine": machine | {"torch": "1"}}) == new

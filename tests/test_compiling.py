@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.decomposition import select_decomp_table
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitact
 from jitact import running
@@ -242,6 +244,7 @@ def off(values, exact, floor):
 report = {
     "names": list(ACTIVATIONS), "forward": off(outputs, exact, 2**-7), "gradient": off(gradients, exact_gradients, 1),
     "operators": sum("torch.ops.jitact" in each for each in code), "graphs": len(code),
+    "fused": sum("fmadd(" in each or "std::fma(" in each for each in code),
     "misses": counters["inductor"]["fxgraph_cache_miss"], "hits": counters["inductor"]["fxgraph_cache_hit"],
     "built": sorted(os.listdir(os.environ["JITACT_CACHE_DIR"])),
 }
@@ -281,6 +284,11 @@ def test_compiled_results(processes: list[dict]) -> None:
 def test_what_dissolves_is_not_built(processes: list[dict]) -> None:
     assert processes[0]["graphs"] == 2  # forward and backward
     assert all(report["operators"] == 0 and report["built"] == [] for report in processes)
+
+
+def test_a_cpu_fuses_products_with_sums(processes: list[dict]) -> None:
+    """As compilers for GPUs do; the one for CPUs is told not to."""
+    assert processes[0]["fused"] == processes[0]["graphs"]
 
 
 def test_the_next_process_compiles_nothing(processes: list[dict]) -> None:
@@ -343,9 +351,44 @@ def test_a_gpu_is_given_one_operation(name: str) -> None:
             assert "exp" in KernelFormatterHandler.ir_to_string(pointwise.inner_fn, *pointwise.inner_fn_args())
 
 
+@pytest.mark.parametrize(("name", "slow"), [("gelu", True), ("softplus", True), ("hardswish", False)])
+def test_a_cpu_stores_what_is_slow(name: str, slow: bool) -> None:
+    """For several users: Inductor goes by the functions that it knows to be slow, of which ours need not have one."""
+    from torch._inductor.graph import GraphLowering
+    from torch._inductor.ir import Pointwise
+    from torch._inductor.lowering import lowerings
+    from torch._inductor.virtualized import V, ops
+
+    record = jitact.get(name).activation
+    of, cpu = operators(record, False, running._recorded), torch.device("cpu")
+    given = [
+        Pointwise.create(device=cpu, dtype=torch.float32, inner_fn=lambda i, k=k: ops.load(f"buf{k}", i[0]), ranges=[8])
+        for k in range(2)
+    ]
+    with V.set_graph_handler(GraphLowering(torch.fx.symbolic_trace(nn.Identity()))):
+        dx = lowerings[of.operator("_gradient")](*given, *[default for _, default in record.params])
+        assert dx.data.should_realize_on_reuse(2) is slow
+
+
+SLOW_IN_TRITON = {"div", "reciprocal", "log1p", "expm1", "erf", "erfc", "tanh", "sigmoid"}
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "mish", "softplus", "selu"])
+def test_gradients_call_nothing_slow_on_a_gpu(name: str) -> None:
+    """No division, and nothing but a power of two and a reciprocal root, which are one instruction each."""
+    record = jitact.get(name).activation
+    formula, params = Formula(record.source, fast_math=False), [default for _, default in record.params]
+    for dtype in NARROW:
+        with FakeTensorMode():
+            x = torch.empty(4, dtype=dtype, device="cuda")
+            graph = make_fx(lambda dy, x: formula.gradient(dy, x, *params), select_decomp_table())(x, x).graph
+        called = {node.target.overloadpacket.__name__ for node in graph.nodes if node.op == "call_function"}
+        assert "exp2" in called and not called & (SLOW_IN_TRITON | {"exp"})
+
+
 def test_special_values_and_tails_through_inductor() -> None:
     """Nothing is reordered that is written to lose no digits. One graph, in float32."""
-    names = ("gelu", "gelu_tanh", "laplace")
+    names = ("gelu", "gelu_tanh", "laplace", "silu", "softplus", "selu")
     x = torch.cat([special_values(torch.float32), torch.linspace(-100, 100, 1001)])
     inputs = [x.clone().requires_grad_() for _ in names]
     compiled = torch.compile(lambda *t: [getattr(jitact, name)(x) for name, x in zip(names, t, strict=True)], fullgraph=True)

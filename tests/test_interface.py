@@ -61,6 +61,36 @@ def test_importing_it_filters_no_warnings() -> None:
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
 
 
+def test_table_of_blocks_is_made_of_results(tmp_path: Path) -> None:
+    def row(block: str, dtype: str, compiled: float, eager: float, memory: float = 1.0, host: float = 0.1) -> dict:
+        ratios, peaks = {"eager": eager, "compile": compiled}, {"eager": 1.0, "compile": memory}
+        return {"block": block, "name": "gelu", "dtype": dtype, "ratios": ratios, "memory": peaks, "host": host, "flags": []}
+
+    failed = {"block": "chain", "name": "silu", "dtype": "bf16", "flags": ["out of memory"]}
+    rows = [row("chain", "bf16", 2.0, 1.5), row("chain", "bf16", 0.5, 0.7, 0.25, host=0.9), failed]
+    rows.append(row("mlp", "fp32", 1.25, 1.0))
+    machine = {"device": "H200", "driver": "1", "torch": "2", "python": "3", "jitact": "0", "date": "2026-01-01"}
+    for folder in ("results", "docs"):
+        (tmp_path / folder).mkdir()
+    mark = "<!-- models: written by `jitact report` -->\n<!-- end of models -->\n"
+    (tmp_path / "docs" / "comparison.md").write_text(f"before\n{mark}after\n", encoding="utf-8")
+    written = report.WRITTEN["docs/comparison.md"]
+    assert written(tmp_path) == f"before\n{mark}after\n", "nothing was measured"
+    (tmp_path / "results" / "models-cuda.json").write_text(json.dumps({"machine": machine, "rows": rows}))
+    text = written(tmp_path)
+    assert "around each of gelu, silu." in text
+    chain, mlp = (
+        "| chain | bf16 | 0.500 / 1.000 | 1.000 / 0.500 | 1.500 / 1.500 |",
+        "| mlp | fp32 | 1.250 / 1.250 | 1.000 / 1.000 | 1.000 / 1.000 |",
+    )
+    assert f"{chain}\n{mlp}\n" in text
+    before = {"machine": machine, "rows": [row("mlp", "fp32", 0.9, 1.0)]}
+    (tmp_path / "results" / "models-cuda-before.json").write_text(json.dumps(before))
+    text = written(tmp_path)
+    assert f"{chain} - |\n{mlp} 0.900 / 0.900 |\n" in text
+    assert text.startswith("before\n") and text.endswith("after\n")
+
+
 def test_tables_in_the_readme_are_made_of_results(tmp_path: Path) -> None:
     times = {peer: dict.fromkeys(report.DIRECTIONS, ms) for peer, ms in {"ours": 1.0, "eager": 1.5, "compile": 1.25}.items()}
     row = {"name": "relu", "dtype": "bf16", "wrong": [], "exported": None, "kept": {"ours": 0.125, "eager": 2}, **times}
