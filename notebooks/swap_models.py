@@ -22,13 +22,14 @@ from torch import Tensor, nn
 import jitact
 from jitact.measuring.commandline import CLOSED, CommandParser, Parser, exit_code, keeping, machine, write_json
 from jitact.measuring.markdown import training_markdown
+from jitact.measuring.models import CYCLES
 
 MODELS = ("bert", "gpt2", "llama", "resnet")
 # Layers, features, features of the MLP, heads, sequences, their length.
 SIZES = {"small": (2, 64, 256, 4, 4, 64), "base": (12, 768, 3072, 12, 32, 512), "llama": (8, 2048, 5632, 16, 8, 1024)}
 STEPS_OF_LAP = 4  # that are started one after the other on a GPU
 WARM = 2.0  # seconds of steps before the first is timed there, in which its clocks settle
-CYCLES, LONGEST_WAIT = 3e9, 0.1  # of a GPU per second, half as many again as it has; seconds
+LONGEST_WAIT = 0.1  # seconds that a GPU is kept from beginning
 TIMES = ("ms", "host_ms", "gpu_ms")
 # What results may differ by: each of a model's layers rounds anew.
 TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2, torch.float16: 1e-2}

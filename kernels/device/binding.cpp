@@ -26,8 +26,12 @@
 // `layout`, bit 0 says that the two alternate, and not that one follows the other, bit 1 that the second element is first.
 //
 // A result has the strides of torch.empty_like(x). Memory is walked in the order in which it lies, so a mask holds the
-// bits of y in the order of y's memory, and backward_from_bit wants dy in that order, into which jitact::N_copy_ copies it; random numbers go by that order too.
-// Tensors whose rows lie apart, as the halves of a wider one, are read and written where they are.
+// bits of y in the order of y's memory, and backward_from_bit wants dy in that order, into which
+//
+//   jitact::N_copy_(Tensor(a!) to, Tensor from) -> ()
+//
+// copies it; random numbers go by that order too. Tensors whose rows lie apart, as the halves of a wider one, are read and
+// written where they are.
 #include <algorithm>
 #include <cfloat>
 #include <cstring>
