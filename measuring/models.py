@@ -214,6 +214,14 @@ class Step:
         y = self.model(self.leaves[0])
         return [y.detach(), *torch.autograd.grad(y, self.leaves, self.dy)]
 
+    def in_float64(self) -> Step:
+        """The same step, not compiled, of the same weights and inputs."""
+        exact = copy.copy(self)
+        exact.model = copy.deepcopy(self.model).double()
+        exact.leaves = [self.leaves[0].detach().double().requires_grad_(), *exact.model.parameters()]
+        exact.dy = self.dy.double()
+        return exact
+
     def peak(self) -> int:
         """Bytes that a step takes beyond what was there and what it returns; 0 on a CPU."""
         if self.device.type != "cuda":
@@ -325,19 +333,26 @@ def without_tf32() -> Iterator[None]:
 
 
 def differing(steps: dict[str, Step], near: float) -> list[str]:
-    """The replaced forms of which an output or a gradient is further from plain's than ``near`` of its norm.
+    """The replaced forms that are further from float64 than twice what the same form of plain is, and than ``near``.
 
-    Sums of many products, rounded in another order, can lead further than that: twice as far as plain's own two forms are from
-    each other is near, too.
+    Far is the norm of what an output or a gradient is off by, beside its own norm: sums of many products that nearly cancel are
+    far in every form, by rounding alone.
     """
+    exact = steps["eager"].in_float64()()
+
+    def errors(form: str) -> list[float]:
+        found = zip(steps[form](), exact, strict=True)
+        return [float((each.double() - b).norm() / b.norm().clamp(min=torch.finfo(b.dtype).tiny)) for each, b in found]
+
     with without_tf32():
-        plain = [each.double() for each in steps["eager"]()]
-        far = [max(near * b.norm(), 2 * (a.double() - b).norm()) for a, b in zip(steps["compile"](), plain, strict=True)]
         return [
             form
-            for form, step in steps.items()
+            for form in FORMS
             if "jitact" in form
-            and any((a.double() - b).norm() > limit for a, b, limit in zip(step(), plain, far, strict=True))
+            and any(
+                not own <= max(near, 2 * plain)
+                for own, plain in zip(errors(form), errors(form.removesuffix(" + jitact")), strict=True)
+            )
         ]
 
 

@@ -467,18 +467,21 @@ class TestModels:
                 seen.append([backend.allow_tf32 for backend in backends])
                 return [torch.ones(3), torch.full((2,), value)]
 
+            run.in_float64 = lambda: lambda: [torch.ones(3).double(), torch.ones(2).double()]
             return run
 
-        steps = {"eager": step(1.0), "eager + jitact": step(1.001), "compile": step(1.0 + 2**-20)}
+        steps = {form: step(value) for form, value in zip(models.FORMS, (1.0, 1.001, 1.0, 1.0 + 2**-20), strict=True)}
         assert models.differing(steps, 2.0**-16) == ["eager + jitact"]
-        assert seen == [[False, False]] * 3
-        assert not models.differing(steps | {"compile": step(1.0006)}, 2.0**-16)  # as far as rounding alone leads
+        assert seen == [[False, False]] * 4
+        assert not models.differing(steps | {"eager": step(1.0006)}, 2.0**-16)  # twice what plain is off by is near
+        assert models.differing(steps | {"compile + jitact": step(math.nan)}, 1.0) == ["compile + jitact"]
 
         def fail():
             raise RuntimeError
 
+        fail.in_float64 = lambda: lambda: []
         with pytest.raises(RuntimeError):
-            models.differing({"eager": fail}, 0.0)
+            models.differing(dict.fromkeys(models.FORMS, fail), 0.0)
         assert [backend.allow_tf32 for backend in backends] == before and before[0]
         assert torch.backends.cuda.matmul.fp32_precision == precision  # a part of the keys of Inductor's cache
 
