@@ -63,6 +63,7 @@ from jitact.measuring.commandline import (
     machine,
     progress,
     say,
+    with_kept,
     write_json,
 )
 from jitact.measuring.oracle import exact_function
@@ -469,6 +470,16 @@ def operands(
     return operand_rows.run(chosen, dtypes, args.device, args.compile, args.shape)
 
 
+def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Writes results to a file, if there is to be one. Returns them with the lines that were in it and are not measured now."""
+    both = with_kept(results, path)
+    if "rows" in both:
+        both["geometric_means"] = report.geometric_means(both["rows"])
+    if path:
+        write_json(path, both)
+    return both
+
+
 def wrong_in(rows: list[report.Row]) -> set[str]:
     """The names of those rows of results that say that something is wrong."""
     return {row["name"] for row in rows if row.get("wrong")}
@@ -494,8 +505,8 @@ def models(parser: Parser, args: argparse.Namespace) -> int:
     results |= models.run(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
     flagged = results["flagged"]
     if args.json:
-        if args.json.exists():
-            results = models.with_kept(results, json.loads(args.json.read_text(encoding="utf-8")))
+        results = with_kept(results, args.json)
+        results |= models.summary(results["rows"])
         write_json(args.json, results)
     return results["stopped"] or (1 if flagged else 0)
 
@@ -545,7 +556,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         "--json",
         type=parser.output_file,
         metavar="FILE",
-        help="write all figures and the facts of the machine; of --models, lines in it that are not measured now are kept",
+        help="write all figures and the facts of the machine; lines in it of this machine that are not measured now are kept",
     )
     parser.add_argument(
         "--html", type=parser.output_file, metavar="FILE.html", help="write a page to look at: speed, memory, errors, builds"
@@ -568,8 +579,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         if args.html or args.plot:
             parser.error("--html and --plot show elementwise activations, and none is to be measured")
         results = operands(parser, args, dtypes)
-        if args.json:
-            write_json(args.json, results)
+        written(results, args.json)
         for line in text.distrust(results["operands"]):
             say(line)
         return results["stopped"] or (1 if wrong_in(results["operands"]) else 0)
@@ -584,8 +594,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         results = run(elementwise, dtypes, args.device, args.shape, peers)
     except torch.OutOfMemoryError:
         parser.error(f"{args.device} has too little memory for this size; choose another with --shape")
-    results["geometric_means"] = report.geometric_means(results["rows"])
-    results |= {"import_ms": None, "first_use": {}}
+    results |= {"geometric_means": report.geometric_means(results["rows"]), "import_ms": None, "first_use": {}}
     if gated and not results["stopped"]:
         results |= operands(parser, args, dtypes, gated)
     wrong = wrong_in(results["rows"] + results.get("operands", []))
@@ -593,12 +602,11 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     if not results["stopped"]:
         with keeping(results):
             results |= first_use(right, args.device, right if args.cold else right[:1])
-    if args.json:
-        write_json(args.json, results)
+    both = written(results, args.json)
     if args.html:
-        args.html.write_text(page.report_html(results), encoding="utf-8")
-    if args.plot and results["rows"]:
-        report.plot(results, args.plot)
+        args.html.write_text(page.report_html(both), encoding="utf-8")
+    if args.plot and both["rows"]:
+        report.plot(both, args.plot)
     print(report.bench_summary(results))
     return results["stopped"] or (1 if wrong else 0)
 

@@ -38,6 +38,7 @@ __all__ = [
     "plain_output",
     "progress",
     "say",
+    "with_kept",
     "write_json",
 ]
 
@@ -220,6 +221,36 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
         text += f',\n "{name}": [\n  ' + ",\n  ".join(json.dumps(row) for row in results[name]) + "\n ]"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n}}\n", encoding="utf-8")
+
+
+def with_kept(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
+    """Results, and those lines of a file that are not among them; none of another machine, of other versions or another shape.
+
+    What is computed of all lines, such as means, is the caller's to compute again.
+    """
+    if path is None or not path.exists():
+        return results
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+        other = any(before["machine"][fact] != results["machine"][fact] for fact in ("device", "torch", "jitact"))
+    except (ValueError, TypeError, LookupError):  # a file of something else, which is written over
+        return results
+    if other:
+        return results
+    both = dict(results)
+    for key in {"dtypes", "first_use"} & before.keys():
+        both[key] = before[key] | results.get(key, {})
+    for key in {"operands", "rows"} & before.keys():
+        measured = {_line(row, results) for row in results.get(key, [])}
+        kept = [row for row in before[key] if _line(row, before) == _line(row, both) and _line(row, both) not in measured]
+        both[key] = kept + results.get(key, [])
+    return both
+
+
+def _line(row: dict[str, Any], results: dict[str, Any]) -> str:
+    """What a line is of, in results that may have a shape for all lines of a dtype."""
+    common = results.get("dtypes", {}).get(row["dtype"], {}).get("shape")
+    return json.dumps([row.get("block"), row["name"], row["dtype"], row.get("shape", common)])
 
 
 def _strict(value: Any) -> Any:

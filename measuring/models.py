@@ -446,12 +446,3 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     compared = [row["ratios"] for row in rows if "ratios" in row]
     means = {form: statistics.geometric_mean(each[form] for each in compared) for form in ("eager", "compile") if compared}
     return {"geometric_means": means, "flagged": sum(bool(row["flags"]) for row in rows), "rows": rows}
-
-
-def with_kept(results: dict[str, Any], before: dict[str, Any]) -> dict[str, Any]:
-    """Results, and what was measured before on the same machine and is not among them."""
-    if any(before["machine"][fact] != results["machine"][fact] for fact in ("device", "torch")):
-        return results
-    new = {(row["block"], row["name"], row["dtype"]) for row in results["rows"]}
-    kept = [row for row in before["rows"] if (row["block"], row["name"], row["dtype"]) not in new]
-    return results | summary(kept + results["rows"])

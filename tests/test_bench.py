@@ -17,6 +17,7 @@ import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
 from jitact.measuring import models, operand_cases, operand_rows
+from jitact.measuring.commandline import with_kept, write_json
 from jitact.rows.modules import names as row_names
 
 INF, NAN = math.inf, math.nan
@@ -309,6 +310,7 @@ class TestBench:
         assert "all compared with float64, and right" in capsys.readouterr().out
         assert used == ["swiglu", "relu", "glu"]
         monkeypatch.setattr(operand_rows.Others, "disturb", lambda *_: True)
+        file.unlink()
         assert bench.main(["swiglu", *arguments]) == 0
         assert "NOT TO BE TRUSTED: this machine did other work during 1 of 1 rows" in capsys.readouterr().out
         assert set(json.loads(file.read_text())) == {"machine", "stopped", "operands"}
@@ -485,16 +487,45 @@ class TestModels:
         assert [backend.allow_tf32 for backend in backends] == before and before[0]
         assert torch.backends.cuda.matmul.fp32_precision == precision  # a part of the keys of Inductor's cache
 
-    def test_lines_of_another_run_are_kept(self):
+
+class TestWithKept:
+    MACHINE = {"device": "H200", "torch": "2", "jitact": "1"}
+
+    def kept(self, new, old, tmp_path):
+        write_json(tmp_path / "old.json", {"machine": self.MACHINE} | old)
+        return with_kept({"machine": self.MACHINE} | new, tmp_path / "old.json")
+
+    def test_lines_that_are_not_measured_now(self, tmp_path):
         def row(name, dtype, ratio, *flags):
             ratios = {"eager": 1.0, "compile": ratio}
             return {"block": "chain", "name": name, "dtype": dtype, "ratios": ratios, "flags": list(flags)}
 
-        machine = {"device": "H200", "torch": "2"}
-        old = {"machine": machine} | models.summary([row("gelu", "bf16", 0.5), row("gelu", "fp32", 4.0, "slow")])
-        new = {"machine": machine, "stopped": 0} | models.summary([row("gelu", "bf16", 1.0)])
-        both = models.with_kept(new, old)
-        assert both["rows"] == [old["rows"][1], new["rows"][0]] and both["flagged"] == 1 and both["stopped"] == 0
-        assert both["geometric_means"] == {"eager": 1.0, "compile": pytest.approx(2.0)}
-        assert list(both)[-1] == "rows"
-        assert models.with_kept(new, old | {"machine": machine | {"torch": "1"}}) == new
+        old = [row("gelu", "bf16", 0.5), row("gelu", "fp32", 4.0, "slow")]
+        new = [row("gelu", "bf16", 1.0)]
+        both = self.kept(models.summary(new), models.summary(old), tmp_path)
+        assert both["rows"] == [old[1], new[0]]
+        summary = models.summary(both["rows"])
+        assert summary["flagged"] == 1 and summary["geometric_means"] == {"eager": 1.0, "compile": pytest.approx(2.0)}
+
+    @pytest.mark.parametrize(("shape", "names"), [([4, 4], ["relu", "gelu"]), ([2, 2], ["gelu"])])
+    def test_lines_of_a_dtype_with_another_shape_are_not(self, tmp_path, shape, names):
+        old = {"dtypes": {"bf16": {"shape": shape}, "fp32": {"shape": [4, 4]}}, "first_use": {"relu": {}}}
+        old["rows"] = [{"name": name, "dtype": "bf16"} for name in ("gelu", "relu")] + [{"name": "relu", "dtype": "fp32"}]
+        new = {"dtypes": {"bf16": {"shape": [4, 4]}}, "rows": [{"name": "gelu", "dtype": "bf16", "new": True}], "first_use": {}}
+        both = self.kept(new, old, tmp_path)
+        assert [row["name"] for row in both["rows"] if row["dtype"] == "bf16"] == names
+        assert both["rows"][-1] == new["rows"][0] and {"name": "relu", "dtype": "fp32"} in both["rows"]
+        assert set(both["dtypes"]) == {"bf16", "fp32"} and set(both["first_use"]) == {"relu"}
+
+    def test_operands_have_shapes(self, tmp_path):
+        old = {"operands": [{"name": "softmax", "dtype": "bf16", "shape": shape} for shape in ([2, 3], [4, 5])]}
+        new = {"operands": [{"name": "softmax", "dtype": "bf16", "shape": [4, 5], "new": True}]}
+        assert self.kept(new, old, tmp_path)["operands"] == [old["operands"][0], new["operands"][0]]
+
+    def test_what_else_a_file_holds_is_written_over(self, tmp_path):
+        new = {"machine": self.MACHINE, "rows": [{"name": "gelu", "dtype": "bf16"}]}
+        path = tmp_path / "results.json"
+        assert with_kept(new, path) == with_kept(new, None) == new
+        for text in ("no JSON", "[1]", "{}", json.dumps({"machine": self.MACHINE | {"jitact": "0"}, "rows": []})):
+            path.write_text(text, encoding="utf-8")
+            assert with_kept(new, path) == new
