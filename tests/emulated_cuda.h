@@ -67,6 +67,7 @@ inline uint32_t __byte_perm(uint32_t low, uint32_t high, unsigned selector) {
   return picked;
 }
 inline float __fdividef(float a, float b) { return a / b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
 

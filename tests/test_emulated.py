@@ -16,7 +16,7 @@ from jitact import registry
 from jitact.configs import load
 from jitact.kernels.loader.signature import Signature, read_signature
 
-SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1)]
+SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1), (3, 2056)]  # the last: longer than a block
 LAYOUTS = {
     "dense": lambda *sizes: torch.randn(sizes),
     "off 16 bytes": lambda *sizes: torch.randn(torch.Size(sizes).numel() + 1)[1:].view(sizes),
@@ -83,7 +83,8 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
     library = load(record.token, False)
     run = lambda of, kind, *args: getattr(torch.ops.jitact, f"{of}_{kind}")(*args)  # noqa: E731
     torch.manual_seed(0)
-    sizes_of_dtypes = [*((torch.float32, sizes) for sizes in SHAPES), *((torch.bfloat16, sizes) for sizes in SHAPES[1:3])]
+    narrow = (*SHAPES[1:3], SHAPES[-1])
+    sizes_of_dtypes = [*((torch.float32, sizes) for sizes in SHAPES), *((torch.bfloat16, sizes) for sizes in narrow)]
     layouts = [*itertools.product(FIRST[:2], LAYOUTS), *((each, each) for each in FIRST[2:])]
     for (dtype, sizes), (k, (first, second)) in itertools.product(sizes_of_dtypes, enumerate(layouts)):
         make = partial(in_dtype, dtype=dtype)

@@ -97,6 +97,7 @@ struct Launch : Call {
   float singles[kNumbers + 1];
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
+  bool in_vectors[kBroadcast + 1];  // whether an operand lies along the last dimension, and its values in whole vectors
 
   __attribute__((noinline)) Launch(const Call& call) : Call(call) {
     if (call.dense) {
@@ -113,6 +114,9 @@ struct Launch : Call {
     for (int b = 0; b < kBroadcast; b++) {
       by_count[b] = Divisor(call.broadcast[b].count);
       by_inner[b] = Divisor(call.broadcast[b].inner);
+      const Broadcasts& operand = call.broadcast[b];
+      const bool whole = operand.count % (16 / bytes_of(call.dtype)) == 0 && operand.count < int64_t(1) << 31;
+      in_vectors[b] = operand.inner == 1 && whole && on_16_bytes(operand.data);
     }
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
@@ -202,14 +206,21 @@ struct Operands {
 
   const Launch& launch;
 
-  // What the elements of a block have in common: the values that are one for all, prepared, and the seed.
+  // What the elements of a block have in common: the values that are one for all, prepared, the seed, and where it begins in
+  // an operand in vectors.
   struct Common {
     T value[kBroadcast + 1];
     uint64_t seed;
+    uint32_t begin[kBroadcast + 1];
   };
-  // All threads of a block must call it.
-  JITACT_DEVICE Common common() const {
+  // All threads of a block must call it. With `width`, vectors are asked for as those of a block of so many elements.
+  template <int width = 0>
+  JITACT_DEVICE Common common(int64_t block = 0) const {
     Common common;
+    if constexpr (width > 0 && !kPrepares) {
+      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++)
+        if (follows<width>(b)) common.begin[b] = in_plane(b, block).c;
+    }
     if constexpr (kPrepares) {
       // One thread prepares for all: it takes tens of instructions.
       __shared__ typename T::Value shared[kBroadcast];
@@ -236,20 +247,24 @@ struct Operands {
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
   template <int width, bool common_only = kPrepares>  // prepare is for such operands
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
+    return from<width, common_only, 0>(common, first, 0);
+  }
+  // The same of a block's vector, `within` elements from its first one; the block has `block` elements.
+  template <int width, bool common_only, int block>
+  JITACT_DEVICE Values<width> from(const Common& common, int64_t first, int within) const {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
-      if (!common_only && count > 1) {
-        int64_t plane, c;
-        if (launch.is_small) {  // 32 bits take a quarter of the instructions
-          const uint32_t p = launch.by_inner[b].divide_small(uint32_t(first));
-          plane = p;
-          c = p - launch.by_count[b].divide_small(p) * uint32_t(count);
-        } else {
-          plane = launch.by_inner[b].divide(first);
-          c = plane - launch.by_count[b].divide(plane) * count;
+      if constexpr (block > 0 && !common_only) {
+        if (follows<block>(b)) {
+          const uint32_t c = common.begin[b] + within;
+          load_vector(b, min(c, c - uint32_t(count)), values.broadcast[b]);  // c, if the difference wraps
+          continue;
         }
-        fill(b, count, inner, c, (plane + 1) * inner - first, values.broadcast[b]);
+      }
+      if (!common_only && count > 1) {
+        const Plane plane = in_plane(b, first);
+        fill(b, count, inner, plane.c, (plane.number + 1) * inner - first, values.broadcast[b]);
       } else {
         JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
       }
@@ -284,23 +299,40 @@ struct Operands {
   }
 
  private:
-  // A vector of values from value i of operand b on, if they lie as vectors have to.
-  JITACT_DEVICE bool load_vector(int b, int64_t i, T (&to)[size]) const {
+  // Which plane of a broadcast operand an element is in, and which value that has.
+  struct Plane { int64_t number, c; };
+  JITACT_DEVICE Plane in_plane(int b, int64_t i) const {
+    const int64_t count = launch.broadcast[b].count;
+    if (launch.is_small) {  // 32 bits take a quarter of the instructions
+      const uint32_t p = launch.by_inner[b].divide_small(uint32_t(i));
+      return {p, p - launch.by_count[b].divide_small(p) * uint32_t(count)};
+    }
+    const int64_t p = launch.by_inner[b].divide(i);
+    return {p, p - launch.by_count[b].divide(p) * count};
+  }
+  // Whether vectors of a block follow each other in operand b, which has as many values or more.
+  template <int block>
+  JITACT_DEVICE bool follows(int b) const {
+    return launch.in_vectors[b] && launch.broadcast[b].count >= block;
+  }
+
+  // Whether the values from value i of operand b on lie as vectors have to.
+  JITACT_DEVICE bool is_vector(int b, int64_t i) const {
+    const bool wide = sizeof(S) == 2 && launch.broadcast[b].wide;
+    return on_16_bytes(static_cast<const char*>(launch.broadcast[b].data) + i * (wide ? 4 : int(sizeof(S))));
+  }
+  JITACT_DEVICE void load_vector(int b, int64_t i, T (&to)[size]) const {
     if constexpr (sizeof(S) == 2) {
       if (launch.broadcast[b].wide) {
-        const float* from = static_cast<const float*>(launch.broadcast[b].data) + i;
-        if (!on_16_bytes(from)) return false;
+        const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(launch.broadcast[b].data) + i);
         JITACT_UNROLL for (int half = 0; half < 2; half++) {
-          const float4 four = reinterpret_cast<const float4*>(from)[half];
+          const float4 four = from[half];
           to[4 * half] = four.x, to[4 * half + 1] = four.y, to[4 * half + 2] = four.z, to[4 * half + 3] = four.w;
         }
-        return true;
+        return;
       }
     }
-    const S* from = static_cast<const S*>(launch.broadcast[b].data) + i;
-    if (!on_16_bytes(from)) return false;
-    Storage<S>::widen(*reinterpret_cast<const Words*>(from), to);
-    return true;
+    Storage<S>::widen(*reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + i), to);
   }
 
   // For elements the first of which has value c, `left` of them.
@@ -312,7 +344,10 @@ struct Operands {
       JITACT_UNROLL for (int i = 0; i < width; i++) to[i] = one;
       filled = true;
     } else if (inner == 1 && c + width <= count) {
-      if constexpr (width == size) filled = load_vector(b, c, to);
+      if constexpr (width == size) {
+        filled = is_vector(b, c);
+        if (filled) load_vector(b, c, to);
+      }
     }
     if (!filled) {
       const int whole = int(min(inner, int64_t(width)));
@@ -397,7 +432,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         else in[t][v] = read_vector<op, S, dense>(launch, t, at);
       if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
     }
-    const auto common = operands.common();
+    constexpr int count = stride * vectors;
+    const auto common = operands.template common<count>(block);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
@@ -406,7 +442,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
       JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
-      const auto others = operands.template from<size>(common, first + v * stride);
+      const int within = int(threadIdx.x) * size + v * stride;
+      const auto others = operands.template from<size, kPrepares, count>(common, block + within, within);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
         if constexpr (kPlain) {
