@@ -269,8 +269,13 @@ struct Operands {
         JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
       }
     }
-    JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
+    draw(values, common, first);
     return values;
+  }
+  // The random numbers alone.
+  template <int width>
+  JITACT_DEVICE void draw(Values<width>& values, const Common& common, int64_t first) const {
+    JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
   }
 
   // Of a vector's values, those of element i.

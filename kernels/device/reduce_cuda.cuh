@@ -225,7 +225,7 @@ struct Columns {
   int64_t threads;  // that take part: a multiple of period
   int active;       // threads of a block that take part: all, or a multiple of period
   int64_t width;    // sums that a block writes, unless period is longer than a block: then each thread writes its own
-  bool repeat;      // whether a thread's vectors all have the same operands
+  bool repeat;      // whether a thread's vectors all have the same values of broadcast operands
 };
 
 // How many vectors are on their way to a thread of column_sums while it computes another: more where only dy is read.
@@ -255,19 +255,21 @@ __global__ void __launch_bounds__(kThreads)
   };
   Inputs<op> inputs[ahead + 1];
   JITACT_UNROLL for (int a = 0; a < ahead; a++) load(inputs[a], v + a * columns.threads);
+  const auto find_others = [&] {
+    if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
+    else operands.draw(others, common, v * size);
+  };
 #pragma unroll 1
   for (; v < vectors; v += columns.threads) {
     load(inputs[ahead], v + ahead * columns.threads);
-    if constexpr (kBroadcast > 1 || kRandom > 0)
-      if (!columns.repeat) others = operands.template from<size>(common, v * size);
+    find_others();
     const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
     compute_vector<op, S>(launch, inputs[0], others, numbers, v * size, add);
     JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
-    if constexpr (kBroadcast > 1 || kRandom > 0)
-      if (!columns.repeat) others = operands.template from<size>(common, v * size);
+    find_others();
     JITACT_UNROLL for (int i = 0; i < size; i++)
       if (v * size + i < n)
         compute_alone<op, S>(launch, Operands<S>::one_of(others, i), numbers, v * size + i,
@@ -426,7 +428,7 @@ struct Sweep {
       const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
       const int64_t vectors = (call.n + size - 1) / size;
       columns.period = period;
-      columns.repeat = kRandom == 0;
+      columns.repeat = true;
       for (int b = 0; b < kBroadcast; b++)
         columns.repeat = columns.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
       if (period <= kThreads) {
