@@ -288,7 +288,7 @@ struct Operands {
   // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
   JITACT_DEVICE Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
-    const int64_t count = launch.broadcast[0].count, c = plane - launch.by_count[0].divide(plane) * count;
+    const int64_t count = launch.broadcast[0].count, c = in_operand(0, plane);
     const T own = value(0, c);
     const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
     JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
@@ -304,16 +304,19 @@ struct Operands {
   }
 
  private:
-  // Which plane of a broadcast operand an element is in, and which value that has.
+  // Which plane of a broadcast operand an element is in, and which value that has. 32 bits take a quarter of the instructions.
   struct Plane { int64_t number, c; };
   JITACT_DEVICE Plane in_plane(int b, int64_t i) const {
+    int64_t number;
+    if (launch.is_small) number = launch.by_inner[b].divide_small(uint32_t(i));
+    else number = launch.by_inner[b].divide(i);
+    return {number, in_operand(b, number)};
+  }
+  JITACT_DEVICE int64_t in_operand(int b, int64_t plane) const {
     const int64_t count = launch.broadcast[b].count;
-    if (launch.is_small) {  // 32 bits take a quarter of the instructions
-      const uint32_t p = launch.by_inner[b].divide_small(uint32_t(i));
-      return {p, p - launch.by_count[b].divide_small(p) * uint32_t(count)};
-    }
-    const int64_t p = launch.by_inner[b].divide(i);
-    return {p, p - launch.by_count[b].divide(p) * count};
+    if (!launch.is_small) return plane - launch.by_count[b].divide(plane) * count;
+    const uint32_t p = uint32_t(plane);
+    return p - launch.by_count[b].divide_small(p) * uint32_t(count);
   }
   // Whether vectors of a block follow each other in operand b, which has as many values or more.
   template <int block>

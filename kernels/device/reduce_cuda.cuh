@@ -151,9 +151,16 @@ __global__ void __launch_bounds__(kThreads)
     int64_t step = 0;  // planes from the block's first to the one where the vector begins
     int left = size;   // elements of the vector that are of that plane
     if constexpr (!one_value) {
-      const int64_t offset = at - block + rest;
-      step = cut.inner >= per_block ? offset >= cut.inner : unsigned(offset) / unsigned(cut.inner);
-      left = int(min(int64_t(size), (step + 1) * cut.inner - offset));
+      if (cut.inner >= per_block) {
+        const int64_t offset = at - block + rest;
+        step = offset >= cut.inner;
+        left = int(min(int64_t(size), (step + 1) * cut.inner - offset));
+      } else {  // 32 bits take a fraction of the instructions
+        const uint32_t offset = uint32_t(at - block) + uint32_t(rest), inner = uint32_t(cut.inner);
+        const uint32_t planes = cut.by_inner.divide_small(offset);
+        step = planes;
+        left = min(size, int((planes + 1) * inner - offset));
+      }
       JITACT_UNROLL for (int k = 0; k < kSummed; k++) sum[k] = next_sum[k] = 0;
     }
     const auto add = [&](int i, int k, T gradient) {
@@ -165,7 +172,19 @@ __global__ void __launch_bounds__(kThreads)
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
       else others = operands.template from<size, kPrepares || (one_value && kSummed == kBroadcast)>(common, at);
-      compute_vector<op, S>(launch, inputs[v], others, numbers, at, add);
+      if constexpr (one_value) {
+        compute_vector<op, S>(launch, inputs[v], others, numbers, at, add);
+      } else {
+        T found[kSummed][size];
+        compute_vector<op, S>(launch, inputs[v], others, numbers, at, [&](int i, int k, T gradient) { found[k][i] = gradient; });
+        JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+          if (left == size) {  // as of most vectors: a quarter of the instructions
+            JITACT_UNROLL for (int i = 0; i < size; i++) sum[k] += found[k][i];
+          } else {
+            JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, found[k][i]);
+          }
+        }
+      }
     } else {
 #pragma unroll 1
       for (int i = 0; i < size && at + i < n; i++)
