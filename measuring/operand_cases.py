@@ -106,7 +106,7 @@ def _around(name: str) -> list[Case]:
         theirs = jitact.get("gelu_tanh").activation.reference
     bit = 1 / 16 if name == "relu" else 1  # what backward reads beside dy, in 16 bits
     return [
-        Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 3),
+        Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 2 + bit),
         Case(f"{name}+residual", lambda x, r: ours(x, residual=r), lambda x, r: r + theirs(x), _like, 3, 2 + bit),
         Case(
             f"{name}+dropout", lambda x: ours(x, dropout=0.1), lambda x: F.dropout(theirs(x), 0.1), _nothing, 2, 2 + bit, True
@@ -117,7 +117,7 @@ def _around(name: str) -> list[Case]:
             lambda x, b, r: r + F.dropout(theirs(x + b), 0.1),
             _both,
             3,
-            3,
+            2 + bit,
             True,
         ),
     ]
