@@ -20,7 +20,7 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
   rows::Call call{rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to};
 #ifdef JITACT_ROW_INPUT
   call.mask = mask;
-  if (rows::kAdds) call.mask.scale = scale, call.scale = 1;
+  if (rows::kAdds && call.op == rows::Op::forward) call.mask.scale = scale, call.scale = 1;
 #endif
   return rows::run_cuda(call, nullptr);
 }

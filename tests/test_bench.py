@@ -287,13 +287,13 @@ class TestBench:
         arguments = ["softmax", "--dtype", "fp32", "--device", "cpu", "--shape", "1024x1032", "--json", str(file)]
         assert bench.main(["--operands", *arguments]) == 0
         rows = json.loads(file.read_text())["operands"]
-        assert [row["name"] for row in rows] == ["softmax", "softmax, dim=0"]
+        assert [row["name"] for row in rows] == ["softmax", "softmax, dim=0", "softmax+mask", "softmax+bool mask"]
         for row in rows:
             assert row["shape"] == [1024, 1032] and row["dtype"] == "fp32" and row["kept"] == {"ours": 4, "eager": 4}
             assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
             assert row["floor"]["backward"] > row["floor"]["forward"] > 0
         printed = capsys.readouterr().out
-        assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 2
+        assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 4
 
     def test_gated_activations_have_a_table_of_their_own(self, tmp_path, capsys, quick, monkeypatch):
         file, used = tmp_path / "bench.json", []

@@ -1,5 +1,5 @@
-"""Softmax and its kin with masks and conversions: what builds for some types compute, on a CPU, on a GPU and as the GPU's code in
-threads of the CPU; which calls they take; and that these are PyTorch's to all else."""
+"""Softmax and its kin with masks and conversions: what builds for some types compute, on a CPU, on a GPU and as the GPU's code
+in threads of the CPU; which calls they take; and that these are PyTorch's to all else."""
 
 from __future__ import annotations
 
