@@ -31,7 +31,7 @@ def softmax(
     Kernels that read each row once compute float32, float16 and bfloat16 tensors of 1 MB and more, where they were measured to
     be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in float32.
     PyTorch's own operators compute all else, and what is under autocast, torch.compile, transforms and DTensor.
-    ``scale`` is part of the kernels, if there is no additive mask; masks and ``dtype`` are PyTorch's steps before that.
+    ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32 for rows along the last dimension of memory.
 
     Args:
         x: of any shape.

@@ -120,7 +120,9 @@ def takes_operands(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
     length = x.shape[dim]
     if x.is_cuda:
         return length >= (GPU_CONVERTED if types.mask == "none" else GPU_MASKED)
-    return _has_vectors() and (length >= 256 if size >= LARGE else 512 <= length <= LONG)
+    if size >= LARGE:
+        return length >= 256 and _has_vectors()
+    return types.mask != "none" and 512 <= length <= LONG and _has_vectors()
 
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:

@@ -66,17 +66,15 @@ struct Packed {
 // Where a mask's rows lie.
 class MaskOfRows {
  public:
-  using Element = std::conditional_t<kAdds, std::conditional_t<kMasks, MaskElement, uint8_t>, uint8_t>;  // bool is a byte
-
   MaskOfRows() = default;
   explicit MaskOfRows(const Mask& mask)
       : step(int(mask.step)), scale(mask.scale), data_(mask.data), by_middle_(mask.sizes[0]), by_last_(mask.sizes[1]),
         middle_(int(mask.sizes[0])), last_(int(mask.sizes[1])), strides_{mask.strides[0], mask.strides[1], mask.strides[2]} {}
-  JITACT_DEVICE const Element* of(unsigned row) const {
+  JITACT_DEVICE const MaskBits* of(unsigned row) const {
     const unsigned others = by_last_.divide_small(row), first = by_middle_.divide_small(others);
     const int64_t begin = int64_t(first) * strides_[0] + int64_t(others - first * middle_) * strides_[1] +
                           int64_t(row - others * last_) * strides_[2];
-    return static_cast<const Element*>(data_) + begin;
+    return static_cast<const MaskBits*>(data_) + begin;
   }
 
   int step;  // from one element of a row to the next: 1 or 0
@@ -91,16 +89,15 @@ class MaskOfRows {
 
 // Elements of a mask that lie side by side, as words: the compiler would wait for elements where they are loaded.
 template <int size>
-struct alignas(alignof(Side<MaskOfRows::Element, size>)) MaskWords {
-  using Element = MaskOfRows::Element;
-  uint32_t w[size * sizeof(Element) / 4];
+struct alignas(alignof(Side<MaskBits, size>)) MaskWords {
+  static constexpr int bytes = sizeof(MaskBits);
+  uint32_t w[size * bytes / 4];
 
-  JITACT_DEVICE void set(int e, Element value) {
-    using Bits = std::conditional_t<sizeof(Element) == 4, uint32_t, std::conditional_t<sizeof(Element) == 2, uint16_t, uint8_t>>;
-    const int byte = e * int(sizeof(Element));
-    w[byte / 4] |= uint32_t(bit_cast<Bits>(value)) << (byte % 4 * 8);
+  JITACT_DEVICE void set(int e, MaskBits value) {
+    using Bits = std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>;
+    w[e * bytes / 4] |= uint32_t(bit_cast<Bits>(value)) << (e * bytes % 4 * 8);
   }
-  JITACT_DEVICE Side<Element, size> side() const { return bit_cast<Side<Element, size>>(*this); }
+  JITACT_DEVICE Side<MaskBits, size> side() const { return bit_cast<Side<MaskBits, size>>(*this); }
 };
 
 }  // namespace jitact::rows

@@ -29,6 +29,7 @@ using MaskElement = JITACT_ROW_MASK;
 
 constexpr bool kConverts = !std::is_same_v<Input, Output>, kHasGradient = kConverts && !std::is_integral_v<Input>;
 constexpr bool kMasks = !std::is_void_v<MaskElement>, kAdds = kMasks && !std::is_same_v<MaskElement, bool>;
+using MaskBits = std::conditional_t<kAdds, MaskElement, uint8_t>;  // compilers do less with bool
 
 // How many masks an operation reads.
 constexpr int masks(Op op) { return kMasks && op == Op::forward; }

@@ -26,6 +26,10 @@ struct Converted {
   static void widen(const E* from, T* to, int64_t n) {
     if constexpr (std::is_arithmetic_v<E>) {
       for (int64_t i = 0; i < n; i++) to[i].v = float(from[i]);
+    } else if constexpr (std::is_same_v<E, Bfloat16>) {
+      for (int64_t i = 0; i < n; i++) to[i].v = single::from_bits(uint32_t(from[i].bits) << 16);
+    } else if constexpr (std::is_same_v<typename Storage<E>::T, T>) {
+      Storage<E>::widen(from, to, n);
     } else {
       in_pieces<E>(n, [&](int64_t i, auto* piece, int64_t count) {
         Storage<E>::widen(from + i, piece, count);
@@ -36,6 +40,8 @@ struct Converted {
   static void narrow(const T* from, E* to, int64_t n) {
     if constexpr (std::is_arithmetic_v<E>) {
       for (int64_t i = 0; i < n; i++) to[i] = E(from[i].v);
+    } else if constexpr (std::is_same_v<typename Storage<E>::T, T>) {
+      Storage<E>::narrow(from, to, n);
     } else {
       in_pieces<E>(n, [&](int64_t i, auto* piece, int64_t count) {
         for (int64_t j = 0; j < count; j++) piece[j].v = from[i + j].v;
@@ -159,14 +165,19 @@ class Strip {
     const Mask& mask = call_.mask;
     const int64_t row = place_.first / place_.length, n = place_.elements(step, count);
     const int64_t last = row % mask.sizes[1], others = row / mask.sizes[1];
-    const auto* of_row = static_cast<const MaskElement*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
+    const auto* of_row = static_cast<const MaskBits*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
                          others % mask.sizes[0] * mask.strides[1] + last * mask.strides[2];
-    Converted<MaskElement, T>::widen(of_row + step * kLanes * mask.step, mask_, mask.step ? n : 1);
-    if (mask.step == 0) std::fill(mask_ + 1, mask_ + n, mask_[0]);
+    const T* masks = mask_;
+    if (mask.step && std::is_same_v<MaskBits, typename T::Value>) {
+      masks = reinterpret_cast<const T*>(of_row + step * kLanes);
+    } else {
+      Converted<MaskBits, T>::widen(of_row + step * kLanes * mask.step, mask_, mask.step ? n : 1);
+      if (mask.step == 0) std::fill(mask_ + 1, mask_ + n, mask_[0]);
+    }
     const T scale = mask.scale;
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; i++) {
-      const T in = x[i], m = mask_[i];
+      const T in = x[i], m = masks[i];
       to[i] = kAdds ? fma(in, scale, m) : m.v != 0 ? in : lowest;
     }
     return to;

@@ -211,7 +211,6 @@ class Rows {
 #ifdef JITACT_ROW_INPUT
   // What the mask makes of x, all of which is loaded before.
   JITACT_DEVICE void load_masked(Held& words) const {
-    using M = MaskOfRows::Element;
     const auto* const from = static_cast<const Side<Input, size>*>(launch_.read[0]) + place_.first;
     Side<Input, size> x[vectors];
     MaskWords<size> masks[vectors];
@@ -220,7 +219,7 @@ class Rows {
     if constexpr (kMasks) {
       const unsigned first = ptx::cluster_id() << (launch_.log_threads - launch_.log_group);
       const int step = launch_.mask.step;
-      const M* const mask = launch_.mask.of(first + (threadIdx.x >> launch_.log_group)) - place_.begin * step;
+      const MaskBits* const mask = launch_.mask.of(first + (threadIdx.x >> launch_.log_group)) - place_.begin * step;
       const bool is_aligned = step == 1 && reinterpret_cast<uintptr_t>(mask) % alignof(MaskWords<size>) == 0;
       JITACT_UNROLL for (int v = 0; v < vectors; v++) {
         const int i = at(0, v);
