@@ -243,8 +243,12 @@ def _wrong_rows(case: Case, x: Tensor, dy: Tensor, *masks: Tensor) -> str | None
     x, dy, y, dx, *masks = (t.detach().index_select(across, at) for t in (x, dy, y, dx, *masks))
     near, near_x = (FORMULA[t.dtype].ulp * torch.finfo(t.dtype).eps for t in (y, dx))
     x, dy, y, dx = x.double(), dy.double(), y.double(), dx.double()
-    for mask in masks:  # what is added is rounded once
-        x = x.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else (x + mask.double()).float().double()
+    for mask in masks:
+        if mask.dtype is torch.bool:
+            x = x.masked_fill(~mask, -torch.inf)
+        else:  # the sum is rounded once, and small ones, which are PyTorch's, to its type
+            x = (x + mask.double()).float().double()
+            near = near + torch.finfo(mask.dtype).eps * x.abs().nan_to_num(posinf=0)
     exact, tiny = exact_output(name, x, dim), torch.finfo(leaf.dtype).tiny
     if not ((y - exact).abs() <= near * (exact.abs() + (name == "log_softmax")) + tiny).all():
         return "forward is wrong"
