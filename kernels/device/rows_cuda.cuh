@@ -122,6 +122,10 @@ class Rows {
     Held words;
     if constexpr (held) {
       place_ = next_;
+#ifdef JITACT_ROW_INPUT
+      if constexpr (op == Op::forward) load_masked(words);
+      else
+#endif
       load(words);
       if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there
       walk(words);
@@ -190,9 +194,6 @@ class Rows {
   }
 
   JITACT_DEVICE void load(Held& words) const {
-#ifdef JITACT_ROW_INPUT
-    if constexpr (op == Op::forward) return load_masked(words);
-#endif
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
       if (at(0, vectors - 1) < place_.end) {
