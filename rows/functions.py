@@ -98,13 +98,12 @@ def run(
         x, dtype = x.to(dtype), None
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     if dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim() and kernels.sees_all(t):
-        order = None if t.is_contiguous() else sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
-        lying, place = (t, dim % t.dim()) if order is None else (t.permute(order), order.index(dim % t.dim()))
+        lying, place, order = kernels.as_it_lies(t, dim)
         if lying.is_contiguous():
             by_kernel, keeps = record.takes_forward(lying, place, factor), t.requires_grad and torch.is_grad_enabled()
             if by_kernel or (keeps and record.takes_backward(lying, place)):
                 y = Rows.apply(lying, record, place, factor, save, by_kernel)
-                return y if order is None else y.permute(sorted(range(t.dim()), key=order.__getitem__))
+                return kernels.turned_back(y, order)
     level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
         return record.theirs(x, dim, _stacklevel=level, dtype=dtype)

@@ -16,6 +16,7 @@ from ..kernels import KernelSource, ToolchainError
 from ..kernels.loader.source import RowTypes
 
 __all__ = [
+    "as_it_lies",
     "backward",
     "built",
     "fits_a_gpu",
@@ -30,6 +31,7 @@ __all__ = [
     "takes_backward",
     "takes_forward",
     "takes_operands",
+    "turned_back",
 ]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -71,6 +73,19 @@ def is_plain(x: Tensor) -> bool:
         and not torch.is_autocast_enabled(x.device.type)
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:
+    """The tensor with its dimensions in the order of memory, where ``dim`` is then, and the order, if it is another."""
+    if x.is_contiguous():
+        return x, dim % x.dim(), None
+    order = sorted(range(x.dim()), key=lambda i: (-x.stride(i), i))
+    return x.permute(order), order.index(dim % x.dim()), order
+
+
+def turned_back(y: Tensor, order: list[int] | None) -> Tensor:
+    """A result with its dimensions in the order that those of :func:`as_it_lies` had before."""
+    return y if order is None else y.permute(sorted(range(y.dim()), key=order.__getitem__))
 
 
 def takes_forward(x: Tensor, dim: int, scale: float) -> bool:

@@ -33,23 +33,23 @@ def with_operands(
     types = types_of(x.dtype, dtype, mask.dtype if mask is not None else None)
     if types is None:
         return None
-    order = list(range(x.dim())) if x.is_contiguous() else sorted(range(x.dim()), key=lambda i: (-x.stride(i), i))
-    lying, place = x.permute(order), order.index(dim % x.dim())
+    lying, place, order = kernels.as_it_lies(x, dim)
     if not lying.is_contiguous() or not record.takes_operands(lying, place, scale, types):
         return None
     rows = None
     if mask is not None:
         if not kernels.is_plain(mask) or mask.device != x.device or mask.is_neg():
             return None
-        mask = mask[(None,) * (x.dim() - mask.dim())].permute(order)
+        if mask.dim() < x.dim():
+            mask = mask[(None,) * (x.dim() - mask.dim())]
+        mask = mask if order is None else mask.permute(order)
         rows = collapsed(mask.detach().expand(lying.shape), place)
         if rows is None:
             return None
     build = record.built_for(types)
     if build is None:
         return None
-    y = Operated.apply(lying, mask, record, build, place, scale, rows)
-    return y.permute(sorted(range(x.dim()), key=order.__getitem__))
+    return kernels.turned_back(Operated.apply(lying, mask, record, build, place, scale, rows), order)
 
 
 def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:
