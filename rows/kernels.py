@@ -52,8 +52,10 @@ TILE = 1024  # elements, of all rows side by side; fewer are too little work for
 GPU_FORWARD = {2: 128, 4: 1000}
 GPU_BACKWARD = {2: 128, 4: 128}
 GPU_ACROSS = {2: 16, 4: 16}
-GPU_MASKED, GPU_CONVERTED = 128, 1000  # of any size, with a mask or converted alone
 """The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
+
+GPU_MASKED, GPU_CONVERTED = 128, 1000
+"""The same with a mask, which is a pass of its own to PyTorch, and converted alone; chosen by these, and not measured yet."""
 
 
 def sees_all(x: Tensor) -> bool:
