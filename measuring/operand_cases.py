@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from importlib.util import find_spec
+from math import gcd
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 import jitact
 from jitact.registry import REGISTRY
 
-__all__ = ["CASES", "GATED", "Case", "Function", "Shape", "of_activations"]
+__all__ = ["CASES", "GATED", "Case", "Function", "Shape", "by_rows", "of_activations"]
 
 Shape = tuple[int, ...]
 Function = Callable[..., Tensor]
@@ -40,6 +41,8 @@ class Case(NamedTuple):
         backward: the same of backward.
         is_random: whether results differ from PyTorch's by chance.
         rows: the activation of rows, and along which dimension they lie, if it is one.
+        masked: whether ``extra`` makes a mask, which forward reads beside that, and which has no gradient.
+        converts: whether the result is float32, and so x of 16 bits.
     """
 
     name: str
@@ -50,6 +53,8 @@ class Case(NamedTuple):
     backward: float
     is_random: bool = False
     rows: tuple[str, int] | None = None
+    masked: bool = False
+    converts: bool = False
 
     @property
     def activation(self) -> str:
@@ -64,11 +69,13 @@ class Case(NamedTuple):
             return COLUMNS[device.type]
         if device.type == "cpu":
             return ROWS_ON_CPU
-        return *((ELEMENTS // length, length) for length in LENGTHS), *RAGGED, *LONGEST.get(dtype.itemsize, ())
+        longest = () if self.masked or self.converts else LONGEST.get(dtype.itemsize, ())
+        return *((ELEMENTS // length, length) for length in LENGTHS), *RAGGED, *longest
 
     def others(self, device: torch.device) -> dict[str, Function]:
         """Libraries that have the same, where they are installed."""
-        if self.rows != ("softmax", -1) or device.type != "cuda" or find_spec("liger_kernel") is None:
+        plain = self.rows == ("softmax", -1) and not self.masked and not self.converts
+        if not plain or device.type != "cuda" or find_spec("liger_kernel") is None:
             return {}
         from liger_kernel.ops.softmax import LigerSoftmaxFunction
 
@@ -147,6 +154,64 @@ def _of_rows(name: str) -> list[Case]:
     ]
 
 
+def _by_heads(x: Tensor) -> Tensor:
+    """Rows as attention has them: some batches of 16 heads of rows."""
+    rows = x.numel() // x.shape[-1]
+    heads = gcd(rows, 16)
+    return x.view(gcd(rows // heads, 2), heads, -1, x.shape[-1])
+
+
+def by_rows(mask: Tensor, x: Tensor) -> Tensor:
+    """A mask as it stands beside x, in its shape."""
+    return mask.expand(_by_heads(x).shape).reshape(x.shape)
+
+
+def _mask(shape: Shape, made: dict[str, Any]) -> Tensor:
+    """One for all heads, that a quarter of the elements are masked by, and the first none."""
+    sizes = _by_heads(torch.empty(shape, device="meta"))[:, :1].shape
+    mask = torch.rand(sizes, device=made["device"]) < 0.75
+    mask[..., 0] = True
+    return mask
+
+
+def _with_bools(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+    return [_mask(shape, made)]
+
+
+def _with_numbers(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+    mask = _mask(shape, made)
+    return [torch.randn(mask.shape, **made).masked_fill(~mask, -torch.inf)]
+
+
+def _masked_rows() -> list[Case]:
+    """Softmax with masks as attention has them, and to float32."""
+
+    def ours(x: Tensor, mask: Tensor) -> Tensor:
+        return jitact.softmax(_by_heads(x), -1, mask=mask).view_as(x)
+
+    def added(x: Tensor, mask: Tensor) -> Tensor:
+        return F.softmax(_by_heads(x) + mask, -1).view_as(x)
+
+    def chosen(x: Tensor, mask: Tensor) -> Tensor:
+        return F.softmax(_by_heads(x).masked_fill(~mask, -torch.inf), -1).view_as(x)
+
+    rows = ("softmax", -1)
+    return [
+        Case("softmax+mask", ours, added, _with_numbers, 2, 3, rows=rows, masked=True),
+        Case("softmax+bool mask", ours, chosen, _with_bools, 2, 3, rows=rows, masked=True),
+        Case(
+            "softmax, dtype=float32",
+            lambda x: jitact.softmax(x, -1, torch.float32),
+            lambda x: F.softmax(x, -1, dtype=torch.float32),
+            _nothing,
+            3,
+            5,
+            rows=rows,
+            converts=True,
+        ),
+    ]
+
+
 GATED = tuple(name for name, cls in sorted(REGISTRY.items()) if cls.activation.gating)
 CASES: tuple[Case, ...] = (
     *_around("gelu"),
@@ -160,6 +225,7 @@ CASES: tuple[Case, ...] = (
          lambda x, w: F.prelu(_by_channel(x, w), w), _channels(2048), 2, 3),
     *(_gated(name) for name in GATED),
     *_of_rows("softmax"),
+    *_masked_rows(),
     *_of_rows("log_softmax"),
 )  # fmt: skip
 

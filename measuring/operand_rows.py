@@ -22,7 +22,7 @@ from jitact.bench import ceilings, kept_bytes, make_inputs, medians, release
 from jitact.measuring.commandline import dtype_name, first_line, keeping, machine, progress, say
 from jitact.measuring.limits import FORMULA
 from jitact.measuring.models import compile_ahead
-from jitact.measuring.operand_cases import CASES, GATED, Case, Function, Shape
+from jitact.measuring.operand_cases import CASES, GATED, Case, Function, Shape, by_rows
 from jitact.measuring.others import Others
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.text import PEERS, size
@@ -78,7 +78,9 @@ def _tasks(chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, 
     for dtype in dtypes:
         shapes = {case: (shape,) if shape else case.shapes(device, dtype) for case in chosen}
         for each in dict.fromkeys(each for of_case in shapes.values() for each in of_case):
-            yield from (Task(CASES.index(case), each, dtype, device) for case in chosen if each in shapes[case])
+            for case in chosen:
+                if each in shapes[case] and (dtype.itemsize == 2 or not case.converts):
+                    yield Task(CASES.index(case), each, dtype, device)
 
 
 def _build_ahead(chosen: list[Case]) -> None:
@@ -100,15 +102,25 @@ def _compile(task: Task) -> str | None:
     made = {"device": task.device, "dtype": task.dtype}
     try:
         x = torch.randn(task.shape, **made, requires_grad=True)
-        extra = [t.requires_grad_() for t in case.extra(task.shape, made)]
+        extra = _made_extra(case, x)
         function = torch.compile(case.theirs, dynamic=False)
         with torch.no_grad():
             function(x.detach(), *extra)
         y = function(x, *extra)
-        torch.autograd.grad(y, [x, *extra], torch.ones_like(y), retain_graph=True)
+        torch.autograd.grad(y, [x, *_learned(extra)], torch.ones_like(y), retain_graph=True)
     except Exception as error:  # a compiler's can be anything
         return f"{task}: {first_line(error)}"
     return None
+
+
+def _made_extra(case: Case, x: Tensor) -> list[Tensor]:
+    """What is beside x, of which masks have no gradient."""
+    made = case.extra(tuple(x.shape), {"device": x.device, "dtype": x.dtype})
+    return made if case.masked else [t.requires_grad_() for t in made]
+
+
+def _learned(extra: list[Tensor]) -> list[Tensor]:
+    return [t for t in extra if t.requires_grad]
 
 
 def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]]) -> None:
@@ -142,9 +154,8 @@ def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]])
 
 def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, Any], compiled: bool) -> dict[str, Any]:
     x = xs[0]
-    made = {"device": x.device, "dtype": x.dtype}
-    extra = [t.requires_grad_() for t in case.extra(tuple(x.shape), made)]
-    wrong = _wrong_rows(case, x, dys[0]) if case.rows else _wrong(case, x, extra, dys[0])
+    extra = _made_extra(case, x)
+    wrong = _wrong_rows(case, x, dys[0], *extra) if case.rows else _wrong(case, x, extra, dys[0])
     if wrong:
         return {"name": case.name, "wrong": wrong}
     row: dict[str, Any] = {"name": case.name, "ms": {}, "floor": {}, "kept": {}, "notes": []}
@@ -170,7 +181,8 @@ def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, A
     row["ms"]["backward"] = medians(xs, {name: subject.backward for name, subject in subjects.items()})
     for direction, tensors in (("forward", case.forward), ("backward", case.backward)):
         rate = rates["copy" if tensors <= 2.5 else "add"]["best"]
-        row["floor"][direction] = 1000 * tensors * x.nbytes / rate
+        masks = sum(t.nbytes for t in extra) if case.masked and direction == "forward" else 0
+        row["floor"][direction] = 1000 * (tensors * x.nbytes + masks) / rate
     return row
 
 
@@ -189,8 +201,10 @@ class _Subject:
     def backward(self, i: int) -> tuple[Tensor, ...]:
         self.graphs = self.graphs or [self.function(leaf, *self.extra) for leaf in self.leaves]
         i %= len(self.xs)
-        dy = self.dys[i].view_as(self.graphs[i])
-        return torch.autograd.grad(self.graphs[i], [self.leaves[i], *self.extra], dy, retain_graph=True)
+        y = self.graphs[i]
+        if self.dys[i].dtype is not y.dtype:
+            self.dys = [dy.to(y.dtype) for dy in self.dys]
+        return torch.autograd.grad(y, [self.leaves[i], *_learned(self.extra)], self.dys[i].view_as(y), retain_graph=True)
 
     def kept(self) -> float:
         """Bytes per element that autograd keeps for backward."""
@@ -215,22 +229,31 @@ def _wrong(case: Case, x: Tensor, extra: list[Tensor], dy: Tensor) -> str | None
     return None
 
 
-def _wrong_rows(case: Case, x: Tensor, dy: Tensor) -> str | None:
+def _wrong_rows(case: Case, x: Tensor, dy: Tensor, *masks: Tensor) -> str | None:
     """What differs from float64 in some rows, of the tensor as it is timed: methods differ with its size."""
     name, dim = case.rows
     leaf = x.detach().requires_grad_()
-    y = case.ours(leaf)
+    y = case.ours(leaf, *masks)
+    dy = dy.to(y.dtype)
     (dx,) = torch.autograd.grad(y, leaf, dy)
     across = 1 + dim  # the other dimension
     count = x.shape[across]
     at = torch.linspace(0, count - 1, max(1, min(count, JUDGED // x.shape[dim])), dtype=torch.float64).long().to(x.device)
-    x, dy, y, dx = (t.detach().index_select(across, at).double() for t in (x, dy, y, dx))
-    exact, near = exact_output(name, x, dim), FORMULA[leaf.dtype].ulp * torch.finfo(leaf.dtype).eps
-    tiny = torch.finfo(leaf.dtype).tiny
+    masks = [by_rows(mask, x) for mask in masks]
+    x, dy, y, dx, *masks = (t.detach().index_select(across, at) for t in (x, dy, y, dx, *masks))
+    near, near_x = (FORMULA[t.dtype].ulp * torch.finfo(t.dtype).eps for t in (y, dx))
+    x, dy, y, dx = x.double(), dy.double(), y.double(), dx.double()
+    for mask in masks:
+        if mask.dtype is torch.bool:
+            x = x.masked_fill(~mask, -torch.inf)
+        else:  # the sum is rounded once, and small ones, which are PyTorch's, to its type
+            x = (x + mask.double()).float().double()
+            near = near + torch.finfo(mask.dtype).eps * x.abs().nan_to_num(posinf=0)
+    exact, tiny = exact_output(name, x, dim), torch.finfo(leaf.dtype).tiny
     if not ((y - exact).abs() <= near * (exact.abs() + (name == "log_softmax")) + tiny).all():
         return "forward is wrong"
     exact, sizes = exact_gradient(name, dy, y, dim)
-    return None if ((dx - exact).abs() <= near * sizes + tiny).all() else "the gradient is wrong"
+    return None if ((dx - exact).abs() <= near_x * sizes + tiny).all() else "the gradient is wrong"
 
 
 def _heading(title: str, peers: list[str]) -> str:

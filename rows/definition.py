@@ -20,6 +20,7 @@ from ..configs import call
 from ..definitions import kernel_file
 from ..kernels import KernelSource
 from ..kernels.loader.signature import code, read_signature
+from ..kernels.loader.source import RowTypes
 from . import kernels
 from .records import RowActivation, can
 
@@ -60,6 +61,10 @@ class RowDefinition(RowActivation):
     def takes_backward(self, y: Tensor, dim: int) -> bool:
         """The same of backward."""
         return can(y, dim, 2)
+
+    def takes_operands(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+        """The same of a build for some types."""
+        return 2**-126 <= abs(scale) < float("inf") and kernels.fits_operands(x, dim, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""

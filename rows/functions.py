@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from ..records import describe
 from . import kernels
+from .autograd import OWN_CALL, Rows
+from .operands import with_operands
 from .records import TABLE, RowActivation, can
 
 __all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "softmax", "softmin"]
-
-
-OWN_CALL = -1  # in place of where PyTorch's warning of a missing dimension points: such calls are not patched() again
 
 
 def softmax(
@@ -32,7 +31,7 @@ def softmax(
     Kernels that read each row once compute float32, float16 and bfloat16 tensors of 1 MB and more, where they were measured to
     be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in float32.
     PyTorch's own operators compute all else, and what is under autocast, torch.compile, transforms and DTensor.
-    ``scale`` is part of the kernels, if there is no additive mask; masks and ``dtype`` are PyTorch's steps before that.
+    ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32 for rows along the last dimension of memory.
 
     Args:
         x: of any shape.
@@ -91,17 +90,20 @@ def run(
         _check_mask(name, x, mask)
     factor = float(record.factor * scale)
     plain = factor == record.factor
+    if dim is not None and save == "output" and (mask is not None or dtype not in (None, x.dtype)):
+        y = with_operands(record, x, dim, dtype or x.dtype, factor, mask)
+        if y is not None:
+            return y
     if dtype is not None and (mask is not None or not plain):
         x, dtype = x.to(dtype), None
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     if dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim() and kernels.sees_all(t):
-        order = None if t.is_contiguous() else sorted(range(t.dim()), key=lambda i: (-t.stride(i), i))
-        lying, place = (t, dim % t.dim()) if order is None else (t.permute(order), order.index(dim % t.dim()))
+        lying, place, order = kernels.as_it_lies(t, dim)
         if lying.is_contiguous():
             by_kernel, keeps = record.takes_forward(lying, place, factor), t.requires_grad and torch.is_grad_enabled()
             if by_kernel or (keeps and record.takes_backward(lying, place)):
-                y = _Rows.apply(lying, record, place, factor, save, by_kernel)
-                return y if order is None else y.permute(sorted(range(t.dim()), key=order.__getitem__))
+                y = Rows.apply(lying, record, place, factor, save, by_kernel)
+                return kernels.turned_back(y, order)
     level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
         return record.theirs(x, dim, _stacklevel=level, dtype=dtype)
@@ -111,7 +113,7 @@ def run(
 def by_kernel(record: RowActivation, x: Tensor) -> Tensor:
     """The rows along the last dimension by the kernel, where that can be, whoever is faster; else as PyTorch has them."""
     if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
-        return _Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True)
+        return Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True)
     return record.theirs(x, -1)
 
 
@@ -131,33 +133,3 @@ def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
             x, factor = x * factor, 1.0
         return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
     return torch.add(mask.to(x.dtype), x, alpha=factor), 1.0
-
-
-class _Rows(torch.autograd.Function):
-    """An activation of the rows of a contiguous tensor, times a number."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, record: RowActivation, dim: int, scale: float, save: str, by_kernel: bool) -> Tensor:
-        y = record.forward_by_kernel(x, dim, scale) if by_kernel else _eager(record, x, dim, scale)
-        ctx.record, ctx.dim, ctx.scale, ctx.save = record, dim, scale, save
-        ctx.save_for_backward(y if save == "output" else x)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        (kept,) = ctx.saved_tensors
-        return _gradient(ctx.record, dy, kept, ctx.dim, ctx.scale, ctx.save == "output"), None, None, None, None, None
-
-
-def _eager(record: RowActivation, x: Tensor, dim: int, scale: float) -> Tensor:
-    return record.eager(x if scale == 1 else x * scale, dim, _stacklevel=OWN_CALL)
-
-
-def _gradient(record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
-    """By our kernel; by PyTorch's operators, which can be differentiated, where that is asked for."""
-    plain = not torch.is_grad_enabled() and type(dy) is Tensor and not dy._is_zerotensor() and kernels.sees_all(kept)
-    if plain and kept.is_contiguous() and record.takes_backward(kept, dim):
-        return record.backward_by_kernel(dy, kept, dim, scale, from_output)
-    y = kept if from_output else _eager(record, kept, dim, scale)
-    dx = record.gradient(dy, y, dim)
-    return dx if scale == 1 else dx * scale

@@ -5,23 +5,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .. import kernels
 from ..configs import call, is_transformed
+from ..kernels import KernelSource, ToolchainError
+from ..kernels.loader.source import RowTypes
 
 __all__ = [
+    "as_it_lies",
     "backward",
+    "built",
     "fits_a_gpu",
+    "fits_operands",
     "forward",
+    "is_plain",
     "kind_of_backward",
+    "operate",
     "operator",
     "readable",
     "sees_all",
     "takes_backward",
     "takes_forward",
+    "takes_operands",
+    "turned_back",
 ]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -35,6 +45,7 @@ RAGGED = 1000  # elements of the shortest row that may begin and end within what
 CLUSTERS = (9, 10)  # compute capabilities where 16 blocks can be joined: before, none, and 8 in GPUs for graphics after
 VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches, where blocks are not joined
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
+HELD_VECTORS = 65536  # kHeldVectors: those of a row and its mask
 ACROSS, ACROSS_IN_A_BLOCK = 49152, 256  # the same of elements of rows across memory; the latter in blocks that are not joined
 TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
 
@@ -43,20 +54,40 @@ GPU_BACKWARD = {2: 128, 4: 128}
 GPU_ACROSS = {2: 16, 4: 16}
 """The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
 
+GPU_MASKED, GPU_CONVERTED = 128, 1000
+"""The same with a mask, which is a pass of its own to PyTorch, and converted alone; chosen by these, and not measured yet."""
+
 
 def sees_all(x: Tensor) -> bool:
     """Whether a tensor is what it seems to be, and nothing is at work that has to see PyTorch's operators."""
+    return x.dtype in DTYPES and is_plain(x)
+
+
+def is_plain(x: Tensor) -> bool:
+    """The same of a tensor of any dtype."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
         and x.device.type in ("cpu", "cuda")
-        and x.dtype in DTYPES
         and x.layout is torch.strided
         and not x.is_nested
         and not is_transformed()
         and not torch.is_autocast_enabled(x.device.type)
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:
+    """The tensor with its dimensions in the order of memory, where ``dim`` is then, and the order, if it is another."""
+    if x.is_contiguous():
+        return x, dim % x.dim(), None
+    order = sorted(range(x.dim()), key=lambda i: (-x.stride(i), i))
+    return x.permute(order), order.index(dim % x.dim()), order
+
+
+def turned_back(y: Tensor, order: list[int] | None) -> Tensor:
+    """A result with its dimensions in the order that those of :func:`as_it_lies` had before."""
+    return y if order is None else y.permute(sorted(range(y.dim()), key=order.__getitem__))
 
 
 def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
@@ -81,6 +112,34 @@ def takes_backward(y: Tensor, dim: int) -> bool:
     if y.is_cuda:
         return fits_a_gpu(y, dim, 2, GPU_BACKWARD if columns == 1 else GPU_ACROSS)
     return columns == 1 and y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
+
+
+def fits_operands(x: Tensor, dim: int, types: RowTypes) -> bool:
+    """Whether a build for some types takes the rows of a contiguous tensor."""
+    if x.numel() == 0 or _columns(x, dim) > 1 or x.numel() // x.shape[dim] >= 2**31:
+        return False
+    if not x.is_cuda:
+        return True
+    as_it_is = types.input == types.output and types.mask in ("none", "bool")
+    length, each = x.shape[dim], ALIGNED // x.itemsize if as_it_is else 4
+    touched = (length + 2 * (each - 1) if length % each else length) // each
+    most = HELD_VECTORS if _has_clusters(x.device) else VECTORS_OF_A_BLOCK
+    if x.data_ptr() % ALIGNED or (length % each and length < RAGGED):
+        return False
+    return touched * (1 if types.mask == "none" else 2) <= most
+
+
+def takes_operands(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+    """The same, where that is no slower than PyTorch's operators."""
+    size = x.numel() * max(x.itemsize, getattr(torch, types.output).itemsize)
+    if not math.isfinite(scale) or abs(scale) < 2**-126 or size < SMALL or not fits_operands(x, dim, types):
+        return False
+    length = x.shape[dim]
+    if x.is_cuda:
+        return length >= (GPU_CONVERTED if types.mask == "none" else GPU_MASKED)
+    if size >= LARGE:
+        return length >= 256 and _has_vectors()
+    return types.mask != "none" and 512 <= length <= LONG and _has_vectors()
 
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:
@@ -151,3 +210,16 @@ def _operator(name: str, kind: str) -> Callable[..., Tensor]:
 def operator(source: kernels.KernelSource, kind: str) -> Callable[..., Tensor]:
     """An operator of ``rows_binding.h``, compiled unless it is there."""
     return getattr(torch.ops.jitact, f"{kernels.load(source).name}_{kind}").default
+
+
+def built(source: KernelSource) -> str | None:
+    """The first part of the operators' names of a build; None where it is neither cached nor can be made."""
+    try:
+        return kernels.load(source).name
+    except ToolchainError:
+        return None
+
+
+def operate(name: str, kind: str, *arguments: Any) -> Tensor:
+    """An operator of such a build."""
+    return call(getattr(torch.ops.jitact, f"{name}_{kind}").default, *arguments)

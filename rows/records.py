@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ..kernels import KernelSource
+from ..kernels.loader.source import RowTypes
 from ..measuring.row_errors import exact_gradient, exact_output
 from . import kernels
 
@@ -51,6 +53,10 @@ class RowActivation:
     factor: float = 1.0
     saves: tuple[str, ...] = ("output", "input")
 
+    def built_for(self, types: RowTypes) -> str | None:
+        """The first part of the operators' names of a build for some types; None where there can be none."""
+        return _built(self, types)
+
     @property
     def yardstick(self) -> str:
         """What :meth:`exact` computes."""
@@ -69,6 +75,10 @@ class RowActivation:
         """The same of backward, of a contiguous output or input."""
         return kernels.takes_backward(y, dim)
 
+    def takes_operands(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+        """The same of a build for some types, where that is no slower than what comes before the kernel otherwise."""
+        return kernels.takes_operands(x, dim, scale, types)
+
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""
         return kernels.forward(self.kernel, x, dim, scale)
@@ -84,6 +94,11 @@ class RowActivation:
     def exact_gradient(self, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
         return exact_gradient(self.kernel, dy, y, dim)
+
+
+@cache
+def _built(record: RowActivation, types: RowTypes) -> str | None:
+    return kernels.built(record.source._replace(row_types=types))
 
 
 def _softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:

@@ -1,4 +1,4 @@
-// The GPU's loops over rows, as threads of the CPU, for test_rows.py, which gives KERNEL.
+// The GPU's loops over rows, as threads of the CPU, for tests, which give KERNEL and what a build is for.
 #define __CUDACC__
 #include "emulated_cuda.h"
 
@@ -6,9 +6,21 @@
 #include KERNEL
 #include "rows_cuda.cuh"
 
+#ifdef JITACT_ROW_INPUT
+static jitact::rows::Mask mask;  // of the next call
+extern "C" void set_mask(const void* data, const int64_t* sizes, const int64_t* strides, int64_t step) {
+  mask = {data, {sizes[0], sizes[1]}, {strides[0], strides[1], strides[2]}, step};
+}
+#endif
+
 extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int64_t inner, float scale, const void* first,
                            const void* second, void* to) {
   using namespace jitact;
   emulated::processors = 1;  // so that few rows are several for each thread
-  return rows::run_cuda({rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to}, nullptr);
+  rows::Call call{rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to};
+#ifdef JITACT_ROW_INPUT
+  call.mask = mask;
+  if (rows::kAdds && call.op == rows::Op::forward) call.mask.scale = scale, call.scale = 1;
+#endif
+  return rows::run_cuda(call, nullptr);
 }

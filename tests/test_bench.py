@@ -287,13 +287,15 @@ class TestBench:
         arguments = ["softmax", "--dtype", "fp32", "--device", "cpu", "--shape", "1024x1032", "--json", str(file)]
         assert bench.main(["--operands", *arguments]) == 0
         rows = json.loads(file.read_text())["operands"]
-        assert [row["name"] for row in rows] == ["softmax", "softmax, dim=0"]
+        assert [row["name"] for row in rows] == ["softmax", "softmax, dim=0", "softmax+mask", "softmax+bool mask"]
         for row in rows:
-            assert row["shape"] == [1024, 1032] and row["dtype"] == "fp32" and row["kept"] == {"ours": 4, "eager": 4}
+            of_mask = 1 / 16 if row["name"] == "softmax+bool mask" else 0  # which masked_fill keeps
+            assert row["shape"] == [1024, 1032] and row["dtype"] == "fp32"
+            assert row["kept"] == {"ours": 4, "eager": 4 + of_mask}
             assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
             assert row["floor"]["backward"] > row["floor"]["forward"] > 0
         printed = capsys.readouterr().out
-        assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 2
+        assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 4
 
     def test_gated_activations_have_a_table_of_their_own(self, tmp_path, capsys, quick, monkeypatch):
         file, used = tmp_path / "bench.json", []
@@ -355,6 +357,20 @@ class TestBench:
         assert operand_rows._wrong_rows(wrong, x, dy) == "forward is wrong"
         wrong = case._replace(ours=lambda x: case.theirs(1.001 * x - 0.001 * x.detach()))
         assert operand_rows._wrong_rows(wrong, x, dy) == "the gradient is wrong"
+
+    @pytest.mark.parametrize("name", ["softmax+mask", "softmax+bool mask", "softmax, dtype=float32"])
+    def test_masked_rows_that_are_wrong_get_no_time(self, name):
+        case = next(case for case in operand_cases.CASES if case.name == name)
+        x, dy = torch.randn(2, 64, 100).unbind()
+        masks = operand_rows._made_extra(case, x)
+        assert operand_rows._wrong_rows(case, x, dy, *masks) is None
+        wrong = case._replace(ours=lambda x, *masks: case.theirs(x * 1.1, *masks))
+        assert operand_rows._wrong_rows(wrong, x, dy, *masks) == "forward is wrong"
+        wrong = case._replace(ours=lambda x, *masks: case.theirs(1.5 * x - 0.5 * x.detach(), *masks))
+        assert operand_rows._wrong_rows(wrong, x, dy, *masks) == "the gradient is wrong"
+        for mask in masks:
+            wrong = case._replace(ours=lambda x, mask: case.theirs(x, mask.roll(1, -2)))
+            assert operand_rows._wrong_rows(wrong, x, dy, mask) == "forward is wrong"
 
     def test_plot_needs_matplotlib(self, capsys, monkeypatch, tmp_path):
         monkeypatch.setattr(report, "can_plot", lambda: False)

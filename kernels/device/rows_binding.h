@@ -7,47 +7,116 @@
 //
 // for contiguous tensors of float32, float16 or bfloat16, and a scale that is finite and not 0; on a GPU for tensors that begin on
 // 16 bytes, and rows along the last dimension that touch no more than rows::kMostVectors vectors of all tensors, or along others
-// as rows::takes_columns says. All else Python gives to PyTorch's operators.
+// as rows::takes_columns says. All else Python gives to PyTorch's operators. A build for one type of x, one of the result and a
+// mask, as rows_call.h has it, registers
+//
+//   jitact::N_forward(Tensor x, Tensor mask, int dim, float scale) -> Tensor                   or without the mask
+//   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor        where the types differ
+//
+// for rows along the last dimension, on a GPU such as rows::is_held says. The mask has as many rows as x, in three dimensions, and
+// in a fourth their elements, at a step of 1 or 0.
 #pragma once
 
 namespace jitact::binding {
 
+#ifdef JITACT_ROW_INPUT
+// torch's number of the dtype whose elements are E.
+template <typename E>
+int32_t dtype_of_elements() {
+  if constexpr (std::is_same_v<E, float>) return aoti_torch_dtype_float32();
+  else if constexpr (std::is_same_v<E, Half>) return aoti_torch_dtype_float16();
+  else if constexpr (std::is_same_v<E, Bfloat16>) return aoti_torch_dtype_bfloat16();
+  else if constexpr (std::is_same_v<E, bool>) return aoti_torch_dtype_bool();
+  else if constexpr (std::is_same_v<E, uint8_t>) return aoti_torch_dtype_uint8();
+  else if constexpr (std::is_same_v<E, int8_t>) return aoti_torch_dtype_int8();
+  else if constexpr (std::is_same_v<E, int16_t>) return aoti_torch_dtype_int16();
+  else if constexpr (std::is_same_v<E, int32_t>) return aoti_torch_dtype_int32();
+  else return aoti_torch_dtype_int64();
+}
+
+template <rows::Op op>
+void check_dtype(const Tensor& x) {
+  check(x.dtype() == dtype_of_elements<rows::Read<op>>(), "expected a tensor of the dtype that this is built for");
+}
+template <rows::Op op>
+Tensor result_like(const Tensor& x) {
+  return empty(x.dim(), x.sizes(), x.strides(), dtype_of_elements<rows::Written<op>>(), x);
+}
+template <rows::Op op>
+const char* refused_by_a_gpu(const rows::Call& call) {
+  return rows::is_held<op>(call.length) ? nullptr : "expected rows that a cluster holds";
+}
+
+void take_mask(const Tensor& mask, rows::Call& call) {
+  if constexpr (rows::kMasks) {
+    check(mask.dim() == 4 && mask.dtype() == dtype_of_elements<rows::MaskElement>(), "expected a mask of four dimensions");
+    const int64_t *sizes = mask.sizes(), *strides = mask.strides();
+    check(sizes[0] * sizes[1] * sizes[2] == call.outer && sizes[3] == call.length, "the mask must have the rows of x");
+    check(call.outer < int64_t(1) << 31, "expected fewer than 2^31 rows");
+    check(strides[3] == 0 || strides[3] == 1, "expected a mask whose rows lie in one piece");
+    call.mask = {mask.const_data(), {sizes[1], sizes[2]}, {strides[0], strides[1], strides[2]}, strides[3], call.scale};
+    if (rows::kAdds) call.scale = 1;
+  }
+}
+#else
+template <rows::Op>
+void check_dtype(const Tensor& x) {
+  check(dtype_of(x) != Dtype::f64, "expected a float32, float16 or bfloat16 tensor");
+}
+template <rows::Op>
+Tensor result_like(const Tensor& x) { return empty_like(x); }
+// Why a GPU does not take such rows, or null.
+template <rows::Op op>
+const char* refused_by_a_gpu(const rows::Call& call) {
+  const int64_t size = bytes_of(call.dtype), vectors = rows::reads(op) * rows::vectors_touched(call.length, 16 / size);
+  if (call.inner == 1) return vectors <= rows::kMostVectors ? nullptr : "expected rows of 3 MB at most, of all tensors";
+  return rows::takes_columns(call.length, call.inner, size, rows::reads(op))
+             ? nullptr
+             : "expected rows of 49,152 elements at most, of all tensors, side by side on 16 bytes";
+}
+void take_mask(const Tensor&, rows::Call&) {}
+#endif
+
 template <rows::Op op>
 void row_operator(StableIValue* stack, uint64_t, uint64_t) {
+  constexpr int tensors = rows::reads(op) + rows::masks(op);
   std::vector<Tensor> read;
-  for (int r = 0; r < rows::reads(op); r++) read.emplace_back(stack[r]);
-  const Tensor& x = read.back();
+  for (int r = 0; r < tensors; r++) read.emplace_back(stack[r]);
+  const Tensor& x = read[rows::reads(op) - 1];
   double scale;
-  std::memcpy(&scale, stack + rows::reads(op) + 1, sizeof scale);
-  int64_t dim = int64_t(stack[rows::reads(op)]);
+  std::memcpy(&scale, stack + tensors + 1, sizeof scale);
+  int64_t dim = int64_t(stack[tensors]);
   if (dim < 0) dim += x.dim();
   check(dim >= 0 && dim < x.dim(), "dim is no dimension of the tensor");
   check(std::isfinite(scale) && float(scale) != 0, "the scale must be finite and not 0");
+  check_dtype<op>(x);
   rows::Call call{};
   call.op = op;
-  call.dtype = dtype_of(x);
-  check(call.dtype != Dtype::f64, "expected a float32, float16 or bfloat16 tensor");
   call.length = x.sizes()[dim];
   call.outer = call.inner = 1;
   for (int64_t i = 0; i < x.dim(); i++)
     if (i != dim) (i < dim ? call.outer : call.inner) *= x.sizes()[i];
   call.scale = float(scale);
-  for (int r = 0; r < rows::reads(op); r++) {
+  for (int r = 0; r < tensors; r++) {
     const Tensor& t = read[r];
-    check(same_shape(t, x) && same_device(t, x) && dtype_of(t) == call.dtype, "dy must be as the other tensor is");
-    check(t.is_contiguous(), "expected contiguous tensors");
     check_allocated(t);
-    call.read[r] = t.const_data();
+    if (r < rows::reads(op)) {
+      check(same_shape(t, x) && same_device(t, x) && t.dtype() == x.dtype(), "dy must be as the other tensor is");
+      check(t.is_contiguous(), "expected contiguous tensors");
+      call.read[r] = t.const_data();
+    } else {
+      check(same_device(t, x), "the mask must be where x is");
+      take_mask(t, call);
+    }
   }
-  Tensor result = empty_like(x);
+  Tensor result = result_like<op>(x);
+  call.dtype = dtype_of(result);
   call.written = result.data();
   if (x.numel() > 0) {
 #ifdef JITACT_CUDA
     if (x.device_type() == aoti_torch_device_type_cuda()) {
-      const int64_t vectors = rows::reads(op) * rows::vectors_touched(call.length, 16 / bytes_of(call.dtype));
-      if (call.inner == 1) check(vectors <= rows::kMostVectors, "expected rows of 3 MB at most, of all tensors");
-      else check(rows::takes_columns(call.length, call.inner, bytes_of(call.dtype), rows::reads(op)),
-                 "expected rows of 49,152 elements at most, of all tensors, side by side on 16 bytes");
+      const char* refused = refused_by_a_gpu<op>(call);
+      check(refused == nullptr, refused);
       for (int r = 0; r < rows::reads(op); r++)
         check(uintptr_t(call.read[r]) % 16 == 0, "expected tensors that begin on 16 bytes");
       const CudaStream stream(x);
@@ -62,11 +131,17 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
 
 void register_operators(const std::string& name, const std::string&, const std::string&) {
   const Registration registration(name);
-  const std::string others = ", int dim, float scale";
-  registration.add("_forward", "Tensor x" + others, "Tensor", row_operator<rows::Op::forward>);
+  const std::string others = ", int dim, float scale", x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
+  registration.add("_forward", x + others, "Tensor", row_operator<rows::Op::forward>);
+#ifndef JITACT_ROW_INPUT
   registration.add("_backward", "Tensor dy, Tensor x" + others, "Tensor", row_operator<rows::Op::backward>);
-  registration.add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor",
-                   row_operator<rows::Op::backward_from_output>);
+  constexpr bool from_output = true;
+#else
+  constexpr bool from_output = rows::kHasGradient;
+#endif
+  if constexpr (from_output)
+    registration.add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor",
+                     row_operator<rows::Op::backward_from_output>);
 }
 
 }  // namespace jitact::binding

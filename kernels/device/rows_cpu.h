@@ -19,6 +19,47 @@ constexpr int kLanes = 32;
 constexpr int64_t kBlock = 32;              // steps that are widened, narrowed and summed at a time
 constexpr int64_t kWorthAThread = 1 << 15;  // elements
 
+#ifdef JITACT_ROW_INPUT
+// Elements E as they lie in memory, and computed as T.
+template <typename E, typename T>
+struct Converted {
+  static void widen(const E* from, T* to, int64_t n) {
+    if constexpr (std::is_arithmetic_v<E>) {
+      for (int64_t i = 0; i < n; i++) to[i].v = float(from[i]);
+    } else if constexpr (std::is_same_v<E, Bfloat16>) {
+      for (int64_t i = 0; i < n; i++) to[i].v = single::from_bits(uint32_t(from[i].bits) << 16);
+    } else if constexpr (std::is_same_v<typename Storage<E>::T, T>) {
+      Storage<E>::widen(from, to, n);
+    } else {
+      in_pieces<E>(n, [&](int64_t i, auto* piece, int64_t count) {
+        Storage<E>::widen(from + i, piece, count);
+        for (int64_t j = 0; j < count; j++) to[i + j].v = piece[j].v;
+      });
+    }
+  }
+  static void narrow(const T* from, E* to, int64_t n) {
+    if constexpr (std::is_arithmetic_v<E>) {
+      for (int64_t i = 0; i < n; i++) to[i] = E(from[i].v);
+    } else if constexpr (std::is_same_v<typename Storage<E>::T, T>) {
+      Storage<E>::narrow(from, to, n);
+    } else {
+      in_pieces<E>(n, [&](int64_t i, auto* piece, int64_t count) {
+        for (int64_t j = 0; j < count; j++) piece[j].v = from[i + j].v;
+        Storage<E>::narrow(piece, to + i, count);
+      });
+    }
+  }
+
+ private:
+  template <typename Stored, typename F>
+  static void in_pieces(int64_t n, const F& f) {
+    constexpr int64_t size = 256;
+    alignas(64) typename Storage<Stored>::T piece[size];
+    for (int64_t i = 0; i < n; i += size) f(i, piece, std::min(size, n - i));
+  }
+};
+#endif
+
 // Where a strip lies in the tensors of a call.
 struct Place {
   int64_t first;   // element
@@ -39,7 +80,7 @@ class Strip {
   Strip(const Call& call, int64_t steps) : call_(call) {
     const int64_t held = op == Op::backward_from_output ? 0 : steps * kLanes;
     buffer_ = static_cast<T*>(::operator new(held * sizeof(T), kAligned));  // not zeroed
-    const int64_t bytes = call.outer * call.length * call.inner * int64_t(sizeof(S));
+    const int64_t bytes = call.outer * call.length * call.inner * int64_t(sizeof(To));
     past_cache_ = loops::kStreams && !across && bytes >= loops::kLargeBytes;
   }
   Strip(const Strip&) = delete;
@@ -51,7 +92,7 @@ class Strip {
   void run(const Place& place) {
     place_ = place;
     held_ = buffer_;
-    if constexpr (kSame && op == Op::forward)
+    if constexpr (kIsWritten && op == Op::forward)
       if (!past_cache_ && place.length % kLanes == 0) held_ = static_cast<T*>(call_.written) + place.first;
     if constexpr (op != Op::backward_from_output) fold();
     if constexpr (op != Op::forward) backward();
@@ -59,7 +100,20 @@ class Strip {
 
  private:
   static constexpr std::align_val_t kAligned{64};
-  static constexpr bool kSame = std::is_same_v<S, typename T::Value> && !across;  // in memory and in computation
+#ifdef JITACT_ROW_INPUT
+  using From = Read<op>;
+  using To = Written<op>;
+  using Reading = Converted<From, T>;
+  using Writing = Converted<To, T>;
+#else
+  using From = S;
+  using To = S;
+  using Reading = Storage<S>;
+  using Writing = Storage<S>;
+#endif
+  // Whether elements are computed as they are read, and written.
+  static constexpr bool kIsRead = std::is_same_v<From, typename T::Value> && !across;
+  static constexpr bool kIsWritten = std::is_same_v<To, typename T::Value> && !across;
   using Wide = std::conditional_t<std::is_same_v<T, Single>, double, float>;      // for sums of many terms of either sign
   static constexpr int kRows = across ? kLanes : 1;                               // of a strip
 
@@ -70,17 +124,17 @@ class Strip {
 
   // `count` steps of a tensor, from one on: where they lie, or widened to a buffer. What is no row's is `outside`.
   const T* read(int r, int64_t step, int64_t count, T outside, T* to) const {
-    const S* from = static_cast<const S*>(call_.read[r]) + place_.first + step * place_.stride;
+    const From* from = static_cast<const From*>(call_.read[r]) + place_.first + step * place_.stride;
     if constexpr (across) {
       for (int64_t i = 0; i < count; i++) {
-        Storage<S>::widen(from + i * place_.stride, to + i * kLanes, place_.lanes);
+        Reading::widen(from + i * place_.stride, to + i * kLanes, place_.lanes);
         std::fill(to + i * kLanes + place_.lanes, to + (i + 1) * kLanes, outside);
       }
     } else {
       const int64_t n = place_.elements(step, count);
-      if constexpr (kSame)
+      if constexpr (kIsRead)
         if (n == count * kLanes) return reinterpret_cast<const T*>(from);
-      Storage<S>::widen(from, to, n);
+      Reading::widen(from, to, n);
       std::fill(to + n, to + count * kLanes, outside);
     }
     return to;
@@ -88,22 +142,47 @@ class Strip {
   // Has f write `count` steps of the result, from one on.
   template <typename F>
   void write(int64_t step, int64_t count, const F& f) {
-    S* to = static_cast<S*>(call_.written) + place_.first + step * place_.stride;
+    To* to = static_cast<To*>(call_.written) + place_.first + step * place_.stride;
     if constexpr (across) {
       f(results_);
-      for (int64_t i = 0; i < count; i++) Storage<S>::narrow(results_ + i * kLanes, to + i * place_.stride, place_.lanes);
+      for (int64_t i = 0; i < count; i++) Writing::narrow(results_ + i * kLanes, to + i * place_.stride, place_.lanes);
     } else {
-      const int64_t n = place_.elements(step, count), bytes = n * int64_t(sizeof(S));
+      const int64_t n = place_.elements(step, count), bytes = n * int64_t(sizeof(To));
       const bool past_cache = past_cache_ && reinterpret_cast<uintptr_t>(to) % 32 == 0;
-      if constexpr (kSame)
+      if constexpr (kIsWritten)
         if (n == count * kLanes && !past_cache) return f(reinterpret_cast<T*>(to));
       f(results_);
-      if (kSame && past_cache) return loops::store_past_cache(to, results_, bytes);
-      if (!past_cache) return Storage<S>::narrow(results_, to, n);
-      Storage<S>::narrow(results_, narrowed_, n);
+      if (kIsWritten && past_cache) return loops::store_past_cache(to, results_, bytes);
+      if (!past_cache) return Writing::narrow(results_, to, n);
+      Writing::narrow(results_, narrowed_, n);
       loops::store_past_cache(to, narrowed_, bytes);
     }
   }
+
+#ifdef JITACT_ROW_INPUT
+  // What the mask makes of `count` steps of x, from one on: in a buffer, where what is no row's stands already.
+  const T* masked(const T* x, int64_t step, int64_t count, T lowest, T* to) {
+    const Mask& mask = call_.mask;
+    const int64_t row = place_.first / place_.length, n = place_.elements(step, count);
+    const int64_t last = row % mask.sizes[1], others = row / mask.sizes[1];
+    const auto* of_row = static_cast<const MaskBits*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
+                         others % mask.sizes[0] * mask.strides[1] + last * mask.strides[2];
+    const T* masks = mask_;
+    if (mask.step && std::is_same_v<MaskBits, typename T::Value>) {
+      masks = reinterpret_cast<const T*>(of_row + step * kLanes);
+    } else {
+      Converted<MaskBits, T>::widen(of_row + step * kLanes * mask.step, mask_, mask.step ? n : 1);
+      if (mask.step == 0) std::fill(mask_ + 1, mask_ + n, mask_[0]);
+    }
+    const T scale = mask.scale;
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++) {
+      const T in = x[i], m = masks[i];
+      to[i] = kAdds ? fma(in, scale, m) : m.v != 0 ? in : lowest;
+    }
+    return to;
+  }
+#endif
 
   // From all lanes to one, if the strip is one row.
   template <typename V, typename F>
@@ -120,6 +199,9 @@ class Strip {
       const T scale = call_.scale, lowest = call_.scale > 0 ? -INFINITY : INFINITY;
       T* to = held_ + step * kLanes;
       const T* from = read(reads(op) - 1, step, count, lowest, to);
+#ifdef JITACT_ROW_INPUT
+      if constexpr (kMasks) from = masked(from, step, count, lowest, to);
+#endif
       for (int64_t i = 0; i < count; i++, from += kLanes, to += kLanes)
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
@@ -215,7 +297,10 @@ class Strip {
   bool past_cache_;
   Place place_;
   alignas(64) T dy_[kBlock * kLanes], y_[kBlock * kLanes], results_[kBlock * kLanes];
-  alignas(64) S narrowed_[kBlock * kLanes];
+  alignas(64) To narrowed_[kBlock * kLanes];
+#ifdef JITACT_ROW_INPUT
+  alignas(64) T mask_[kBlock * kLanes];
+#endif
 };
 
 template <Op op, typename S, bool across>
@@ -240,6 +325,10 @@ void run_cpu(const Call& call) {
   if (bytes >= loops::kLargeBytes) loops::prefer_huge_pages(call.written, bytes);
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
+#ifdef JITACT_ROW_INPUT
+    if (call.op == Op::forward) return run_strips<Op::forward, Output, false>(call, begin, end);
+    if constexpr (kHasGradient) run_strips<Op::backward_from_output, Output, false>(call, begin, end);
+#else
     loops::dispatch_dtype(call.dtype, [&]<typename S>() {
       if constexpr (!std::is_same_v<S, double>) {
         const auto for_op = [&]<Op op>() {
@@ -251,6 +340,7 @@ void run_cpu(const Call& call) {
         else for_op.template operator()<Op::backward_from_output>();
       }
     });
+#endif
   };
   const bool across = call.inner > 1;
   const int64_t strips = call.outer * (across ? (call.inner + kLanes - 1) / kLanes : 1);

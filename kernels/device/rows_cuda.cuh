@@ -10,6 +10,9 @@
 
 #include "memory_cuda.cuh"
 #include "rows_call.h"
+#ifdef JITACT_ROW_INPUT
+#include "row_operands_cuda.cuh"
+#endif
 
 namespace jitact::rows {
 
@@ -21,7 +24,7 @@ using loops::Words;
 constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
 constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
 // The vectors of a tensor that a thread works on at once. What is held in registers has no more.
-constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / reads(op) : kChunk / reads(op); }
+constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / (reads(op) + masks(op)) : kChunk / reads(op); }
 constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // of a thread if two blocks share a multiprocessor, and if one has it
 static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kMostBlocks);
 
@@ -36,6 +39,9 @@ struct Launch {
   const void* read[2];
   uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
   void* written;
+#ifdef JITACT_ROW_INPUT
+  MaskOfRows mask;
+#endif
 };
 
 // How a kernel is launched: so many clusters of blocks.
@@ -116,6 +122,10 @@ class Rows {
     Held words;
     if constexpr (held) {
       place_ = next_;
+#ifdef JITACT_ROW_INPUT
+      if constexpr (op == Op::forward) load_masked(words);
+      else
+#endif
       load(words);
       if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there
       walk(words);
@@ -136,6 +146,15 @@ class Rows {
   static constexpr bool kBranches = !held || ragged || sizeof(S) == 2;
   static constexpr int size = Storage<S>::size, tensors = reads(op), vectors = vectors_at_once(op, held);
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
+#ifdef JITACT_ROW_INPUT
+  using Results = Packed<Written<op>, T, size>;
+  using Vector = typename Results::Vector;
+  using Element = typename Results::Element;
+#else
+  using Results = Storage<S>;
+  using Vector = Words;
+  using Element = S;
+#endif
 
   JITACT_DEVICE int chunks() const { return held ? 1 : launch_.chunks; }
   JITACT_DEVICE Place place_of(int64_t element, int64_t left) const {
@@ -190,6 +209,50 @@ class Rows {
       JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], at(0, v), r);
   }
 
+#ifdef JITACT_ROW_INPUT
+  // What the mask makes of x, all of which is loaded before.
+  JITACT_DEVICE void load_masked(Held& words) const {
+    const auto* const from = static_cast<const Side<Input, size>*>(launch_.read[0]) + place_.first;
+    Side<Input, size> x[vectors];
+    MaskWords<size> masks[vectors];
+    JITACT_UNROLL for (int v = 0; v < vectors; v++)
+      if (at(0, v) < place_.end) x[v] = from[vectors_to(0, v)];
+    if constexpr (kMasks) {
+      const unsigned first = ptx::cluster_id() << (launch_.log_threads - launch_.log_group);
+      const int step = launch_.mask.step;
+      const MaskBits* const mask = launch_.mask.of(first + (threadIdx.x >> launch_.log_group)) - place_.begin * step;
+      const bool is_aligned = step == 1 && reinterpret_cast<uintptr_t>(mask) % alignof(MaskWords<size>) == 0;
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        const int i = at(0, v);
+        if (i >= place_.end) continue;
+        if (is_aligned && is_whole(i)) {
+          masks[v] = *reinterpret_cast<const MaskWords<size>*>(mask + i);
+        } else {
+          masks[v] = {};
+          JITACT_UNROLL for (int e = 0; e < size; e++)
+            if (is_inside(i + e)) masks[v].set(e, mask[(i + e) * step]);
+        }
+      }
+    }
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+      JITACT_UNROLL for (uint32_t& w : words.of[0][v].w) w = launch_.outside[0];
+      if (at(0, v) >= place_.end) continue;
+      T t[size];
+      widen(x[v], t);
+      if constexpr (kAdds) {
+        T added[size];
+        widen(masks[v].side(), added);
+        JITACT_UNROLL for (int e = 0; e < size; e++) t[e] = fma(t[e], T(launch_.mask.scale), added[e]);
+      } else if constexpr (kMasks) {
+        const T lowest = scale_ > 0 ? -INFINITY : INFINITY;
+        JITACT_UNROLL for (int e = 0; e < size; e++) t[e] = masks[v].side().of[e] ? t[e] : lowest;
+      }
+      words.of[0][v] = Storage<S>::narrow(t);
+      trim(words.of[0][v], at(0, v), 0);
+    }
+  }
+#endif
+
   // What has been made of words is not kept in more registers than they take.
   static JITACT_DEVICE void forget(Held& words) {
     JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
@@ -240,7 +303,7 @@ class Rows {
   // Writes what `result` makes of each vector. Rows that are not held leave their places to the next.
   template <typename Result>
   JITACT_DEVICE void write(const Result& result) const {
-    Words* const to = static_cast<Words*>(launch_.written) + place_.first;
+    Vector* const to = static_cast<Vector*>(launch_.written) + place_.first;
     for (int c = 0; c < chunks(); c++) {
       each_of(c, place_.end, [&](int v) {
         const int i = at(c, v);
@@ -248,10 +311,10 @@ class Rows {
         T results[size];
         result(c, v, results);
         if (is_whole(i)) {
-          to[vectors_to(c, v)] = Storage<S>::narrow(results);
+          to[vectors_to(c, v)] = Results::narrow(results);
         } else {
           JITACT_UNROLL for (int e = 0; e < size; e++)
-            if (is_inside(i + e)) Storage<S>::store(reinterpret_cast<S*>(to + vectors_to(c, v)) + e, results[e]);
+            if (is_inside(i + e)) Results::store(reinterpret_cast<Element*>(to + vectors_to(c, v)) + e, results[e]);
         }
       });
       if (!held) copy(c);
@@ -390,8 +453,8 @@ inline int log_of(int64_t count) {
 // A word of infinity, in the dtype, with the sign that makes it -inf times the scale.
 template <typename S>
 uint32_t lowest(float scale) {
-  const uint32_t bits = std::is_same_v<S, float> ? 0x7f800000u : std::is_same_v<S, Half> ? 0x7c007c00u : 0x7f807f80u;
-  const uint32_t signs = std::is_same_v<S, float> ? 0x80000000u : 0x80008000u;
+  const uint32_t bits = sizeof(S) == 4 ? 0x7f800000u : std::is_same_v<S, Half> ? 0x7c007c00u : 0x7f807f80u;
+  const uint32_t signs = sizeof(S) == 4 ? 0x80000000u : 0x80008000u;
   return scale > 0 ? bits | signs : bits;
 }
 
@@ -451,6 +514,9 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
+#ifdef JITACT_ROW_INPUT
+  if constexpr (masks(op) > 0) launch.mask = MaskOfRows(call.mask);
+#endif
 
   const int64_t bytes = held ? 0 : int64_t(sizeof(Words)) * kChunk * launch.chunks * launch.threads;
   Clusters shape(launch.blocks, launch.threads, bytes, stream);
@@ -476,20 +542,32 @@ namespace jitact::rows {
 template <Op op, typename S>
 cudaError_t start(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
+#ifndef JITACT_ROW_INPUT
   if (call.inner > 1) return start_columns<op, S>(call, s);
+#endif
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   const bool ragged = call.length % Storage<S>::size != 0;
   if (launch.chunks == 0) return ragged ? start<op, S, true, true>(launch, call, s) : start<op, S, false, true>(launch, call, s);
+#ifdef JITACT_ROW_INPUT
+  if constexpr (op == Op::forward) return cudaErrorInvalidValue;
+  else
+#endif
   return ragged ? start<op, S, true, false>(launch, call, s) : start<op, S, false, false>(launch, call, s);
 }
 
 const char* run_cuda(const Call& call, void* stream) {
+#ifdef JITACT_ROW_INPUT
+  cudaError_t error = cudaErrorInvalidValue;
+  if (call.op == Op::forward) error = start<Op::forward, Computed<Op::forward>>(call, stream);
+  else if constexpr (kHasGradient) error = start<Op::backward_from_output, Output>(call, stream);
+#else
   const cudaError_t error = loops::dispatch_dtype(call.dtype, [&]<typename S>() -> cudaError_t {
     if constexpr (std::is_same_v<S, double>) return cudaErrorInvalidValue;
     else if (call.op == Op::forward) return start<Op::forward, S>(call, stream);
     else if (call.op == Op::backward) return start<Op::backward, S>(call, stream);
     else return start<Op::backward_from_output, S>(call, stream);
   });
+#endif
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // or whoever asks next would take it for theirs
   return cudaGetErrorString(error);

@@ -22,7 +22,11 @@ int32_t aoti_torch_dtype_float64();
 int32_t aoti_torch_dtype_float32();
 int32_t aoti_torch_dtype_float16();
 int32_t aoti_torch_dtype_bfloat16();
+int32_t aoti_torch_dtype_bool();
 int32_t aoti_torch_dtype_uint8();
+int32_t aoti_torch_dtype_int8();
+int32_t aoti_torch_dtype_int16();
+int32_t aoti_torch_dtype_int32();
 int32_t aoti_torch_dtype_int64();
 
 AOTITorchError aoti_torch_get_numel(AtenTensorHandle tensor, int64_t* numel);

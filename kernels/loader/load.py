@@ -17,7 +17,7 @@ from .cache import Entry
 from .errors import BuildError
 from .plan import Plan, make_plan
 from .signature import Signature
-from .source import KernelSource, state_of
+from .source import KernelSource, RowTypes, state_of
 
 __all__ = ["Library", "load", "schema"]
 
@@ -146,7 +146,8 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
-    for kind, fake in _fakes(plan.source.signature).items():
+    types = plan.source.row_types
+    for kind, fake in (_fakes_of_types(types) if types else _fakes(plan.source.signature)).items():
         _definitions().impl(f"{name}_{kind}", fake, "Meta")
         if not library.has_cuda:
             _definitions().impl(f"{name}_{kind}", _refuse(library), "CUDA", allow_override=bool(entry.build.archs))
@@ -232,6 +233,20 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
     if signature.bit_gradients > 1:
         fakes["backward_from_bit"] = _fake_gradients(signature, from_bit=True)
     return fakes
+
+
+def _fakes_of_types(types: RowTypes) -> dict[str, Callable]:
+    """The same of a build for some types of rows."""
+    read, written = (getattr(torch, name) for name in types[:2])
+
+    def forward(x: torch.Tensor, *others: object) -> torch.Tensor:
+        return torch.empty_like(x, dtype=written)
+
+    def backward_from_output(dy: torch.Tensor, y: torch.Tensor, *others: object) -> torch.Tensor:
+        return torch.empty_like(y, dtype=read)
+
+    has_gradient = read is not written and read.is_floating_point
+    return {"forward": forward, **({"backward_from_output": backward_from_output} if has_gradient else {})}
 
 
 def _fake_sum(operand: torch.Tensor) -> torch.Tensor:

@@ -73,7 +73,7 @@ class Plan(NamedTuple):
     @property
     def name(self) -> str:
         """What operators are named after."""
-        return self.source.name + ("_fast_math" if self.fast_math else "")
+        return "_".join([self.source.name, *(self.source.row_types or ()), *(["fast_math"] if self.fast_math else [])])
 
     @property
     def made_archs(self) -> tuple[Arch, ...]:

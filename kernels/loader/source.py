@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .signature import Signature, read_signature
 from .uses import in_namespace, line_directive, names_used
 
-__all__ = ["DEVICE", "FOLDER", "KernelSource", "Work", "digest", "state_of"]
+__all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowTypes", "Work", "digest", "state_of"]
 
 FOLDER = Path(__file__).resolve().parents[1]
 """Where the library's own kernel files are."""
@@ -48,6 +48,35 @@ class Work(NamedTuple):
         return flags + (["-DJITACT_STAGED"] if self.forward == 5 else [])
 
 
+class RowTypes(NamedTuple):
+    """What a build of a file of rows is for, where it is not for each dtype as it is: names of :data:`ELEMENTS`.
+
+    Attributes:
+        input: of x, and of its gradient.
+        output: of the result, and of the gradient that comes in.
+        mask: "bool", what is added, or "none".
+    """
+
+    input: str
+    output: str
+    mask: str
+
+    def defines(self) -> list[str]:
+        """What the loops are told."""
+        return [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
+
+
+ELEMENTS = {
+    "float32": "float",
+    "float16": "Half",
+    "bfloat16": "Bfloat16",
+    "bool": "bool",
+    "none": "void",
+    **{name: f"{name}_t" for name in ("uint8", "int8", "int16", "int32", "int64")},
+}
+"""The C++ types of what lies in memory, by PyTorch's names."""
+
+
 class KernelSource(NamedTuple):
     """What is compiled: one kernel file.
 
@@ -60,6 +89,7 @@ class KernelSource(NamedTuple):
         label: the name that ``python -m jitact build`` knows it by, where that is another.
         given: what the text may use under its name, before what the library has of that name.
         unfused: whether ``rounded`` of rounded.cuh rounds, as eager PyTorch does after each operation.
+        row_types: what a build of a file of rows is for, if not for each dtype as it is.
     """
 
     name: str
@@ -70,6 +100,7 @@ class KernelSource(NamedTuple):
     given: tuple[KernelSource, ...] = ()
     label: str = ""
     unfused: bool = False
+    row_types: RowTypes | None = None
 
     @classmethod
     def from_file(cls, name: str, work: Work = Work(1, 1)) -> KernelSource:  # noqa: B008
@@ -122,7 +153,8 @@ class KernelSource(NamedTuple):
         """What the compilers are told of the file, beside its text."""
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
         flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
-        return flags + (["-DJITACT_UNFUSED"] if self.unfused else []) + self.work.defines()
+        flags += ["-DJITACT_UNFUSED"] if self.unfused else []
+        return flags + (self.row_types.defines() if self.row_types else self.work.defines())
 
     @property
     def folder(self) -> Path:

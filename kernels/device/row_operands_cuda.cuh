@@ -1,0 +1,103 @@
+// What the GPU's loop over rows reads and writes in a build for one type of x, one of the result, and a mask: elements that lie side
+// by side, as many as there are in a vector of what they are computed as.
+#pragma once
+
+#include "memory_cuda.cuh"
+#include "rows_call.h"
+
+namespace jitact::rows {
+
+struct Floats { float v; };  // held as float, and computed as 16-bit types are
+
+}  // namespace jitact::rows
+
+namespace jitact::loops {
+
+template <> struct Storage<rows::Floats> : AsItIs<Narrow> {};
+
+}  // namespace jitact::loops
+
+namespace jitact::rows {
+
+static_assert(!kConverts || std::is_same_v<Output, float>);
+// What rows are held as.
+template <Op op>
+using Computed = std::conditional_t<kVectorSize<op> == 8, Input, std::conditional_t<std::is_same_v<Output, float>, float, Floats>>;
+
+template <typename E, int size>
+struct alignas(sizeof(E) * size < 16 ? sizeof(E) * size : 16) Side { E of[size]; };
+
+template <typename T, typename E, int size>
+JITACT_DEVICE void widen(const Side<E, size>& from, T (&t)[size]) {
+  if constexpr (std::is_arithmetic_v<E>) {
+    JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = float(from.of[i]);
+  } else {
+    JITACT_UNROLL for (int i = 0; i < size; i += 2) {
+      typename loops::Storage<E>::T low, high;
+      loops::Storage<E>::widen_pair(from.of[i].bits | uint32_t(from.of[i + 1].bits) << 16, low, high);
+      t[i] = low.v, t[i + 1] = high.v;
+    }
+  }
+}
+
+// Results T as elements E.
+template <typename E, typename T, int count>
+struct Packed {
+  using Element = E;
+  using Vector = Side<E, count>;
+  static JITACT_DEVICE Vector narrow(const T (&t)[count]) {
+    Vector to;
+    if constexpr (std::is_arithmetic_v<E>) {
+      JITACT_UNROLL for (int i = 0; i < count; i++) to.of[i] = E(t[i].v);
+    } else {
+      JITACT_UNROLL for (int i = 0; i < count; i += 2) {
+        const uint32_t word = loops::Storage<E>::narrow_pair(t[i].v, t[i + 1].v);
+        to.of[i].bits = uint16_t(word), to.of[i + 1].bits = uint16_t(word >> 16);
+      }
+    }
+    return to;
+  }
+  static JITACT_DEVICE void store(E* p, T t) {
+    if constexpr (std::is_arithmetic_v<E>) *p = E(t.v);
+    else loops::Storage<E>::store(p, t.v);
+  }
+};
+
+// Where a mask's rows lie.
+class MaskOfRows {
+ public:
+  MaskOfRows() = default;
+  explicit MaskOfRows(const Mask& mask)
+      : step(int(mask.step)), scale(mask.scale), data_(mask.data), by_middle_(mask.sizes[0]), by_last_(mask.sizes[1]),
+        middle_(int(mask.sizes[0])), last_(int(mask.sizes[1])), strides_{mask.strides[0], mask.strides[1], mask.strides[2]} {}
+  JITACT_DEVICE const MaskBits* of(unsigned row) const {
+    const unsigned others = by_last_.divide_small(row), first = by_middle_.divide_small(others);
+    const int64_t begin = int64_t(first) * strides_[0] + int64_t(others - first * middle_) * strides_[1] +
+                          int64_t(row - others * last_) * strides_[2];
+    return static_cast<const MaskBits*>(data_) + begin;
+  }
+
+  int step;  // from one element of a row to the next: 1 or 0
+  float scale;
+
+ private:
+  const void* data_;
+  loops::Divisor by_middle_, by_last_;
+  int middle_, last_;
+  int64_t strides_[3];
+};
+
+// Elements of a mask that lie side by side, as words: the compiler would wait for elements where they are loaded.
+template <int size>
+struct alignas(alignof(Side<MaskBits, size>)) MaskWords {
+  static constexpr int bytes = sizeof(MaskBits);
+  uint32_t w[size * bytes / 4];
+
+  JITACT_DEVICE void set(int e, MaskBits value) {
+    using Bits = std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>;
+    w[e * bytes / 4] |= uint32_t(bit_cast<Bits>(value)) << (e * bytes % 4 * 8);
+  }
+  JITACT_DEVICE Side<MaskBits, size> side() const { return bit_cast<Side<MaskBits, size>>(*this); }
+};
+
+}  // namespace jitact::rows

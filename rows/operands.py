@@ -1,0 +1,80 @@
+"""Calls with a mask or another dtype that kernels compute in the pass that reads x."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..kernels.loader.source import ELEMENTS, RowTypes
+from . import kernels
+from .autograd import Operated
+from .records import RowActivation
+
+__all__ = ["collapsed", "types_of", "with_operands"]
+
+NAMES = {getattr(torch, name): name for name in ELEMENTS if name != "none"}
+
+
+def with_operands(
+    record: RowActivation, x: Tensor, dim: int, dtype: torch.dtype, scale: float, mask: Tensor | None
+) -> Tensor | None:
+    """The activation of ``scale x + mask`` in ``dtype``, in one pass; None where that is to be computed otherwise.
+
+    Args:
+        record: the activation.
+        x: a tensor of any kind.
+        dim: of the rows.
+        dtype: of the result.
+        scale: what x is multiplied by.
+        mask: of bool or floating, which broadcasts to x; or None.
+    """
+    if not kernels.is_plain(x) or not -x.dim() <= dim < x.dim():
+        return None
+    types = types_of(x.dtype, dtype, mask.dtype if mask is not None else None)
+    if types is None:
+        return None
+    lying, place, order = kernels.as_it_lies(x, dim)
+    if not lying.is_contiguous() or not record.takes_operands(lying, place, scale, types):
+        return None
+    rows = None
+    if mask is not None:
+        if not kernels.is_plain(mask) or mask.device != x.device or mask.is_neg():
+            return None
+        if mask.dim() < x.dim():
+            mask = mask[(None,) * (x.dim() - mask.dim())]
+        mask = mask if order is None else mask.permute(order)
+        rows = collapsed(mask.detach().expand(lying.shape), place)
+        if rows is None:
+            return None
+    build = record.built_for(types)
+    if build is None:
+        return None
+    return kernels.turned_back(Operated.apply(lying, mask, record, build, place, scale, rows), order)
+
+
+def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:
+    """What a build has to be for, by the dtypes of tensors; None if there is none such.
+
+    To a wider type x is converted as it is read. What a conversion rounds, PyTorch converts before.
+    """
+    known = result in kernels.DTYPES and x in NAMES and x is not torch.bool and mask in (None, torch.bool, x, torch.float32)
+    if not known or (x is not result and result is not torch.float32):
+        return None
+    return RowTypes(NAMES[x], NAMES[result], "none" if mask is None else NAMES[mask])
+
+
+def collapsed(mask: Tensor, dim: int) -> Tensor | None:
+    """A mask of x's shape as three dimensions of rows along ``dim``, and one of their elements; None if it does not lie so."""
+    found: list[tuple[int, int]] = []  # sizes and strides of the dimensions of rows, innermost first
+    for size, stride in zip(reversed(mask.shape[:dim]), reversed(mask.stride()[:dim]), strict=True):
+        if size == 1:
+            continue
+        if found and stride == found[-1][0] * found[-1][1]:
+            found[-1] = found[-1][0] * size, found[-1][1]
+        else:
+            found.append((size, stride))
+    step = mask.stride(dim) if mask.shape[dim] > 1 else 0
+    if len(found) > 3 or step > 1:
+        return None
+    sizes, strides = zip(*[*[(1, 0)] * (3 - len(found)), *reversed(found), (mask.shape[dim], step)], strict=True)
+    return mask.as_strided(sizes, strides)

@@ -1,0 +1,423 @@
+"""Softmax and its kin with masks and conversions: what builds for some types compute, on a CPU, on a GPU and as the GPU's code
+in threads of the CPU; which calls they take; and that these are PyTorch's to all else."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, smallest
+from torch import Tensor
+
+import jitact
+from jitact.kernels import KernelSource
+from jitact.kernels.loader.source import RowTypes
+from jitact.measuring.row_errors import exact_gradient, exact_output
+from jitact.measuring.ulp import ulp_error
+from jitact.rows import kernels as row_kernels
+from jitact.rows.modules import forget
+from jitact.rows.operands import collapsed, types_of
+from jitact.rows.records import TABLE, RowActivation
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+INF, NAN = math.inf, math.nan
+needs_vectors = pytest.mark.skipif(not row_kernels._has_vectors(), reason="a CPU without AVX2, whose rows are PyTorch's")
+
+# Of x, of the result, and of the mask: vectors of 8 and of 4 elements, rounded and kept as they are.
+BUILDS = {
+    "added": ("softmax", F32, F32, F32),
+    "added in 16 bits": ("softmax", BF16, BF16, BF16),
+    "added to 16 bits": ("softmax", F16, F16, F32),
+    "bool": ("softmax", F32, F32, torch.bool),
+    "bool in 16 bits": ("softmax", BF16, BF16, torch.bool),
+    "converted": ("log_softmax", BF16, F32, None),
+    "converted and added": ("log_softmax", F16, F32, F16),
+    "of integers": ("softmax", torch.int64, F32, None),
+}
+
+Run = Callable[..., Tensor]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowTypes], Run]:
+    """``run(kind, tensors..., rows of a mask or None, scale)`` of the GPU's code."""
+    folder, libraries = tmp_path_factory.mktemp("emulated"), {}
+
+    def build(name: str, types: RowTypes) -> Run:
+        key = "_".join([name, *types])
+        if key not in libraries:
+            libraries[key] = emulated_library(folder / key, name, types.defines())
+        library = libraries[key]
+
+        def run(kind: str, *given: object) -> Tensor:
+            *tensors, rows, scale = given
+            x = tensors[-1]
+            assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
+            written = getattr(torch, types.output if kind == "forward" else types.input)
+            y = torch.full_like(x, 7, dtype=written)
+            if rows is not None:
+                sizes, strides = (ctypes.c_int64 * 2)(*rows.shape[1:3]), (ctypes.c_int64 * 3)(*rows.stride()[:3])
+                library.set_mask(ctypes.c_void_p(rows.data_ptr()), sizes, strides, ctypes.c_int64(rows.stride(3)))
+            data = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], x, y)]
+            sizes = [ctypes.c_int64(size) for size in (x.numel() // x.shape[-1], x.shape[-1], 1)]
+            assert library.run(OPERATIONS.index(kind), CODE[written], *sizes, ctypes.c_float(scale), *data) is None
+            return y
+
+        return run
+
+    return build
+
+
+@pytest.fixture(params=["emulated", "cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+def build(request: pytest.FixtureRequest) -> Callable[[str, RowTypes], Run]:
+    """The same of tensors on a CPU, wherever it runs them."""
+    if request.param == "emulated":
+        return request.getfixturevalue("emulated")
+
+    def on_device(name: str, types: RowTypes) -> Run:
+        made = TABLE[name].built_for(types)
+
+        def run(kind: str, *given: object) -> Tensor:
+            *tensors, rows, scale = given
+            if rows is not None:  # strides and offset as they are
+                whole = rows.as_strided((rows.untyped_storage().nbytes() // rows.itemsize,), (1,), 0).to(request.param)
+                tensors.append(whole.as_strided(rows.shape, rows.stride(), rows.storage_offset()))
+            tensors = [t.to(request.param) for t in tensors]
+            return row_kernels.operate(made, kind, *tensors, -1, scale).cpu()
+
+        return run
+
+    return on_device
+
+
+def masks(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Masks of a shape, by how they lie; the last element of each row takes part."""
+    b, h, s, k = shape
+
+    def made(*sizes: int) -> Tensor:
+        mask = torch.rand(sizes) > 0.4 if dtype is torch.bool else (torch.randn(sizes) * 4).to(dtype)
+        if dtype is not torch.bool:
+            mask[torch.rand(sizes) > 0.8] = -INF
+        if sizes[-1] > 1:
+            mask[..., -1] = 1
+        return mask
+
+    return {
+        "whole": made(b, h, s, k),
+        "heads": made(b, 1, s, k),
+        "batches": made(1, 1, s, k),
+        "rows": made(b, 1, 1, k),
+        "one row": made(k),
+        "one": torch.ones(1, 1, 1, 1, dtype=dtype),
+        "columns": torch.ones(b, h, s, 1, dtype=dtype) if dtype is torch.bool else torch.randn(b, h, s, 1).to(dtype),
+        "a part": made(b, 1, s + 2, k + 5)[:, :, 1:-1, 2 : 2 + k].flip(-1).contiguous().flip(-1),
+        "inside": made(1, 1, s + 2, k + 5)[:, :, 1:-1, 5:],
+        "aligned inside": made(1, 1, s + 2, k + 8 - k % 8 + 16)[:, :, 1:-1, -k:],
+        "transposed": made(s, h, b, k).transpose(0, 2),
+    }
+
+
+def as_added(x: Tensor, scale: float, mask: Tensor | None) -> Tensor:
+    """What exponentials are taken of, rounded once where a mask is added."""
+    if mask is None:
+        return scale * x.double()
+    if mask.dtype is torch.bool:
+        return (scale * x.double()).masked_fill(~mask, -INF)
+    return (scale * x.double() + mask.double()).float().double()
+
+
+def check(y: Tensor, name: str, t: Tensor, what: object) -> None:
+    """A result beside float64."""
+    exact = exact_output(name, t)
+    dead = t.amax(-1, keepdim=True) == -INF
+    exact = exact.masked_fill(dead, NAN)
+    there = t.isfinite() & exact.isfinite()
+    assert torch.equal(y.isnan(), exact.isnan()), what
+    at_minus_infinity = ~there & ~exact.isnan()
+    assert y[at_minus_infinity].eq(-INF if name == "log_softmax" else 0).all(), what
+    errors = ulp_error(y[there], exact[there], y.dtype)
+    assert errors.numel() == 0 or errors.max() <= ULP[y.dtype], (what, errors.max())
+
+
+@pytest.mark.parametrize("kind", BUILDS)
+def test_builds_are_as_exact_as_their_type(kind: str, build: Callable) -> None:
+    torch.manual_seed(0)
+    name, input, output, mask_dtype = BUILDS[kind]
+    types = types_of(input, output, mask_dtype)
+    run = build(name, types)
+    # Parts of a warp, a warp, a block, clusters; ragged; and rows for which a block's threads have several vectors.
+    for length in (1, 7, 60, 129, 512, 1030, 4096, 16400, 40000):
+        shape = (2, 3, 2, length) if length < 2000 else (1, 1, 2, length)
+        x = (torch.randn(shape) * 8).to(input)
+        lying = masks(shape, mask_dtype) if mask_dtype else {"none": None}
+        if length > 200:
+            lying = {how: lying[how] for how in ("heads", "inside", "columns") if how in lying} or lying
+        for how, mask in lying.items():
+            scale = 0.25 if length % 2 else -1.0
+            rows = None if mask is None else collapsed(mask.expand(shape), 3)
+            assert mask is None or rows is not None
+            y = run("forward", x, rows, scale)
+            assert y.dtype is output
+            check(y, name, as_added(x, scale, mask), (kind, length, how))
+        if input is not output and input.is_floating_point:
+            y = run("forward", x, rows, scale).nan_to_num(0, neginf=-80)
+            dy = torch.randn(shape)
+            exact, sizes = exact_gradient(name, dy, y)
+            dx = run("backward_from_output", dy, y, None, scale)
+            assert dx.dtype is input
+            assert ((dx.double() / scale - exact).abs() <= GRADIENT[input] * sizes + smallest(input)).all(), length
+
+
+STRANGE = [
+    ([INF, 0.0], [0.0, 0.0]),
+    ([INF, 0.0], [-INF, 0.0]),
+    ([NAN, 1.0, 2.0], [-INF, 0.0, 0.0]),
+    ([1.0, 2.0], [NAN, 0.0]),
+    ([1.0, 2.0, 3.0], [-INF, -INF, -INF]),
+    ([1.0, 2.0, 3.0], [-6e4, -6e4, -6e4]),
+    ([1.0, 2.0, 3.0], [-3.3e38, -3.3e38, -3.3e38]),
+    ([1.0, 2.0, 3.0], [3e6, 0.0, 3e6]),
+    ([-INF, -INF], [0.0, 0.0]),
+    ([-INF, 1.0], [INF, 0.0]),
+]
+
+
+@pytest.mark.parametrize("kind", ["added", "added in 16 bits", "bool", "bool in 16 bits"])
+def test_builds_do_with_strange_rows_what_pytorch_does(kind: str, build: Callable) -> None:
+    name, input, output, mask_dtype = BUILDS[kind]
+    run = build(name, types_of(input, output, mask_dtype))
+    for length in (8, 300, 1029):
+        x, mask = torch.zeros(len(STRANGE), length), torch.zeros(len(STRANGE), length)
+        for i, (values, added) in enumerate(STRANGE):
+            x[i], mask[i] = x[i].fill_(-INF), mask[i].fill_(-INF if added[0] == -INF else 0)
+            x[i, : len(values)], mask[i, : len(added)] = torch.tensor(values), torch.tensor(added)
+        x = x.to(input)
+        mask = mask.eq(0) if mask_dtype is torch.bool else mask.to(mask_dtype)
+        for scale in (1.0, -1.0):
+            y = run("forward", x, collapsed(mask, 1), scale)
+            exact = F.softmax(as_added(x, scale, mask), -1)
+            torch.testing.assert_close(y, exact.to(output), equal_nan=True)
+
+
+def test_a_row_is_the_same_whatever_stands_in_the_others(build: Callable) -> None:
+    for kind, length in (("added", 1029), ("bool in 16 bits", 1024)):
+        name, input, output, mask_dtype = BUILDS[kind]
+        run = build(name, types_of(input, output, mask_dtype))
+        x, wild = torch.randn(6, length).to(input), torch.full((6, length), NAN).to(input)
+        mask = masks((1, 1, 6, length), mask_dtype)["whole"][0, 0]
+        others = torch.ones_like(mask) if mask_dtype is torch.bool else torch.full_like(mask, INF)
+        wild[3], others[3] = x[3], mask[3]
+        assert torch.equal(run("forward", wild, collapsed(others, 1), 1.0)[3], run("forward", x, collapsed(mask, 1), 1.0)[3])
+
+
+def test_how_masks_lie() -> None:
+    mask = torch.empty(2, 3, 4, 8)
+    for given, sizes, strides in (
+        (mask, (1, 1, 24, 8), (0, 0, 8, 1)),
+        (mask[:, :1].expand(2, 3, 4, 8), (2, 3, 4, 8), (96, 0, 8, 1)),
+        (mask[:1, :1].expand(2, 3, 4, 8), (1, 6, 4, 8), (0, 0, 8, 1)),
+        (mask[:1, :1, :1, :1].expand(2, 3, 4, 8), (1, 1, 24, 8), (0, 0, 0, 0)),
+        (mask[..., 1:5], (1, 1, 24, 4), (0, 0, 8, 1)),
+        (mask[:, :, :, 2:3], (1, 1, 24, 1), (0, 0, 8, 0)),
+    ):
+        rows = collapsed(given, 3)
+        assert rows.shape == sizes and rows.stride() == strides and rows.data_ptr() == given.data_ptr()
+    assert collapsed(mask[..., ::2], 3) is None
+    assert collapsed(torch.empty(3, 2, 3, 2, 8).permute(3, 2, 1, 0, 4)[:, :, :, :2], 4) is None
+    assert collapsed(mask.transpose(2, 3)[..., :1].contiguous(), 3).shape == (1, 1, 48, 1)
+
+
+def test_which_types_there_are() -> None:
+    assert types_of(BF16, BF16, torch.bool) == ("bfloat16", "bfloat16", "bool")
+    assert types_of(BF16, F32, None) == ("bfloat16", "float32", "none")
+    assert types_of(F16, F32, F32) == ("float16", "float32", "float32")
+    assert types_of(torch.uint8, F32, torch.bool) == ("uint8", "float32", "bool")
+    for refused in (
+        (F32, BF16, None),
+        (F16, BF16, None),
+        (torch.float64, F32, None),
+        (torch.bool, F32, None),
+        (torch.int32, BF16, None),
+        (F32, F32, torch.float64),
+        (BF16, BF16, F16),
+        (torch.complex64, F32, None),
+    ):
+        assert types_of(*refused) is None
+
+
+# Which calls go to them.
+
+
+@pytest.fixture
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The operators that calls took."""
+    found, operator, operate = [], row_kernels._operator, row_kernels.operate
+
+    def plain(name: str, kind: str) -> Callable:
+        found.append((name, kind))
+        return operator(name, kind)
+
+    def of_types(name: str, kind: str, *arguments: object) -> Tensor:
+        found.append((name, kind))
+        return operate(name, kind, *arguments)
+
+    monkeypatch.setattr(row_kernels, "_operator", plain)
+    monkeypatch.setattr(row_kernels, "operate", of_types)
+    monkeypatch.setattr(row_kernels, "LARGE", 2**21)
+    return found
+
+
+@needs_vectors
+@pytest.mark.parametrize("how", ["whole", "heads", "batches", "rows", "one row", "columns", "inside", "transposed"])
+def test_masks_in_the_pass_of_the_kernels(how: str, device: str, taken: list) -> None:
+    torch.manual_seed(0)
+    shape = (2, 4, 64, 1032)
+    x = torch.randn(shape, device=device).requires_grad_()
+    for dtype, scale in ((torch.bool, 0.5), (F32, 0.5), (F32, 1.0)):
+        mask = masks(shape, dtype)[how].to(device)
+        mask = mask.requires_grad_() if dtype is F32 else mask
+        taken.clear()
+        y = jitact.softmax(x, -1, scale=scale, mask=mask)
+        dy = torch.randn_like(x)
+        wanted = (x,) if dtype is torch.bool else (x, mask)
+        found = torch.autograd.grad(y, wanted, dy)
+        assert taken == [(f"softmax_float32_float32_{'bool' if dtype is torch.bool else 'float32'}", "forward"),
+                         ("softmax", "backward_from_output")], how  # fmt: skip
+        wide, wide_mask = x.detach().double().requires_grad_(), mask.detach()
+        if dtype is F32:
+            wide_mask = wide_mask.double().requires_grad_()
+        t = (scale * wide).masked_fill(~mask, -INF) if dtype is torch.bool else scale * wide + wide_mask
+        exact = torch.softmax(t, -1)
+        torch.testing.assert_close(y.double(), exact, rtol=1e-5, atol=1e-9)
+        expected = torch.autograd.grad(exact, (wide,) if dtype is torch.bool else (wide, wide_mask), dy.double())
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.dtype is F32 and ours.shape == theirs.shape
+            torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@needs_vectors
+def test_conversions_in_the_pass_of_the_kernels(device: str, taken: list) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(300, 2000, device=device).bfloat16().requires_grad_()
+    dy = torch.randn(300, 2000, device=device)
+    build = "log_softmax_bfloat16_float32_none"
+    for scale in (1.0, 2.0):
+        taken.clear()
+        y = jitact.log_softmax(x, -1, F32, scale=scale)
+        (dx,) = torch.autograd.grad(y, x, dy)
+        assert taken == [(build, "forward"), (build, "backward_from_output")]
+        assert y.dtype is F32 and dx.dtype is BF16
+        torch.testing.assert_close(y.double(), F.log_softmax(scale * x.detach().double(), -1), rtol=1e-6, atol=1e-6)
+        exact, sizes = exact_gradient("log_softmax", dy, y.detach())
+        assert ((dx.double() - scale * exact).abs() <= scale * (2.0**-8 * sizes + smallest(BF16))).all()
+    x = torch.randn(4100, 2050, device=device).bfloat16()  # results that a CPU writes past its cache
+    torch.testing.assert_close(jitact.log_softmax(x, -1, F32), F.log_softmax(x, -1, dtype=F32))
+    taken.clear()
+    turned = x.detach().t().contiguous().t()  # its rows lie across memory
+    torch.testing.assert_close(jitact.log_softmax(turned, 0, F32), F.log_softmax(turned, 0, dtype=F32))
+    assert taken == [(build, "forward")]
+    numbers = torch.randint(-9, 9, (300, 2000), device=device)
+    torch.testing.assert_close(jitact.softmax(numbers, -1, F32), torch.softmax(numbers, -1, dtype=F32))
+    assert taken[1:] == [("softmax_int64_float32_none", "forward")]
+
+
+@needs_vectors
+def test_what_stays_before_the_kernels(device: str, taken: list, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    x, keep = torch.randn(512, 1024, device=device), torch.rand(512, 1024, device=device) > 0.5
+    added = torch.randn(512, 2048, device=device)[:, ::2]
+    for given, options in (
+        (x, {"mask": added}),
+        (x, {"mask": added.contiguous().double()}),
+        (x, {"mask": keep, "save": "input"}),
+        (x.double(), {"dtype": F32, "mask": keep}),
+        (x, {"dtype": BF16}),
+        (x[:20], {"mask": keep[:20]}),
+        (x, {"mask": keep, "dim": 0}),
+    ):
+        taken.clear()
+        y = jitact.softmax(given, **{"dim": -1} | options)
+        assert all(name == "softmax" for name, _ in taken)
+        dtype, mask = options.get("dtype", given.dtype), options.get("mask")
+        t = given.to(dtype)
+        if mask is not None:
+            t = t.masked_fill(~mask, -INF) if mask.dtype is torch.bool else t + mask.to(dtype)
+        torch.testing.assert_close(y, torch.softmax(t, options.get("dim", -1)))
+    monkeypatch.setattr(RowActivation, "built_for", lambda record, types: None)  # as without a compiler
+    taken.clear()
+    torch.testing.assert_close(jitact.softmax(x, -1, mask=keep), torch.softmax(x.masked_fill(~keep, -INF), -1))
+    assert taken == [("softmax", "forward")]
+
+
+def test_nothing_is_built_where_nothing_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JITACT_NO_BUILD", "1")
+    source = KernelSource.from_file("softmax")._replace(row_types=RowTypes("int8", "float32", "bfloat16"))
+    assert row_kernels.built(source) is None
+
+
+@needs_vectors
+def test_second_gradients_transforms_and_autocast(device: str, taken: list) -> None:
+    x = torch.randn(300, 1024, device=device).requires_grad_()
+    mask, dy, ddx = (torch.randn_like(x).requires_grad_() for _ in range(3))
+    found = []
+    for function in (lambda x, m: jitact.softmax(x, -1, mask=m, scale=0.5), lambda x, m: torch.softmax(0.5 * x + m, -1)):
+        dx, dm = torch.autograd.grad(function(x, mask), (x, mask), dy, create_graph=True)
+        found.append([dx, dm, *torch.autograd.grad((dx * ddx).sum() + (dm * dy).sum(), (x, mask, dy))])
+    assert taken == [("softmax_float32_float32_float32", "forward")]
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)
+    taken.clear()
+    x, mask = x.detach(), mask.detach()
+    expected = torch.softmax(x + mask, -1)
+    torch.testing.assert_close(torch.func.vmap(lambda x, m: jitact.softmax(x, -1, mask=m))(x, mask), expected)
+    tangents = (torch.randn_like(x), torch.randn_like(x))
+    ours = torch.func.jvp(lambda x, m: jitact.softmax(x, -1, mask=m), (x, mask), tangents)
+    theirs = torch.func.jvp(lambda x, m: torch.softmax(x + m, -1), (x, mask), tangents)
+    torch.testing.assert_close(ours, theirs)
+    compiled = torch.compile(lambda x, m: jitact.softmax(x, -1, mask=m), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, mask), expected)
+    half = torch.compile(lambda x: jitact.softmax(x, -1, F32), backend="eager", fullgraph=True)
+    torch.testing.assert_close(half(x.half()), torch.softmax(x.half(), -1, dtype=F32))
+    with torch.autocast(device, BF16):
+        torch.testing.assert_close(jitact.softmax(x, -1, mask=mask), torch.softmax(x + mask, -1))
+    assert not taken
+
+
+def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:
+    made = TABLE["softmax"].built_for(types_of(F32, F32, F32))
+    x, rows = torch.randn(8, 128, device=device), torch.randn(1, 2, 4, 128, device=device)
+    refused = [
+        ((x.half(), rows, 1, 1.0), "dtype that this is built for"),
+        ((x, rows.half(), 1, 1.0), "mask of four dimensions"),
+        ((x, rows[0], 1, 1.0), "mask of four dimensions"),
+        ((x, rows[:, :1], 1, 1.0), "the rows of x"),
+        ((x, torch.randn(1, 2, 4, 256, device=device)[..., ::2], 1, 1.0), "rows lie in one piece"),
+        ((x, rows, 1, 0.0), "finite and not 0"),
+    ]
+    if device == "cuda":
+        long = torch.empty(1, 200000, device=device)
+        refused += [((long, long[None, None], 1, 1.0), "a cluster holds"), ((x, rows.cpu(), 1, 1.0), "where x is|device")]
+    for given, message in refused:
+        with pytest.raises(RuntimeError, match=message):
+            row_kernels.operate(made, "forward", *given)
+    assert row_kernels.operate(made, "forward", x.to("meta"), rows.to("meta"), 1, 1.0).shape == (8, 128)
+    converted = TABLE["log_softmax"].built_for(types_of(BF16, F32, None))
+    y = torch.empty(8, 128, device="meta")
+    assert row_kernels.operate(converted, "forward", y.bfloat16(), 1, 1.0).dtype is F32
+    assert row_kernels.operate(converted, "backward_from_output", y, y, 1, 1.0).dtype is BF16
+
+
+def test_definitions_take_masks(device: str, taken: list) -> None:
+    jitact.define("masked_softmax", source=KernelSource.from_file("softmax").text)
+    try:
+        x, keep = torch.randn(3, 40, device=device), torch.arange(40, device=device) % 3 > 0
+        y = jitact.masked_softmax(x, -1, mask=keep, scale=2.0)
+        torch.testing.assert_close(y, torch.softmax((2 * x).masked_fill(~keep, -INF), -1))
+        ((name, kind),) = taken
+        assert name.startswith("masked_softmax_float32_float32_bool_") and kind == "forward"
+    finally:
+        forget("masked_softmax")
