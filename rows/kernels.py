@@ -54,8 +54,8 @@ GPU_BACKWARD = {2: 128, 4: 128}
 GPU_ACROSS = {2: 16, 4: 16}
 """The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
 
-GPU_MASKED, GPU_CONVERTED = 128, 1000
-"""The same with a mask, which is a pass of its own to PyTorch, and converted alone; chosen by these, and not measured yet."""
+GPU_MASKED, GPU_CONVERTED = 64, 128
+"""The same with a mask, which is a pass of its own to PyTorch, and converted alone."""
 
 
 def sees_all(x: Tensor) -> bool:
