@@ -72,7 +72,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowType
     return build
 
 
-@pytest.fixture(params=["emulated", "cpu", *(["cuda"] if torch.cuda.is_available() else [])])
+SLOWLY = pytest.param("emulated", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=[SLOWLY, "cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def build(request: pytest.FixtureRequest) -> Callable[[str, RowTypes], Run]:
     """The same of tensors on a CPU, wherever it runs them."""
     if request.param == "emulated":
