@@ -268,14 +268,17 @@ def models_markdown(after: Row | None, before: Row | None) -> str:
     if not after:
         return ""
     names = list(dict.fromkeys(row["name"] for row in after["rows"]))
+    measured = ["torch.compile", "memory", "eager"]
+    if before:
+        measured.append("torch.compile, whole operators")
     lines = [
         f"A training step around each of {', '.join(names)}.",
         "How many times as fast it is after `jitact.replace`, least / geometric mean; eager, where the GPU is the limit.",
         "Memory: compiled, its peak after `replace` over that before it, most / geometric mean.",
         f"{describe(after['machine'])}.",
         "",
-        _cells("block", "dtype", "torch.compile", "memory", "eager", *["torch.compile, whole operators"] * bool(before)),
-        _cells("---", "---", *["---:"] * (3 + bool(before))),
+        _cells("block", "dtype", *measured),
+        _cells("---", "---", *["---:"] * len(measured)),
     ]
     for block, dtype in dict.fromkeys((row["block"], row["dtype"]) for row in after["rows"]):
         rows, whole = (
@@ -286,7 +289,9 @@ def models_markdown(after: Row | None, before: Row | None) -> str:
         memory = [ratio for row in rows if (ratio := row["memory"]["compile"])]
         eager = [row["ratios"]["eager"] for row in rows if row["host"] < HOST_LIMIT]
         cells = [_and_mean(min, compiled), _and_mean(max, memory), _and_mean(min, eager)]
-        lines.append(_cells(block, dtype, *cells, *[_and_mean(min, of_whole)] * bool(before)))
+        if before:
+            cells.append(_and_mean(min, of_whole))
+        lines.append(_cells(block, dtype, *cells))
     return "\n".join(lines) + "\n"
 
 
