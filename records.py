@@ -72,11 +72,13 @@ class Gating(NamedTuple):
         gate: which of the two it is, "first" or "last".
         layout: "halves", or "interleaved" where the two take turns.
         preset_of: the name of the activation that this one is, but for its defaults.
+        of: the name of the activation at the gate, where that times the other is all: what ``jitact.gated`` of it is.
     """
 
     gate: str = "first"
     layout: str = "halves"
     preset_of: str = ""
+    of: str = ""
 
 
 class Channel(NamedTuple):
