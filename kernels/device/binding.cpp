@@ -33,9 +33,9 @@
 // copies it; random numbers go by that order too. Tensors whose rows lie apart, as the halves of a wider one, are read and
 // written where they are.
 //
-// Every first use of an activation waits for this file to be compiled. So it is compiled for size, one function serves all
-// operations, those that an activation has no use for are left out, being nobody else's, and <string>, <vector> and
-// <algorithm>, which take longer than all of this, are not here.
+// Every first use of an activation waits for this file to be compiled. So one function serves all operations, those that an
+// activation has no use for are left out, being nobody else's, and <string>, <vector> and <algorithm>, which take longer than
+// all of this, are not here.
 #include <cfloat>
 #include <cstdlib>
 #include <cstring>
@@ -45,9 +45,6 @@
 #include "launch.cuh"
 #include "torch_abi.h"
 #include "transpose.h"
-
-#pragma GCC push_options
-#pragma GCC optimize("Os")
 
 namespace jitact::binding {
 namespace {
@@ -801,5 +798,3 @@ extern "C" __attribute__((visibility("default"))) const char* jitact_register(co
     return error.get();
   }
 }
-
-#pragma GCC pop_options
