@@ -257,7 +257,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         args.json = Path("results", f"accuracy-{args.device.type}.json")
         args.json.parent.mkdir(exist_ok=True)
     results = {"machine": machine(args.device), "rows": []}
-    print(report.describe(results["machine"]))
+    print(report.describe_machine(results["machine"]))
     print(f"{'':30}" + "".join(f"{title:>8}" if title == "above" else f"{title:>16}{'':9}" for title in COLUMNS))
     dtypes = args.dtype or [torch.float16, torch.bfloat16, torch.float32]
     tasks = [(name, dtype) for name in args.names for dtype in dtypes]

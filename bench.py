@@ -250,7 +250,7 @@ def traffic(save: str, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
     return {"forward": (2 * size, "copy"), "forward_save": (2 * size, "copy"), "backward": (3 * size, "add")}
 
 
-def check(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> tuple[dict[str, dict], list[str]]:
+def compare(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> tuple[dict[str, dict], list[str]]:
     """Compares an activation with float64 on a sample of all values. Returns its errors, and what is wrong in words."""
     module = cls().to(device, dtype).eval()
     errors = measure(cls, {"ours": module}, dtype, iter([sample(dtype, device, 65521)]))["ours"]
@@ -293,7 +293,7 @@ def measure_row(
     row: report.Row = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
     row |= {"errors": None, "ours": None, **dict.fromkeys(PEERS)}
     try:
-        row["errors"], row["wrong"] = check(cls, dtype, device)
+        row["errors"], row["wrong"] = compare(cls, dtype, device)
         ours = Subject(cls().to(device, dtype), xs, dys)
         row["wrong"] = row["wrong"] or check_places(cls, ours)
     except Exception as error:  # a kernel that does not compile or run is one of the things to report
@@ -389,7 +389,7 @@ def _measure(
 ) -> None:
     """Adds to ``results`` what each task gives, and says it."""
     say(f"jitact {results['machine']['jitact']} of {HERE}")
-    say(f"{report.describe(results['machine'])} · {report.size(shape)}{remark}")
+    say(f"{report.describe_machine(results['machine'])} · {report.size(shape)}{remark}")
     xs: list[Tensor] = []
     for dtype, name in progress(tasks, len(tasks), lambda task: f"{task[1]} {dtype_name(task[0])}"):
         if not xs or xs[0].dtype != dtype:
@@ -501,7 +501,7 @@ def models(parser: Parser, args: argparse.Namespace) -> int:
         blocks, names = models.ON_CPU[0], [name for name in names if name in models.ON_CPU[1]]
     dtypes = args.dtype or [torch.bfloat16, torch.float32][not on_gpu :]
     results = {"machine": machine(args.device)}
-    say(report.describe(results["machine"]))
+    say(report.describe_machine(results["machine"]))
     results |= models.run(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
     flagged = results["flagged"]
     if args.json:
@@ -606,7 +606,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     if args.html:
         args.html.write_text(page.report_html(both), encoding="utf-8")
     if args.plot and both["rows"]:
-        report.plot(both, args.plot)
+        report.draw(both, args.plot)
     print(report.bench_summary(results))
     return results["stopped"] or (1 if wrong else 0)
 

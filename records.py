@@ -33,11 +33,11 @@ __all__ = [
     "as_number",
     "by_token",
     "check_tensor",
-    "describe",
     "is_plain",
     "is_stand_in",
     "layout",
     "library",
+    "what_it_is",
 ]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -72,11 +72,13 @@ class Gating(NamedTuple):
         gate: which of the two it is, "first" or "last".
         layout: "halves", or "interleaved" where the two take turns.
         preset_of: the name of the activation that this one is, but for its defaults.
+        of: the name of the activation at the gate, where that times the other is all: what ``jitact.gated`` of it is.
     """
 
     gate: str = "first"
     layout: str = "halves"
     preset_of: str = ""
+    of: str = ""
 
 
 class Channel(NamedTuple):
@@ -408,7 +410,7 @@ class Activation:
         for name, each in zip(names, tensors, strict=True):
             if each.dtype != tensors[0].dtype and name not in self.added:
                 wanted = str(tensors[0].dtype).removeprefix("torch.")
-                raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {describe(each)}")
+                raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {what_it_is(each)}")
         return tensors, tensors[0].dtype
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
@@ -519,10 +521,10 @@ def check_tensor(activation: Activation, x: object, what: str = "expected") -> N
         TypeError: it is not.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
-        raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {describe(x)}")
+        raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {what_it_is(x)}")
 
 
-def describe(x: object) -> str:
+def what_it_is(x: object) -> str:
     """What was given in place of a tensor that an activation takes, for an error."""
     if not isinstance(x, Tensor):
         return "None" if x is None else f"a {type(x).__name__}"

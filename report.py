@@ -19,7 +19,7 @@ from jitact.measuring.markdown import (
     current_comparison,
     current_readme,
 )
-from jitact.measuring.picture import can_plot, plot
+from jitact.measuring.picture import can_plot, draw
 from jitact.measuring.text import (
     DIRECTIONS,
     PEERS,
@@ -28,7 +28,7 @@ from jitact.measuring.text import (
     bench_row,
     bench_summary,
     classic,
-    describe,
+    describe_machine,
     figure,
     geometric_means,
     size,
@@ -48,11 +48,11 @@ __all__ = [
     "can_plot",
     "classic",
     "current_activations_markdown",
-    "describe",
+    "describe_machine",
+    "draw",
     "figure",
     "geometric_means",
     "main",
-    "plot",
     "size",
 ]
 

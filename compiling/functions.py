@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..definitions import functions as of_expressions
+from ..definitions import helpers
 
 __all__ = ["functions"]
 
@@ -160,7 +160,7 @@ class Wide:
     isnan, reciprocal, one_over = torch.isnan, torch.reciprocal, torch.reciprocal
     square_root = root_of = torch.sqrt
     log1p_unit = torch.log1p
-    cbrt, round = staticmethod(of_expressions.cbrt), staticmethod(of_expressions.round_half_up)
+    cbrt, round = staticmethod(helpers.cbrt), staticmethod(helpers.round_half_up)
 
     @staticmethod
     def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:

@@ -73,7 +73,9 @@ class Operators:
         self.version = hashlib.sha256((_implementation() + record.source.full_text).encode()).hexdigest()[:8]
         self._library = torch.library.Library("jitact", "FRAGMENT")
         signature = record.source.signature
-        others = [f"Tensor {each}_" for each in signature.tensors[1:]] + ["Tensor seed"] * record.layout.draws
+        others = [f"Tensor {each}_" for each in signature.tensors[1:]]
+        if record.layout.draws:
+            others.append("Tensor seed")
         others += [f"Scalar {each}_" for each in signature.of("number")]
         rest, version = "".join(f", {other}" for other in others), "str version=''"
         self._add("", f"(Tensor x{rest}, *, str save='', {version}) -> Tensor", self._forward, _like_first)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 from ..fusing.drop import dropped
 from ..records import Activation
-from .functions import FUNCTIONS, HELPERS
+from .functions import FUNCTIONS
+from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, _Parser, bare, in_cpp
 
 __all__ = ["CONSTANTS", "DROPOUT", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
@@ -86,7 +87,7 @@ class Expression:
         names = {"torch": torch, "math": math, DROPOUT: dropped}
         names |= {helper.__name__: helper for helper in self.helpers.values()}
         names |= {activation.python: activation for activation in self.activations}
-        arguments = ", ".join([*self.variables, *[f"{KEEP}=None"] * bool(self.random)])
+        arguments = ", ".join([*self.variables, f"{KEEP}=None"] if self.random else self.variables)
         self._function = eval(f"lambda {arguments}: {self.python}", names)
         self._of_one = len(self.elements) == 1 and not channels
 

@@ -2,76 +2,18 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .. import registry
 from ..kernels import KernelSource
 from ..records import Activation
-from ..references import exact_tanhshrink
+from .helpers import HELPERS
 
-__all__ = ["FUNCTIONS", "HELPERS", "IN_MATH", "Called", "Function", "called"]
-
-
-# What PyTorch has under no name. Where two arguments of min and max are equal, the gradient is the second one's, as in
-# the kernel.
-
-
-def minimum(a: Tensor, b: Tensor | float) -> Tensor:
-    return torch.where((a < b) | a.isnan(), a, b)
-
-
-def maximum(a: Tensor, b: Tensor | float) -> Tensor:
-    return torch.where((a > b) | a.isnan(), a, b)
-
-
-def clamp(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
-    x = torch.where((x > low) | x.isnan(), x, low)
-    return torch.where((x < high) | x.isnan(), x, high)
-
-
-def cbrt(x: Tensor) -> Tensor:
-    return torch.sign(x) * x.abs() ** (1 / 3)
-
-
-def round_half_up(x: Tensor) -> Tensor:
-    whole = torch.trunc(x)
-    return whole + torch.copysign(((x - whole).abs() >= 0.5).to(x.dtype), x)
-
-
-def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
-    return a * b + c
-
-
-def softplus(x: Tensor) -> Tensor:
-    return -F.logsigmoid(-x)
-
-
-def normal_pdf(x: Tensor) -> Tensor:
-    return torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
-
-
-def normal_cdf(x: Tensor) -> Tensor:
-    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
-
-
-HELPERS: dict[str, Callable[..., Tensor]] = {
-    "min": minimum,
-    "max": maximum,
-    "clamp": clamp,
-    "cbrt": cbrt,
-    "round": round_half_up,
-    "fma": fma,
-    "softplus": softplus,
-    "normal_pdf": normal_pdf,
-    "normal_cdf": normal_cdf,
-    "x_minus_tanh": exact_tanhshrink,
-}
+__all__ = ["FUNCTIONS", "IN_MATH", "Called", "Function", "called"]
 
 
 class Function(NamedTuple):

@@ -219,7 +219,7 @@ def check_reference(name: str, reference: Callable[..., Tensor], arguments: list
         return
 
 
-TOP = re.compile(r"(?:[ \t]*//[^\n]*\n|[ \t]*\n)*")  # comments and blank lines
+TOP = re.compile(r"(?:[ \t]*(?://|#[ \t]*include\b)[^\n]*\n|[ \t]*\n)*")  # comments, blank lines, and what is included
 HEADER = re.compile(r"^// *(activation|parameters|keeps|formula): *(.*?) *$\n?", re.MULTILINE)
 
 

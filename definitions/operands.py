@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 from .. import registry
 from ..records import OPTIONS, Channel, Row
-from .functions import FUNCTIONS, HELPERS
+from .functions import FUNCTIONS
+from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT
 
 __all__ = ["Declared", "check_element", "check_operands", "declared", "in_header", "read_default", "read_header"]

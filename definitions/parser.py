@@ -15,7 +15,8 @@ import torch
 from .. import registry
 from ..kernels.loader.uses import namespace
 from ..records import Activation, library
-from .functions import FUNCTIONS, HELPERS, IN_MATH, Called, called
+from .functions import FUNCTIONS, IN_MATH, Called, called
+from .helpers import HELPERS
 
 __all__ = ["CONSTANTS", "DROPOUT", "KEEP", "ExpressionError", "Share", "bare", "in_cpp"]
 

@@ -108,7 +108,7 @@ class Build:
         facts |= {"Role": frozenset(f"Role::{each}" for each in roles)}
         kinds = {"element": {"element"}, "number": {"number"}, "random": {"random"}, "broadcast": {"channel", "row"}}
         for kind, members in kinds.items():
-            known = frozenset([True] * bool(roles & members) + [False] * bool(roles - members))
+            known = frozenset(role in members for role in roles)
             facts |= {f"is_{kind}(kRoles.of[k])": known, f"is_{kind}(role)": known}
         for name in ("Number", "Channel", "Row", "Random"):
             facts |= {} if f"{name}<T>" in types else {f"std::is_same_v<A,{name}<Single>>": frozenset([False])}

@@ -545,7 +545,9 @@ def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
         own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
         is_long = own.count("\n") > _TOGETHER
         is_apart = is_long and bool(lines and lines[-1].count("\n") > _TOGETHER)
-        lines += [""] * (is_apart and "\n\n" in item.node.lead) + [own]
+        if is_apart and "\n\n" in item.node.lead:
+            lines.append("")
+        lines.append(own)
     return lines, namespace
 
 
@@ -564,7 +566,9 @@ def _switched(namespace: str, to: str) -> list[str]:
     """The lines between what is in one namespace and what is in another."""
     if namespace == to:
         return []
-    return ["}"] * bool(namespace) + ["", *[f"namespace {to} {{"] * bool(to)]
+    closing = ["}"] if namespace else []
+    opening = [f"namespace {to} {{"] if to else []
+    return [*closing, "", *opening]
 
 
 def _comment(lead: str) -> str:

@@ -119,10 +119,11 @@ class Modules:
         x = wrapper.elements[0]
         own = {name: f"self.{name}.to({x}.dtype)" for name in made}
         calls = [own.get(name, name) for name in (*wrapper.elements, *wrapper.broadcast)]
-        before = [f"        seed = torch.randint(2**63 - 1, (1,), device={x}.device)"] * wrapper.draws
-        if passed and wrapper.draws:
-            before[0] += f" if self.training else {x}.new_zeros(1, dtype=torch.int64)"
-        calls += ["seed"] * wrapper.draws
+        before = []
+        if wrapper.draws:
+            of_none = f" if self.training else {x}.new_zeros(1, dtype=torch.int64)" if passed else ""
+            before.append(f"        seed = torch.randint(2**63 - 1, (1,), device={x}.device){of_none}")
+            calls.append("seed")
         for name in [*params, *wrapper.numbers[len(params) :]]:
             calls.append(name if name in passed else f"self.{name}")
             if name in passed:

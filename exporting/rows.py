@@ -75,7 +75,8 @@ def rows_file(
     cut = _extract(kind, operations, dtypes, devices)
     where = f"{kind.name}.py: {kind.name}"
     python = [enumerators(cut, operations, dtypes), *structs(cut, {}), _takes(devices), _run(kind, cut, devices, where)]
-    python += [_function(title, devices, where)] * backward
+    if backward:
+        python.append(_function(title, devices, where))
     python += [_modules(kind, title, backward), inputs(dtypes, shape, 1, str(dim))]
     told = "Forward and backward" if backward else "Forward"
     more = "What they do not take, as takes() tells, is torch's own operator's."

@@ -104,17 +104,20 @@ def _docstring(formula: str, told: str, dtypes: tuple[str, ...], devices: tuple[
     kernels = f"as CUDA kernels (compute capability {OLDEST_GPU // 100}.0 and up)"
     where = {DEVICES: f"{kernels} or, without a GPU, for the CPU", ("cuda",): kernels, ("cpu",): "for the CPU"}[devices]
     version = sys.modules[__package__.partition(".")[0]].__version__
-    sentences = [f"{told} {where} for {several} tensors.", *[more] * bool(more), f"Cut from jitact {version} (MIT licence)."]
-    told = " ".join(sentences)
+    sentences = [f"{told} {where} for {several} tensors.", more, f"Cut from jitact {version} (MIT licence)."]
+    told = " ".join(sentence for sentence in sentences if sentence)
     return f"{QUOTES}{_in_a_string(textwrap.fill(formula, LONGEST))}\n\n{textwrap.fill(told, LONGEST)}\n{QUOTES}"
 
 
 def _imports(python: str) -> str:
     called = ", ".join(name for name in _CTYPES if re.search(rf"\b{name}\b", python))
-    lines = ["import functools", *["import math"] * ("math." in python), "import os", "import sys"]
-    lines += [f"from ctypes import {called}", ""]
-    lines += ["import torch", *["import torch.nn.functional as F"] * bool(re.search(r"\bF\.", python)), "from torch import nn"]
-    return "\n".join([*lines, "from torch.utils import cpp_extension"])
+    lines = ["import functools"]
+    if "math." in python:
+        lines.append("import math")
+    lines += ["import os", "import sys", f"from ctypes import {called}", "", "import torch"]
+    if re.search(r"\bF\.", python):
+        lines.append("import torch.nn.functional as F")
+    return "\n".join([*lines, "from torch import nn", "from torch.utils import cpp_extension"])
 
 
 def _allowed(text: str) -> str:
@@ -136,8 +139,9 @@ def _library(key: str, file: str, devices: tuple[str, ...]) -> str:
     given = [f'"{key}"', f"cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]}"]
     if "cuda" in devices:
         given += [f"cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''}"]
-    flags = [("extra_cflags", CFLAGS)] * ("cpu" in devices) + [("extra_cuda_cflags", CUDA_FLAGS)] * ("cuda" in devices)
-    given += [f"{option}={flags!r}".replace("'", '"') for option, flags in flags]
+    for device, option, flags in (("cpu", "extra_cflags", CFLAGS), ("cuda", "extra_cuda_cflags", CUDA_FLAGS)):
+        if device in devices:
+            given.append(f"{option}={flags!r}".replace("'", '"'))
     given += ["build_directory=folder", "is_python_module=False", "no_implicit_headers=True"]
     return f'''\
 @functools.cache

@@ -114,7 +114,8 @@ class Wrapper:
         self.rows = signature.of("row")
         self.numbers = signature.of("number")
         self.draws = bool(signature.of("random"))
-        self.taken = [*self.elements, *self.broadcast, *["seed"] * self.draws, *self.numbers]
+        seeds = ["seed"] if self.draws else []
+        self.taken = [*self.elements, *self.broadcast, *seeds, *self.numbers]
 
     def parts(self) -> list[str]:
         """All of them, in the order in which they stand."""
@@ -136,12 +137,10 @@ class Wrapper:
         members = [member for _, member, _ in self.build.extract.structs["Call"]]
         has = {key: values for key, values in given.items() if key in members}
         taken = sorted((argument for argument, _ in has.values() if argument), key=lambda argument: "=" in argument)
-        fields = [
-            "op=OPERATIONS[operation]",
-            *["dtype=DTYPES[x.dtype]"] * ("dtype" in members),
-            "n=x.numel()",
-            *(field for _, field in has.values() if field),
-        ]
+        fields = ["op=OPERATIONS[operation]"]
+        if "dtype" in members:
+            fields.append("dtype=DTYPES[x.dtype]")
+        fields += ["n=x.numel()", *(field for _, field in has.values() if field)]
         pointer = (
             "None if tensor is None else tensor.data_ptr()"
             if self.build.sums or len(self.elements) > 1
@@ -153,9 +152,10 @@ class Wrapper:
             '    """Runs an operation on the memory of tensors that lie alike, on their device and its current stream."""',
             "    x = read[0]",
             *self._check(),
-            *["    values = (c_double * len(numbers))(*numbers)"] * ("numbers" in has),
-            wrapped("    call = Call(", fields, ")"),
         ]
+        if "numbers" in has:
+            lines.append("    values = (c_double * len(numbers))(*numbers)")
+        lines.append(wrapped("    call = Call(", fields, ")"))
         if "broadcast" in has:
             lines += [
                 "    for place, (tensor, inner) in zip(call.broadcast, broadcast):",
@@ -199,7 +199,11 @@ class Wrapper:
 
     def helpers(self) -> list[str]:
         """What the autograd function calls beside run()."""
-        texts = [_LAID_OUT_LIKE] + [_BY_CHANNEL] * bool(self.dims) + [_BY_ROW] * bool(self.rows)
+        texts = [_LAID_OUT_LIKE]
+        if self.dims:
+            texts.append(_BY_CHANNEL)
+        if self.rows:
+            texts.append(_BY_ROW)
         return [text.replace("@WHERE@", self.where) for text in texts]
 
     def function(self) -> str:
@@ -225,17 +229,23 @@ class Wrapper:
         if save is None:
             return "\n".join([*lines, "        ctx.mark_non_differentiable(y)", "        return y"]) + "\n"
         kept = {"bit": ["bits"], "output": ["y"], "input": [each for each in self.elements if each not in self.through]}[save]
-        kept += [*self.broadcast, *["seed"] * self.draws]
-        lines += [f"        ctx.save_for_backward({', '.join(kept)})"]
-        lines += [f"        ctx.numbers = ({_tuple(self.numbers)})"] * bool(self.numbers)
-        lines += ["        ctx.strides = y.stride()"] * (save == "bit")
+        kept += self.broadcast
+        if self.draws:
+            kept.append("seed")
+        lines.append(f"        ctx.save_for_backward({', '.join(kept)})")
+        if self.numbers:
+            lines.append(f"        ctx.numbers = ({_tuple(self.numbers)})")
+        if save == "bit":
+            lines.append("        ctx.strides = y.stride()")
         lines += ["        return y", "", "    @staticmethod", "    def backward(ctx, dy):"]
         lines += [
             "        if torch.is_grad_enabled():",
             f'            raise RuntimeError("{self.where}: no second derivative")',
         ]
-        lines += [f"        ({_tuple(kept)}) = ctx.saved_tensors"] * (kept != ["bits"])
-        lines += [f"        ({_tuple(self.numbers)}) = ctx.numbers"] * bool(self.numbers)
+        if kept != ["bits"]:
+            lines.append(f"        ({_tuple(kept)}) = ctx.saved_tensors")
+        if self.numbers:
+            lines.append(f"        ({_tuple(self.numbers)}) = ctx.numbers")
         return "\n".join([*lines, *self._backward()]) + "\n"
 
     def _told(self) -> str:
@@ -284,20 +294,23 @@ class Wrapper:
     def _call(self, operation: str, reads: str, writes: str, like: str, *others: str) -> str:
         """A call of run(), after what it takes of the operands that broadcast."""
         given = [operation, reads, writes]
-        given += [f"numbers=[{', '.join(self.numbers)}]"] * bool(self.numbers)
-        given += ["seed=seed"] * self.draws
+        if self.numbers:
+            given.append(f"numbers=[{', '.join(self.numbers)}]")
+        if self.draws:
+            given.append("seed=seed")
         places = [
             f'by_row("{each}", {each}, {like})'
             if each in self.rows
             else f'by_channel("{each}", {each}, {self.dims[each]}, {like})'
             for each in self.broadcast
         ]
-        given += ["broadcast=places"] * bool(places)
-        before = [wrapped("        places = [", places, "]")] * bool(places)
-        return "\n".join([*before, wrapped("        run(", [*given, *others], ")")])
+        if not places:
+            return wrapped("        run(", [*given, *others], ")")
+        before = wrapped("        places = [", places, "]")
+        return "\n".join([before, wrapped("        run(", [*given, "broadcast=places", *others], ")")])
 
 
 def _tuple(names: Iterable[str]) -> str:
     """Names as a tuple has them, without its parentheses."""
     names = list(names)
-    return ", ".join(names) + "," * (len(names) == 1)
+    return f"{names[0]}," if len(names) == 1 else ", ".join(names)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..kernels.loader.signature import ROLES
 from ..kernels.loader.uses import prepares
-from ..records import Activation, Channel, Requirement, as_number, by_token, describe, is_stand_in
+from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
@@ -89,7 +89,7 @@ def check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
     if seed is None:
         return
     if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
-        raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {describe(seed)}")
+        raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}")
     x = next(iter(given.values()))
     if isinstance(x, Tensor) and seed.device != x.device:
         raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")

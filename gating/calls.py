@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import is_exporting, is_transformed
-from ..records import Activation, by_token, check_tensor, describe, is_stand_in, layout
+from ..records import Activation, by_token, check_tensor, is_stand_in, layout, what_it_is
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
@@ -84,5 +84,5 @@ def _pair(record: Activation, tensors: tuple, named: dict[str, Any], gate: str) 
     if len(tensors) == 1 and not given:
         return {}
     takes = f"{record.name} takes one tensor that holds gate and up, or two, or gate= and up=; got"
-    what = [*(f"{describe(t)}" for t in tensors), *(f"{name}={describe(t)}" for name, t in given.items())]
+    what = [*(f"{what_it_is(t)}" for t in tensors), *(f"{name}={what_it_is(t)}" for name, t in given.items())]
     raise TypeError(f"{takes} {', '.join(what) or 'none'}")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from .. import registry
+from ..activations import TABLE
 from ..kernels import KernelSource, Work
 from ..modules import GENERATED, ActivationModule, make_module
 from ..records import Activation, Gating, is_plain
 
 __all__ = ["gated"]
 
-OWN = {
-    "silu": "swiglu",
-    "gelu": "geglu",
-    "gelu_tanh": "geglu_tanh",
-    "quick_gelu": "quick_geglu",
-    "relu": "reglu",
-    "relu2": "sreglu",
-}
-"""What the library has of its own, by the activation of the gate."""
+
+
+@cache
+def _own() -> dict[str, str]:
+    """What the library has of its own, by the activation of the gate."""
+    return {each.gating.of: each.name for each in TABLE if each.gating and each.gating.of}
 
 
 def gated(activation: registry.Named) -> type[ActivationModule]:
@@ -35,8 +35,9 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     """
     cls = registry.class_of(activation)
     record = registry.record_of(activation) if isinstance(activation, ActivationModule) else cls.activation
-    if record.name in OWN and not record.fingerprint:
-        return registry.class_of(OWN[record.name])
+    own = _own().get(record.name)
+    if own is not None and not record.fingerprint:
+        return registry.class_of(own)
     if not is_plain(record.token):
         tensors = ", ".join(record.layout.tensors)
         raise ValueError(f"gated() takes an activation of one tensor and numbers; {record.name} takes more: {tensors}")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..rows.records import TABLE
-from .text import DIRECTIONS, PEERS, Row, describe, dtypes_of, figure, shape_of, share, size, step_share
+from .text import DIRECTIONS, PEERS, Row, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
 
 __all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_comparison", "current_readme"]
 
@@ -24,7 +24,7 @@ def accuracy_markdown(results: Row) -> str:
     lines = [
         "# Worst errors",
         "",
-        f"Written by `jitact accuracy`: {describe(results['machine'])}.",
+        f"Written by `jitact accuracy`: {describe_machine(results['machine'])}.",
         "",
         f"**jitact** / PyTorch, in ulp of the dtype, against float64, over {covered}. The unit is the spacing",
         "of the dtype at the exact result, so a correctly rounded one is off by at most 0.50. Of fp32, results that are normal",
@@ -57,9 +57,9 @@ def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row
     from ..registry import REGISTRY
 
     timed = [dtype for dtype in dtypes_of(bench) if dtype != "fp16"]  # as bf16, and the table is wide
-    sources = [f"Errors: {describe(accuracy['machine'])}."] if accuracy else []
+    sources = [f"Errors: {describe_machine(accuracy['machine'])}."] if accuracy else []
     if bench:
-        sources.append(f"Speed: {describe(bench['machine'])}, {shape_of(bench)}.")
+        sources.append(f"Speed: {describe_machine(bench['machine'])}, {shape_of(bench)}.")
     lines = [
         "# Activations",
         "",
@@ -132,7 +132,7 @@ def _speeds_markdown(names: list[str], operands: Sequence[Row]) -> list[str]:
         shown = ", ".join(OTHER_PEERS.get(peer) or PEERS[peer] for peer in peers)
         lines += [
             "",
-            f"Speed: {describe(results['machine'])}. Share of the floor, and how many times as fast as {shown}:",
+            f"Speed: {describe_machine(results['machine'])}. Share of the floor, and how many times as fast as {shown}:",
             "",
             _cells("activation", "dtype", "shape", "forward", "times as fast", "backward", "times as fast", "bytes kept"),
             _cells(*["---"] * 3, *["---:"] * 5),
@@ -242,7 +242,7 @@ def training_markdown(training: Row | None) -> str:
     if not training:
         return ""
     lines = [
-        f"A training step in {training['dtype']}, before and after `jitact.replace`, {describe(training['machine'])}:",
+        f"A training step in {training['dtype']}, before and after `jitact.replace`, {describe_machine(training['machine'])}:",
         "",
         _cells("model", "", "per second", "peak memory"),
         _cells("---", "---", "---:", "---:"),
@@ -268,14 +268,17 @@ def models_markdown(after: Row | None, before: Row | None) -> str:
     if not after:
         return ""
     names = list(dict.fromkeys(row["name"] for row in after["rows"]))
+    measured = ["torch.compile", "memory", "eager"]
+    if before:
+        measured.append("torch.compile, whole operators")
     lines = [
         f"A training step around each of {', '.join(names)}.",
         "How many times as fast it is after `jitact.replace`, least / geometric mean; eager, where the GPU is the limit.",
         "Memory: compiled, its peak after `replace` over that before it, most / geometric mean.",
-        f"{describe(after['machine'])}.",
+        f"{describe_machine(after['machine'])}.",
         "",
-        _cells("block", "dtype", "torch.compile", "memory", "eager", *["torch.compile, whole operators"] * bool(before)),
-        _cells("---", "---", *["---:"] * (3 + bool(before))),
+        _cells("block", "dtype", *measured),
+        _cells("---", "---", *["---:"] * len(measured)),
     ]
     for block, dtype in dict.fromkeys((row["block"], row["dtype"]) for row in after["rows"]):
         rows, whole = (
@@ -286,7 +289,9 @@ def models_markdown(after: Row | None, before: Row | None) -> str:
         memory = [ratio for row in rows if (ratio := row["memory"]["compile"])]
         eager = [row["ratios"]["eager"] for row in rows if row["host"] < HOST_LIMIT]
         cells = [_and_mean(min, compiled), _and_mean(max, memory), _and_mean(min, eager)]
-        lines.append(_cells(block, dtype, *cells, *[_and_mean(min, of_whole)] * bool(before)))
+        if before:
+            cells.append(_and_mean(min, of_whole))
+        lines.append(_cells(block, dtype, *cells))
     return "\n".join(lines) + "\n"
 
 

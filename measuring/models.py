@@ -245,7 +245,12 @@ class Step:
             self()
             end.record()
             self.host_seconds = time.perf_counter() - begin
-            return lambda: end.synchronize() or start.elapsed_time(end)
+
+            def elapsed_on_gpu() -> float:
+                end.synchronize()
+                return start.elapsed_time(end)
+
+            return elapsed_on_gpu
         begin = time.perf_counter()
         self()
         elapsed = 1000 * (time.perf_counter() - begin)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from .text import DIRECTIONS, PEERS, Row, describe, figure, size
+from .text import DIRECTIONS, PEERS, Row, describe_machine, figure, size
 
 __all__ = ["report_html"]
 
@@ -26,7 +26,7 @@ def report_html(results: dict[str, Any]) -> str:
         rows = [row for row in results["rows"] if row["dtype"] == dtype]
         sections.append(_speed(dtype, facts, rows))
     sections += [_memory(results["rows"]), _errors(results["rows"]), _builds(results.get("first_use") or {})]
-    machine = escape(describe(results["machine"]))
+    machine = escape(describe_machine(results["machine"]))
     body = "\n".join(filter(None, sections))
     return f"""<!doctype html>
 <html lang="en">

@@ -9,7 +9,7 @@ from typing import Any
 
 from .text import PEERS, Row, dtypes_of, shape_of, step_share
 
-__all__ = ["can_plot", "plot"]
+__all__ = ["can_plot", "draw"]
 
 INK, MUTED, RULE = "#1b1f24", "#6a737d", "#e4e7eb"
 MARKS = {  # colour, filled or not, size, which is on top
@@ -25,7 +25,7 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def plot(results: Row, path: Path) -> None:
+def draw(results: Row, path: Path) -> None:
     """Draws every activation's share of the floor in forward + save + backward, ours beside the peers', a panel for each dtype.
 
     Raises:

@@ -15,7 +15,7 @@ __all__ = [
     "bench_row",
     "bench_summary",
     "classic",
-    "describe",
+    "describe_machine",
     "distrust",
     "dtypes_of",
     "figure",
@@ -45,7 +45,7 @@ def classic() -> frozenset[str]:
     return frozenset([*(record.name for record in plain), *variants])
 
 
-def describe(facts: dict[str, Any]) -> str:
+def describe_machine(facts: dict[str, Any]) -> str:
     """The facts of a machine in a line."""
     parts = [facts["device"], f"{facts['threads']} threads" if "threads" in facts else f"driver {facts['driver']}"]
     parts += [f"{key} {facts[key]}" for key in ("torch", "python", "jitact")]

@@ -1,4 +1,4 @@
-"""Measures how much work each activation is to a GPU: what the table :data:`jitact.kernels.source.WORK` says."""
+"""Measures how much work each activation is to a GPU: what ``work=`` in the table says."""
 
 from __future__ import annotations
 

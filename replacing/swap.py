@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import registry
 from ..modules import ActivationModule
-from ..records import describe, is_stand_in
+from ..records import is_stand_in, what_it_is
 from ..rows import modules as rows
 from ..rows.functions import OWN_CALL
 from ..rows.modules import RowModule
@@ -315,7 +315,7 @@ class Patched(TorchFunctionMode, ContextDecorator):
         options |= {"inplace": True} if inplace else {}
         try:
             if is_stand_in(x):
-                raise TypeError(f"{name}: expected a tensor, got {describe(x)}, which stands for one that is not there yet")
+                raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}, which stands for one that is not there yet")
             if isinstance(x, Tensor) and x.device.type not in ("cpu", "cuda"):
                 raise TypeError(f"{name}: expected a tensor on a CPU or a GPU, got one on {x.device.type}")
             y = registry.function(name)(x, *rest, **options)

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..records import describe
+from ..records import what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows
 from .operands import with_operands
@@ -81,9 +81,9 @@ def run(
     """A call of an activation of rows; of the arguments, :func:`softmax` tells."""
     name = record.name
     if not isinstance(x, Tensor):
-        raise TypeError(f"{name}: expected a tensor, got {describe(x)}")
+        raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
     if not isinstance(scale, (int, float)):
-        raise TypeError(f"{name}: scale is a number, got {describe(scale)}")
+        raise TypeError(f"{name}: scale is a number, got {what_it_is(scale)}")
     if save not in ("output", "input"):
         raise ValueError(f"{name}: save must be 'output' or 'input', got {save!r}")
     if mask is not None:
@@ -120,7 +120,7 @@ def by_kernel(record: RowActivation, x: Tensor) -> Tensor:
 def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
     """Raises TypeError or ValueError where a mask will not do."""
     if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
-        raise TypeError(f"{name}: mask is a tensor of bool or floating, got {describe(mask)}")
+        raise TypeError(f"{name}: mask is a tensor of bool or floating, got {what_it_is(mask)}")
     sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
     if mask.dim() > x.dim() or not all(m in (1, n) for m, n in sizes):
         raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")

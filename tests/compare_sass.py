@@ -46,6 +46,7 @@ def machine_code(binary: Path) -> dict[str, list[str]]:
 def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
     """An object file of a checkout's kernel, compiled as the loader would for one arch."""
     from jitact import registry
+    from jitact.kernels.loader.plan import NVCC_FLAGS
     from jitact.kernels.loader.source import DEVICE
 
     device = checkout / "kernels" / "device"
@@ -53,7 +54,7 @@ def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
     kernel = registry.REGISTRY[name].activation.source._replace(text=path.read_text()).full_text
     kernel = kernel.replace(str(DEVICE), str(device))  # of the headers of the checkout
     (folder / "kernel.cu").write_text(f'#include "elementwise.cuh"\n{kernel}\n#include "launch.cuh"\n')
-    command = ["nvcc", "-c", "-O3", "-std=c++20", "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
+    command = ["nvcc", "-c", *NVCC_FLAGS, "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
     command += [
         "-DJITACT_CUDA",
         *registry.REGISTRY[name].activation.source.defines(),

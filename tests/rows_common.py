@@ -11,9 +11,10 @@ from pathlib import Path
 import torch
 
 from jitact import kernels
+from jitact.measuring.limits import OF_ROWS
 
 CODE = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
-ULP = {torch.float32: 4, torch.float16: 1, torch.bfloat16: 1}
+ULP = {dtype: bound.forward for dtype, bound in OF_ROWS.items()}
 GRADIENT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 OPERATIONS = ("forward", "backward", "backward_from_output")
 HERE, DEVICE = Path(__file__).parent, Path(kernels.__file__).parent / "device"

@@ -434,7 +434,7 @@ class TestReport:
             row_of("gelu", "bf16", ours=None),
             row_of("mish", "fp16", ours=None),
         ]
-        report.plot(results_of(*rows), tmp_path / "a.png")
+        report.draw(results_of(*rows), tmp_path / "a.png")
         assert (tmp_path / "a.png").stat().st_size > 10_000
 
     def test_table_of_activations(self):

@@ -115,6 +115,20 @@ def test_the_abi_is_declared_as_torch_declares_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+def test_a_first_build_reads_and_compiles_little(tmp_path: Path) -> None:
+    """What each first use waits for: no containers, strings and algorithms of the standard library, no operator without use."""
+    text = f'{kernel_text("relu")}#include "binding.cpp"\n'
+    command = ["c++", "-x", "c++", "-O1", *CFLAGS[1:], "-w", "-isystem", str(INCLUDE), f"-I{DEVICE}", *defines("relu")]
+    compile_text(text, tmp_path, [*command, "-MD", "-MF", "read", "-S", "-o", "kernel.s"])
+    read = {Path(path).name for path in (tmp_path / "read").read_text().split()}
+    assert "binding.cpp" in read
+    assert not read & {"stl_algo.h", "stl_vector.h", "basic_string.h", "sstream", "shared_ptr.h", "unordered_map.h"}
+    assembly = (tmp_path / "kernel.s").read_text()
+    found = {each for each in ("one_result", "all_gradients", "packed_gradients", "make_sums") if each in assembly}
+    assert found == {"one_result"}
+
+
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_nothing_is_promoted_to_double(tmp_path: Path) -> None:
     """One float64 literal in a float kernel would double its time; the compiler finds any."""
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{DEVICE}"]

@@ -403,6 +403,9 @@ def test_kernel_file_and_its_header() -> None:
     assert torch.autograd.gradgradcheck(cls(), (X + 0.013).requires_grad_())
     headed = "// parameters: a = 2\n// keeps: input\n// formula: x / (1 + a |x|)\n" + WITH_HELPER
     assert jitact.define("soft", source=headed).activation.formula == "x / (1 + a |x|)"
+    below = f'#include "elementwise.cuh"\n\n{headed}'  # where the library's files have their comments
+    cls = jitact.define("soft", source=below)
+    assert cls.activation.params == (("a", 2.0),) and cls.activation.layout.elements == 1
     bits = Path(jitact.kernels.__file__).with_name("relu.cu").read_text()
     assert jitact.define("my_relu", source=bits).activation.saves == ("bit", "input")
 

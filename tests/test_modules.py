@@ -249,3 +249,49 @@ def test_large_inputs_on_a_cpu_are_told_of(monkeypatch: pytest.MonkeyPatch, capl
     jitact.get("relu").get_inputs(4, 8)
     (message,) = caplog.messages
     assert message.startswith("get_inputs() makes 4 x 8 numbers, 0.0 GB, on the CPU; ") and "JITACT_BATCH_SIZE" in message
+
+ON_THE_WAY = """
+import os, sys, time
+import torch, jitact
+
+seen, watching = [], False
+
+def watch(module, name):
+    real = getattr(module, name)
+    def watched(*args, **kwargs):
+        if watching:
+            seen.append(f"{module.__name__}.{name}")
+        return real(*args, **kwargs)
+    setattr(module, name, watched)
+
+for clock in ("time", "monotonic", "perf_counter", "time_ns", "monotonic_ns", "perf_counter_ns"):
+    watch(time, clock)
+for look in ("stat", "lstat", "scandir", "listdir", "open", "getcwd"):
+    watch(os, look)
+sys.addaudithook(lambda event, args: seen.append(event) if watching and event != "object.__getattr__" else None)
+
+x, w = torch.randn(4, 6, requires_grad=True), torch.rand(6, requires_grad=True)
+module = jitact.get("softcap")(30.0)
+calls = [
+    lambda c: jitact.softcap(x, c).sum().backward(),
+    lambda c: (setattr(module, "c", c), module(x)),
+    lambda c: jitact.prelu(x, w).sum().backward(),
+    lambda c: jitact.swiglu(x).sum().backward(),
+]
+records = [jitact.get(name).activation for name in ("softcap", "prelu", "swiglu")]
+for call in calls:
+    call(20.0), call(21.0)
+kept = [len(record.configs) for record in records]
+watching = True
+for call in calls:
+    for step in range(1000):
+        call(22.0 + step / 64)
+watching = False
+assert not seen, seen[:9]
+assert kept == [len(record.configs) for record in records], "a configuration for each number"
+"""
+
+
+def test_nothing_is_looked_up_on_the_way_of_a_call() -> None:
+    """No clock and no file, and nothing kept for each value of a number that changes every step."""
+    subprocess.run([sys.executable, "-c", ON_THE_WAY], check=True)

@@ -32,34 +32,98 @@
 //
 // copies it; random numbers go by that order too. Tensors whose rows lie apart, as the halves of a wider one, are read and
 // written where they are.
-#include <algorithm>
+//
+// Every first use of an activation waits for this file to be compiled. So one function serves all operations, those that an
+// activation has no use for are left out, being nobody else's, and <string>, <vector> and <algorithm>, which take longer than
+// all of this, are not here.
 #include <cfloat>
+#include <cstdlib>
 #include <cstring>
-#include <stdexcept>
-#include <string>
+#include <exception>
 #include <utility>
-#include <vector>
 
 #include "launch.cuh"
 #include "torch_abi.h"
+#include "transpose.h"
 
 namespace jitact::binding {
+namespace {
 
 using namespace loops;
 
+// Text that is put together.
+class Text {
+ public:
+  template <typename... Parts>
+  explicit Text(Parts... parts) { (add(parts), ...); }
+  Text(Text&& other) noexcept { *this = std::move(other); }
+  Text& operator=(Text&& other) noexcept {
+    std::swap(text_, other.text_);
+    std::swap(length_, other.length_);
+    return *this;
+  }
+  ~Text() { std::free(text_); }
+  void add(const char* part) {
+    const size_t more = std::strlen(part);
+    void* const longer = std::realloc(text_, length_ + more + 1);
+    if (longer == nullptr) std::abort();
+    text_ = static_cast<char*>(longer);
+    std::memcpy(text_ + length_, part, more + 1);
+    length_ += more;
+  }
+  const char* get() const { return text_; }
+
+ private:
+  char* text_ = nullptr;
+  size_t length_ = 0;
+};
+
+// A number of values that is known when they are made.
+template <typename V>
+class List {
+ public:
+  List() = default;
+  explicit List(int64_t size) : values_(new V[size]()), size_(size) {}
+  List(List&& other) noexcept { *this = std::move(other); }
+  List& operator=(List&& other) noexcept {
+    std::swap(values_, other.values_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~List() { delete[] values_; }
+  int64_t size() const { return size_; }
+  V& operator[](int64_t i) const { return values_[i]; }
+  V* begin() const { return values_; }
+  V* end() const { return values_ + size_; }
+
+ private:
+  V* values_ = nullptr;
+  int64_t size_ = 0;
+};
+
+class Failure : public std::exception {
+ public:
+  explicit Failure(Text text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.get(); }
+
+ private:
+  Text text_;
+};
+
 // The name that operators are registered under, which errors begin with.
-std::string& registered_name() {
-  static std::string name;
-  return name;
+const char* registered_name = "";
+
+[[noreturn]] void fail(const char* message, const char* reason = "") {
+  throw Failure(Text(registered_name, ": ", message, reason));
 }
 
 void check(bool condition, const char* message) {
-  if (!condition) throw std::runtime_error(registered_name() + ": " + message);
+  if (!condition) fail(message);
 }
 
-[[noreturn]] void refused(const std::string& what) {
+[[noreturn]] void refused(const char* what) {
   const char* reason = torch_exception_get_what_without_backtrace ? torch_exception_get_what_without_backtrace() : nullptr;
-  throw std::runtime_error(registered_name() + ": " + what + (reason ? reason : "the reason is in torch's log"));
+  fail(what, reason ? reason : "the reason is in torch's log");
 }
 
 #define SHIM(call) \
@@ -119,21 +183,18 @@ Dtype dtype_of(const Tensor& t) {
 // Whether the elements fill one stretch of memory, in whatever order of dimensions.
 bool is_dense(const Tensor& t) {
   if (t.is_contiguous()) return true;
-  const int64_t *sizes = t.sizes(), *strides = t.strides();
-  std::vector<int64_t> order;
-  for (int64_t i = 0; i < t.dim(); i++)
-    if (sizes[i] != 1) order.push_back(i);
-  std::sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return strides[i] < strides[j]; });
-  int64_t expected = 1;
-  for (const int64_t i : order) {
-    if (strides[i] != expected) return false;
-    expected *= sizes[i];
+  const int64_t *sizes = t.sizes(), *strides = t.strides(), dim = t.dim(), n = t.numel();
+  for (int64_t filled = 1; filled < n;) {  // by the dimensions inside the next
+    int64_t i = 0;
+    while (i < dim && (sizes[i] == 1 || strides[i] != filled)) i++;
+    if (i == dim) return false;
+    filled *= sizes[i];
   }
   return true;
 }
 
 bool same_shape(const Tensor& a, const Tensor& b) {
-  return a.dim() == b.dim() && std::equal(a.sizes(), a.sizes() + a.dim(), b.sizes());
+  return a.dim() == b.dim() && std::memcmp(a.sizes(), b.sizes(), size_t(a.dim()) * sizeof(int64_t)) == 0;
 }
 
 // For two tensors of one shape.
@@ -167,12 +228,12 @@ Tensor dense(Tensor x) {
 
 // The dimensions in the order of memory, innermost first, and by their sizes where strides do not tell: as torch.empty_like
 // has them.
-std::vector<int64_t> memory_order(const Tensor& t) {
+List<int64_t> memory_order(const Tensor& t) {
   const int64_t *sizes = t.sizes(), *strides = t.strides();
-  std::vector<int64_t> order;
-  for (int64_t i = t.dim() - 1; i >= 0; i--) {
-    order.push_back(i);
-    for (size_t place = order.size() - 1, other = place; other-- > 0;) {
+  List<int64_t> order(t.dim());
+  for (int64_t n = 0; n < order.size(); n++) {
+    order[n] = order.size() - 1 - n;
+    for (int64_t place = n, other = n; other-- > 0;) {
       const int64_t a = order[other], b = order[place];
       if (strides[a] == 0 || strides[b] == 0) continue;
       if (strides[a] < strides[b]) break;
@@ -184,13 +245,19 @@ std::vector<int64_t> memory_order(const Tensor& t) {
   return order;
 }
 
+List<int64_t> copied(const int64_t* values, int64_t count) {
+  List<int64_t> list(count);
+  for (int64_t i = 0; i < count; i++) list[i] = values[i];
+  return list;
+}
+
 // Of a dense tensor.
-std::vector<int64_t> dense_strides(const std::vector<int64_t>& order, const int64_t* sizes) {
-  std::vector<int64_t> strides(order.size());
+List<int64_t> dense_strides(const List<int64_t>& order, const int64_t* sizes) {
+  List<int64_t> strides(order.size());
   int64_t next = 1;
   for (const int64_t i : order) {
     strides[i] = next;
-    next *= std::max(sizes[i], int64_t(1));
+    if (sizes[i] > 1) next *= sizes[i];
   }
   return strides;
 }
@@ -198,10 +265,10 @@ std::vector<int64_t> dense_strides(const std::vector<int64_t>& order, const int6
 // t itself where its elements lie in the order of its sizes, else a copy that does.
 Tensor contiguous(Tensor t) {
   if (t.is_contiguous()) return t;
-  std::vector<int64_t> order(t.dim());
+  List<int64_t> order(t.dim());
   for (int64_t i = 0; i < t.dim(); i++) order[i] = t.dim() - 1 - i;
-  const std::vector<int64_t> strides = dense_strides(order, t.sizes());
-  Tensor copy = empty(t.dim(), t.sizes(), strides.data(), t.dtype(), t);
+  const List<int64_t> strides = dense_strides(order, t.sizes());
+  Tensor copy = empty(t.dim(), t.sizes(), strides.begin(), t.dtype(), t);
   SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
   return copy;
 }
@@ -236,52 +303,53 @@ class CudaStream {
 // Where operators are registered under a name.
 class Registration {
  public:
-  explicit Registration(const std::string& name) : name_(name) {
+  explicit Registration(const char* name) : name_(name) {
     SHIM(aoti_torch_library_init_fragment("jitact", __FILE__, __LINE__, &schemas_));
     SHIM(aoti_torch_library_init_impl("jitact", "CPU", __FILE__, __LINE__, &implementations_[devices_++]));
 #ifdef JITACT_CUDA
     SHIM(aoti_torch_library_init_impl("jitact", "CUDA", __FILE__, __LINE__, &implementations_[devices_++]));
 #endif
   }
-  void add(const char* suffix, const std::string& arguments, const std::string& returns,
+  void add(const char* suffix, const Text& arguments, const char* returns,
            void (*function)(StableIValue*, uint64_t, uint64_t)) const {
-    SHIM(aoti_torch_library_def(schemas_, (name_ + suffix + "(" + arguments + ") -> " + returns).c_str()));
+    SHIM(aoti_torch_library_def(schemas_, Text(name_, suffix, "(", arguments.get(), ") -> ", returns).get()));
     for (int d = 0; d < devices_; d++)
-      SHIM(torch_library_impl(implementations_[d], (name_ + suffix).c_str(), function, TORCH_ABI_VERSION));
+      SHIM(torch_library_impl(implementations_[d], Text(name_, suffix).get(), function, TORCH_ABI_VERSION));
   }
 
  private:
-  const std::string& name_;
+  const char* name_;
   TorchLibraryHandle schemas_, implementations_[2];
   int devices_ = 0;
 };
 
+}  // namespace
 }  // namespace jitact::binding
 
 #ifdef JITACT_ROWS
 #include "rows_binding.h"
 #else
 
-#include "transpose.h"
-
 namespace jitact::binding {
+namespace {
 
 #ifdef JITACT_CUDA
 // Whether a tensor of the shape of `like`, which is dense, lies as a transposition of it, or as many: then which, without data.
 bool is_transposed(const Tensor& like, const Tensor& t, loops::Transposition& found) {
-  struct Stretch { int64_t size, stride; };  // of dimensions that lie in t one after the other
-  std::vector<Stretch> stretches;
+  struct Stretch { int64_t size, stride; } stretches[3];  // of dimensions that lie in t one after the other
+  int count = 0;
   for (const int64_t i : memory_order(like)) {
     const int64_t size = t.sizes()[i], stride = t.strides()[i];
     if (size == 1) continue;
-    if (!stretches.empty() && stride == stretches.back().stride * stretches.back().size) stretches.back().size *= size;
-    else stretches.push_back({size, stride});
+    if (count > 0 && stride == stretches[count - 1].stride * stretches[count - 1].size) stretches[count - 1].size *= size;
+    else if (count < 3) stretches[count++] = {size, stride};
+    else return false;
   }
-  if (stretches.size() < 2 || stretches.size() > 3) return false;
+  if (count < 2) return false;
   const auto [columns, apart] = stretches[0];
   const auto [rows, step] = stretches[1];
   found = {.batch = 1, .rows = rows, .columns = columns, .bytes = int(bytes_of(dtype_of(t)))};
-  if (stretches.size() == 3) {
+  if (count == 3) {
     found.batch = stretches[2].size;
     if (stretches[2].stride != rows * columns) return false;
   }
@@ -316,17 +384,17 @@ Tensor laid_out_like(const Tensor& like, Tensor t) {
 
 // The arguments of an operator, all owned from the start: whatever is thrown, nothing leaks.
 struct Arguments {
-  std::vector<Tensor> elements;  // dy first, if there is one
+  List<Tensor> elements;  // dy first, if there is one
   Tensor mask, seed;
-  std::vector<Tensor> broadcast;
+  List<Tensor> broadcast;
   double numbers[kNumbers + 1];
   const StableIValue* rest;  // the arguments after these
 
   uint8_t* bits() const { return static_cast<uint8_t*>(const_cast<void*>(mask.const_data())); }
-  Arguments(Op op, const StableIValue* stack) {
-    for (int t = 0; t < reads(op); t++) elements.emplace_back(*stack++);
+  Arguments(Op op, const StableIValue* stack) : elements(reads(op)), broadcast(kBroadcast) {
+    for (Tensor& tensor : elements) tensor = Tensor(*stack++);
     if (op == Op::backward_from_bit) mask = Tensor(*stack++);
-    for (int b = 0; b < kBroadcast; b++) broadcast.emplace_back(*stack++);
+    for (Tensor& tensor : broadcast) tensor = Tensor(*stack++);
     if (kRandom > 0) seed = Tensor(*stack++);
     for (int k = 0; k < kNumbers; k++) std::memcpy(numbers + k, stack++, sizeof(double));
     rest = stack;
@@ -340,7 +408,7 @@ struct Arguments {
 // One tensor for the gradients of two elements, and where each of them lies in it.
 struct Packed {
   Tensor whole;
-  std::vector<int64_t> strides;  // of both
+  List<int64_t> strides;   // of both
   int64_t offset[2] = {};        // in elements
 
   // For elements like x, whose memory order it follows.
@@ -348,11 +416,11 @@ struct Packed {
     if (dim < 0) dim += x.dim();
     check(dim >= 0 && dim < x.dim(), "dim is no dimension of the elements");
     check(layout >= 0 && layout < 4, "layout must be from 0 to 3");
-    std::vector<int64_t> sizes(x.sizes(), x.sizes() + x.dim());
+    List<int64_t> sizes = copied(x.sizes(), x.dim());
     const int64_t one = sizes[dim];
     sizes[dim] = 2 * one;
-    strides = dense_strides(memory_order(x), sizes.data());
-    whole = empty(x.dim(), sizes.data(), strides.data(), x.dtype(), x);
+    strides = dense_strides(memory_order(x), sizes.begin());
+    whole = empty(x.dim(), sizes.begin(), strides.begin(), x.dtype(), x);
     const bool alternate = layout & 1, second_first = layout & 2;
     offset[!second_first] = strides[dim] * (alternate ? 1 : one);
     if (alternate) strides[dim] *= 2;
@@ -361,33 +429,35 @@ struct Packed {
 
 // How the tensors of a call are walked where they do not all lie densely and alike.
 struct Rows {
-  std::vector<Elements> of;  // each tensor, with no data
+  List<Elements> of;  // each tensor, with no data
   int64_t columns = 1;
 
   // Whether tensors of the shape of `like`, of more than one element, are rows of elements side by side (or of one that
   // repeats, or every second), each with one distance from row to row, where dimensions are taken in this order, from the
   // innermost.
-  bool found(const Tensor& like, const std::vector<int64_t>& order, const std::vector<const int64_t*>& strides) {
+  bool found(const Tensor& like, const List<int64_t>& order, const List<const int64_t*>& strides) {
     constexpr int64_t longest = kElements > 1 ? 2 : 1;
-    of.assign(strides.size(), Elements());
+    of = List<Elements>(strides.size());
     columns = 1;
     int64_t count = 0;  // of rows; 0 while columns grow
     for (const int64_t i : order) {
       const int64_t size = like.sizes()[i];
       if (size == 1) continue;
       const auto fits = [&](auto expected) {
-        for (size_t t = 0; t < strides.size(); t++)
+        for (int64_t t = 0; t < strides.size(); t++)
           if (strides[t][i] != expected(of[t])) return false;
         return true;
       };
       if (columns == 1) {
-        for (size_t t = 0; t < strides.size(); t++) of[t].step = strides[t][i];
-        if (std::any_of(of.begin(), of.end(), [](const Elements& e) { return e.step > longest; })) return false;
+        for (int64_t t = 0; t < strides.size(); t++) {
+          of[t].step = strides[t][i];
+          if (of[t].step > longest) return false;
+        }
         columns = size;
       } else if (count == 0 && fits([&](const Elements& e) { return e.step * columns; })) {
         columns *= size;
       } else if (count == 0) {
-        for (size_t t = 0; t < strides.size(); t++) of[t].row_stride = strides[t][i];
+        for (int64_t t = 0; t < strides.size(); t++) of[t].row_stride = strides[t][i];
         count = size;
       } else if (fits([&](const Elements& e) { return e.row_stride * count; })) {
         count *= size;
@@ -401,7 +471,7 @@ struct Rows {
 
 // Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads, and where what
 // it writes lies. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
-std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x, const Packed* packed) {
+List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed* packed) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {
     check(same_shape(t, like), "the tensors of elements differ in shape");
@@ -410,14 +480,15 @@ std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x,
   }
   call.dtype = dtype_of(like);
   call.n = call.columns = like.numel();
-  const auto lies_alike = [&](const Tensor& t) { return same_strides(t, like); };
-  call.dense = packed ? call.n <= 1 : is_dense(like) && std::all_of(tensors.begin(), tensors.end(), lies_alike);
+  call.dense = packed ? call.n <= 1 : is_dense(like);
+  for (const Tensor& t : tensors)
+    if (!packed && !same_strides(t, like)) call.dense = false;
   Rows rows;
-  const std::vector<int64_t> order = call.dense ? std::vector<int64_t>() : memory_order(like);
+  const List<int64_t> order = call.dense ? List<int64_t>() : memory_order(like);
   const auto find_rows = [&] {
-    std::vector<const int64_t*> strides;
-    for (const Tensor& t : tensors) strides.push_back(t.strides());
-    if (packed) strides.push_back(packed->strides.data());
+    List<const int64_t*> strides(tensors.size() + (packed ? 1 : 0));
+    for (int64_t t = 0; t < tensors.size(); t++) strides[t] = tensors[t].strides();
+    if (packed) strides[tensors.size()] = packed->strides.begin();
     return rows.found(like, order, strides);
   };
   const auto x_repeats = [&] {
@@ -428,27 +499,27 @@ std::vector<int64_t> lay_out(Call& call, std::vector<Tensor>& tensors, size_t x,
   bool by_rows = may_be_rows && find_rows() && !x_repeats();
   if (!call.dense && !by_rows) {
     tensors[x] = dense(std::move(tensors[x]));
-    for (size_t t = 0; t < tensors.size(); t++)
+    for (int64_t t = 0; t < tensors.size(); t++)
       if (t != x) tensors[t] = laid_out_like(tensors[x], std::move(tensors[t]));
     by_rows = packed && find_rows();
     call.dense = !by_rows;
   }
   if (by_rows) call.columns = rows.columns;
-  for (size_t t = 0; t < tensors.size(); t++) {
+  for (int64_t t = 0; t < tensors.size(); t++) {
     if (by_rows) call.read[t] = rows.of[t];
     call.read[t].data = const_cast<void*>(tensors[t].const_data());
   }
   const Tensor& laid_out = tensors[x];
   for (int w = 0; by_rows && w < writes(call.op); w++) {
-    if (packed) call.written[w] = rows.of.back();
+    if (packed) call.written[w] = rows.of[tensors.size()];
     else call.written[w].row_stride = call.columns;
   }
   if (by_rows) return dense_strides(order, laid_out.sizes());
-  return std::vector<int64_t>(laid_out.strides(), laid_out.strides() + laid_out.dim());
+  return copied(laid_out.strides(), laid_out.dim());
 }
 
 // Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are.
-Broadcasts place(const Tensor& operand, const Tensor& x, const std::vector<int64_t>& strides) {
+Broadcasts place(const Tensor& operand, const Tensor& x, const List<int64_t>& strides) {
   const bool narrow = x.dtype() == aoti_torch_dtype_float16() || x.dtype() == aoti_torch_dtype_bfloat16();
   const bool wide = narrow && operand.dtype() == aoti_torch_dtype_float32();
   check(wide || operand.dtype() == x.dtype(), "an operand's dtype is neither x's nor, beside 16 bits, float32");
@@ -500,12 +571,12 @@ void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
 // A call whose elements, operands and numbers are set, and that is run once what it writes is.
 struct Prepared {
   Call call;
-  std::vector<Tensor> tensors, operands;  // as they are read, perhaps copies
-  std::vector<int64_t> strides;  // of results
-  size_t x;                      // of the tensors, the one whose layout results have
+  List<Tensor> tensors, operands;  // as they are read, perhaps copies
+  List<int64_t> strides;  // of results
+  int64_t x;              // of the tensors, the one whose layout results have
 
-  Prepared(Op op, Arguments& arguments, size_t x, const Packed* packed = nullptr)
-      : call{op}, tensors(std::move(arguments.elements)), x(x) {
+  Prepared(Op op, Arguments& arguments, int64_t x, const Packed* packed = nullptr)
+      : call{op}, tensors(std::move(arguments.elements)), operands(kBroadcast), x(x) {
     strides = lay_out(call, tensors, x, packed);
     call.numbers = arguments.numbers;
     for (int k = 0; k < kNumbers; k++) {
@@ -513,8 +584,10 @@ struct Prepared {
       check(call.dtype == Dtype::f64 || !(magnitude > FLT_MAX && magnitude < INFINITY),
             "a parameter is beyond the range of float32, in which elements of this dtype are computed");
     }
-    for (Tensor& given : arguments.broadcast) operands.push_back(contiguous(std::move(given)));
-    for (int b = 0; b < kBroadcast; b++) call.broadcast[b] = place(operands[b], tensors[x], strides);
+    for (int b = 0; b < kBroadcast; b++) {
+      operands[b] = contiguous(std::move(arguments.broadcast[b]));
+      call.broadcast[b] = place(operands[b], tensors[x], strides);
+    }
     if (kPrepares)
       for (const Broadcasts& operand : call.broadcast)
         check(operand.count == 1, "the operands of prepare must hold one value each");
@@ -527,7 +600,7 @@ struct Prepared {
   }
   Tensor empty_result() const {
     const Tensor& like = tensors[x];
-    return empty(like.dim(), like.sizes(), strides.data(), like.dtype(), like);
+    return empty(like.dim(), like.sizes(), strides.begin(), like.dtype(), like);
   }
   void run() {
     if (call.n > 0) launch(call, tensors[x]);
@@ -543,7 +616,7 @@ void check_mask(const Tensor& mask, const Tensor& dy) {
 }
 
 // Of the tensors of an operation, the one whose layout results have.
-constexpr size_t laid_out_as(Op op) { return op == Op::backward || op == Op::backward_from_output ? 1 : 0; }
+constexpr int64_t laid_out_as(Op op) { return op == Op::backward || op == Op::backward_from_output ? 1 : 0; }
 
 // The arguments of an operation that may read bits, once these are seen to be those of dy.
 Arguments checked_arguments(Op op, const StableIValue* stack) {
@@ -556,8 +629,7 @@ Arguments checked_arguments(Op op, const StableIValue* stack) {
 }
 
 // forward, and the backwards of one gradient.
-template <Op op>
-void one_result(StableIValue* stack, uint64_t, uint64_t) {
+void one_result(Op op, StableIValue* stack) {
   Arguments arguments = checked_arguments(op, stack);
   Prepared prepared(op, arguments, laid_out_as(op));
   Tensor result = prepared.empty_result();
@@ -567,7 +639,7 @@ void one_result(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = result.release();
 }
 
-void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
+void forward_bit(Op, StableIValue* stack) {
   Arguments arguments(Op::forward_bit, stack);
   Prepared prepared(Op::forward_bit, arguments, 0);
   Tensor y = prepared.empty_result(), mask = empty_mask(y);
@@ -578,8 +650,7 @@ void forward_bit(StableIValue* stack, uint64_t, uint64_t) {
   stack[1] = mask.release();
 }
 
-template <Op op>
-void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
+void forward_inplace(Op op, StableIValue* stack) {
   Arguments arguments(op, stack);
   AtenTensorHandle again;
   SHIM(aoti_torch_new_tensor_handle(arguments.elements[0].get(), &again));
@@ -604,13 +675,13 @@ void forward_inplace(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 // The gradients of channels and rows, where the call is to put them. Bit k of `wanted` says whether gradient k is.
-std::vector<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
-  std::vector<Tensor> sums;
+List<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
+  List<Tensor> sums(kSums);
   for (int k = 0; k < kSums; k++) {
     const bool is_wanted = wanted >> k & 1;
-    sums.push_back(is_wanted ? empty_like(prepared.operands[k]) : nothing(prepared.tensors[prepared.x]));
-    prepared.call.sums[k] = is_wanted ? sums.back().data() : nullptr;
-    if (is_wanted && prepared.call.n == 0) SHIM(aoti_torch_zero_(sums.back().get()));
+    sums[k] = is_wanted ? empty_like(prepared.operands[k]) : nothing(prepared.tensors[prepared.x]);
+    prepared.call.sums[k] = is_wanted ? sums[k].data() : nullptr;
+    if (is_wanted && prepared.call.n == 0) SHIM(aoti_torch_zero_(sums[k].get()));
   }
   return sums;
 }
@@ -624,18 +695,17 @@ int64_t bits_of(bool summed, int64_t wanted) {
 }
 
 // The backwards of several gradients: of elements, and of channels and rows, which are summed.
-template <Op op>
-void all_gradients(StableIValue* stack, uint64_t, uint64_t) {
-  constexpr Op with_sums = op == Op::backward ? Op::backward_sums : Op::backward_from_bit_sums;
-  constexpr int count = op == Op::backward ? kGradients : kBitGradients;
+void all_gradients(Op op, StableIValue* stack) {
+  const Op with_sums = op == Op::backward ? Op::backward_sums : Op::backward_from_bit_sums;
+  const int count = op == Op::backward ? kGradients : kBitGradients;
   Arguments arguments = checked_arguments(op, stack);
   const int64_t wanted = int64_t(*arguments.rest), of_elements = bits_of(false, wanted), of_sums = bits_of(true, wanted);
   Prepared prepared(of_sums ? with_sums : op, arguments, laid_out_as(op));
-  std::vector<Tensor> elements, sums = make_sums(prepared, of_sums);
+  List<Tensor> elements(writes(op)), sums = make_sums(prepared, of_sums);
   for (int w = 0; w < writes(op); w++) {
     const bool is_wanted = of_elements >> w & 1;
-    elements.push_back(is_wanted ? prepared.empty_result() : nothing(prepared.tensors[prepared.x]));
-    prepared.call.written[w].data = is_wanted ? elements.back().data() : nullptr;
+    elements[w] = is_wanted ? prepared.empty_result() : nothing(prepared.tensors[prepared.x]);
+    prepared.call.written[w].data = is_wanted ? elements[w].data() : nullptr;
   }
   if (reads_bits(op)) prepared.call.mask = arguments.bits();
   if (wanted) prepared.run();
@@ -644,13 +714,13 @@ void all_gradients(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 // The same with the gradients of two elements in one tensor.
-void packed_gradients(StableIValue* stack, uint64_t, uint64_t) {
+void packed_gradients(Op, StableIValue* stack) {
   Arguments arguments(Op::backward, stack);
   const StableIValue* rest = arguments.rest;
   const int64_t wanted = kSums > 0 ? int64_t(*rest++) : 0;
   Packed packed(arguments.elements[1], int64_t(rest[0]), int64_t(rest[1]));
   Prepared prepared(wanted ? Op::backward_sums : Op::backward, arguments, 1, &packed);
-  std::vector<Tensor> sums = make_sums(prepared, wanted);
+  List<Tensor> sums = make_sums(prepared, wanted);
   for (int w = 0; w < kElementGradients; w++)
     prepared.call.written[w].data = static_cast<char*>(packed.whole.data()) + packed.offset[w] * bytes_of(prepared.call.dtype);
   prepared.run();
@@ -659,13 +729,15 @@ void packed_gradients(StableIValue* stack, uint64_t, uint64_t) {
 }
 
 // "Tensor" or "(Tensor, Tensor, ...)".
-std::string tensors(int count) {
-  std::string list = "Tensor";
-  for (int i = 1; i < count; i++) list += ", Tensor";
-  return count == 1 ? list : "(" + list + ")";
+Text tensors(int count) {
+  if (count == 1) return Text("Tensor");
+  Text list("(Tensor");
+  for (int i = 1; i < count; i++) list.add(", Tensor");
+  list.add(")");
+  return list;
 }
 
-void copy(StableIValue* stack, uint64_t, uint64_t) {
+void copy(Op, StableIValue* stack) {
   const Tensor to(stack[0]), from(stack[1]);
   check(same_shape(to, from) && same_device(to, from) && dtype_of(to) == dtype_of(from) && is_dense(to),
         "a copy is into dense memory, and of one shape, dtype and device");
@@ -674,32 +746,39 @@ void copy(StableIValue* stack, uint64_t, uint64_t) {
   copy_elements(to, from);
 }
 
-void register_operators(const std::string& name, const std::string& elements, const std::string& others) {
+// An operator: a function above, of one operation.
+template <void (*function)(Op, StableIValue*), Op op>
+void boxed(StableIValue* stack, uint64_t, uint64_t) { function(op, stack); }
+
+void register_operators(const char* name, const char* elements, const char* others) {
   const Registration registration(name);
-  const auto add = [&](const char* suffix, const std::string& arguments, const std::string& returns, auto function) {
-    registration.add(suffix, arguments, returns, function);
-  };
-  const std::string inplace = "Tensor(a!)" + elements.substr(std::strlen("Tensor")) + others;
-  add("_forward", elements + others, "Tensor", one_result<Op::forward>);
-  add("_forward_", inplace, "()", forward_inplace<Op::forward>);
-  if (kGradients == 1) add("_backward", "Tensor dy, " + elements + others, "Tensor", one_result<Op::backward>);
-  else add("_backward", "Tensor dy, " + elements + others + ", int wanted", tensors(kGradients), all_gradients<Op::backward>);
+  const Text all(elements, others), inplace("Tensor(a!)", elements + std::strlen("Tensor"), others);
+  registration.add("_forward", all, "Tensor", boxed<one_result, Op::forward>);
+  registration.add("_forward_", inplace, "()", boxed<forward_inplace, Op::forward>);
+  const Text backward("Tensor dy, ", all.get());
+  if constexpr (kGradients == 1) registration.add("_backward", backward, "Tensor", boxed<one_result, Op::backward>);
+  else
+    registration.add("_backward", Text(backward.get(), ", int wanted"), tensors(kGradients).get(),
+                     boxed<all_gradients, Op::backward>);
   if constexpr (kPacks)
-    add("_backward_packed", "Tensor dy, " + elements + others + (kSums > 0 ? ", int wanted" : "") + ", int layout, int dim",
-        tensors(1 + kSums), packed_gradients);
-  if (kSavesOutput)
-    add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor", one_result<Op::backward_from_output>);
-  if (kSavesBit) {
-    add("_copy_", "Tensor(a!) to, Tensor from", "()", copy);
-    add("_forward_bit", elements + others, "(Tensor, Tensor)", forward_bit);
-    add("_forward_bit_", inplace, "Tensor", forward_inplace<Op::forward_bit>);
+    registration.add("_backward_packed", Text(backward.get(), kSums > 0 ? ", int wanted" : "", ", int layout, int dim"),
+                     tensors(1 + kSums).get(), boxed<packed_gradients, Op::backward>);
+  if constexpr (kSavesOutput)
+    registration.add("_backward_from_output", Text("Tensor dy, Tensor y", others), "Tensor",
+                     boxed<one_result, Op::backward_from_output>);
+  if constexpr (kSavesBit) {
+    registration.add("_copy_", Text("Tensor(a!) to, Tensor from"), "()", boxed<copy, Op::forward>);
+    registration.add("_forward_bit", all, "(Tensor, Tensor)", boxed<forward_bit, Op::forward_bit>);
+    registration.add("_forward_bit_", inplace, "Tensor", boxed<forward_inplace, Op::forward_bit>);
+    const Text from_bit("Tensor dy, Tensor mask", others);
     if constexpr (kBitGradients > 1)
-      add("_backward_from_bit", "Tensor dy, Tensor mask" + others + ", int wanted", tensors(kBitGradients),
-          all_gradients<Op::backward_from_bit>);
-    else add("_backward_from_bit", "Tensor dy, Tensor mask" + others, "Tensor", one_result<Op::backward_from_bit>);
+      registration.add("_backward_from_bit", Text(from_bit.get(), ", int wanted"), tensors(kBitGradients).get(),
+                       boxed<all_gradients, Op::backward_from_bit>);
+    else registration.add("_backward_from_bit", from_bit, "Tensor", boxed<one_result, Op::backward_from_bit>);
   }
 }
 
+}  // namespace
 }  // namespace jitact::binding
 
 #endif  // JITACT_ROWS
@@ -709,13 +788,13 @@ void register_operators(const std::string& name, const std::string& elements, co
 // The registrations last as long as the process. Returns null or what went wrong.
 extern "C" __attribute__((visibility("default"))) const char* jitact_register(const char* name, const char* elements,
                                                                               const char* others) {
-  static std::string error;
+  static jitact::binding::Text error;
   try {
-    jitact::binding::registered_name() = name;
+    jitact::binding::registered_name = strdup(name);
     jitact::binding::register_operators(name, elements, others);
     return nullptr;
   } catch (const std::exception& e) {
-    error = e.what();
-    return error.c_str();
+    error = jitact::binding::Text(e.what());
+    return error.get();
   }
 }

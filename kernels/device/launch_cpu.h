@@ -2,7 +2,6 @@
 // that was never touched are written past the cache, which saves reading each line before overwriting it.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 
 #include "launch.cuh"
@@ -13,6 +12,13 @@ namespace jitact::loops {
 
 // Elements of a block, a multiple of 8 so that no mask byte is shared, and of the longest vector; blocks worth a thread.
 constexpr int64_t kBlock = 1024, kLanes = 64, kGrain = 32;
+
+// Without <algorithm>, which every first build would read.
+constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+template <typename V>
+void fill_all(V* values, int64_t n, V value) {
+  for (int64_t i = 0; i < n; i++) values[i] = value;
+}
 
 inline int64_t bytes_of(const Call& call) { return call.n * bytes_of(call.dtype); }
 // Whether the elements of a tensor fill one stretch of memory.
@@ -88,7 +94,7 @@ void for_runs(const Broadcasts& operand, int64_t first, int64_t n, const F& f) {
   const int64_t size = across ? operand.count : operand.inner;
   int64_t value = first / operand.inner % operand.count, left = across ? size - value : size - first % size;
   for (int64_t i = 0; i < n;) {
-    const int64_t count = std::min(left, n - i);
+    const int64_t count = least(left, n - i);
     f(i, count, value, across);
     i += count;
     left = size;
@@ -126,8 +132,9 @@ class Broadcast {
     const T* own = &table_[offset(b)];
     if (constant(b)) n = kBlock;
     for_runs(call_.broadcast[b], first, n, [&](int64_t i, int64_t count, int64_t value, bool across) {
-      if (across) std::copy(own + value, own + value + count, values + i);
-      else std::fill(values + i, values + i + count, own[value]);
+      if (across)
+        for (int64_t j = 0; j < count; j++) values[i + j] = own[value + j];
+      else fill_all(values + i, count, own[value]);
     });
   }
 
@@ -157,7 +164,7 @@ template <typename F>
 void for_rows(const Call& call, const Elements& tensor, int64_t first, int64_t n, const F& f) {
   for (int64_t i = 0; i < n;) {
     const int64_t row = (first + i) / call.columns, column = (first + i) - row * call.columns;
-    const int64_t count = std::min(call.columns - column, n - i);
+    const int64_t count = least(call.columns - column, n - i);
     f(i, row * tensor.row_stride + column * tensor.step, count);
     i += count;
   }
@@ -167,7 +174,7 @@ void gather(const Call& call, const Elements& tensor, int64_t first, int64_t n, 
   const S* from = static_cast<const S*>(tensor.data);
   for_rows(call, tensor, first, n, [&](int64_t i, int64_t at, int64_t count) {
     if (tensor.step == 1) std::memcpy(to + i, from + at, count * sizeof(S));
-    else if (tensor.step == 0) std::fill(to + i, to + i + count, from[at]);
+    else if (tensor.step == 0) fill_all(to + i, count, from[at]);
     else
       for (int64_t j = 0; j < count; j++) to[i + j] = from[at + 2 * j];
   });
@@ -308,7 +315,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
   alignas(64) uint8_t bits[kBlock];
 
   for (int64_t block = begin; block < end; block++) {
-    const int64_t first = block * kBlock, n = std::min(kBlock, call.n - first);
+    const int64_t first = block * kBlock, n = least(kBlock, call.n - first);
     const S* in[kReads];
     S* out[kWrites];
     for (int r = 0; r < kReads; r++) {
@@ -350,7 +357,7 @@ void run_sums(const Call& call) {
   int64_t values = 0;
   for (int s = 0; s < kSummed; s++) values += call.broadcast[s].count;
   const int64_t blocks = (call.n + kBlock - 1) / kBlock;
-  const int64_t chunks = std::clamp(std::min(blocks / kGrain, call.n / (16 * values)), int64_t(1), most_chunks);
+  const int64_t worth = least(blocks / kGrain, call.n / (16 * values)), chunks = worth < 1 ? 1 : least(worth, most_chunks);
   struct Work {
     const Shared<S> shared;
     const int64_t blocks, chunks, values;

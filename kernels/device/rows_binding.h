@@ -18,6 +18,7 @@
 #pragma once
 
 namespace jitact::binding {
+namespace {
 
 #ifdef JITACT_ROW_INPUT
 // torch's number of the dtype whose elements are E.
@@ -80,8 +81,8 @@ void take_mask(const Tensor&, rows::Call&) {}
 template <rows::Op op>
 void row_operator(StableIValue* stack, uint64_t, uint64_t) {
   constexpr int tensors = rows::reads(op) + rows::masks(op);
-  std::vector<Tensor> read;
-  for (int r = 0; r < tensors; r++) read.emplace_back(stack[r]);
+  Tensor read[tensors];
+  for (int r = 0; r < tensors; r++) read[r] = Tensor(stack[r]);
   const Tensor& x = read[rows::reads(op) - 1];
   double scale;
   std::memcpy(&scale, stack + tensors + 1, sizeof scale);
@@ -129,19 +130,20 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
   stack[0] = result.release();
 }
 
-void register_operators(const std::string& name, const std::string&, const std::string&) {
+void register_operators(const char* name, const char*, const char*) {
   const Registration registration(name);
-  const std::string others = ", int dim, float scale", x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
-  registration.add("_forward", x + others, "Tensor", row_operator<rows::Op::forward>);
+  const char *others = ", int dim, float scale", *x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
+  registration.add("_forward", Text(x, others), "Tensor", row_operator<rows::Op::forward>);
 #ifndef JITACT_ROW_INPUT
-  registration.add("_backward", "Tensor dy, Tensor x" + others, "Tensor", row_operator<rows::Op::backward>);
+  registration.add("_backward", Text("Tensor dy, Tensor x", others), "Tensor", row_operator<rows::Op::backward>);
   constexpr bool from_output = true;
 #else
   constexpr bool from_output = rows::kHasGradient;
 #endif
   if constexpr (from_output)
-    registration.add("_backward_from_output", "Tensor dy, Tensor y" + others, "Tensor",
+    registration.add("_backward_from_output", Text("Tensor dy, Tensor y", others), "Tensor",
                      row_operator<rows::Op::backward_from_output>);
 }
 
+}  // namespace
 }  // namespace jitact::binding

@@ -1,0 +1,71 @@
+"""Functions of kernel files that PyTorch has under no name, written in PyTorch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..references import exact_tanhshrink
+
+__all__ = ["HELPERS", "cbrt", "round_half_up"]
+
+# Where two arguments of min and max are equal, the gradient is the second one's, as in
+# the kernel.
+
+
+def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+    return torch.where((a < b) | a.isnan(), a, b)
+
+
+def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+    return torch.where((a > b) | a.isnan(), a, b)
+
+
+def clamp(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
+    x = torch.where((x > low) | x.isnan(), x, low)
+    return torch.where((x < high) | x.isnan(), x, high)
+
+
+def cbrt(x: Tensor) -> Tensor:
+    """The cube root of each element."""
+    return torch.sign(x) * x.abs() ** (1 / 3)
+
+
+def round_half_up(x: Tensor) -> Tensor:
+    """Each element rounded to a whole number, halves away from 0, as C rounds."""
+    whole = torch.trunc(x)
+    return whole + torch.copysign(((x - whole).abs() >= 0.5).to(x.dtype), x)
+
+
+def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    return a * b + c
+
+
+def softplus(x: Tensor) -> Tensor:
+    return -F.logsigmoid(-x)
+
+
+def normal_pdf(x: Tensor) -> Tensor:
+    return torch.exp(-0.5 * x * x) / math.sqrt(2 * math.pi)
+
+
+def normal_cdf(x: Tensor) -> Tensor:
+    return 0.5 * torch.erfc(-math.sqrt(0.5) * x)
+
+
+HELPERS: dict[str, Callable[..., Tensor]] = {
+    "min": minimum,
+    "max": maximum,
+    "clamp": clamp,
+    "cbrt": cbrt,
+    "round": round_half_up,
+    "fma": fma,
+    "softplus": softplus,
+    "normal_pdf": normal_pdf,
+    "normal_cdf": normal_cdf,
+    "x_minus_tanh": exact_tanhshrink,
+}

@@ -1,0 +1,75 @@
+"""The house: what lies where, and that arrows between its modules run one way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import jitact
+
+ROOT = Path(jitact.__file__).parent
+PACKAGES = ("kernels", *(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "kernels"))
+MODULES = [
+    path
+    for path in ROOT.rglob("*.py")
+    if path.parent == ROOT or (path.relative_to(ROOT).parts[0] in PACKAGES and path.relative_to(ROOT).parts[0] != "tests")
+]
+
+
+def name_of(path: Path) -> tuple[str, ...]:
+    return tuple(part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__")
+
+
+KNOWN = {name_of(path) for path in MODULES}
+
+
+def statements(tree: ast.AST) -> Iterator[ast.stmt]:
+    """What runs when a module is imported."""
+    for node in ast.iter_child_nodes(tree):
+        is_for_types = isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "__name__ == '__main__'")
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and not is_for_types:
+            yield node
+            yield from statements(node)
+
+
+def imported(path: Path) -> set[tuple[str, ...]]:
+    """The package's modules that a module imports."""
+    package = name_of(path) if path.name == "__init__.py" else name_of(path)[:-1]
+    found = set()
+    for node in statements(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            if node.level:
+                base = package[: len(package) - node.level + 1] + tuple((node.module or "").split(".") if node.module else ())
+            elif node.module and node.module.split(".")[0] == "jitact":
+                base = tuple(node.module.split(".")[1:])
+            else:
+                continue
+            found |= {(*base, each.name) if (*base, each.name) in KNOWN else base for each in node.names}
+        elif isinstance(node, ast.Import):
+            found |= {tuple(each.name.split(".")[1:]) for each in node.names if each.name.split(".")[0] == "jitact"}
+    return (found & KNOWN) - {name_of(path)}
+
+
+def test_no_circle_of_imports() -> None:
+    """A module that nothing left to place imports can be placed: what cannot be is in a circle, or above one."""
+    arrows = {name_of(path): imported(path) for path in MODULES}
+    assert len(arrows) > 100 and arrows["registry",] > {("activations",), ("records",)}
+    while placeable := [name for name, below in arrows.items() if not below & arrows.keys()]:
+        for name in placeable:
+            del arrows[name]
+    assert not arrows
+
+
+def test_the_loader_imports_nothing_above_it() -> None:
+    """Nor does it a tool."""
+    loader = [path for path in MODULES if name_of(path)[:2] == ("kernels", "loader")]
+    assert len(loader) > 15
+    for path in loader:
+        assert {name[:2] for name in imported(path)} <= {("kernels", "loader")}, path
+
+
+def test_first_levels() -> None:
+    files = {path.name for path in (ROOT / "kernels").iterdir() if path.is_file() and path.suffix != ".cu"}
+    assert files == {"__init__.py", "__main__.py"}
+    assert len(list(ROOT.glob("*.py"))) <= 15
