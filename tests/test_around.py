@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import jitact
 from jitact import fusing
 from jitact.fusing.around import around, run_around
+from jitact.fusing.drop import kept
 from jitact.records import Activation
 
 EPS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -92,6 +93,14 @@ def test_dropout(dtype: torch.dtype, device: str) -> None:
     seed = torch.tensor([5], device=device)
     assert torch.equal(jitact.relu(x, dropout=p, seed=seed), jitact.relu(x.detach(), dropout=p, seed=seed))
     assert not jitact.relu(x, dropout=1.0).any() and torch.equal(jitact.relu(x, dropout=0.0), jitact.relu(x))
+
+
+@pytest.mark.parametrize("p", [1e-4, 0.3, 0.999, 1 - 1e-9])
+def test_second_derivatives_drop_by_the_same_share(p: float, device: str) -> None:
+    seed = torch.tensor([5], device=device)
+    for dtype in DTYPES:
+        x = torch.ones(1 << 16, dtype=dtype, device=device)
+        assert torch.equal(jitact.relu(x, dropout=p, seed=seed), kept(x, seed, 0, p).to(dtype)), dtype
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
