@@ -319,6 +319,17 @@ def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
     assert (once[0] == found[0]).double().mean() < 0.9 and (once[1] == found[1]).double().mean() < 0.9
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_unfused_is_eager_where_that_is_right(name: str, dtype: torch.dtype, device: str) -> None:
+    """For every gate: where the two differ, ours is the nearest number."""
+    gates = every_value(dtype, torch.device(device))
+    gates, ones = gates[gates.isfinite()], torch.ones_like(gates[gates.isfinite()])
+    y, eager = getattr(jitact, name)(gates, ones, rounding="unfused"), jitact.get(name).Model()(gates, ones)
+    nearest = GATED[name].exact(gates.double(), ones.double()).to(dtype)
+    assert ((y == eager) | (y == nearest)).all() and (y == eager).double().mean() > 0.98
+
+
 def test_unfused_weights_of_rows(device: str) -> None:
     x, weight = halves(40, 64, dtype=torch.bfloat16).to(device), halves(40, dtype=torch.bfloat16).to(device)
     y = swiglu(x, row_weight=weight, rounding="unfused")

@@ -6,6 +6,12 @@
 
 namespace jitact {
 
+#ifdef JITACT_UNFUSED
+constexpr bool kUnfused = true;
+#else
+constexpr bool kUnfused = false;
+#endif
+
 // a * b * c, where one product of two may overflow or vanish that the third brings back: the larger of a and b is multiplied
 // by the smallest first. Where c is the largest of all, a * b comes first. In float32, whose results are not rounded to fewer
 // bits, rounded once.
@@ -27,10 +33,11 @@ JITACT_INLINE T product(T a, T b, T c, T d, [[maybe_unused]] T low) {
   else return all;
 }
 
-// times_normal_tail of math.cuh, with an error of less in float32, to which the product adds its own.
+// times_normal_tail of math.cuh, with an error of less in float32, to which the product adds its own, and where results are
+// rounded as eager's are, which of 16-bit types are of functions of float32.
 template <typename T>
 JITACT_INLINE T times_normal_tail_closely(T t) {
-  if constexpr (std::is_same_v<T, Single>) return single::times_normal_tail_closely(t.v);
+  if constexpr (std::is_same_v<T, Single> || (kUnfused && sizeof(t) == 4)) return single::times_normal_tail_closely(t.v);
   else return times_normal_tail(t);
 }
 
