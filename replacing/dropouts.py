@@ -15,8 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..modules import ActivationModule
-from .gates import of_one_tensor
-from .pending import Pending, Waiting, has_hooks
+from .gates import why_not
+from .pending import Pending, Waiting
 from .uses import Uses, uses_of
 
 __all__ = ["Dropping", "dropping_of"]
@@ -46,19 +46,8 @@ def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) 
     found = [(parent, _dropouts(parent, name)) for parent, name in places]
     if not any(each.found for _, each in found):
         return None, ""
-    if not of_one_tensor(act):
-        return None, "it takes more than one tensor"
-    if has_hooks(act):
-        return None, "it has hooks"
-    for parent, each in found:
-        if each.otherwise or not each.found:
-            return None, each.otherwise or f"{type(parent).__name__} does not drop it"
-        if act.inplace and not _runs_in_order(parent):
-            return None, "it overwrites its input"
-        hooked = [name for name in sorted(each.beside) if has_hooks(parent._modules.get(name))]
-        if hooked:
-            return None, f"{hooked[0]} has hooks"
-    return Dropping(act), ""
+    why = why_not(act, found, "drop", in_place=all(_runs_in_order(parent) for parent, _ in found))
+    return None if why else Dropping(act), why
 
 
 def _runs_in_order(module: nn.Module) -> bool:

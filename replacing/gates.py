@@ -7,7 +7,7 @@ returns waits for the product.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torch import nn
 
@@ -18,7 +18,7 @@ from ..registry import record_of
 from .pending import Pending, Waiting, has_hooks
 from .uses import Uses, assigned_from, own_calls, uses_of
 
-__all__ = ["Gate", "Pending", "gate_of", "of_one_tensor"]
+__all__ = ["Gate", "Pending", "gate_of", "why_not"]
 
 
 class Gate(Waiting):
@@ -46,9 +46,28 @@ def gated_products(module: nn.Module, name: str) -> Uses:
     return product
 
 
-def of_one_tensor(act: ActivationModule) -> bool:
-    """Whether an activation takes one tensor and numbers, and nothing stands around it."""
-    return is_plain(record_of(act).token) and not act.surrounded
+def why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool = False) -> str:
+    """Why an activation cannot wait for what follows it; "" if it can.
+
+    Args:
+        act: ours, with the hooks of what it replaces.
+        found: the modules that hold it, and what they do with its result.
+        what: they should do with it.
+        in_place: whether it may overwrite its input.
+    """
+    if not is_plain(record_of(act).token) or act.surrounded:
+        return "it takes more than one tensor"
+    if act.inplace and not in_place:
+        return "it overwrites its input"
+    if has_hooks(act):
+        return "it has hooks"
+    for parent, uses in found:
+        if uses.otherwise or not uses.found:
+            return uses.otherwise or f"{type(parent).__name__} does not {what} it"
+        hooked = [name for name in sorted(uses.beside) if has_hooks(parent._modules.get(name))]
+        if hooked:
+            return f"{hooked[0]} has hooks"
+    return ""
 
 
 def gate_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Gate | None, str]:
@@ -61,16 +80,5 @@ def gate_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> t
     found = [(parent, gated_products(parent, name)) for parent, name in places]
     if not any(product.found for _, product in found):
         return None, ""
-    if not of_one_tensor(act):
-        return None, "it takes more than one tensor"
-    if act.inplace:
-        return None, "it overwrites its input"
-    if has_hooks(act):
-        return None, "it has hooks"
-    for parent, product in found:
-        if product.otherwise or not product.found:
-            return None, product.otherwise or f"{type(parent).__name__} does not multiply it"
-        hooked = [name for name in sorted(product.beside) if has_hooks(parent._modules.get(name))]
-        if hooked:
-            return None, f"{hooked[0]} has hooks"
-    return Gate(act), ""
+    why = why_not(act, found, "multiply")
+    return None if why else Gate(act), why
