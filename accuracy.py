@@ -4,11 +4,13 @@
 finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense sample), and compares forward and
 gradient with float64; softmax and its kin on random and extreme rows of many lengths. It says the largest error in ulp, the
 input where it occurs, the share of inputs above the usual bound, and which bounds are broken, and writes
-``results/accuracy-<cpu or cuda>.json`` and a table beside it.
+``results/accuracy-<cpu or cuda>.json`` and a table beside it. Rows of the same machine that are there, of what is not measured
+now, stay.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -242,6 +244,18 @@ def _worst(error: dict | None) -> str:
     return f"{figure(error['ulp']):>9} at {error['at']:<12.6g}" if error else f"{'-':>9}{'':16}"
 
 
+def with_kept(results: dict, file: Path) -> list[dict]:
+    """The rows of a file that are of the same machine and not measured anew, and those that are."""
+    try:
+        before = json.loads(file.read_text(encoding="utf-8"))
+        same = all(before["machine"][fact] == results["machine"][fact] for fact in ("device", "torch"))
+        earlier = before["rows"] if same else []
+    except (OSError, ValueError, KeyError, TypeError):  # there is none, or what is there is something else
+        earlier = []
+    new = {(row["name"], row["dtype"]) for row in results["rows"]}
+    return [row for row in earlier if (row["name"], row["dtype"]) not in new] + results["rows"]
+
+
 def main(arguments: list[str] | None = None, prog: str = "python -m jitact.accuracy") -> int:
     """The command line. Returns the exit code: 1 if a bound is broken, 2 for bad arguments, 130 after Ctrl-C."""
     return exit_code(lambda: _main(arguments, prog))
@@ -268,13 +282,15 @@ def _main(arguments: list[str] | None, prog: str) -> int:
                 say(describe_row(row))
     if results["stopped"] and usual_place:  # which is for whole runs
         args.json = args.json.with_suffix(".part.json")
+    own = len(results["rows"])
+    broken = {row["name"] for row in results["rows"] if row["broken"]}
+    results["rows"] = with_kept(results, args.json)
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")
     print(f"\nwrote {args.json} and {table}")
     if results["stopped"]:
-        print(f"STOPPED after {len(results['rows'])} rows; the others were not looked at")
-    broken = {row["name"] for row in results["rows"] if row["broken"]}
+        print(f"STOPPED after {own} rows; the others were not looked at")
     print(f"bounds broken by: {', '.join(sorted(broken))}" if broken else "every bound holds")
     return results["stopped"] or (1 if broken else 0)
 

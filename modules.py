@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from .fusing.around import check_seed, probability, run_around
+from .fusing.around import check_beside, check_channel_dim, probability, run_around
 from .measuring.inputs import KernelBenchForm
 from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 from .running import run, run_with_operands
@@ -69,8 +69,10 @@ class ActivationModule(KernelBenchForm, StandingIn):
             return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(x, *others, **named)
 
-    def _forward_with_operands(self, *tensors: Tensor, residual: Tensor | None = None) -> Tensor:
+    def _forward_with_operands(self, *tensors: Tensor, residual: Tensor | None = None, **unknown: Any) -> Tensor:
         record = self.activation
+        if unknown:
+            raise TypeError(f"{record.name}: a module is called with tensors and residual=; got {', '.join(unknown)}=")
         count = len(_given_in_calls(record.token).split(","))
         if residual is None and len(tensors) == count + 1:
             *tensors, residual = tensors
@@ -191,7 +193,10 @@ def _surround(module: ActivationModule, record: Activation, beside: dict[str, An
     """
     module.surrounded = True
     module.dropout = probability(record, beside.get("dropout", 0.0))
+    if module.dropout and module.save == "output":
+        raise ValueError(f"{record.name}: save='output' is not possible with dropout: that output is not the activation's own")
     size, module.channel_dim = beside.get("bias"), beside.get("channel_dim", -1)
+    check_channel_dim(record, module.channel_dim)
     bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
     module.register_parameter("bias", bias)
 
@@ -313,6 +318,7 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
         beside = _wanted(record, options)
         if beside:
             return run_around(chosen, {"x": x}, params, beside, inplace, options["save"], options["fast_math"], False)
+        check_beside(record, _beside(record, options), {"x": x})
         return run(x, chosen, params, inplace, options["save"], options["fast_math"])
 
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
@@ -328,9 +334,13 @@ def _signature_of_function(record: Activation, own: dict[str, Any]) -> inspect.S
 
 def _wanted(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
     """What is to stand around the activation; nothing, if that is neither a bias nor dropout nor a residual."""
-    beside = {name: options[name] for name in record.beside}
+    beside = _beside(record, options)
     wanted = beside.get("bias") is not None or beside.get("residual") is not None or beside.get("dropout", 0.0) != 0
     return beside if wanted else {}
+
+
+def _beside(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
+    return {name: options[name] for name in record.beside}
 
 
 def _function_of_several(record: Activation) -> Callable[..., Tensor]:
@@ -345,11 +355,12 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
         fixed = options.get("inplace", False), options["save"], options["fast_math"], training
-        beside = _wanted(record, options)
-        if beside:
-            return run_around(record, given, numbers, beside, *fixed)
-        check_seed(record, options.get("seed"), given)
-        return run_with_operands(record, given, numbers, *fixed, options.get("seed"))
+        wanted = _wanted(record, options)
+        if wanted:
+            return run_around(record, given, numbers, wanted, *fixed)
+        beside = _beside(record, options)
+        check_beside(record, beside, given)
+        return run_with_operands(record, given, numbers, *fixed, beside.get("seed"))
 
     function.__signature__ = signature
     return function

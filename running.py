@@ -57,8 +57,15 @@ def run_with_operands(
     """
     if any([is_stand_in(value) for value in given.values()]):
         return called_later(record, given, params, inplace, save, fast_math, training)
+    x = next(iter(given.values()))
     tensors = record.fitted(given)
     params = record.check(params, inplace, save, fast_math)
+    if inplace and tensors[0].shape != x.shape:
+        shapes = f"{tuple(x.shape)}, and the result {tuple(tensors[0].shape)}"
+        raise ValueError(f"{record.name}: in place the result has the shape of x; that is {shapes}")
+    if inplace and tensors[0].dtype is not x.dtype:  # which what is added promotes
+        _check_no_leaf(record, x)
+        return write(x, run_with_operands(record, given, params, False, save, fast_math, training, seed))
     if record.in_eval is not None and not training:
         record, params = record.in_eval(*params)
         return run_fitted(record, tensors, params, inplace, None, fast_math)
@@ -109,8 +116,7 @@ def run_fitted(
         asked = save if save in saves else None
     save = _first_save(record, tensors, save)
     if inplace:
-        if records and x.is_leaf and x.requires_grad and not transformed:
-            raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
+        _check_no_leaf(record, x)
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
             # What is kept must outlive the change.
             before = copied(x, record) if transformed or dissolves or (records and save == "input") else x
@@ -137,6 +143,12 @@ def run_fitted(
     if inplace:
         return overwritten(x, config.forward_op, *operands, *params)
     return call(config.forward_op, x, *operands, *params)
+
+
+def _check_no_leaf(record: Activation, x: Tensor) -> None:
+    """Raises RuntimeError for a leaf whose gradient is wanted."""
+    if torch.is_grad_enabled() and x.is_leaf and x.requires_grad and not is_transformed():
+        raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
 
 
 def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

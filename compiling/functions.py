@@ -27,7 +27,8 @@ def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = Fal
     of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
     found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
     order = {"min": least, "max": most, "clamp": lambda x, low, high: least(most(x, low), high)}
-    return {name: _with_numbers(each, new) for name, each in found.items()} | order | _language(new)
+    called = {name: _with_numbers(each, new) for name, each in found.items()}
+    return called | order | _language(new) | _of_gates(new, called)
 
 
 def _with_numbers(function: Callable[..., Tensor], new: Callable[[float], Tensor]) -> Callable[..., Tensor]:
@@ -60,13 +61,14 @@ def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
     def rest(rounded: float, a: float) -> float:
         return 0.0  # numbers are not rounded here
 
-    return {"select": select, "divide": divide, "negate": negate, "T": convert, "rest": rest} | _of_gates(new)
+    return {"select": select, "divide": divide, "negate": negate, "T": convert, "rest": rest}
 
 
-def _of_gates(new: Callable[[float], Tensor]) -> dict[str, Callable]:
-    """What gated.cuh has, where results are rounded once."""
+def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> dict[str, Callable]:
+    """What gated.cuh has, where results are rounded once; what kernels keep of roundings in float32 is not kept here."""
 
-    def product(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
+    def product(a: Tensor, b: Tensor, c: Tensor, *others: Tensor) -> Tensor:
+        c = c * others[0] if others else c
         in_order = a.abs() >= b.abs()
         large, small = torch.where(in_order, a, b), torch.where(in_order, b, a)
         smallest = small.abs() <= c.abs()
@@ -78,6 +80,9 @@ def _of_gates(new: Callable[[float], Tensor]) -> dict[str, Callable]:
         "rounded": lambda v: v,
         "into_gate": lambda dy, up: new(1),
         "from_gate": lambda slope, dy, up: product(dy, up, slope),
+        "times_normal_tail_closely": called["times_normal_tail"],
+        "one_over_one_plus": lambda e: called["reciprocal"](1 + e),
+        "quotient": lambda x, c: x * called["one_over"](c),
     }
 
 

@@ -20,7 +20,7 @@ from ..records import Activation, Channel, Requirement, as_number, by_token, is_
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "check_seed", "named", "probability", "run_around"]
+__all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around"]
 
 NAMES = ("bias", "dropout", "residual")
 DRAWING = 3  # how much a GPU computes for an element, from random numbers alone
@@ -54,8 +54,8 @@ def run_around(
     if any([is_stand_in(value) for value in (*given.values(), *beside.values())]):
         return called_later(record, given, params, inplace, save, fast_math, training, **beside)
     p = probability(record, beside.get("dropout") or 0.0)
+    check_beside(record, beside, given)
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
-    check_seed(record, seed, given)
     if record.in_eval is not None and not training:
         record, params = record.in_eval(*record.check(params, inplace, save, fast_math))
         save = None
@@ -80,19 +80,33 @@ def probability(record: Activation, dropout: Any) -> float:
     return p
 
 
-def check_seed(record: Activation, seed: Any, given: dict[str, Any]) -> None:
-    """Checks the seed of random numbers, for tensors that are given by name.
+def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, Any]) -> None:
+    """Checks the seed of random numbers and the bias's dimension, for tensors that are given by name.
 
     Raises:
-        TypeError, ValueError: it is neither None nor a tensor that holds one int64, on their device.
+        TypeError, ValueError: the seed is neither None nor a tensor that holds one int64, on their device, or the dimension is
+            none of theirs.
     """
-    if seed is None:
-        return
-    if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
-        raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}")
-    x = next(iter(given.values()))
-    if isinstance(x, Tensor) and seed.device != x.device:
-        raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
+    x, seed, dim = next(iter(given.values())), beside.get("seed"), beside.get("channel_dim", -1)
+    if seed is not None:
+        if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
+            many = f" of {seed.numel()} values" if isinstance(seed, Tensor) and seed.numel() != 1 else ""
+            raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}")
+        if isinstance(x, Tensor) and seed.device != x.device:
+            raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
+    check_channel_dim(record, dim)
+    if isinstance(x, Tensor) and dim != -1 and not -x.dim() <= dim < x.dim():
+        raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no channel_dim={dim}: {tuple(x.shape)}")
+
+
+def check_channel_dim(record: Activation, dim: Any) -> None:
+    """Checks what says to which dimension a bias belongs.
+
+    Raises:
+        TypeError: it is no int.
+    """
+    if type(dim) is not int:
+        raise TypeError(f"{record.name}: channel_dim must be an int, got {dim!r}")
 
 
 def _prepares(token: str) -> bool:

@@ -36,7 +36,8 @@ def kept(like: Tensor, seed: Tensor, stream: int, p: float) -> Tensor:
     ones = torch.ones_like(like)
     mask = run_operator(_mask(stream), ones, seed, p) != 0
     steps = STEPS[like.dtype]
-    parts = round(p * steps)
+    share = p if like.dtype is torch.float64 else torch.tensor(p, dtype=torch.float32).item()  # as kernels have it
+    parts = round(share * steps)
     return mask.to(torch.promote_types(like.dtype, torch.float32)) * (steps / (steps - parts) if parts < steps else 0.0)
 
 

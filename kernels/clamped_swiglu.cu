@@ -14,7 +14,7 @@ ELEMENTWISE T swish(T g, T alpha) {
 }
 
 ELEMENTWISE T swish_slope(T g, T alpha) {
-  const T t = min(alpha * abs(g), 1000), e = decay(t), r = reciprocal(1 + e);
+  const T t = min(alpha * abs(g), 1000), e = decay(t), r = one_over_one_plus<T>(e);
   return r * select(g < 0, e * (1 - t * r), 1 + t * e * r);
 }
 

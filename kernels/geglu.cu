@@ -4,8 +4,11 @@
 // by gate gelu'(gate) up, by up gelu(gate)
 // Source: Shazeer, GLU Variants Improve Transformer (2020), with the gelu of torch.nn.GELU.
 
-ELEMENTWISE T forward(T gate, T up) { return rounded(gelu_::forward(gate)) * up; }
+// gelu of the gate.
+ELEMENTWISE T act(T gate) { return (gate < 0 ? T(-0.0) : gate) - times_normal_tail_closely<T>(abs(gate)); }
+
+ELEMENTWISE T forward(T gate, T up) { return rounded(act<T>(gate)) * up; }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {
-  return {from_gate(gelu_::backward(into_gate(dy, up), gate), dy, up), dy * rounded(gelu_::forward(gate))};
+  return {from_gate(gelu_::backward(into_gate(dy, up), gate), dy, up), dy * rounded(act<T>(gate))};
 }

@@ -5,9 +5,6 @@
 // by up c(gate, beta) s (1 - tanh(up / beta2)^2)
 // Source: Kimi K3; SGLang's SituAndMul, with beta = 4 and beta2 = 25.
 
-ELEMENTWISE T capped(T up, T beta2) { return select(beta2 == 0, up, softcap_::forward(up, beta2)); }
-ELEMENTWISE T act(T gate, T beta) { return times_sigmoid(softcap_::forward(gate, beta), max(gate, -1000)); }
-
 #ifdef JITACT_UNFUSED
 ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) {
   const T a = rounded(beta * rounded(tanh(rounded(divided<T>(gate, beta)))));
@@ -24,13 +21,30 @@ ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> beta, Number<T> be
   return {by_gate + by_sigmoid<T>(rounded(dh * a), s), select(beta2 == 0, dw, by_up)};
 }
 #else
-ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) { return act<T>(gate, beta) * capped<T>(up, beta2); }
+// t is tanh(x / c). x / c may be too small for a T where x is not.
+ELEMENTWISE T capped(T x, T c, T t) { return select(abs(x) < 0x1p-100 * c, x, c * t); }
+// (1 - t)(1 + t), by whichever form loses less.
+ELEMENTWISE T tanh_slope(T q, T t) {
+  const T e = decay(2 * abs(q)), r = one_over_one_plus<T>(e);
+  return select(abs(t) < 0.7, fma(-t, t, 1), 4 * e * r * r);
+}
+ELEMENTWISE T act(T gate, T beta, T t) { return times_sigmoid(capped<T>(gate, beta, t), max(gate, -1000)); }
+
+ELEMENTWISE T forward(T gate, T up, Number<T> beta, Number<T> beta2) {
+  const bool tiny = abs(gate) < 0x1p-100 * beta, tiny2 = abs(up) < 0x1p-100 * beta2;
+  const T s = times_sigmoid(select(tiny, 1, beta), max(gate, -1000)), t = select(tiny, gate, tanh(quotient<T>(gate, beta)));
+  const T q = quotient<T>(up, beta2), t2 = tanh(q);
+  const T factor = select(beta2 == 0, 1, select(tiny2, 1, beta2)), of = select(beta2 == 0, up, select(tiny2, up, t2));
+  // What rounding takes from the quotient changes the tanh by its slope.
+  const T lost = fma(-q, beta2, up) * one_over(beta2) * fma(-t2, t2, 1);
+  return product<T>(s, t, factor, of, select(beta2 == 0, 0, select(tiny2, 0, select(abs(q) < 16, lost, 0))));
+}
 
 // 1 - s is sigmoid(-gate), so that it does not cancel.
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> beta, Number<T> beta2) {
-  const T c = softcap_::forward(gate, beta), tanh_slope = softcap_::backward(T(1), gate, beta);
-  const T slope = times_sigmoid(fma(c, sigmoid(-gate), tanh_slope), max(gate, -1000));
-  const T capped_slope = select(beta2 == 0, 1, softcap_::backward(T(1), up, beta2));
-  return {product(dy, capped<T>(up, beta2), slope), product(dy, act<T>(gate, beta), capped_slope)};
+  const T q = quotient<T>(gate, beta), t = tanh(q), q2 = quotient<T>(up, beta2), t2 = tanh(q2);
+  const T slope = times_sigmoid(fma(capped<T>(gate, beta, t), sigmoid(-gate), tanh_slope<T>(q, t)), max(gate, -1000));
+  const T by_gate = product<T>(dy, select(beta2 == 0, up, capped<T>(up, beta2, t2)), slope);
+  return {by_gate, product<T>(dy, act<T>(gate, beta, t), select(beta2 == 0, 1, tanh_slope<T>(q2, t2)))};
 }
 #endif

@@ -90,11 +90,13 @@ class Judge:
 
         self.wanted = _with_gradients(exact, gate.double(), up.double(), dy.double())
         ones = torch.ones_like(self.wanted[0])
-        act, slope, _ = (t.abs() for t in _with_gradients(exact, gate.double(), ones, ones))
+        # act(gate) times a factor of up, whose slope at 0 is 1: so what either of them is follows from their product.
+        act_of_one = _with_gradients(exact, ones[:1], 0 * ones[:1], ones[:1])[2]
+        factor_of_one = exact(ones[:1], ones[:1]) / act_of_one
+        act, slope, _ = ((t / factor_of_one).abs() for t in _with_gradients(exact, gate.double(), ones, ones))
         _, _, factor_slope = (t.abs() for t in _with_gradients(exact, ones, up.double(), ones))
-        of_one = exact(ones[:1], ones[:1])
-        factor = (exact(ones, up.double()) / of_one).abs()
-        factor_slope, incoming = factor_slope / of_one, dy.double().abs()
+        factor, incoming = (exact(ones, up.double()) / act_of_one).abs(), dy.double().abs()
+        factor_slope = factor_slope / act_of_one
         self.slopes = {"forward": None, "by gate": slope, "by up": factor_slope}
         self.bounded = {
             "forward": _normal(act) & _normal(factor),

@@ -30,7 +30,9 @@ from .counterparts import (
     torch_classes,
     torch_functions,
 )
-from .gates import Gate, gate_of
+from .dropouts import dropping_of
+from .gates import gate_of
+from .pending import Waiting
 
 __all__ = ["Left", "Patched", "Replaced", "Report", "patched", "replace", "restore"]
 
@@ -63,21 +65,24 @@ class Report:
     Attributes:
         replaced: the modules that are jitact's now.
         left: the modules that look like activations and are not replaced.
-        unfused: the replaced ones that are multiplied by something, and are not computed together with that product.
         calls: the modules that call PyTorch's activation functions, or hold one, which only :func:`patched` reaches.
+        unfused: the replaced ones that are multiplied by something, and are not computed together with that product.
+        undropped: the replaced ones that go into a dropout, and are not computed together with that, though it was asked for.
     """
 
     replaced: tuple[Replaced, ...]
     left: tuple[Left, ...]
     calls: tuple[Left, ...]
     unfused: tuple[Left, ...] = ()
+    undropped: tuple[Left, ...] = ()
 
     def __repr__(self) -> str:
         """What was done, modules alike on one line."""
         lines = [f"replaced {_count(len(self.replaced), 'activation')}, left {len(self.left)}"]
         lines += _table((each.paths[0], f"{each.old} -> {each.new}", _aliases(each)) for each in self.replaced)
-        if self.unfused:
-            lines += ["not fused with the product:", *_table((each.path, each.what, each.why) for each in self.unfused)]
+        for what, apart in (("product", self.unfused), ("dropout", self.undropped)):
+            if apart:
+                lines += [f"not fused with the {what}:", *_table((each.path, each.what, each.why) for each in apart)]
         if self.left:
             lines += ["left as they were:", *_table((each.path, each.what, each.why) for each in self.left)]
         if self.calls:
@@ -114,7 +119,7 @@ def _common(texts: Iterable[str]) -> str:
     return "".join(each[0] if len(set(each)) == 1 else "*" for each in parts)
 
 
-def replace(model: nn.Module) -> Report:
+def replace(model: nn.Module, *, dropout: bool = False) -> Report:
     """Replaces, in place, every activation module of ``model`` that jitact has a counterpart of.
 
     A replacement takes over the parameters, ``inplace``, the training mode, the hooks and what else was set on the module,
@@ -126,6 +131,10 @@ def replace(model: nn.Module) -> Report:
     ``down(act(gate(x)) * up(x))`` or with the halves of one projection, the activation is computed together with the product,
     where neither it nor the block's projections have hooks. The block's code stays as it is, and calls its projections.
 
+    With ``dropout=True`` an activation whose result goes into a ``torch.nn.Dropout`` or ``F.dropout``, and nowhere else, is
+    computed together with it in training, where neither has hooks. The masks are then of jitact's generator, from other numbers
+    of ``torch.manual_seed`` than PyTorch's, and nothing of them is kept.
+
     Calls of functions such as ``F.gelu`` cannot be replaced from outside: the report names those that it finds in the source of
     a forward, of methods and of functions called there, and :func:`patched` reaches them.
 
@@ -133,16 +142,18 @@ def replace(model: nn.Module) -> Report:
         What was replaced, what was left and why, and where functions are called. :func:`restore` undoes it.
 
     Raises:
-        TypeError: ``model`` is no module.
+        TypeError: ``model`` is no module, or ``dropout`` no bool.
     """
     _check_model("replace", model)
+    if type(dropout) is not bool:
+        raise TypeError(f"replace(): dropout must be True or False, whether to fuse dropout too; got {dropout!r}")
     places: dict[nn.Module, list[tuple[nn.Module, str, str]]] = {}  # parent, attribute, path
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
             if child is not None:
                 places.setdefault(child, []).append((parent, name, f"{path}.{name}".lstrip(".")))
 
-    planned, left, unfused = [], [], []
+    planned, left, unfused, undropped = [], [], [], []
     if _reason_to_leave(model) is None and (type(model) in rows.COUNTERPARTS or counterpart_class(type(model))):
         left.append(Left("", type(model).__name__, "is the whole model: nothing holds it; construct jitact's instead"))
     sharded, quantized = _is_sharded(model), _is_quantized(model)
@@ -151,10 +162,16 @@ def replace(model: nn.Module) -> Report:
         new, reason = _replacement(module, sharded, quantized)
         if new:
             held_by = [(parent, name) for parent, name, _ in where]
-            gate, why = gate_of(new, held_by) if isinstance(new, ActivationModule) else (None, "")
+            is_ours = isinstance(new, ActivationModule)
+            gate, why = gate_of(new, held_by) if is_ours else (None, "")
             if why:
                 unfused.append(Left(paths[0], _describe(new), why))
             described = f"{gate._get_name()} with the product" if gate else _describe(new)
+            if dropout and is_ours and not gate:
+                gate, why = dropping_of(new, held_by)
+                if why:
+                    undropped.append(Left(paths[0], _describe(new), why))
+                described += " with the dropout" if gate else ""
             if gate:
                 new = _in_place_of(gate)
             planned.append((new, where, Replaced(paths, _describe(module), described)))
@@ -165,11 +182,11 @@ def replace(model: nn.Module) -> Report:
     for new, where, _ in planned:  # at the end: the model is as it was if anything above raises
         for parent, name, _ in where:
             parent._modules[name] = new
-    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions, tuple(unfused))
+    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 
-def _in_place_of(gate: Gate) -> Gate:
-    """The gate, which and not its activation is now what stands for a module."""
+def _in_place_of(gate: Waiting) -> Waiting:
+    """What waits, which and not its activation is now what stands for a module."""
     gate._replaced = gate.act._replaced
     del gate.act._replaced
     return gate
@@ -209,14 +226,14 @@ def restore(model: nn.Module) -> int:
     planned, sharded = [], _is_sharded(model)
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
-            if isinstance(child, (ActivationModule, Gate, RowModule)) and "_replaced" in vars(child):
+            if isinstance(child, (ActivationModule, Waiting, RowModule)) and "_replaced" in vars(child):
                 (old,) = child._replaced
-                reason = _reason_in_state(old, child.act if isinstance(child, Gate) else child, sharded)
+                reason = _reason_in_state(old, child.act if isinstance(child, Waiting) else child, sharded)
                 if reason:
                     raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
                 planned.append((parent, name, old, child))
     for parent, name, old, child in planned:
-        if isinstance(child, Gate):
+        if isinstance(child, Waiting):
             child.act.training = child.training
             vars(child.act).update({key: value for key, value in vars(child).items() if "_hooks" in key})
             child = child.act
@@ -370,7 +387,7 @@ def _find_calls(model: nn.Module) -> Iterator[Left]:
     known = {function: name for function, (name, _) in torch_functions().items()}
     known |= {function: cls.activation.name for function, cls in rows.FUNCTIONS.items()}
     for path, module in model.named_modules():
-        if isinstance(module, (ActivationModule, Gate, RowModule)) or _reason_to_leave(module) != "":
+        if isinstance(module, (ActivationModule, Waiting, RowModule)) or _reason_to_leave(module) != "":
             continue
         cls = type(module)
         if cls.__module__ == "torch.nn.modules.activation":

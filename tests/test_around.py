@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import jitact
 from jitact import fusing
 from jitact.fusing.around import around, run_around
+from jitact.fusing.drop import kept
 from jitact.records import Activation
 
 EPS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
@@ -92,6 +93,14 @@ def test_dropout(dtype: torch.dtype, device: str) -> None:
     seed = torch.tensor([5], device=device)
     assert torch.equal(jitact.relu(x, dropout=p, seed=seed), jitact.relu(x.detach(), dropout=p, seed=seed))
     assert not jitact.relu(x, dropout=1.0).any() and torch.equal(jitact.relu(x, dropout=0.0), jitact.relu(x))
+
+
+@pytest.mark.parametrize("p", [1e-4, 0.3, 0.999, 1 - 1e-9])
+def test_second_derivatives_drop_by_the_same_share(p: float, device: str) -> None:
+    seed = torch.tensor([5], device=device)
+    for dtype in DTYPES:
+        x = torch.ones(1 << 16, dtype=dtype, device=device)
+        assert torch.equal(jitact.relu(x, dropout=p, seed=seed), kept(x, seed, 0, p).to(dtype)), dtype
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -263,6 +272,20 @@ def test_in_place(device: str) -> None:
     assert torch.equal(x, expected) and torch.equal(residual, before)
 
 
+def test_in_place_with_a_wider_residual(device: str) -> None:
+    """The result is rounded into x, as PyTorch's operations in place have it."""
+    x, _, residual, dy = inputs(torch.float32, device)
+    leaf = x.detach().half().requires_grad_()
+    low = leaf * 1
+    exact = F.silu(low.detach().float()) + residual
+    assert jitact.silu(low, residual=residual, inplace=True) is low and torch.equal(low, exact.half())
+    dx, dr = torch.autograd.grad(low, [leaf, residual], dy.detach().half())
+    torch.testing.assert_close(dr, dy.half().float().sum(1, keepdim=True))
+    close(dx, torch.autograd.grad(F.silu(leaf.double()), leaf, dy.detach().half().double())[0], torch.float16)
+    with pytest.raises(RuntimeError, match=r"silu\+residual: a leaf that requires a gradient cannot be changed in place"):
+        jitact.silu(leaf, residual=residual, inplace=True)
+
+
 def test_modules(device: str) -> None:
     module = jitact.get("gelu")(bias=24, dropout=0.25, device=device)
     assert list(module.state_dict()) == ["bias"] and not module.bias.any() and "bias=24, dropout=0.25" in repr(module)
@@ -303,6 +326,15 @@ ERRORS = [
     (lambda: jitact.gelu(X, dropout="a"), TypeError, "gelu: dropout must be a number, got 'a'"),
     (lambda: jitact.gelu(X, residual=torch.ones(2, 2)), ValueError, "shapes do not broadcast: x .4, 3., residual .2, 2."),
     (lambda: jitact.gelu(X, dropout=0.5, seed=7), TypeError, "gelu: seed must be a tensor that holds one int64, got a int"),
+    (lambda: jitact.gelu(X, seed=7), TypeError, "gelu: seed must be a tensor that holds one int64"),
+    (lambda: jitact.gelu(X, dropout=0.5, seed=torch.tensor([1, 2])), TypeError, "got a int64 tensor of 2 values"),
+    (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=1.0), TypeError, "gelu: channel_dim must be an int, got 1.0"),
+    (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=2), ValueError, "x has 2 dimensions, and no channel_dim=2: .4, 3."),
+    (lambda: jitact.get("gelu")(bias=3, channel_dim="c"), TypeError, "gelu: channel_dim must be an int, got 'c'"),
+    (lambda: jitact.relu(X.clone(), residual=torch.ones(2, 4, 3), inplace=True), ValueError,
+     "relu.residual: in place the result has the shape of x; that is .4, 3., and the result .2, 4, 3."),
+    (lambda: jitact.get("tanh")(dropout=0.5, save="output"), ValueError, "tanh: save='output' is not possible with dropout"),
+    (lambda: jitact.get("gelu")()(X, bias=X), TypeError, "gelu: a module is called with tensors and residual=; got bias="),
     (lambda: jitact.get("gelu")(bias=0), ValueError, "bias is how many channels there are, a positive number; got 0"),
     (lambda: jitact.get("gelu")(dropout=-0.1), ValueError, "gelu: dropout is a probability"),
     (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot stand around an activation"),

@@ -140,6 +140,19 @@ def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after
     assert len(json.loads(file.read_text())["rows"]) == 1
 
 
+def test_accuracy_keeps_the_rows_of_others(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "accuracy.json"
+    for names in (["relu", "softsign"], ["relu"]):
+        assert accuracy.main([*names, "--dtype", "bf16", "--device", "cpu", "--json", str(file)]) == 0
+    results = json.loads(file.read_text())
+    rows = [(row["name"], row["save"]) for row in results["rows"]]
+    assert sorted(rows) == [("relu", "bit"), ("relu", "input"), ("softsign", "input"), ("softsign", "output")]
+    results["machine"]["device"] = "another"
+    file.write_text(json.dumps(results))
+    assert accuracy.main(["relu", "--dtype", "bf16", "--device", "cpu", "--json", str(file)]) == 0
+    assert {row["name"] for row in json.loads(file.read_text())["rows"]} == {"relu"}
+
+
 def test_accuracy_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
     stopped_after(accuracy, "rows_of", 1)
     monkeypatch.chdir(tmp_path)

@@ -108,6 +108,21 @@ def test_accuracy(name: str, dtype: torch.dtype, device: str) -> None:
     assert errors["forward"].broken == errors["gradient"].broken == 0, errors
 
 
+FACTORS_OF_UP = {"situ_glu", "clamped_swiglu", "swiglu_step"}  # that are not up itself
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_accuracy_where_float32_loses_most(name: str, device: str) -> None:
+    """Gates that random bits seldom hit, where terms are of one size, times factors whose products have any mantissa."""
+    generator = torch.Generator().manual_seed(0)
+    n = 1 << 18
+    gate = torch.cat([torch.rand(n, generator=generator) * 32 - 16, torch.randn(n, generator=generator).pow(5)]).to(device)
+    up, dy = (1 + torch.rand(2, 2 * n, generator=generator)).to(device)
+    up = gate[torch.randperm(2 * n, generator=generator).to(device)] if name in FACTORS_OF_UP else up
+    errors = measure_pairs(GATED[name], {"ours": jitact.get(name)()}, iter([(gate, up, dy)]))["ours"]
+    assert errors["forward"].broken == errors["gradient"].broken == 0, errors
+
+
 def test_wrong_gates_are_found() -> None:
     """The measure, on a function that is not exact where it has to be, and on one that makes a NaN."""
     record, values = GATED["swiglu"], sampled_pairs(torch.bfloat16, "cpu")
@@ -302,6 +317,17 @@ def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
     assert torch.equal(apart[0], found[0]) and torch.equal(torch.cat(apart[1:], -1), found[1])
     once = gradients(function, dy, x)
     assert (once[0] == found[0]).double().mean() < 0.9 and (once[1] == found[1]).double().mean() < 0.9
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+def test_unfused_is_eager_where_that_is_right(name: str, dtype: torch.dtype, device: str) -> None:
+    """For every gate: where the two differ, ours is the nearest number."""
+    gates = every_value(dtype, torch.device(device))
+    gates, ones = gates[gates.isfinite()], torch.ones_like(gates[gates.isfinite()])
+    y, eager = getattr(jitact, name)(gates, ones, rounding="unfused"), jitact.get(name).Model()(gates, ones)
+    nearest = GATED[name].exact(gates.double(), ones.double()).to(dtype)
+    assert ((y == eager) | (y == nearest)).all() and (y == eager).double().mean() > 0.98
 
 
 def test_unfused_weights_of_rows(device: str) -> None:

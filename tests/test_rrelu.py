@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from torch import Tensor
 import jitact
 from jitact import rrelu
 from jitact.configs import load
+from jitact.kernels.loader.plan import CPU_LEVELS
 
 RReLU = jitact.get("rrelu")
 
@@ -29,6 +31,36 @@ def test_philox_gives_the_known_answer(tmp_path: Path) -> None:
         static_assert(r.w[0] == 0xd16cfe09 && r.w[1] == 0x94fdcceb && r.w[2] == 0x5001e420 && r.w[3] == 0x24126ea1);
     """
     compile_text(text, tmp_path, ["c++", "-x", "c++", "-std=c++20", "-fsyntax-only", f"-I{DEVICE}"])
+
+
+LEVELS = {"DEFAULT": 0, "AVX2": 1, "AVX512": 2}
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_cpu_makes_the_same_numbers_by_any_instructions(level: str, tmp_path: Path) -> None:
+    if LEVELS[level] > LEVELS.get(torch.backends.cpu.get_cpu_capability(), 0):
+        pytest.skip(f"this processor has no {level}")
+    text = """
+        #include "random_cpu.h"
+        int main() {
+          const uint64_t seeds[] = {0, 1, 0x123456789abcdef0, ~0ull >> 1};
+          const uint64_t places[] = {0, 8, 0xfffffff8, 0x1fffffff8, 1ull << 58};
+          const uint32_t streams[] = {0, 1, 15};
+          for (uint64_t seed : seeds)
+            for (uint64_t place : places)
+              for (uint32_t stream : streams) {
+                uint64_t words[64];
+                jitact::loops::fill_philox(words, place, seed, stream, 32);
+                for (int i = 0; i < 32; i++) {
+                  const jitact::Random16 expected = jitact::philox(place + i, seed, stream);
+                  if (std::memcmp(words + 2 * i, &expected, 16)) return 1;
+                }
+              }
+        }
+    """
+    command = ["c++", "-x", "c++", "-std=c++20", "-O2", *CPU_LEVELS[level], f"-I{DEVICE}", "-o", "program"]
+    compile_text(text, tmp_path, command)
+    subprocess.run([tmp_path / "program"], check=True)
 
 
 def slopes(x: Tensor, seed: int = 0, **options: object) -> Tensor:

@@ -6,14 +6,54 @@
 
 namespace jitact {
 
+#ifdef JITACT_UNFUSED
+constexpr bool kUnfused = true;
+#else
+constexpr bool kUnfused = false;
+#endif
+
 // a * b * c, where one product of two may overflow or vanish that the third brings back: the larger of a and b is multiplied
-// by the smallest first. Where c is the largest of all, a * b comes first.
+// by the smallest first. Where c is the largest of all, a * b comes first. In float32, whose results are not rounded to fewer
+// bits, rounded once.
 template <typename T>
 JITACT_INLINE T product(T a, T b, T c) {
   const bool in_order = abs(a) >= abs(b);
   const T large = select(in_order, a, b), small = select(in_order, b, a);
   const bool smallest = abs(small) <= abs(c);
-  return large * select(smallest, small, c) * select(smallest, c, small);
+  const T first = select(smallest, small, c), second = select(smallest, c, small), p = large * first, all = p * second;
+  if constexpr (std::is_same_v<T, Single>) return select(abs(all) < INFINITY, fma(p, second, fma(large, first, -p) * second), all);
+  else return all;
+}
+
+// a * b * (c * (d + low)) likewise, where `low` matters in float32 alone.
+template <typename T>
+JITACT_INLINE T product(T a, T b, T c, T d, [[maybe_unused]] T low) {
+  const T last = c * d, all = product(a, b, last);
+  if constexpr (std::is_same_v<T, Single>) return select(abs(all) < INFINITY, fma(a * b, fma(c, low, fma(c, d, -last)), all), all);
+  else return all;
+}
+
+// times_normal_tail of math.cuh, with an error of less in float32, to which the product adds its own, and where results are
+// rounded as eager's are, which of 16-bit types are of functions of float32.
+template <typename T>
+JITACT_INLINE T times_normal_tail_closely(T t) {
+  if constexpr (std::is_same_v<T, Single> || (kUnfused && sizeof(t) == 4)) return single::times_normal_tail_closely(t.v);
+  else return times_normal_tail(t);
+}
+
+// 1 / (1 + e) for e from 0 to 1, in float32 with what rounding takes from the sum.
+template <typename T>
+JITACT_INLINE T one_over_one_plus(T e) {
+  if constexpr (std::is_same_v<T, Single>) return single::divide_by_one_plus(1.0f, e.v);
+  else return reciprocal(1 + e);
+}
+
+// x / c for a number c, in float32 rounded once.
+template <typename T>
+JITACT_INLINE T quotient(T x, T c) {
+  const T r = one_over(c), q = x * r;
+  if constexpr (std::is_same_v<T, Single>) return select(abs(q) < INFINITY, fma(fma(-q, c, x), r, q), q);
+  else return q;
 }
 
 // The gradient by the gate: from_gate(act_::backward(into_gate(dy, up), gate), dy, up).
@@ -38,4 +78,7 @@ JITACT_INLINE T from_gate(T slope, T dy, T up) {
 
 using jitact::from_gate;
 using jitact::into_gate;
+using jitact::one_over_one_plus;
 using jitact::product;
+using jitact::quotient;
+using jitact::times_normal_tail_closely;

@@ -6,6 +6,7 @@
 
 #include "launch.cuh"
 #include "memory_cpu.h"
+#include "random_cpu.h"
 #include "torch_abi.h"
 
 namespace jitact::loops {
@@ -153,10 +154,9 @@ class Broadcast {
 template <typename Bits>
 void fill_random(Bits* bits, int64_t first, uint64_t seed, uint32_t stream) {
   constexpr int64_t calls = kBlock * int64_t(sizeof(Bits)) / 16;
-  alignas(64) Random16 random[calls];
-  const uint64_t place = uint64_t(first) * sizeof(Bits) / 16;
-  for (int64_t i = 0; i < calls; i++) random[i] = philox(place + uint64_t(i), seed, stream);
-  std::memcpy(bits, random, sizeof(random));
+  alignas(64) uint64_t words[2 * calls];
+  fill_philox(words, uint64_t(first) * sizeof(Bits) / 16, seed, stream, calls);
+  std::memcpy(bits, words, sizeof(words));
 }
 
 // Calls f(i, column pointer, count) for the parts of rows that the n elements from `first` on are.

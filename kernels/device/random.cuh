@@ -13,15 +13,19 @@ namespace jitact {
 
 struct Random16 { uint32_t w[4]; };
 
+constexpr uint32_t kRounds = 7, kFactor0 = 0xD2511F53u, kFactor2 = 0xCD9E8D57u;
+JITACT_INLINE constexpr uint32_t key0(uint32_t round) { return 0xA4093822u + round * 0x9E3779B9u; }
+JITACT_INLINE constexpr uint32_t key2(uint32_t round) { return 0x299F31D0u + round * 0xBB67AE85u; }
+
 // `place` counts 16-byte vectors, so it is below 2^59: the stream, at most 15, has the bits above.
-template <uint32_t rounds = 7>
+template <uint32_t rounds = kRounds>
 JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed, uint32_t stream) {
   uint32_t c0 = uint32_t(place), c1 = uint32_t(place >> 32) | stream << 28, c2 = uint32_t(seed), c3 = uint32_t(seed >> 32);
   for (uint32_t round = 0; round < rounds; round++) {
-    const uint64_t a = uint64_t(0xD2511F53u) * c0, b = uint64_t(0xCD9E8D57u) * c2;
-    c0 = uint32_t(b >> 32) ^ c1 ^ (0xA4093822u + round * 0x9E3779B9u);
+    const uint64_t a = uint64_t(kFactor0) * c0, b = uint64_t(kFactor2) * c2;
+    c0 = uint32_t(b >> 32) ^ c1 ^ key0(round);
     c1 = uint32_t(b);
-    c2 = uint32_t(a >> 32) ^ c3 ^ (0x299F31D0u + round * 0xBB67AE85u);
+    c2 = uint32_t(a >> 32) ^ c3 ^ key2(round);
     c3 = uint32_t(a);
   }
   return {c0, c1, c2, c3};

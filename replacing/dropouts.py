@@ -1,0 +1,95 @@
+"""Activations that go into a dropout and nowhere else, computed with it, for who does not need PyTorch's masks.
+
+The dropout stays where it is, and tells its probability and whether it drops; the activation before it, a :class:`Dropping`,
+waits for that.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from types import FunctionType
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..modules import ActivationModule
+from .gates import why_not
+from .pending import Pending, Waiting
+from .uses import Uses, uses_of
+
+__all__ = ["Dropping", "dropping_of"]
+
+
+class Dropping(Waiting):
+    """An activation that is computed with the dropout that follows it."""
+
+    def _pending(self, x: Tensor) -> Pending:
+        return _BeforeDropout(self.act, x)
+
+    def _get_name(self) -> str:
+        return f"jitact {type(self.act).__name__} with dropout"
+
+
+class _BeforeDropout(Pending):
+    _drops = True
+
+
+def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Dropping | None, str]:
+    """What computes an activation with its dropout, or why there is none; neither where no dropout follows.
+
+    Args:
+        act: ours, with the hooks of what it replaces.
+        places: the modules that hold it, and under which names.
+    """
+    found = [(parent, _dropouts(parent, name)) for parent, name in places]
+    if not any(each.found for _, each in found):
+        return None, ""
+    why = why_not(act, found, "drop", in_place=all(_runs_in_order(parent) for parent, _ in found))
+    return None if why else Dropping(act), why
+
+
+def _runs_in_order(module: nn.Module) -> bool:
+    """Whether its modules are called one after the other, each with what the one before returned."""
+    return type(module).forward is nn.Sequential.forward
+
+
+def _dropouts(parent: nn.Module, name: str) -> Uses:
+    """What a module does with what its activation ``name`` returns: drop it, or something else."""
+    dropped = Uses()
+    if _runs_in_order(parent):
+        names = list(parent._modules)
+        after = names[names.index(name) + 1 :][:1]
+        dropped.found = bool(after) and type(parent._modules[after[0]]) is nn.Dropout
+        dropped.beside = set(after)
+        return dropped
+    for result in uses_of(type(parent), name):
+        into = [_dropout(by, value, parent, result.me, result.function) for value, by in result.values]
+        dropped.found |= any(each is not None for each in into)
+        if len(into) == 1 and into[0] is not None:
+            dropped.beside |= into[0]
+        else:
+            dropped.otherwise = dropped.otherwise or result.otherwise("drop")
+    return dropped
+
+
+def _dropout(by: ast.AST | None, value: ast.expr, parent: nn.Module, me: str, function: FunctionType) -> set[str] | None:
+    """The module's own that drops ``value``, none if ``F.dropout`` does; None where nothing does."""
+    if not (isinstance(by, ast.Call) and by.args[:1] == [value]):
+        return None
+    root, *attributes = _dotted(by.func)
+    if root == me:
+        held = parent._modules.get(attributes[0]) if len(attributes) == 1 else None
+        return {attributes[0]} if type(held) is nn.Dropout else None
+    meant: Any = function.__globals__.get(root)
+    for attribute in attributes:
+        meant = getattr(meant, attribute, None)
+    return set() if meant is F.dropout else None
+
+
+def _dotted(node: ast.expr) -> list[str]:
+    """``["F", "dropout"]`` for ``F.dropout``; one empty string for what is no name."""
+    if isinstance(node, ast.Name):
+        return [node.id]
+    return [*_dotted(node.value), node.attr] if isinstance(node, ast.Attribute) else [""]

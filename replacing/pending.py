@@ -1,0 +1,152 @@
+"""Activations that are not computed yet: their results wait for what the model does with them, which one kernel may do too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules import module as of_modules
+
+from ..fusing.around import run_around
+from ..gating.calls import run_gated
+from ..gating.generated import gated
+from ..modules import ActivationModule, variant
+from ..records import DTYPES
+
+__all__ = ["Pending", "Waiting", "has_hooks"]
+
+
+class Waiting(nn.Module):
+    """Base of what stands in place of an activation that is computed with what follows it.
+
+    Attributes:
+        act: the activation, jitact's.
+    """
+
+    def __init__(self, act: ActivationModule) -> None:
+        """Of an activation of one tensor and numbers."""
+        super().__init__()
+        self.act = act
+        self.training = act.training
+
+    def forward(self, x: Tensor) -> Any:
+        """The activation of ``x``, to be computed with what follows; right away where a graph is made or hooks look on."""
+        in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and x.device.type in ("cpu", "cuda")
+        looked_at = has_hooks(self) or of_modules._has_any_global_hook()
+        if looked_at or not in_eager or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return self.act(x)
+        return self._pending(x)
+
+    def _pending(self, x: Tensor) -> Pending:
+        return Pending(self.act, x)
+
+
+def has_hooks(module: nn.Module | None) -> bool:
+    """Whether hooks look on when a module is called."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return module is not None and any(getattr(module, kind) for kind in kinds)
+
+
+class Pending:
+    """``act(gate)``, not yet computed. Times a tensor it is the gated activation; anything else gets the activation's value."""
+
+    _drops = False
+
+    def __init__(self, act: ActivationModule, gate: Tensor) -> None:
+        """Of an activation and what it is applied to."""
+        self._act, self._gate, self._value = act, gate, None
+
+    def value(self) -> Tensor:
+        """The activation by itself."""
+        if self._value is None:
+            self._value = self._act(self._gate)
+        return self._value
+
+    def __mul__(self, up: Any) -> Tensor:
+        """The product, in one kernel."""
+        act, gate = self._act, self._gate
+        fits = type(up) in (Tensor, nn.Parameter) and up.dtype is gate.dtype and up.device == gate.device
+        if self._value is not None or not fits:
+            return self.value() * up
+        record = gated(act).activation
+        numbers = {name: getattr(act, name) for name, _ in record.params}
+        options = {"dim": -1, "layout": "halves", "gate": "first", "rounding": "once", "save": None, "fast_math": act.fast_math}
+        whole = _whole(gate, up)
+        if whole is None:
+            return run_gated(record, (), {"gate": gate, "up": up}, options | numbers)
+        x, found = whole
+        return run_gated(record, (x,), {}, options | found | numbers)
+
+    __rmul__ = __mul__
+
+    def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        """What ``F.dropout`` makes of it, with the mask of jitact's generator, in one kernel."""
+        act = self._act
+        if not training or p == 0 or self._value is not None:
+            return F.dropout(self.value(), p, training, inplace)
+        record, options = variant(act.activation, vars(act)), (act.inplace, act.save, act.fast_math, act.training)
+        return run_around(record, {"x": self._gate}, act._params(), {"dropout": p}, *options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Of the activation's value."""
+        return getattr(self.value(), name)
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        """PyTorch's functions get the activation's value, but for the product."""
+        if function in (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__) and len(args) == 2 and not kwargs:
+            a, b = args
+            return a * b if isinstance(a, Pending) else b * a
+        if function is F.dropout and args and isinstance(args[0], Pending) and args[0]._drops:
+            return args[0].dropped(*args[1:], **(kwargs or {}))
+        return function(*_values(args), **_values(kwargs or {}))
+
+
+def _values(tree: Any) -> Any:
+    """Arguments with values in place of what is pending."""
+    if isinstance(tree, Pending):
+        return tree.value()
+    if isinstance(tree, dict):
+        return {key: _values(value) for key, value in tree.items()}
+    return type(tree)(map(_values, tree)) if type(tree) in (tuple, list) else tree
+
+
+def _operator(name: str) -> Any:
+    def operator(self: Pending, *others: Any) -> Any:
+        return getattr(self.value(), name)(*_values(others))
+
+    return operator
+
+
+_OPERATORS = (
+    "add radd sub rsub truediv rtruediv floordiv pow rpow matmul rmatmul neg pos abs getitem len iter bool float int "
+    "lt le gt ge eq ne"
+)
+for _name in _OPERATORS.split():
+    setattr(Pending, f"__{_name}__", _operator(f"__{_name}__"))
+Pending.__hash__ = object.__hash__
+
+
+def _whole(gate: Tensor, up: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
+    """The tensor that holds just these two, and how, if both are views of one."""
+    x = gate._base
+    if x is None or x is not up._base or gate.shape != up.shape or x.dim() != gate.dim() or x.dtype is not gate.dtype:
+        return None
+    doubled = [dim for dim in range(x.dim()) if x.shape[dim] != gate.shape[dim]]
+    if len(doubled) != 1 or x.shape[doubled[0]] != 2 * gate.shape[doubled[0]] or gate.stride() != up.stride():
+        return None
+    (dim,) = doubled
+    offset, step = up.storage_offset() - gate.storage_offset(), x.stride(dim)
+    first = min(gate.storage_offset(), up.storage_offset())
+    others_alike = all(a == b for k, (a, b) in enumerate(zip(gate.stride(), x.stride(), strict=True)) if k != dim)
+    if first != x.storage_offset() or not others_alike:
+        return None
+    if gate.stride(dim) == step and abs(offset) == gate.shape[dim] * step:
+        layout = "halves"
+    elif gate.stride(dim) == 2 * step and abs(offset) == step:
+        layout = "interleaved"
+    else:
+        return None
+    return x, {"dim": dim, "layout": layout, "gate": "first" if offset > 0 else "last"}

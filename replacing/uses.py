@@ -1,0 +1,136 @@
+"""What the methods of a module do with what one of its modules returns, as their source shows it. Nothing is run."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Iterator
+from functools import lru_cache
+from types import FunctionType
+from typing import NamedTuple
+
+__all__ = ["Result", "Uses", "assigned_from", "own_calls", "uses_of"]
+
+
+class Uses:
+    """Whether a result is used in the one way that is looked for.
+
+    Attributes:
+        found: it is, somewhere.
+        beside: the module's own modules that have a part in that, by name.
+        otherwise: what else is done with it, "" if nothing.
+    """
+
+    def __init__(self) -> None:
+        """Of a result that nothing is known of."""
+        self.beside: set[str] = set()
+        self.found, self.otherwise = False, ""
+
+
+class Result(NamedTuple):
+    """What ``self.<name>(...)`` returns in a method, and where it goes.
+
+    Attributes:
+        definition: the method.
+        function: the method, run.
+        me: its name for the module.
+        call: None where the module is passed on and not called.
+        values: the expressions that have the result, each with what it is part of.
+    """
+
+    definition: ast.FunctionDef
+    function: FunctionType
+    me: str
+    call: ast.Call | None
+    values: list[tuple[ast.expr, ast.AST | None]]
+
+    def otherwise(self, what: str) -> str:
+        """Says that more is done with it than ``what``."""
+        done = "passes it on" if self.call is None else f"does more with it than {what}"
+        return f"{self.definition.name} {done}"
+
+
+def uses_of(cls: type, name: str) -> Iterator[Result]:
+    """Where the methods of a class call ``self.<name>``."""
+    for function in _methods(cls):
+        tree = _parsed(function)
+        for definition in ast.walk(tree) if tree is not None else ():
+            if isinstance(definition, ast.FunctionDef) and definition.args.args:
+                yield from _results(definition, function, name)
+
+
+def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> Iterator[Result]:
+    me = definition.args.args[0].arg
+    parents = {child: parent for parent in ast.walk(definition) for child in ast.iter_child_nodes(parent)}
+    for node in ast.walk(definition):
+        if not (isinstance(node, ast.Attribute) and node.attr == name and _is_name(node.value, me)):
+            continue
+        if isinstance(node.ctx, ast.Store):
+            continue
+        call = parents[node]
+        if not (isinstance(call, ast.Call) and call.func is node):
+            yield Result(definition, function, me, None, [])
+            continue
+        values, parent = [call], parents[call]
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+            values = _uses(definition, parent)
+        yield Result(definition, function, me, call, [(value, parents.get(value)) for value in values])
+
+
+def _methods(cls: type) -> Iterator[FunctionType]:
+    """The functions of a class and its parents, but for PyTorch's own, below their decorators."""
+    seen = set()
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "torch":
+            continue
+        for key, member in vars(base).items():
+            function = inspect.unwrap(member) if isinstance(member, FunctionType) else None
+            if function is not None and key not in seen:
+                yield function
+            seen.add(key)
+
+
+@lru_cache(maxsize=1024)
+def _parsed(function: FunctionType) -> ast.AST | None:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
+
+
+def _is_name(node: ast.AST, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
+def _uses(definition: ast.FunctionDef, assign: ast.Assign) -> list[ast.Name]:
+    """Where what is assigned is read, before something else is assigned to the name."""
+    name = assign.targets[0].id
+    uses = [node for node in ast.walk(definition) if _is_name(node, name) and node.lineno > assign.end_lineno]
+    uses.sort(key=lambda node: (node.lineno, node.col_offset))
+    stores = [node for node in uses if isinstance(node.ctx, ast.Store)]
+    # A value is read before the name that it is assigned to in the same statement is bound again.
+    end = stores[0].lineno if stores else float("inf")
+    return [node for node in uses if isinstance(node.ctx, ast.Load) and node.lineno <= end]
+
+
+def own_calls(tree: ast.AST, me: str) -> set[str]:
+    """The attributes of the module that an expression calls."""
+    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    return {func.attr for func in calls if isinstance(func, ast.Attribute) and _is_name(func.value, me)}
+
+
+def assigned_from(definition: ast.FunctionDef, local: str, me: str) -> set[str]:
+    """The attributes of the module that are called where a local name gets its value, and those that this is made of."""
+    found, seen, pending = set(), {local}, [local]
+    assigns = [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
+    while pending:
+        name = pending.pop()
+        for assign in assigns:
+            if any(_is_name(node, name) for target in assign.targets for node in ast.walk(target)):
+                found |= own_calls(assign.value, me)
+                for node in ast.walk(assign.value):
+                    if isinstance(node, ast.Name) and node.id not in seen and node.id != me:
+                        seen.add(node.id)
+                        pending.append(node.id)
+    return found

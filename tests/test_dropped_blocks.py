@@ -1,0 +1,131 @@
+"""Activations and the dropout behind them, which `replace` computes with one kernel where it is asked to."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import jitact
+from jitact.replacing.dropouts import Dropping
+
+
+class Block(nn.Module):
+    """One dropout behind the activation, and once more at the end."""
+
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__()
+        self.a, self.act, self.drop, self.b = nn.Linear(6, 64), act or nn.GELU(), nn.Dropout(0.4), nn.Linear(64, 6)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.drop(self.act(self.a(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(self.b(self.hidden(x)))
+
+
+class ByName(Block):
+    """With names on the way, and the function."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        x = self.act(x)
+        x = F.dropout(x, 0.4, training=self.training)
+        return x
+
+
+class Twice(Block):
+    """What is dropped is not all."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        y = self.act(self.a(x))
+        return self.drop(y) + y
+
+
+class InOrder(nn.Sequential):
+    """Modules in order."""
+
+    def __init__(self, act: nn.Module | None = None) -> None:
+        super().__init__(nn.Linear(6, 64), act or nn.GELU(), nn.Dropout(0.4))
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self(x)
+
+
+BLOCKS = {"a method": Block, "by name": ByName, "in order": InOrder, "in place": lambda: InOrder(nn.ReLU(inplace=True))}
+
+
+@pytest.mark.parametrize("what", BLOCKS)
+def test_blocks(what: str) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(BLOCKS[what]()), torch.randn(50, 6)
+    plain = copy.deepcopy(model)
+    assert not any(isinstance(each, Dropping) for each in plain.modules())
+    report = jitact.replace(model, dropout=True)
+    (done,) = report.replaced
+    assert done.new.endswith(" with the dropout") and not report.undropped and "with dropout" in str(model)
+    act, before = (F.relu if what == "in place" else F.gelu), next(name for name, _ in plain[0].named_children())
+    exact = act(plain[0].get_submodule(before)(x))
+    for each in (model, pickle.loads(pickle.dumps(copy.deepcopy(model)))):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            y = each[0].hidden(x)
+        names = [event.name for event in profile.events()]
+        assert sum(name.startswith("jitact::") for name in names) == 1 and "aten::dropout" not in names
+        share = (y == 0)[exact != 0].double().mean()
+        assert 0.3 < share < 0.5
+        torch.testing.assert_close(y, torch.where(y == 0, 0.0, exact / 0.6), rtol=1e-4, atol=1e-6)
+        y.sum().backward()
+        bias = plain[0].get_submodule(before).bias
+        (expected,) = torch.autograd.grad((exact * (y != 0) / 0.6).sum(), bias, retain_graph=True)
+        torch.testing.assert_close(each[0].get_submodule(before).bias.grad, expected, rtol=1e-4, atol=1e-4)
+        each.eval()
+        torch.testing.assert_close(each(x), plain.eval()(x))
+        assert jitact.restore(each) == 1 and torch.equal(each(x), plain(x))
+
+
+def test_masks_are_pytorchs_unless_it_is_asked_for() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block()), torch.randn(50, 6)
+    torch.manual_seed(1)
+    expected = model(x)
+    assert not jitact.replace(model).undropped
+    torch.manual_seed(1)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_what_is_not_fused() -> None:
+    hooked, undropped = Block(), nn.Sequential(nn.GELU(), nn.Linear(6, 6))
+    model = nn.Sequential(Twice(), Block(nn.SiLU(inplace=True)), Block(), undropped, hooked)
+    hooked.drop.register_forward_hook(lambda *args: None)
+    report = jitact.replace(model, dropout=True)
+    why = {each.path: each.why for each in report.undropped}
+    assert why == {
+        "0.act": "hidden does more with it than drop",
+        "1.act": "it overwrites its input",
+        "4.act": "drop has hooks",
+    }
+    assert "not fused with the dropout:" in repr(report)
+    found = [isinstance(each, Dropping) for each in (model[0].act, model[1].act, model[2].act, undropped[0])]
+    assert found == [False, False, True, False]
+    with pytest.raises(TypeError, match=r"replace\(\): dropout must be True or False, .* got 0.5"):
+        jitact.replace(model, dropout=0.5)
+
+
+def test_compiled_and_hooks_that_come_later() -> None:
+    torch.manual_seed(0)
+    model, x, seen = nn.Sequential(Block()), torch.randn(50, 6), []
+    jitact.replace(model, dropout=True)
+    torch._dynamo.reset()
+    compiled = torch.compile(model[0].hidden, backend="aot_eager", fullgraph=True)
+    y = compiled(x)
+    assert 0.2 < (y == 0).double().mean() < 0.6 and not torch.equal(compiled(x), y)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, y: seen.append(type(y)))
+    try:
+        model(x)
+    finally:
+        handle.remove()
+    assert set(seen) == {Tensor}
