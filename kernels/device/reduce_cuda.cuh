@@ -247,8 +247,8 @@ struct Columns {
   bool repeat;      // whether a thread's vectors all have the same values of broadcast operands
 };
 
-// How many vectors a thread of column_sums has, on their way or computed: more where only dy is read.
-template <Op op, typename S> constexpr int kSlots = reads(op) > 1 ? 2 : sizeof(S) == 2 ? 3 : 4;
+// How many vectors are on their way to a thread of column_sums while it computes another: more where only dy is read.
+template <Op op, typename S> constexpr int kAhead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(kThreads)
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, kSummed = summed(op), slots = kSlots<op, S>;
+  constexpr int size = Storage<S>::size, kSummed = summed(op), ahead = kAhead<op, S>;
   const int t = threadIdx.x;
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
@@ -272,24 +272,20 @@ __global__ void __launch_bounds__(kThreads)
   const auto load = [&](Inputs<op>& inputs, int64_t from) {
     load_if<op, S>(from < vectors, launch, from * size, inputs);
   };
-  // Vectors are loaded into the place of one that is done: moved from place to place, they would have to have arrived.
-  Inputs<op> inputs[slots];
-  JITACT_UNROLL for (int a = 0; a < slots; a++) load(inputs[a], v + a * columns.threads);
+  Inputs<op> inputs[ahead + 1];
+  JITACT_UNROLL for (int a = 0; a < ahead; a++) load(inputs[a], v + a * columns.threads);
   const auto find_others = [&] {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others, common, v * size);
   };
-  const auto take = [&](int a) {
+#pragma unroll 1
+  for (; v < vectors; v += columns.threads) {
+    load(inputs[ahead], v + ahead * columns.threads);
     find_others();
     const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
-    compute_vector<op, S>(launch, inputs[a], others, numbers, v * size, add);
-    load(inputs[a], v + slots * columns.threads);
-    v += columns.threads;
-  };
-#pragma unroll 1
-  while (v + (slots - 1) * columns.threads < vectors) JITACT_UNROLL for (int a = 0; a < slots; a++) take(a);
-  JITACT_UNROLL for (int a = 0; a < slots - 1; a++)
-    if (v < vectors) take(a);
+    compute_vector<op, S>(launch, inputs[0], others, numbers, v * size, add);
+    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
+  }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
     find_others();
