@@ -32,7 +32,7 @@ from jitact.measuring.commandline import (
     say,
     write_json,
 )
-from jitact.measuring.limits import BOUNDS, FAR, LONG_TAIL_ULP, OF_GATES, UNUSUAL
+from jitact.measuring.limits import BOUNDS, OF_GATES, UNUSUAL
 from jitact.measuring.oracle import exact_function
 from jitact.measuring.pairs import Judge, pairs
 from jitact.measuring.text import figure
@@ -74,15 +74,13 @@ def measure(
             continue
         exact = exact or exact_function(cls().to(x.device, dtype), dtype)
         y, dx = value_and_gradient(exact, x.double())
-        long_tail = dtype is torch.float32 and cls.activation.long_tail
-        forward_bound = torch.where((x.abs() > FAR) & long_tail, LONG_TAIL_ULP, bound.forward)
         tiny = torch.finfo(dtype).tiny if dtype.itemsize > 2 else 0.0  # of 32 and 64 bits, normal results are judged
         for name, module in subjects.items():
             own_y, own_dx = value_and_gradient(module, x)
             found = errors[name]
             floor = cls.activation.zero_crossing if dtype is torch.float32 else None
             error = ulp_error(own_y, y, dtype, floor).masked_fill((y.abs() < tiny) & (own_y.abs() <= tiny), 0.0)
-            found["forward"].add(x, error, bound.usual, forward_bound)
+            found["forward"].add(x, error, bound.usual, bound.forward)
             found["gradient"].add(x, ulp_error(own_dx, dx, dtype, bound.floor), bound.gradient, bound.gradient)
             if isinstance(module, ActivationModule) and (module.save or cls.activation.saves[0]) == "output":
                 params = [p.detach().double() if isinstance(p, Tensor) else p for p in module._params()]
@@ -146,14 +144,12 @@ def measure_pairs(
     """
     errors: dict[str, Errors] = {name: {"forward": Error(), "gradient": Error()} for name in subjects}
     for gate, up, dy in values:
-        usual = OF_GATES[gate.dtype]
-        tail = (gate.abs() > FAR) & record.long_tail & (gate.dtype is torch.float32)
-        bound = torch.where(tail, LONG_TAIL_ULP, usual)
+        bound = OF_GATES[gate.dtype]
         judge, first = Judge(record, gate, up, dy), record.gating.gate == "first"
         for name, module in subjects.items():
             found = judge.errors(lambda g, u, m=module, f=first: m(g, u) if f else m(u, g))
             for kind, (at, error) in found.items():
-                errors[name]["forward" if kind == "forward" else "gradient"].add(at, error, usual, bound)
+                errors[name]["forward" if kind == "forward" else "gradient"].add(at, error, bound, bound)
     return errors
 
 

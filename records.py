@@ -148,7 +148,6 @@ class Activation:
         kernel: what to compile, where that is not ``kernels/<name>.cu``.
         has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
         zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
-        long_tail: whether its float32 forward goes to 0 as the exponential of a rounded polynomial does; see ``limits.FAR``.
         fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
         channels: the operands with a value for each channel, by name; the module's own parameters or buffers.
         dtypes: of those operands: "same" as x's, or an error; "promoted" with x to the dtype of the result; or each its "own".
@@ -178,7 +177,6 @@ class Activation:
     work: Work = NEXT_TO_NOTHING
     kernel: KernelSource | None = None
     zero_crossing: float = 0.0
-    long_tail: bool = False
     fingerprint: str = ""
     has_reference: bool = True
     channels: dict[str, Channel] = field(default_factory=dict)

@@ -14,11 +14,9 @@ import torch
 __all__ = [
     "BOUNDS",
     "DISSOLVED",
-    "FAR",
     "FORMULA",
     "FORMULA_FROM_OUTPUT",
     "GRADIENT_FLOOR",
-    "LONG_TAIL_ULP",
     "OF_GATES",
     "OF_ROWS",
     "OTHER_PARAMETERS",
@@ -108,10 +106,6 @@ times the slope's own change with it, up to 4; of float64 the root of an ulp, as
 OTHER_PARAMETERS = Bound(math.inf, 64, 256, 2.0**-3)
 """float32 with parameters other than the defaults: beta x and alpha x are rounded before they go into an exponent or a sine, of
 up to 60, which loses 6 bits; the slope of laplace with sigma = 1/20 loses 2 more."""
-
-LONG_TAIL_ULP, FAR = 64, 5.0
-"""float32 forward of activations with a ``long_tail``, further than that from 0: an exponent of 80 that is off by half an ulp
-is 2^-18 off, which is 2^6 ulp."""
 
 DISSOLVED = TESTED[torch.float32].forward * 2
 """float32 in a compiled graph, forward: sums of products are rounded twice, where kernels have fma."""

@@ -11,7 +11,7 @@ from torch import Tensor
 import jitact
 from jitact.accuracy import ulp_error
 from jitact.activations import TABLE
-from jitact.measuring.limits import FAR, LONG_TAIL_ULP, OTHER_PARAMETERS, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
+from jitact.measuring.limits import OTHER_PARAMETERS, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.records import Activation, is_plain
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -59,8 +59,6 @@ def assert_accurate(activation: Activation, save: str, x: Tensor, **params: floa
 
     errors = ulp_error(y, exact_y, dtype)
     bound = torch.full_like(errors, limits.forward)
-    if dtype is torch.float32 and activation.long_tail:
-        bound[x.abs() > FAR] = LONG_TAIL_ULP
     assert_below(errors, bound, x, f"{name} forward")
     if x.numel() > 10_000:
         often = (errors > limits.usual).double().mean().item()
