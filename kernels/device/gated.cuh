@@ -25,12 +25,16 @@ JITACT_INLINE T product(T a, T b, T c) {
   else return all;
 }
 
-// a * b * (c * (d + low)) likewise, where `low` matters in float32 alone.
+// a * b * (c * (d + low)), in float32 rounded once; `low` matters there alone.
 template <typename T>
 JITACT_INLINE T product(T a, T b, T c, T d, [[maybe_unused]] T low) {
-  const T last = c * d, all = product(a, b, last);
-  if constexpr (std::is_same_v<T, Single>) return select(abs(all) < INFINITY, fma(a * b, fma(c, low, fma(c, d, -last)), all), all);
-  else return all;
+  const T last = c * d;
+  if constexpr (std::is_same_v<T, Single>) {
+    const T all = product(a, b, last);
+    return select(abs(all) < INFINITY, fma(a * b, fma(c, low, fma(c, d, -last)), all), all);
+  } else {
+    return a * b * last;
+  }
 }
 
 // times_normal_tail of math.cuh, with an error of less in float32, to which the product adds its own, and where results are
