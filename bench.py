@@ -69,6 +69,7 @@ from jitact.measuring.commandline import (
 from jitact.measuring.oracle import exact_function
 from jitact.measuring.others import Others
 from jitact.modules import ActivationModule
+from jitact.records import Activation
 from jitact.registry import REGISTRY
 from jitact.report import DIRECTIONS, PEERS
 
@@ -284,11 +285,17 @@ def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
     return [f"{kind} is wrong at the size {shape}" for kind, pair in pairs.items() if not torch.allclose(*pair, near, near)]
 
 
+def kept_by(record: Activation) -> str:
+    """What backward of a module keeps: a bit is not enough for the gradient of a weight such as prelu's."""
+    laid, first = record.layout, record.saves[0]
+    return "input" if first == "bit" and set(laid.places) - set(laid.from_bit) else first
+
+
 def measure_row(
     cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor], rates: dict[str, dict[str, float]], peers: list[str]
 ) -> report.Row:
     """One activation and dtype: a row of the results. What is wrong gets no time."""
-    x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, cls.activation.saves[0]
+    x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, kept_by(cls.activation)
     release(device)
     row: report.Row = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
     row |= {"errors": None, "ours": None, **dict.fromkeys(PEERS)}
