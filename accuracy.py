@@ -10,7 +10,6 @@ now, stay.
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -30,6 +29,7 @@ from jitact.measuring.commandline import (
     machine,
     progress,
     say,
+    with_kept,
     write_json,
 )
 from jitact.measuring.limits import BOUNDS, OF_GATES, UNUSUAL
@@ -240,18 +240,6 @@ def _worst(error: dict | None) -> str:
     return f"{figure(error['ulp']):>9} at {error['at']:<12.6g}" if error else f"{'-':>9}{'':16}"
 
 
-def with_kept(results: dict, file: Path) -> list[dict]:
-    """The rows of a file that are of the same machine and not measured anew, and those that are."""
-    try:
-        before = json.loads(file.read_text(encoding="utf-8"))
-        same = all(before["machine"][fact] == results["machine"][fact] for fact in ("device", "torch"))
-        earlier = before["rows"] if same else []
-    except (OSError, ValueError, KeyError, TypeError):  # there is none, or what is there is something else
-        earlier = []
-    new = {(row["name"], row["dtype"]) for row in results["rows"]}
-    return [row for row in earlier if (row["name"], row["dtype"]) not in new] + results["rows"]
-
-
 def main(arguments: list[str] | None = None, prog: str = "python -m jitact.accuracy") -> int:
     """The command line. Returns the exit code: 1 if a bound is broken, 2 for bad arguments, 130 after Ctrl-C."""
     return exit_code(lambda: _main(arguments, prog))
@@ -280,7 +268,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         args.json = args.json.with_suffix(".part.json")
     own = len(results["rows"])
     broken = {row["name"] for row in results["rows"] if row["broken"]}
-    results["rows"] = with_kept(results, args.json)
+    results = with_kept(results, args.json, ("device", "torch"))  # errors of another version stand until they are measured
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")

@@ -15,7 +15,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -223,8 +223,10 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
     path.write_text(f"{text}\n}}\n", encoding="utf-8")
 
 
-def with_kept(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Results, and those lines of a file that are not among them; none of another machine, of other versions or another shape.
+def with_kept(
+    results: dict[str, Any], path: Path | None, facts: Iterable[str] = ("device", "torch", "jitact")
+) -> dict[str, Any]:
+    """Results, and those lines of a file that are not among them; none where a fact of the machine or the shape is another.
 
     What is computed of all lines, such as means, is the caller's to compute again.
     """
@@ -232,7 +234,7 @@ def with_kept(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
         return results
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
-        other = any(before["machine"][fact] != results["machine"][fact] for fact in ("device", "torch", "jitact"))
+        other = any(before["machine"][fact] != results["machine"][fact] for fact in facts)
     except (ValueError, TypeError, LookupError):  # a file of something else, which is written over
         return results
     if other:
