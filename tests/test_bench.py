@@ -293,7 +293,7 @@ class TestBench:
             assert row["shape"] == [1024, 1032] and row["dtype"] == "fp32"
             assert row["kept"] == {"ours": 4, "eager": 4 + of_mask}
             assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
-            assert row["floor"]["backward"] > row["floor"]["forward"] > 0
+            assert row["floor"]["forward"] > 0 and row["floor"]["backward"] > 0  # of rates that are measured
         printed = capsys.readouterr().out
         assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 4
 
