@@ -228,7 +228,8 @@ def with_kept(
 ) -> dict[str, Any]:
     """Results, and those lines of a file that are not among them; none where a fact of the machine or the shape is another.
 
-    What is computed of all lines, such as means, is the caller's to compute again.
+    Lines that another version measured, if that may be, say so: ``"by"``. What is computed of all lines, such as means, is the
+    caller's to compute again.
     """
     if path is None or not path.exists():
         return results
@@ -239,13 +240,15 @@ def with_kept(
         return results
     if other:
         return results
-    both = dict(results)
+    both, then = dict(results), before["machine"]
+    same = then["jitact"] == results["machine"]["jitact"]
+    by = {} if same else {"by": f"jitact {then['jitact']}, {then['date'][:10]}"}
     for key in {"dtypes", "first_use"} & before.keys():
         both[key] = before[key] | results.get(key, {})
     for key in {"operands", "rows"} & before.keys():
         measured = {_line(row, results) for row in results.get(key, [])}
         kept = [row for row in before[key] if _line(row, before) == _line(row, both) and _line(row, both) not in measured]
-        both[key] = kept + results.get(key, [])
+        both[key] = [by | row for row in kept] + results.get(key, [])
     return both
 
 

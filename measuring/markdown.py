@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import json
 import statistics
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ def accuracy_markdown(results: Row) -> str:
     lines = [
         "# Worst errors",
         "",
-        f"Written by `jitact accuracy`: {describe_machine(results['machine'])}.",
+        f"Written by `jitact accuracy`: {_origin(results)}.",
         "",
         f"**jitact** / PyTorch, in ulp of the dtype, against float64, over {covered}. The unit is the spacing",
         "of the dtype at the exact result, so a correctly rounded one is off by at most 0.50. Of fp32, results that are normal",
@@ -46,6 +47,13 @@ def accuracy_markdown(results: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _origin(results: Row) -> str:
+    """The machine that results are of, and how many of their rows another version measured there."""
+    rows = results["rows"]
+    others = collections.Counter(row["by"] for row in rows if "by" in row)
+    return describe_machine(results["machine"]) + "".join(f"; {n} of {len(rows)} rows by {by}" for by, n in others.items())
+
+
 def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row) -> str:
     """ACTIVATIONS.md: everything that is registered, with what was measured of it.
 
@@ -57,7 +65,7 @@ def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row
     from ..registry import REGISTRY
 
     timed = [dtype for dtype in dtypes_of(bench) if dtype != "fp16"]  # as bf16, and the table is wide
-    sources = [f"Errors: {describe_machine(accuracy['machine'])}."] if accuracy else []
+    sources = [f"Errors: {_origin(accuracy)}."] if accuracy else []
     if bench:
         sources.append(f"Speed: {describe_machine(bench['machine'])}, {shape_of(bench)}.")
     lines = [

@@ -538,6 +538,15 @@ class TestWithKept:
         new = {"operands": [{"name": "softmax", "dtype": "bf16", "shape": [4, 5], "new": True}]}
         assert self.kept(new, old, tmp_path)["operands"] == [old["operands"][0], new["operands"][0]]
 
+    def test_lines_of_another_version_say_so(self, tmp_path):
+        row = {"name": "gelu", "dtype": "bf16", "ours": None}
+        old = {"machine": self.MACHINE | {"jitact": "0", "date": "2026-01-02T03:04"}, "rows": [row, row | {"name": "relu"}]}
+        write_json(tmp_path / "old.json", old)
+        new = {"machine": self.MACHINE | {"kind": "cuda", "jitact": "1"}, "rows": [row]}
+        both = with_kept(new, tmp_path / "old.json", ("device", "torch"))
+        assert both["rows"] == [{"by": "jitact 0, 2026-01-02"} | row | {"name": "relu"}, row]
+        assert with_kept(new, tmp_path / "old.json") == new
+
     def test_what_else_a_file_holds_is_written_over(self, tmp_path):
         new = {"machine": self.MACHINE, "rows": [{"name": "gelu", "dtype": "bf16"}]}
         path = tmp_path / "results.json"
