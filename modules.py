@@ -315,10 +315,11 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
         options = record.bind(signature, args, kwargs)
         params = tuple([options[name] for name, _ in record.params])
         chosen, inplace = variant(record, options), options.get("inplace", False)
-        beside = _wanted(record, options)
-        if beside:
+        beside = _beside(record, options)
+        if _wanted(beside):
             return run_around(chosen, {"x": x}, params, beside, inplace, options["save"], options["fast_math"], False)
-        check_beside(record, _beside(record, options), {"x": x})
+        if beside:
+            check_beside(record, beside, {"x": x})
         return run(x, chosen, params, inplace, options["save"], options["fast_math"])
 
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
@@ -332,15 +333,14 @@ def _signature_of_function(record: Activation, own: dict[str, Any]) -> inspect.S
     return inspect.Signature([*positional, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
 
 
-def _wanted(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
-    """What is to stand around the activation; nothing, if that is neither a bias nor dropout nor a residual."""
-    beside = _beside(record, options)
-    wanted = beside.get("bias") is not None or beside.get("residual") is not None or beside.get("dropout", 0.0) != 0
-    return beside if wanted else {}
-
-
 def _beside(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
+    """What is said of what is to stand around the activation."""
     return {name: options[name] for name in record.beside}
+
+
+def _wanted(beside: dict[str, Any]) -> bool:
+    """Whether there is a bias, dropout or a residual."""
+    return beside.get("bias") is not None or beside.get("residual") is not None or beside.get("dropout", 0.0) != 0
 
 
 def _function_of_several(record: Activation) -> Callable[..., Tensor]:
@@ -355,10 +355,9 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
         fixed = options.get("inplace", False), options["save"], options["fast_math"], training
-        wanted = _wanted(record, options)
-        if wanted:
-            return run_around(record, given, numbers, wanted, *fixed)
         beside = _beside(record, options)
+        if _wanted(beside):
+            return run_around(record, given, numbers, beside, *fixed)
         check_beside(record, beside, given)
         return run_with_operands(record, given, numbers, *fixed, beside.get("seed"))
 
