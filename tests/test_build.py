@@ -8,17 +8,19 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
-from building import answer, forward, kernel, run_python
+from building import answer, forward, kernel, obtain, run_python
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError
-from jitact.kernels.loader import build, cache, log, plan, source
+from jitact.kernels.loader import build, cache, compile, log, plan, source
 from jitact.kernels.loader.errors import explain
 from jitact.kernels.loader.gpu import Arch
 from jitact.kernels.loader.plan import make_plan
@@ -267,6 +269,61 @@ def test_paths_may_hold_anything(stand_in: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("JITACT_CACHE_DIR", str(odd / "cache"))
     entry, made = build.obtain(make_plan(answer(0)._replace(text=text, path=str(odd / "odd.cu"))))
     assert made and ctypes.CDLL(str(entry.library)).answer() == 5
+
+
+CALLER = """
+extern "C" int aoti_torch_dtype_float64(), torch_library_impl();
+extern "C" int answer() { return aoti_torch_dtype_float64(); }
+extern "C" int calls() { return torch_library_impl(); }
+"""
+
+
+def test_the_linker_reads_no_large_library(stand_in: Path, tmp_path: Path) -> None:
+    """Stand-ins give the same library: it names torch's, where loading finds functions that no stand-in has."""
+    wanted, torchs = make_plan(answer(1)), Path(torch.__file__).parent / "lib"
+    folder = compile._link_flags(wanted, tmp_path)[0].removeprefix("-L")
+    compile._make_stand_ins(wanted, Path(folder))
+    large = {"libtorch_cpu.so", *(["libtorch_cuda.so"] if torch.version.cuda else [])}
+    assert {path.name for path in Path(folder).glob("libtorch*.so")} == large
+    (tmp_path / "caller.cpp").write_text(CALLER)
+    needed = {}
+    for before in ([], [f"-L{folder}"]):
+        made = tmp_path / f"caller{len(before)}.so"
+        command = [wanted.cxx.path, "-shared", "-fPIC", "-Wl,--trace", str(tmp_path / "caller.cpp"), "-o", str(made)]
+        command += [*before, f"-L{torchs}", "-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python"]
+        read = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+        assert (f"{torchs}/libtorch_cpu.so" in read) is not (f"{folder}/libtorch_cpu.so" in read)
+        assert (f"{folder}/libtorch_cpu.so" in read) is bool(before)
+        said = subprocess.run(["readelf", "-d", made], capture_output=True, text=True, check=True).stdout
+        needed[bool(before)] = re.findall(r"NEEDED.*\[(.*)\]", said)
+        assert ctypes.CDLL(str(made)).answer() == 7, "torch's number of float64, and not what a stand-in returns"
+    assert "libtorch_cpu.so" in needed[True] and set(needed[True]) >= set(needed[False]) - {"libtorch.so"}
+
+
+def test_builds_find_stand_ins_and_do_without_them(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    load_inline, found = cpp_extension.load_inline, []
+
+    def recorded(*args: object, **options: object) -> object:
+        folder = Path(options["extra_ldflags"][0].removeprefix("-L"))
+        for thread in threading.enumerate():
+            if thread.name == "jitact stand-ins":
+                thread.join(60)
+        found.append((folder / "libtorch_cpu.so").exists())
+        return load_inline(*args, **options)
+
+    monkeypatch.setattr(cpp_extension, "load_inline", recorded)
+    obtain(1)
+    monkeypatch.setattr(compile, "_is_loaded", lambda *_: False)
+    obtain(2)
+    assert found == [True, False]
+
+
+def test_a_function_that_nobody_has_is_named(stand_in: Path) -> None:
+    text = answer(1).text.replace("{ return", "{ void nowhere(); nowhere(); return")
+    with pytest.raises(BuildError, match=r"the library made for answer cannot be loaded: .*undefined symbol: \w*nowhere"):
+        build.obtain(make_plan(answer(1)._replace(text=text)))
 
 
 def test_names_must_be_identifiers(folder: Path) -> None:

@@ -341,7 +341,7 @@ def test_the_cache_remembers_compilers(folder: Path, monkeypatch: pytest.MonkeyP
     make_plan(answer(1))
     kept = folder / "machine.json"
     assert stat.S_ISREG(kept.stat().st_mode)
-    monkeypatch.setattr(toolchain, "_output", lambda *_: pytest.fail("asked again"))
+    monkeypatch.setattr(toolchain, "_answers", lambda *_: pytest.fail("asked again"))
     make_plan(answer(1))
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import logging
 import os
 import shlex
 import shutil
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
+from types import ModuleType
 
 from . import cache, source
 from .errors import BuildError, explain
@@ -22,6 +26,8 @@ from .trust import opened, replaceable
 __all__ = ["compile_library", "jobs"]
 
 _MEMORY_PER_COMPILER = 1 << 30  # bytes; nvcc takes the most, a quarter of this for a plain kernel
+# Libraries of torch with so many symbols that a linker reads for 0.1 to 0.4 s, and a function of each that every build calls.
+_LARGE = {"torch_cpu": "torch_library_impl", "torch_cuda": "aoti_torch_get_current_cuda_stream"}
 
 
 def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
@@ -41,6 +47,8 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         path_of = _fixed_path if replaceable(staging, shared=shared(folder)) else _plain_path
         staging = paths.enter_context(path_of(staging))
         include = [paths.enter_context(_plain_path(path)) for path in plan.source.include_folders()]
+        link_flags = _link_flags(plan, staging)
+        paths.enter_context(_stand_ins(plan, staging))
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
@@ -48,7 +56,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
                 extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel()],
-                extra_ldflags=_link_flags(plan, staging),
+                extra_ldflags=link_flags,
                 extra_include_paths=[str(path) for path in include],
                 build_directory=str(staging),
                 is_python_module=False,
@@ -62,7 +70,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise BuildError(f"the library made for {plan.name} cannot be loaded: {error}") from None
+            raise BuildError(f"the library made for {plan.name} cannot be loaded: {error.__cause__ or error}") from None
         _log_commands(staging)
         return Path(library).read_bytes()
 
@@ -112,13 +120,50 @@ def _host_compiler(plan: Plan) -> list[str]:
 
 
 def _link_flags(plan: Plan, staging: Path) -> list[str]:
-    """The CUDA runtime by the name that torch asks for, which pip's lacks."""
-    if not plan.made_archs:
-        return []
+    """A folder of libraries that go before torch's: the CUDA runtime by the name that torch asks for, which pip's lacks."""
     folder = staging / "lib"
     folder.mkdir()
-    (folder / "libcudart.so").symlink_to(find_cudart(plan.nvcc))
+    if plan.made_archs:
+        (folder / "libcudart.so").symlink_to(find_cudart(plan.nvcc))
     return [f"-L{shlex.quote(str(folder))}"]
+
+
+@contextmanager
+def _stand_ins(plan: Plan, staging: Path) -> Iterator[None]:
+    """Has the linker find stand-ins for torch's large libraries, made while the compilers work.
+
+    Of a shared library the linker notes the name alone, where the build calls something in it; where its functions are, is
+    found out at load. So a library of that name with one function does as well. Without one the linker takes torch's.
+    """
+    maker = Thread(target=_make_stand_ins, args=(plan, staging / "lib"), name="jitact stand-ins")
+    with suppress(RuntimeError):  # none can be started any more while Python ends
+        maker.start()
+    try:
+        yield
+    finally:
+        if maker.ident is not None:
+            maker.join()
+
+
+def _make_stand_ins(plan: Plan, folder: Path) -> None:
+    """Puts those into ``folder`` that can be made, each in one step."""
+    for library, function in _LARGE.items():
+        name = f"lib{library}.so"
+        source, made = folder / f"{library}.c", folder / f"{library}.made"
+        command = [plan.cxx.path, "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", source, "-o", made]
+        with suppress(OSError, subprocess.SubprocessError):
+            if _is_loaded(name, function):
+                source.write_text(f"void {function}(void) {{}}\n")
+                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+                made.rename(folder / name)
+
+
+def _is_loaded(name: str, function: str) -> bool:
+    """Whether the dynamic loader takes ``name`` for a library that is here already and has ``function``."""
+    try:
+        return hasattr(ctypes.CDLL(name, mode=os.RTLD_NOLOAD), function)
+    except OSError:
+        return False
 
 
 @contextmanager
@@ -142,7 +187,7 @@ def _fixed_path(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def _environment(plan: Plan, staging: Path) -> Iterator:
+def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
     """torch.utils.cpp_extension, set up to run the tools that the plan names; all as before afterwards."""
     ninja = find_ninja()
     wanted = {
@@ -162,8 +207,7 @@ def _environment(plan: Plan, staging: Path) -> Iterator:
     level = torch_log.level
     torch_log.setLevel(logging.ERROR)  # "No CUDA runtime is found": known, and no reason to worry anybody
     try:
-        from torch.utils import cpp_extension
-
+        cpp_extension = _import_extension()
         home = cpp_extension.CUDA_HOME
         cpp_extension.CUDA_HOME = plan.nvcc.root if plan.nvcc else home
         try:
@@ -177,6 +221,21 @@ def _environment(plan: Plan, staging: Path) -> Iterator:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _import_extension() -> ModuleType:
+    """torch.utils.cpp_extension.
+
+    It brings setuptools, so much that Python would look through all objects of torch for garbage, for half of the time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        from torch.utils import cpp_extension
+    finally:
+        if collects:
+            gc.enable()
+    return cpp_extension
 
 
 def _log_commands(staging: Path) -> None:

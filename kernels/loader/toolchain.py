@@ -229,30 +229,39 @@ def _identity(path: str) -> str:
 
 
 def _ask_cxx(path: str) -> dict | None:
-    version = _output(path, "--version").partition("\n")[0]
-    return {"version": version} if version and _output(path, "-E", "-x", "c++", os.devnull) else None
+    said, preprocessed = _answers(path, ["--version"], ["-E", "-x", "c++", os.devnull])
+    version = said.partition("\n")[0]
+    return {"version": version} if version and preprocessed else None
 
 
 def _ask_nvcc(path: str) -> dict | None:
-    lines = _output(path, "--version").strip().splitlines()
+    said, dry_run, codes = _answers(path, ["--version"], ["--dryrun", "-x", "cu", os.devnull], ["--list-gpu-code"])
+    lines = said.strip().splitlines()
     release = re.search(r"release (\d+\.\d+)", "\n".join(lines))
     if not release:
         return None
-    top = re.search(r"^#\$ TOP=(.*)$", _output(path, "--dryrun", "-x", "cu", os.devnull), re.MULTILINE)
+    top = re.search(r"^#\$ TOP=(.*)$", dry_run, re.MULTILINE)
     root = os.path.realpath(top[1].strip() if top else os.path.join(os.path.dirname(path), os.pardir))
-    archs = re.findall(r"sm_(\w+)", _output(path, "--list-gpu-code"))
-    return {"version": lines[-1], "release": release[1], "root": root, "archs": archs}
+    return {"version": lines[-1], "release": release[1], "root": root, "archs": re.findall(r"sm_(\w+)", codes)}
 
 
-def _output(*command: str) -> str:
-    """What the command prints, nothing if it cannot be run."""
+def _answers(path: str, *questions: list[str]) -> list[str]:
+    """What a program prints, run for all questions at the same time; nothing where it fails or cannot be run."""
     import subprocess  # not at the top: a hit starts no process
 
     try:
-        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=False)
+        running = [subprocess.Popen([path, *q], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for q in questions]
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.decode(errors="replace") if done.returncode == 0 else ""
+        return [""] * len(questions)
+    answers = []
+    for process in running:
+        try:
+            printed, _ = process.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        answers.append(printed.decode(errors="replace") if process.returncode == 0 else "")
+    return answers
 
 
 def _pip_install(*packages: str) -> str:
