@@ -149,13 +149,13 @@ def _make_stand_ins(plan: Plan, folder: Path) -> None:
     """Puts those into ``folder`` that can be made, each in one step."""
     for library, function in _LARGE.items():
         name = f"lib{library}.so"
-        source, made = folder / f"{library}.c", folder / f"{library}.made"
+        source, made = f"{library}.c", f"{library}.made"
         command = [plan.cxx.path, "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", source, "-o", made]
         with suppress(OSError, subprocess.SubprocessError):
             if _is_loaded(name, function):
-                source.write_text(f"void {function}(void) {{}}\n")
-                subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
-                made.rename(folder / name)
+                (folder / source).write_text(f"void {function}(void) {{}}\n")
+                subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=True)
+                (folder / made).rename(folder / name)
 
 
 def _is_loaded(name: str, function: str) -> bool:
