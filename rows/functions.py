@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function
 
-from ..records import what_it_is
+from ..records import is_stand_in, what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows
 from .operands import with_operands
@@ -46,7 +48,7 @@ def softmax(
         TypeError, ValueError: x or mask is no tensor, scale no number, mask does not fit, or save is neither.
         IndexError, RuntimeError: as PyTorch's, for a dimension or a dtype that will not do.
     """
-    return run(TABLE["softmax"], x, dim, dtype, scale, mask, save)
+    return run(TABLE["softmax"], softmax, x, dim, dtype, scale, mask, save)
 
 
 def log_softmax(
@@ -59,7 +61,7 @@ def log_softmax(
     save: Literal["output", "input"] = "output",
 ) -> Tensor:
     """log_softmax(t) = t - log(sum of exp(t)) along ``dim``, where t = scale x + mask. All else is as in :func:`softmax`."""
-    return run(TABLE["log_softmax"], x, dim, dtype, scale, mask, save)
+    return run(TABLE["log_softmax"], log_softmax, x, dim, dtype, scale, mask, save)
 
 
 def softmin(
@@ -72,14 +74,25 @@ def softmin(
     save: Literal["output", "input"] = "output",
 ) -> Tensor:
     """softmin(x) = softmax(t) along ``dim``, where t = mask - scale x. All else is as in :func:`softmax`."""
-    return run(TABLE["softmin"], x, dim, dtype, scale, mask, save)
+    return run(TABLE["softmin"], softmin, x, dim, dtype, scale, mask, save)
 
 
 def run(
-    record: RowActivation, x: Tensor, dim: int | None, dtype: torch.dtype | None, scale: float, mask: Tensor | None, save: str
+    record: RowActivation,
+    function: Callable[..., Tensor],
+    x: Tensor,
+    dim: int | None,
+    dtype: torch.dtype | None,
+    scale: float,
+    mask: Tensor | None,
+    save: str,
 ) -> Tensor:
-    """A call of an activation of rows; of the arguments, :func:`softmax` tells."""
+    """A call of an activation of rows by its function; of the arguments, :func:`softmax` tells."""
     name = record.name
+    if not isinstance(x, Tensor) or not (mask is None or isinstance(mask, Tensor)):
+        stand_ins = tuple(each for each in (x, mask) if is_stand_in(each))
+        if stand_ins:
+            return handle_torch_function(function, stand_ins, x, dim, dtype, scale=scale, mask=mask, save=save)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
     if not isinstance(scale, (int, float)):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn
+from ..records import is_stand_in
 from ..registry import normalise, users_rows
 from . import functions
 from .records import TABLE, RowActivation
@@ -95,7 +96,7 @@ class Softmax2d(RowModule, nn.Softmax2d):
         Raises:
             ValueError: input is neither one image nor a batch of them.
         """
-        if input.dim() not in (3, 4):
+        if not is_stand_in(input) and input.dim() not in (3, 4):
             raise ValueError(f"Softmax2d: expected 3 or 4 dimensions, got {input.dim()}")
         return functions.softmax(input, -3)
 
@@ -165,7 +166,7 @@ def make_module(record: RowActivation) -> type[RowModule]:
         mask: Tensor | None = None,
         save: str = record.saves[0],
     ) -> Tensor:
-        return functions.run(record, x, dim, dtype, scale, mask, save)
+        return functions.run(record, function, x, dim, dtype, scale, mask, save)
 
     def init(self: nn.Module, dim: int = -1) -> None:
         nn.Module.__init__(self)
@@ -173,6 +174,7 @@ def make_module(record: RowActivation) -> type[RowModule]:
 
     theirs = record.reference or record.eager
     function.__name__ = function.__qualname__ = record.name
+    function.__module__ = "jitact"  # where pickles and torch.fx look for it
     function.__doc__ = f"{record.name}(t) = {record.formula} along ``dim``. All else is as in :func:`jitact.softmax`."
     named = {"__module__": __name__, "__doc__": f"{record.formula}, in PyTorch."}
     model = type(record.title, (nn.Module,), {"__init__": init, "forward": lambda self, x: theirs(x, self.dim), **named})

@@ -225,9 +225,37 @@ def test_torch_fx() -> None:
         torch.testing.assert_close(each(x), model(x), rtol=0, atol=0)
         weights = [torch.autograd.grad(m(x).sum(), list(m.parameters())) for m in (each, model)]
         torch.testing.assert_close(*weights)
-    replaced = nn.Sequential(nn.Linear(4, 4), nn.GELU())
-    jitact.replace(replaced)
+    replaced = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Softmax(-1), nn.Unflatten(1, (1, 2, 2)), nn.Softmax2d())
+    assert len(jitact.replace(replaced).replaced) == 3
     torch.testing.assert_close(torch.fx.symbolic_trace(replaced)(x), replaced(x))
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.randn(3, 4))
+
+    def forward(self, scores, mask):
+        shares = jitact.softmax(scores, -1, scale=0.5, mask=mask, save="input")
+        return shares + jitact.log_softmax(self.seen, -1, mask=mask) + jitact.sink_softmax(scores, 0)
+
+
+def test_torch_fx_of_rows() -> None:
+    """Calls of what works on rows are traced with their options, the mask alone too, and of definitions."""
+    source = (
+        '#include "rows.cuh"\n'
+        "ELEMENTWISE T forward(T kept, LogSumExp<T> row) { return exp(row.log_share(kept)); }\n"
+        "ELEMENTWISE T fold_from_output(T dy, T y) { return dy * y; }\n"
+        "ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return y * (dy - row.total); }\n"
+    )
+    jitact.define("sink_softmax", source=source)
+    model, scores, mask = Attention(), torch.randn(3, 4), torch.randn(3, 4)
+    traced = torch.fx.symbolic_trace(model)
+    nodes = [node for node in traced.graph.nodes if node.op == "call_function"]
+    assert [node.target.__name__ for node in nodes] == ["softmax", "log_softmax", "add", "sink_softmax", "add"]
+    assert nodes[0].kwargs["scale"] == 0.5 and nodes[0].kwargs["save"] == "input"
+    for each in (traced, pickle.loads(pickle.dumps(traced))):
+        torch.testing.assert_close(each(scores, mask), model(scores, mask), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if name != "defined by source"])
