@@ -158,7 +158,8 @@ def _unknown(name: object) -> UnknownActivation:
     if of_rows(name):
         return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
-    known = _aliases.copy()
+    rows = {normalise(row): row for row in reversed(get_args(OfRows))}  # of two spellings the function's
+    known = rows | {key: cls.activation.name for key, cls in users_rows.items()} | _aliases
     near = difflib.get_close_matches(normalise(last), known, n=3)
     suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(known[n]) for n in near))}? " if near else ""
     return UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -85,28 +86,34 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     commands = parser.add_subparsers(dest="command", required=True, metavar="export")
     command = commands.add_parser("export", help=(export.__doc__ or "").partition("\n")[0])
     command.add_argument("name", help="an activation, by any name that it is known by")
-    command.add_argument("-o", "--output", type=Path, help="the file to write; printed if left out")
+    command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out")
     command.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
     command.add_argument("--dtype", nargs="+", choices=list(DTYPES), help="what the file is for; all if left out")
     command.add_argument("--forward-only", action="store_true", help="leave out backward")
     command.add_argument("--device", choices=DEVICES, help="what the file is for; both if left out")
-    command.add_argument("--shape", default="4096x393216", help="batch_size and dim, as 8192x8192; %(default)s if left out")
+    command.add_argument(
+        "--shape", type=_two_numbers, default="4096x393216", help="batch_size and dim, as 8192x8192; %(default)s if left out"
+    )
     args = parser.parse_args(arguments)
     try:
         if args.folder:
             load_folder(args.folder)
-        if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", args.shape):
-            raise ValueError(f"--shape must be two numbers, as 8192x8192; got {args.shape!r}")
-        shape = tuple(map(int, args.shape.split("x")))
-        text = export(args.name, dtype=args.dtype, forward_only=args.forward_only, device=args.device, shape=shape)
+        text = export(args.name, dtype=args.dtype, forward_only=args.forward_only, device=args.device, shape=args.shape)
         if args.output:
             args.output.write_text(text, encoding="utf-8")
         else:
             print(text, end="")
     except (KeyError, ValueError, OSError) as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
+        print(f"{command.prog}: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _two_numbers(text: str) -> tuple[int, int]:
+    if not re.fullmatch(r"[1-9][0-9]*x[1-9][0-9]*", text):
+        raise argparse.ArgumentTypeError(f"no shape {text!r}; write it like 8192x8192")
+    rows, columns = map(int, text.split("x"))
+    return rows, columns
 
 
 def _check_settings(module: ActivationModule) -> None:

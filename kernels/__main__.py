@@ -11,12 +11,17 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..measuring.commandline import CommandParser, exit_code
 from .loader import cache, folders
 from .loader.errors import BuildError
 from .loader.gpu import Arch, parse_archs
 from .loader.plan import Plan
+
+if TYPE_CHECKING:
+    from ..records import Activation
+    from ..rows.records import RowActivation
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m jitact.kernels") -> int:
@@ -50,7 +55,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     build.add_argument("names", nargs="*", metavar="NAME")
     build.add_argument(
         "--arch",
-        action="append",
+        action="extend",
+        type=_archs,
         default=[],
         metavar="9.0",
         help="a compute capability to compile for, beside those of this machine's GPUs; may be repeated",
@@ -80,11 +86,17 @@ def _positive(text: str) -> int:
     return int(text)
 
 
+def _archs(text: str) -> tuple[Arch, ...]:
+    try:
+        return parse_archs(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _build(options: argparse.Namespace) -> int:
     from .loader.prebuild import prebuild
 
-    archs = [arch for text in options.arch for arch in parse_archs(text)]
-    plans = [_plan(name, options.fast_math, archs) for name in _registered(options.names)]
+    plans = [_plan(name, options.fast_math, options.arch) for name in _registered(options.names)]
     return prebuild(plans, options.jobs)
 
 
@@ -100,19 +112,33 @@ def _registered(names: Sequence[str], of_rows: bool = True) -> list[str]:
 
     def kernel(name: str) -> str:
         found = registry.of_rows(name) if of_rows else None
-        return found.activation.source.name if found else registry.resolve(name) if "+" not in name else name
+        if "+" in name:
+            _record(name)
+            return name
+        return found.activation.source.name if found else registry.resolve(name)
 
     return list(dict.fromkeys(map(kernel, names or [*registry.names(), *(row_names() if of_rows else ())])))
 
 
-def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
+def _record(name: str) -> Activation | RowActivation:
+    """The record of an activation, perhaps with what stands around it.
+
+    Raises:
+        LookupError: there is none, or that cannot stand there.
+    """
     from jitact import registry
 
+    of_rows = registry.of_rows(name)
+    try:
+        return of_rows.activation if of_rows else registry.record_named(name)
+    except ValueError as error:
+        raise LookupError(str(error)) from None
+
+
+def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
     from .loader.plan import make_plan
 
-    of_rows = registry.of_rows(name)
-    record = of_rows.activation if of_rows else registry.record_named(name)
-    return make_plan(record.source, fast_math=fast_math, archs=archs)
+    return make_plan(_record(name).source, fast_math=fast_math, archs=archs)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -187,7 +213,7 @@ def _cached_names(names: Sequence[str]) -> set[str]:
         LookupError: there is neither an activation nor a build of such a name.
     """
     cached = {entry.folder.name.rpartition("-")[0] for folder in folders.readable() for entry in cache.entries(folder)}
-    wanted = {name if name in cached else _registered([name])[0] for name in names}
+    wanted = {name if name in cached else _record(name).source.name for name in names}
     return wanted | {f"{name}_fast_math" for name in wanted}
 
 

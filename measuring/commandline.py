@@ -86,6 +86,13 @@ class CommandParser(argparse.ArgumentParser):
         """Takes what ArgumentParser takes."""
         super().__init__(allow_abbrev=False, **kwargs)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Takes nothing that it does not know; so it is the command that says so, and not the program whose command it is."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
         """Ends the program."""
         self.exit(2, f"{self.prog}: {message}\n")
@@ -102,6 +109,16 @@ class CommandParser(argparse.ArgumentParser):
             return list(dict.fromkeys(map(resolve, names))) or [*registry.names(), *(row_names() if of_rows else ())]
         except KeyError as error:
             self.error(str(error))
+
+
+    @staticmethod
+    def output_file(text: str) -> Path:
+        """A file that can be written, for ``type=``: better known before the run than after it."""
+        path = Path(text)
+        if path.is_dir() or not path.parent.is_dir():
+            reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
+            raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}")
+        return path
 
 
 class Parser(CommandParser):
@@ -131,15 +148,6 @@ class Parser(CommandParser):
         args.names = self.canonical(args.names, of_rows or getattr(args, "operands", False))
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args
-
-    @staticmethod
-    def output_file(text: str) -> Path:
-        """A file that can be written, for ``type=``: better known before the run than after it."""
-        path = Path(text)
-        if path.is_dir() or not path.parent.is_dir():
-            reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
-            raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}")
-        return path
 
     @staticmethod
     def _dtypes(text: str) -> list[torch.dtype]:

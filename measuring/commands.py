@@ -54,7 +54,7 @@ def _check(options: argparse.Namespace) -> int:
     except (ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        options.parser.error(str(error))
+        options.parser.error(str(error).removeprefix("check: "))
     return 1 if failed else 0
 
 

@@ -60,12 +60,26 @@ def test_a_wrong_name_is_the_same_everywhere(name: str, capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    "arguments", [["bnech"], ["list", "--all"], ["clear", "--unused", "-1"], ["check", "relu", "--low", "2", "--high", "1"]]
+    ("arguments", "message"),
+    [
+        (["bnech"], "jitact: no command 'bnech'"),
+        (["list", "--all"], "jitact list: unrecognized arguments: --all"),
+        (["bench", "relu", "--all"], "jitact bench: unrecognized arguments: --all"),
+        (["clear", "--unused", "-1"], "jitact clear: argument --unused: must be a positive number"),
+        (["check", "relu", "--low", "2", "--high", "1"], "jitact check: needs low <= high"),
+        (["build", "relu", "--arch", "nine"], "jitact build: argument --arch: 'nine' is no compute capability"),
+        (["build", "gelu+foo"], "jitact build: 'gelu+foo': 'foo' cannot stand around an activation"),
+        (["clear", "gelu+foo"], "jitact clear: 'gelu+foo': 'foo' cannot stand around an activation"),
+        (["export", "gelu+foo"], "jitact export: 'gelu+foo': 'foo' cannot stand around an activation"),
+        (["export", "relu", "--shape", "3"], "jitact export: argument --shape: no shape '3'; write it like 8192x8192"),
+        (["export", "relu", "-o", "no/such.py"], "jitact export: argument -o/--output: cannot write 'no/such.py'"),
+        (["check", "softmx"], "jitact check: no activation named 'softmx': did you mean 'softmax'"),
+    ],
 )
-def test_a_mistake_is_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistake_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(arguments) == 2
     said = capsys.readouterr()
-    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith("jitact")
+    assert said.out == "" and said.err.count("\n") == 1 and said.err.startswith(message), said.err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
