@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple
+from typing import NamedTuple, TextIO
 
 
 class Command(NamedTuple):
@@ -74,7 +74,7 @@ def _chosen(name: str, rest: list[str]) -> Callable[[], int]:
     return lambda: _print(f"jitact: no command {name!r}; there are {names}", sys.stderr, 2)
 
 
-def _print(text: str, file: object, code: int) -> int:
+def _print(text: str, file: TextIO, code: int) -> int:
     print(text, file=file)
     return code
 
