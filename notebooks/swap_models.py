@@ -23,6 +23,8 @@ import jitact
 from jitact.measuring.commandline import CLOSED, CommandParser, Parser, exit_code, keeping, machine, write_json
 from jitact.measuring.markdown import training_markdown
 from jitact.measuring.models import CYCLES
+from jitact.measuring.others import Others
+from jitact.measuring.text import distrust
 
 MODELS = ("bert", "gpt2", "llama", "resnet")
 # Layers, features, features of the MLP, heads, sequences, their length.
@@ -237,7 +239,9 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, laps: int, comp
     print(f"loss and gradients: relative difference {far:.1e}, {'within' if agree else 'BEYOND'} {TOLERANCE[dtype]:g}")
     kept = [memory(each, loss, x) for each in measured]
     print(f"kept for backward: {kept[0]:.1f} MB before, {kept[1]:.1f} MB after ({kept[1] / kept[0]:.0%})")
+    others = Others()
     times = step_times([training_step(each, loss, x) for each in measured], laps, x.is_cuda)
+    busy = not x.is_cuda and others.disturb(torch.get_num_threads())
     peaks = [peak(each, loss, x) for each in measured]
     count, unit = (x.numel(), "tokens") if not x.is_floating_point() else (len(x), "images")
     rates = [1000 * count / each["ms"] for each in times]
@@ -253,7 +257,7 @@ def compare(name: str, device: torch.device, dtype: torch.dtype, laps: int, comp
         for own, rate, mb, most in zip(times, rates, kept, peaks, strict=True)
     )
     row = {"model": name, "compiled": compiled, "input": list(x.shape), "unit": unit, "apart": far, "agree": bool(agree)}
-    return row | {"before": before, "after": after}
+    return row | {"busy": busy, "before": before, "after": after}
 
 
 def main() -> int:
@@ -284,7 +288,7 @@ def _main() -> int:
             if args.json:
                 write_json(args.json, results)  # after each, as the next may not end
     if results["rows"] and results["stopped"] != CLOSED:
-        print(f"\n{training_markdown(results)}")
+        print("\n".join(["", training_markdown(results), *distrust(results["rows"])]))
     return results["stopped"] or (0 if all(row["agree"] for row in results["rows"]) else 1)
 
 
