@@ -202,8 +202,8 @@ def headline_markdown(bench: Row | None, *operands: Row) -> str:
         return ""
     facts, dtype = bench["machine"], HEADLINE_DTYPE
     lines = [
-        f"Forward + backward in {dtype}, and the bytes per element that are kept between them; {facts['device']}, torch",
-        f"{facts['torch']}, {shape_of(bench)}:",
+        f"Forward + backward in {dtype} on one {facts['device']}, torch {facts['torch']}, {shape_of(bench)} where nothing else",
+        "is said. The memory's rate is that of a copy in the same run; kept are bytes per element, from forward to backward:",
         "",
         _cells("", "", "of the memory's rate", "times as fast as eager", "as torch.compile", "bytes kept / eager's"),
         _cells("---", "---", *["---:"] * 4),
@@ -232,17 +232,22 @@ def _headline_by_shape(row: Row, kind: str) -> str:
 
 def _all_of(bench: Row) -> list[str]:
     """What holds for all activations: geometric means, and what is below the line that they are held to."""
-    means = [mean for mean in bench["geometric_means"] if mean["dtype"] == HEADLINE_DTYPE and mean["of"] == "all"]
-    times = ", ".join(
-        f"{mean['step']:.2f} times as fast as {PEERS[mean['peer']]}" for mean in means if mean["peer"] != "exported"
-    )
+    means = [m for m in bench["geometric_means"] if m["dtype"] == HEADLINE_DTYPE and m["peer"] != "exported"]
+    lines = []
+    for of, which in (
+        ("all", "All {} elementwise activations, in the geometric mean"),
+        ("classic", "The {} of them that torch.nn has"),
+    ):
+        found = [mean for mean in means if mean["of"] == of]
+        times = ", ".join(f"{mean['step']:.2f} times as fast as {PEERS[mean['peer']]}" for mean in found)
+        lines += [f"{which.format(found[0]['count'])}: {times}."] if found else []
     rows = [row for row in bench["rows"] if row["ours"]]
     below = [f"{row['name']} {row['dtype']}" for row in rows if any(share(row, d) < LINE for d in DIRECTIONS)]
     dtypes = ", ".join(dtypes_of(bench))
     told = f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
     if not below:
         told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward"
-    return [f"All {means[0]['count']} elementwise activations, in the geometric mean: {times}.", f"In {dtypes} {told}."]
+    return [*lines, f"In {dtypes} {told}."]
 
 
 def training_markdown(training: Row | None) -> str:
