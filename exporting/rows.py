@@ -6,7 +6,7 @@ import re
 from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
-from ..rows.kernels import ACROSS, ACROSS_IN_A_BLOCK, ALIGNED, CLUSTERS, NARROW, VECTORS_OF_A_BLOCK
+from ..rows.kernels import ACROSS_IN_A_BLOCK, ALIGNED, CLUSTERS, NARROW, VECTORS_OF_A_BLOCK, WORD
 from ..rows.modules import RowModule
 from .build import DEVICES, DTYPES
 from .conditions import Facts
@@ -102,8 +102,7 @@ def _takes(devices: tuple[str, ...]) -> str:
     on_gpu = [
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
         f"clusters = torch.cuda.get_device_capability(x.device)[0] in {CLUSTERS}  # of blocks",
-        f"most = ({ACROSS} if clusters else {ACROSS_IN_A_BLOCK}) // tensors",
-        f"across = columns * x.itemsize % {ALIGNED} == 0 and x.shape[dim] <= most",
+        f"across = columns * x.itemsize % {WORD} == 0 and (clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK})",
         f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",
         f"along = row <= ({ALIGNED * vectors} // tensors if clusters else {ALIGNED * VECTORS_OF_A_BLOCK})",
         f"return x.data_ptr() % {ALIGNED} == 0 and (along if columns == 1 else across)",

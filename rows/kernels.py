@@ -40,18 +40,19 @@ LARGE = 2**25  # bytes; on a CPU, from here on memory is what counts
 LONG = 2**16  # elements; on a CPU, longer rows are PyTorch's in tensors that are not large
 NARROW = 32  # columns that are walked at once on a CPU
 HELD = 2**13  # elements of as many columns that stay in a cache
-ALIGNED = 16  # bytes; what threads of a GPU read at once
+ALIGNED, WORD = 16, 4  # bytes; what threads of a GPU read at once, in rows and across them
 RAGGED = 1000  # elements of the shortest row that may begin and end within what threads read
 CLUSTERS = (9, 10)  # compute capabilities where 16 blocks can be joined: before, none, and 8 in GPUs for graphics after
 VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches, where blocks are not joined
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
 HELD_VECTORS = 65536  # kHeldVectors: those of a row and its mask
-ACROSS, ACROSS_IN_A_BLOCK = 49152, 256  # the same of elements of rows across memory; the latter in blocks that are not joined
+ACROSS_IN_A_BLOCK = 256  # the same of elements of rows across memory
+SCALES = 2.0**-126, 2.0**100  # of either sign, between which what kernels make of a scale is a normal number
 TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
 
 GPU_FORWARD = {2: 128, 4: 1000}
 GPU_BACKWARD = {2: 128, 4: 128}
-GPU_ACROSS = {2: 16, 4: 16}
+GPU_ACROSS = {2: 8, 4: 8}
 """The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
 
 GPU_MASKED, GPU_CONVERTED = 64, 128
@@ -92,7 +93,7 @@ def turned_back(y: Tensor, order: list[int] | None) -> Tensor:
 
 def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
     """Whether a kernel computes the rows of a contiguous tensor that :func:`sees_all` is true of."""
-    if not math.isfinite(scale) or abs(scale) < 2**-126 or x.nbytes < SMALL:
+    if not SCALES[0] <= abs(scale) <= SCALES[1] or x.nbytes < SMALL:
         return False
     length, columns = x.shape[dim], _columns(x, dim)
     if x.is_cuda:
@@ -132,7 +133,7 @@ def fits_operands(x: Tensor, dim: int, types: RowTypes) -> bool:
 def takes_operands(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
     """The same, where that is no slower than PyTorch's operators."""
     size = x.numel() * max(x.itemsize, getattr(torch, types.output).itemsize)
-    if not math.isfinite(scale) or abs(scale) < 2**-126 or size < SMALL or not fits_operands(x, dim, types):
+    if not SCALES[0] <= abs(scale) <= SCALES[1] or size < SMALL or not fits_operands(x, dim, types):
         return False
     length = x.shape[dim]
     if x.is_cuda:
@@ -181,8 +182,8 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> b
     if length < shortest[x.itemsize] or x.data_ptr() % ALIGNED:
         return False
     if columns > 1:
-        longest = ACROSS if _has_clusters(x.device) else ACROSS_IN_A_BLOCK
-        return columns % each == 0 and length * columns >= TILE and length * tensors <= longest
+        is_short = length * tensors <= ACROSS_IN_A_BLOCK
+        return columns * x.itemsize % WORD == 0 and length * columns >= TILE and (is_short or _has_clusters(x.device))
     ragged = length % each != 0
     touched = (length + 2 * (each - 1) if ragged else length) // each
     if ragged and length < RAGGED:

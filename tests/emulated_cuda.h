@@ -262,6 +262,15 @@ inline uint32_t narrow_bfloat16(float low, float high) {
   };
   return bits(low) | bits(high) << 16;
 }
+inline uint32_t max_halves(uint32_t a, uint32_t b) {
+  float low[2], high[2];
+  widen_half(a, low[0], high[0]), widen_half(b, low[1], high[1]);
+  return narrow_half(max(low[0], low[1]), max(high[0], high[1]));
+}
+inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
+  const auto upper = [](uint32_t bits) { return same_bits<float>(bits & 0xffff0000u); };
+  return narrow_bfloat16(max(upper(a << 16), upper(b << 16)), max(upper(a), upper(b)));
+}
 inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline void forget(uint32_t&) {}
 inline void commit_copies() {}
@@ -271,6 +280,7 @@ template <typename T>
 T& shared() { return *reinterpret_cast<T*>(&emulated::current->block->memory[emulated::Place<T>::offset]); }
 inline unsigned dynamic_shared() { return emulated::kStatic; }
 inline void copy_async(unsigned to, const void* from) { std::memcpy(&emulated::current->block->memory[to], from, 16); }
+inline void copy_word_async(unsigned to, const uint32_t* from) { std::memcpy(&emulated::current->block->memory[to], from, 4); }
 inline void load_shared(unsigned from, uint32_t (&w)[4]) { std::memcpy(w, &emulated::current->block->memory[from], 16); }
 inline uint32_t load_shared(unsigned from) {
   uint32_t w;

@@ -392,7 +392,8 @@ def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16) if name == "softmax" else (torch.float32, torch.float16, torch.bfloat16):
         for shape in ((5, 8), (3, 1024), (2, 4103), (1, 20000)):  # parts of a warp, a block, ragged rows, a cluster
             along(space, 3 * torch.randn(shape).to(dtype), -1, True)
-    along(space, torch.randn(40, 30), 0, False)
+    along(space, torch.randn(40, 31).bfloat16(), 0, False)
+    along(space, torch.randn(40, 31), 0, True)
     along(space, torch.randn(1, 800_000), 1, False)
     shifted, module = torch.randn(9, 1000)[:, 8:].reshape(-1)[1:8001].view(1, -1), space["ModelNew"](1)
     torch.testing.assert_close(module(shifted), torch.softmax(-shifted, 1) if name == "softmin" else space["Model"](1)(shifted))

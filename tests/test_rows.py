@@ -111,9 +111,10 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
             check(operator, name, x, scale=scale, what=(length, spread))
 
 
-# Rows side by side: a tile in one block and in clusters; of 8 words side by side, a line, 256 words; and what is left of one.
+# Rows side by side: in one block, of 128 words side by side to a line, and in clusters; planes that share a tile; what is kept in
+# shared memory, and what is not held.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),
-          ((300, 64), 0), ((4500, 8), 0), ((2, 9000, 16), 1))  # fmt: skip
+          ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
@@ -346,12 +347,12 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     for clusters, dtype, shape, dim, tensors, expected in (
         (True, torch.float32, (8192, 8192), 0, 2, True),
-        (True, torch.bfloat16, (2, 16, 64, 8), 1, 1, True),
-        (True, torch.bfloat16, (2, 15, 64, 8), 1, 1, False),  # too short
-        (True, torch.bfloat16, (64, 16, 8), 1, 1, False),  # too little
-        (True, torch.float32, (64, 1022), 0, 1, False),  # rows do not begin on 16 bytes
-        (True, torch.float32, (49152, 8), 0, 1, True),
-        (True, torch.float32, (49152, 8), 0, 2, False),
+        (True, torch.bfloat16, (2, 8, 64, 8), 1, 1, True),
+        (True, torch.bfloat16, (2, 7, 64, 8), 1, 1, False),  # too short
+        (True, torch.bfloat16, (64, 8, 8), 1, 1, False),  # too little
+        (True, torch.float32, (64, 1021), 0, 1, True),
+        (True, torch.bfloat16, (64, 1021), 0, 1, False),  # two columns in a word, of which one is of the next row of memory
+        (True, torch.float32, (400_000, 8), 0, 2, True),
         (False, torch.float32, (256, 8), 0, 1, True),
         (False, torch.float32, (256, 8), 0, 2, False),
     ):

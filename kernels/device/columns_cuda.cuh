@@ -1,70 +1,87 @@
 // The GPU's loop over rows that lie across memory, side by side. A block, or a cluster of blocks that share the length, has a tile
-// of them, which it copies to shared memory as it lies. There each thread goes down the row, or the two rows, of a word.
+// of them. Each thread goes down the row, or the two rows, of a word, and holds its part in registers, and what they have no place
+// for in shared memory; where that is too long, it reads it from memory each time.
 #pragma once
+
+#include <utility>
 
 #include "rows_cuda.cuh"
 
 namespace jitact::rows {
 
-constexpr int kTileThreads = 256;
-constexpr int kLogMost = 8, kLogLine = 5, kLogFewest = 3;  // words of a tile side by side: the most, 128 bytes, the fewest
+constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // of a block, the fewest and the most
+constexpr int kHeldWords = 32, kAtOnce = 4;  // of all tensors, in the registers of a thread
+constexpr int kStreamed = 8;  // of a tensor, that a thread has at once where they are not held
+constexpr int kKeptWords = 40;  // of all tensors, that a thread has in shared memory at most
+constexpr int kLogLine = 5, kLogFewest = 3;  // words of a tile side by side: 128 bytes, the fewest
 
 struct Tiling {
-  int log_wide;  // words side by side
-  int blocks;    // of a cluster
-  int steps;     // of the length, in each block
-  int bytes;     // of shared memory
+  int log_threads;  // of a block
+  int log_wide;     // words side by side
+  int blocks;       // of a cluster
+  int steps;        // of the length, in each block
+  int bytes;        // of shared memory
+  bool held;
 };
 
-// How tiles are cut for rows of `length` elements, whose tensors have so many words side by side.
-constexpr Tiling tiling_of(int64_t length, int64_t words, int tensors) {
-  const auto bytes = [&](int64_t steps, int log_wide) { return steps * (int64_t(4 * tensors) << log_wide); };
-  int log_wide = kLogMost;
-  while (log_wide > kLogLine && bytes(length, log_wide) > kTileBytes) log_wide--;
-  while (log_wide > kLogFewest && int64_t(1) << (log_wide - 1) >= words) log_wide--;
-  int64_t blocks = 1, steps = length;
-  for (;; log_wide--) {
-    const int64_t wanted = (bytes(length, log_wide) + kTileBytes - 1) / kTileBytes;
-    blocks = wanted < kMostBlocks ? wanted : kMostBlocks;
-    steps = (length + blocks - 1) / blocks;
-    if (log_wide == kLogFewest || bytes(steps, log_wide) <= 2 * kTileBytes) break;
-  }
-  return {log_wide, int(blocks), int(steps), int(bytes(steps, log_wide))};
+// How tiles are cut for rows of `length` elements: as wide as a block of 128 threads can hold; then in larger blocks, and in
+// clusters. Narrower than a line of memory, 64 bytes go at 87 % of its rate, and 32 bytes at 67 %.
+inline Tiling tiling_of(int64_t length, int tensors) {
+  const int held = kHeldWords / tensors;  // of a tensor, in a thread
+  const auto tiling = [&](int log_threads, int log_wide, int kept) -> Tiling {
+    const int64_t most = int64_t(held + kept / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
+    const int steps = int((length + blocks - 1) / blocks), groups = 1 << (log_threads - log_wide);
+    const int below = (steps + groups - 1) / groups - held, bytes = below > 0 ? below * tensors << (log_threads + 2) : 0;
+    return {log_threads, log_wide, int(::min(blocks, int64_t(kMostBlocks + 1))), steps, bytes, true};
+  };
+  for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--)
+    if (const Tiling t = tiling(kLogTileLeast, log_wide, 0); t.blocks == 1) return t;
+  for (int log_threads = kLogTileLeast + 1; log_threads <= kLogTileThreads; log_threads++)
+    if (const Tiling t = tiling(log_threads, kLogLine, 0); t.blocks == 1) return t;
+
+  struct Shape { int log_threads, log_wide, kept; };
+  constexpr Shape shapes[2][6] = {{{8, 5, 0}, {8, 4, 0}, {9, 4, 0}, {9, 5, kKeptWords}, {9, 4, kKeptWords}, {9, 3, kKeptWords}},
+                                  {{8, 5, 0}, {9, 5, 0}, {9, 5, kKeptWords}, {9, 4, kKeptWords}, {9, 3, kKeptWords}}};
+  for (const auto [log_threads, log_wide, kept] : shapes[tensors - 1])
+    if (const Tiling t = tiling(log_threads, log_wide, kept); log_threads > 0 && t.blocks <= kMostBlocks) return t;
+  return {kLogTileThreads, kLogLine, kMostBlocks, int((length + kMostBlocks - 1) / kMostBlocks), 0, false};
 }
 
 struct Columns {
   Tiling tiling;
   int length;
-  unsigned tiles;  // side by side
-  int64_t words;   // the same, of the tensors
+  unsigned words, all_words;  // side by side, and those of all such planes
   float scale;
   const void* read[2];
+  uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
   void* written;
 };
 
-// What blocks send each other: once for each `turn`, so many values for each word.
+// What threads and blocks send each other: once for each `turn`, so many values for each word.
 template <int turn, int values>
 struct TileExchange {
-  float of_warps[values][kTileThreads], of_blocks[values][kMostBlocks][1 << kLogLine];
+  float of_threads[values][kTileThreads], of_blocks[kMostBlocks][values << kLogLine];
 };
 struct TileArrivals {
   ptx::Barrier of_turn[3];
 };
 
-template <Op op, typename S>
+// If a tile is `held`, a thread has its words in registers.
+template <Op op, typename S, bool held>
 class Tile {
  public:
   using T = typename Storage<S>::T;
 
   JITACT_DEVICE explicit Tile(const Columns& columns)
-      : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide),
-        word_(int(threadIdx.x) & (wide_ - 1)), group_(int(threadIdx.x) >> columns.tiling.log_wide),
-        groups_(kTileThreads >> columns.tiling.log_wide), begin_(ptx::cluster_rank() * columns.tiling.steps) {
-    const unsigned id = ptx::cluster_id(), outer = id / columns.tiles;
-    const int64_t first = int64_t(id - outer * columns.tiles) << columns.tiling.log_wide;
-    words_ = int(::min(columns.words - first, int64_t(wide_)));
-    count_ = ::min(columns.length - begin_, columns.tiling.steps);
-    first_ = (int64_t(outer) * columns.length + begin_) * columns.words + first;
+      : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), word_(int(threadIdx.x) & (wide_ - 1)) {
+    const int log_wide = columns.tiling.log_wide, log_groups = columns.tiling.log_threads - log_wide;
+    const unsigned word = (ptx::cluster_id() << log_wide) + unsigned(word_), plane = word / columns.words;
+    const int begin = ptx::cluster_rank() * columns.tiling.steps, end = ::min(columns.length, begin + columns.tiling.steps);
+    const int own = begin + (int(threadIdx.x) >> log_wide), left = end - own + (1 << log_groups) - 1;
+    count_ = word < columns.all_words ? left >> log_groups : 0;
+    start_ = (int64_t(plane) * columns.length + own) * columns.words + (word - plane * columns.words);
+    apart_ = int64_t(columns.words) << log_groups;
+    visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
   }
 
   JITACT_DEVICE void run() {
@@ -72,113 +89,201 @@ class Tile {
       for (int i = 0; threadIdx.x == 0 && i < 3; i++) ptx::start(&ptx::shared<TileArrivals>().of_turn[i]);
       ptx::cluster_started();
     }
-    copy();
-    if (word_ >= words_) count_ = 0;  // from here on, of the thread's word
-    ptx::wait_for_copies(0);
-    __syncthreads();
+    Held words;
+    if constexpr (held) {
+      copy_below();
+      load(words);
+      ptx::wait_for_copies(0);
+    }
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
-      backward<0>([&](int step, T (&y)[each]) { read(1, step, y); });
-    else fold();
+      backward<0>(words, [&](auto at, T (&y)[each]) { read(words, at, 1, y); });
+    else fold(words);
   }
 
  private:
   static constexpr int each = 4 / int(sizeof(S)), tensors = reads(op);  // elements of a word, one of each of its rows
+  static constexpr int most = held ? kHeldWords / tensors : 1;
+  struct Held { uint32_t of[tensors][most]; };
 
-  JITACT_DEVICE unsigned slot(int tensor, int step, int word) const {
-    return ptx::dynamic_shared() + 4u * unsigned(((tensor * columns_.tiling.steps + step) << columns_.tiling.log_wide) + word);
+  JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
+  JITACT_DEVICE void load(Held& words) const {
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+      const uint32_t* word = from(r);
+      if (count_ >= most) {
+        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = *word;
+      } else {
+        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) {
+          words.of[r][i] = columns_.outside[r];
+          if (i < count_) words.of[r][i] = *word;
+        }
+      }
+    }
   }
-  JITACT_DEVICE int64_t place(int step, int word) const { return first_ + step * columns_.words + word; }
-
-  JITACT_DEVICE void copy() const {
-    const int log_vectors = columns_.tiling.log_wide - 2, vector = int(threadIdx.x) & ((1 << log_vectors) - 1);
-    if (4 * vector < words_)
+  // A word that lies below those in registers.
+  struct Below { int i; };
+  JITACT_DEVICE unsigned slot(Below at, int tensor) const {
+    return ptx::dynamic_shared() + ((((at.i - most) * tensors + tensor) << columns_.tiling.log_threads) + int(threadIdx.x)) * 4u;
+  }
+  JITACT_DEVICE void copy_below() const {
+    const uint32_t* words[tensors];
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) words[r] = from(r) + most * apart_;
 #pragma unroll 4
-      for (int step = int(threadIdx.x) >> log_vectors; step < count_; step += kTileThreads >> log_vectors)
-        JITACT_UNROLL for (int r = 0; r < tensors; r++)
-          ptx::copy_async(slot(r, step, 4 * vector), static_cast<const uint32_t*>(columns_.read[r]) + place(step, 4 * vector));
+    for (int i = most; i < count_; i++)
+      JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+        ptx::copy_word_async(slot(Below{i}, r), words[r]);
+        words[r] += apart_;
+      }
     ptx::commit_copies();
   }
 
-  JITACT_DEVICE void read(int tensor, int step, T (&t)[each]) const {
-    const uint32_t word = ptx::load_shared(slot(tensor, step, word_));
-    if constexpr (sizeof(S) == 2) Storage<S>::widen_pair(word, t[0], t[1]);
-    else t[0] = __uint_as_float(word);
+  // What has been made of words is not kept in more registers than they take.
+  static JITACT_DEVICE void forget(Held& words) {
+    JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
+      JITACT_UNROLL for (int i = 0; i < most; i++) ptx::forget(words.of[r][i]);
+  }
+
+  JITACT_DEVICE uint32_t word(const Held& words, int i, int tensor) const {
+    if constexpr (held) return words.of[tensor][i];
+    else return from(tensor)[i * apart_];
+  }
+  JITACT_DEVICE uint32_t word(const Held&, Below at, int tensor) const { return ptx::load_shared(slot(at, tensor)); }
+  static JITACT_DEVICE void put(Held& words, int i, int tensor, uint32_t word) { words.of[tensor][i] = word; }
+  JITACT_DEVICE void put(Held&, Below at, int tensor, uint32_t word) const { ptx::store_shared(slot(at, tensor), word); }
+  template <typename At>
+  JITACT_DEVICE void read(const Held& words, At at, int tensor, T (&t)[each]) const {
+    const uint32_t w = word(words, at, tensor);
+    if constexpr (each == 2) Storage<S>::widen_pair(w, t[0], t[1]);
+    else t[0] = __uint_as_float(w);
   }
   static JITACT_DEVICE uint32_t word_of(const T (&t)[each]) {
-    if constexpr (sizeof(S) == 2) return Storage<S>::narrow_pair(t[0], t[1]);
+    if constexpr (each == 2) return Storage<S>::narrow_pair(t[0], t[1]);
     else return __float_as_uint(t[0].v);
   }
 
-  template <typename Visit>
-  JITACT_DEVICE void each_step(const Visit& visit) const {
+  // Of words that are held, some are visited where the row has ended. What is branched around is not spread over registers.
+  // Where none are held, `after` is called after some.
+  template <typename Visit, typename After>
+  JITACT_DEVICE void each_word(const Visit& visit, const After& after) const {
+    if constexpr (held) {
+      JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
+        if (i < visited_)
+          JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
 #pragma unroll 4
-    for (int step = group_; step < count_; step += groups_) visit(step);
+      for (int i = most; i < count_; i++) visit(Below{i});
+    } else {
+      for (int i = 0; i < count_; i += kStreamed, after())
+        JITACT_UNROLL for (int j = 0; j < kStreamed; j++)
+          if (i + j < count_) visit(i + j);
+    }
   }
+  template <typename Visit>
+  JITACT_DEVICE void each_word(const Visit& visit) const {
+    each_word(visit, [] {});
+  }
+  JITACT_DEVICE bool is_there(int i) const { return !held || i < count_; }
+  JITACT_DEVICE bool is_there(Below) const { return true; }
   template <typename Result>
   JITACT_DEVICE void write(const Result& result) const {
-    each_step([&](int step) {
+    uint32_t* to = static_cast<uint32_t*>(columns_.written) + start_;
+    each_word([&](auto at) {
       T t[each];
-      result(step, t);
-      static_cast<uint32_t*>(columns_.written)[place(step, word_)] = word_of(t);
+      result(at, t);
+      if (is_there(at)) *to = word_of(t);
+      to += apart_;
     });
   }
 
-  // Folds rows of x, the last tensor, and goes on to their results or gradients.
-  JITACT_DEVICE void fold() {
+  // Folds rows of x, the last tensor, and goes on to their results or gradients. 16-bit elements are scaled by their weights.
+  JITACT_DEVICE void fold(Held& words) {
     using F = Fold<T>;
-    constexpr bool stored = each == 1 && !F::as_it_is;  // what is kept of elements takes their place
-    T base[each] = {}, invalid[each], peak[each][1], sums[each][F::parts] = {};
+    constexpr int x = tensors - 1;
+    constexpr bool pairs = each == 2, scaled = held && !pairs, stored = scaled && !F::as_it_is;  // what takes the place of x
+    T base = 0, invalid[each], peak[each][1], sums[each][F::parts] = {};
     F folded[each];
-    const auto elements = [&](int step, T (&t)[each]) {
-      read(tensors - 1, step, t);
-      JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = fma(t[e], scale_, -base[e]);
+    const auto elements = [&](auto at, T (&t)[each]) {
+      read(words, at, x, t);
+      if constexpr (!pairs && !scaled) t[0] = fma(t[0], scale_, -base);
+    };
+    const auto weights_of = [&](T peak) {
+      if constexpr (pairs) return Weights<T>(peak, scale_);
+      else return Weights<T>(peak);
     };
 
-    JITACT_UNROLL for (int e = 0; e < each; e++) peak[e][0] = -INFINITY, sums[e][0] = F::start;
-    each_step([&](int step) {
-      T t[each];
-      elements(step, t);
-      JITACT_UNROLL for (int e = 0; e < each; e++) peak[e][0] = max(peak[e][0], t[e]);
-    });
+    if constexpr (pairs) {
+      const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
+      uint32_t highest = columns_.outside[x] ^ signs;
+      each_word([&](auto at) { highest = Storage<S>::max_pair(highest, word(words, at, x) ^ signs); });
+      Storage<S>::widen_pair(highest, peak[0][0], peak[1][0]);
+    } else {
+      peak[0][0] = -INFINITY;
+      each_word([&](auto at) {
+        T t[each];
+        elements(at, t);
+        if constexpr (scaled) t[0] *= scale_, put(words, at, x, word_of(t));
+        peak[0][0] = max(peak[0][0], t[0]);
+      });
+    }
+    forget(words);
     combine<0>(peak, Highest());
     JITACT_UNROLL for (int e = 0; e < each; e++) {
-      invalid[e] = peak[e][0] - peak[e][0];
-      if (is_far(peak[e][0])) base[e] = peak[e][0], peak[e][0] = 0;
+      invalid[e] = peak[e][0] - peak[e][0], sums[e][0] = F::start;
+      if (pairs && scale_ < 0) peak[e][0] = -peak[e][0];
     }
-    each_step([&](int step) {
+    if (!pairs && is_far(peak[0][0])) {
+      base = peak[0][0], peak[0][0] = 0;
+      if constexpr (scaled)
+        each_word([&](auto at) { put(words, at, x, __float_as_uint(__uint_as_float(word(words, at, x)) - base.v)); });
+    }
+    const Weights<T> first = weights_of(peak[0][0]), last = weights_of(peak[each - 1][0]);
+    const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
+    T long_sums[each][F::parts][Adding<T>::parts] = {};  // of many words, which would lose too much one by one
+    each_word([&](auto at) {
       T t[each];
-      elements(step, t);
-      JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], Weights<T>(peak[e][0]), peak[e][0], t[e]);
-      if constexpr (stored) ptx::store_shared(slot(tensors - 1, step, word_), word_of(t));
-    });
-    JITACT_UNROLL for (int e = 0; e < each; e++) sums[e][0] -= F::start;
-    combine<1>(sums, Totals());
-    JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], Weights<T>(peak[e][0]), sums[e]);
-
-    const auto result = [&](int step, T (&y)[each]) {
-      if constexpr (stored) read(tensors - 1, step, y);
-      else elements(step, y);
+      elements(at, t);
+      JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
+      if constexpr (stored) put(words, at, x, word_of(t));
+    }, [&] {
       JITACT_UNROLL for (int e = 0; e < each; e++)
-        y[e] = forward(stored ? y[e] : F::kept(Weights<T>(peak[e][0]), y[e]), folded[e]);
+        JITACT_UNROLL for (int p = 0; p < F::parts; p++) {
+          const T start = p == 0 ? F::start : 0;
+          Adding<T>::add(long_sums[e][p], sums[e][p] - start);
+          sums[e][p] = start;
+        }
+    });
+    forget(words);
+    JITACT_UNROLL for (int e = 0; e < each; e++) {
+      sums[e][0] -= F::start;
+      JITACT_UNROLL for (int p = 0; !held && p < F::parts; p++) sums[e][p] = Adding<T>::total(long_sums[e][p]);
+    }
+    combine<1>(sums, Totals());
+    JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], weights(e), sums[e], pairs ? scale_ : T(1));
+
+    const auto result = [&](auto at, T (&y)[each]) {
+      elements(at, y);
+      JITACT_UNROLL for (int e = 0; e < each; e++) {
+        if (pairs && F::as_it_is) y[e] *= scale_;
+        y[e] = forward(stored ? y[e] : F::kept(weights(e), y[e]), folded[e]);
+      }
     };
     if constexpr (op == Op::forward) write(result);
-    else backward<2>(result);
+    else backward<2>(words, result);
   }
 
   // The gradient, of dy, the first tensor, and what `result` gives.
   template <int turn, typename Result>
-  JITACT_DEVICE void backward(const Result& result) {
+  JITACT_DEVICE void backward(Held& words, const Result& result) {
     T sums[each][Adding<T>::parts] = {};
-    each_step([&](int step) {
+    each_word([&](auto at) {
       T dy[each], y[each];
-      read(0, step, dy), result(step, y);
+      read(words, at, 0, dy), result(at, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) Adding<T>::add(sums[e], T(fold_from_output(dy[e], y[e])));
     });
+    forget(words);
     combine<turn>(sums, Joined());
-    write([&](int step, T (&dx)[each]) {
+    write([&](auto at, T (&dx)[each]) {
       T dy[each], y[each];
-      read(0, step, dy), result(step, y);
+      read(words, at, 0, dy), result(at, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) {
         const Sum<T> sum{Adding<T>::total(sums[e])};
         dx[e] = scale_ * T(backward_from_output(dy[e], y[e], sum));
@@ -186,73 +291,76 @@ class Tile {
     });
   }
 
-  // What all threads of the rows have, by f, which takes one row's.
+  // What all threads of the rows have, by f, which takes one row's. Few threads join it, while the others wait.
   template <int turn, int n, typename F>
   JITACT_DEVICE void combine(T (&t)[each][n], const F& f) const {
     constexpr int values = each * n;
+    const auto all = [&](const auto& visit) {
+      JITACT_UNROLL for (int v = 0; v < values; v++) visit(v, t[v / n][v % n].v);
+    };
     const auto join = [&](const auto& other_value) {
-      JITACT_UNROLL for (int e = 0; e < each; e++) {
-        T other[n];
-        JITACT_UNROLL for (int i = 0; i < n; i++) other[i] = other_value(e, i);
-        f(t[e], other);
-      }
+      T others[each][n];
+      JITACT_UNROLL for (int v = 0; v < values; v++) others[v / n][v % n] = other_value(v);
+      JITACT_UNROLL for (int e = 0; e < each; e++) f(t[e], others[e]);
     };
     JITACT_UNROLL for (int lanes = 1 << kLogFewest; lanes < 32; lanes *= 2)
-      if (lanes >= wide_) join([&](int e, int i) { return __shfl_xor_sync(0xffffffffu, t[e][i].v, lanes); });
-    auto& [of_warps, of_blocks] = ptx::shared<TileExchange<turn, values>>();
-    const int apart = wide_ < 32 ? 32 : wide_;  // threads whose values are of different words, or the same
-    if (apart < kTileThreads) {
-      const auto all = [&](const auto& visit) {
-        JITACT_UNROLL for (int e = 0; e < each; e++)
-          JITACT_UNROLL for (int i = 0; i < n; i++) visit(e, i);
-      };
-      all([&](int e, int i) { of_warps[e * n + i][threadIdx.x] = t[e][i].v; });
-      __syncthreads();
-      all([&](int e, int i) { t[e][i] = of_warps[e * n + i][word_]; });
-      for (int from = apart + word_; from < kTileThreads; from += apart)
-        join([&](int e, int i) { return of_warps[e * n + i][from]; });
+      if (lanes >= wide_) join([&](int v) { return __shfl_xor_sync(0xffffffffu, t[v / n][v % n].v, lanes); });
+    const int threads = 1 << columns_.tiling.log_threads, apart = wide_ < 32 ? 32 : wide_, blocks = columns_.tiling.blocks;
+    if (threads == apart && blocks == 1) return;
+    auto& [of_threads, of_blocks] = ptx::shared<TileExchange<turn, values>>();
+    const int thread = int(threadIdx.x);
+    all([&](int v, float& own) { of_threads[v][thread] = own; });
+    __syncthreads();
+    if (thread < apart) {
+#pragma unroll 4
+      for (int other = thread + apart; other < threads; other += apart) join([&](int v) { return of_threads[v][other]; });
+      if (blocks > 1) {
+        ptx::Barrier* const arrival = &ptx::shared<TileArrivals>().of_turn[turn];
+        for (int block = 0; thread < wide_ && block < blocks; block++)
+          all([&](int v, float& own) {
+            ptx::send(&of_blocks[ptx::cluster_rank()][v * wide_ + word_], unsigned(block), own, arrival);
+          });
+        if (thread == 0) ptx::expect(arrival, 4u * values * unsigned(wide_ * blocks));
+        ptx::wait(arrival, 0);
+        all([&](int v, float& own) { own = of_blocks[0][v * wide_ + word_]; });
+#pragma unroll 4
+        for (int block = 1; block < blocks; block++) join([&](int v) { return of_blocks[block][v * wide_ + word_]; });
+      }
+      all([&](int v, float& own) { of_threads[v][thread] = own; });
     }
-    const int blocks = columns_.tiling.blocks;
-    if (blocks == 1) return;
-    ptx::Barrier* const arrival = &ptx::shared<TileArrivals>().of_turn[turn];
-    for (int block = group_; block < blocks; block += groups_)
-      JITACT_UNROLL for (int v = 0; v < values; v++)
-        ptx::send(&of_blocks[v][ptx::cluster_rank()][word_], unsigned(block), t[v / n][v % n].v, arrival);
-    if (threadIdx.x == 0) ptx::expect(arrival, 4u * values * unsigned(wide_ * blocks));
-    ptx::wait(arrival, 0);
-    JITACT_UNROLL for (int v = 0; v < values; v++) t[v / n][v % n] = of_blocks[v][0][word_];
-    for (int block = 1; block < blocks; block++)
-      join([&](int e, int i) { return of_blocks[e * n + i][block][word_]; });
+    __syncthreads();
+    all([&](int v, float& own) { own = of_threads[v][thread & (apart - 1)]; });
   }
 
   const Columns& columns_;
   const T scale_;
-  const int wide_, word_, group_, groups_, begin_;
-  int words_, count_;  // side by side, and steps, that there are
-  int64_t first_;      // word of the tensors
+  const int wide_, word_;   // words side by side, and the thread's of them
+  int count_, visited_;     // the thread's words, one below the other, and how many any thread has
+  int64_t start_, apart_;   // the first of them, of the tensors, and how far it is to the next
 };
 
-template <Op op, typename S>
-__global__ void __launch_bounds__(kTileThreads, 4) walk_columns(const __grid_constant__ Columns columns) {
-  Tile<op, S>(columns).run();
+template <Op op, typename S, bool held>
+__global__ void __launch_bounds__(kTileThreads, 2) walk_columns(const __grid_constant__ Columns columns) {
+  Tile<op, S, held>(columns).run();
 }
 
 template <Op op, typename S>
 cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   Columns columns{};
-  columns.words = call.inner * int64_t(sizeof(S)) / 4;
-  columns.tiling = tiling_of(call.length, columns.words, reads(op));
+  columns.words = unsigned(call.inner * int64_t(sizeof(S)) / 4), columns.all_words = unsigned(call.outer) * columns.words;
+  columns.tiling = tiling_of(call.length, reads(op));
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
-  const auto [log_wide, blocks, steps, bytes] = columns.tiling;
-  columns.tiles = unsigned((columns.words + (int64_t(1) << log_wide) - 1) >> log_wide);
+  if (op != Op::backward_from_output) columns.outside[reads(op) - 1] = lowest<S>(call.scale);
+  const auto [log_threads, log_wide, blocks, steps, bytes, held] = columns.tiling;
 
-  cudaError_t error = cudaFuncSetAttribute(walk_columns<op, S>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (!error && blocks > 8) error = cudaFuncSetAttribute(walk_columns<op, S>, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  const auto kernel = held ? walk_columns<op, S, true> : walk_columns<op, S, false>;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (!error && blocks > 8) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   if (error) return error;
-  Clusters shape(blocks, kTileThreads, bytes, stream);
-  shape.count(call.outer * columns.tiles);
-  return cudaLaunchKernelEx(&shape.config, walk_columns<op, S>, columns);
+  Clusters shape(blocks, 1 << log_threads, bytes, stream);
+  shape.count((int64_t(columns.all_words) + (1 << log_wide) - 1) >> log_wide);
+  return cudaLaunchKernelEx(&shape.config, kernel, columns);
 }
 
 }  // namespace jitact::rows

@@ -52,6 +52,7 @@ template <typename S, typename R> struct Storage16 {
 template <> struct Storage<Half> : Storage16<Half, Narrow> {
   static JITACT_DEVICE void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
   static JITACT_DEVICE uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
+  static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return ptx::max_halves(a, b); }
 };
 
 template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
@@ -60,6 +61,7 @@ template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
     high = __uint_as_float(word & 0xffff0000u);
   }
   static JITACT_DEVICE uint32_t narrow_pair(T low, T high) { return ptx::narrow_bfloat16(low.v, high.v); }
+  static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return ptx::max_bfloat16s(a, b); }
 };
 
 // The vector that begins `offset` bytes, below 16 and a multiple of the size of an S, into two that lie side by side.

@@ -78,6 +78,33 @@ JITACT_DEVICE uint32_t narrow_bfloat16(float low, float high) {
 #endif
 }
 
+// The larger of each half; NaN when either is.
+JITACT_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  return word;
+#else
+  float low[2], high[2];
+  widen_half(a, low[0], high[0]), widen_half(b, low[1], high[1]);
+  const auto larger = [](const float (&t)[2]) { return t[0] > t[1] || t[0] != t[0] ? t[0] : t[1]; };
+  return narrow_half(larger(low), larger(high));
+#endif
+}
+JITACT_DEVICE uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(word) : "r"(a), "r"(b));
+  return word;
+#else
+  const auto larger = [](uint32_t a, uint32_t b) {
+    const float s = __uint_as_float(a), t = __uint_as_float(b);
+    return s > t || s != s ? a : b;
+  };
+  return larger(a << 16, b << 16) >> 16 | larger(a & 0xffff0000u, b & 0xffff0000u);
+#endif
+}
+
 // 16 bytes from memory to shared memory, without waiting. What a thread copies up to commit_copies() is a group.
 JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #if __CUDA_ARCH__ >= 800
@@ -88,6 +115,14 @@ JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #endif
 }
 JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
+// The same of 4 bytes.
+JITACT_DEVICE void copy_word_async(unsigned to, const uint32_t* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(from) : "memory");
+#else
+  asm volatile("st.shared.u32 [%0], %1;" :: "r"(to), "r"(*from) : "memory");
+#endif
+}
 JITACT_DEVICE void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");

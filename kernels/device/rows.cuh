@@ -31,13 +31,20 @@ JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
 template <typename T>
 class Weights {
  public:
-  JITACT_INLINE explicit Weights(T peak) : shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
-  JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, narrow::kLog2e, shift_)); }
+  JITACT_INLINE explicit Weights(T peak) : times_(narrow::kLog2e), shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
+  // For elements before they are scaled. Beside a far peak, another element is an eighth of a thousandth of it away, or more, and
+  // weighs nothing: which it does too if the peak is taken for 2^20 to 2^21.
+  JITACT_INLINE Weights(T peak, T scale) : times_(scale.v * narrow::kLog2e) {
+    const uint32_t exponent = single::to_bits(peak.v) & 0x7f800000u, sign = single::to_bits(scale.v) & 0x80000000u;
+    if (is_far(peak * scale)) times_ = single::from_bits((274u << 23) - exponent | sign);
+    shift_ = fmaf(-times_, peak.v, 60.0f);
+  }
+  JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, times_, shift_)); }
   // A sum of weights over that of t.
   JITACT_INLINE T over(T sum, T t) const { return sum / of(t); }
 
  private:
-  float shift_;
+  float times_, shift_;
 };
 
 // For float32, 2^n 2^f with t log2(e) = n + f and n whole. t - peak is never rounded, which alone would be 64 ulp at a distance
@@ -107,7 +114,8 @@ struct Weighed<Single> {
 
 // A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
 // gives what is kept of it, as kept() does; and of the parts without the start, summed over the row, the fold is constructed.
-// `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves.
+// `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves. Where elements and the
+// peak are not scaled, add() is given them so, and the constructor the scale.
 template <typename T>
 class SumOfExp {
  public:
@@ -122,7 +130,7 @@ class SumOfExp {
     return weight;
   }
   SumOfExp() = default;
-  JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts]) {
+  JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts], T = 1) {
     const T sum = total(part) + invalid;
     inverse_ = 1 / sum;
     if constexpr (parts == 2) rest_ = fma(-sum, inverse_, 1) * inverse_ - (part[1] - (sum - part[0])) * inverse_ * inverse_;
@@ -156,7 +164,8 @@ class LogSumExp {
     return t;
   }
   LogSumExp() = default;
-  JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts]) : peak_(peak) {
+  JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts], T scale = 1)
+      : peak_(scale * peak) {
     const T below = weighed == 2 ? part[0] + part[1] : part[0];
     tail_ = log1p(weights.over(below, peak) + (part[weighed] - 1)) + invalid;
   }

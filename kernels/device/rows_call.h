@@ -71,12 +71,8 @@ constexpr int64_t vectors_touched(int64_t length, int64_t size) {
   return (length % size == 0 ? length : length + size - 1 + size - 1) / size;
 }
 
-// Where rows lie side by side across memory, a block of the GPU's has some steps down a tile of them, so many bytes if it can be.
-constexpr int64_t kTileBytes = 1 << 15;
-// Whether a GPU takes such rows, of so many tensors: the narrowest tile is of 32 bytes side by side, and rows begin on 16 bytes.
-constexpr bool takes_columns(int64_t length, int64_t inner, int64_t size, int tensors) {
-  return inner * size % 16 == 0 && (length + kMostBlocks - 1) / kMostBlocks * 32 * tensors <= 3 * kTileBytes;
-}
+// Whether a GPU takes rows that lie side by side across memory: those that share a word of 4 bytes do not end within one.
+constexpr bool takes_columns(int64_t inner, int64_t size) { return inner * size % 4 == 0; }
 
 #ifdef JITACT_ROW_INPUT
 // How many elements a GPU computes as a vector of 16 bytes: x as it is, or as float where it is converted or added to.

@@ -122,6 +122,7 @@ class Rows {
     Held words;
     if constexpr (held) {
       place_ = next_;
+      if constexpr (ragged) has_ends_ = has_ends();
 #ifdef JITACT_ROW_INPUT
       if constexpr (op == Op::forward) load_masked(words);
       else
@@ -143,7 +144,7 @@ class Rows {
  private:
   // Whether vectors that the row does not have are branched around, for the rows that are not of whole warps, and because what is
   // branched around is not spread over registers.
-  static constexpr bool kBranches = !held || ragged || sizeof(S) == 2;
+  static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
   static constexpr int size = Storage<S>::size, tensors = reads(op), vectors = vectors_at_once(op, held);
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
@@ -167,7 +168,15 @@ class Rows {
   JITACT_DEVICE int vectors_to(int c, int v) const { return (c * vectors + v) * step_; }
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
-  JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
+  JITACT_DEVICE bool is_whole(int i) const {
+    return !ragged || (held && !has_ends_) || (i >= place_.begin && i + size <= place_.end);
+  }
+  // Whether one of the thread's vectors has more than the row.
+  JITACT_DEVICE bool has_ends() const {
+    bool has = place_.begin > 0;
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) has |= unsigned(place_.end - 1 - at(0, v)) < unsigned(size - 1);
+    return has;
+  }
   // In shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
@@ -275,11 +284,14 @@ class Rows {
       words.w[w] = (words.w[w] & kept) | (launch_.outside[tensor] & ~kept);
     }
   }
-  JITACT_DEVICE void read(const Held& words, int c, int v, int tensor, T (&t)[size]) const {
+  JITACT_DEVICE Words words_of(const Held& words, int c, int v, int tensor) const {
     Words loaded;
     if constexpr (held) loaded = words.of[tensor][v];
     else ptx::load_shared(slot(c, v, tensor), loaded.w);
-    Storage<S>::widen(loaded, t);
+    return loaded;
+  }
+  JITACT_DEVICE void read(const Held& words, int c, int v, int tensor, T (&t)[size]) const {
+    Storage<S>::widen(words_of(words, c, v, tensor), t);
   }
 
   // Visits the thread's vectors; for the `first` time, when they have come, and without what they have of other rows.
@@ -321,7 +333,11 @@ class Rows {
     }
   }
 
-  // Folds the row of x, the last tensor, and goes on to its results or gradients.
+  JITACT_DEVICE Weights<T> weights_beside(T peak) const {
+    if constexpr (pairs) return Weights<T>(peak, scale_);
+    else return Weights<T>(peak);
+  }
+  // Folds the row of x, the last tensor, and goes on to its results or gradients. 16-bit elements are scaled by their weights.
   JITACT_DEVICE void fold(Held& words) {
     using F = Fold<T>;
     constexpr int x = tensors - 1;
@@ -329,22 +345,33 @@ class Rows {
     T base = 0;
     const auto elements = [&](int c, int v, T (&t)[size]) {
       read(words, c, v, x, t);
-      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = fma(t[i], scale_, -base);
+      JITACT_UNROLL for (int i = 0; !pairs && i < size; i++) t[i] = fma(t[i], scale_, -base);
     };
 
-    T highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-    each<true>([&](int c, int v) {
-      T t[size];
-      elements(c, v, t);
-      JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
-    });
-    T peak[1] = {max(max(highest[0], highest[1]), max(highest[2], highest[3]))};
+    T peak[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    if constexpr (pairs) {
+      const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
+      uint32_t of_words[2] = {launch_.outside[x] ^ signs, launch_.outside[x] ^ signs};
+      each<true>([&](int c, int v) {
+        const Words loaded = words_of(words, c, v, x);
+        JITACT_UNROLL for (int w = 0; w < 4; w++) of_words[w % 2] = Storage<S>::max_pair(of_words[w % 2], loaded.w[w] ^ signs);
+      });
+      Storage<S>::widen_pair(Storage<S>::max_pair(of_words[0], of_words[1]), highest[0], highest[1]);
+    } else {
+      each<true>([&](int c, int v) {
+        T t[size];
+        elements(c, v, t);
+        JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
+      });
+    }
+    peak[0] = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
     forget(words);
     combine<0>(peak, Highest());
     const T invalid = peak[0] - peak[0];
-    if (is_far(peak[0])) base = peak[0], peak[0] = 0;
+    if (pairs && scale_ < 0) peak[0] = -peak[0];
+    if (!pairs && is_far(peak[0])) base = peak[0], peak[0] = 0;
 
-    const Weights<T> weights(peak[0]);
+    const Weights<T> weights = weights_beside(peak[0]);
     T partial[4][F::parts];
     JITACT_UNROLL for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
     each<false>([&](int c, int v) {
@@ -364,12 +391,15 @@ class Rows {
       sums[p] = (partial[0][p] + partial[1][p]) + (partial[2][p] + partial[3][p]);
     }
     combine<1>(sums, Totals());
-    const F folded(peak[0], invalid, weights, sums);
+    const F folded(peak[0], invalid, weights, sums, pairs ? scale_ : T(1));
 
     const auto result = [&](int c, int v, T (&y)[size]) {
       if constexpr (stored) read(words, c, v, x, y);
       else elements(c, v, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) y[i] = forward(stored ? y[i] : F::kept(weights, y[i]), folded);
+      JITACT_UNROLL for (int i = 0; i < size; i++) {
+        if (pairs && F::as_it_is) y[i] *= scale_;
+        y[i] = forward(stored ? y[i] : F::kept(weights, y[i]), folded);
+      }
     };
     if constexpr (op == Op::forward) write(result);
     else backward<false>(words, result);
@@ -436,6 +466,7 @@ class Rows {
   const unsigned slots_;
   int turns_ = 0;  // rows done
   Place place_, next_;  // of the row, and of the next one
+  bool has_ends_ = true;
 };
 
 template <Op op, typename S, bool ragged, bool held>
