@@ -11,7 +11,7 @@ namespace jitact::rows {
 
 constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // of a block, the fewest and the most
 constexpr int kHeldWords = 32, kAtOnce = 4;  // of all tensors, in the registers of a thread
-constexpr int kStreamed = 8;  // of a tensor, that a thread has at once where they are not held
+constexpr int kStreamed = 8;  // of a tensor, that a thread has at once where they are not held, and that are summed as they are
 constexpr int kKeptWords = 40;  // of all tensors, that a thread has in shared memory at most
 constexpr int kLogLine = 5, kLogFewest = 3;  // words of a tile side by side: 128 bytes, the fewest
 
@@ -92,7 +92,7 @@ class Tile {
     Held words;
     if constexpr (held) {
       copy_below();
-      load(words);
+      load(words, 0);
       ptx::wait_for_copies(0);
     }
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
@@ -103,19 +103,20 @@ class Tile {
 
  private:
   static constexpr int each = 4 / int(sizeof(S)), tensors = reads(op);  // elements of a word, one of each of its rows
-  static constexpr int most = held ? kHeldWords / tensors : 1;
+  static constexpr int most = held ? kHeldWords / tensors : kStreamed;
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
-  JITACT_DEVICE void load(Held& words) const {
+  // The thread's words from the first-th on, into registers.
+  JITACT_DEVICE void load(Held& words, int first) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
-      const uint32_t* word = from(r);
-      if (count_ >= most) {
+      const uint32_t* word = from(r) + first * apart_;
+      if (first + most <= count_) {
         JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = *word;
       } else {
         JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) {
           words.of[r][i] = columns_.outside[r];
-          if (i < count_) words.of[r][i] = *word;
+          if (first + i < count_) words.of[r][i] = *word;
         }
       }
     }
@@ -143,10 +144,7 @@ class Tile {
       JITACT_UNROLL for (int i = 0; i < most; i++) ptx::forget(words.of[r][i]);
   }
 
-  JITACT_DEVICE uint32_t word(const Held& words, int i, int tensor) const {
-    if constexpr (held) return words.of[tensor][i];
-    else return from(tensor)[i * apart_];
-  }
+  static JITACT_DEVICE uint32_t word(const Held& words, int i, int tensor) { return words.of[tensor][i]; }
   JITACT_DEVICE uint32_t word(const Held&, Below at, int tensor) const { return ptx::load_shared(slot(at, tensor)); }
   static JITACT_DEVICE void put(Held& words, int i, int tensor, uint32_t word) { words.of[tensor][i] = word; }
   JITACT_DEVICE void put(Held&, Below at, int tensor, uint32_t word) const { ptx::store_shared(slot(at, tensor), word); }
@@ -161,32 +159,33 @@ class Tile {
     else return __float_as_uint(t[0].v);
   }
 
-  // Of words that are held, some are visited where the row has ended. What is branched around is not spread over registers.
-  // Where none are held, `after` is called after some.
+  // Visits the thread's words, some of those in registers where the row has ended, and calls `after` now and then. What is branched
+  // around is not spread over registers.
   template <typename Visit, typename After>
-  JITACT_DEVICE void each_word(const Visit& visit, const After& after) const {
-    if constexpr (held) {
+  JITACT_DEVICE void each_word(Held& words, const Visit& visit, const After& after) {
+    for (first_ = 0; first_ < (held ? 1 : count_); first_ += most) {
+      if constexpr (!held) load(words, first_);
       JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
-        if (i < visited_)
+        if (!held || i < visited_) {
           JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
-#pragma unroll 4
-      for (int i = most; i < count_; i++) visit(Below{i});
-    } else {
-      for (int i = 0; i < count_; i += kStreamed, after())
-        JITACT_UNROLL for (int j = 0; j < kStreamed; j++)
-          if (i + j < count_) visit(i + j);
+          if ((i + kAtOnce) % kStreamed == 0) after();
+        }
     }
+    if constexpr (held)
+      for (int i = most; i < count_; i += kAtOnce, after())
+        JITACT_UNROLL for (int j = 0; j < kAtOnce; j++)
+          if (i + j < count_) visit(Below{i + j});
   }
   template <typename Visit>
-  JITACT_DEVICE void each_word(const Visit& visit) const {
-    each_word(visit, [] {});
+  JITACT_DEVICE void each_word(Held& words, const Visit& visit) {
+    each_word(words, visit, [] {});
   }
-  JITACT_DEVICE bool is_there(int i) const { return !held || i < count_; }
+  JITACT_DEVICE bool is_there(int i) const { return (held ? 0 : first_) + i < count_; }
   JITACT_DEVICE bool is_there(Below) const { return true; }
   template <typename Result>
-  JITACT_DEVICE void write(const Result& result) const {
+  JITACT_DEVICE void write(Held& words, const Result& result) {
     uint32_t* to = static_cast<uint32_t*>(columns_.written) + start_;
-    each_word([&](auto at) {
+    each_word(words, [&](auto at) {
       T t[each];
       result(at, t);
       if (is_there(at)) *to = word_of(t);
@@ -213,11 +212,11 @@ class Tile {
     if constexpr (pairs) {
       const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
       uint32_t highest = columns_.outside[x] ^ signs;
-      each_word([&](auto at) { highest = Storage<S>::max_pair(highest, word(words, at, x) ^ signs); });
+      each_word(words, [&](auto at) { highest = Storage<S>::max_pair(highest, word(words, at, x) ^ signs); });
       Storage<S>::widen_pair(highest, peak[0][0], peak[1][0]);
     } else {
       peak[0][0] = -INFINITY;
-      each_word([&](auto at) {
+      each_word(words, [&](auto at) {
         T t[each];
         elements(at, t);
         if constexpr (scaled) t[0] *= scale_, put(words, at, x, word_of(t));
@@ -233,19 +232,21 @@ class Tile {
     if (!pairs && is_far(peak[0][0])) {
       base = peak[0][0], peak[0][0] = 0;
       if constexpr (scaled)
-        each_word([&](auto at) { put(words, at, x, __float_as_uint(__uint_as_float(word(words, at, x)) - base.v)); });
+        each_word(words, [&](auto at) { put(words, at, x, __float_as_uint(__uint_as_float(word(words, at, x)) - base.v)); });
     }
     const Weights<T> first = weights_of(peak[0][0]), last = weights_of(peak[each - 1][0]);
     const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
-    T long_sums[each][F::parts][Adding<T>::parts] = {};  // of many words, which would lose too much one by one
-    each_word([&](auto at) {
+    // One by one, many words would lose too much: of float32, whose first part is exact for thousands, what the second part has.
+    constexpr int summed = held ? (pairs ? F::parts : 1) : 0, end = held && !pairs ? 2 : F::parts;
+    T long_sums[each][F::parts][Adding<T>::parts] = {};
+    each_word(words, [&](auto at) {
       T t[each];
       elements(at, t);
       JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
       if constexpr (stored) put(words, at, x, word_of(t));
     }, [&] {
       JITACT_UNROLL for (int e = 0; e < each; e++)
-        JITACT_UNROLL for (int p = 0; p < F::parts; p++) {
+        JITACT_UNROLL for (int p = summed; p < end; p++) {
           const T start = p == 0 ? F::start : 0;
           Adding<T>::add(long_sums[e][p], sums[e][p] - start);
           sums[e][p] = start;
@@ -254,7 +255,7 @@ class Tile {
     forget(words);
     JITACT_UNROLL for (int e = 0; e < each; e++) {
       sums[e][0] -= F::start;
-      JITACT_UNROLL for (int p = 0; !held && p < F::parts; p++) sums[e][p] = Adding<T>::total(long_sums[e][p]);
+      JITACT_UNROLL for (int p = summed; p < end; p++) sums[e][p] += Adding<T>::total(long_sums[e][p]);
     }
     combine<1>(sums, Totals());
     JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], weights(e), sums[e], pairs ? scale_ : T(1));
@@ -266,7 +267,7 @@ class Tile {
         y[e] = forward(stored ? y[e] : F::kept(weights(e), y[e]), folded[e]);
       }
     };
-    if constexpr (op == Op::forward) write(result);
+    if constexpr (op == Op::forward) write(words, result);
     else backward<2>(words, result);
   }
 
@@ -274,14 +275,14 @@ class Tile {
   template <int turn, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
     T sums[each][Adding<T>::parts] = {};
-    each_word([&](auto at) {
+    each_word(words, [&](auto at) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) Adding<T>::add(sums[e], T(fold_from_output(dy[e], y[e])));
     });
     forget(words);
     combine<turn>(sums, Joined());
-    write([&](auto at, T (&dx)[each]) {
+    write(words, [&](auto at, T (&dx)[each]) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) {
@@ -336,7 +337,8 @@ class Tile {
   const T scale_;
   const int wide_, word_;   // words side by side, and the thread's of them
   int count_, visited_;     // the thread's words, one below the other, and how many any thread has
-  int64_t start_, apart_;   // the first of them, of the tensors, and how far it is to the next
+  int first_;               // of those that are in registers, if they are not held
+  int64_t start_, apart_;   // the thread's first word, of the tensors, and how far it is to the next
 };
 
 template <Op op, typename S, bool held>
