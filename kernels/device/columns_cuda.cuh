@@ -172,9 +172,11 @@ class Tile {
         }
     }
     if constexpr (held)
-      for (int i = most; i < count_; i += kAtOnce, after())
-        JITACT_UNROLL for (int j = 0; j < kAtOnce; j++)
-          if (i + j < count_) visit(Below{i + j});
+#pragma unroll 4
+      for (int i = most; i < count_; i++) {
+        visit(Below{i});
+        if (i % kStreamed == kStreamed - 1) after();
+      }
   }
   template <typename Visit>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit) {
