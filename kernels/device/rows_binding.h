@@ -71,7 +71,9 @@ template <rows::Op op>
 const char* refused_by_a_gpu(const rows::Call& call) {
   const int64_t size = bytes_of(call.dtype), vectors = rows::reads(op) * rows::vectors_touched(call.length, 16 / size);
   if (call.inner == 1) return vectors <= rows::kMostVectors ? nullptr : "expected rows of 3 MB at most, of all tensors";
-  return rows::takes_columns(call.inner, size) ? nullptr : "expected rows across memory to lie side by side on 4 bytes";
+  return rows::takes_columns(call.outer, call.inner, size)
+             ? nullptr
+             : "expected rows across memory that lie side by side on 4 bytes, 16 GB at most";
 }
 void take_mask(const Tensor&, rows::Call&) {}
 #endif

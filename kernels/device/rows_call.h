@@ -71,8 +71,10 @@ constexpr int64_t vectors_touched(int64_t length, int64_t size) {
   return (length % size == 0 ? length : length + size - 1 + size - 1) / size;
 }
 
-// Whether a GPU takes rows that lie side by side across memory: those that share a word of 4 bytes do not end within one.
-constexpr bool takes_columns(int64_t inner, int64_t size) { return inner * size % 4 == 0; }
+// Whether a GPU takes rows that lie side by side across memory: in whole words of 4 bytes, which are numbered by 32 bits.
+constexpr bool takes_columns(int64_t outer, int64_t inner, int64_t size) {
+  return inner * size % 4 == 0 && outer * inner * size < int64_t(1) << 34;
+}
 
 #ifdef JITACT_ROW_INPUT
 // How many elements a GPU computes as a vector of 16 bytes: x as it is, or as float where it is converted or added to.
