@@ -65,7 +65,7 @@ def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
 
 
 def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> dict[str, Callable]:
-    """What gated.cuh has, where results are rounded once; what kernels keep of roundings in float32 is not kept here."""
+    """What gated.cuh and capped.cuh have, where results are rounded once; what kernels keep of roundings in float32 is not kept here."""
 
     def product(a: Tensor, b: Tensor, c: Tensor, *others: Tensor) -> Tensor:
         c = c * others[0] if others else c
@@ -74,15 +74,38 @@ def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> di
         smallest = small.abs() <= c.abs()
         return large * torch.where(smallest, small, c) * torch.where(smallest, c, small)
 
+    def capped(x: Tensor, c: Tensor, t: Tensor) -> Tensor:
+        return torch.where(x.abs() < 2.0**-100 * c, x, c * t)  # x / c may be too small for a number where x is not
+
+    def tanh_slope(q: Tensor, t: Tensor) -> Tensor:
+        e = called["decay"](2 * q.abs())
+        r = called["reciprocal"](1 + e)
+        return torch.where(t.abs() < 0.7, 1 - t * t, 4 * e * r * r)
+
+    def capped_product(gate: Tensor, up: Tensor, beta: Tensor, beta2: Tensor) -> Tensor:
+        t, t2 = (called["tanh"](x * called["one_over"](c)) for x, c in ((gate, beta), (up, beta2)))
+        act = called["times_sigmoid"](capped(gate, beta, t), most(gate, -1000.0))
+        return act * torch.where(beta2 == 0, up, capped(up, beta2, t2))
+
+    def capped_gradients(dy: Tensor, gate: Tensor, up: Tensor, beta: Tensor, beta2: Tensor) -> tuple[Tensor, Tensor]:
+        q, q2 = gate * called["one_over"](beta), up * called["one_over"](beta2)
+        t, t2 = called["tanh"](q), called["tanh"](q2)
+        held, a = most(gate, -1000.0), capped(gate, beta, t)
+        slope = called["times_sigmoid"](a * called["sigmoid"](-gate) + tanh_slope(q, t), held)
+        by_gate = product(dy, torch.where(beta2 == 0, up, capped(up, beta2, t2)), slope)
+        act = called["times_sigmoid"](a, held)
+        return by_gate, product(dy, act, torch.where(beta2 == 0, 1.0, tanh_slope(q2, t2)))
+
     product = _with_numbers(product, new)
     return {
+        "capped_product": _with_numbers(capped_product, new),
+        "capped_gradients": _with_numbers(capped_gradients, new),
         "product": product,
         "rounded": lambda v: v,
         "into_gate": lambda dy, up: new(1),
         "from_gate": lambda slope, dy, up: product(dy, up, slope),
         "times_normal_tail_closely": called["times_normal_tail"],
-        "one_over_one_plus": lambda e: called["reciprocal"](1 + e),
-        "quotient": lambda x, c: x * called["one_over"](c),
+        "x_times_sigmoid_slope_closely": called["x_times_sigmoid_slope"],
     }
 
 
@@ -189,6 +212,18 @@ class Wide:
         left, t = (of[0] < 0, of[0].abs()) if len(of) == 1 else (of[0], of[1] + of[2])
         h = torch.exp(t * -0.5)  # where exp(-t) is too small for a number, a exp(-t) may not be
         return torch.where(left, a * h * h, a) / (1 + h * h)
+
+    @classmethod
+    def x_times_sigmoid(cls, x: Tensor, alpha: Tensor) -> Tensor:
+        bound = (1000 / alpha).clamp(max=2.0**100)  # where it is constant, and 0 * inf would be NaN
+        return cls.times_sigmoid(torch.maximum(x, -bound), alpha * x)
+
+    @classmethod
+    def x_times_sigmoid_slope(cls, x: Tensor, alpha: Tensor) -> Tensor:
+        t = least(alpha * x.abs(), 1000.0)
+        e = cls.decay(t)
+        r = cls.reciprocal(1 + e)
+        return r * torch.where(x < 0, e * (1 - t * r), 1 + t * e * r)
 
     @staticmethod
     def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:
@@ -343,6 +378,11 @@ class Narrow(Wide):
         x = of[0] if len(of) == 1 else torch.where(of[0], -of[1], of[1])
         # Divisor and a are scaled, which leaves room for exp(-x) down to where a sigmoid(x) vanishes.
         return quotient(a * 2.0**-8, torch.exp2(-LOG2E * x - 8) + 2.0**-8)
+
+    @staticmethod
+    def x_times_sigmoid(x: Tensor, alpha: Tensor) -> Tensor:
+        a = most(x, -(2.0**100))  # 0 * inf would be NaN
+        return quotient(a * 2.0**-8, torch.exp2(-LOG2E * alpha * a - 8) + 2.0**-8)
 
     @staticmethod
     def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:

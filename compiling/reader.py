@@ -28,7 +28,7 @@ _IFDEF = re.compile(
     r"^[ \t]*#[ \t]*ifdef[ \t]+(\w+)[ \t]*\n(.*?)(?:^[ \t]*#[ \t]*else[ \t]*\n(.*?))?^[ \t]*#[ \t]*endif[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
-_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(?:elementwise|gated)\.cuh"[ \t]*$', re.MULTILINE)
+_INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(?:elementwise|gated|capped)\.cuh"[ \t]*$', re.MULTILINE)
 _OF_T = re.compile(r"\b(\w+)<T>(?=\()")
 _ARGUMENT = re.compile(r"(?:\[\[\w+\]\]\s*)?(?:const\s+)?(?:bool|T|(?:Number|Channel|Row)<T>)\s*&?\s*(\w*)")
 _DECLARATION = re.compile(r"(?:const\s+)?(?:T|bool|auto)\s+(.*)", re.DOTALL)

@@ -5,19 +5,6 @@
 // by up g s for |up| <= limit, else 0
 // Source: gpt-oss, with alpha = 1.702, limit = 7 and beta = 1; DeepSeek-V4's, with 1, its limit and 0; swiglu, with 1, inf and 0.
 
-// g sigmoid(alpha g), for alpha > 0.
-ELEMENTWISE T swish(T g, T alpha) {
-  // Beyond alpha |g| = 1000 it is constant in every type, and 0 * inf would be NaN. |alpha g| = v + low: exp turns absolute
-  // errors of the exponent into relative ones, so what rounding takes is kept.
-  const T reach = min(1000 * one_over(alpha), 0x1p100), t = min(abs(g), reach), v = alpha * t;
-  return times_sigmoid(max(g, -reach), g < 0, v, fma(alpha, t, -v));
-}
-
-ELEMENTWISE T swish_slope(T g, T alpha) {
-  const T t = min(alpha * abs(g), 1000), e = decay(t), r = one_over_one_plus<T>(e);
-  return r * select(g < 0, e * (1 - t * r), 1 + t * e * r);
-}
-
 #ifdef JITACT_UNFUSED
 ELEMENTWISE T forward(T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
   const T g = min(gate, limit), u = clamp(up, -limit, limit);
@@ -32,12 +19,12 @@ ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> alpha, Number<T> l
 }
 #else
 ELEMENTWISE T forward(T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
-  return swish<T>(min(gate, limit), alpha) * (clamp(up, -limit, limit) + beta);
+  return x_times_sigmoid(min(gate, limit), alpha) * (clamp(up, -limit, limit) + beta);
 }
 
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up, Number<T> alpha, Number<T> limit, Number<T> beta) {
   const T g = min(gate, limit), u = clamp(up, -limit, limit);
-  const T by_gate = product<T>(dy, u + beta, swish_slope<T>(g, alpha)), by_up = dy * swish<T>(g, alpha);
+  const T by_gate = product<T>(dy, u + beta, x_times_sigmoid_slope_closely<T>(g, alpha)), by_up = dy * x_times_sigmoid(g, alpha);
   return {select(gate > limit, 0, by_gate), select(abs(up) > limit, 0, by_up)};
 }
 #endif

@@ -45,6 +45,13 @@ JITACT_INLINE T times_normal_tail_closely(T t) {
   else return times_normal_tail(t);
 }
 
+// The slope of x sigmoid(alpha x), likewise.
+template <typename T>
+JITACT_INLINE T x_times_sigmoid_slope_closely(T x, T alpha) {
+  if constexpr (std::is_same_v<T, Single>) return single::x_times_sigmoid_slope_closely(x.v, alpha.v);
+  else return x_times_sigmoid_slope(x, alpha);
+}
+
 // 1 / (1 + e) for e from 0 to 1, in float32 with what rounding takes from the sum.
 template <typename T>
 JITACT_INLINE T one_over_one_plus(T e) {
@@ -86,3 +93,4 @@ using jitact::one_over_one_plus;
 using jitact::product;
 using jitact::quotient;
 using jitact::times_normal_tail_closely;
+using jitact::x_times_sigmoid_slope_closely;

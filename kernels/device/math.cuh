@@ -21,6 +21,7 @@
 //   times_normal_tail(x)       x P(N > x) for x >= 0, 0 at inf
 //   times_sigmoid(a, x)        a sigmoid(x)
 //   times_sigmoid(a, left, t, low)   the same of x = t + low >= 0, or, if left, of -x
+//   x_times_sigmoid(x, a)      x sigmoid(a x) for a > 0, -0 at -inf; x_times_sigmoid_slope(x, a) is its derivative by x
 //   times_tanh_softplus(a, x)  a tanh(softplus(x))
 //   x_minus_tanh(x)            x - tanh(x), without the cancellation
 //   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
@@ -137,10 +138,25 @@ JITACT_PLATFORM_2(fmod)
 JITACT_PLATFORM_2(atan2)
 JITACT_PLATFORM_2(hypot)
 
+template <typename V, Accuracy accuracy>
+JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { return x - double(rounded.v); }
+
 JITACT_OWN_2(times_sigmoid)
 JITACT_OWN_2(times_tanh_softplus)
+JITACT_OWN_2(x_times_sigmoid)
+JITACT_OWN_2(x_times_sigmoid_slope)
 JITACT_OWN_2(x_plus_sin_squared)
 JITACT_OWN_2(x_plus_sin_squared_slope)
+// Of a literal, also what rounding to T takes from it.
+JITACT_INLINE Single x_times_sigmoid(Single x, double a) {
+  return for_single::x_times_sigmoid(x.v, float(a), rest(Single(a), a).v);
+}
+JITACT_INLINE Narrow x_times_sigmoid(Narrow x, double a) {
+  return for_narrow::x_times_sigmoid(x.v, float(a), rest(Narrow(a), a).v);
+}
+JITACT_BRAIN(JITACT_INLINE Brain x_times_sigmoid(Brain x, double a) {
+  return for_narrow::x_times_sigmoid(x.v, float(a), rest(Brain(a), a).v);
+})
 JITACT_INLINE Single times_sigmoid(Single a, bool left, Single t, Single low) {
   return for_single::times_sigmoid(a.v, left, t.v, low.v);
 }
@@ -154,9 +170,6 @@ JITACT_BRAIN(
     JITACT_INLINE Brain times_sigmoid(Brain a, bool left, Brain t, Brain low) {
       return for_narrow::times_sigmoid(a.v, left, t.v, low.v);
     })
-
-template <typename V, Accuracy accuracy>
-JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { return x - double(rounded.v); }
 
 JITACT_INLINE Double select(bool condition, Double a, Double b) { return condition ? a.v : b.v; }
 JITACT_INLINE Single select(bool condition, Single a, Single b) { return condition ? a.v : b.v; }
@@ -187,6 +200,14 @@ JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
   return (left ? a * h * h : a) * reciprocal(1 + h * h);
 }
 JITACT_INLINE Double times_sigmoid(Double a, Double x) { return times_sigmoid(a, x < 0, abs(x), 0); }
+JITACT_INLINE Double x_times_sigmoid(Double x, Double a) {
+  const Double bound = min(1000 * one_over(a), 0x1p100), t = min(abs(x), bound), v = a * t;
+  return times_sigmoid(max(x, -bound), x < 0, v, fma(a, t, -v));
+}
+JITACT_INLINE Double x_times_sigmoid_slope(Double x, Double a) {
+  const Double t = min(a * abs(x), 1000), e = decay(t), r = reciprocal(1 + e);
+  return r * (x < 0 ? e * (1 - t * r) : 1 + t * e * r);
+}
 JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
   const Double h = exp(min(x, 20) / 2), e = h * h;
   const bool left = x < 0;

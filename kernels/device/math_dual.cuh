@@ -65,6 +65,13 @@ JITACT_INLINE T tanh_softplus_slope(T x) {
   return (1 - t) * (1 + t) * sigmoid(x);
 }
 
+// The second derivative of x sigmoid(x).
+template <typename T>
+JITACT_INLINE T sigmoid_curve(T x) {
+  const T s = sigmoid(x), rest = sigmoid(-x);
+  return s * rest * (2 + x * (rest - s));
+}
+
 // `by_first` and `by_second` are the partial derivatives of f, in terms of a, b and y = f(a, b). A number may stand for
 // either argument.
 #define JITACT_CHAIN_2(f, by_first, by_second)                                                                       \
@@ -84,6 +91,8 @@ JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)
 JITACT_CHAIN_2(times_sigmoid, sigmoid(b), y * sigmoid(-b))
 JITACT_CHAIN_2(times_tanh_softplus, times_tanh_softplus(T(1), b), tanh_softplus_slope(b) * a)
+JITACT_CHAIN_2(x_times_sigmoid, x_times_sigmoid_slope(a, b), a * a * sigmoid(a * b) * sigmoid(-a * b))
+JITACT_CHAIN_2(x_times_sigmoid_slope, sigmoid_curve(a * b) * b, sigmoid_curve(a * b) * a)
 JITACT_CHAIN_2(x_plus_sin_squared, x_plus_sin_squared_slope(a, b), (a * sin(2 * a * b) - (y - a)) / b)
 JITACT_CHAIN_2(x_plus_sin_squared_slope, 2 * b * cos(2 * a * b), 2 * a * cos(2 * a * b))
 

@@ -88,6 +88,25 @@ JITACT_INLINE float times_sigmoid(float a, float x) {
 }
 JITACT_INLINE float times_sigmoid(float a, bool left, float t, float) { return times_sigmoid(a, left ? -t : t); }
 
+// Below -bound x sigmoid(alpha x) has vanished, and above it is x: some 1000 / alpha, by the exponent alone, as a division takes
+// longer than all else here.
+JITACT_INLINE float sigmoid_bound(float alpha) {
+  return single::held(0x1p10f * single::from_bits(0x7f000000u - single::to_bits(alpha)), 0.0f, 0x1p127f);
+}
+// exp(-alpha a) + 1, scaled by 2^-8 likewise.
+JITACT_INLINE float sigmoid_divisor(float a, float alpha) {
+  return exp2(fmaf(-kLog2e * single::held(alpha, 0.0f, 0x1p127f), a, -8.0f)) + 0x1p-8f;
+}
+JITACT_INLINE float x_times_sigmoid(float x, float alpha, float = 0.0f) {
+  const float a = single::at_least(x, -sigmoid_bound(alpha));
+  return divide(a * 0x1p-8f, sigmoid_divisor(a, alpha));
+}
+// s (1 + alpha x (1 - s)), with 2^8 s.
+JITACT_INLINE float x_times_sigmoid_slope(float x, float alpha) {
+  const float bound = sigmoid_bound(alpha), a = single::at_least(x, -bound), s = reciprocal(sigmoid_divisor(a, alpha));
+  return s * fmaf(single::at_most(a, bound), fmaf(s, alpha * -0x1p-16f, alpha * 0x1p-8f), 0x1p-8f);
+}
+
 // Scaled by 2^8 likewise.
 JITACT_INLINE float times_tanh_softplus(float a, float x) {
   const float e = exp2(fmaf(kLog2e, single::at_most(x, 20.0f), 8.0f)), n = e * fmaf(e, 0x1p-8f, 2.0f);

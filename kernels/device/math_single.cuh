@@ -200,6 +200,27 @@ JITACT_INLINE float times_sigmoid(float a, bool left, float t, float low) {
   return times_sigmoid_of(a, left, exp_scaled(t, -low));
 }
 
+
+// x sigmoid((alpha + rest) x) for alpha > 0. |alpha x| = v + low: exp turns absolute errors of the exponent into relative ones,
+// so what rounding takes is kept. From |alpha x| = 1000 on it is constant in every type, and 0 * inf would be NaN.
+JITACT_INLINE float x_times_sigmoid(float x, float alpha, float rest = 0.0f) {
+  const float bound = at_most(1000.0f * one_over(alpha), 0x1p100f), t = at_most(fabsf(x), bound), v = alpha * t;
+  return times_sigmoid(at_least(x, -bound), x < 0, v, fmaf(rest, t, fmaf(alpha, t, -v)));
+}
+// With r = 1 / (1 + e), e = exp(-t), t = |alpha x|.
+JITACT_INLINE float x_times_sigmoid_slope_of(float x, float t, float e, float r) {
+  return r * select(x < 0, e * (1.0f - t * r), 1.0f + t * e * r);
+}
+JITACT_INLINE float x_times_sigmoid_slope(float x, float alpha) {
+  const float t = at_most(alpha * fabsf(x), 1000.0f), e = decay(t);
+  return x_times_sigmoid_slope_of(x, t, e, reciprocal(1.0f + e));
+}
+// The same with an error of less, for products.
+JITACT_INLINE float x_times_sigmoid_slope_closely(float x, float alpha) {
+  const float t = at_most(alpha * fabsf(x), 1000.0f), e = decay(t);
+  return x_times_sigmoid_slope_of(x, t, e, divide_by_one_plus(1.0f, e));
+}
+
 // a tanh(softplus(x)), for |a| up to 2^100 where x < 0. Folded likewise: with e = exp(-|x|),
 //   x < 0    a e (1 - k), k = (e + e^2) / (e^2 + 2 e + 2)
 //   x >= 0   a (1 - k),   k = 2 e^2 / (2 e^2 + 2 e + 1)
