@@ -84,6 +84,10 @@ inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int use
   }
   return true;
 }
+// Whether the elements of rows lie side by side, of tensors that are wanted.
+inline bool side_by_side(const Elements* first, int used) {
+  return used == 0 || ((first->step == 1 || !first->data) && side_by_side(first + 1, used - 1));
+}
 inline bool all_on_16_bytes(const Elements* first, int used) {
   return used == 0 || (on_16_bytes(first->data) && all_on_16_bytes(first + 1, used - 1));
 }
@@ -92,6 +96,7 @@ inline bool all_on_16_bytes(const Elements* first, int used) {
 struct Launch : Call {
   bool aligned;  // whether elements can be read and written in 16-byte vectors
   bool is_small;  // whether numbers of elements fit into 31 bits
+  bool is_simple;  // whether, besides, elements lie side by side in the rows of all tensors
   Divisor by_columns;
   Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
   float singles[kNumbers + 1];
@@ -111,6 +116,7 @@ struct Launch : Call {
     }
     by_columns = Divisor(call.columns);
     is_small = call.n < int64_t(1) << 31;
+    is_simple = is_small && side_by_side(call.read, reads(call.op)) && side_by_side(call.written, writes(call.op));
     for (int b = 0; b < kBroadcast; b++) {
       by_count[b] = Divisor(call.broadcast[b].count);
       by_inner[b] = Divisor(call.broadcast[b].inner);
@@ -132,10 +138,26 @@ struct Launch : Call {
     return static_cast<S*>(e.data) + (place.row * e.row_stride + place.column * e.step);
   }
   // Where element i lies in the order of memory.
-  template <typename S, bool dense>
+  template <typename S, bool dense, bool simple = false>
   JITACT_DEVICE S* at(const Elements& e, int64_t i) const {
     if constexpr (dense) return static_cast<S*>(e.data) + i;
-    else return in_rows<S>(e, place(i));
+    else if constexpr (!simple) return in_rows<S>(e, place(i));
+    const uint32_t row = by_columns.divide_small_by_many(uint32_t(i)), column = uint32_t(i) - row * uint32_t(this->columns);
+    return static_cast<S*>(e.data) + (row * e.row_stride + column);
+  }
+  // The same, by whichever form is shorter.
+  template <typename S, bool dense>
+  JITACT_DEVICE S* shortly_at(const Elements& e, int64_t i) const {
+    if constexpr (!dense)
+      if (is_simple) return at<S, dense, true>(e, i);
+    return at<S, dense>(e, i);
+  }
+  // Calls f for rows that are simple, or for any. Where a vector lies in any takes a gate more instructions than its maths.
+  template <bool dense, typename F>
+  JITACT_DEVICE void for_rows(const F& f) const {
+    if constexpr (dense) f.template operator()<false>();
+    else if (is_simple) f.template operator()<true>();
+    else f.template operator()<false>();
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
@@ -161,13 +183,13 @@ JITACT_DEVICE Words repeated(const S* p) {
 }
 
 // The vector of tensor t at a place where those of all tensors lie on 16 bytes.
-template <Op op, typename S, bool dense>
+template <Op op, typename S, bool dense, bool simple = false>
 JITACT_DEVICE Words read_vector(const Launch& launch, int t, int64_t at) {
-  const S* p = launch.at<const S, dense>(launch.read[t], at);
+  const S* p = launch.at<const S, dense, simple>(launch.read[t], at);
   // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
   constexpr int first = reads(op) - 2;
-  if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
-  if (!dense && launch.read[t].step == 0) return repeated(p);
+  if constexpr (!dense && !simple && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
+  if (!dense && !simple && launch.read[t].step == 0) return repeated(p);
   return *reinterpret_cast<const Words*>(p);
 }
 template <typename S>
@@ -194,7 +216,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   }
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
     if ((writes(op) > 1 || summed(op) > 0) && launch.written[w].data == nullptr) continue;  // not wanted
-    *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[w], at)) = Storage<S>::narrow(values[w]);
+    *reinterpret_cast<Words*>(launch.shortly_at<S, dense>(launch.written[w], at)) = Storage<S>::narrow(values[w]);
   }
 }
 
@@ -431,15 +453,17 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][kThreads];
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-      const int64_t at = first + v * stride;
-      if constexpr (kStaged<op> && dense)
-        ptx::copy_async(&shared[v][threadIdx.x], launch.at<const S, dense>(launch.read[0], at)), ptx::commit_copies();
-      else JITACT_UNROLL for (int t = 0; t < ins; t++)
-        if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
-        else in[t][v] = read_vector<op, S, dense>(launch, t, at);
-      if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
-    }
+    launch.for_rows<dense>([&]<bool simple>() {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        const int64_t at = first + v * stride;
+        if constexpr (kStaged<op> && dense)
+          ptx::copy_async(&shared[v][threadIdx.x], launch.at<const S, dense>(launch.read[0], at)), ptx::commit_copies();
+        else JITACT_UNROLL for (int t = 0; t < ins; t++)
+          if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
+          else in[t][v] = read_vector<op, S, dense, simple>(launch, t, at);
+        if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
+      }
+    });
     constexpr int count = stride * vectors;
     const auto common = operands.template common<count>(block);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
@@ -470,7 +494,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
       if constexpr (kPlain)
-        *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
+        *reinterpret_cast<Words*>(launch.shortly_at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
       else write_vectors<op, S, dense>(launch, out, first + v * stride);
     }
   } else {

@@ -125,6 +125,7 @@ class Divisor {
     return small_factor_ ? __umulhi(n, small_factor_) >> shift_ : n;
   }
   // The same where d > 1.
+  JITACT_DEVICE uint32_t divide_small_by_many(uint32_t n) const { return __umulhi(n, small_factor_) >> shift_; }
   JITACT_DEVICE int64_t divide_by_many(int64_t n) const {
     return int64_t(__umul64hi(uint64_t(n), factor_) >> shift_);
   }
