@@ -6,6 +6,8 @@
 
 ELEMENTWISE T forward(T gate, T up) { return rounded(gelu_tanh_::forward(gate)) * up; }
 
+// The slope of gelu_tanh is of less error here, as products add their own.
 ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {
-  return {from_gate(gelu_tanh_::backward(into_gate(dy, up), gate), dy, up), dy * rounded(gelu_tanh_::forward(gate))};
+  const T e = gelu_tanh_::fall<T>(gate), slope = gelu_tanh_::slope<T>(gate, e, one_over_one_plus<T>(e));
+  return {from_gate(into_gate(dy, up) * slope, dy, up), dy * rounded(gelu_tanh_::forward(gate))};
 }

@@ -17,8 +17,17 @@ ELEMENTWISE T forward(T x) {
   return times_sigmoid(max(x, -40), x < 0, v, fma(t, w_low, fma(t, w, -v)));
 }
 
+// exp(-|2 u|), and the slope from it and r = 1 / (1 + exp(-|2 u|)).
+ELEMENTWISE T fall(T x) {
+  const T t = min(abs(x), 40), u = t * t;
+  return decay(t * (GELU_TANH_K3 * u + GELU_TANH_K1));
+}
+ELEMENTWISE T slope(T x, T e, T r) {
+  const T t = min(abs(x), 40), u = t * t, s = t * (3 * GELU_TANH_K3 * u + GELU_TANH_K1) * r;
+  return r * select(x < 0, e * (1 - s), 1 + s * e);
+}
+
 ELEMENTWISE T backward(T dy, T x) {
-  const T t = min(abs(x), 40), u = t * t, e = decay(t * (GELU_TANH_K3 * u + GELU_TANH_K1)), r = reciprocal(1 + e);
-  const T s = t * (3 * GELU_TANH_K3 * u + GELU_TANH_K1) * r;
-  return dy * (r * select(x < 0, e * (1 - s), 1 + s * e));
+  const T e = fall<T>(x), r = reciprocal(1 + e);
+  return dy * slope<T>(x, e, r);
 }
