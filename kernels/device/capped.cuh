@@ -83,7 +83,7 @@ JITACT_INLINE T capped_product(T gate, T up, T beta, T beta2) {
     return narrow::capped_product(gate.v, up.v, beta.v, beta2.v);
   } else {
     const bool tiny = abs(gate) < 0x1p-100 * beta, tiny2 = abs(up) < 0x1p-100 * beta2;
-    const T s = times_sigmoid(select(tiny, 1, beta), max(gate, -1000)), t = select(tiny, gate, tanh(quotient<T>(gate, beta)));
+    const T s = times_sigmoid_closely<T>(select(tiny, 1, beta), max(gate, -1000)), t = select(tiny, gate, tanh(quotient<T>(gate, beta)));
     const T q = quotient<T>(up, beta2), t2 = tanh(q);
     const T factor = select(beta2 == 0, 1, select(tiny2, 1, beta2)), of = select(beta2 == 0, up, select(tiny2, up, t2));
     // What rounding takes from the quotient changes the tanh by its slope.
@@ -102,7 +102,7 @@ JITACT_INLINE Many<T, 2> capped_gradients(T dy, T gate, T up, T beta, T beta2) {
     // 1 - s is sigmoid(-gate), so that it does not cancel.
     const T slope = times_sigmoid(fma(capped<T>(gate, beta, t), sigmoid(-gate), tanh_slope<T>(q, t)), bound);
     const T by_gate = product<T>(dy, select(beta2 == 0, up, capped<T>(up, beta2, t2)), slope);
-    const T act = times_sigmoid(capped<T>(gate, beta, t), bound);
+    const T act = times_sigmoid_closely<T>(capped<T>(gate, beta, t), bound);
     return {by_gate, product<T>(dy, act, select(beta2 == 0, 1, tanh_slope<T>(q2, t2)))};
   }
 }

@@ -45,7 +45,12 @@ JITACT_INLINE T times_normal_tail_closely(T t) {
   else return times_normal_tail(t);
 }
 
-// The slope of x sigmoid(alpha x), likewise.
+// a sigmoid(x), and the slope of x sigmoid(alpha x), likewise.
+template <typename T>
+JITACT_INLINE T times_sigmoid_closely(T a, T x) {
+  if constexpr (std::is_same_v<T, Single>) return single::times_sigmoid_closely(a.v, x.v);
+  else return times_sigmoid(a, x);
+}
 template <typename T>
 JITACT_INLINE T x_times_sigmoid_slope_closely(T x, T alpha) {
   if constexpr (std::is_same_v<T, Single>) return single::x_times_sigmoid_slope_closely(x.v, alpha.v);
