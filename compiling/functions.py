@@ -65,7 +65,7 @@ def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
 
 
 def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> dict[str, Callable]:
-    """What gated.cuh and capped.cuh have, where results are rounded once; what kernels keep of roundings in float32 is not kept here."""
+    """What gated.cuh and capped.cuh have, where results are rounded once. What kernels keep of roundings in float32 is lost."""
 
     def product(a: Tensor, b: Tensor, c: Tensor, *others: Tensor) -> Tensor:
         c = c * others[0] if others else c
@@ -105,6 +105,7 @@ def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> di
         "into_gate": lambda dy, up: new(1),
         "from_gate": lambda slope, dy, up: product(dy, up, slope),
         "times_normal_tail_closely": called["times_normal_tail"],
+        "one_over_one_plus": lambda e: called["reciprocal"](1 + e),
         "x_times_sigmoid_slope_closely": called["x_times_sigmoid_slope"],
     }
 

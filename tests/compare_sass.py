@@ -99,8 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
     different = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            both = [compiled(each.resolve(), name, args.arch, Path(folder)) for each in (args.before, args.after)]
-            codes = [machine_code(each) for each in both]
+            # One at a time, as both are compiled to the same file.
+            both = (args.before, args.after)
+            codes = [machine_code(compiled(each.resolve(), name, args.arch, Path(folder))) for each in both]
         different |= _report(name, *codes)
     return different
 

@@ -40,16 +40,16 @@ JITACT_INLINE float capped_product(float gate, float up, float beta, float beta2
   return a.over * reciprocal(divisor * a.under * b.under) * b.over;
 }
 
-// c(x, b) times a power of two, and a quarter of its slope, which is r (1 - r) with r = 1 / (1 + exp(2 x / b)). c is b (1 - 2 r),
-// and near 0 x times a function of the slope: relative error 1e-5.
+// c(x, b) times a power of two, and a quarter of its slope, which is r (1 - r) with r = 1 / (1 + exp(2 |x| / b)). |c| is
+// b (1 - 2 r), and near 0 c is x times a function of the slope: relative error 1e-5.
 struct CappedSlope {
   float value, quarter;
 };
 JITACT_INLINE CappedSlope capped_slope(float x, float b, bool uncapped, float scale) {
   const float k = select(uncapped, 0x1p-149f, 2 * kLog2e * inverse(b)), near_zero = select(uncapped, INFINITY, 0.16f * b);
-  const float r = reciprocal(1.0f + exp2(k * x)), quarter = fmaf(-r, r, r);
+  const float r = reciprocal(1.0f + exp2(k * fabsf(x))), quarter = fmaf(-r, r, r);
   const float inside = x * fmaf(quarter, 1.34241023f * scale, 0.66440465f * scale);
-  const float outside = fmaf(r, -2.0f * scale * b, scale * b);
+  const float outside = copysignf(fmaf(r, -2.0f * scale * b, scale * b), x);
   return {select(fabsf(x) <= near_zero, inside, outside), select(uncapped, 0.25f, quarter)};
 }
 struct Gradients {

@@ -456,11 +456,13 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     launch.for_rows<dense>([&]<bool simple>() {
       JITACT_UNROLL for (int v = 0; v < vectors; v++) {
         const int64_t at = first + v * stride;
-        if constexpr (kStaged<op> && dense)
+        if constexpr (kStaged<op> && dense) {
           ptx::copy_async(&shared[v][threadIdx.x], launch.at<const S, dense>(launch.read[0], at)), ptx::commit_copies();
-        else JITACT_UNROLL for (int t = 0; t < ins; t++)
-          if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
-          else in[t][v] = read_vector<op, S, dense, simple>(launch, t, at);
+        } else {
+          JITACT_UNROLL for (int t = 0; t < ins; t++)
+            if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
+            else in[t][v] = read_vector<op, S, dense, simple>(launch, t, at);
+        }
         if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
       }
     });

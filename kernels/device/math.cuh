@@ -200,10 +200,12 @@ JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
   return (left ? a * h * h : a) * reciprocal(1 + h * h);
 }
 JITACT_INLINE Double times_sigmoid(Double a, Double x) { return times_sigmoid(a, x < 0, abs(x), 0); }
-JITACT_INLINE Double x_times_sigmoid(Double x, Double a) {
-  const Double bound = min(1000 * one_over(a), 0x1p100), t = min(abs(x), bound), v = a * t;
+JITACT_INLINE Double x_times_sigmoid(Double x, Double a, Double bound) {  // beyond the bound it is constant
+  const Double t = min(abs(x), bound), v = a * t;
   return times_sigmoid(max(x, -bound), x < 0, v, fma(a, t, -v));
 }
+JITACT_INLINE Double x_times_sigmoid(Double x, Double a) { return x_times_sigmoid(x, a, min(1000 * one_over(a), 0x1p100)); }
+JITACT_INLINE Double x_times_sigmoid(Double x, double a) { return x_times_sigmoid(x, Double(a), 0x1p100); }
 JITACT_INLINE Double x_times_sigmoid_slope(Double x, Double a) {
   const Double t = min(a * abs(x), 1000), e = decay(t), r = reciprocal(1 + e);
   return r * (x < 0 ? e * (1 - t * r) : 1 + t * e * r);

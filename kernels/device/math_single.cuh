@@ -217,7 +217,8 @@ JITACT_INLINE float times_sigmoid_closely(float a, float x) {
 // x sigmoid((alpha + rest) x) for alpha > 0. |alpha x| = v + low: exp turns absolute errors of the exponent into relative ones,
 // so what rounding takes is kept. From |alpha x| = 1000 on it is constant in every type, and 0 * inf would be NaN.
 JITACT_INLINE float x_times_sigmoid(float x, float alpha, float rest = 0.0f) {
-  const float bound = at_most(1000.0f * one_over(alpha), 0x1p100f), t = at_most(fabsf(x), bound), v = alpha * t;
+  const float far = 1000.0f * one_over(alpha), bound = far < 0x1p100f ? far : 0x1p100f;  // no assembly: a literal's is known
+  const float t = at_most(fabsf(x), bound), v = alpha * t;
   return times_sigmoid(at_least(x, -bound), x < 0, v, fmaf(rest, t, fmaf(alpha, t, -v)));
 }
 // With r = 1 / (1 + e), e = exp(-t), t = |alpha x|.
