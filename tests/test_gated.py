@@ -21,7 +21,9 @@ import jitact
 from jitact import swiglu
 from jitact.accuracy import measure_pairs
 from jitact.gating.around import with_options
+from jitact.measuring.limits import OF_GATES
 from jitact.measuring.pairs import every_value, pairs, spread_values
+from jitact.measuring.ulp import ulp_error
 from jitact.records import Activation
 
 GATED = {name: cls.activation for name, cls in jitact.REGISTRY.items() if cls.activation.gating}
@@ -121,6 +123,36 @@ def test_accuracy_where_float32_loses_most(name: str, device: str) -> None:
     up = gate[torch.randperm(2 * n, generator=generator).to(device)] if name in FACTORS_OF_UP else up
     errors = measure_pairs(GATED[name], {"ours": jitact.get(name)()}, iter([(gate, up, dy)]))["ours"]
     assert errors["forward"].broken == errors["gradient"].broken == 0, errors
+
+
+@pytest.mark.parametrize(("name", "low", "high"), [("geglu_tanh", 0.6, 4.0), ("situ_glu", -6.0, -1.0)])
+def test_float32_where_the_worst_errors_were(name: str, low: float, high: float, device: str) -> None:
+    """Half an ulp less than the bound: the worst of so many is not the worst of all."""
+    generator = torch.Generator().manual_seed(0)
+    gate = low + (high - low) * torch.rand(1 << 20, generator=generator)
+    up, dy = (torch.randn(1 << 20, generator=generator) * 2 for _ in range(2))
+    values = gate.to(device), up.to(device), dy.to(device)
+    errors = measure_pairs(GATED[name], {"ours": jitact.get(name)()}, iter([values]))["ours"]
+    assert max(errors["forward"].ulp, errors["gradient"].ulp) < OF_GATES[torch.float32] - 0.5, errors
+
+
+@pytest.mark.parametrize("beta2", [0.0, 300.0, 1e35])
+@pytest.mark.parametrize("beta", [1e-20, 0.3, 1e30])
+def test_caps_of_any_size_in_16_bits(beta: float, beta2: float, device: str) -> None:
+    numbers = {"beta": beta, "beta2": beta2}
+    gate, up, dy = sampled_pairs(torch.bfloat16, device)
+    own = gradients(lambda g, u: jitact.situ_glu(g, u, **numbers), dy, gate, up)
+    rounded = torch.tensor([beta, beta2]).double().tolist()  # as kernels have them
+    wanted = gradients(lambda g, u: GATED["situ_glu"].exact(g, u, *rounded), dy.double(), gate.double(), up.double())
+    c = rounded[1] * torch.tanh(up.double() / rounded[1]) if beta2 else up.double()
+    dc = 1 - torch.tanh(up.double() / rounded[1]) ** 2 if beta2 else torch.ones_like(c)
+    act, slope = wanted[0] / c, wanted[1] / (dy.double() * c)
+    normal = lambda *ts: torch.stack([(t.abs() >= 2.0**-126) & (t.abs() < 2.0**128) for t in ts]).all(0)  # noqa: E731
+    dy = dy.double()
+    where = normal(act, c), normal(c, dy, dy * c) & (slope.abs() > 2.0**-5), normal(act, dy, dc, dy * dc) & (dc > 2.0**-5)
+    for a, b, judged in zip(own, wanted, where, strict=True):
+        assert judged.any() and ulp_error(a, b, torch.bfloat16)[judged & ~b.isnan()].max() <= OF_GATES[torch.bfloat16]
+        assert not (a.isnan() & ~b.isnan() & gate.isfinite() & up.isfinite() & dy.isfinite()).any()
 
 
 def test_wrong_gates_are_found() -> None:
@@ -225,9 +257,7 @@ def test_views_and_broadcasting(name: str, device: str) -> None:
     gate, up = (t.to(device) for t in VIEWS[name]())
     y = F.silu(gate) * up
     dy = torch.randn_like(y)
-    for own, expected in zip(
-        gradients(swiglu, dy, gate, up), gradients(lambda g, u: F.silu(g) * u, dy, gate, up), strict=True
-    ):
+    for own, expected in zip(gradients(swiglu, dy, gate, up), gradients(lambda g, u: F.silu(g) * u, dy, gate, up), strict=True):
         assert own.shape == expected.shape
         torch.testing.assert_close(own, expected)
 
