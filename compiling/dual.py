@@ -80,9 +80,7 @@ def _times(derivative: Value, slope: Value) -> Value:
 def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
     """The slopes in the header, written as functions of a kernel file, and their names by the functions whose they are."""
     header = (DEVICE / "math_dual.cuh").read_text()
-    written = re.findall(
-        r"^template <typename T>\nJITACT_INLINE (T tanh_softplus_slope\(.*?^\}$)", header, re.MULTILINE | re.DOTALL
-    )
+    written = re.findall(r"^template <typename T>\nJITACT_INLINE (T \w+\(.*?^\}$)", header, re.MULTILINE | re.DOTALL)
     names = {}
     for line in re.findall(r"^JITACT_CHAIN(?:_2)?\((.*)\)$", header, re.MULTILINE):
         function, *slopes = map(str.strip, split(line, ","))

@@ -315,3 +315,23 @@ def test_the_signature() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=why):
             read_signature(text)
+
+
+def test_x_times_sigmoid_of_a_factor() -> None:
+    """As it is, its slope, of a literal; derivatives by both arguments, compiled and in graphs."""
+    terms = "x_times_sigmoid(x, a) + x_times_sigmoid_slope(x, a) + x_times_sigmoid(x, 1.5)"
+    function = jitact.define("swished", source=f"ELEMENTWISE T forward(T x, T a) {{ return {terms}; }}")
+    x, a = torch.linspace(-30, 30, 99, dtype=torch.float64), torch.linspace(0.1, 3, 99, dtype=torch.float64).flip(0)
+
+    def exact(x: Tensor, a: Tensor) -> Tensor:
+        s = torch.sigmoid(a * x)
+        return x * s + s * (1 + a * x * (1 - s)) + x * torch.sigmoid(1.5 * x)
+
+    compiled = torch.compile(jitact.swished, backend="aot_eager")
+    for dtype, called in itertools.product((torch.float64, torch.float32), (function(), compiled)):
+        given = [t.to(dtype).requires_grad_() for t in (x, a)]
+        wide = [t.detach().double().requires_grad_() for t in given]
+        y, wanted = called(*given), exact(*wide)
+        own, slopes = torch.autograd.grad(y.sum(), given), torch.autograd.grad(wanted.sum(), wide)
+        for found, expected in zip((y, *own), (wanted, *slopes), strict=True):
+            torch.testing.assert_close(found, expected.to(dtype))
