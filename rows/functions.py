@@ -142,7 +142,7 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
 def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
     """A tensor and a number whose product is what exponentials are taken of."""
     if mask.dtype is torch.bool:
-        if factor == 0 or not math.isfinite(factor):
+        if factor == 0 or not -math.inf < factor < math.inf:  # which torch.compile can ask of a number that varies
             x, factor = x * factor, 1.0
         return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
     return torch.add(mask.to(x.dtype), x, alpha=factor), 1.0

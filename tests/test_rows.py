@@ -489,6 +489,9 @@ def test_transforms_and_compile(device: str) -> None:
         assert torch.autograd.gradgradcheck(lambda x, f=ours: f(x, 1), x.clone().requires_grad_())
         compiled = torch.compile(lambda x, f=ours: f(x, 1, scale=0.5), backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), theirs(0.5 * x, 1))
+        masked = lambda x, scale, f=ours: f(x, 1, scale=scale, mask=x > -1)  # noqa: E731
+        compiled = torch.compile(masked, backend="eager", fullgraph=True, dynamic=True)
+        torch.testing.assert_close(compiled(x, 0.7), masked(x, 0.7))
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "Softmin", "Softmax2d"])
