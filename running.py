@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from .autograd import activate, activate_transformed, check_formula
+from .autograd import activate, activate_transformed, check_formula, formula_from_seed
 from .compiling.operators import operators
 from .configs import (
     BEFORE_2_13,
@@ -124,7 +124,7 @@ def run_fitted(
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
     if transformed and (compiling or others or draws or is_functionalized()):
-        return _formula(record, tensors, params)
+        return _formula(record, tensors, params, seed)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others
     if compiling and is_exporting():
         return getattr(torch.ops.jitact, name)(x, *operands, *params)
@@ -209,18 +209,24 @@ def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
     count = len(record.layout.tensors)
     operands, params = arguments[: count + record.layout.draws], arguments[count + record.layout.draws :]
     if is_transformed():
-        return _formula(record, operands[:count], params)
+        seed = operands[count:] if record.by_formula else ()  # which nobody may have chosen
+        return _formula(record, operands[:count], params, *seed)
     config = configured(record, False, _first_save(record, operands, None), fast_math)
     return activate(operands[0], config, params, (), *operands[1:])
 
 
-def _formula(record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...]) -> Tensor:
+def _formula(
+    record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...], seed: Tensor | None = None
+) -> Tensor:
     """The activation in PyTorch, for transforms that can do nothing with our operators.
 
     Raises:
-        RuntimeError: there is none; torch.compile answers that by running the call uncompiled, unless fullgraph=True.
+        RuntimeError: there is none, or none that draws from ``seed``; torch.compile answers that by running the call
+            uncompiled, unless fullgraph=True.
     """
     check_formula(record)
+    if seed is not None:
+        return formula_from_seed(record, tensors, params, seed)
     if len(tensors) == 1:
         _evaluated(record.token)
     return record.reference(*tensors, *params)
