@@ -123,6 +123,7 @@ def run_fitted(
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
+        others = tuple([each.clone() if _overlaps(x, each) else each for each in others])
     if transformed and (compiling or others or draws or is_functionalized()):
         return _formula(record, tensors, params, seed)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others
@@ -149,6 +150,21 @@ def _check_no_leaf(record: Activation, x: Tensor) -> None:
     """Raises RuntimeError for a leaf whose gradient is wanted."""
     if torch.is_grad_enabled() and x.is_leaf and x.requires_grad and not is_transformed():
         raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
+
+
+def _overlaps(x: Tensor, other: Tensor) -> bool:
+    """Whether a change of ``x`` may change another tensor elsewhere than at the same element."""
+    if x.untyped_storage()._cdata != other.untyped_storage()._cdata or not x.numel() or not other.numel():
+        return False
+    (start, end), (begin, stop) = _span(x), _span(other)
+    alike = start == begin and x.shape == other.shape and x.stride() == other.stride() and x.dtype is other.dtype
+    return not alike and start < stop and begin < end
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """Where elements begin and end, in bytes of the storage."""
+    last = sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
+    return t.storage_offset() * t.itemsize, (t.storage_offset() + last + 1) * t.itemsize
 
 
 def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

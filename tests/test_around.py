@@ -353,6 +353,22 @@ def test_in_place(device: str) -> None:
     assert torch.equal(x, expected) and torch.equal(residual, before)
 
 
+def test_in_place_beside_what_lies_in_the_same_memory(device: str) -> None:
+    """It is read before it is overwritten, also for backward."""
+    line = torch.arange(-50000.0, 60000.0, device=device)
+    x, before, exact = line[1:], line[:-1], F.relu(line[1:]) + line[:-1]
+    assert torch.equal(jitact.relu(x, inplace=True, residual=before), exact)
+    leaf = torch.randn(8, 8, dtype=torch.float64, device=device, requires_grad=True)
+    for ours, theirs in (
+        (lambda h: jitact.silu(h, inplace=True, bias=h[0]), lambda h: F.silu(h + h[0])),
+        (lambda h: jitact.silu(h, inplace=True, residual=h.t()), lambda h: F.silu(h) + h.t()),
+        (lambda h: jitact.silu(h, inplace=True, residual=h), lambda h: F.silu(h) + h),
+    ):
+        results = [f(leaf * 1) for f in (ours, theirs)]
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*[torch.autograd.grad(y.square().sum(), leaf) for y in results])
+
+
 def test_in_place_with_a_wider_residual(device: str) -> None:
     """The result is rounded into x, as PyTorch's operations in place have it."""
     x, _, residual, dy = inputs(torch.float32, device)
