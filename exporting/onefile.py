@@ -126,6 +126,9 @@ def _check_settings(module: ActivationModule) -> None:
     refused = [option for option in ("inplace", "fast_math") if getattr(module, option)]
     if refused:
         raise ValueError(f"{name} cannot be exported with {refused[0]}=True, which files do not have; got {given}")
+    if module.surrounded:
+        parts = "+".join([name, *(["bias"] if module.bias is not None else []), *(["dropout"] if module.dropout else [])])
+        raise ValueError(f"{name} with what stands around it is exported by name, as {parts!r}; got the module {given}")
     if not is_plain(module.activation.token):
         raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")
 

@@ -471,6 +471,9 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
         ((torch.ones(2), 0), {"scale": torch.ones(2)}, TypeError, "scale is a number"),
         ((torch.ones(2), 0), {"save": "bit"}, ValueError, "softmax: save must be 'output' or 'input', got 'bit'"),
         ((torch.ones(2), 1), {}, IndexError, "Dimension out of range"),
+        ((torch.ones(2), 0.0), {}, TypeError, "softmax: dim is an int, got a float"),
+        ((torch.ones(2), 0), {"mask": torch.ones(2, device="meta")}, ValueError, "mask must be on the device of x, cpu, got"),
+        ((torch.ones(2).long(), 0), {"mask": torch.ones(2)}, TypeError, "softmax: beside a mask, x is a floating tensor"),
     ],
 )
 def test_errors(arguments: tuple, options: dict, error: type, message: str) -> None:
