@@ -11,7 +11,7 @@ from torch import Tensor
 from .configs import BEFORE_2_13, Config, call, configured, in_order, is_batched, is_transformed, strides_of_bits
 from .records import Activation, layout
 
-__all__ = ["activate", "activate_transformed", "check_formula", "gradients"]
+__all__ = ["activate", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
 
 
 def by_slope(dy: Tensor, slope: Tensor) -> Tensor:
@@ -356,6 +356,22 @@ def _keep(like: Tensor, seed: Tensor) -> Callable[[int, float], Tensor]:
     from .fusing.drop import kept  # not at the top: it is made of activations too
 
     return lambda stream, p: kept(like, seed, stream, p)
+
+
+def formula_from_seed(
+    record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...], seed: Tensor
+) -> Tensor:
+    """The activation in PyTorch, with the random numbers that a kernel draws from a seed.
+
+    Raises:
+        RuntimeError: its formula draws numbers of its own.
+    """
+    if not record.by_formula:
+        raise RuntimeError(f"{record.name}: seed= is not possible within transforms, where its formula draws its own numbers")
+    # Of a batch, each tensor gets what it would get alone, so the numbers are drawn for none of them.
+    alone = torch.empty_strided(tensors[0].shape, tensors[0].stride(), dtype=tensors[0].dtype, device="meta")
+    like = torch.empty_like(alone, device=tensors[0].device)
+    return record.reference(*tensors, *params, keep=_keep(like, seed))
 
 
 def check_formula(record: Activation) -> None:

@@ -37,6 +37,7 @@ __all__ = [
     "is_stand_in",
     "layout",
     "library",
+    "rows_together",
     "what_it_is",
 ]
 
@@ -395,21 +396,36 @@ class Activation:
                 tensors[place] = each.to(torch.float32 if own else dtype)
         if elements > 1:
             tensors[:elements] = self._broadcast(names[:elements], tensors[:elements])
+        if any([name not in self.channels for name in names[elements:]]):
+            tensors[0] = rows_together(tensors[0])
         for place in range(elements, len(tensors)):
-            tensors[place] = self._by_channel(names[place], tensors[place], tensors[0])
+            name = names[place]
+            channel, operand = self.channels.get(name), tensors[place]
+            if channel is None:
+                operand = self._by_row(name, operand, tensors[0])
+            else:
+                operand = self.by_channel(name, channel, operand, tensors[0], x.dim())
+            # A formula's result would have a dimension where that has one and x none.
+            tensors[place] = operand.reshape(()) if x.dim() < operand.dim() and operand.numel() == 1 else operand
         return tuple(tensors)
 
     def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> tuple[list[Tensor], torch.dtype]:
-        """Tensors that have to be of x's dtype, or that autocast casts, as it does for PyTorch's function of the name."""
-        x = tensors[0]
+        """Tensors that have to be of x's dtype, or that autocast casts, as it does for PyTorch's function of the name.
+
+        What is added keeps its own, and promotes.
+        """
+        x, added = tensors[0], self.added
         if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
             chosen = torch.get_autocast_dtype(x.device.type)
-            tensors = [t if t.dtype is torch.float64 else t.to(chosen) for t in tensors]
+            kept = [t.dtype is torch.float64 or name in added for name, t in zip(names, tensors, strict=True)]
+            tensors = [t if keep else t.to(chosen) for keep, t in zip(kept, tensors, strict=True)]
+        dtype = tensors[0].dtype
         for name, each in zip(names, tensors, strict=True):
-            if each.dtype != tensors[0].dtype and name not in self.added:
+            if each.dtype != tensors[0].dtype and name not in added:
                 wanted = str(tensors[0].dtype).removeprefix("torch.")
                 raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {what_it_is(each)}")
-        return tensors, tensors[0].dtype
+            dtype = torch.promote_types(dtype, each.dtype) if name in self.passed else dtype
+        return tensors, dtype
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
         """Elements of one shape; those of another are expanded, without a copy."""
@@ -422,16 +438,22 @@ class Activation:
             raise ValueError(f"{self.name}: the tensors' shapes do not broadcast: {given}") from None
         return [t if t.shape == shape else t.expand(shape) for t in tensors]
 
-    def _by_channel(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
-        """A channel or row operand in a shape that broadcasts to x's."""
-        channel, count = self.channels.get(name), operand.numel()
-        if channel is None:  # a value for each row
-            if operand.shape == x.shape[:-1]:
-                return operand.unsqueeze(-1)
-            if operand.shape == (*x.shape[:-1], 1):
-                return operand
-            expected = f"{tuple(x.shape[:-1])} or {(*x.shape[:-1], 1)}, the rows of x"
-            raise ValueError(f"{self.name}: {name} must be of shape {expected}; got {tuple(operand.shape)}")
+    def _by_row(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
+        """A row operand in a shape that broadcasts to x's."""
+        if operand.shape == x.shape[:-1]:
+            return operand.unsqueeze(-1)
+        if operand.shape == (*x.shape[:-1], 1):
+            return operand
+        expected = f"{tuple(x.shape[:-1])} or {(*x.shape[:-1], 1)}, the rows of x"
+        raise ValueError(f"{self.name}: {name} must be of shape {expected}; got {tuple(operand.shape)}")
+
+    def by_channel(self, name: str, channel: Channel, operand: Tensor, x: Tensor, dims: int) -> Tensor:
+        """A channel operand in a shape that broadcasts to x's, which had ``dims`` dimensions before it was expanded.
+
+        Raises:
+            ValueError: it has other than one value, or one for each index of that dimension of ``x``.
+        """
+        count = operand.numel()
         if channel.one:
             if count != 1:
                 raise ValueError(f"{self.name}: {name} must hold one value, got {count}: {tuple(operand.shape)}")
@@ -439,14 +461,14 @@ class Activation:
         if operand.dim() > 1:
             shape = tuple(operand.shape)
             raise ValueError(f"{self.name}: {name} must have at most 1 dimension, got {operand.dim()}: {shape}")
-        dim = channel.dim if channel.dim >= 0 else x.dim() + channel.dim
-        there = 0 <= dim < x.dim()
+        dim = channel.dim if channel.dim < 0 else channel.dim - dims  # from the end, as shapes broadcast
+        there = -x.dim() <= dim < 0
         if count != 1 and not (there and count == x.shape[dim]):
-            size = f", as x has {x.dim()} dimensions"
+            size = f", as x has {dims} dimensions"
             if there:
                 size = f" or {x.shape[dim]}, as dimension {channel.dim} of x has {x.shape[dim]}"
             raise ValueError(f"{self.name}: the number of values of {name} must be 1{size}; got {count}")
-        return operand if count == 1 or dim == x.dim() - 1 else operand.view(-1, *[1] * (x.dim() - 1 - dim))
+        return operand if count == 1 or dim == -1 else operand.view(-1, *[1] * (-1 - dim))
 
     def default_save(self, params: tuple[float, ...]) -> str:
         """What backward keeps in place, when nobody says: the output where that is possible and the first is the input.
@@ -490,6 +512,19 @@ def is_plain(token: str) -> bool:
 
 
 is_plain._dynamo_marked_constant = True
+
+
+def rows_together(x: Tensor) -> Tensor:
+    """A tensor whose rows lie side by side in memory, in any order; a copy where elements of rows lie between them.
+
+    What there is for each row is read once for a stretch of memory.
+    """
+    if x.is_contiguous():
+        return x
+    *strides, within = torch.empty_like(x, device="meta").stride()
+    beside = [stride for stride, size in zip(strides, x.shape[:-1], strict=True) if size > 1]
+    apart = x.shape[-1] > 1 and beside and min(beside) < within < max(beside)
+    return x.contiguous() if apart else x
 
 
 def as_number(activation: Activation, name: str, value: Any) -> float:

@@ -180,7 +180,10 @@ def exact_sqrtsoftplus(x: Tensor) -> Tensor:
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """``F.prelu``, with the weight in any shape that broadcasts."""
-    return F.prelu(x, weight.flatten())
+    dim = x.dim() - weight.dim()
+    if weight.numel() == 1 or dim == 1:
+        return F.prelu(x, weight.flatten())
+    return F.prelu(x.movedim(dim, 1), weight.flatten()).movedim(1, dim)
 
 
 def rrelu(x: Tensor, lower: float, upper: float) -> Tensor:

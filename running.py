@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from .autograd import activate, activate_transformed, check_formula
+from .autograd import activate, activate_transformed, check_formula, formula_from_seed
 from .compiling.operators import operators
 from .configs import (
     BEFORE_2_13,
@@ -123,8 +123,9 @@ def run_fitted(
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
+        others = tuple([each.clone() if _overlaps(x, each) else each for each in others])
     if transformed and (compiling or others or draws or is_functionalized()):
-        return _formula(record, tensors, params)
+        return _formula(record, tensors, params, seed)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others
     if compiling and is_exporting():
         return getattr(torch.ops.jitact, name)(x, *operands, *params)
@@ -149,6 +150,21 @@ def _check_no_leaf(record: Activation, x: Tensor) -> None:
     """Raises RuntimeError for a leaf whose gradient is wanted."""
     if torch.is_grad_enabled() and x.is_leaf and x.requires_grad and not is_transformed():
         raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
+
+
+def _overlaps(x: Tensor, other: Tensor) -> bool:
+    """Whether a change of ``x`` may change another tensor elsewhere than at the same element."""
+    if x.untyped_storage()._cdata != other.untyped_storage()._cdata or not x.numel() or not other.numel():
+        return False
+    (start, end), (begin, stop) = _span(x), _span(other)
+    alike = start == begin and x.shape == other.shape and x.stride() == other.stride() and x.dtype is other.dtype
+    return not alike and start < stop and begin < end
+
+
+def _span(t: Tensor) -> tuple[int, int]:
+    """Where elements begin and end, in bytes of the storage."""
+    last = sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
+    return t.storage_offset() * t.itemsize, (t.storage_offset() + last + 1) * t.itemsize
 
 
 def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -209,18 +225,24 @@ def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
     count = len(record.layout.tensors)
     operands, params = arguments[: count + record.layout.draws], arguments[count + record.layout.draws :]
     if is_transformed():
-        return _formula(record, operands[:count], params)
+        seed = operands[count:] if record.by_formula else ()  # which nobody may have chosen
+        return _formula(record, operands[:count], params, *seed)
     config = configured(record, False, _first_save(record, operands, None), fast_math)
     return activate(operands[0], config, params, (), *operands[1:])
 
 
-def _formula(record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...]) -> Tensor:
+def _formula(
+    record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...], seed: Tensor | None = None
+) -> Tensor:
     """The activation in PyTorch, for transforms that can do nothing with our operators.
 
     Raises:
-        RuntimeError: there is none; torch.compile answers that by running the call uncompiled, unless fullgraph=True.
+        RuntimeError: there is none, or none that draws from ``seed``; torch.compile answers that by running the call
+            uncompiled, unless fullgraph=True.
     """
     check_formula(record)
+    if seed is not None:
+        return formula_from_seed(record, tensors, params, seed)
     if len(tensors) == 1:
         _evaluated(record.token)
     return record.reference(*tensors, *params)

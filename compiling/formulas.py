@@ -128,7 +128,8 @@ class Formula:
         if "prepare" in there:
             gradients |= self._unprepared(gradients, raw, x)
         return tuple(
-            gradient.to(x.dtype) if wanted >> g & 1 else x.new_empty(0) for g, gradient in enumerate(gradients.values())
+            gradient.to(tensors[name].dtype) if wanted >> g & 1 else tensors[name].new_empty(0)
+            for g, (name, gradient) in enumerate(gradients.items())
         )
 
     def _derived(self, dy: Tensor, values: dict[str, Value], by: str, x: Tensor) -> Value:

@@ -152,11 +152,16 @@ class Operators:
                 return self.operator()(*arguments, save=save, version=version)
         if self.formula is None or transformed or detect_fake_mode(tensors) is None:
             return self.recorded(self.record, arguments, self.fast_math)
-        return _Recorded.apply(self, save or self._save(), *arguments)
+        return _Recorded.apply(self, save or self._save(tensors), *arguments)
 
-    def _save(self) -> str:
-        """What backward starts from in a graph, where nobody says: the output, where its slope is exact or the first choice."""
-        return "output" if self.record.saves[0] in ("output", "bit") and "output" in self.formula.saves else "input"
+    def _save(self, tensors: tuple[Tensor, ...]) -> str:
+        """What backward starts from in a graph, where nobody says: the output, where its slope is exact or the first choice.
+
+        An output tells the gradient of the first tensor alone.
+        """
+        by_output = self.record.saves[0] in ("output", "bit") and "output" in self.formula.saves
+        others = any(tensors[place].requires_grad for place in self.record.layout.places[1:])
+        return "output" if by_output and not others else "input"
 
 
 def _like_first(x: Tensor, *_: Any, **__: str) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .. import registry
 from ..kernels import KernelSource
-from ..records import Activation
+from ..records import Activation, layout
 from .helpers import HELPERS
 
 __all__ = ["FUNCTIONS", "IN_MATH", "Called", "Function", "called"]
@@ -81,9 +81,10 @@ class Called(NamedTuple):
 
     def __call__(self, *values: Tensor | float) -> Tensor:
         """In PyTorch: by the form that loses no digits where those of float64 are wanted."""
-        if len(self.tensors) > self.record.layout.elements:  # then it is an expression, whose elements come first
+        laid = layout(self.record.token)
+        if len(self.tensors) > laid.elements:  # then it is an expression, whose elements come first
             given = dict(zip(self.tensors, values, strict=False))
-            return self.record.expression.value(*[given[name] for name in self.record.layout.tensors], *values[len(given) :])
+            return self.record.expression.value(*[given[name] for name in laid.tensors], *values[len(given) :])
         in_float64 = any(isinstance(value, Tensor) and value.dtype is torch.float64 for value in values)
         return (self.record.exact if self.record.exact and in_float64 else self.record.reference)(*values)
 

@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     commands = parser.add_subparsers(dest="command", required=True, metavar="export")
     command = commands.add_parser("export", help=(export.__doc__ or "").partition("\n")[0])
     command.add_argument("name", help="an activation, by any name that it is known by")
-    command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out")
+    command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out, or -")
     command.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
     command.add_argument("--dtype", nargs="+", choices=list(DTYPES), help="what the file is for; all if left out")
     command.add_argument("--forward-only", action="store_true", help="leave out backward")
@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
         if args.folder:
             load_folder(args.folder)
         text = export(args.name, dtype=args.dtype, forward_only=args.forward_only, device=args.device, shape=args.shape)
-        if args.output:
+        if args.output and args.output != Path("-"):
             args.output.write_text(text, encoding="utf-8")
         else:
             print(text, end="")
@@ -126,6 +126,9 @@ def _check_settings(module: ActivationModule) -> None:
     refused = [option for option in ("inplace", "fast_math") if getattr(module, option)]
     if refused:
         raise ValueError(f"{name} cannot be exported with {refused[0]}=True, which files do not have; got {given}")
+    if module.surrounded:
+        parts = "+".join([name, *(["bias"] if module.bias is not None else []), *(["dropout"] if module.dropout else [])])
+        raise ValueError(f"{name} with what stands around it is exported by name, as {parts!r}; got the module {given}")
     if not is_plain(module.activation.token):
         raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")
 

@@ -30,8 +30,8 @@ def by_channel(name, values, dim, y):
 _BY_ROW = '''\
 def by_row(name, values, y):
     """One value for each row of y; and how many elements side by side have each."""
-    if values.numel() * y.shape[-1] != y.numel():
-        raise ValueError(f"@WHERE@: {values.numel()} {name}s do not fit rows of shape {tuple(y.shape)}")
+    if values.shape not in (y.shape[:-1], (*y.shape[:-1], 1)):
+        raise ValueError(f"@WHERE@: {name} of shape {tuple(values.shape)} does not fit the rows of shape {tuple(y.shape)}")
     return values.contiguous(), y.shape[-1]
 '''
 

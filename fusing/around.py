@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..kernels.loader.signature import ROLES
 from ..kernels.loader.uses import prepares
-from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, what_it_is
+from ..records import Activation, Channel, Requirement, as_number, by_token, check_tensor, is_stand_in, layout, what_it_is
 from ..running import called_later, run_with_operands
-from .drop import dropped
+from .drop import dropped, kept
 
 __all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around"]
 
@@ -60,12 +60,20 @@ def run_around(
         record, params = record.in_eval(*record.check(params, inplace, save, fast_math))
         save = None
     added = {name: beside[name] for name in ("bias", "residual") if beside.get(name) is not None}
+    drops = True if p > 0 else False  # noqa: SIM210 - of a number that varies torch.compile makes no bool otherwise
     if _prepares(record.token):
-        return _in_pytorch(record, given, params, added, p)
-    chosen = ("bias" in added, p > 0, "residual" in added)
+        return _in_pytorch(record, given, params, added, p if drops else 0.0, dim, seed, save, fast_math)
+    chosen = ("bias" in added, drops, "residual" in added)
     if any(chosen):
+        if torch.compiler.is_compiling():
+            dim = _constant(dim, next(iter(given.values())).dim())
         record = getattr(record.made, _made(record.token, *chosen, dim))
-    return run_with_operands(record, given | added, (*params, p) if p > 0 else params, inplace, save, fast_math, True, seed)
+    return run_with_operands(record, given | added, (*params, p) if drops else params, inplace, save, fast_math, True, seed)
+
+
+def _constant(dim: int, dims: int) -> int:
+    """A dimension of so many, -1 at least, as a number that torch.compile knows where it takes it for one that varies."""
+    return next(each for each in range(min(-dims, -1), dims) if each == dim)
 
 
 def probability(record: Activation, dropout: Any) -> float:
@@ -121,14 +129,29 @@ _prepares._dynamo_marked_constant = True  # torch.compile looks no further insid
 
 
 def _in_pytorch(
-    record: Activation, given: dict[str, Any], params: tuple, added: dict[str, Tensor], p: float
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    added: dict[str, Tensor],
+    p: float,
+    dim: int,
+    seed: Tensor | None,
+    save: str | None,
+    fast_math: bool,
 ) -> Tensor:
     """The same by operations of PyTorch, around an activation whose kernel file no other can call."""
-    first = next(iter(given))
-    x = given[first]
+    first, x = next(iter(given.items()))
+    check_tensor(record, x)
+    for name, each in added.items():
+        check_tensor(record, each, f"{name} must be")
     if "bias" in added:
-        x = (x + added["bias"]).to(x.dtype)
-    y = F.dropout(record.function(**(given | {first: x})), p)
+        x = (x + record.by_channel("bias", Channel(0.0, dim), added["bias"], x, x.dim())).to(x.dtype)
+    y = run_with_operands(record, given | {first: x}, params, False, save, fast_math, True)
+    if p and seed is None:
+        y = F.dropout(y, p)
+    elif p:
+        share = kept(y.detach(), seed, 0, p).to(y.dtype)
+        y = torch.where(share == 0, 0.0, y * share)
     return y + added["residual"] if "residual" in added else y
 
 
@@ -206,7 +229,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
     return replace(
         record,
         name=label,
-        reference=partial(_formula, record, bias, dropout, residual),
+        reference=partial(_formula if record.by_formula else _drawing_formula, record, bias, dropout, residual),
         saves=saves or ("input",),
         params=(*record.params, ("dropout", 0.5)) if dropout else record.params,
         gradient_from_output=None,
@@ -276,15 +299,21 @@ def _formula(
     record: Activation, bias: bool, dropout: bool, residual: bool, x: Tensor, *others: Any, keep: Callable | None = None
 ) -> Tensor:
     """The same in PyTorch, of the tensors in the order in which operators take them, and the parameters."""
-    tensors, elements = record.layout[:2]
+    laid, dtype = layout(record.token), x.dtype  # of the result, whatever the bias's is
+    tensors, elements = laid.tensors, laid.elements
     more, left = list(others[: elements - 1]), list(others[elements - 1 :])
     added = left.pop(0) if residual else None
     if bias:
         x = x + left.pop(0)
     channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
     own, left = left[: len(record.params)], left[len(record.params) :]
-    drawn = {"keep": keep} if record.layout.draws and record.by_formula else {}
+    drawn = {"keep": keep} if laid.draws and keep is not None else {}
     y = record.reference(x, *more, *channels, *own, **drawn)
     if dropout:
         y = dropped(y, left[0], keep, len(record.source.signature.of("random")))
-    return y if added is None else added + y
+    return (y if added is None else added + y).to(dtype)
+
+
+def _drawing_formula(*arguments: Any) -> Tensor:
+    """:func:`_formula` around one that draws numbers of its own, and can be told none."""
+    return _formula(*arguments)

@@ -58,7 +58,7 @@ def _weighted(record: Activation) -> Activation:
     )
 
     def weighted(form):
-        return lambda a, b, weight, *params: form(a, b, *params) * weight
+        return lambda a, b, weight, *params: (form(a, b, *params) * weight).to(a.dtype)
 
     return replace(
         record,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import is_exporting, is_transformed
-from ..records import Activation, by_token, check_tensor, is_stand_in, layout, what_it_is
+from ..records import Activation, by_token, check_tensor, is_stand_in, layout, rows_together, what_it_is
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
@@ -50,6 +50,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
     recorded = torch.is_grad_enabled() and (x.requires_grad or (weighted and isinstance(row_weight, Tensor)))
+    x = rows_together(x) if weighted else x
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     pair, params = halves.split(x), record.check(params, False, save, fast_math)

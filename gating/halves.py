@@ -50,7 +50,8 @@ class Halves(NamedTuple):
         """What :meth:`split` takes apart into these."""
         first, second = (b, a) if self.swapped else (a, b)
         if self.interleaved:
-            return torch.stack((first, second), self.dim + 1).flatten(self.dim, self.dim + 1)
+            sizes = [size * 2 if i == self.dim else size for i, size in enumerate(first.shape)]
+            return torch.stack((first, second), self.dim + 1).reshape(sizes)  # flatten knows no batches
         return torch.cat((first, second), self.dim)
 
 

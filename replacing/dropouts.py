@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..modules import ActivationModule
-from .gates import why_not
+from .gates import waiting
 from .pending import Pending, Waiting
 from .uses import Uses, uses_of
 
@@ -36,7 +36,7 @@ class _BeforeDropout(Pending):
     _drops = True
 
 
-def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Dropping | None, str]:
+def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Waiting | None, str]:
     """What computes an activation with its dropout, or why there is none; neither where no dropout follows.
 
     Args:
@@ -44,10 +44,7 @@ def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) 
         places: the modules that hold it, and under which names.
     """
     found = [(parent, _dropouts(parent, name)) for parent, name in places]
-    if not any(each.found for _, each in found):
-        return None, ""
-    why = why_not(act, found, "drop", in_place=all(_runs_in_order(parent) for parent, _ in found))
-    return None if why else Dropping(act), why
+    return waiting(Dropping, act, found, "drop", in_place=all(_runs_in_order(parent) for parent, _ in found))
 
 
 def _runs_in_order(module: nn.Module) -> bool:

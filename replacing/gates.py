@@ -18,7 +18,7 @@ from ..registry import record_of
 from .pending import Pending, Waiting, has_hooks
 from .uses import Uses, assigned_from, own_calls, uses_of
 
-__all__ = ["Gate", "Pending", "gate_of", "why_not"]
+__all__ = ["Gate", "Pending", "gate_of", "waiting"]
 
 
 class Gate(Waiting):
@@ -46,15 +46,26 @@ def gated_products(module: nn.Module, name: str) -> Uses:
     return product
 
 
-def why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool = False) -> str:
-    """Why an activation cannot wait for what follows it; "" if it can.
+def waiting(
+    kind: type[Waiting], act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool = False
+) -> tuple[Waiting | None, str]:
+    """What computes an activation with what follows it, or why there is none; neither where nothing such follows.
 
     Args:
+        kind: of what is made.
         act: ours, with the hooks of what it replaces.
         found: the modules that hold it, and what they do with its result.
         what: they should do with it.
         in_place: whether it may overwrite its input.
     """
+    if not any(uses.found for _, uses in found):
+        return None, ""
+    why = _why_not(act, found, what, in_place)
+    return None if why else kind(act), why
+
+
+def _why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool) -> str:
+    """Why an activation cannot wait for what follows it; "" if it can."""
     if not is_plain(record_of(act).token) or act.surrounded:
         return "it takes more than one tensor"
     if act.inplace and not in_place:
@@ -70,15 +81,11 @@ def why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what
     return ""
 
 
-def gate_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Gate | None, str]:
+def gate_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Waiting | None, str]:
     """A gate for an activation, or why there is none; neither where nothing is multiplied by what it returns.
 
     Args:
         act: ours, with the hooks of what it replaces.
         places: the modules that hold it, and under which names.
     """
-    found = [(parent, gated_products(parent, name)) for parent, name in places]
-    if not any(product.found for _, product in found):
-        return None, ""
-    why = why_not(act, found, "multiply")
-    return None if why else Gate(act), why
+    return waiting(Gate, act, [(parent, gated_products(parent, name)) for parent, name in places], "multiply")

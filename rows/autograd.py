@@ -53,13 +53,13 @@ class Operated(torch.autograd.Function):
         y = kernels.operate(build, "forward", *tensors, dim, scale)
         ctx.record, ctx.build, ctx.dim, ctx.scale = record, build, dim, scale
         ctx.x_dtype, ctx.of_mask = x.dtype, mask if mask is None else (mask.shape, mask.dtype)
-        ctx.save_for_backward(y)
+        ctx.save_for_backward(y, *([mask] if _hides(record, mask, y, dim) else []))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """Of x, and of a mask that is added, summed to its shape."""
-        (y,), record, dim, scale = ctx.saved_tensors, ctx.record, ctx.dim, ctx.scale
+        (y, *masks), record, dim, scale = ctx.saved_tensors, ctx.record, ctx.dim, ctx.scale
         of_x, of_mask = ctx.needs_input_grad[:2]
         dx = dmask = None
         if of_mask:  # what x's gradient is a multiple of
@@ -73,7 +73,20 @@ class Operated(torch.autograd.Function):
             dx = kernels.operate(ctx.build, "backward_from_output", kernels.readable(dy), y, dim, scale)
         else:
             dx = _gradient(record, dy, y, dim, scale, True).to(ctx.x_dtype)
+        for mask in masks if of_x else ():
+            dx = torch.where(mask, dx, 0.0)
         return dx, dmask, None, None, None, None, None
+
+
+def _hides(record: RowActivation, mask: Tensor | None, y: Tensor, dim: int) -> bool:
+    """Whether a mask leaves elements out whose outputs do not tell that they have no gradient.
+
+    A share of 0 tells it; a row of NaN, which no element took part in, does not, nor does a logarithm of -inf. On a GPU nobody
+    waits for an answer.
+    """
+    if mask is None or mask.dtype is not torch.bool:
+        return False
+    return not record.gives_shares or y.is_cuda or bool(y.select(dim, 0).isnan().any())
 
 
 def _eager(record: RowActivation, x: Tensor, dim: int, scale: float) -> Tensor:

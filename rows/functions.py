@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from numbers import Integral, Real
 from typing import Literal
 
 import torch
@@ -95,12 +96,16 @@ def run(
             return handle_torch_function(function, stand_ins, x, dim, dtype, scale=scale, mask=mask, save=save)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
-    if not isinstance(scale, (int, float)):
+    if not isinstance(scale, Real):
         raise TypeError(f"{name}: scale is a number, got {what_it_is(scale)}")
     if save not in ("output", "input"):
         raise ValueError(f"{name}: save must be 'output' or 'input', got {save!r}")
+    if dim is not None and not isinstance(dim, Integral):
+        raise TypeError(f"{name}: dim is an int, got {what_it_is(dim)}")
     if mask is not None:
         _check_mask(name, x, mask)
+        if dtype is None and not x.is_floating_point():
+            raise TypeError(f"{name}: beside a mask, x is a floating tensor, or dtype= converts it; got {what_it_is(x)}")
     factor = float(record.factor * scale)
     plain = factor == record.factor
     if dim is not None and save == "output" and (mask is not None or dtype not in (None, x.dtype)):
@@ -134,6 +139,8 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
     """Raises TypeError or ValueError where a mask will not do."""
     if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
         raise TypeError(f"{name}: mask is a tensor of bool or floating, got {what_it_is(mask)}")
+    if mask.device != x.device:
+        raise ValueError(f"{name}: mask must be on the device of x, {x.device}, got one on {mask.device}")
     sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
     if mask.dim() > x.dim() or not all(m in (1, n) for m, n in sizes):
         raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")
@@ -142,7 +149,7 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
 def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
     """A tensor and a number whose product is what exponentials are taken of."""
     if mask.dtype is torch.bool:
-        if factor == 0 or not math.isfinite(factor):
+        if factor == 0 or not -math.inf < factor < math.inf:  # which torch.compile can ask of a number that varies
             x, factor = x * factor, 1.0
         return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
     return torch.add(mask.to(x.dtype), x, alpha=factor), 1.0

@@ -41,6 +41,7 @@ class RowActivation:
         gradient: in PyTorch the gradient of that, ``gradient(dy, y, dim)``, from the output.
         factor: what x is multiplied by first.
         saves: what backward can keep, the default first.
+        gives_shares: whether outputs are shares of their row, so that of an element that has none the gradient is 0.
     """
 
     name: str
@@ -52,6 +53,7 @@ class RowActivation:
     gradient: Callable[[Tensor, Tensor, int], Tensor]
     factor: float = 1.0
     saves: tuple[str, ...] = ("output", "input")
+    gives_shares: bool = False
 
     def built_for(self, types: RowTypes) -> str | None:
         """The first part of the operators' names of a build for some types; None where there can be none."""
@@ -113,11 +115,11 @@ TABLE: dict[str, RowActivation] = {
     record.name: record
     for record in (
         RowActivation("softmax", "Softmax", "exp(x_i) / sum_j exp(x_j)", "softmax",
-                      F.softmax, F.softmax, _softmax_gradient),
+                      F.softmax, F.softmax, _softmax_gradient, gives_shares=True),
         RowActivation("log_softmax", "LogSoftmax", "x_i - log(sum_j exp(x_j))", "log_softmax",
                       F.log_softmax, F.log_softmax, _log_softmax_gradient),
         RowActivation("softmin", "Softmin", "exp(-x_i) / sum_j exp(-x_j)", "softmax",
-                      F.softmin, F.softmax, _softmax_gradient, factor=-1.0),
+                      F.softmin, F.softmax, _softmax_gradient, factor=-1.0, gives_shares=True),
     )
 }  # fmt: skip
 """The library's own, by name."""

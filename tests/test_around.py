@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import jitact
 from jitact import fusing
+from jitact.compiling.formulas import Formula
 from jitact.fusing.around import around, run_around
 from jitact.fusing.drop import kept
 from jitact.records import Activation
@@ -234,6 +235,86 @@ def test_second_derivatives_and_transforms(device: str) -> None:
     torch.testing.assert_close(ours, expected)
 
 
+def test_numbers_have_no_dimensions(device: str) -> None:
+    """In PyTorch, a bias of one value would give what has none one."""
+    x, bias, residual = (torch.tensor(v, dtype=torch.float64, device=device, requires_grad=True) for v in (0.3, [0.2], 0.1))
+    function = lambda x, b, r: jitact.gelu(x, bias=b, residual=r)  # noqa: E731
+    torch.autograd.gradgradcheck(function, (x, bias, residual))
+    y, dy = torch.func.jvp(function, (x, bias, residual), (x, bias, residual))
+    assert y.shape == dy.shape == function(x, bias, residual).shape == ()
+
+
+def test_a_wide_bias_leaves_the_dtype(device: str) -> None:
+    x, bias, residual, dy = inputs(torch.bfloat16, device)
+    assert bias.dtype is torch.float32
+    function = lambda x, b, r: jitact.gelu(x, bias=b, residual=r)  # noqa: E731
+    y, vjp = torch.func.vjp(function, x, bias, residual)
+    assert y.dtype is torch.bfloat16 and [g.dtype for g in vjp(dy)] == [x.dtype, bias.dtype, residual.dtype]
+    made = around(jitact.get("gelu").activation, bias=True)
+    gradient = Formula(made.source, False).gradients(dy.detach(), x.detach(), bias.detach(), wanted=2)[1]
+    exact = torch.autograd.grad(F.gelu(x.double() + bias.double()), bias, dy.detach().double())[0]
+    assert gradient.dtype is torch.float32
+    torch.testing.assert_close(gradient, exact, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_residual_promotes_beside_weights_too(dtype: torch.dtype, device: str) -> None:
+    x, bias, *_ = inputs(dtype, device)
+    weight, residual = torch.full((1,), 0.3, device=device, dtype=dtype), torch.randn(33, 24, device=device).double()
+    y = jitact.prelu(x, weight, bias=bias, residual=residual)
+    exact = F.prelu(x.double() + bias.double(), weight.double()) + residual
+    assert y.dtype is torch.float64
+    torch.testing.assert_close(y, exact)
+    with torch.autocast(device, torch.bfloat16):
+        assert jitact.prelu(x, weight, bias=bias, residual=residual.float()).dtype is torch.float32
+
+
+def test_channels_are_those_of_x(device: str) -> None:
+    """Not of what a residual expands it to, whose dimensions are of the same size here."""
+    x, bias, weight, residual = (
+        torch.randn(*size, device=device, dtype=torch.float64, requires_grad=True) for size in ((4, 4), (4,), (4,), (4, 4, 4))
+    )
+    ours = lambda x, b, w, r: jitact.prelu(x, w, bias=b, channel_dim=0, residual=r)  # noqa: E731
+    theirs = lambda x, b, w, r: F.prelu(x + b[:, None], w) + r  # noqa: E731
+    given = x, bias, weight, residual
+    torch.testing.assert_close(ours(*given), theirs(*given))
+    pairs = [torch.autograd.grad(f(*given).square().sum(), given, create_graph=True) for f in (ours, theirs)]
+    torch.testing.assert_close(*pairs)
+    torch.testing.assert_close(*[torch.autograd.grad(sum(map(torch.sum, each)), given) for each in pairs])
+    with pytest.raises(ValueError, match="values of bias must be 1 or 4, as dimension 0 of x has 4; got 3"):
+        ours(x, bias[:3], weight, residual)
+
+
+def test_a_seed_is_kept_by_transforms(device: str) -> None:
+    x, bias, residual, _ = (t.detach() for t in inputs(torch.float64, device, (5, 4)))
+    seed = {"seed": torch.tensor([7], device=device)}
+    function = lambda x: jitact.gelu(x, bias=bias, residual=residual[0], dropout=0.4, **seed)  # noqa: E731
+    torch.testing.assert_close(torch.func.jvp(function, (x,), (x,))[0], function(x))
+    leaf = x.clone().requires_grad_()
+    torch.testing.assert_close(torch.func.vjp(function, x)[1](x)[0], torch.autograd.grad(function(leaf), leaf, x)[0])
+    torch.testing.assert_close(torch.func.vmap(function, 1)(x[:, None]), function(x)[None])
+    with pytest.raises(RuntimeError, match="rrelu: seed= is not possible within transforms"):
+        torch.func.vjp(lambda x: jitact.rrelu(x, training=True, **seed), x)
+
+
+def test_compiled_where_the_output_does_not_tell_the_gradient_of_the_bias(device: str) -> None:
+    x, bias, _, dy = inputs(torch.float32, device)
+    compiled = torch.compile(lambda x, b: jitact.sigmoid(x, bias=b), fullgraph=True, backend="aot_eager")
+    pairs = [torch.autograd.grad(y, [x, bias], dy.detach()) for y in (compiled(x, bias), torch.sigmoid(x + bias))]
+    torch.testing.assert_close(*pairs)
+
+
+def test_compiled_with_numbers_that_vary(device: str) -> None:
+    torch._dynamo.reset()
+    x, module = torch.ones(2000, 24, device=device), jitact.get("gelu")(bias=24, dropout=0.25, device=device)
+    compiled = torch.compile(module, fullgraph=True, backend="eager", dynamic=True)
+    for p in (0.25, 0.5, 0.75):
+        module.dropout = p
+        assert abs((compiled(x) == 0).float().mean().item() - p) < 0.02
+    module.eval()
+    torch.testing.assert_close(compiled(x), F.gelu(x))
+
+
 def test_compile(device: str) -> None:
     x, bias, residual, dy = inputs(torch.float32, device)
     for function, reference in (
@@ -270,6 +351,22 @@ def test_in_place(device: str) -> None:
     expected, before = jitact.relu(x, bias=bias, residual=residual), residual.clone()
     assert jitact.relu(x, inplace=True, bias=bias, residual=residual) is x
     assert torch.equal(x, expected) and torch.equal(residual, before)
+
+
+def test_in_place_beside_what_lies_in_the_same_memory(device: str) -> None:
+    """It is read before it is overwritten, also for backward."""
+    line = torch.arange(-50000.0, 60000.0, device=device)
+    x, before, exact = line[1:], line[:-1], F.relu(line[1:]) + line[:-1]
+    assert torch.equal(jitact.relu(x, inplace=True, residual=before), exact)
+    leaf = torch.randn(8, 8, dtype=torch.float64, device=device, requires_grad=True)
+    for ours, theirs in (
+        (lambda h: jitact.silu(h, inplace=True, bias=h[0]), lambda h: F.silu(h + h[0])),
+        (lambda h: jitact.silu(h, inplace=True, residual=h.t()), lambda h: F.silu(h) + h.t()),
+        (lambda h: jitact.silu(h, inplace=True, residual=h), lambda h: F.silu(h) + h),
+    ):
+        results = [f(leaf * 1) for f in (ours, theirs)]
+        torch.testing.assert_close(*results)
+        torch.testing.assert_close(*[torch.autograd.grad(y.square().sum(), leaf) for y in results])
 
 
 def test_in_place_with_a_wider_residual(device: str) -> None:
@@ -316,6 +413,13 @@ def test_random_and_prepared_activations(device: str) -> None:
     alpha = torch.zeros(1, device=device)
     y = jitact.xielu(x, alpha, alpha, bias=bias, residual=residual)
     torch.testing.assert_close(y, jitact.xielu(x + bias, alpha, alpha) + residual)
+    square, seed = x[:24], torch.tensor([3], device=device)
+    y = jitact.xielu(square, alpha, alpha, bias=bias, channel_dim=0)
+    torch.testing.assert_close(y, jitact.xielu(square + bias[:, None], alpha, alpha))
+    dropped = [jitact.xielu(x, alpha, alpha, dropout=0.5, seed=seed) for _ in range(2)]
+    assert torch.equal(*dropped) and 0.3 < (dropped[0] == 0).float().mean() < 0.7
+    with pytest.raises(ValueError, match="xielu: the number of values of bias must be 1 or 24, as dimension -1 of x has 24"):
+        jitact.xielu(x, alpha, alpha, bias=bias[:5])
 
 
 X = torch.randn(4, 3)

@@ -59,6 +59,14 @@ def test_a_wrong_name_is_the_same_everywhere(name: str, capsys: pytest.CaptureFi
     assert "no activation named 'softsing': did you mean 'softsign'" in said.err
 
 
+@pytest.mark.parametrize("given", ["gelu+biass", "swiglu+row_weihgt", "gelu+"])
+@pytest.mark.parametrize("name", TAKING_NAMES)
+def test_a_wrong_part_of_a_name_is_the_same_everywhere(name: str, given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert code_of([name, given]) == 2
+    said = capsys.readouterr()
+    assert said.out == "" and said.err.startswith(f"jitact {name}: ") and said.err.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -101,6 +109,8 @@ def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, only_here: No
 
 def test_export_and_module_commands_are_the_same_program(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["export", "softsign"]) == 0
+    assert capsys.readouterr().out == jitact.export("softsign")
+    assert main(["export", "softsign", "-o", "-"]) == 0 and not Path("-").exists()
     assert capsys.readouterr().out == jitact.export("softsign")
 
 

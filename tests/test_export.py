@@ -191,6 +191,10 @@ def test_values_by_row(swoosh: str) -> None:
     text = jitact.export(swoosh, device="cpu", dtype="fp32")
     for rows in ((40,), (40, 1)):
         beside_model(text, inputs=[torch.randn(40, 30), torch.randn(40, 30), torch.randn(rows)])
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    with pytest.raises(ValueError, match=r"w of shape \(8, 5\) does not fit the rows of shape \(5, 8, 3\)"):
+        space["ModelNew"]()(torch.randn(5, 8, 3), torch.randn(5, 8, 3), torch.randn(8, 5))
 
 
 @pytest.mark.parametrize(("name", "arguments", "count"), [

@@ -330,6 +330,20 @@ def test_weights_of_rows(packed: bool, device: str) -> None:
     low = gradients(lambda t, w: swiglu(t, row_weight=w), dy.bfloat16(), x.bfloat16(), weight.float())
     assert [t.dtype for t in low] == [torch.bfloat16, torch.bfloat16, torch.float32]
     torch.testing.assert_close(low[2].double(), expected[1], rtol=0.02, atol=0.05)
+    wide = torch.func.vjp(lambda t, w: swiglu(t, row_weight=w), x.bfloat16(), weight.float())[0]
+    assert wide.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
+@pytest.mark.parametrize("order", [(1, 0, 2), (2, 0, 1), (0, 2, 1), (2, 1, 0)], ids=str)
+def test_weights_of_rows_in_any_order_of_memory(order: tuple[int, ...], packed: bool, device: str) -> None:
+    back = [order.index(i) for i in range(3)]
+    x, weight, dy = halves(3, 5, 14).to(device), halves(3, 5).to(device), halves(3, 5, 7).to(device)
+    tensors = [t.permute(order).contiguous().permute(back) for t in ((x,) if packed else x.chunk(2, -1))]
+    for w in (weight, weight.t().contiguous().t()):
+        expected = gradients(lambda w, *t: swiglu(*t) * w.unsqueeze(-1), dy, w, *tensors)
+        for own, wanted in zip(gradients(lambda w, *t: swiglu(*t, row_weight=w), dy, w, *tensors), expected, strict=True):
+            torch.testing.assert_close(own, wanted)
 
 
 # Eager's roundings.
@@ -429,6 +443,12 @@ def test_transforms(packed: bool) -> None:
         lambda f: torch.autograd.functional.jacobian(f, x, vectorize=True),
     ):
         torch.testing.assert_close(transform(apart(swiglu)), transform(theirs))
+    if packed:
+        taking_turns = [
+            torch.autograd.functional.jacobian(f, x, vectorize=True)
+            for f in (lambda t: swiglu(t, layout="interleaved"), lambda t: F.silu(t[:, 0::2]) * t[:, 1::2])
+        ]
+        torch.testing.assert_close(*taking_turns)
     own = vmap(lambda t, w: swiglu(t[None], row_weight=w[None]))(x, weight)
     torch.testing.assert_close(own[:, 0], swiglu(x, row_weight=weight))
 

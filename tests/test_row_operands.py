@@ -303,6 +303,24 @@ def test_masks_in_the_pass_of_the_kernels(how: str, device: str, taken: list) ->
 
 
 @needs_vectors
+@pytest.mark.parametrize("create_graph", [False, True], ids=["", "differentiable"])
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_what_a_mask_leaves_out_has_no_gradient(name: str, create_graph: bool, device: str, taken: list) -> None:
+    """Nor has a row that no element takes part in, whose outputs are NaN."""
+    torch.manual_seed(0)
+    x, dy = torch.randn(2, 300, 1024, device=device)
+    mask = torch.rand(300, 1024, device=device) > 0.4
+    mask[7] = False
+    function, leaf, wide = getattr(jitact, name), x.clone().requires_grad_(), x.double().requires_grad_()
+    y = function(leaf, -1, mask=mask)
+    assert taken == [(f"{name}_float32_float32_bool", "forward")] and y[7].isnan().all()
+    (found,) = torch.autograd.grad(y, leaf, dy, create_graph=create_graph)
+    exact = getattr(torch, name)(wide.masked_fill(~mask, -INF), -1)
+    (expected,) = torch.autograd.grad(exact, wide, dy.double())
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_vectors
 def test_conversions_in_the_pass_of_the_kernels(device: str, taken: list) -> None:
     torch.manual_seed(0)
     x = torch.randn(300, 2000, device=device).bfloat16().requires_grad_()

@@ -471,6 +471,9 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
         ((torch.ones(2), 0), {"scale": torch.ones(2)}, TypeError, "scale is a number"),
         ((torch.ones(2), 0), {"save": "bit"}, ValueError, "softmax: save must be 'output' or 'input', got 'bit'"),
         ((torch.ones(2), 1), {}, IndexError, "Dimension out of range"),
+        ((torch.ones(2), 0.0), {}, TypeError, "softmax: dim is an int, got a float"),
+        ((torch.ones(2), 0), {"mask": torch.ones(2, device="meta")}, ValueError, "mask must be on the device of x, cpu, got"),
+        ((torch.ones(2).long(), 0), {"mask": torch.ones(2)}, TypeError, "softmax: beside a mask, x is a floating tensor"),
     ],
 )
 def test_errors(arguments: tuple, options: dict, error: type, message: str) -> None:
@@ -489,6 +492,9 @@ def test_transforms_and_compile(device: str) -> None:
         assert torch.autograd.gradgradcheck(lambda x, f=ours: f(x, 1), x.clone().requires_grad_())
         compiled = torch.compile(lambda x, f=ours: f(x, 1, scale=0.5), backend="eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), theirs(0.5 * x, 1))
+        masked = lambda x, scale, f=ours: f(x, 1, scale=scale, mask=x > -1)  # noqa: E731
+        compiled = torch.compile(masked, backend="eager", fullgraph=True, dynamic=True)
+        torch.testing.assert_close(compiled(x, 0.7), masked(x, 0.7))
 
 
 @pytest.mark.parametrize("name", ["Softmax", "LogSoftmax", "Softmin", "Softmax2d"])

@@ -109,6 +109,17 @@ def test_compiled_transforms_on_other_backends(backend: str) -> None:
             torch.testing.assert_close(compiled(sample()), TRANSFORMS[transform](theirs)(sample()), rtol=1e-6, atol=1e-6)
 
 
+def test_what_a_definition_calls_is_looked_at_while_tracing() -> None:
+    """Nobody used it before."""
+    jitact.define("calls_another", "silu(x) * w", w=jitact.Row())
+    vars(jitact.get("silu").activation).pop("layout", None)
+    x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    loss = lambda x, w: jitact.calls_another(x, w).sum()  # noqa: E731
+    found = torch.compile(lambda x, w: grad(loss, (0, 1))(x, w), fullgraph=True, backend="eager")(x, w)
+    expected = grad(lambda x, w: (F.silu(x) * w[:, None]).sum(), (0, 1))(x, w)
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_kernel_file_without_a_formula_says_so() -> None:
     sourced(sample())
     with pytest.raises(Exception, match=r"by_source: transforms inside torch.compile.*define it with reference="):

@@ -228,9 +228,8 @@ Tensor dense(Tensor x) {
 
 // The dimensions in the order of memory, innermost first, and by their sizes where strides do not tell: as torch.empty_like
 // has them.
-List<int64_t> memory_order(const Tensor& t) {
-  const int64_t *sizes = t.sizes(), *strides = t.strides();
-  List<int64_t> order(t.dim());
+List<int64_t> memory_order(int64_t dim, const int64_t* sizes, const int64_t* strides) {
+  List<int64_t> order(dim);
   for (int64_t n = 0; n < order.size(); n++) {
     order[n] = order.size() - 1 - n;
     for (int64_t place = n, other = n; other-- > 0;) {
@@ -244,6 +243,8 @@ List<int64_t> memory_order(const Tensor& t) {
   }
   return order;
 }
+
+List<int64_t> memory_order(const Tensor& t) { return memory_order(t.dim(), t.sizes(), t.strides()); }
 
 List<int64_t> copied(const int64_t* values, int64_t count) {
   List<int64_t> list(count);
@@ -262,15 +263,32 @@ List<int64_t> dense_strides(const List<int64_t>& order, const int64_t* sizes) {
   return strides;
 }
 
+// t itself where it is dense in this order of its dimensions, else a copy that is.
+Tensor dense_in(const List<int64_t>& order, Tensor t) {
+  const List<int64_t> strides = dense_strides(order, t.sizes());
+  bool lies_so = true;
+  for (int64_t i = 0; i < t.dim(); i++) lies_so = lies_so && (t.sizes()[i] == 1 || t.strides()[i] == strides[i]);
+  if (lies_so) return t;
+  Tensor copy = empty(t.dim(), t.sizes(), strides.begin(), t.dtype(), t);
+  SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
+  return copy;
+}
+
 // t itself where its elements lie in the order of its sizes, else a copy that does.
 Tensor contiguous(Tensor t) {
   if (t.is_contiguous()) return t;
   List<int64_t> order(t.dim());
   for (int64_t i = 0; i < t.dim(); i++) order[i] = t.dim() - 1 - i;
-  const List<int64_t> strides = dense_strides(order, t.sizes());
-  Tensor copy = empty(t.dim(), t.sizes(), strides.begin(), t.dtype(), t);
-  SHIM(aoti_torch_copy_(copy.get(), t.get(), false));
-  return copy;
+  return dense_in(order, std::move(t));
+}
+
+// Of a tensor of `dim` dimensions that broadcasts to one that lies in the order `of_x`, the order that is alike.
+List<int64_t> broadcast_order(const List<int64_t>& of_x, int64_t dim) {
+  List<int64_t> order(dim);
+  int64_t n = 0;
+  for (const int64_t i : of_x)
+    if (i >= of_x.size() - dim) order[n++] = i - (of_x.size() - dim);
+  return order;
 }
 
 bool same_device(const Tensor& a, const Tensor& b) {
@@ -518,8 +536,9 @@ List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed
   return copied(laid_out.strides(), laid_out.dim());
 }
 
-// Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are.
-Broadcasts place(const Tensor& operand, const Tensor& x, const List<int64_t>& strides) {
+// Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are. The operand is
+// laid out in x's order.
+Broadcasts place(Tensor& operand, const Tensor& x, const List<int64_t>& strides) {
   const bool narrow = x.dtype() == aoti_torch_dtype_float16() || x.dtype() == aoti_torch_dtype_bfloat16();
   const bool wide = narrow && operand.dtype() == aoti_torch_dtype_float32();
   check(wide || operand.dtype() == x.dtype(), "an operand's dtype is neither x's nor, beside 16 bits, float32");
@@ -528,9 +547,12 @@ Broadcasts place(const Tensor& operand, const Tensor& x, const List<int64_t>& st
   if (found.count == 1) return found;
   const int64_t missing = x.dim() - operand.dim();
   check(missing >= 0, "an operand has more dimensions than x");
+  const List<int64_t> order = broadcast_order(memory_order(x.dim(), x.sizes(), strides.begin()), operand.dim());
+  operand = dense_in(order, std::move(operand));
+  found.data = operand.const_data();
   int64_t next = 0;  // the stride of the dimension before, once the last is found
   bool ended = false;
-  for (int64_t i = operand.dim() - 1; i >= 0; i--) {
+  for (const int64_t i : order) {
     const int64_t size = operand.sizes()[i], stride = strides[missing + i];
     if (x.sizes()[missing + i] == 1 && size == 1) continue;
     if (size == 1) {
@@ -585,7 +607,7 @@ struct Prepared {
             "a parameter is beyond the range of float32, in which elements of this dtype are computed");
     }
     for (int b = 0; b < kBroadcast; b++) {
-      operands[b] = contiguous(std::move(arguments.broadcast[b]));
+      operands[b] = std::move(arguments.broadcast[b]);
       call.broadcast[b] = place(operands[b], tensors[x], strides);
     }
     if (kPrepares)
@@ -686,6 +708,12 @@ List<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
   return sums;
 }
 
+// Runs a call that makes sums, which lie as the operands were read, and turns them to the order of their sizes.
+void run_with_sums(Prepared& prepared, List<Tensor>& sums) {
+  prepared.run();
+  for (Tensor& sum : sums) sum = contiguous(std::move(sum));
+}
+
 // Of the gradients that bits are for, those that are summed or, with `summed` false, those that are not.
 int64_t bits_of(bool summed, int64_t wanted) {
   int64_t bits = 0;
@@ -708,7 +736,7 @@ void all_gradients(Op op, StableIValue* stack) {
     prepared.call.written[w].data = is_wanted ? elements[w].data() : nullptr;
   }
   if (reads_bits(op)) prepared.call.mask = arguments.bits();
-  if (wanted) prepared.run();
+  if (wanted) run_with_sums(prepared, sums);
   for (int g = 0, w = 0, k = 0; g < count; g++)
     *stack++ = (is_broadcast(kRoles.of[gradient_argument(g)]) ? sums[k++] : elements[w++]).release();
 }
@@ -723,7 +751,7 @@ void packed_gradients(Op, StableIValue* stack) {
   List<Tensor> sums = make_sums(prepared, wanted);
   for (int w = 0; w < kElementGradients; w++)
     prepared.call.written[w].data = static_cast<char*>(packed.whole.data()) + packed.offset[w] * bytes_of(prepared.call.dtype);
-  prepared.run();
+  run_with_sums(prepared, sums);
   *stack++ = packed.whole.release();
   for (Tensor& sum : sums) *stack++ = sum.release();
 }
