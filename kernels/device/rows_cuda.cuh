@@ -122,7 +122,6 @@ class Rows {
     Held words;
     if constexpr (held) {
       place_ = next_;
-      if constexpr (ragged) has_ends_ = has_ends();
 #ifdef JITACT_ROW_INPUT
       if constexpr (op == Op::forward) load_masked(words);
       else
@@ -168,15 +167,7 @@ class Rows {
   JITACT_DEVICE int vectors_to(int c, int v) const { return (c * vectors + v) * step_; }
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
-  JITACT_DEVICE bool is_whole(int i) const {
-    return !ragged || (held && !has_ends_) || (i >= place_.begin && i + size <= place_.end);
-  }
-  // Whether one of the thread's vectors has more than the row.
-  JITACT_DEVICE bool has_ends() const {
-    bool has = place_.begin > 0;
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) has |= unsigned(place_.end - 1 - at(0, v)) < unsigned(size - 1);
-    return has;
-  }
+  JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
   // In shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
@@ -466,7 +457,6 @@ class Rows {
   const unsigned slots_;
   int turns_ = 0;  // rows done
   Place place_, next_;  // of the row, and of the next one
-  bool has_ends_ = true;
 };
 
 template <Op op, typename S, bool ragged, bool held>
