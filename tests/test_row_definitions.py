@@ -151,7 +151,8 @@ def test_a_name_is_defined_again_as_something_else() -> None:
 def test_folders_hold_rows(tmp_path: Path) -> None:
     jitact.define("sink_softmax", source=SINK, saves="input", formula="a share beside a sink")
     (path,) = jitact.save_folder(tmp_path, "sink_softmax")
-    assert jitact.save_folder(tmp_path / "all") == [tmp_path / "all" / "sink_softmax.cu"]
+    of_rows = [path for path in jitact.save_folder(tmp_path / "all") if path.stem not in jitact.names()]
+    assert of_rows == [tmp_path / "all" / "sink_softmax.cu"]
     forget("sink_softmax")
     ((name, cls),) = jitact.load_folder(tmp_path).items()
     assert name == "sink_softmax" and jitact.get(name) is cls and cls.activation.saves == ("input", "output")

@@ -138,26 +138,16 @@ struct Launch : Call {
     return static_cast<S*>(e.data) + (place.row * e.row_stride + place.column * e.step);
   }
   // Where element i lies in the order of memory.
-  template <typename S, bool dense, bool simple = false>
+  template <typename S, bool dense>
   JITACT_DEVICE S* at(const Elements& e, int64_t i) const {
     if constexpr (dense) return static_cast<S*>(e.data) + i;
-    else if constexpr (!simple) return in_rows<S>(e, place(i));
+    else return in_rows<S>(e, place(i));
+  }
+  // The same, where rows are simple.
+  template <typename S>
+  JITACT_DEVICE S* simply_at(const Elements& e, int64_t i) const {
     const uint32_t row = by_columns.divide_small_by_many(uint32_t(i)), column = uint32_t(i) - row * uint32_t(this->columns);
     return static_cast<S*>(e.data) + (row * e.row_stride + column);
-  }
-  // The same, by whichever form is shorter.
-  template <typename S, bool dense>
-  JITACT_DEVICE S* shortly_at(const Elements& e, int64_t i) const {
-    if constexpr (!dense)
-      if (is_simple) return at<S, dense, true>(e, i);
-    return at<S, dense>(e, i);
-  }
-  // Calls f for rows that are simple, or for any. Where a vector lies in any takes a gate more instructions than its maths.
-  template <bool dense, typename F>
-  JITACT_DEVICE void for_rows(const F& f) const {
-    if constexpr (dense) f.template operator()<false>();
-    else if (is_simple) f.template operator()<true>();
-    else f.template operator()<false>();
   }
   // The numbers, in registers: what elements compute of them alone is computed once.
   template <typename T>
@@ -183,14 +173,25 @@ JITACT_DEVICE Words repeated(const S* p) {
 }
 
 // The vector of tensor t at a place where those of all tensors lie on 16 bytes.
-template <Op op, typename S, bool dense, bool simple = false>
+template <Op op, typename S, bool dense>
 JITACT_DEVICE Words read_vector(const Launch& launch, int t, int64_t at) {
-  const S* p = launch.at<const S, dense, simple>(launch.read[t], at);
+  const S* p = launch.at<const S, dense>(launch.read[t], at);
   // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
   constexpr int first = reads(op) - 2;
-  if constexpr (!dense && !simple && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
-  if (!dense && !simple && launch.read[t].step == 0) return repeated(p);
+  if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
+  if (!dense && launch.read[t].step == 0) return repeated(p);
   return *reinterpret_cast<const Words*>(p);
+}
+// A thread's vectors of tensors whose rows lie apart. Where a vector lies in any rows takes a gate more instructions than its maths.
+template <Op op, typename S, int ins, int vectors>
+JITACT_DEVICE void read_rows(const Launch& launch, Words (&in)[ins][vectors], int64_t first, int stride) {
+  const auto read = [&](const auto& vector) {
+    JITACT_UNROLL for (int v = 0; v < vectors; v++)
+      JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][v] = vector(t, first + v * stride);
+  };
+  if (launch.is_simple)
+    read([&](int t, int64_t at) { return *reinterpret_cast<const Words*>(launch.simply_at<const S>(launch.read[t], at)); });
+  else read([&](int t, int64_t at) { return read_vector<op, S, false>(launch, t, at); });
 }
 template <typename S>
 JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) {
@@ -216,7 +217,10 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   }
   JITACT_UNROLL for (int w = 0; w < outs; w++) {
     if ((writes(op) > 1 || summed(op) > 0) && launch.written[w].data == nullptr) continue;  // not wanted
-    *reinterpret_cast<Words*>(launch.shortly_at<S, dense>(launch.written[w], at)) = Storage<S>::narrow(values[w]);
+    S* to;
+    if constexpr (dense) to = launch.at<S, dense>(launch.written[w], at);
+    else to = launch.is_simple ? launch.simply_at<S>(launch.written[w], at) : launch.at<S, dense>(launch.written[w], at);
+    *reinterpret_cast<Words*>(to) = Storage<S>::narrow(values[w]);
   }
 }
 
@@ -453,19 +457,16 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][kThreads];
-    launch.for_rows<dense>([&]<bool simple>() {
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-        const int64_t at = first + v * stride;
-        if constexpr (kStaged<op> && dense) {
-          ptx::copy_async(&shared[v][threadIdx.x], launch.at<const S, dense>(launch.read[0], at)), ptx::commit_copies();
-        } else {
-          JITACT_UNROLL for (int t = 0; t < ins; t++)
-            if constexpr (dense) in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
-            else in[t][v] = read_vector<op, S, dense, simple>(launch, t, at);
-        }
-        if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
-      }
-    });
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+      const int64_t at = first + v * stride;
+      if constexpr (kStaged<op> && dense)
+        ptx::copy_async(&shared[v][threadIdx.x], launch.at<const S, dense>(launch.read[0], at)), ptx::commit_copies();
+      else if constexpr (dense)
+        JITACT_UNROLL for (int t = 0; t < ins; t++)
+          in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
+      if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
+    }
+    if constexpr (!dense) read_rows<op, S>(launch, in, first, stride);
     constexpr int count = stride * vectors;
     const auto common = operands.template common<count>(block);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
@@ -495,8 +496,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         }
         if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
-      if constexpr (kPlain)
-        *reinterpret_cast<Words*>(launch.shortly_at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
+      if constexpr (kPlain && dense)
+        *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
       else write_vectors<op, S, dense>(launch, out, first + v * stride);
     }
   } else {
