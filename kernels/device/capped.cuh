@@ -92,7 +92,8 @@ JITACT_INLINE T capped_product(T gate, T up, T beta, T beta2) {
     return narrow::capped_product(gate.v, up.v, beta.v, beta2.v);
   } else {
     const bool tiny = abs(gate) < 0x1p-100 * beta, tiny2 = abs(up) < 0x1p-100 * beta2;
-    const T s = times_sigmoid_closely<T>(select(tiny, 1, beta), max(gate, -1000)), t = select(tiny, gate, tanh(quotient<T>(gate, beta)));
+    const T s = times_sigmoid_closely<T>(select(tiny, 1, beta), max(gate, -1000));
+    const T t = select(tiny, gate, tanh(quotient<T>(gate, beta)));
     const T q = quotient<T>(up, beta2), t2 = tanh(q);
     const T factor = select(beta2 == 0, 1, select(tiny2, 1, beta2)), of = select(beta2 == 0, up, select(tiny2, up, t2));
     // What rounding takes from the quotient changes the tanh by its slope.

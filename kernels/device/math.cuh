@@ -147,16 +147,12 @@ JITACT_OWN_2(x_times_sigmoid)
 JITACT_OWN_2(x_times_sigmoid_slope)
 JITACT_OWN_2(x_plus_sin_squared)
 JITACT_OWN_2(x_plus_sin_squared_slope)
-// Of a literal, also what rounding to T takes from it.
+// Of a literal; in float32 also of what rounding takes from it.
 JITACT_INLINE Single x_times_sigmoid(Single x, double a) {
   return for_single::x_times_sigmoid(x.v, float(a), rest(Single(a), a).v);
 }
-JITACT_INLINE Narrow x_times_sigmoid(Narrow x, double a) {
-  return for_narrow::x_times_sigmoid(x.v, float(a), rest(Narrow(a), a).v);
-}
-JITACT_BRAIN(JITACT_INLINE Brain x_times_sigmoid(Brain x, double a) {
-  return for_narrow::x_times_sigmoid(x.v, float(a), rest(Brain(a), a).v);
-})
+JITACT_INLINE Narrow x_times_sigmoid(Narrow x, double a) { return for_narrow::x_times_sigmoid(x.v, float(a)); }
+JITACT_BRAIN(JITACT_INLINE Brain x_times_sigmoid(Brain x, double a) { return for_narrow::x_times_sigmoid(x.v, float(a)); })
 JITACT_INLINE Single times_sigmoid(Single a, bool left, Single t, Single low) {
   return for_single::times_sigmoid(a.v, left, t.v, low.v);
 }
