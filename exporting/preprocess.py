@@ -112,7 +112,10 @@ def expanded(text: str, macros: Mapping[str, str | None], functions: dict[str, M
             text = re.sub(rf"^#undef {name}\n+", "", text, flags=re.MULTILINE)
     names = "|".join(functions) or "$^"
     lines = rf"^(?:(?:{names})\(.*\)[ \t]*)+;?$|^(?:{names}){_GIVEN};?$"
-    return re.sub(lines, lambda line: "".join(_calls(line[0], functions)).rstrip("\n"), text, flags=re.MULTILINE)
+    text = re.sub(lines, lambda line: "".join(_calls(line[0], functions)).rstrip("\n"), text, flags=re.MULTILINE)
+    if left := re.search(rf"^(?:{names})\(.*", text, re.MULTILINE):  # which would be lost with what follows it
+        raise ValueError(f"brackets of a macro call stand too deep in each other: {left[0]}")
+    return text
 
 
 def _calls(line: str, macros: dict[str, Macro]) -> Iterator[str]:
