@@ -3,8 +3,6 @@
 // for in shared memory; where that is too long, it reads it from memory each time.
 #pragma once
 
-#include <utility>
-
 #include "rows_cuda.cuh"
 
 namespace jitact::rows {
@@ -195,7 +193,7 @@ class Tile {
     });
   }
 
-  // Folds rows of x, the last tensor, and goes on to their results or gradients. 16-bit elements are scaled by their weights.
+  // Folds rows of x, the last tensor, and goes on to their results or gradients.
   JITACT_DEVICE void fold(Held& words) {
     using F = Fold<T>;
     constexpr int x = tensors - 1;
@@ -205,10 +203,6 @@ class Tile {
     const auto elements = [&](auto at, T (&t)[each]) {
       read(words, at, x, t);
       if constexpr (!pairs && !scaled) t[0] = fma(t[0], scale_, -base);
-    };
-    const auto weights_of = [&](T peak) {
-      if constexpr (pairs) return Weights<T>(peak, scale_);
-      else return Weights<T>(peak);
     };
 
     if constexpr (pairs) {
@@ -236,7 +230,7 @@ class Tile {
       if constexpr (scaled)
         each_word(words, [&](auto at) { put(words, at, x, __float_as_uint(__uint_as_float(word(words, at, x)) - base.v)); });
     }
-    const Weights<T> first = weights_of(peak[0][0]), last = weights_of(peak[each - 1][0]);
+    const Weights<T> first = weights_beside<S>(peak[0][0], scale_), last = weights_beside<S>(peak[each - 1][0], scale_);
     const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
     // One by one, many words would lose too much: of float32, whose first part is exact for thousands, what the second part has.
     constexpr int summed = held ? (pairs ? F::parts : 1) : 0, end = held && !pairs ? 2 : F::parts;

@@ -182,7 +182,7 @@ JITACT_DEVICE Words read_vector(const Launch& launch, int t, int64_t at) {
   if (!dense && launch.read[t].step == 0) return repeated(p);
   return *reinterpret_cast<const Words*>(p);
 }
-// A thread's vectors of tensors whose rows lie apart. Where a vector lies in any rows takes a gate more instructions than its maths.
+// A thread's vectors of tensors whose rows lie apart. Where a vector lies in any rows takes a gate more than its maths.
 template <Op op, typename S, int ins, int vectors>
 JITACT_DEVICE void read_rows(const Launch& launch, Words (&in)[ins][vectors], int64_t first, int stride) {
   const auto read = [&](const auto& vector) {

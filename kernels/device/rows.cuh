@@ -32,8 +32,8 @@ template <typename T>
 class Weights {
  public:
   JITACT_INLINE explicit Weights(T peak) : times_(narrow::kLog2e), shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
-  // For elements before they are scaled. Beside a far peak, another element is an eighth of a thousandth of it away, or more, and
-  // weighs nothing: which it does too if the peak is taken for 2^20 to 2^21.
+  // For elements before they are scaled. Beside a far peak, another element of 16 bits is 2^-11 of it away, or more, and weighs
+  // nothing: which it does too if the peak is taken for 2^20 to 2^21.
   JITACT_INLINE Weights(T peak, T scale) : times_(scale.v * narrow::kLog2e) {
     const uint32_t exponent = single::to_bits(peak.v) & 0x7f800000u, sign = single::to_bits(scale.v) & 0x80000000u;
     if (is_far(peak * scale)) times_ = single::from_bits((274u << 23) - exponent | sign);

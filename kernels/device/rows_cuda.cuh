@@ -63,6 +63,13 @@ struct Clusters {
   void count(int64_t clusters) { config.gridDim = dim3(unsigned(clusters) * (config.numAttrs ? shape.val.clusterDim.x : 1)); }
 };
 
+// 16-bit elements are scaled by their weights, others before.
+template <typename S, typename T>
+JITACT_DEVICE Weights<T> weights_beside(T peak, T scale) {
+  if constexpr (sizeof(S) == 2) return Weights<T>(peak, scale);
+  else return Weights<T>(peak);
+}
+
 // What takes the values of one thread and another's to those of both.
 struct Highest {
   static constexpr float neutral = -INFINITY;
@@ -324,11 +331,7 @@ class Rows {
     }
   }
 
-  JITACT_DEVICE Weights<T> weights_beside(T peak) const {
-    if constexpr (pairs) return Weights<T>(peak, scale_);
-    else return Weights<T>(peak);
-  }
-  // Folds the row of x, the last tensor, and goes on to its results or gradients. 16-bit elements are scaled by their weights.
+  // Folds the row of x, the last tensor, and goes on to its results or gradients.
   JITACT_DEVICE void fold(Held& words) {
     using F = Fold<T>;
     constexpr int x = tensors - 1;
@@ -362,7 +365,7 @@ class Rows {
     if (pairs && scale_ < 0) peak[0] = -peak[0];
     if (!pairs && is_far(peak[0])) base = peak[0], peak[0] = 0;
 
-    const Weights<T> weights = weights_beside(peak[0]);
+    const Weights<T> weights = weights_beside<S>(peak[0], scale_);
     T partial[4][F::parts];
     JITACT_UNROLL for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
     each<false>([&](int c, int v) {
