@@ -97,7 +97,8 @@ JITACT_INLINE float sigmoid_bound(float alpha) {
 JITACT_INLINE float sigmoid_divisor(float a, float alpha) {
   return exp2(fmaf(-kLog2e * single::held(alpha, 0.0f, 0x1p127f), a, -8.0f)) + 0x1p-8f;
 }
-JITACT_INLINE float x_times_sigmoid(float x, float alpha) {
+// With fast_math a Single comes here too, with what rounding took from alpha: below this accuracy.
+JITACT_INLINE float x_times_sigmoid(float x, float alpha, float = 0.0f) {
   const float a = single::at_least(x, -sigmoid_bound(alpha));
   return divide(a * 0x1p-8f, sigmoid_divisor(a, alpha));
 }
