@@ -232,11 +232,11 @@ def describe_row(row: dict) -> str:
     line = f"{row['name']:16}{row['dtype']:6}{'fast_math' if row.get('fast_math') else row.get('save', ''):8}"
     for kind in ("forward", "gradient") if "ours" in row else ():
         own, other = row["ours"][kind], row["torch"] and row["torch"][kind]
-        line += _worst(own) + (f"{own['unusual'] / own['count']:8.2%}" if kind == "forward" else "") + _worst(other)
+        line += _columns_of(own) + (f"{own['unusual'] / own['count']:8.2%}" if kind == "forward" else "") + _columns_of(other)
     return "\n".join([line, *(f"  BROKEN: {rule}" for rule in row["broken"])])
 
 
-def _worst(error: dict | None) -> str:
+def _columns_of(error: dict | None) -> str:
     return f"{figure(error['ulp']):>9} at {error['at']:<12.6g}" if error else f"{'-':>9}{'':16}"
 
 

@@ -374,7 +374,7 @@ def release(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def run(
+def measure_all(
     names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, peers: list[str]
 ) -> dict[str, Any]:
     """Measures everything, saying it row by row, and returns the results; those that there are, if it is interrupted."""
@@ -474,7 +474,7 @@ def operands(
     chosen = operand_cases.of_activations(names or args.names)
     if not chosen:
         parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
-    return operand_rows.run(chosen, dtypes, args.device, args.compile, args.shape)
+    return operand_rows.measure_operands(chosen, dtypes, args.device, args.compile, args.shape)
 
 
 def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
@@ -509,7 +509,7 @@ def models(parser: Parser, args: argparse.Namespace) -> int:
     dtypes = args.dtype or [torch.bfloat16, torch.float32][not on_gpu :]
     results = {"machine": machine(args.device)}
     say(report.describe_machine(results["machine"]))
-    results |= models.run(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
+    results |= models.measure_models(names, dtypes, args.device, blocks, min(8, (os.cpu_count() or 1) // 2) if on_gpu else 0)
     flagged = results["flagged"]
     if args.json:
         results = with_kept(results, args.json)
@@ -598,7 +598,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         if needed > memory:
             parser.error(f"--shape needs about {needed / 1e9:.3g} GB, and {args.device} has {memory / 1e9:.3g}")
     try:
-        results = run(elementwise, dtypes, args.device, args.shape, peers)
+        results = measure_all(elementwise, dtypes, args.device, args.shape, peers)
     except torch.OutOfMemoryError:
         parser.error(f"{args.device} has too little memory for this size; choose another with --shape")
     results |= {"geometric_means": report.geometric_means(results["rows"]), "import_ms": None, "first_use": {}}

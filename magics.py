@@ -163,7 +163,7 @@ def _facts(cls: type[ActivationModule]) -> dict[str, str]:
         "parameters": ", ".join(f"{name}={value:g}" for name, value in record.params),
         "learned": ", ".join(f"{name}, from {record.channels[name].init:g}" for name in _learned(record)),
         "backward keeps": " or ".join(kept),
-        "worst error, forward / gradient": ", ".join(_worst(record)),
+        "worst error, forward / gradient": ", ".join(_measured_errors(record)),
         "notes": record.notes,
     }
     return {key: fact for key, fact in facts.items() if fact}
@@ -183,7 +183,7 @@ def _rows() -> list[dict]:
     return []
 
 
-def _worst(record: Activation) -> list[str]:
+def _measured_errors(record: Activation) -> list[str]:
     """The worst measured errors of the default by dtype, of forward and gradient."""
     rows = [row for row in _rows() if row["name"] == record.name and row.get("save") == record.saves[0]]
     rows = [row for row in rows if "ours" in row and not row["fast_math"]]

@@ -23,7 +23,7 @@ from jitact.measuring.picture import can_plot, draw
 from jitact.measuring.text import (
     DIRECTIONS,
     PEERS,
-    Row,
+    Entry,
     bench_heading,
     bench_row,
     bench_summary,
@@ -39,7 +39,7 @@ __all__ = [
     "PEERS",
     "ROOT",
     "WRITTEN",
-    "Row",
+    "Entry",
     "accuracy_markdown",
     "activations_markdown",
     "bench_heading",

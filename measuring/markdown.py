@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ..rows.records import TABLE
-from .text import DIRECTIONS, PEERS, Row, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
+from .text import DIRECTIONS, PEERS, Entry, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
 
 __all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_comparison", "current_readme"]
 
@@ -17,7 +17,7 @@ OTHER_PEERS = {"liger": "Liger-Kernel"}
 NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # among the parameters of a constructor
 
 
-def accuracy_markdown(results: Row) -> str:
+def accuracy_markdown(results: Entry) -> str:
     """The worst errors, ours beside PyTorch's, that accuracy.py found."""
     dtypes = list(dict.fromkeys(row["dtype"] for row in results["rows"]))
     found = {(row["name"], row.get("save"), row.get("fast_math"), row["dtype"]): row for row in results["rows"]}
@@ -47,14 +47,14 @@ def accuracy_markdown(results: Row) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _origin(results: Row) -> str:
+def _origin(results: Entry) -> str:
     """The machine that results are of, and how many of their rows another version measured there."""
     rows = results["rows"]
     others = collections.Counter(row["by"] for row in rows if "by" in row)
     return describe_machine(results["machine"]) + "".join(f"; {n} of {len(rows)} rows by {by}" for by, n in others.items())
 
 
-def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row) -> str:
+def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands: Entry) -> str:
     """ACTIVATIONS.md: everything that is registered, with what was measured of it.
 
     Args:
@@ -106,7 +106,7 @@ def activations_markdown(accuracy: Row | None, bench: Row | None, *operands: Row
     return "\n".join([*lines, *speeds, *_rows_markdown(accuracy, operands)]) + "\n"
 
 
-def _rows_markdown(accuracy: Row | None, operands: Sequence[Row]) -> list[str]:
+def _rows_markdown(accuracy: Entry | None, operands: Sequence[Entry]) -> list[str]:
     """What works on rows: errors, and speed by shape."""
     dtypes = dtypes_of(accuracy)
     lines = [
@@ -129,7 +129,7 @@ def _rows_markdown(accuracy: Row | None, operands: Sequence[Row]) -> list[str]:
     return lines + _speeds_markdown(list(TABLE), operands)
 
 
-def _speeds_markdown(names: list[str], operands: Sequence[Row]) -> list[str]:
+def _speeds_markdown(names: list[str], operands: Sequence[Entry]) -> list[str]:
     """Tables of what ``bench.py --operands`` measured of some activations: one of each run that has some."""
     lines = []
     for results in operands:
@@ -155,7 +155,7 @@ def _speeds_markdown(names: list[str], operands: Sequence[Row]) -> list[str]:
     return lines
 
 
-def _faster(row: Row, peer: str) -> str:
+def _faster(row: Entry, peer: str) -> str:
     return f"{step_share(row, 'ours') / step_share(row, peer):.2f}x" if row[peer] else "-"
 
 
@@ -163,7 +163,7 @@ def _cells(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _find(results: Row, **wanted: str) -> Row | None:
+def _find(results: Entry, **wanted: str) -> Entry | None:
     """The row with these values and a result of ours."""
     matching = (row for row in results["rows"] if row.get("ours") and not row.get("fast_math"))
     return next((row for row in matching if all(row[key] == value for key, value in wanted.items())), None)
@@ -191,7 +191,7 @@ HEADLINE_DTYPE = "bf16"
 LINE = 0.97  # what every activation is held to on a GPU
 
 
-def headline_markdown(bench: Row | None, *operands: Row) -> str:
+def headline_markdown(bench: Entry | None, *operands: Entry) -> str:
     """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences.
 
     Args:
@@ -221,7 +221,7 @@ def headline_markdown(bench: Row | None, *operands: Row) -> str:
     return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
 
 
-def _headline_by_shape(row: Row, kind: str) -> str:
+def _headline_by_shape(row: Entry, kind: str) -> str:
     """A line of the table, of its own shape."""
     ours, *peers = (sum(times.get(who, 0.0) for times in row["ms"].values()) for who in ("ours", "eager", "compile"))
     floor = sum(row["floor"].values())
@@ -230,7 +230,7 @@ def _headline_by_shape(row: Row, kind: str) -> str:
     return _cells(f"`{row['name']}`", f"{kind}, {size(row['shape'])}", f"{floor / ours:.0%}", *faster, kept)
 
 
-def _all_of(bench: Row) -> list[str]:
+def _all_of(bench: Entry) -> list[str]:
     """What holds for all activations: geometric means, and what is below the line that they are held to."""
     means = [m for m in bench["geometric_means"] if m["dtype"] == HEADLINE_DTYPE and m["peer"] != "exported"]
     lines = []
@@ -250,7 +250,7 @@ def _all_of(bench: Row) -> list[str]:
     return [*lines, f"In {dtypes} {told}."]
 
 
-def training_markdown(training: Row | None) -> str:
+def training_markdown(training: Entry | None) -> str:
     """A training step of whole models, before and after ``replace``: what notebooks/swap_models.py measured."""
     if not training:
         return ""
@@ -269,7 +269,7 @@ def training_markdown(training: Row | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def models_markdown(after: Row | None, before: Row | None) -> str:
+def models_markdown(after: Entry | None, before: Entry | None) -> str:
     """Blocks of models, before and after ``replace``: what ``bench.py --models`` measured.
 
     Args:
@@ -339,13 +339,13 @@ def _with_tables(path: Path, tables: dict[str, str]) -> str:
     return text
 
 
-def _operands(checkout: Path) -> list[Row]:
+def _operands(checkout: Path) -> list[Entry]:
     """All results that hold what ``bench.py --operands`` measures: its runs for gated ones and for rows, and bench.py's own."""
     found = (_results(checkout, tool) for tool in ("gated", "operands", "bench"))
     return [results for results in found if results and "operands" in results]
 
 
-def _results(checkout: Path, tool: str, of: str = "") -> Row | None:
+def _results(checkout: Path, tool: str, of: str = "") -> Entry | None:
     """What a tool measured in a checkout: on a GPU, if that is there."""
     for kind in ("cuda", "cpu"):
         path = checkout / "results" / f"{tool}-{kind}{of}.json"

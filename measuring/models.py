@@ -27,7 +27,7 @@ from jitact.replacing.swap import replace
 
 from .commandline import CLOSED, dtype_name, first_line, keeping, progress, say
 
-__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "compile_ahead", "run"]
+__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "compile_ahead", "measure_models"]
 
 Task = TypeVar("Task")
 FORMS = ("eager", "eager + jitact", "compile", "compile + jitact")
@@ -412,7 +412,7 @@ def line(row: dict[str, Any]) -> str:
     return f"{head} {times} {row['ratios']['eager']:6.3f} {row['ratios']['compile']:8.3f} {memory}{flags}"
 
 
-def run(
+def measure_models(
     names: Iterable[str], dtypes: list[torch.dtype], device: torch.device, blocks: Iterable[str], jobs: int
 ) -> dict[str, Any]:
     """Measures blocks around activations, saying it line by line, and returns the results.

@@ -29,7 +29,7 @@ from jitact.measuring.text import PEERS, size
 from jitact.registry import REGISTRY
 from jitact.rows.records import TABLE
 
-__all__ = ["run"]
+__all__ = ["measure_operands"]
 
 JUDGED = 2**18  # elements of the rows that are compared with float64
 NEAR = 16  # roundings that a right result may be off by
@@ -48,7 +48,7 @@ class Task(NamedTuple):
         return f"{CASES[self.case].name} {dtype_name(self.dtype)} {size(self.shape)}"
 
 
-def run(
+def measure_operands(
     chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, compiled: bool, shape: Shape | None = None
 ) -> dict[str, Any]:
     """Measures cases, saying it line by line, and returns the results.

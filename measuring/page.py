@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from .text import DIRECTIONS, PEERS, Row, describe_machine, figure, size
+from .text import DIRECTIONS, PEERS, Entry, describe_machine, figure, size
 
 __all__ = ["report_html"]
 
@@ -93,7 +93,7 @@ def _summary(results: dict[str, Any]) -> str:
     return f"<h2>In short</h2>{note}<div class='tiles'>{''.join(tiles)}</div>{told}"
 
 
-def _speed(dtype: str, facts: dict[str, Any], rows: list[Row]) -> str:
+def _speed(dtype: str, facts: dict[str, Any], rows: list[Entry]) -> str:
     """A chart for each direction, and the figures."""
     timed = [row for row in rows if row["ours"]]
     rates = facts["bytes_per_second"]
@@ -108,12 +108,12 @@ def _speed(dtype: str, facts: dict[str, Any], rows: list[Row]) -> str:
     )
 
 
-def _legend(rows: list[Row], names: Iterable[str] = tuple(NAMES)) -> str:
+def _legend(rows: list[Entry], names: Iterable[str] = tuple(NAMES)) -> str:
     shown = [name for name in names if any(row.get(name) for row in rows)]
     return "".join(f"<span class='key' style='background:{COLORS[name]}'></span>{NAMES[name]}" for name in shown)
 
 
-def _charts(rows: list[Row]) -> str:
+def _charts(rows: list[Entry]) -> str:
     """Side by side for each direction, a dot for everyone's share of the floor, a row for each activation."""
     height = TOP + LINE * len(rows) + 6
     parts = [_name(row, TOP + LINE * i) for i, row in enumerate(rows)]
@@ -135,7 +135,7 @@ def _charts(rows: list[Row]) -> str:
     return f"<svg width='{width}' height='{height}' role='img' aria-label='share of the ceiling'>{''.join(parts)}</svg>"
 
 
-def _name(row: Row, y: float) -> str:
+def _name(row: Entry, y: float) -> str:
     return f"<text x='{LEFT - 8}' y='{y + 12}' text-anchor='end'>{escape(row['name'])}</text>"
 
 
@@ -145,7 +145,7 @@ def _table(heads: list[str], rows: list[list[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def _speed_table(rows: list[Row]) -> str:
+def _speed_table(rows: list[Entry]) -> str:
     peers = [peer for peer in PEERS if any(row.get(peer) for row in rows)]
     heads = ["activation"]
     for title in DIRECTIONS.values():
@@ -161,7 +161,7 @@ def _speed_table(rows: list[Row]) -> str:
     return _table(heads, lines)
 
 
-def _memory(rows: list[Row]) -> str:
+def _memory(rows: list[Entry]) -> str:
     """Bytes per element that are kept for backward, as bars."""
     rows = [row for row in rows if row.get("kept")]
     if not rows:
@@ -193,13 +193,13 @@ def _memory(rows: list[Row]) -> str:
     )
 
 
-def _errors(rows: list[Row]) -> str:
+def _errors(rows: list[Entry]) -> str:
     """The largest errors of forward and gradient."""
     rows = [row for row in rows if row.get("errors")]
     if not rows:
         return ""
     dtypes = list(dict.fromkeys(row["dtype"] for row in rows))
-    by_name: dict[str, dict[str, Row]] = {}
+    by_name: dict[str, dict[str, Entry]] = {}
     for row in rows:
         by_name.setdefault(row["name"], {})[row["dtype"]] = row
     lines = []

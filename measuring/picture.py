@@ -7,7 +7,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from .text import PEERS, Row, dtypes_of, shape_of, step_share
+from .text import PEERS, Entry, dtypes_of, shape_of, step_share
 
 __all__ = ["can_plot", "draw"]
 
@@ -25,7 +25,7 @@ def can_plot() -> bool:
     return importlib.util.find_spec("matplotlib") is not None
 
 
-def draw(results: Row, path: Path) -> None:
+def draw(results: Entry, path: Path) -> None:
     """Draws every activation's share of the floor in forward + save + backward, ours beside the peers', a panel for each dtype.
 
     Raises:
@@ -52,7 +52,7 @@ def draw(results: Row, path: Path) -> None:
     picture.savefig(path)
 
 
-def _from_most_to_least_gained(panels: dict[str, dict[str, Row]]) -> list[str]:
+def _from_most_to_least_gained(panels: dict[str, dict[str, Entry]]) -> list[str]:
     """Names in the order of eager's share, the mean over the dtypes, so that the picture reads as one curve."""
     shares: dict[str, list[float]] = {}
     for rows in panels.values():
@@ -61,7 +61,7 @@ def _from_most_to_least_gained(panels: dict[str, dict[str, Row]]) -> list[str]:
     return sorted(shares, key=lambda name: (statistics.mean(shares[name]), name))
 
 
-def _panel(axis: Any, dtype: str, rows: dict[str, Row], names: list[str], subjects: list[str], most: float) -> None:
+def _panel(axis: Any, dtype: str, rows: dict[str, Entry], names: list[str], subjects: list[str], most: float) -> None:
     for y, name in enumerate(names):
         if name not in rows:
             continue
@@ -87,7 +87,7 @@ def _panel(axis: Any, dtype: str, rows: dict[str, Row], names: list[str], subjec
     axis.spines[:].set_visible(False)
 
 
-def _legend(picture: Any, results: Row, subjects: list[str], height: float) -> None:
+def _legend(picture: Any, results: Entry, subjects: list[str], height: float) -> None:
     from matplotlib.lines import Line2D
 
     facts, left, top = results["machine"], 0.02, 1 - 0.16 / height

@@ -10,7 +10,7 @@ from typing import Any
 __all__ = [
     "DIRECTIONS",
     "PEERS",
-    "Row",
+    "Entry",
     "bench_heading",
     "bench_row",
     "bench_summary",
@@ -26,7 +26,8 @@ __all__ = [
     "step_share",
 ]
 
-Row = dict[str, Any]
+Entry = dict[str, Any]
+"""A line of a file in ``results/``, or a whole one."""
 
 DIRECTIONS = {"forward": "forward", "forward_save": "forward + save", "backward": "backward"}
 STEP = "forward + save + backward"
@@ -63,7 +64,7 @@ def size(shape: Iterable[int]) -> str:
     return " x ".join(map(str, shape))
 
 
-def shape_of(results: Row) -> str:
+def shape_of(results: Entry) -> str:
     """The shape that bench.py measured at."""
     return size(next(iter(results["dtypes"].values()))["shape"])
 
@@ -82,7 +83,7 @@ def bench_heading(dtype: str, rates: dict[str, dict[str, float]], peers: list[st
     return "\n".join(lines)
 
 
-def bench_row(row: Row, peers: list[str]) -> str:
+def bench_row(row: Entry, peers: list[str]) -> str:
     """One activation and dtype in a line, then whatever there is to note."""
     line = f"{row['name']:16}"
     if row["errors"]:
@@ -96,22 +97,22 @@ def bench_row(row: Row, peers: list[str]) -> str:
     return "\n".join([line, *(f"  WRONG: {each}" for each in row["wrong"]), *(f"  {each}" for each in row["notes"])])
 
 
-def share(row: Row, direction: str, of: str = "ours") -> float:
+def share(row: Entry, direction: str, of: str = "ours") -> float:
     """The floor of a direction over the time that it took."""
     return row["floor"][direction] / row[of][direction]
 
 
-def step_share(row: Row, of: str) -> float:
+def step_share(row: Entry, of: str) -> float:
     """The same of forward + save + backward together."""
     return sum(row["floor"][d] for d in ("forward_save", "backward")) / sum(row[of][d] for d in ("forward_save", "backward"))
 
 
-def dtypes_of(results: Row | None) -> list[str]:
+def dtypes_of(results: Entry | None) -> list[str]:
     """The dtypes that were measured."""
     return list(dict.fromkeys(row["dtype"] for row in results["rows"])) if results else []
 
 
-def geometric_means(rows: list[Row]) -> list[Row]:
+def geometric_means(rows: list[Entry]) -> list[Entry]:
     """How many times faster than each peer, by dtype: of all rows, and of the :func:`classic` ones if all are there."""
     means = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
@@ -127,7 +128,7 @@ def geometric_means(rows: list[Row]) -> list[Row]:
     return means
 
 
-def bench_summary(results: Row) -> str:
+def bench_summary(results: Entry) -> str:
     """What stands below the rows: geometric means, what falls short, first use, what is wrong."""
     titles = {**DIRECTIONS, "step": STEP}
     lines = [
@@ -162,7 +163,7 @@ def bench_summary(results: Row) -> str:
     return "\n".join(lines)
 
 
-def distrust(timed: list[Row]) -> list[str]:
+def distrust(timed: list[Entry]) -> list[str]:
     """A line that warns where others were at work on the machine during more than a tenth of the rows."""
     busy = sum(row.get("busy", False) for row in timed)
     if busy <= len(timed) // 10:
@@ -178,7 +179,7 @@ def _first_use(title: str, key: str, digits: int, uses: dict[str, dict[str, floa
     return [f"{title}: median of {len(found)} {statistics.median(found.values()):.{digits}f}, most {most}"]
 
 
-def _short(title: str, limit: float, rows: list[Row], ratio: Callable[[Row, str], float]) -> str:
+def _short(title: str, limit: float, rows: list[Entry], ratio: Callable[[Entry, str], float]) -> str:
     found = sorted((ratio(row, d), f"{row['name']} {row['dtype']} {DIRECTIONS[d]}") for row in rows for d in DIRECTIONS)
     found = [(value, what) for value, what in found if value < limit]
     worst = ", ".join(f"{what} {value:.2f}" for value, what in found[:8])

@@ -344,7 +344,7 @@ class TestBench:
             asked.append((len(chosen), *others))
             return {"machine": {}, "operands": [], "stopped": 0}
 
-        monkeypatch.setattr(operand_rows, "run", run)
+        monkeypatch.setattr(operand_rows, "measure_operands", run)
         assert bench.main(["--operands", "--device", "cpu"]) == 0
         assert asked == [(len(operand_cases.CASES), [torch.float32, torch.bfloat16], torch.device("cpu"), False, None)]
 
