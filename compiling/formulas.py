@@ -193,7 +193,9 @@ def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[s
             used[f"{each.name}_::forward"] = _one_function(each, there["forward"], slope)
         else:
             used[f"{each.name}_::forward"] = _of_duals(each, known, defined, short)["forward"]
-    return read(source.text, of_duals(known) | used, defined)
+        if "prepare" in there:
+            used[f"{each.name}_::prepare"] = _of_duals(each, known, defined, short)["prepare"]
+    return read(source.text, of_duals(known) | used, defined, gradients=False)
 
 
 def _one_function(source: KernelSource, forward: Callable, slope: Callable) -> Callable[..., Dual]:

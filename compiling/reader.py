@@ -41,7 +41,9 @@ _OPERATORS = {"||": ast.BitOr, "&&": ast.BitAnd, "+": ast.Add, "-": ast.Sub, "*"
 _COMPARISONS = {"==": ast.Eq, "!=": ast.NotEq, "<": ast.Lt, "<=": ast.LtE, ">": ast.Gt, ">=": ast.GtE}
 
 
-def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] = ()) -> dict[str, Callable]:
+def read(
+    text: str, functions: Mapping[str, Callable], defined: Collection[str] = (), *, gradients: bool = True
+) -> dict[str, Callable]:
     """The functions of a kernel file by name, of tensors, and of numbers where those stand for operands.
 
     A function of several results returns a tuple, and ``prepare`` one of its arguments as it leaves them.
@@ -50,6 +52,7 @@ def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] 
         text: the kernel file's.
         functions: what it may call, also ``silu_::forward``; ``select``, ``divide`` and ``negate`` are ``?:``, ``/``, ``!``.
         defined: names for which ``#ifdef`` holds.
+        gradients: whether those functions are wanted that give gradients.
 
     Raises:
         Unreadable: there is more in it than arithmetic.
@@ -60,7 +63,7 @@ def read(text: str, functions: Mapping[str, Callable], defined: Collection[str] 
     rest = _INCLUDE.sub("", _DEFINE.sub("", _FUNCTION.sub("", text))).strip()
     if rest:
         _refuse(f"{rest.splitlines()[0]!r} is none of a kernel file's functions")
-    found = [match.groups() for match in _FUNCTION.finditer(text)]
+    found = [match.groups() for match in _FUNCTION.finditer(text) if gradients or not match[1].startswith("backward")]
     known = {*functions, *(name for name, _, _ in found)}
     made = {_in_python(name): function for name, function in functions.items()}
     tree = ast.Module([_function(*each, macros, known) for each in found], [])
@@ -94,11 +97,15 @@ def _function(name: str, declared: str, body: str, macros: Mapping[str, str], kn
 
 
 def _statements(text: str, expression: Callable[[str], ast.expr], scope: dict[str, None]) -> list[ast.stmt]:
-    """``return ...``, a declaration of one or several names, or an assignment."""
+    """``return ...``, a declaration of one or several names, an assignment, or a call of another file's ``prepare``."""
     returned = re.fullmatch(r"return\b\s*(.*)", text, re.DOTALL)
     if returned:
         several = re.fullmatch(r"\{(.*)\}", returned[1], re.DOTALL)
         return [ast.Return(_tuple(list(map(expression, split(several[1], ",")))) if several else expression(returned[1]))]
+    prepared = re.fullmatch(r"\w+_::prepare\(([\w\s,]+)\)", text)
+    if prepared:  # which changes its arguments
+        names = [ast.Name(each.strip(), ast.Store()) for each in split(prepared[1], ",")]
+        return [ast.Assign([ast.Tuple(names, ast.Store())], expression(text))]
     declared = _DECLARATION.fullmatch(text)
     made = []
     for each in split(declared[1], ",") if declared else [text]:

@@ -11,14 +11,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from ..kernels.loader.signature import ROLES
-from ..kernels.loader.uses import prepares
+from ..kernels.loader.signature import ROLES, prepares
 from ..records import Activation, Channel, Requirement, as_number, by_token, check_tensor, is_stand_in, layout, what_it_is
 from ..running import called_later, run_with_operands
-from .drop import dropped, kept
+from .drop import dropped
 
 __all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around"]
 
@@ -61,8 +59,8 @@ def run_around(
         save = None
     added = {name: beside[name] for name in ("bias", "residual") if beside.get(name) is not None}
     drops = True if p > 0 else False  # noqa: SIM210 - of a number that varies torch.compile makes no bool otherwise
-    if _prepares(record.token):
-        return _in_pytorch(record, given, params, added, p if drops else 0.0, dim, seed, save, fast_math)
+    if "bias" in added and _prepares(record.token):
+        given = _with_bias(record, given, added.pop("bias"), dim)
     chosen = ("bias" in added, drops, "residual" in added)
     if any(chosen):
         if torch.compiler.is_compiling():
@@ -121,38 +119,23 @@ def check_channel_dim(record: Activation, dim: Any) -> None:
 
 
 def _prepares(token: str) -> bool:
-    """Whether functions of the kernel file want operands prepared, and so cannot be called by another."""
+    """Whether functions of the kernel file want operands prepared."""
     return prepares(by_token[token].source.text)
 
 
 _prepares._dynamo_marked_constant = True  # torch.compile looks no further inside
 
 
-def _in_pytorch(
-    record: Activation,
-    given: dict[str, Any],
-    params: tuple,
-    added: dict[str, Tensor],
-    p: float,
-    dim: int,
-    seed: Tensor | None,
-    save: str | None,
-    fast_math: bool,
-) -> Tensor:
-    """The same by operations of PyTorch, around an activation whose kernel file no other can call."""
+def _with_bias(record: Activation, given: dict[str, Any], bias: Any, dim: int) -> dict[str, Any]:
+    """Tensors by name, with a bias added to the first by PyTorch: what a kernel file prepares is of one value each.
+
+    Raises:
+        TypeError, ValueError: the bias will not do.
+    """
     first, x = next(iter(given.items()))
     check_tensor(record, x)
-    for name, each in added.items():
-        check_tensor(record, each, f"{name} must be")
-    if "bias" in added:
-        x = (x + record.by_channel("bias", Channel(0.0, dim), added["bias"], x, x.dim())).to(x.dtype)
-    y = run_with_operands(record, given | {first: x}, params, False, save, fast_math, True)
-    if p and seed is None:
-        y = F.dropout(y, p)
-    elif p:
-        share = kept(y.detach(), seed, 0, p).to(y.dtype)
-        y = torch.where(share == 0, 0.0, y * share)
-    return y + added["residual"] if "residual" in added else y
+    check_tensor(record, bias, "bias must be")
+    return given | {first: (x + record.by_channel("bias", Channel(0.0, dim), bias, x, x.dim())).to(x.dtype)}
 
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
@@ -272,6 +255,10 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     y = f"{name}_::forward({given})"
     y = f"dropout({y}, drop, share)" if dropout else y
     lines = [f"ELEMENTWISE T forward({declared}) {{ return {'residual + ' if residual else ''}{y}; }}"]
+    if prepares(record.source.text):
+        prepared = ", ".join(f"{type_}& {operand}" for type_, operand in beside)
+        called = ", ".join(operand for _, operand in beside)
+        lines.insert(0, f"ELEMENTWISE void prepare({prepared}) {{ {name}_::prepare({called}); }}")
     gradients = f"{name}_::backward({dy}, {given})"
     lines.append(_gradients(f"backward(T dy, {declared})", gradients, len(signature.differentiable), bias))
     last = f", {without}" if without else ""

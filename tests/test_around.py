@@ -336,6 +336,24 @@ def test_compile(device: str) -> None:
     assert not torch.equal(a, b) and set(((a == 0) | (a == 2 * x.relu())).flatten().tolist()) == {True}
 
 
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_compiled_with_a_seed_and_learned_weights(backend: str, device: str) -> None:
+    """In one graph, with the numbers that it draws uncompiled."""
+    x, bias, residual, dy = inputs(torch.float32, device)
+    weights = torch.full((2, 1), 0.3, device=device)
+    a, b = (each.clone().requires_grad_() for each in weights)
+    seed = torch.tensor([7], device=device)
+    for function, leaves in (
+        (lambda: jitact.xielu(x, a, b, dropout=0.4, seed=seed), [x, a, b]),
+        (lambda: jitact.xielu(x, a, b, bias=bias, dropout=0.4, seed=seed, residual=residual), [x, a, b, bias, residual]),
+        (lambda: jitact.prelu(x, a, dropout=0.4, seed=seed), [x, a]),
+    ):
+        torch._dynamo.reset()
+        results = [f() for f in (function, torch.compile(function, fullgraph=True, backend=backend))]
+        assert torch.equal(*results) and results[0].requires_grad
+        torch.testing.assert_close(*[torch.autograd.grad(y, leaves, dy.detach()) for y in results])
+
+
 def test_checkpoint(device: str) -> None:
     x, bias, *_ = inputs(torch.float32, device)
     torch.manual_seed(3)
@@ -416,6 +434,15 @@ def test_random_and_prepared_activations(device: str) -> None:
     square, seed = x[:24], torch.tensor([3], device=device)
     y = jitact.xielu(square, alpha, alpha, bias=bias, channel_dim=0)
     torch.testing.assert_close(y, jitact.xielu(square + bias[:, None], alpha, alpha))
+    made = around(jitact.get("xielu").activation, dropout=True, residual=True)
+    assert made.name == "xielu+dropout+residual" and "xielu_::prepare(alpha_p, alpha_n, beta, eps);" in made.source.text
+    read = Formula(around(jitact.get("xielu").activation, residual=True).source, False)
+    x, residual = x.detach(), residual.detach()
+    given = [x, residual, alpha, alpha, torch.full_like(alpha, 0.5), torch.full_like(alpha, -1e-6)]
+    torch.testing.assert_close(read.forward(*given), jitact.xielu(x, alpha, alpha, residual=residual))
+    leaves = [each.clone().requires_grad_() for each in (x, alpha, alpha)]
+    expected = torch.autograd.grad(jitact.xielu(*leaves, residual=residual), leaves, x)
+    torch.testing.assert_close(read.gradients(x, *given, wanted=7), expected)
     dropped = [jitact.xielu(x, alpha, alpha, dropout=0.5, seed=seed) for _ in range(2)]
     assert torch.equal(*dropped) and 0.3 < (dropped[0] == 0).float().mean() < 0.7
     with pytest.raises(ValueError, match="xielu: the number of values of bias must be 1 or 24, as dimension -1 of x has 24"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from .signature import Signature, code, prepares
+from .signature import Signature, code
 
 __all__ = ["in_namespace", "names_used", "namespace"]
 
@@ -37,12 +37,7 @@ def in_namespace(name: str, text: str, path: str, signature: Signature, used: st
         path: where compilers report its errors.
         signature: of the file.
         used: what it uses itself, in namespaces.
-
-    Raises:
-        ValueError: it cannot be used.
     """
-    if prepares(text):
-        raise ValueError(f"{name} cannot be used by another kernel file: its functions want operands that were prepared")
     gradients = {operand.name: str(g) for g, operand in enumerate(signature.differentiable)}
     slope = "own" if "backward" in signature.functions else "derived"
     if slope == "derived" and "bit" in signature.saves and len(signature.of("element")) == 1:
