@@ -110,6 +110,7 @@ TABLE: tuple[Activation, ...] = (
     # With operands beside x.
     Activation("prelu", "PReLU", "x for x > 0, else weight x; one weight, or one for each channel, is learned", ref.prelu, BIT,
                module=nn.PReLU, channels={"weight": Channel(0.25, dim=1)}, dtypes="same", work=Work(1, 4),
+               in_python={"weight": "torch.full((num_parameters,), init, device=device, dtype=dtype)"},
                notes="Backward keeps x, which the weight's gradient needs; one bit per element where the weight has none."),
     Activation("rrelu", "RReLU",
                "x for x > 0, else slope x; in training a random slope for each element, else the mean of lower and upper",
@@ -117,14 +118,19 @@ TABLE: tuple[Activation, ...] = (
                requires=(Requirement("finite bounds, lower <= upper", lambda low, high: -math.inf < low <= high < math.inf),),
                spans=("upper - lower", lambda lower, upper: upper - lower),
                in_eval=lambda lower, upper: (library["leaky_relu"], (lower / 2 + upper / 2,)),
+               in_python=dict.fromkeys(("lower", "upper"), "(self.lower + self.upper) / 2"),
                notes="Slopes follow from torch.manual_seed and from the place of an element in memory: inputs that lie alike "
                      "get the same, on a CPU and on a GPU, if their dtypes are of one size.\n"
                      "They are made again in backward, from 8 bytes that PyTorch's generator drew; no noise is kept."),
     Activation("xielu", "XIELU", "p x^2 + beta x for x > 0, else (n + beta) (exp(min(x, eps)) - 1 - x) + beta x; "
                "p = softplus(alpha_p) and n = softplus(alpha_n) are learned", ref.xielu, INPUT, module=ref.XIELU,
                exact=ref.exact_xielu, aliases=("xielu_activation",), zero_crossing=0.5, work=Work(4, 4), dtypes="promoted",
-               channels={"alpha_p": Channel(one=True), "alpha_n": Channel(one=True), "beta": Channel(0.5, one=True),
-                         "eps": Channel(-1e-6, one=True)}, transformers=("XIELUActivation",),
+               channels={"alpha_p": Channel(math.log(math.expm1(0.8)), one=True),
+                         "alpha_n": Channel(math.log(math.expm1(0.3)), one=True),
+                         "beta": Channel(0.5, one=True), "eps": Channel(-1e-6, one=True)}, transformers=("XIELUActivation",),
+               in_python={"alpha_p": "torch.tensor([math.log(math.expm1(alpha_p_init))], dtype=dtype)",
+                          "alpha_n": "torch.tensor([math.log(math.expm1(alpha_n_init - beta))], dtype=dtype)",
+                          "beta": "torch.tensor(beta, dtype=dtype)", "eps": "torch.tensor(eps, dtype=dtype)"},
                notes="Gradients are those of transformers' formula; between eps and 0, both included, that is -n. At -inf this "
                      "is the limit, inf, where the formula is NaN."),
 

@@ -154,6 +154,8 @@ class Activation:
         dtypes: of those operands: "same" as x's, or an error; "promoted" with x to the dtype of the result; or each its "own".
         spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
         in_eval: the record and the parameters of the activation that this one is outside of training, from its parameters.
+        in_python: what exported files have in Python: for a channel operand, what the constructor of ``module`` makes it of;
+            for a parameter, what stands in its place outside of training.
         transformers: transformers' module classes that it stands for, by name.
         added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy`` itself, and of which backward wants nothing: what is added.
@@ -184,6 +186,7 @@ class Activation:
     dtypes: str = "own"
     spans: tuple[str, Callable[..., float]] | None = None
     in_eval: Callable[..., tuple[Activation, tuple[float, ...]]] | None = None
+    in_python: dict[str, str] = field(default_factory=dict)
     transformers: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()

@@ -4,86 +4,25 @@ from __future__ import annotations
 
 import math
 import textwrap
+from typing import Any
 
 from ..definitions.define import Definition
 from ..records import Activation
+from .build import DTYPES
 from .lines import LONGEST
 from .reference import reference
+from .text import wrapped
 from .wrapper import Wrapper
 
 __all__ = ["Modules"]
 
-PRELU = '''\
-class ModelNew(nn.Module):  # as compiled above
-    def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((num_parameters,), init, device=device, dtype=dtype))
+_PROMOTED = '''\
+def promoted(*tensors):
+    """The tensors in the dtype that holds those of all."""
+    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    return [tensor.to(dtype) for tensor in tensors]
 
-    def forward(self, x):
-        return PReLU.apply(x, self.weight.to(x.dtype))
-
-class Model(nn.Module):  # as PyTorch has it
-    def __init__(self, num_parameters=1, init=0.25, device=None, dtype=None):
-        super().__init__()
-        self.weight = nn.Parameter(torch.full((num_parameters,), init, device=device, dtype=dtype))
-
-    def forward(self, x):
-        return F.prelu(x, self.weight)
 '''
-
-RRELU = '''\
-class ModelNew(nn.Module):  # as compiled above
-    def __init__(self, lower=1 / 8, upper=1 / 3):
-        super().__init__()
-        self.lower = lower
-        self.upper = upper
-
-    def forward(self, x):
-        if self.training:
-            return RReLU.apply(x, torch.randint(2**63 - 1, (1,), device=x.device), self.lower, self.upper)
-        mean = (self.lower + self.upper) / 2
-        return RReLU.apply(x, x.new_zeros(1, dtype=torch.int64), mean, mean)
-
-class Model(nn.Module):  # as PyTorch has it, which in training draws other slopes
-    def __init__(self, lower=1 / 8, upper=1 / 3):
-        super().__init__()
-        self.lower = lower
-        self.upper = upper
-
-    def forward(self, x):
-        return F.rrelu(x, self.lower, self.upper, self.training)
-'''
-
-XIELU = '''\
-class ModelNew(nn.Module):  # as compiled above
-    def __init__(self, alpha_p_init=0.8, alpha_n_init=0.8, beta=0.5, eps=-1e-6, dtype=torch.bfloat16):
-        super().__init__()
-        # The inverse of softplus.
-        self.alpha_p = nn.Parameter(torch.tensor([math.log(math.expm1(alpha_p_init))], dtype=dtype))
-        self.alpha_n = nn.Parameter(torch.tensor([math.log(math.expm1(alpha_n_init - beta))], dtype=dtype))
-        self.register_buffer("beta", torch.tensor(beta, dtype=dtype))
-        self.register_buffer("eps", torch.tensor(eps, dtype=dtype))
-
-    def forward(self, x):
-        dtype = torch.promote_types(x.dtype, self.alpha_p.dtype)
-        return XIELU.apply(*(tensor.to(dtype) for tensor in (x, self.alpha_p, self.alpha_n, self.beta, self.eps)))
-
-class Model(nn.Module):  # as transformers' XIELUActivation has it in PyTorch
-    def __init__(self, alpha_p_init=0.8, alpha_n_init=0.8, beta=0.5, eps=-1e-6, dtype=torch.bfloat16):
-        super().__init__()
-        self.alpha_p = nn.Parameter(torch.tensor([math.log(math.expm1(alpha_p_init))], dtype=dtype))
-        self.alpha_n = nn.Parameter(torch.tensor([math.log(math.expm1(alpha_n_init - beta))], dtype=dtype))
-        self.register_buffer("beta", torch.tensor(beta, dtype=dtype))
-        self.register_buffer("eps", torch.tensor(eps, dtype=dtype))
-
-    def forward(self, x):
-        p, n = F.softplus(self.alpha_p), self.beta + F.softplus(self.alpha_n)
-        left = (torch.expm1(torch.min(x, self.eps)) - x) * n + self.beta * x
-        return torch.where(x > 0, p * x * x + self.beta * x, left)
-'''
-
-# Of the library's own whose constructors are not simply their parameters: the text, and get_init_inputs' list.
-OWN = {"prelu": (PRELU, ""), "rrelu": (RRELU, ""), "xielu": (XIELU, "0.8, 0.8, 0.5, -1e-6, torch.float32")}
 
 
 class Modules:
@@ -101,26 +40,28 @@ class Modules:
 
     def __init__(self, record: Activation, params: dict[str, float], wrapper: Wrapper, passed: dict[str, str]) -> None:
         """Writes the modules."""
-        if record.name in OWN and not isinstance(record, Definition):
-            self.text, self.init_inputs = OWN[record.name]
-            return
         tensors = [_in_model(name, record) for name in record.layout.tensors]
         helpers: dict[str, str] = {}
         returned = reference(record, [*tensors, *(f"self.{name}" for name in params)], helpers)
-        made = [name for name, channel in record.channels.items()]
-        sizes = [name for name in made if not record.channels[name].one]
-        self.init_inputs = ", ".join("dim" if record.channels[name].dim == -1 else "1" for name in sizes)
-        arguments = [*sizes, *(f"{name}={_number(value)}" for name, value in params.items())]
-        arguments += ["device=None", "dtype=None"] if made else []
-        lines = [f"    def __init__({', '.join(['self', *arguments])}):", "        super().__init__()"]
-        lines += [_made(name, record) for name in made]
+        sizes = [name for name, channel in record.channels.items() if not channel.one]
+        if record.channels and record.module:
+            arguments = [f"{name}={_default(value)}" for name, value in record.own_arguments.items()]
+            self.init_inputs = _up_to_dtype(record.own_arguments, wrapper.build.dtypes)
+        else:
+            arguments = [*sizes, *(f"{name}={_default(value)}" for name, value in params.items())]
+            arguments += ["device=None", "dtype=None"] if record.channels else []
+            self.init_inputs = ", ".join("dim" if record.channels[name].dim == -1 else "1" for name in sizes)
+        lines = [wrapped("    def __init__(", ["self", *arguments], "):"), "        super().__init__()"]
+        lines += [_made(name, record) for name in record.channels]
         lines += [f"        self.{name} = {name}" for name in params] + ["", ""]
         given = [name for name in (*wrapper.elements, *wrapper.broadcast) if name not in record.channels]
-        x = wrapper.elements[0]
-        own = {name: f"self.{name}.to({x}.dtype)" for name in made}
+        own = {name: f"self.{name}" for name in record.channels} | {name: name for name in wrapper.rows}
+        own = {name: f"{operand}.to({wrapper.elements[0]}.dtype)" for name, operand in own.items()}
+        before, learned = _together(record, wrapper)
+        own |= {name: name for name in learned}
         calls = [own.get(name, name) for name in (*wrapper.elements, *wrapper.broadcast)]
-        before = []
         if wrapper.draws:
+            x = wrapper.elements[0]
             of_none = f" if self.training else {x}.new_zeros(1, dtype=torch.int64)" if passed else ""
             before.append(f"        seed = torch.randint(2**63 - 1, (1,), device={x}.device){of_none}")
             calls.append("seed")
@@ -128,15 +69,41 @@ class Modules:
             calls.append(name if name in passed else f"self.{name}")
             if name in passed:
                 before.append(f"        {name} = {passed[name]}")
+        calls += wrapper.counted
         text = "".join(f"{line}\n" for line in before)
         constructor = "\n".join(lines) if arguments else ""
         forward = f"    def forward({', '.join(['self', *given])}):"
-        self.text = (
+        drawing = ", which draws other random numbers" if wrapper.draws else ""
+        self.text = _PROMOTED if "promoted(" in text else ""
+        self.text += (
             f"class ModelNew(nn.Module):  # as compiled above\n{constructor}{forward}\n"
-            f"{text}        return {wrapper.title}.apply({', '.join(calls)})\n\n"
-            f"class Model(nn.Module):  # as PyTorch has it\n{constructor}{forward}\n{_returned(returned)}\n"
+            f"{text}{wrapped(f'        return {wrapper.title}.apply(', calls, ')')}\n\n"
+            f"class Model(nn.Module):  # as PyTorch has it{drawing}\n{constructor}{forward}\n{_returned(returned)}\n"
         )
         self.text += "".join(f"\n{text}\n" for text in helpers.values())
+
+
+def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], tuple[str, ...]]:
+    """The lines that bring elements into one dtype and one shape; and the learned operands that are in that dtype then."""
+    learned = record.learned if record.dtypes == "promoted" else ()
+    elements, lines = ", ".join(wrapper.elements), []
+    if wrapper.counted:
+        lines.append(f"        dims = {wrapper.elements[0]}.dim()  # before it is expanded")
+    if learned:
+        given = ", ".join([*wrapper.elements, *(f"self.{name}" for name in learned)])
+        lines.append(f"        {', '.join([elements, *learned])} = promoted({given})")
+    if len(wrapper.elements) > 1:
+        given = elements if learned else f"*promoted({elements})"
+        lines.append(f"        {elements} = torch.broadcast_tensors({given})")
+    return lines, learned
+
+
+def _up_to_dtype(arguments: dict[str, Any], dtypes: tuple[str, ...]) -> str:
+    """A constructor's arguments for tensors of a file's first dtype, where that is not its default; none if it has none."""
+    if arguments.get("dtype") is None:
+        return ""
+    before = list(arguments)[: list(arguments).index("dtype")]
+    return ", ".join([*(_default(arguments[name]) for name in before), DTYPES[dtypes[0]][0]])
 
 
 def _in_model(name: str, record: Activation) -> str:
@@ -147,7 +114,7 @@ def _in_model(name: str, record: Activation) -> str:
     if channel is None:
         return name
     dim = channel.dim
-    if channel.one or dim == -1 or not (isinstance(record, Definition) and record.expression):
+    if channel.one or dim == -1 or not isinstance(record, Definition):  # PyTorch's take them so
         return f"self.{name}"
     after = f"*[1] * ({record.layout.tensors[0]}.dim() - {dim + 1})" if dim >= 0 else ", ".join(["1"] * (-1 - dim))
     return f"self.{name}.view(-1, {after})"
@@ -165,12 +132,13 @@ def _returned(expression: str) -> str:
 def _made(name: str, record: Activation) -> str:
     """The line that makes an operand with a value for each channel."""
     channel = record.channels[name]
-    values = f"torch.full(({'1' if channel.one else name},), {_number(channel.init)}, device=device, dtype=dtype)"
+    values = f"torch.full(({'1' if channel.one else name},), {_default(channel.init)}, device=device, dtype=dtype)"
+    values = record.in_python[name] if record.module else values
     if name in record.learned:
         return f"        self.{name} = nn.Parameter({values})"
     return f'        self.register_buffer("{name}", {values})'
 
 
-def _number(value: float) -> str:
-    """A number as Python reads it."""
-    return repr(value) if math.isfinite(value) else f'float("{value}")'
+def _default(value: object) -> str:
+    """A constructor's default as Python reads it."""
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)

@@ -42,12 +42,12 @@ def reference(record: Activation, arguments: Sequence[str], helpers: dict[str, s
         return f"{reference(act, [gate, *numbers], helpers)} * {up}"
     if isinstance(record, Definition) and record.expression:
         return _of_expression(record.expression, arguments, helpers)
-    if record.name == "rrelu":
-        return f"F.rrelu({', '.join(arguments)}, self.training)"
     if getattr(F, record.name, None) is record.reference:
         return f"F.{record.name}({', '.join(arguments)})"
     if getattr(torch, record.name, None) is record.reference:
         return f"torch.{record.name}({', '.join(arguments)})"
+    if hasattr(F, record.name) and record.module and not record.gating:
+        return f"F.{record.name}({', '.join([*arguments, *(['self.training'] if record.in_eval else [])])})"
     line = _one_line(record, arguments)
     if line:
         return line

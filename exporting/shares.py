@@ -30,9 +30,9 @@ def with_shares(record: Activation) -> tuple[Activation, dict[str, str]]:
     """
     name, *parts = record.name.split("+")
     passed = {"dropout": "self.dropout if self.training else 0.0"} if "dropout" in parts else {}
-    if name == "rrelu":
-        mean = "(self.lower + self.upper) / 2"
-        return record, passed | {each: f"self.{each} if self.training else {mean}" for each in ("lower", "upper")}
+    in_eval = {each: record.in_python[each] for each, _ in record.params if each in record.in_python}
+    if in_eval:
+        return record, passed | {each: f"self.{each} if self.training else {other}" for each, other in in_eval.items()}
     if parts and registry.class_of(name).activation.in_eval is not None:
         raise ValueError(f"{record.name} cannot be exported: {name} drops by itself; define the whole as one expression")
     if not isinstance(record, Definition) or record.in_eval is None:

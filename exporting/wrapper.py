@@ -19,12 +19,13 @@ def laid_out_like(like, tensor):
 '''
 
 _BY_CHANNEL = '''\
-def by_channel(name, values, dim, y):
+def by_channel(name, values, dim, y@DIMS@):
     """One value for all elements of y, or one for each index of a dimension; and how many side by side have each."""
-    if values.numel() > 1 and not (-y.dim() <= dim < y.dim() and values.numel() == y.shape[dim]):
+    at = dim if dim < 0 else dim - @COUNT@
+    if values.numel() > 1 and not (-y.dim() <= at < 0 and values.numel() == y.shape[at]):
         given = f"{values.numel()} {name}s do not fit dimension {dim} of an input of shape {tuple(y.shape)}"
         raise ValueError(f"@WHERE@: {given}")
-    return values.contiguous(), y.stride(dim) if values.numel() > 1 else 1
+    return values.contiguous(), y.stride(at) if values.numel() > 1 else 1
 '''
 
 _BY_ROW = '''\
@@ -100,6 +101,10 @@ class Wrapper:
         dims: the dimension that an operand's values belong to, of operands with a value for each channel.
         where: what errors begin with.
         through: the elements whose gradient is dy, which backward does not read.
+
+    Attributes:
+        taken: what the autograd function takes.
+        counted: of that, the dimensions of the first tensor before it was expanded, where channels are counted from those.
     """
 
     def __init__(
@@ -115,7 +120,9 @@ class Wrapper:
         self.numbers = signature.of("number")
         self.draws = bool(signature.of("random"))
         seeds = ["seed"] if self.draws else []
-        self.taken = [*self.elements, *self.broadcast, *seeds, *self.numbers]
+        from_the_left = any(dim >= 0 for dim in dims.values())
+        self.counted = ["dims"] if from_the_left and len(self.elements) > 1 else []
+        self.taken = [*self.elements, *self.broadcast, *seeds, *self.numbers, *self.counted]
 
     def parts(self) -> list[str]:
         """All of them, in the order in which they stand."""
@@ -201,7 +208,8 @@ class Wrapper:
         """What the autograd function calls beside run()."""
         texts = [_LAID_OUT_LIKE]
         if self.dims:
-            texts.append(_BY_CHANNEL)
+            dims = ", dims" if self.counted else ""
+            texts.append(_BY_CHANNEL.replace("@DIMS@", dims).replace("@COUNT@", "dims" if dims else "y.dim()"))
         if self.rows:
             texts.append(_BY_ROW)
         return [text.replace("@WHERE@", self.where) for text in texts]
@@ -233,8 +241,9 @@ class Wrapper:
         if self.draws:
             kept.append("seed")
         lines.append(f"        ctx.save_for_backward({', '.join(kept)})")
-        if self.numbers:
-            lines.append(f"        ctx.numbers = ({_tuple(self.numbers)})")
+        numbers = [*self.numbers, *self.counted]
+        if numbers:
+            lines.append(f"        ctx.numbers = ({_tuple(numbers)})")
         if save == "bit":
             lines.append("        ctx.strides = y.stride()")
         lines += ["        return y", "", "    @staticmethod", "    def backward(ctx, dy):"]
@@ -244,8 +253,8 @@ class Wrapper:
         ]
         if kept != ["bits"]:
             lines.append(f"        ({_tuple(kept)}) = ctx.saved_tensors")
-        if self.numbers:
-            lines.append(f"        ({_tuple(self.numbers)}) = ctx.numbers")
+        if numbers:
+            lines.append(f"        ({_tuple(numbers)}) = ctx.numbers")
         return "\n".join([*lines, *self._backward()]) + "\n"
 
     def _told(self) -> str:
@@ -301,7 +310,7 @@ class Wrapper:
         places = [
             f'by_row("{each}", {each}, {like})'
             if each in self.rows
-            else f'by_channel("{each}", {each}, {self.dims[each]}, {like})'
+            else f'by_channel({", ".join([chr(34) + each + chr(34), each, str(self.dims[each]), like, *self.counted])})'
             for each in self.broadcast
         ]
         if not places:

@@ -193,7 +193,8 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
 
 
 def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: int) -> Activation:
-    label = "+".join([record.name, *(name for name, chosen in zip(NAMES, (bias, dropout, residual), strict=True) if chosen)])
+    chosen = (bias, dropout, residual)
+    label = "+".join([record.name, *(name for name, each in zip(NAMES, chosen, strict=True) if each)])
     source = record.source
     kernel = source._replace(
         name=label.replace("+", "_"),
@@ -212,12 +213,12 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
     return replace(
         record,
         name=label,
-        reference=partial(_formula if record.by_formula else _drawing_formula, record, bias, dropout, residual),
+        reference=partial(_formula if record.by_formula else _drawing_formula, record, record.reference, *chosen),
         saves=saves or ("input",),
         params=(*record.params, ("dropout", 0.5)) if dropout else record.params,
         gradient_from_output=None,
         module=None,
-        exact=None,
+        exact=partial(_formula, record, record.exact, *chosen) if record.exact else None,
         requires=tuple(requires),
         aliases=(),
         kernel=kernel,
@@ -283,9 +284,16 @@ def _gradients(declared: str, found: str, count: int, bias: bool) -> str:
 
 
 def _formula(
-    record: Activation, bias: bool, dropout: bool, residual: bool, x: Tensor, *others: Any, keep: Callable | None = None
+    record: Activation,
+    form: Callable[..., Tensor],
+    bias: bool,
+    dropout: bool,
+    residual: bool,
+    x: Tensor,
+    *others: Any,
+    keep: Callable | None = None,
 ) -> Tensor:
-    """The same in PyTorch, of the tensors in the order in which operators take them, and the parameters."""
+    """The same around the activation's form in PyTorch, of the tensors in the order in which operators take them."""
     laid, dtype = layout(record.token), x.dtype  # of the result, whatever the bias's is
     tensors, elements = laid.tensors, laid.elements
     more, left = list(others[: elements - 1]), list(others[elements - 1 :])
@@ -295,7 +303,7 @@ def _formula(
     channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
     own, left = left[: len(record.params)], left[len(record.params) :]
     drawn = {"keep": keep} if laid.draws and keep is not None else {}
-    y = record.reference(x, *more, *channels, *own, **drawn)
+    y = form(x, *more, *channels, *own, **drawn)
     if dropout:
         y = dropped(y, left[0], keep, len(record.source.signature.of("random")))
     return (y if added is None else added + y).to(dtype)

@@ -126,6 +126,54 @@ def test_computes_what_the_library_does(name: str, dtype: torch.dtype) -> None:
     compare(name, "cpu", (4 * torch.randn(33, 1001)).to(dtype), *([0.3] if name == "leaky_relu" else []))
 
 
+def beside_library(ours: nn.Module, library, inputs: list[torch.Tensor]) -> None:
+    """Results and gradients of a file's module beside those of a function of the library: dtypes, shapes, numbers."""
+    results = []
+    for function in (ours, library):
+        given = [each.detach().clone().requires_grad_() for each in inputs]
+        torch.manual_seed(0)
+        y = function(*given)
+        results.append([y, *torch.autograd.grad(y.double().square().sum(), given)])
+    torch.testing.assert_close(*results, rtol=1e-5, atol=1e-4)
+
+
+def test_several_tensors_promote_and_broadcast() -> None:
+    """As the library has it: the result is in the widest dtype, rounded once, and has the shape that all broadcast to."""
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export("prelu+residual", device="cpu", dtype=["fp32", "bf16"]), space)
+    module, weights = space["ModelNew"](4), torch.tensor([0.25, 0.5, -1.0, 2.0])
+    with torch.no_grad():
+        module.weight.copy_(weights)
+    torch.manual_seed(0)
+    for sizes, others, dtypes in (
+        ((4, 4), (4, 4), (torch.bfloat16, torch.float32)),
+        ((4, 4), (1, 4), (torch.float32, torch.bfloat16)),
+        ((3, 4, 5), (5,), (torch.bfloat16, torch.bfloat16)),
+        ((4, 4), (4, 4, 4), (torch.float32, torch.float32)),  # whose channels are those of x
+    ):
+        x, residual = (torch.randn(size).to(dtype) for size, dtype in zip((sizes, others), dtypes, strict=True))
+        library = lambda x, r: jitact.prelu(x, weights.to(x.dtype), residual=r)  # noqa: E731
+        beside_library(module, library, [x, residual])
+    with pytest.raises(ValueError, match=r"prelu\+residual: 4 weights do not fit dimension 1 of an input of shape \(4, 4\)"):
+        module(torch.randn(4), torch.randn(4, 4))
+    swiglu = load("swiglu")["ModelNew"]()
+    for up in (torch.randn(9, 44).half(), torch.randn(44), torch.randn(5, 1, 44)):
+        beside_library(swiglu, jitact.swiglu, [torch.randn(9, 44), up])
+    with pytest.raises(TypeError, match=r"expected a float32 or bfloat16 tensor on a CPU, got torch\.float64"):
+        module(torch.randn(4, 4), torch.randn(4, 4).double())
+
+
+def test_what_is_known_of_activations_stands_in_the_table() -> None:
+    sources = {path.name: path.read_text() for path in Path(onefile.__file__).parent.glob("*.py")}
+    named = [(name, file) for name in jitact.names() for file, text in sources.items() if f'"{name}"' in text]
+    assert len(sources) > 10 and not named
+    assert "return [0.8, 0.8, 0.5, -1e-06, torch.bfloat16]" in jitact.export("xielu", dtype="bf16")
+    arguments = {name: inspect.signature(load(name)["ModelNew"]).parameters for name in ("prelu", "rrelu", "xielu")}
+    for name, taken in arguments.items():
+        own = jitact.get(name).activation.own_arguments
+        assert {each.name: each.default for each in taken.values()} == {k: own[k] for k in own if k != "inplace"}
+
+
 def test_gated_activations_take_two_tensors() -> None:
     given = [[torch.randn(9, 44).requires_grad_() for _ in range(2)] for _ in range(2)]
     for own, other in zip(*given, strict=True):
@@ -199,6 +247,7 @@ def test_values_by_row(swoosh: str) -> None:
 
 @pytest.mark.parametrize(("name", "arguments", "count"), [
     ("gelu+bias+dropout+residual", (30, 0.25), 2),
+    ("xielu+dropout+residual", (0.25,), 2),
     ("relu+dropout+residual", (0.25,), 2),
     ("rrelu+bias", (30,), 1),
     ("prelu+bias", (1, 30), 1),
@@ -215,14 +264,25 @@ def test_what_stands_around_an_activation(name: str, arguments: tuple, count: in
 @pytest.mark.parametrize("name", ["gelu+bias", "silu+dropout", "relu+residual", "swiglu+row_weight"])
 def test_names_with_what_stands_around(name: str) -> None:
     space: dict = {"__name__": "exported"}
-    exec(jitact.export(name), space)
+    text = jitact.export(name)
+    exec(text, space)
     parts = name.split("+")[1:]
+    assert ("row_weight.to(gate.dtype)" in text) is ("row_weight" in parts)
     taken = list(inspect.signature(space["ModelNew"].forward).parameters)[1:]
     beside = [part for part in parts if part in ("residual", "row_weight")]
     assert taken == [*(["gate", "up"] if "swiglu" in name else ["x"]), *beside]
     assert list(inspect.signature(space["ModelNew"]).parameters)[: len(parts) - len(beside)] == [
         part for part in parts if part not in beside
     ]
+
+
+def test_references_get_channels_as_the_library_gives_them(swoosh: str) -> None:
+    source = "ELEMENTWISE T forward(T x, Channel<T> w) { return x * w; }"
+    made = jitact.define("swoosh", source=source, reference=lambda x, w: torch.mul(x, w), w=jitact.Channel(2.0, dim=1))
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(swoosh), space)
+    x = torch.randn(2, 3, 4)
+    assert torch.equal(space["Model"](3)(x), made.Model(3)(x))
 
 
 def test_helpers_and_constants_come_along(swoosh: str) -> None:
