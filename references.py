@@ -195,7 +195,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
     dim = x.dim() - weight.dim()
     if weight.numel() == 1 or dim == 1:
         return F.prelu(x, weight.flatten())
-    return F.prelu(x.movedim(dim, 1), weight.flatten()).movedim(1, dim)
+    return F.prelu(x[None].movedim(dim + 1, 1), weight.flatten()).movedim(1, dim + 1)[0]
 
 
 def rrelu(x: Tensor, lower: float, upper: float) -> Tensor:

@@ -6,6 +6,7 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from numbers import Real
 
 import torch
@@ -145,7 +146,8 @@ def check(
     is compared with the slope where the function has the very output that was kept, rounded as it is.
 
     Of several tensors, the first takes the values that are told below, with samples of the others; so do channel operands, of
-    definitions. The gradients by all of them are judged, and the worst is shown.
+    definitions, and a module's bias. The gradients by all of them are judged, and the worst is shown. What is checked is the
+    activation outside of training, where nothing is dropped.
 
     Of softmax and its kin, random and extreme rows of several lengths are judged. The unit of a gradient's error is the sum of
     the sizes of its terms there, times the dtype's epsilon.
@@ -176,23 +178,23 @@ def check(
         result = check_rows(found, low, high, dtypes, device)
         print(result.table)
         return result
-    from .several import of_several, rows_of_several  # not at the top either
+    from .several import in_eval, of_several, rows_of_several, with_bias  # not at the top either
 
     module = module_of(activation)
-    record = record_of(module)
-    check_determined(record)
-    oracle = Oracle(module)
-    near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), oracle.params)
+    check_determined(record_of(module))
+    oracle, biased = Oracle(module), with_bias(module)
+    record, params = biased or (record_of(module), oracle.params)
+    near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():
         if not x.numel():
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
-    judged = rows_of_several if of_several(record) else _rows
-    rows = tuple(row for x in samples.values() for row in judged(module, x))
-    settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, oracle.params, strict=True))
+    judged = partial(rows_of_several, *(biased or in_eval(module))) if of_several(record) else partial(_rows, module)
+    rows = tuple(row for x in samples.values() for row in judged(x))
+    settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, params, strict=True))
     title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
     span = "all finite x" if (low, high) == (-math.inf, math.inf) else f"{low:g} <= x <= {high:g}"
-    result = Check(title, f"against {oracle.name}, {span}, on {device}", rows, _unseen(module, rows, device))
+    result = Check(title, f"against {oracle.name}, {span}, on {device}", rows, _unseen(module, record, rows, device))
     print(result.table)
     return result
 
@@ -220,9 +222,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.device) -> str:
+def _unseen(module: ActivationModule, record: Activation, rows: tuple[Row, ...], device: torch.device) -> str:
     """What a pass says nothing about."""
-    record, saves = record_of(module), {row.save for row in rows}
+    saves = {row.save for row in rows}
     unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
     unseen += ["most inputs of wider types, which are a sample"] if any(row.dtype.itemsize > 2 for row in rows) else []
     unseen += ["other parameters"] if record.params else []
@@ -230,7 +232,11 @@ def _unseen(module: ActivationModule, rows: tuple[Row, ...], device: torch.devic
     unseen += ["sums over channels"] if record.channels and not record.module else []
     unseen += ["sums over rows"] if record.source.signature.of("row") else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
-    unseen += [f'save="{save}", which these parameters do not allow' for save in record.saves if save not in saves]
+    biased = module.surrounded and module.bias is not None
+    unseen += ["the bias, which PyTorch adds"] if biased and record is record_of(module) else []
+    unseen += ["dropout, which is for training"] if module.surrounded and module.dropout else []
+    why = "which does not give the gradient of the bias" if biased else "which these parameters do not allow"
+    unseen += [f'save="{save}", {why}' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
     untold = max(row.untold for row in rows)
     unseen += [f"gradients of {untold} inputs, at kinks or beyond the range"] if untold else []
@@ -260,7 +266,7 @@ def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> A
         return own.eval()
     if not is_plain(module.activation.token):
         own = copy.deepcopy(module).to(x.device, x.dtype).requires_grad_(False)  # or not all that x needs could be kept
-        own.save = save
+        own.save, own.surrounded = save, False  # the activation alone
     else:
         variant = module.activation.variant
         chosen = {variant[0]: getattr(module, variant[0])} if variant else {}

@@ -9,6 +9,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ..fusing.around import around
+from ..kernels.loader.signature import prepares
 from ..modules import ActivationModule
 from ..records import Activation
 from ..registry import record_of
@@ -18,7 +20,7 @@ from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
 
-__all__ = ["by_operand", "of_several", "rows_of_several"]
+__all__ = ["by_operand", "of_several", "rows_of_several", "with_bias"]
 
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # of the samples of operands but the first, which are normal
@@ -35,6 +37,14 @@ def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:
     """The record and the parameters of what a module computes outside of training."""
     record, params = record_of(module), module._params()
     return record.in_eval(*params) if record.in_eval is not None else (record, params)
+
+
+def with_bias(module: ActivationModule) -> tuple[Activation, tuple[float, ...]] | None:
+    """The same, with the bias that a module adds in its kernel; None where it does not."""
+    record, params = in_eval(module)
+    if not module.surrounded or module.bias is None or prepares(record.source.text):
+        return None
+    return around(record, bias=True), params
 
 
 def kernel(record: Activation, params: tuple[float, ...], save: str | None = None) -> Function:
@@ -60,9 +70,8 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
     return {name: partial(alone, name) for name in names}
 
 
-def rows_of_several(module: ActivationModule, x: Tensor) -> Iterable[Row]:
+def rows_of_several(record: Activation, params: tuple[float, ...], x: Tensor) -> Iterable[Row]:
     """A row for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first."""
-    record, params = in_eval(module)
     dtype, names, layout = x.dtype, record.layout.tensors, record.layout
     x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
     learned = tuple(names[place] for place in layout.places)

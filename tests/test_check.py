@@ -124,6 +124,22 @@ def test_what_was_not_looked_at_is_said() -> None:
     assert "at kinks or beyond the range" in jitact.check("relu2", dtypes=[torch.float16]).unseen  # of y, which overflows
 
 
+@pytest.mark.parametrize("name", ["gelu", "relu", SLOW("sigmoid"), SLOW("prelu"), SLOW("rrelu")])
+def test_a_bias_is_part_of_what_is_checked(name: str) -> None:
+    result = jitact.check(jitact.get(name)(bias=64, dropout=0.1), dtypes=[torch.float32, torch.bfloat16], device="cpu")
+    assert result and result.title.startswith(f"{'leaky_relu' if name == 'rrelu' else name}+bias")
+    assert "dropout, which is for training" in result.unseen and "sums over channels" in result.unseen
+    assert "bias = " in result.rows[0].gradient.at and "do not allow" not in result.unseen
+
+
+def test_a_wrong_gradient_beside_a_bias_shows() -> None:
+    module = slip("tanh(x)", "2 * dy * (1 - tanh(x)) * (1 + tanh(x))")(bias=3)
+    result = jitact.check(module, dtypes=[torch.float32], device="cpu")
+    assert not result and "slip+bias" in result.title and result.rows[0].gradient.by in ("x", "bias")
+    xielu = jitact.check(jitact.get("xielu")(bias=3, dtype=torch.float32), dtypes=[torch.float32], device="cpu")
+    assert xielu and xielu.title.startswith("xielu: ") and "the bias, which PyTorch adds" in xielu.unseen
+
+
 def test_the_table_is_printed_once(capsys: pytest.CaptureFixture) -> None:
     result = jitact.check("relu", dtypes=[torch.float16])
     print(result)
