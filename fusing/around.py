@@ -135,7 +135,8 @@ def _with_bias(record: Activation, given: dict[str, Any], bias: Any, dim: int) -
     first, x = next(iter(given.items()))
     check_tensor(record, x)
     check_tensor(record, bias, "bias must be")
-    return given | {first: (x + record.by_channel("bias", Channel(0.0, dim), bias, x, x.dim())).to(x.dtype)}
+    biased = x + record.by_channel("bias", Channel(0.0, dim), bias, x, x.dim())
+    return given | {first: biased.to(x.dtype).reshape(x.shape)}  # of one value, a bias has a dimension where x may have none
 
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
@@ -303,7 +304,8 @@ def _formula(
     channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
     own, left = left[: len(record.params)], left[len(record.params) :]
     drawn = {"keep": keep} if laid.draws and keep is not None else {}
-    y = form(x, *more, *channels, *own, **drawn)
+    operands = [each.to(torch.promote_types(each.dtype, x.dtype)) for each in (*more, *channels)]  # beside a wider bias
+    y = form(x, *operands, *own, **drawn)
     if dropout:
         y = dropped(y, left[0], keep, len(record.source.signature.of("random")))
     return (y if added is None else added + y).to(dtype)

@@ -242,6 +242,7 @@ def test_numbers_have_no_dimensions(device: str) -> None:
     torch.autograd.gradgradcheck(function, (x, bias, residual))
     y, dy = torch.func.jvp(function, (x, bias, residual), (x, bias, residual))
     assert y.shape == dy.shape == function(x, bias, residual).shape == ()
+    assert jitact.xielu(x, *bias.new_zeros(2, 1), bias=bias, residual=residual).shape == ()
 
 
 def test_a_wide_bias_leaves_the_dtype(device: str) -> None:
@@ -250,6 +251,10 @@ def test_a_wide_bias_leaves_the_dtype(device: str) -> None:
     function = lambda x, b, r: jitact.gelu(x, bias=b, residual=r)  # noqa: E731
     y, vjp = torch.func.vjp(function, x, bias, residual)
     assert y.dtype is torch.bfloat16 and [g.dtype for g in vjp(dy)] == [x.dtype, bias.dtype, residual.dtype]
+    weight = torch.full((1,), 0.25, device=device, dtype=torch.bfloat16)
+    dx, dbias = torch.func.grad(lambda x, b: jitact.prelu(x, weight, bias=b).sum(), argnums=(0, 1))(x, bias)
+    slope = torch.where(x.double() + bias.double() > 0, 1.0, 0.25)
+    assert torch.equal(dx.double(), slope) and torch.equal(dbias.double(), slope.sum(0))
     made = around(jitact.get("gelu").activation, bias=True)
     gradient = Formula(made.source, False).gradients(dy.detach(), x.detach(), bias.detach(), wanted=2)[1]
     exact = torch.autograd.grad(F.gelu(x.double() + bias.double()), bias, dy.detach().double())[0]
