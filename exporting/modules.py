@@ -19,6 +19,9 @@ __all__ = ["Modules"]
 _PROMOTED = '''\
 def promoted(*tensors):
     """The tensors in the dtype that holds those of all."""
+    devices = [str(tensor.device) for tensor in tensors]
+    if len(set(devices)) > 1:
+        raise ValueError(f"@WHERE@: expected one device, got {devices}")
     dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
     return [tensor.to(dtype) for tensor in tensors]
 
@@ -74,7 +77,7 @@ class Modules:
         constructor = "\n".join(lines) if arguments else ""
         forward = f"    def forward({', '.join(['self', *given])}):"
         drawing = ", which draws other random numbers" if wrapper.draws else ""
-        self.text = _PROMOTED if "promoted(" in text else ""
+        self.text = _PROMOTED.replace("@WHERE@", wrapper.where) if "promoted(" in text else ""
         self.text += (
             f"class ModelNew(nn.Module):  # as compiled above\n{constructor}{forward}\n"
             f"{text}{wrapped(f'        return {wrapper.title}.apply(', calls, ')')}\n\n"

@@ -25,6 +25,8 @@ def by_channel(name, values, dim, y@DIMS@):
     if values.numel() > 1 and not (-y.dim() <= at < 0 and values.numel() == y.shape[at]):
         given = f"{values.numel()} {name}s do not fit dimension {dim} of an input of shape {tuple(y.shape)}"
         raise ValueError(f"@WHERE@: {given}")
+    if values.device != y.device:
+        raise ValueError(f"@WHERE@: {name} is on {values.device}, not {y.device}")
     return values.contiguous(), y.stride(at) if values.numel() > 1 else 1
 '''
 
@@ -33,6 +35,8 @@ def by_row(name, values, y):
     """One value for each row of y; and how many elements side by side have each."""
     if values.shape not in (y.shape[:-1], (*y.shape[:-1], 1)):
         raise ValueError(f"@WHERE@: {name} of shape {tuple(values.shape)} does not fit the rows of shape {tuple(y.shape)}")
+    if values.device != y.device:
+        raise ValueError(f"@WHERE@: {name} is on {values.device}, not {y.device}")
     return values.contiguous(), y.shape[-1]
 '''
 

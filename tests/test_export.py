@@ -159,6 +159,10 @@ def test_several_tensors_promote_and_broadcast() -> None:
     swiglu = load("swiglu")["ModelNew"]()
     for up in (torch.randn(9, 44).half(), torch.randn(44), torch.randn(5, 1, 44)):
         beside_library(swiglu, jitact.swiglu, [torch.randn(9, 44), up])
+    with pytest.raises(ValueError, match=r"prelu\+residual: expected one device, got \['cpu', 'meta'\]"):
+        module(torch.randn(4, 4), torch.randn(4, 4, device="meta"))
+    with pytest.raises(ValueError, match=r"prelu\+residual: weight is on meta, not cpu"):
+        space["ModelNew"](4, device="meta")(torch.randn(4, 4), torch.randn(4, 4))
     with pytest.raises(TypeError, match=r"expected a float32 or bfloat16 tensor on a CPU, got torch\.float64"):
         module(torch.randn(4, 4), torch.randn(4, 4).double())
 
