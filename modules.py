@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from .fusing.around import check_beside, check_channel_dim, probability, run_around
 from .measuring.inputs import KernelBenchForm
-from .records import ACCEPTED, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
+from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 from .running import run, run_with_operands
 
-__all__ = ["ActivationModule", "StandingIn", "make_function", "make_module", "variant"]
+__all__ = ["ActivationModule", "StandingIn", "bias_around", "drops", "make_function", "make_module", "variant"]
 
 
 class StandingIn(nn.Module):
@@ -34,7 +34,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
 
     activation: ClassVar[Activation]
     Model: ClassVar[type[nn.Module]]
-    surrounded = False  # by a bias or dropout
+    surrounded: tuple[str, ...] = ()  # by a bias or dropout: those of AROUND that it has, none its activation's own arguments
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what the ``torch.nn`` counterpart takes, and ``save`` and ``fast_math``; see the class's signature."""
@@ -79,9 +79,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
         given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
         if self.surrounded or residual is not None:
             beside: dict[str, Any] = {"residual": residual}
-            if self.surrounded:
-                beside |= {"bias": self.bias, "channel_dim": self.channel_dim}
-                beside["dropout"] = self.dropout if self.training else 0.0
+            beside |= {name: getattr(self, name) for name in self.surrounded if self.training or name != "dropout"}
             record, fixed = variant(record, self.__dict__), (self.inplace, self.save, self.fast_math, self.training)
             return run_around(record, given, self._params(), beside, *fixed)
         return run_with_operands(record, given, self._params(), self.inplace, self.save, self.fast_math, self.training)
@@ -94,7 +92,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
                 reset(self)
         else:
             _reset_weights(self, self.activation)
-        if self.surrounded and self.bias is not None:
+        if bias_around(self) is not None:
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
@@ -106,10 +104,11 @@ class ActivationModule(KernelBenchForm, StandingIn):
             sizes = [name for name, channel in record.channels.items() if not channel.one]
             shown = [f"{name}={getattr(self, name).numel()}" for name in sizes]
             shown += [f"{name}={getattr(self, name)}" for name, _ in record.params]
-        if self.surrounded:
-            shown += [f"bias={self.bias.numel()}"] if self.bias is not None else []
-            shown += [f"dropout={self.dropout}"] if self.dropout else []
-            shown += [f"channel_dim={self.channel_dim}"] if self.bias is not None and self.channel_dim != -1 else []
+        if bias_around(self) is not None:
+            shown.append(f"bias={self.bias.numel()}")
+        shown += [f"dropout={self.dropout}"] if drops(self) else []
+        if bias_around(self) is not None and "channel_dim" in self.surrounded and self.channel_dim != -1:
+            shown.append(f"channel_dim={self.channel_dim}")
         shown += [f"{record.variant[0]}={getattr(self, record.variant[0])!r}"] if record.variant else []
         shown += [f"{name}=True" for name in ("inplace", "fast_math") if getattr(self, name)]
         shown += [f"save={self.save!r}"] if self.save else []
@@ -186,19 +185,33 @@ def _size(record: Activation, name: str, size: Any) -> int:
 
 
 def _surround(module: ActivationModule, record: Activation, beside: dict[str, Any], made: dict[str, Any]) -> None:
-    """Gives a module a bias of its own, of zeros, and the probability of dropout.
+    """Gives a module a bias of its own, of zeros, and the probability of dropout, unless its activation has such an argument.
 
     Raises:
         TypeError, ValueError: one of them will not do.
     """
-    module.surrounded = True
-    module.dropout = probability(record, beside.get("dropout", 0.0))
-    if module.dropout and module.save == "output":
+    module.surrounded = tuple([name for name in AROUND if name in beside])
+    if "dropout" in beside:
+        module.dropout = probability(record, beside["dropout"])
+    if drops(module) and module.save == "output":
         raise ValueError(f"{record.name}: save='output' is not possible with dropout: that output is not the activation's own")
-    size, module.channel_dim = beside.get("bias"), beside.get("channel_dim", -1)
-    check_channel_dim(record, module.channel_dim)
-    bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
-    module.register_parameter("bias", bias)
+    if "channel_dim" in beside:
+        module.channel_dim = beside["channel_dim"]
+        check_channel_dim(record, module.channel_dim)
+    if "bias" in beside:
+        size = beside["bias"]
+        bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
+        module.register_parameter("bias", bias)
+
+
+def bias_around(module: ActivationModule) -> nn.Parameter | None:
+    """The bias that a module adds before its activation."""
+    return module.bias if "bias" in module.surrounded else None
+
+
+def drops(module: ActivationModule) -> bool:
+    """Whether a module has dropout after its activation."""
+    return "dropout" in module.surrounded and module.dropout > 0
 
 
 def variant(record: Activation, options: dict[str, Any]) -> Activation:

@@ -16,7 +16,7 @@ from torch import nn
 from .. import registry
 from ..definitions.define import load_folder
 from ..measuring.commandline import CommandParser
-from ..modules import ActivationModule
+from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
 from .build import DEVICES, DTYPES, Build
 from .modules import Modules
@@ -127,7 +127,8 @@ def _check_settings(module: ActivationModule) -> None:
     if refused:
         raise ValueError(f"{name} cannot be exported with {refused[0]}=True, which files do not have; got {given}")
     if module.surrounded:
-        parts = "+".join([name, *(["bias"] if module.bias is not None else []), *(["dropout"] if module.dropout else [])])
+        present = {"bias": bias_around(module) is not None, "dropout": drops(module)}
+        parts = "+".join([name, *(part for part, there in present.items() if there)])
         raise ValueError(f"{name} with what stands around it is exported by name, as {parts!r}; got the module {given}")
     if not is_plain(module.activation.token):
         raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")

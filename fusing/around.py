@@ -184,13 +184,17 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
 
     Raises:
         KeyError: there is no such activation.
-        ValueError: something else is to stand around it.
+        ValueError: something else is to stand around it, or what it has an argument of its own for.
     """
     activation, *parts = name.split("+")
     unknown = [part for part in parts if part not in NAMES]
     if unknown:
         raise ValueError(f"{name!r}: {unknown[0]!r} cannot stand around an activation; {', '.join(NAMES)} can")
-    return around(get(activation), **{part: True for part in parts})
+    record = get(activation)
+    own = [part for part in parts if part not in record.beside]
+    if own:
+        raise ValueError(f"{name!r}: {record.name} has an argument {own[0]!r} of its own")
+    return around(record, **{part: True for part in parts})
 
 
 def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: int) -> Activation:

@@ -12,7 +12,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
-from ..modules import ActivationModule
+from ..modules import ActivationModule, bias_around, drops
 from ..records import DTYPES, Activation, is_plain
 from ..registry import Named, module_of, of_rows, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
@@ -232,9 +232,9 @@ def _unseen(module: ActivationModule, record: Activation, rows: tuple[Row, ...],
     unseen += ["sums over channels"] if record.channels and not record.module else []
     unseen += ["sums over rows"] if record.source.signature.of("row") else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
-    biased = module.surrounded and module.bias is not None
+    biased = bias_around(module) is not None
     unseen += ["the bias, which PyTorch adds"] if biased and record is record_of(module) else []
-    unseen += ["dropout, which is for training"] if module.surrounded and module.dropout else []
+    unseen += ["dropout, which is for training"] if drops(module) else []
     why = "which does not give the gradient of the bias" if biased else "which these parameters do not allow"
     unseen += [f'save="{save}", {why}' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
@@ -266,7 +266,7 @@ def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> A
         return own.eval()
     if not is_plain(module.activation.token):
         own = copy.deepcopy(module).to(x.device, x.dtype).requires_grad_(False)  # or not all that x needs could be kept
-        own.save, own.surrounded = save, False  # the activation alone
+        own.save, own.surrounded = save, ()  # the activation alone
     else:
         variant = module.activation.variant
         chosen = {variant[0]: getattr(module, variant[0])} if variant else {}

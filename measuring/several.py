@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..fusing.around import around
 from ..kernels.loader.signature import prepares
-from ..modules import ActivationModule
+from ..modules import ActivationModule, bias_around
 from ..records import Activation
 from ..registry import record_of
 from ..running import run_fitted
@@ -42,7 +42,7 @@ def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:
 def with_bias(module: ActivationModule) -> tuple[Activation, tuple[float, ...]] | None:
     """The same, with the bias that a module adds in its kernel; None where it does not."""
     record, params = in_eval(module)
-    if not module.surrounded or module.bias is None or prepares(record.source.text):
+    if bias_around(module) is None or prepares(record.source.text):
         return None
     return around(record, bias=True), params
 

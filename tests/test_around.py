@@ -429,6 +429,21 @@ def test_modules(device: str) -> None:
     torch.testing.assert_close(planes(images), F.relu(images + planes.bias.view(-1, 1, 1)))
 
 
+def test_arguments_of_the_activations_own_win(device: str, only_here: None) -> None:
+    x = torch.randn(3, 4, device=device)
+    own = jitact.define("own_bias", "x * bias", bias=jitact.Channel(2.0))(4, dropout=0.5, device=device)
+    assert set((own(x) / x).flatten().tolist()) == {0.0, 4.0} and torch.equal(own.eval()(x), 2 * x)
+    own.reset_parameters()
+    assert own.bias.eq(2).all() and "bias=4, dropout=0.5" in repr(own)
+    with pytest.raises(ValueError, match=r"'own_bias\+bias': own_bias has an argument 'bias' of its own"):
+        jitact.export("own_bias+bias")
+    other = jitact.define("own_dim", "x * channel_dim", channel_dim=3.0)(bias=4, device=device)
+    with torch.no_grad():
+        other.bias.fill_(1.0)
+    torch.testing.assert_close(other(x), 3 * (x + 1))
+    assert other.channel_dim == 3 and repr(other) == "OwnDim(channel_dim=3.0, bias=4)"
+
+
 def test_random_and_prepared_activations(device: str) -> None:
     x, bias, residual, _ = inputs(torch.float32, device)
     y = jitact.rrelu(x, 0.2, 0.2, bias=bias, residual=residual)
