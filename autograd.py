@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .configs import BEFORE_2_13, Config, call, configured, in_order, is_batched, is_transformed, strides_of_bits
-from .records import Activation, layout
+from .records import Activation, by_token, layout
 
 __all__ = ["activate", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
 
@@ -366,12 +366,19 @@ def formula_from_seed(
     Raises:
         RuntimeError: its formula draws numbers of its own.
     """
-    if not record.by_formula:
+    if not _by_formula(record.token):
         raise RuntimeError(f"{record.name}: seed= is not possible within transforms, where its formula draws its own numbers")
     # Of a batch, each tensor gets what it would get alone, so the numbers are drawn for none of them.
     alone = torch.empty_strided(tensors[0].shape, tensors[0].stride(), dtype=tensors[0].dtype, device="meta")
     like = torch.empty_like(alone, device=tensors[0].device)
     return record.reference(*tensors, *params, keep=_keep(like, seed))
+
+
+def _by_formula(token: str) -> bool:
+    return by_token[token].by_formula
+
+
+_by_formula._dynamo_marked_constant = True  # torch.compile looks no further inside
 
 
 def check_formula(record: Activation) -> None:

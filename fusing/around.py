@@ -211,6 +211,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         label=label,
     )
     own = len(record.params)
+    described = bias, len(source.signature.of("random")) if dropout else None, residual
     requires = [requirement._replace(holds=partial(_holds, requirement.holds, own)) for requirement in record.requires]
     if dropout:
         requires.append(Requirement("0 <= dropout <= 1", lambda *params: 0 <= params[-1] <= 1))
@@ -218,12 +219,12 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
     return replace(
         record,
         name=label,
-        reference=partial(_formula if record.by_formula else _drawing_formula, record, record.reference, *chosen),
+        reference=partial(_formula if record.by_formula else _drawing_formula, record, record.reference, *described),
         saves=saves or ("input",),
         params=(*record.params, ("dropout", 0.5)) if dropout else record.params,
         gradient_from_output=None,
         module=None,
-        exact=partial(_formula, record, record.exact, *chosen) if record.exact else None,
+        exact=partial(_formula, record, record.exact, *described) if record.exact else None,
         requires=tuple(requires),
         aliases=(),
         kernel=kernel,
@@ -292,13 +293,16 @@ def _formula(
     record: Activation,
     form: Callable[..., Tensor],
     bias: bool,
-    dropout: bool,
+    stream: int | None,
     residual: bool,
     x: Tensor,
     *others: Any,
     keep: Callable | None = None,
 ) -> Tensor:
-    """The same around the activation's form in PyTorch, of the tensors in the order in which operators take them."""
+    """The same around the activation's form in PyTorch, of the tensors in the order in which operators take them.
+
+    ``stream`` is that of the random numbers of dropout, None without.
+    """
     laid, dtype = layout(record.token), x.dtype  # of the result, whatever the bias's is
     tensors, elements = laid.tensors, laid.elements
     more, left = list(others[: elements - 1]), list(others[elements - 1 :])
@@ -310,8 +314,8 @@ def _formula(
     drawn = {"keep": keep} if laid.draws and keep is not None else {}
     operands = [each.to(torch.promote_types(each.dtype, x.dtype)) for each in (*more, *channels)]  # beside a wider bias
     y = form(x, *operands, *own, **drawn)
-    if dropout:
-        y = dropped(y, left[0], keep, len(record.source.signature.of("random")))
+    if stream is not None:
+        y = dropped(y, left[0], keep, stream)
     return (y if added is None else added + y).to(dtype)
 
 

@@ -33,12 +33,31 @@ def dropped(value: Tensor, p: float, keep: Callable[[int, float], Tensor] | None
 
 def kept(like: Tensor, seed: Tensor, stream: int, p: float) -> Tensor:
     """What dropout multiplies by, the values of a kernel that draws for ``like`` from ``seed``: 0, or 1 / (1 - p)."""
+    return torch.ops.jitact.dropout_kept(like, seed, stream, p)
+
+
+def _kept(like: Tensor, seed: Tensor, stream: int, p: float) -> Tensor:
+    """:func:`kept` of tensors in memory."""
     ones = torch.ones_like(like)
     mask = run_operator(_mask(stream), ones, seed, p) != 0
     steps = STEPS[like.dtype]
     share = p if like.dtype is torch.float64 else torch.tensor(p, dtype=torch.float32).item()  # as kernels have it
     parts = round(share * steps)
-    return mask.to(torch.promote_types(like.dtype, torch.float32)) * (steps / (steps - parts) if parts < steps else 0.0)
+    return mask.to(_wide(like)) * (steps / (steps - parts) if parts < steps else 0.0)
+
+
+def _wide(like: Tensor) -> torch.dtype:
+    return torch.promote_types(like.dtype, torch.float32)
+
+
+# One operator, which graphs and transforms hold as it is: it has no gradient.
+_library = torch.library.Library("jitact", "FRAGMENT")
+_library.define(
+    "dropout_kept(Tensor like, Tensor seed, int stream, float p) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
+)
+_library.impl("dropout_kept", _kept, "CompositeExplicitAutograd")
+_library.impl("dropout_kept", lambda like, *_: torch.empty_like(like, dtype=_wide(like)), "Meta")
 
 
 @cache

@@ -295,6 +295,10 @@ def test_a_seed_is_kept_by_transforms(device: str) -> None:
     seed = {"seed": torch.tensor([7], device=device)}
     function = lambda x: jitact.gelu(x, bias=bias, residual=residual[0], dropout=0.4, **seed)  # noqa: E731
     torch.testing.assert_close(torch.func.jvp(function, (x,), (x,))[0], function(x))
+    for backend in ("eager", "inductor"):
+        torch._dynamo.reset()
+        compiled = torch.compile(lambda x: torch.func.jvp(function, (x,), (x,)), fullgraph=True, backend=backend)
+        torch.testing.assert_close(compiled(x), torch.func.jvp(function, (x,), (x,)))
     leaf = x.clone().requires_grad_()
     torch.testing.assert_close(torch.func.vjp(function, x)[1](x)[0], torch.autograd.grad(function(leaf), leaf, x)[0])
     torch.testing.assert_close(torch.func.vmap(function, 1)(x[:, None]), function(x)[None])
