@@ -163,10 +163,15 @@ def around(
         dropout: whether results are dropped; the probability is the last parameter.
         residual: whether a tensor is added at the end.
         dim: of the bias.
+
+    Raises:
+        ValueError: the kernel file prepares operands of one value each, which a bias is not.
     """
     chosen = (bias, dropout, residual)
     if not any(chosen):
         return record
+    if bias and prepares(record.source.text):
+        raise ValueError(f"{record.name}: no kernel adds a bias beside operands that it prepares; PyTorch adds it before")
     name = _name(*chosen, dim)
     made = getattr(record.made, name, None)
     if made is None:
@@ -184,7 +189,7 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
 
     Raises:
         KeyError: there is no such activation.
-        ValueError: something else is to stand around it, or what it has an argument of its own for.
+        ValueError: something else is to stand around it, or what it has an argument of its own for, or as :func:`around`.
     """
     activation, *parts = name.split("+")
     unknown = [part for part in parts if part not in NAMES]

@@ -492,6 +492,7 @@ ERRORS = [
     (lambda: jitact.get("gelu")()(X, bias=X), TypeError, "gelu: a module is called with tensors and residual=; got bias="),
     (lambda: jitact.get("gelu")(bias=0), ValueError, "bias is how many channels there are, a positive number; got 0"),
     (lambda: jitact.get("gelu")(dropout=-0.1), ValueError, "gelu: dropout is a probability"),
+    (lambda: jitact.export("xielu+bias"), ValueError, "xielu: no kernel adds a bias beside operands that it prepares"),
     (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot stand around an activation"),
 ]  # fmt: skip
 
