@@ -23,7 +23,7 @@ from . import kernel_file
 from .expression import Expression, ExpressionError
 from .operands import Declared, check_element, declared, in_header, read_header
 
-__all__ = ["NO_FORMULA", "Definition", "read_definition", "with_header"]
+__all__ = ["NO_FORMULA", "Definition", "channels_declared", "read_definition", "with_header"]
 
 NO_FORMULA = "see its kernel file"
 
@@ -86,7 +86,7 @@ def read_definition(
         used = kernel_file.definitions_used(text, beside)
         kernel = KernelSource(name, text, path, unmarked, given=used)
         names = kernel_file.parameter_names(kernel.signature, given)
-        channels = _channels(kernel.signature, names, given)
+        channels = channels_declared(kernel.signature, names, given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     params, channels = declared(name, {each: given[each] for each in names} | channels)
@@ -120,7 +120,7 @@ def read_definition(
     return definition
 
 
-def _channels(there: Signature, numbers: tuple[str, ...], given: Mapping[str, object]) -> dict[str, Channel]:
+def channels_declared(there: Signature, numbers: tuple[str, ...], given: Mapping[str, object]) -> dict[str, Channel]:
     """The channel operands of a kernel file; what is not declared of one has the defaults of :class:`Channel`.
 
     Raises:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from . import kernels
-from .records import RowActivation
+from .records import Beside, RowActivation
 
-__all__ = ["OWN_CALL", "Operated", "Rows"]
+__all__ = ["OWN_CALL", "Operated", "Rows", "lying_rows"]
 
 
 OWN_CALL = -1  # in place of where PyTorch's warning of a missing dimension points: such calls are not patched() again
@@ -20,18 +20,31 @@ class Rows(torch.autograd.Function):
     """An activation of the rows of a contiguous tensor, times a number."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, record: RowActivation, dim: int, scale: float, save: str, by_kernel: bool) -> Tensor:
-        """By the kernel, or PyTorch's operator where the kernel is for backward alone."""
-        y = record.forward_by_kernel(x, dim, scale) if by_kernel else _eager(record, x, dim, scale)
-        ctx.record, ctx.dim, ctx.scale, ctx.save = record, dim, scale, save
-        ctx.save_for_backward(y if save == "output" else x)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        record: RowActivation,
+        dim: int,
+        scale: float,
+        save: str,
+        by_kernel: bool,
+        numbers: tuple[float, ...],
+        *rows: Tensor,
+    ) -> Tensor:
+        """By the kernel, or PyTorch's operator where the kernel is for backward alone. ``rows`` are as :func:`lying_rows` has them."""
+        beside = Beside(rows, numbers)
+        y = record.forward_by_kernel(x, dim, scale, _in_one_piece(beside)) if by_kernel else _eager(record, x, dim, scale, beside)
+        ctx.record, ctx.dim, ctx.scale, ctx.save, ctx.numbers = record, dim, scale, save, numbers
+        ctx.save_for_backward(y if save == "output" else x, *rows)
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x."""
-        (kept,) = ctx.saved_tensors
-        return _gradient(ctx.record, dy, kept, ctx.dim, ctx.scale, ctx.save == "output"), None, None, None, None, None
+        """Of x and rows."""
+        kept, *rows = ctx.saved_tensors
+        beside = Beside(tuple(rows), ctx.numbers)
+        dx, *of_rows = _gradients(ctx.record, dy, kept, ctx.dim, ctx.scale, ctx.save == "output", beside)
+        return dx, None, None, None, None, None, None, *of_rows
 
 
 class Operated(torch.autograd.Function):
@@ -47,35 +60,41 @@ class Operated(torch.autograd.Function):
         dim: int,
         scale: float,
         lying: Tensor | None,
+        numbers: tuple[float, ...],
+        *rows: Tensor,
     ) -> Tensor:
         """By the operator of a build; ``mask`` has as many dimensions as ``x``, ``lying`` is what the operator reads of it."""
         tensors = [x] if lying is None else [x, lying]
-        y = kernels.operate(build, "forward", *tensors, dim, scale)
-        ctx.record, ctx.build, ctx.dim, ctx.scale = record, build, dim, scale
+        beside = _in_one_piece(Beside(rows, numbers))
+        y = kernels.operate(build, "forward", *tensors, *beside.rows, *numbers, dim, scale)
+        ctx.record, ctx.build, ctx.dim, ctx.scale, ctx.numbers = record, build, dim, scale, numbers
         ctx.x_dtype, ctx.of_mask = x.dtype, mask if mask is None else (mask.shape, mask.dtype)
-        ctx.save_for_backward(y, *([mask] if _hides(record, mask, y, dim) else []))
+        ctx.save_for_backward(y, *rows, *([mask] if _hides(record, mask, y, dim) else []))
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x, and of a mask that is added, summed to its shape."""
-        (y, *masks), record, dim, scale = ctx.saved_tensors, ctx.record, ctx.dim, ctx.scale
+        """Of x, of a mask that is added, summed to its shape, and of rows."""
+        (y, *others), record, dim, scale = ctx.saved_tensors, ctx.record, ctx.dim, ctx.scale
+        beside, masks = Beside(tuple(others[: len(record.rows)]), ctx.numbers), others[len(record.rows) :]
         of_x, of_mask = ctx.needs_input_grad[:2]
         dx = dmask = None
         if of_mask:  # what x's gradient is a multiple of
-            dz = _gradient(record, dy, y, dim, 1.0, True)
+            dz, *of_rows = _gradients(record, dy, y, dim, 1.0, True, beside)
             shape, dtype = ctx.of_mask
             apart = [i for i, size in enumerate(shape) if size != dz.shape[i]]
             wide = torch.promote_types(dz.dtype, dtype)
             dmask = (dz.sum(apart, keepdim=True, dtype=wide) if apart else dz).to(dtype)
             dx = (dz if scale == 1 else dz * scale).to(ctx.x_dtype) if of_x else None
         elif ctx.x_dtype is not y.dtype and _is_plain(dy, y) and record.takes_backward(y, dim):
-            dx = kernels.operate(ctx.build, "backward_from_output", kernels.readable(dy), y, dim, scale)
+            given = kernels.readable(dy), y, *_in_one_piece(beside).rows, *ctx.numbers, dim, scale
+            dx, *of_rows = _of_operands(kernels.operate(ctx.build, "backward_from_output", *given), beside)
         else:
-            dx = _gradient(record, dy, y, dim, scale, True).to(ctx.x_dtype)
+            dx, *of_rows = _gradients(record, dy, y, dim, scale, True, beside)
+            dx = dx.to(ctx.x_dtype)
         for mask in masks if of_x else ():
             dx = torch.where(mask, dx, 0.0)
-        return dx, dmask, None, None, None, None, None
+        return dx, dmask, None, None, None, None, None, None, *of_rows
 
 
 def _hides(record: RowActivation, mask: Tensor | None, y: Tensor, dim: int) -> bool:
@@ -89,17 +108,46 @@ def _hides(record: RowActivation, mask: Tensor | None, y: Tensor, dim: int) -> b
     return not record.gives_shares or y.is_cuda or bool(y.select(dim, 0).isnan().any())
 
 
-def _eager(record: RowActivation, x: Tensor, dim: int, scale: float) -> Tensor:
-    return record.eager(x if scale == 1 else x * scale, dim, _stacklevel=OWN_CALL)
+def lying_rows(beside: Beside, shape: torch.Size, dim: int, order: list[int] | None) -> list[Tensor]:
+    """What calls give for each row, as kernels want it but for copies: in float32, of x's shape and order of dimensions.
+
+    Args:
+        beside: as a call has it.
+        shape: of x in the call.
+        dim: of its rows there.
+        order: of x's dimensions in memory, if it is another.
+    """
+    shape = torch.Size([1 if i == dim % len(shape) else size for i, size in enumerate(shape)])
+    expanded = [values.to(torch.float32).expand(shape) for values in beside.rows]
+    return expanded if order is None else [values.permute(order) for values in expanded]
 
 
-def _gradient(record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
+def _in_one_piece(beside: Beside) -> Beside:
+    return Beside(tuple([values.contiguous() for values in beside.rows]), beside.numbers)
+
+
+def _eager(record: RowActivation, x: Tensor, dim: int, scale: float, beside: Beside) -> Tensor:
+    return record.eager(x if scale == 1 else x * scale, dim, *beside.rows, *beside.numbers, _stacklevel=OWN_CALL)
+
+
+def _gradients(
+    record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside
+) -> tuple[Tensor, ...]:
     """By our kernel; by PyTorch's operators, which can be differentiated, where that is asked for."""
     if _is_plain(dy, kept) and record.takes_backward(kept, dim):
-        return record.backward_by_kernel(dy, kept, dim, scale, from_output)
-    y = kept if from_output else _eager(record, kept, dim, scale)
-    dx = record.gradient(dy, y, dim)
-    return dx if scale == 1 else dx * scale
+        given = record.backward_by_kernel(dy, kept, dim, scale, from_output, _in_one_piece(beside))
+        return _of_operands(given, beside)
+    y = kept if from_output else _eager(record, kept, dim, scale, beside)
+    dx, *of_rows = record.gradients(dy, y, dim, beside)
+    return dx if scale == 1 else dx * scale, *of_rows
+
+
+def _of_operands(found: Tensor | tuple[Tensor, Tensor], beside: Beside) -> tuple[Tensor, ...]:
+    """The gradients of x and of what there is for each row, of what an operator returned."""
+    if isinstance(found, Tensor):
+        return (found,)
+    dx, of_rows = found
+    return dx, *[each.view(values.shape) for each, values in zip(of_rows, beside.rows, strict=True)]
 
 
 def _is_plain(dy: Tensor, kept: Tensor) -> bool:

@@ -18,11 +18,13 @@ from ..compiling.functions import functions
 from ..compiling.reader import Unreadable, read
 from ..configs import call
 from ..definitions import kernel_file
+from ..definitions.definition import channels_declared
+from ..definitions.operands import Declared, check_element, declared, in_header, read_header
 from ..kernels import KernelSource
-from ..kernels.loader.signature import code, read_signature
+from ..kernels.loader.signature import Signature, code, read_signature
 from ..kernels.loader.source import RowTypes
 from . import kernels
-from .records import RowActivation, can
+from .records import NOTHING, Beside, RowActivation, can
 
 __all__ = ["RowDefinition", "read_rows", "rows_with_header"]
 
@@ -35,13 +37,13 @@ class RowDefinition(RowActivation):
         text: of the kernel file.
         path: where that came from.
         formulas: the file as torch operations.
-        reference: forward in PyTorch, ``reference(x, dim)``, to check against, if one is given.
+        reference: forward in PyTorch, ``reference(x, *rows, dim, *numbers)``, to check against, if one is given.
     """
 
     text: str = ""
     path: str = ""
     formulas: _Formulas | None = None
-    reference: Callable[[Tensor, int], Tensor] | None = None
+    reference: Callable[..., Tensor] | None = None
     fingerprint: str = field(default="")
 
     @property
@@ -66,26 +68,42 @@ class RowDefinition(RowActivation):
         """The same of a build for some types."""
         return 2**-126 <= abs(scale) < float("inf") and kernels.fits_operands(x, dim, types)
 
-    def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
+    def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""
-        return call(kernels.operator(self.source, "forward"), x, dim, scale)
+        return call(kernels.operator(self.source, "forward"), x, *beside.rows, *beside.numbers, dim, scale)
 
-    def backward_by_kernel(self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
-        """The gradient, from the output or the input, for tensors that are taken."""
+    def backward_by_kernel(
+        self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside = NOTHING
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The gradient, from the output or the input, for tensors that are taken; and those of rows in one tensor."""
         operator = kernels.operator(self.source, kernels.kind_of_backward(from_output))
-        return call(operator, kernels.readable(dy), kept, dim, scale)
+        return call(operator, kernels.readable(dy), kept, *beside.rows, *beside.numbers, dim, scale)
 
-    def exact(self, t: Tensor, dim: int) -> Tensor:
-        """In float64 what the kernel file computes, or the reference."""
-        return (self.reference or self.eager)(t.double(), dim)
+    def gradients(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, ...]:
+        """In PyTorch those of x and of what there is for each row, from the output."""
+        return self.formulas.gradients(dy, y, dim, *beside.rows, *beside.numbers)
 
-    def exact_gradient(self, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:
+        """The reference, or what the kernel file computes."""
+        if self.reference:
+            return self.reference(x, *beside.rows, dim, *beside.numbers)
+        return super().in_pytorch(x, dim, beside)
+
+    def exact(self, t: Tensor, dim: int, beside: Beside = NOTHING) -> Tensor:
+        """The same in float64."""
+        return self.in_pytorch(t.double(), dim, _in_float64(beside))
+
+    def exact_gradient(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, Tensor]:
         """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
-        return self.formulas.gradient_and_sizes(dy.double(), y.double(), dim)
+        return self.formulas.gradient_and_sizes(dy.double(), y.double(), dim, *_in_float64(beside).rows, *beside.numbers)
+
+    def exact_of_rows(self, dy: Tensor, y: Tensor, dim: int, beside: Beside) -> list[tuple[Tensor, Tensor]]:
+        """The same of what there is for each row."""
+        return self.formulas.of_rows_and_sizes(dy.double(), y.double(), dim, *_in_float64(beside).rows, *beside.numbers)
 
 
 def read_rows(
-    name: str, text: str, path: str, fields: dict[str, Any], reference: Callable[[Tensor, int], Tensor] | None
+    name: str, text: str, path: str, fields: dict[str, Any], reference: Callable[..., Tensor] | None
 ) -> RowDefinition:
     """The definition in the text of a kernel file of rows; ``fields`` come before those of the file's header.
 
@@ -96,14 +114,25 @@ def read_rows(
     try:
         text = kernel_file.checked(text)
         fields = kernel_file.header(text) | fields
-        read_signature(text)
+        given = fields.get("parameters", {})
+        given = read_header(given) if isinstance(given, str) else given
+        signature = read_signature(text)
+        if not signature.folds:
+            raise ValueError("forward of a file of rows must take (T, SumOfExp<T> or LogSumExp<T>, operands...)")
+        numbers = kernel_file.parameter_names(signature, given)
+        channels_declared(signature, numbers, given)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
+    rows = signature.of("row")
+    params, _ = declared(name, {each: given[each] for each in numbers})
+    for operand in rows:
+        check_element(name, operand)
+    for operand in (*rows, *numbers):
+        if operand in OF_CALLS:
+            raise ValueError(f"{name}: an operand cannot be called {operand!r}: it is an argument of every activation of rows")
     if reference:
-        kernel_file.check_reference(name, reference, ["x", "dim"])
-    if fields.get("parameters"):
-        raise ValueError(f"{name}: a file of rows takes no parameters: write a number as #define NAME 1.0")
-    formulas = _Formulas(name, text)
+        kernel_file.check_reference(name, reference, ["x", *rows, "dim", *numbers])
+    formulas = _Formulas(name, text, signature)
     return RowDefinition(
         name,
         title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
@@ -113,6 +142,8 @@ def read_rows(
         eager=formulas.forward,
         gradient=formulas.gradient,
         saves=_saves(name, fields.get("keeps", ())),
+        rows=rows,
+        params=tuple((number, params[number]) for number in numbers),
         text=text,
         path=path,
         formulas=formulas,
@@ -124,7 +155,8 @@ def read_rows(
 def rows_with_header(definition: RowDefinition) -> str:
     """A definition's kernel file with all its fields in the comments at its top."""
     formula = "" if definition.formula == definition.formulas.formula else kernel_file.quoted(definition.formula)
-    fields = {"activation": definition.name, "keeps": ", ".join(definition.saves), "formula": formula}
+    parameters = in_header(Declared(dict(definition.params), {}))
+    fields = {"activation": definition.name, "parameters": parameters, "keeps": ", ".join(definition.saves), "formula": formula}
     return kernel_file.with_header(definition.text, fields)
 
 
@@ -139,13 +171,15 @@ def _saves(name: str, wanted: Any) -> tuple[str, ...]:
 class _Formulas:
     """A kernel file of rows as torch operations."""
 
-    def __init__(self, name: str, text: str) -> None:
-        """Reads the file.
+    def __init__(self, name: str, text: str, signature: Signature) -> None:
+        """Reads the file, whose operands :meth:`forward` and its kin take: first those with a value for each row, then numbers.
 
         Raises:
             ValueError: there is more in it than arithmetic.
         """
-        self.name = name
+        self.name, self.rows = name, signature.of("row")
+        given = [*self.rows, *signature.of("number")]
+        self.order = [given.index(operand.name) for operand in signature.operands[2:]]
         known = functions(torch.float64, torch.device("cpu"))  # PyTorch's own, of whatever type
         try:
             self.there = read(_as_elements(text), known | SMOOTH | OF_ROWS)
@@ -155,7 +189,18 @@ class _Formulas:
         body = re.search(r"\bforward\s*\([^()]*\)\s*\{\s*return\s+([^;]*);", code(text))
         self.formula = " ".join(body[1].split()) if body else "see its kernel file"
 
-    def forward(self, x: Tensor, dim: int = -1, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Tensor:
+    def _in_order(self, x: Tensor, operands: tuple[Tensor | float, ...]) -> list[Tensor]:
+        """The operands as the file's functions take them."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        tensors = [
+            given.to(wide) if isinstance(given, Tensor) else torch.full((), given, dtype=wide, device=x.device)
+            for given in operands
+        ]
+        return [tensors[k] for k in self.order]
+
+    def forward(
+        self, x: Tensor, dim: int = -1, *operands: Tensor | float, _stacklevel: int = 3, dtype: torch.dtype | None = None
+    ) -> Tensor:
         """What the file computes of the rows along a dimension, as ``torch.softmax`` is called."""
         x = x if dtype is None else x.to(dtype)
         if not x.is_floating_point():
@@ -164,42 +209,86 @@ class _Formulas:
         if t.numel() == 0:
             return x.clone()
         peak, place = t.detach().max(dim, keepdim=True)  # which shares do not depend on
-        terms = (t - peak).exp()
+        terms, given = (t - peak).exp(), self._in_order(x, operands)
         if not self.logarithms:
-            return self.there["forward"](terms, terms.sum(dim, keepdim=True)).to(x.dtype)
+            return self.there["forward"](terms, terms.sum(dim, keepdim=True), *given).to(x.dtype)
         highest = terms.gather(dim, place)  # 1: the sum beside it is kept apart
         rest = terms.scatter(dim, place, 0.0).sum(dim, keepdim=True) + (highest - highest.detach())
-        return self.there["forward"](t, (peak, rest.log1p())).to(x.dtype)
+        return self.there["forward"](t, (peak, rest.log1p()), *given).to(x.dtype)
 
-    def gradient(self, dy: Tensor, y: Tensor, dim: int) -> Tensor:
+    def gradient(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> Tensor:
         """The gradient from the output."""
-        return self._of_total(dy, y, self._terms(dy, y).sum(dim, keepdim=True)).to(y.dtype)
+        return self._of_totals(dy, y, self._totals(dy, y, dim, operands), operands).to(y.dtype)
 
-    def gradient_and_sizes(self, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """The gradient, and the sum of the sizes of its terms: of dy's own, and of those that come by the row's total."""
-        none, total = torch.zeros_like(dy), torch.ones_like(y.select(dim, 0).unsqueeze(dim))
-        by_total = self._of_total(none, y, total).abs()
-        own = self._of_total(dy, y, 0 * total).abs()
-        return self.gradient(dy, y, dim), own + by_total * self._terms(dy, y).abs().sum(dim, keepdim=True)
+    def gradients(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, ...]:
+        """That, and those of the operands with a value for each row."""
+        totals = self._totals(dy, y, dim, operands)
+        return self._of_totals(dy, y, totals, operands).to(y.dtype), *self._of_rows(y, totals, operands)
 
-    def _terms(self, dy: Tensor, y: Tensor) -> Tensor:
-        """What each element adds to its row's total."""
+    def gradient_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, Tensor]:
+        """The gradient, and the sum of the sizes of its terms: of dy's own, and of those that come by each of the row's totals."""
+        sizes = [term.abs().sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
+        nothing = [torch.zeros_like(size) for size in sizes]
+        found = self._of_totals(dy, y, nothing, operands).abs()
+        for k, size in enumerate(sizes):
+            one = [*nothing[:k], torch.ones_like(size), *nothing[k + 1 :]]
+            found = found + self._of_totals(torch.zeros_like(dy), y, one, operands).abs() * size
+        return self.gradient(dy, y, dim, *operands), found
+
+    def of_rows_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> list[tuple[Tensor, Tensor]]:
+        """The same of the operands with a value for each row; what follows from a total's error is a term of its size."""
+        totals = [total.detach().requires_grad_() for total in self._totals(dy, y, dim, operands)]
+        sizes = [term.abs().sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
+        found = []
+        with torch.enable_grad():
+            for gradient in self._of_rows(y, totals, operands):
+                there = gradient.requires_grad
+                slopes = torch.autograd.grad(gradient.sum(), totals, allow_unused=True, retain_graph=True) if there else ()
+                terms = [slope.abs() * size for slope, size in zip(slopes, sizes, strict=False) if slope is not None]
+                found.append((gradient.detach(), sum(terms, gradient.detach().abs())))
+        return found
+
+    def _terms(self, dy: Tensor, y: Tensor, operands: tuple[Tensor | float, ...]) -> tuple[Tensor, ...]:
+        """What each element adds to its row's totals."""
         wide = torch.promote_types(y.dtype, torch.float32)
-        return self.there["fold_from_output"](dy.to(wide), y.to(wide))
+        return _several(self.there["fold_from_output"](dy.to(wide), y.to(wide), *self._in_order(y, operands)), y.to(wide))
 
-    def _of_total(self, dy: Tensor, y: Tensor, total: Tensor) -> Tensor:
+    def _totals(self, dy: Tensor, y: Tensor, dim: int, operands: tuple[Tensor | float, ...]) -> list[Tensor]:
+        return [term.sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
+
+    def _of_totals(self, dy: Tensor, y: Tensor, totals: list[Tensor], operands: tuple[Tensor | float, ...]) -> Tensor:
         wide = torch.promote_types(y.dtype, torch.float32)
-        return self.there["backward_from_output"](dy.to(wide), y.to(wide), total)
+        return self.there["backward_from_output"](dy.to(wide), y.to(wide), totals, *self._in_order(y, operands))
+
+    def _of_rows(self, y: Tensor, totals: list[Tensor], operands: tuple[Tensor | float, ...]) -> list[Tensor]:
+        """The gradients of the operands with a value for each row, one for each row."""
+        if not self.rows:
+            return []
+        found = _several(self.there["backward_of_row"](totals, *self._in_order(y, operands)), totals[0])
+        return [each.sum_to_size(values.shape).to(values.dtype) for each, values in zip(found, operands, strict=False)]
+
+
+def _several(results: object, like: Tensor) -> tuple[Tensor, ...]:
+    """What a function returns, one or several, each of which may be a number, as tensors of a shape."""
+    several = results if isinstance(results, tuple) else (results,)
+    return tuple([each.expand_as(like) if isinstance(each, Tensor) else torch.full_like(like, each) for each in several])
+
+
+def _in_float64(beside: Beside) -> Beside:
+    return Beside(tuple(values.double() for values in beside.rows), beside.numbers)
 
 
 OF_ROWS: dict[str, Callable[..., Tensor]] = {
     "share": lambda total, kept: kept / total,
     "log_share": lambda row, kept: kept - row[0] - row[1],
-    "total": lambda total: total,
-    "times_exp": lambda total, y: torch.exp(y) * total,
+    "total": lambda totals: totals[0],
+    "times_exp": lambda totals, y: torch.exp(y) * totals[0],
 }
 """What ``rows.cuh`` has, with the fold as their first argument: SumOfExp's total; LogSumExp's peak, and how far the logarithm
-of the sum is above it; Sum's total."""
+of the sum is above it; Sum's totals."""
+
+OF_CALLS = ("x", "input", "dim", "dtype", "scale", "mask", "save")
+"""What no operand can be called."""
 
 
 SMOOTH: dict[str, Callable[..., Tensor]] = {
@@ -212,6 +301,6 @@ SMOOTH: dict[str, Callable[..., Tensor]] = {
 
 def _as_elements(text: str) -> str:
     """A file of rows in the words of a file of elements."""
-    text = re.sub(r"\b(?:SumOfExp|LogSumExp|Sum)<T>", "Row<T>", code(text)).replace('"rows.cuh"', '"elementwise.cuh"')
+    text = re.sub(r"\b(?:SumOfExp|LogSumExp|Sum)<T(?:,\s*\d+)?>", "Row<T>", code(text)).replace('"rows.cuh"', '"elementwise.cuh"')
     text = re.sub(r"\b(\w+)\.(share|log_share|times_exp)\s*\(", r"\2(\1, ", text)
     return re.sub(r"\b(\w+)\.total\b", r"total(\1)", text)

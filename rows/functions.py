@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..records import is_stand_in, what_it_is
+from ..records import as_number, is_stand_in, what_it_is
 from . import kernels
-from .autograd import OWN_CALL, Rows
+from .autograd import OWN_CALL, Rows, lying_rows
 from .operands import with_operands
-from .records import TABLE, RowActivation, can
+from .records import NOTHING, TABLE, Beside, RowActivation, can
 
-__all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "softmax", "softmin"]
+__all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
 
 
 def softmax(
@@ -87,13 +87,16 @@ def run(
     scale: float,
     mask: Tensor | None,
     save: str,
+    beside: Beside = NOTHING,
 ) -> Tensor:
     """A call of an activation of rows by its function; of the arguments, :func:`softmax` tells."""
     name = record.name
-    if not isinstance(x, Tensor) or not (mask is None or isinstance(mask, Tensor)):
-        stand_ins = tuple(each for each in (x, mask) if is_stand_in(each))
+    if not all([each is None or isinstance(each, Tensor) for each in (x, mask, *beside.rows)]):
+        stand_ins = tuple(each for each in (x, mask, *beside.rows) if is_stand_in(each))
         if stand_ins:
-            return handle_torch_function(function, stand_ins, x, dim, dtype, scale=scale, mask=mask, save=save)
+            numbers = dict(zip(dict(record.params), beside.numbers, strict=True))
+            options = {"scale": scale, "mask": mask, "save": save, **numbers}
+            return handle_torch_function(function, stand_ins, x, *beside.rows, dim, dtype, **options)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
     if not isinstance(scale, Real):
@@ -106,33 +109,76 @@ def run(
         _check_mask(name, x, mask)
         if dtype is None and not x.is_floating_point():
             raise TypeError(f"{name}: beside a mask, x is a floating tensor, or dtype= converts it; got {what_it_is(x)}")
+    if beside is not NOTHING:
+        beside = _checked(record, x, dim, beside)
     factor = float(record.factor * scale)
     plain = factor == record.factor
     if dim is not None and save == "output" and (mask is not None or dtype not in (None, x.dtype)):
-        y = with_operands(record, x, dim, dtype or x.dtype, factor, mask)
+        y = with_operands(record, x, dim, dtype or x.dtype, factor, mask, beside)
         if y is not None:
             return y
     if dtype is not None and (mask is not None or not plain):
         x, dtype = x.to(dtype), None
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
-    if dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim() and kernels.sees_all(t):
+    takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
+    if takes and kernels.sees_all(t) and kernels.sees_rows(beside.rows, t):
         lying, place, order = kernels.as_it_lies(t, dim)
         if lying.is_contiguous():
-            by_kernel, keeps = record.takes_forward(lying, place, factor), t.requires_grad and torch.is_grad_enabled()
+            by_kernel = record.takes_forward(lying, place, factor)
+            keeps = torch.is_grad_enabled() and any([each.requires_grad for each in (t, *beside.rows)])
             if by_kernel or (keeps and record.takes_backward(lying, place)):
-                y = Rows.apply(lying, record, place, factor, save, by_kernel)
+                rows = lying_rows(beside, t.shape, dim, order)
+                y = Rows.apply(lying, record, place, factor, save, by_kernel, beside.numbers, *rows)
                 return kernels.turned_back(y, order)
     level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
-        return record.theirs(x, dim, _stacklevel=level, dtype=dtype)
-    return record.eager(t if factor == 1 else t * factor, dim, _stacklevel=level)
+        return record.theirs(x, dim, *beside.rows, *beside.numbers, _stacklevel=level, dtype=dtype)
+    return record.eager(t if factor == 1 else t * factor, dim, *beside.rows, *beside.numbers, _stacklevel=level)
 
 
-def by_kernel(record: RowActivation, x: Tensor) -> Tensor:
+def by_kernel(record: RowActivation, x: Tensor, beside: Beside = NOTHING) -> Tensor:
     """The rows along the last dimension by the kernel, where that can be, whoever is faster; else as PyTorch has them."""
     if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
-        return Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True)
-    return record.theirs(x, -1)
+        rows = lying_rows(beside, x.shape, -1, None)
+        return Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True, beside.numbers, *rows)
+    return record.theirs(x, -1, *beside.rows, *beside.numbers)
+
+
+def _checked(record: RowActivation, x: Tensor, dim: int | None, beside: Beside) -> Beside:
+    """The operands of a call, in the shapes and types that :class:`Beside` has.
+
+    Raises:
+        TypeError, ValueError: one of them will not do.
+    """
+    numbers = tuple([as_number(record, name, value) for (name, _), value in zip(record.params, beside.numbers, strict=True)])
+    rows = tuple([shaped(record, name, values, x, dim) for name, values in zip(record.rows, beside.rows, strict=True)])
+    return Beside(rows, numbers)
+
+
+def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int | None) -> Tensor:
+    """What a call gives for each row of ``x``, in a shape that broadcasts to x's.
+
+    Raises:
+        TypeError, ValueError: it is no floating tensor, elsewhere, or of another shape.
+    """
+    if dim is None:
+        raise TypeError(f"{record.name}: dim is an int, got None")
+    if not isinstance(values, Tensor) or not values.is_floating_point():
+        raise TypeError(f"{record.name}: {name} is a floating tensor, got {what_it_is(values)}")
+    if values.device != x.device:
+        raise ValueError(f"{record.name}: {name} must be on the device of x, {x.device}, got one on {values.device}")
+    if not -x.dim() <= dim < x.dim():
+        return values  # x itself is refused, or has no dimensions
+    dim = dim % x.dim()
+    without = (*x.shape[:dim], *x.shape[dim + 1 :])
+    if values.shape == without:
+        return values.unsqueeze(dim)
+    whole = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+    sizes = zip(reversed(values.shape), reversed(whole), strict=False)
+    if values.dim() > x.dim() or not all([m in (1, n) for m, n in sizes]):
+        what = f"{tuple(whole)}, a value for each row of x, or be of shape {tuple(without)}"
+        raise ValueError(f"{record.name}: {name} must broadcast to {what}; got {tuple(values.shape)}")
+    return values
 
 
 def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:

@@ -28,6 +28,7 @@ __all__ = [
     "operator",
     "readable",
     "sees_all",
+    "sees_rows",
     "takes_backward",
     "takes_forward",
     "takes_operands",
@@ -77,6 +78,11 @@ def is_plain(x: Tensor) -> bool:
         and not torch.is_autocast_enabled(x.device.type)
         and not torch._C._len_torch_dispatch_stack()
     )
+
+
+def sees_rows(rows: tuple[Tensor, ...], x: Tensor) -> bool:
+    """The same of what there is for each row of x."""
+    return all([is_plain(values) and values.device == x.device and not values.is_neg() for values in rows])
 
 
 def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:

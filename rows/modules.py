@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Hashable
+from inspect import Parameter
 from types import FunctionType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,10 +14,10 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn
-from ..records import is_stand_in
+from ..records import as_number, is_stand_in
 from ..registry import normalise, users_rows
 from . import functions
-from .records import TABLE, RowActivation
+from .records import TABLE, Beside, RowActivation
 
 __all__ = [
     "COUNTERPARTS",
@@ -121,18 +124,28 @@ NAMED: dict[str, type[RowModule]] = {normalise(ours.__name__): ours for ours in 
 class OfDefinition(OfAnyDimension):
     """What those have that users define."""
 
-    def __init__(self, dim: int = -1, *, save: str | None = None) -> None:
-        """Takes the dimension that rows lie along, and what backward keeps."""
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Takes the dimension that rows lie along, numbers, and what backward keeps."""
         super().__init__()
-        self.dim, self.save = dim, save or self.activation.saves[0]
+        given = _bound(self.activation.title, type(self).__signature__, args, kwargs)
+        self.dim, self.save = given["dim"], given["save"] or self.activation.saves[0]
+        for name, _ in self.activation.params:
+            setattr(self, name, as_number(self.activation, name, given[name]))
 
-    def forward(self, input: Tensor) -> Tensor:
-        """The activation along ``dim``."""
-        return type(self).function(input, self.dim, save=self.save)
+    def forward(self, input: Tensor, *rows: Tensor) -> Tensor:
+        """The activation along ``dim``; ``rows`` are the operands with a value for each row."""
+        numbers = {name: getattr(self, name) for name, _ in self.activation.params}
+        return type(self).function(input, *rows, dim=self.dim, save=self.save, **numbers)
 
     def extra_repr(self) -> str:
-        """The dimension, and what backward keeps if that was chosen."""
-        return f"dim={self.dim}" + (f", save={self.save!r}" if self.save != self.activation.saves[0] else "")
+        """The dimension, numbers, and what backward keeps if that was chosen."""
+        told = {"dim": self.dim} | {name: getattr(self, name) for name, _ in self.activation.params}
+        told |= {"save": self.save} if self.save != self.activation.saves[0] else {}
+        return ", ".join(f"{name}={value!r}" for name, value in told.items())
+
+    @classmethod
+    def _widths(cls, dim: int) -> list[int]:
+        return [dim, *(1 for _ in cls.activation.rows)]
 
     def __reduce__(self) -> tuple:
         """By name, and by what it was, as a name may be defined again."""
@@ -154,31 +167,56 @@ def _revive(name: str, fingerprint: str) -> RowModule:
     return cls.__new__(cls)
 
 
+def _bound(called: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, defaults filled in.
+
+    Raises:
+        TypeError: they do not fit; the message begins with what was called.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{called}{signature}: {error}") from None
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _signature(positional: dict[str, Any], options: dict[str, Any]) -> inspect.Signature:
+    """Of arguments with their defaults."""
+    first = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in positional.items()]
+    return inspect.Signature([*first, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
+
+
 def make_module(record: RowActivation) -> type[RowModule]:
     """The module class, and with it the function, of a user's definition, which are known from now on by its name."""
+    numbers = dict(record.params)
+    tensors = dict.fromkeys(["x", *record.rows], Parameter.empty)
+    options = numbers | {"scale": 1.0, "mask": None, "save": record.saves[0]}
+    signature = _signature(tensors | {"dim": -1, "dtype": None}, options)
 
-    def function(
-        x: Tensor,
-        dim: int = -1,
-        dtype: torch.dtype | None = None,
-        *,
-        scale: float = 1.0,
-        mask: Tensor | None = None,
-        save: str = record.saves[0],
-    ) -> Tensor:
-        return functions.run(record, function, x, dim, dtype, scale, mask, save)
+    def function(*args: Any, **kwargs: Any) -> Tensor:
+        given = _bound(record.name, signature, args, kwargs)
+        beside = Beside(tuple([given[name] for name in record.rows]), tuple([given[name] for name in numbers]))
+        usual = (given[name] for name in ("x", "dim", "dtype", "scale", "mask", "save"))
+        return functions.run(record, function, *usual, beside)
 
-    def init(self: nn.Module, dim: int = -1) -> None:
+    def init(self: nn.Module, dim: int = -1, **given: float) -> None:
         nn.Module.__init__(self)
-        self.dim = dim
+        self.dim, self.numbers = dim, tuple((numbers | given).values())
 
-    theirs = record.reference or record.eager
+    def forward(self: nn.Module, x: Tensor, *rows: Tensor) -> Tensor:
+        shaped = [functions.shaped(record, *each, x, self.dim) for each in zip(record.rows, rows, strict=True)]
+        return record.in_pytorch(x, self.dim, Beside(tuple(shaped), self.numbers))
+
+    function.__signature__ = signature
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = "jitact"  # where pickles and torch.fx look for it
-    function.__doc__ = f"{record.name}(t) = {record.formula} along ``dim``. All else is as in :func:`jitact.softmax`."
+    beside = f" {', '.join(record.rows)}: a value for each row." if record.rows else ""
+    function.__doc__ = f"{record.name}(t) = {record.formula} along ``dim``.{beside} All else is as in :func:`jitact.softmax`."
     named = {"__module__": __name__, "__doc__": f"{record.formula}, in PyTorch."}
-    model = type(record.title, (nn.Module,), {"__init__": init, "forward": lambda self, x: theirs(x, self.dim), **named})
+    model = type(record.title, (nn.Module,), {"__init__": init, "forward": forward, **named})
     members = {"activation": record, "function": staticmethod(function), "Model": model, **named}
+    members["__signature__"] = _signature({"dim": -1}, numbers | {"save": None})
     cls = type(record.title, (OfDefinition,), members | {"__doc__": f"{record.name}(t) = {record.formula} along ``dim``."})
     function.ModelNew = cls  # for get(), which may be given the function
     users_rows[normalise(record.name)] = cls

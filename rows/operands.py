@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..kernels.loader.source import ELEMENTS, RowTypes
 from . import kernels
-from .autograd import Operated
-from .records import RowActivation
+from .autograd import Operated, lying_rows
+from .records import Beside, RowActivation
 
 __all__ = ["collapsed", "types_of", "with_operands"]
 
@@ -16,7 +16,7 @@ NAMES = {getattr(torch, name): name for name in ELEMENTS if name != "none"}
 
 
 def with_operands(
-    record: RowActivation, x: Tensor, dim: int, dtype: torch.dtype, scale: float, mask: Tensor | None
+    record: RowActivation, x: Tensor, dim: int, dtype: torch.dtype, scale: float, mask: Tensor | None, beside: Beside
 ) -> Tensor | None:
     """The activation of ``scale x + mask`` in ``dtype``, in one pass; None where that is to be computed otherwise.
 
@@ -27,8 +27,9 @@ def with_operands(
         dtype: of the result.
         scale: what x is multiplied by.
         mask: of bool or floating, which broadcasts to x; or None.
+        beside: the operands of the activation's kernel file.
     """
-    if not kernels.is_plain(x) or not -x.dim() <= dim < x.dim():
+    if not kernels.is_plain(x) or not -x.dim() <= dim < x.dim() or not kernels.sees_rows(beside.rows, x):
         return None
     types = types_of(x.dtype, dtype, mask.dtype if mask is not None else None)
     if types is None:
@@ -49,7 +50,9 @@ def with_operands(
     build = record.built_for(types)
     if build is None:
         return None
-    return kernels.turned_back(Operated.apply(lying, mask, record, build, place, scale, rows), order)
+    of_rows = lying_rows(beside, x.shape, dim, order)
+    y = Operated.apply(lying, mask, record, build, place, scale, rows, beside.numbers, *of_rows)
+    return kernels.turned_back(y, order)
 
 
 def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,7 @@ from ..kernels.loader.source import RowTypes
 from ..measuring.row_errors import exact_gradient, exact_output
 from . import kernels
 
-__all__ = ["TABLE", "RowActivation", "can"]
+__all__ = ["NOTHING", "TABLE", "Beside", "RowActivation", "can"]
 
 ANY_LENGTH = {2: 1, 4: 1}
 
@@ -25,6 +26,21 @@ def can(x: Tensor, dim: int, reads: int) -> bool:
     if x.dtype not in kernels.DTYPES or x.numel() == 0:
         return False
     return not x.is_cuda or kernels.fits_a_gpu(x, dim, reads, ANY_LENGTH)
+
+
+class Beside(NamedTuple):
+    """What a call gives an activation beside x: the operands of its kernel file.
+
+    Attributes:
+        rows: tensors that broadcast to x's shape with a length of 1 in the dimension of the rows.
+        numbers: floats.
+    """
+
+    rows: tuple[Tensor, ...] = ()
+    numbers: tuple[float, ...] = ()
+
+
+NOTHING = Beside()
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,11 +53,14 @@ class RowActivation:
         formula: for people.
         kernel: the kernel file's name.
         theirs: the same in PyTorch, ``theirs(x, dim, _stacklevel=3, dtype=None)``.
-        eager: in PyTorch what the kernel file computes, of what x was made into; called so, too.
+        eager: in PyTorch what the kernel file computes, of what x was made into; called so, too. Both take :class:`Beside`'s
+            rows and numbers after ``dim``.
         gradient: in PyTorch the gradient of that, ``gradient(dy, y, dim)``, from the output.
         factor: what x is multiplied by first.
         saves: what backward can keep, the default first.
         gives_shares: whether outputs are shares of their row, so that of an element that has none the gradient is 0.
+        rows: the names of operands with one value for each row.
+        params: those of numbers, with their defaults.
     """
 
     name: str
@@ -54,6 +73,8 @@ class RowActivation:
     factor: float = 1.0
     saves: tuple[str, ...] = ("output", "input")
     gives_shares: bool = False
+    rows: tuple[str, ...] = ()
+    params: tuple[tuple[str, float], ...] = ()
 
     def built_for(self, types: RowTypes) -> str | None:
         """The first part of the operators' names of a build for some types; None where there can be none."""
@@ -81,21 +102,35 @@ class RowActivation:
         """The same of a build for some types, where that is no slower than what comes before the kernel otherwise."""
         return kernels.takes_operands(x, dim, scale, types)
 
-    def forward_by_kernel(self, x: Tensor, dim: int, scale: float) -> Tensor:
+    def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""
         return kernels.forward(self.kernel, x, dim, scale)
 
-    def backward_by_kernel(self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
-        """The gradient, from the output or the input, for tensors that are taken."""
+    def backward_by_kernel(
+        self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside = NOTHING
+    ) -> Tensor | tuple[Tensor, Tensor]:
+        """The gradient, from the output or the input, for tensors that are taken; as the operators return it."""
         return kernels.backward(self.kernel, dy, kept, dim, scale, from_output)
 
-    def exact(self, t: Tensor, dim: int) -> Tensor:
+    def gradients(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, ...]:
+        """In PyTorch those of x and of what there is beside it for each row, from the output."""
+        return (self.gradient(dy, y, dim),)
+
+    def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:
+        """What the kernel file computes, in x's dtype."""
+        return self.eager(x, dim, *beside.rows, *beside.numbers)
+
+    def exact(self, t: Tensor, dim: int, beside: Beside = NOTHING) -> Tensor:
         """In float64 what the kernel file computes."""
         return exact_output(self.kernel, t, dim)
 
-    def exact_gradient(self, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    def exact_gradient(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, Tensor]:
         """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
         return exact_gradient(self.kernel, dy, y, dim)
+
+    def exact_of_rows(self, dy: Tensor, y: Tensor, dim: int, beside: Beside) -> list[tuple[Tensor, Tensor]]:
+        """The same of the gradient of each operand that there is for each row."""
+        return []
 
 
 @cache

@@ -53,6 +53,7 @@ struct Columns {
   const void* read[2];
   uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
   void* written;
+  Operands operands;
 };
 
 // What threads and blocks send each other: once for each `turn`, so many values for each word.
@@ -80,6 +81,12 @@ class Tile {
     start_ = (int64_t(plane) * columns.length + own) * columns.words + (word - plane * columns.words);
     apart_ = int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
+    functions_.take_numbers(columns.operands);
+    if constexpr (kRowValues > 0) {
+      row_ = int64_t(word) * each;
+      is_first_ = threadIdx.x < unsigned(wide_) && ptx::cluster_rank() == 0 && word < columns.all_words;
+      JITACT_UNROLL for (int e = 0; word < columns.all_words && e < each; e++) functions_.take_row(columns.operands, e, row_ + e);
+    }
   }
 
   JITACT_DEVICE void run() {
@@ -260,7 +267,7 @@ class Tile {
       elements(at, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) {
         if (pairs && F::as_it_is) y[e] *= scale_;
-        y[e] = forward(stored ? y[e] : F::kept(weights(e), y[e]), folded[e]);
+        y[e] = functions_.result(stored ? y[e] : F::kept(weights(e), y[e]), folded[e], e);
       }
     };
     if constexpr (op == Op::forward) write(words, result);
@@ -270,21 +277,23 @@ class Tile {
   // The gradient, of dy, the first tensor, and what `result` gives.
   template <int turn, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
-    T sums[each][Adding<T>::parts] = {};
+    T parts[each][kParts<T>] = {};
     each_word(words, [&](auto at) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
-      JITACT_UNROLL for (int e = 0; e < each; e++) Adding<T>::add(sums[e], T(fold_from_output(dy[e], y[e])));
+      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], functions_.terms(dy[e], y[e], e));
     });
     forget(words);
-    combine<turn>(sums, Joined());
+    combine<turn>(parts, Joined());
+    if constexpr (kRowValues > 0) {
+      const int64_t count = int64_t(columns_.all_words) * each;
+      JITACT_UNROLL for (int e = 0; is_first_ && e < each; e++)
+        functions_.give_row(columns_.operands, e, row_ + e, count, sums_of(parts[e]));
+    }
     write(words, [&](auto at, T (&dx)[each]) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
-      JITACT_UNROLL for (int e = 0; e < each; e++) {
-        const Sum<T> sum{Adding<T>::total(sums[e])};
-        dx[e] = scale_ * T(backward_from_output(dy[e], y[e], sum));
-      }
+      JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = scale_ * functions_.gradient(dy[e], y[e], sums_of(parts[e]), e);
     });
   }
 
@@ -334,6 +343,9 @@ class Tile {
   const int wide_, word_;   // words side by side, and the thread's of them
   int count_, visited_;     // the thread's words, one below the other, and how many any thread has
   int first_;               // of those that are in registers, if they are not held
+  Functions<T, each> functions_;
+  int64_t row_;             // the first of the word's rows, if they have operands,
+  bool is_first_;           // and whether the thread is the one that writes what they have
   int64_t start_, apart_;   // the thread's first word, of the tensors, and how far it is to the next
 };
 
@@ -349,6 +361,7 @@ cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   columns.tiling = tiling_of(call.length, reads(op));
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
+  if constexpr (kOperands > 0) columns.operands = operands_of(call);
   if (op != Op::backward_from_output) columns.outside[reads(op) - 1] = lowest<S>(call.scale);
   const auto [log_threads, log_wide, blocks, steps, bytes, held] = columns.tiling;
 

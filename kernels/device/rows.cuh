@@ -5,12 +5,18 @@
 //   T fold_from_output(T dy, T y)                        what an element adds to the sum that backward needs of its row
 //   T backward_from_output(T dy, T y, Sum<T> row)        the gradient, but for the scale
 //
+// each of which may take operands after these, the same in all: Number<T>, and Row<T>, of a tensor with one value for each row.
+// Where there are some of the latter, the file also defines
+//
+//   T backward_of_row(Sum<T> row, operands...)           the gradient of the row's value; of several, Many<T, n>
+//
 // where Fold is one of, for elements t,
 //
 //   SumOfExp<T>    keeps e^t; .share(kept) is e^t / sum of e^t
 //   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
 //
-// and Sum<T> has .total, and .times_exp(y), which is e^y times that. Where an element is NaN or +inf, or all are -inf, the row is
+// and Sum<T> has .total, and .times_exp(y), which is e^y times that. If fold_from_output gives several terms, as Many<T, n>, the
+// sums are a Sum<T, n>, whose .of[k] is that of term k, and whose .total is the first. Where an element is NaN or +inf, or all are -inf, the row is
 // NaN, as PyTorch's is.
 //
 // The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
@@ -176,9 +182,22 @@ class LogSumExp {
   T peak_, tail_;
 };
 
+// The sums over a row of what fold_from_output gives; of several terms, `of` has all.
+template <typename T, int n = 1>
+struct Sum : Sum<T> {
+  T of[n];
+
+  Sum() = default;
+  JITACT_INLINE explicit Sum(const T (&totals)[n]) : Sum<T>({totals[0]}) {
+    for (int k = 0; k < n; k++) of[k] = totals[k];
+  }
+};
 template <typename T>
-struct Sum {
+struct Sum<T, 1> {
   T total;
+
+  Sum() = default;
+  JITACT_INLINE explicit Sum(const T (&totals)[1]) : total(totals[0]) {}
 
   // Of 16-bit types, whose exponentials end where normal numbers do, a factor 2^60 goes from one to the other.
   JITACT_INLINE T times_exp(T y) const {
@@ -192,23 +211,23 @@ struct Sum {
 template <typename T>
 struct Adding {
   static constexpr int parts = 1;
-  static JITACT_INLINE void add(T (&to)[parts], T t) { to[0] += t; }
-  static JITACT_INLINE void join(T (&to)[parts], const T (&other)[parts]) { to[0] += other[0]; }
-  static JITACT_INLINE T total(const T (&of)[parts]) { return of[0]; }
+  static JITACT_INLINE void add(T* to, T t) { to[0] += t; }
+  static JITACT_INLINE void join(T* to, const T* other) { to[0] += other[0]; }
+  static JITACT_INLINE T total(const T* of) { return of[0]; }
 };
 template <>
 struct Adding<Single> {
   static constexpr int parts = 2;
-  static JITACT_INLINE void add(Single (&to)[parts], Single t) {
+  static JITACT_INLINE void add(Single* to, Single t) {
     const Single sum = to[0] + t, added = sum - to[0];
     to[1] += (to[0] - (sum - added)) + (t - added);
     to[0] = sum;
   }
-  static JITACT_INLINE void join(Single (&to)[parts], const Single (&other)[parts]) {
+  static JITACT_INLINE void join(Single* to, const Single* other) {
     to[1] += other[1];  // first, so that both threads get the same
     add(to, other[0]);
   }
-  static JITACT_INLINE Single total(const Single (&of)[parts]) {
+  static JITACT_INLINE Single total(const Single* of) {
     const Single sum = of[0] + of[1];
     return sum == sum ? sum : of[0];  // an infinite sum has no rest
   }

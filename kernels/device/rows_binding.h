@@ -15,6 +15,10 @@
 //
 // for rows along the last dimension, on a GPU such as rows::is_held says. The mask has as many rows as x, in three dimensions, and
 // in a fourth their elements, at a step of 1 or 0.
+//
+// Where the file has operands, these come before `dim`: for each Row a float32 tensor with one value for each row, in the order in
+// which rows lie, and then the numbers. Backward of a file with Rows returns (Tensor, Tensor), of which the second has the gradients
+// of one such tensor after the other.
 #pragma once
 
 namespace jitact::binding {
@@ -80,18 +84,25 @@ void take_mask(const Tensor&, rows::Call&) {}
 
 template <rows::Op op>
 void row_operator(StableIValue* stack, uint64_t, uint64_t) {
-  constexpr int tensors = rows::reads(op) + rows::masks(op);
+  constexpr int masked = rows::reads(op) + rows::masks(op), tensors = masked + rows::kRowValues;
   Tensor read[tensors];
-  for (int r = 0; r < tensors; r++) read[r] = Tensor(stack[r]);
+  for (Tensor& tensor : read) tensor = Tensor(*stack++);
+  const StableIValue* number = stack;
+  stack -= tensors;
   const Tensor& x = read[rows::reads(op) - 1];
+  rows::OperatedCall call{};
+  for (int i = 0; i < rows::kNumbers; i++) {
+    double value;
+    std::memcpy(&value, number++, sizeof value);
+    call.operands.numbers[i] = float(value);
+  }
+  int64_t dim = int64_t(number[0]);
   double scale;
-  std::memcpy(&scale, stack + tensors + 1, sizeof scale);
-  int64_t dim = int64_t(stack[tensors]);
+  std::memcpy(&scale, number + 1, sizeof scale);
   if (dim < 0) dim += x.dim();
   check(dim >= 0 && dim < x.dim(), "dim is no dimension of the tensor");
   check(std::isfinite(scale) && float(scale) != 0, "the scale must be finite and not 0");
   check_dtype<op>(x);
-  rows::Call call{};
   call.op = op;
   call.length = x.sizes()[dim];
   call.outer = call.inner = 1;
@@ -105,14 +116,25 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
       check(same_shape(t, x) && same_device(t, x) && t.dtype() == x.dtype(), "dy must be as the other tensor is");
       check(t.is_contiguous(), "expected contiguous tensors");
       call.read[r] = t.const_data();
-    } else {
+    } else if (r < masked) {
       check(same_device(t, x), "the mask must be where x is");
       take_mask(t, call);
+    } else {
+      check(same_device(t, x) && t.dtype() == aoti_torch_dtype_float32(), "values of rows must be float32, and where x is");
+      check(t.is_contiguous() && t.numel() == call.outer * call.inner, "expected one value for each row of x");
+      call.operands.of_rows[r - masked] = static_cast<const float*>(t.const_data());
     }
   }
   Tensor result = result_like<op>(x);
   call.dtype = dtype_of(result);
   call.written = result.data();
+  constexpr bool has_gradients = rows::kRowValues > 0 && op != rows::Op::forward;
+  Tensor gradients;
+  if constexpr (has_gradients) {
+    const int64_t sizes[] = {rows::kRowValues, call.outer * call.inner}, strides[] = {sizes[1], 1};
+    gradients = empty(2, sizes, strides, aoti_torch_dtype_float32(), x);
+    call.operands.gradients = static_cast<float*>(gradients.data());
+  }
   if (x.numel() > 0) {
 #ifdef JITACT_CUDA
     if (x.device_type() == aoti_torch_device_type_cuda()) {
@@ -128,20 +150,22 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
       rows::run_cpu(call);
   }
   stack[0] = result.release();
+  if (has_gradients) stack[1] = gradients.release();
 }
 
-void register_operators(const char* name, const char*, const char*) {
+void register_operators(const char* name, const char*, const char* operands) {
   const Registration registration(name);
   const char *others = ", int dim, float scale", *x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
-  registration.add("_forward", Text(x, others), "Tensor", row_operator<rows::Op::forward>);
+  const char* gradients = rows::kRowValues > 0 ? "(Tensor, Tensor)" : "Tensor";
+  registration.add("_forward", Text(x, operands, others), "Tensor", row_operator<rows::Op::forward>);
 #ifndef JITACT_ROW_INPUT
-  registration.add("_backward", Text("Tensor dy, Tensor x", others), "Tensor", row_operator<rows::Op::backward>);
+  registration.add("_backward", Text("Tensor dy, Tensor x", operands, others), gradients, row_operator<rows::Op::backward>);
   constexpr bool from_output = true;
 #else
   constexpr bool from_output = rows::kHasGradient;
 #endif
   if constexpr (from_output)
-    registration.add("_backward_from_output", Text("Tensor dy, Tensor y", others), "Tensor",
+    registration.add("_backward_from_output", Text("Tensor dy, Tensor y", operands, others), gradients,
                      row_operator<rows::Op::backward_from_output>);
 }
 

@@ -1,12 +1,102 @@
 // What binding.cpp hands to the loops over rows.
 #pragma once
 
+#include <utility>
+
 #include "dtype.h"
 #include "rows.cuh"
 
 namespace jitact::rows {
 
 using loops::Dtype;
+
+// What the kernel file's `forward` takes after what it keeps of an element, and the fold.
+template <typename R, typename K, typename F, typename... A>
+struct Taken {
+  using Fold = F;
+  static constexpr int count = sizeof...(A);
+  static constexpr bool is_row[count + 1] = {std::is_same_v<A, Row<Single>>...};
+
+  // How many of the first `end` are values of rows, and how many are numbers.
+  static constexpr int rows(int end = count) {
+    int found = 0;
+    for (int k = 0; k < end; k++) found += is_row[k];
+    return found;
+  }
+  static constexpr int numbers(int end = count) { return end - rows(end); }
+};
+template <typename R, typename K, typename F, typename... A>
+Taken<R, K, F, A...> taken_by(R (*)(K, F, A...));
+using Operand = decltype(taken_by(&::forward<Single>));
+constexpr int kOperands = Operand::count, kRowValues = Operand::rows(), kNumbers = Operand::numbers();
+
+// What the kernel file's rows fold to.
+template <typename T>
+using Fold = typename decltype(taken_by(&::forward<T>))::Fold;
+
+template <typename T>
+JITACT_INLINE Many<T, 1> many(T result) { return {result}; }
+template <typename T, int n>
+JITACT_INLINE Many<T, n> many(Many<T, n> results) { return results; }
+
+// Where the operands of a call are: values in the order of rows, and as many for the gradients, of one operand after the other.
+struct Operands {
+  float numbers[kNumbers + 1];
+  const float* of_rows[kRowValues + 1];
+  float* gradients;
+};
+
+// Operand k, of several rows.
+template <typename T, int rows, size_t k>
+class Given {
+ public:
+  JITACT_INLINE void take_number(const Operands& operands) {
+    if constexpr (!kIsRow) values_[0] = operands.numbers[Operand::numbers(k)];
+  }
+  // Of the row `number` of a call, as row r here.
+  JITACT_INLINE void take_row(const Operands& operands, int r, int64_t number) {
+    if constexpr (kIsRow) values_[r] = operands.of_rows[Operand::rows(k)][number];
+  }
+  JITACT_INLINE auto get(int r) const {
+    if constexpr (kIsRow) return Row<T>(values_[r]);
+    else return Number<T>(values_[0]);
+  }
+
+ private:
+  static constexpr bool kIsRow = Operand::is_row[k];
+  T values_[kIsRow ? rows : 1];
+};
+
+// The kernel file's functions, of several rows with their operands. Without operands it is empty, so that compilers see nothing.
+template <typename T, int rows, typename = std::make_index_sequence<kOperands>>
+class Functions;
+template <typename T, int rows, size_t... k>
+class Functions<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
+ public:
+  JITACT_INLINE void take_numbers(const Operands& operands) { (Given<T, rows, k>::take_number(operands), ...); }
+  JITACT_INLINE void take_row(const Operands& operands, int r, int64_t number) {
+    (Given<T, rows, k>::take_row(operands, r, number), ...);
+  }
+  JITACT_INLINE T result(T kept, const Fold<T>& fold, int r) const { return forward(kept, fold, Given<T, rows, k>::get(r)...); }
+  JITACT_INLINE auto terms(T dy, T y, int r) const { return many<T>(fold_from_output(dy, y, Given<T, rows, k>::get(r)...)); }
+  template <typename Sums>
+  JITACT_INLINE T gradient(T dy, T y, const Sums& sums, int r) const {
+    return backward_from_output(dy, y, sums, Given<T, rows, k>::get(r)...);
+  }
+  // Writes the gradients of what the row `number`, of `count`, has.
+  template <typename Sums>
+  JITACT_INLINE void give_row(const Operands& operands, int r, int64_t number, int64_t count, const Sums& sums) const {
+    const auto found = many<T>(backward_of_row(sums, Given<T, rows, k>::get(r)...));
+    for (int i = 0; i < kRowValues; i++) operands.gradients[i * count + number] = found.of[i].v;
+  }
+};
+
+// How many sums of a row backward needs.
+template <typename M> constexpr int kCount = 0;
+template <typename T, int n> constexpr int kCount<Many<T, n>> = n;
+constexpr int kTerms = kCount<decltype(Functions<Single, 1>().terms(Single(), Single(), 0))>;
+template <typename T>
+using Sums = Sum<T, kTerms>;
 
 enum class Op { forward, backward, backward_from_output };
 
@@ -62,6 +152,12 @@ struct Call {
 #endif
 };
 
+// What calls of a file with operands are.
+struct OperatedCall : Call {
+  Operands operands;
+};
+inline const Operands& operands_of(const Call& call) { return static_cast<const OperatedCall&>(call).operands; }
+
 void run_cpu(const Call& call);
 
 constexpr int kMostBlocks = 16;  // of a GPU's cluster
@@ -95,11 +191,5 @@ constexpr bool is_held(int64_t length) {
 // or CUDA's message.
 const char* run_cuda(const Call& call, void* stream);
 #endif
-
-template <typename R, typename K, typename F>
-F fold_of(R (*)(K, F));
-// What the kernel file's rows fold to.
-template <typename T>
-using Fold = decltype(fold_of(&::forward<T>));
 
 }  // namespace jitact::rows

@@ -67,6 +67,7 @@ struct Place {
   int64_t stride;  // elements from step to step
   int64_t lanes;   // of the strip's lanes, those that are rows; or kLanes
   int64_t length;  // elements, where the strip is one row
+  int64_t row;     // the number of the first row
 
   // The elements of `count` steps from one on, if the strip is one row.
   int64_t elements(int64_t step, int64_t count) const { return std::min(count * kLanes, length - step * kLanes); }
@@ -82,6 +83,7 @@ class Strip {
     buffer_ = static_cast<T*>(::operator new(held * sizeof(T), kAligned));  // not zeroed
     const int64_t bytes = call.outer * call.length * call.inner * int64_t(sizeof(To));
     past_cache_ = loops::kStreams && !across && bytes >= loops::kLargeBytes;
+    if constexpr (kOperands > 0) functions_.take_numbers(operands_of(call));
   }
   Strip(const Strip&) = delete;
   ~Strip() {
@@ -92,6 +94,8 @@ class Strip {
   void run(const Place& place) {
     place_ = place;
     held_ = buffer_;
+    if constexpr (kRowValues > 0)
+      for (int j = 0; j < rows(); j++) functions_.take_row(operands_of(call_), j, place.row + j);
     if constexpr (kIsWritten && op == Op::forward)
       if (!past_cache_ && place.length % kLanes == 0) held_ = static_cast<T*>(call_.written) + place.first;
     if constexpr (op != Op::backward_from_output) fold();
@@ -117,6 +121,8 @@ class Strip {
   using Wide = std::conditional_t<std::is_same_v<T, Single>, double, float>;      // for sums of many terms of either sign
   static constexpr int kRows = across ? kLanes : 1;                               // of a strip
 
+  // Of the strip's lanes, those that are rows.
+  int rows() const { return across ? int(place_.lanes) : 1; }
   template <typename F>
   void each_block(const F& f) const {
     for (int64_t step = 0; step < place_.steps; step += kBlock) f(step, std::min(kBlock, place_.steps - step));
@@ -252,12 +258,13 @@ class Strip {
       }
       folded[j] = F(peaks[j], invalid[j], Weights<T>(peaks[j]), of_row);
     }
+    const Functions<T, kRows> functions = functions_;  // of which the compiler sees that nothing else writes it
     each_block([&](int64_t step, int64_t count) {
       const auto finish = [&](T* to) {
         const T* kept = held_ + step * kLanes;
         for (int64_t i = 0; i < count; i++, kept += kLanes, to += kLanes)
 #pragma GCC ivdep
-          for (int j = 0; j < kLanes; j++) to[j] = forward(kept[j], folded[across ? j : 0]);
+          for (int j = 0; j < kLanes; j++) to[j] = functions.result(kept[j], folded[across ? j : 0], across ? j : 0);
       };
       if constexpr (op == Op::forward) write(step, count, finish);
       else finish(held_ + step * kLanes);
@@ -269,25 +276,39 @@ class Strip {
       if constexpr (op == Op::backward) return held_ + step * kLanes;
       else return read(1, step, count, T(0), y_);
     };
-    double sums[kRows] = {};
+    const Functions<T, kRows> functions = functions_;
+    double sums[kTerms][kRows] = {};
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
-      Wide block[kLanes] = {};
+      Wide block[kTerms][kLanes] = {};
       for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes)
 #pragma GCC ivdep
-        for (int j = 0; j < kLanes; j++) block[j] += Wide(T(fold_from_output(dy[j], y[j])).v);
-      combine(block, [](Wide a, Wide b) { return a + b; });
-      for (int j = 0; j < kRows; j++) sums[j] += double(block[j]);
+        for (int j = 0; j < kLanes; j++) {
+          const auto terms = functions.terms(dy[j], y[j], across ? j : 0);
+          for (int k = 0; k < kTerms; k++) block[k][j] += Wide(terms.of[k].v);
+        }
+      for (int k = 0; k < kTerms; k++) {
+        combine(block[k], [](Wide a, Wide b) { return a + b; });
+        for (int j = 0; j < kRows; j++) sums[k][j] += double(block[k][j]);
+      }
     });
-    Sum<T> of_rows[kRows];
-    for (int j = 0; j < kRows; j++) of_rows[j].total = sums[j];
+    Sums<T> of_rows[kRows];
+    for (int j = 0; j < kRows; j++) {
+      T totals[kTerms];
+      for (int k = 0; k < kTerms; k++) totals[k] = sums[k][j];
+      of_rows[j] = Sums<T>(totals);
+    }
+    if constexpr (kRowValues > 0)
+      for (int j = 0; j < rows(); j++)
+        functions.give_row(operands_of(call_), j, place_.row + j, call_.outer * call_.inner, of_rows[j]);
     const T scale = call_.scale;
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
       write(step, count, [&](T* to) {
         for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes, to += kLanes)
 #pragma GCC ivdep
-          for (int j = 0; j < kLanes; j++) to[j] = scale * T(backward_from_output(dy[j], y[j], of_rows[across ? j : 0]));
+          for (int j = 0; j < kLanes; j++)
+            to[j] = scale * functions.gradient(dy[j], y[j], of_rows[across ? j : 0], across ? j : 0);
       });
     });
   }
@@ -295,6 +316,7 @@ class Strip {
   const Call& call_;
   T *buffer_, *held_;
   bool past_cache_;
+  Functions<T, kRows> functions_;
   Place place_;
   alignas(64) T dy_[kBlock * kLanes], y_[kBlock * kLanes], results_[kBlock * kLanes];
   alignas(64) To narrowed_[kBlock * kLanes];
@@ -316,6 +338,7 @@ void run_strips(const Call& call, int64_t begin, int64_t end) {
         .stride = across ? call.inner : kLanes,
         .lanes = std::min(int64_t(kLanes), call.inner - column),
         .length = call.length,
+        .row = outer * call.inner + column,
     });
   }
 }

@@ -42,6 +42,7 @@ struct Launch {
 #ifdef JITACT_ROW_INPUT
   MaskOfRows mask;
 #endif
+  Operands operands;
 };
 
 // How a kernel is launched: so many clusters of blocks.
@@ -83,11 +84,27 @@ struct Totals {
     JITACT_UNROLL for (int i = 0; i < n; i++) t[i] += other[i];
   }
 };
+// Of the sums that backward needs, all parts.
+template <typename T>
+constexpr int kParts = kTerms * Adding<T>::parts;
 struct Joined {
   static constexpr float neutral = 0;
-  template <typename T, int n>
-  JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const { Adding<T>::join(t, other); }
+  template <typename T>
+  JITACT_DEVICE void operator()(T (&t)[kParts<T>], const T (&other)[kParts<T>]) const {
+    Adding<T>::join(t, other);  // not in the loop: nvcc would order what is around it otherwise
+    JITACT_UNROLL for (int k = 1; k < kTerms; k++) Adding<T>::join(t + k * Adding<T>::parts, other + k * Adding<T>::parts);
+  }
 };
+template <typename T>
+JITACT_DEVICE void add_terms(T (&to)[kParts<T>], const Many<T, kTerms>& terms) {
+  JITACT_UNROLL for (int k = 0; k < kTerms; k++) Adding<T>::add(to + k * Adding<T>::parts, terms.of[k]);
+}
+template <typename T>
+JITACT_DEVICE Sums<T> sums_of(const T (&parts)[kParts<T>]) {
+  T totals[kTerms];
+  JITACT_UNROLL for (int k = 0; k < kTerms; k++) totals[k] = Adding<T>::total(parts + k * Adding<T>::parts);
+  return Sums<T>(totals);
+}
 
 // Where combine() passes values, once in a row for each `turn`. Rows alternate between the two, as one thread may be reading yet
 // when another has come to the next row.
@@ -115,7 +132,9 @@ class Rows {
 
   JITACT_DEVICE explicit Rows(const Launch& launch)
       : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
-        slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {}
+        slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
+    functions_.take_numbers(launch.operands);
+  }
 
   JITACT_DEVICE void run() {
     const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
@@ -128,6 +147,7 @@ class Rows {
     next_ = place_of(element, left);
     Held words;
     if constexpr (held) {
+      take_row(left);
       place_ = next_;
 #ifdef JITACT_ROW_INPUT
       if constexpr (op == Op::forward) load_masked(words);
@@ -140,6 +160,7 @@ class Rows {
       for (int c = 0; c < launch_.chunks; c++) copy(c);
       if (launch_.blocks > 1) ptx::cluster_wait();
       while (left > 0) {
+        take_row(left);
         place_ = next_, next_ = place_of(element += launch_.at_once * launch_.length, left -= launch_.at_once);
         walk(words);
         turns_++;
@@ -189,6 +210,19 @@ class Rows {
       JITACT_UNROLL for (int v = 0; v < vectors; v++)
         if (!kBranches || at(c, v) < end) visit(v);
     }
+  }
+
+  // The operands of the thread's row, where `left` rows are from the first of its block's.
+  JITACT_DEVICE void take_row(int64_t left) {
+    if constexpr (kRowValues > 0) {
+      const int own = int(threadIdx.x) >> launch_.log_group;
+      row_ = launch_.rows - left + own;
+      if (own < left) functions_.take_row(launch_.operands, 0, row_);
+    }
+  }
+  JITACT_DEVICE void give_row(const Sums<T>& sums) const {
+    const bool is_first = ptx::cluster_rank() == 0 && (int(threadIdx.x) & (launch_.group - 1)) == 0;
+    if (is_first && place_.end > 0) functions_.give_row(launch_.operands, 0, row_, launch_.rows, sums);
   }
 
   // Begins to copy a chunk of the next row, if there is one.
@@ -392,7 +426,7 @@ class Rows {
       else elements(c, v, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         if (pairs && F::as_it_is) y[i] *= scale_;
-        y[i] = forward(stored ? y[i] : F::kept(weights, y[i]), folded);
+        y[i] = functions_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
       }
     };
     if constexpr (op == Op::forward) write(result);
@@ -402,21 +436,22 @@ class Rows {
   // The gradient, of dy, the first tensor, and what `result` gives. `first` if nothing has been visited yet.
   template <bool first, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
-    T partial[2][Adding<T>::parts] = {};
+    T partial[2][kParts<T>] = {};
     each<first>([&](int c, int v) {
       if (at(c, v) >= place_.end) return;  // what is branched around is not spread over registers
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) Adding<T>::add(partial[i % 2], T(fold_from_output(dy[i], y[i])));
+      JITACT_UNROLL for (int i = 0; i < size; i++) add_terms(partial[i % 2], functions_.terms(dy[i], y[i], 0));
     });
     forget(words);
-    Adding<T>::join(partial[0], partial[1]);
+    Joined()(partial[0], partial[1]);
     combine<first ? 0 : 2>(partial[0], Joined());
-    const Sum<T> sum{Adding<T>::total(partial[0])};
+    const Sums<T> sums = sums_of(partial[0]);
+    if constexpr (kRowValues > 0) give_row(sums);
     write([&](int c, int v, T (&dx)[size]) {
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale_ * T(backward_from_output(dy[i], y[i], sum));
+      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale_ * functions_.gradient(dy[i], y[i], sums, 0);
     });
   }
 
@@ -458,6 +493,8 @@ class Rows {
   const T scale_;
   const int step_;
   const unsigned slots_;
+  Functions<T, 1> functions_;
+  int64_t row_;    // if it has operands
   int turns_ = 0;  // rows done
   Place place_, next_;  // of the row, and of the next one
 };
@@ -515,7 +552,7 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
   if (device < kDevices) found = here.load(std::memory_order_relaxed);
   if (found == 0) {
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    shared -= int(sizeof(Exchange<0, 4>)) * 3;
+    shared -= int(sizeof(Exchange<0, kTerms < 2 ? 4 : 2 * kTerms>)) * 3;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (launch.blocks == 1) {
       int processors = 0;
@@ -541,6 +578,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
 #ifdef JITACT_ROW_INPUT
   if constexpr (masks(op) > 0) launch.mask = MaskOfRows(call.mask);
 #endif
+  if constexpr (kOperands > 0) launch.operands = operands_of(call);
 
   const int64_t bytes = held ? 0 : int64_t(sizeof(Words)) * kChunk * launch.chunks * launch.threads;
   Clusters shape(launch.blocks, launch.threads, bytes, stream);

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -147,7 +147,7 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
     types = plan.source.row_types
-    for kind, fake in (_fakes_of_types(types) if types else _fakes(plan.source.signature)).items():
+    for kind, fake in (_fakes_of_types(types, plan.source.signature) if types else _fakes(plan.source.signature)).items():
         _definitions().impl(f"{name}_{kind}", fake, "Meta")
         if not library.has_cuda:
             _definitions().impl(f"{name}_{kind}", _refuse(library), "CUDA", allow_override=bool(entry.build.archs))
@@ -209,11 +209,8 @@ def schema(signature: Signature) -> tuple[str, str]:
 def _fakes(signature: Signature) -> dict[str, Callable]:
     """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
     if signature.folds:
-        return {
-            "forward": lambda x, dim, scale: torch.empty_like(x),
-            "backward": lambda dy, x, dim, scale: torch.empty_like(x),
-            "backward_from_output": lambda dy, y, dim, scale: torch.empty_like(y),
-        }
+        backward = _fake_of_rows(signature)
+        return {"forward": lambda x, *others: torch.empty_like(x), "backward": backward, "backward_from_output": backward}
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,
@@ -235,18 +232,28 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
     return fakes
 
 
-def _fakes_of_types(types: RowTypes) -> dict[str, Callable]:
+def _fakes_of_types(types: RowTypes, signature: Signature) -> dict[str, Callable]:
     """The same of a build for some types of rows."""
     read, written = (getattr(torch, name) for name in types[:2])
 
     def forward(x: torch.Tensor, *others: object) -> torch.Tensor:
         return torch.empty_like(x, dtype=written)
 
-    def backward_from_output(dy: torch.Tensor, y: torch.Tensor, *others: object) -> torch.Tensor:
-        return torch.empty_like(y, dtype=read)
-
     has_gradient = read is not written and read.is_floating_point
-    return {"forward": forward, **({"backward_from_output": backward_from_output} if has_gradient else {})}
+    return {"forward": forward, **({"backward_from_output": _fake_of_rows(signature, read)} if has_gradient else {})}
+
+
+def _fake_of_rows(signature: Signature, dtype: torch.dtype | None = None) -> Callable:
+    """Of backward of rows: the gradient, and those of row operands in one tensor."""
+    operands = len(signature.of("row"))
+
+    def fake(dy: torch.Tensor, kept: torch.Tensor, *others: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+        dx, dim = torch.empty_like(kept, dtype=dtype), others[-2]
+        if not operands:
+            return dx
+        return dx, kept.new_empty(operands, kept.select(dim, 0).numel(), dtype=torch.float32)
+
+    return fake
 
 
 def _fake_sum(operand: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,8 @@ ROLES = {
     "SumOfExp<T>": "fold",
     "LogSumExp<T>": "fold",
 }
-"""What an argument is, by its type; ``operands.cuh`` tells what each means, ``rows.cuh`` the last three."""
+"""What an argument is, by its type; ``operands.cuh`` tells what each means, ``rows.cuh`` the last three. Of several sums, the
+type is ``Sum<T, n>``."""
 
 _WITH_GRADIENT = ("element", "channel", "row")
 
@@ -150,7 +151,10 @@ _FORMS = {
     "keeps": _Form("bool", (), True),
     "backward_from_bit": _Form("T", ("T", "bool"), False),
     "fold_from_output": _Form("T", ("T", "T"), False),
+    "backward_of_row": _Form("T", ("Sum<T>",), False),
 }
+_OF_ROWS = ("fold_from_output", "backward_of_row")
+_SEVERAL = ("backward", "backward_from_bit", *_OF_ROWS)  # functions that may return several results
 
 
 def before_operands(function: str) -> int:
@@ -164,7 +168,8 @@ def takes_elements(function: str) -> bool:
 
 
 _FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
-_ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
+_BETWEEN = re.compile(r",(?![^<>]*>)")  # arguments
+_ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T(?:,\s*\d+)?>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
 _RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
@@ -191,20 +196,21 @@ def functions(text: str) -> dict[str, Function]:
     for match in _FUNCTION.finditer(text):
         returns, many, name, declared = match.groups()
         in_namespace = text.count("{", 0, match.start()) != text.count("}", 0, match.start())
-        others = name == "fold_from_output" and "rows.cuh" not in text
+        others = name in _OF_ROWS and "rows.cuh" not in text
         if name not in _FORMS or in_namespace or others:  # which a function may call, and the loops do not
             continue
         line, form = text.count("\n", 0, match.start()) + 1, _FORMS[name]
-        arguments = [_ARGUMENT.fullmatch(argument) for argument in declared.split(",")]
-        types = tuple(argument[1] if argument else "" for argument in arguments)
-        known = all(type_ in (*ROLES, "bool") for type_ in types) and types[: len(form.first)] == form.first
-        if not known or (returns != form.returns and not (many and name in ("backward", "backward_from_bit"))):
+        arguments = [_ARGUMENT.fullmatch(argument) for argument in _BETWEEN.split(declared)]
+        types = tuple(re.sub(r",\s*", ", ", argument[1]) if argument else "" for argument in arguments)
+        sorts = tuple(re.sub(r"^Sum<T, \d+>$", "Sum<T>", type_) for type_ in types)
+        known = all(sort in (*ROLES, "bool") for sort in sorts) and sorts[: len(form.first)] == form.first
+        if not known or (returns != form.returns and not (many and name in _SEVERAL)):
             declaration = f"{form.returns} {name}({''.join(f'{each} ..., ' for each in form.first)}operands...)"
             raise ValueError(f"line {line}: {name} must be declared as ELEMENTWISE {declaration}, each a {', '.join(ROLES)}")
         end = _end_of_block(text, match.end())
         block = text[match.end() : end]
         names = tuple(argument[2] for argument in arguments)
-        if name.startswith("backward") and not _occurs(names[0], block, *_DEFINE.findall(text)):
+        if form.first[:1] == ("T",) and name not in _OF_ROWS and not _occurs(names[0], block, *_DEFINE.findall(text)):
             raise ValueError(f"line {line}: {name} does not use its first argument, the gradient that comes in")
         only = _RETURN.fullmatch(block)
         body = only[1] if only and name not in found else None  # two, one for each branch of an #if: no telling which
@@ -241,7 +247,7 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
     """
     found = functions(text)
     forward = found["forward"]
-    if "fold" in map(ROLES.get, forward.types):
+    if any("Sum" in type_ for type_ in forward.types):
         return _of_rows(found)
     names, operands = _names(found), []
     for name, bare, type_ in zip(names, without_underscores(names), forward.types, strict=True):
@@ -276,6 +282,9 @@ def without_underscores(names: Sequence[str]) -> list[str]:
     return [each if can else name for name, each, can in zip(names, bare, usable, strict=True)]
 
 
+_MOST_SUMS = 4  # of a row, that threads of a GPU pass to each other
+
+
 def _of_rows(found: dict[str, Function]) -> Signature:
     """The declaration of a file with a fold, as ``rows.cuh`` has it.
 
@@ -283,18 +292,48 @@ def _of_rows(found: dict[str, Function]) -> Signature:
         ValueError: a function is not declared so, or missing.
     """
     forward = found["forward"]
+    fold, given = forward.types[1:2], forward.types[2:]
+    if forward.types[0] != "T" or fold not in (("SumOfExp<T>",), ("LogSumExp<T>",)):
+        raise ValueError(f"line {forward.line}: forward of a file of rows must take (T, SumOfExp<T> or LogSumExp<T>, operands...)")
+    sums = found["fold_from_output"].results if "fold_from_output" in found else 1
+    of_sums = "Sum<T>" if sums == 1 else f"Sum<T, {sums}>"
     expected = {
-        "forward": ("T", next(type_ for type_ in forward.types if ROLES[type_] == "fold")),
+        "forward": ("T", *fold),
         "fold_from_output": ("T", "T"),
-        "backward_from_output": ("T", "T", "Sum<T>"),
+        "backward_from_output": ("T", "T", of_sums),
+        **({"backward_of_row": (of_sums,)} if "Row<T>" in given else {}),
     }
     if found.keys() != expected.keys():
         raise ValueError(f"line {forward.line}: a file of rows defines {', '.join(expected)}, and no others")
+    for type_ in given:
+        if type_ not in ("Row<T>", "Number<T>"):
+            raise ValueError(f"line {forward.line}: beside a fold, operands are Row<T> and Number<T>; forward takes a {type_}")
+    if sums > _MOST_SUMS:
+        raise ValueError(f"line {found['fold_from_output'].line}: fold_from_output returns {sums} terms, of {_MOST_SUMS} at most")
+    if "Row<T>" in given and found["backward_of_row"].results != given.count("Row<T>"):
+        line, results = found["backward_of_row"].line, found["backward_of_row"].results
+        raise ValueError(f"line {line}: backward_of_row returns {results} gradients, of {given.count('Row<T>')} operands Row<T>")
     for name, function in found.items():
-        if function.types != expected[name]:
-            raise ValueError(f"line {function.line}: {name} must take ({', '.join(expected[name])})")
-    named = zip(("kept", "row"), forward.types, strict=True)
-    return Signature(tuple(Operand(name, ROLES[type_], type_, name) for name, type_ in named), frozenset(found), 1)
+        if function.types != (*expected[name], *given):
+            raise ValueError(f"line {function.line}: {name} must take ({', '.join([*expected[name], *given])})")
+    names = _alike({name: function.arguments[len(expected[name]) :] for name, function in found.items()}, forward.line)
+    told = zip(("kept", "row", *names), ("kept", "row", *without_underscores(names)), forward.types, strict=True)
+    operands = tuple(Operand(bare, ROLES[type_], type_, name) for name, bare, type_ in told)
+    return Signature(operands, frozenset(found), 1 + given.count("Row<T>"))
+
+
+def _alike(arguments: dict[str, tuple[str | None, ...]], line: int) -> list[str]:
+    """What all functions of a file call the same arguments, where they have a name.
+
+    Raises:
+        ValueError: they differ, or nothing tells.
+    """
+    names = [[name for name in given if name is not None] for given in zip(*arguments.values(), strict=True)]
+    for k, given in enumerate(names):
+        if len(set(given)) != 1:
+            what = f"is called {' and '.join(dict.fromkeys(given))}" if given else "has no name in any function"
+            raise ValueError(f"line {line}: operand {k + 1} of forward, after the fold, {what}")
+    return [given[0] for given in names]
 
 
 def _names(found: dict[str, Function]) -> list[str]:
