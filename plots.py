@@ -19,7 +19,7 @@ from .modules import ActivationModule
 from .records import DTYPES
 from .registry import Named, module_of, of_rows, record_of
 from .rows.functions import by_kernel
-from .rows.records import RowActivation
+from .rows.records import Beside, RowActivation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -111,7 +111,8 @@ def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]
     """The module, or the record of rows, and what the legend calls it."""
     found = of_rows(activation)
     if found is not None:
-        return found.activation, f"{found.activation.name} beside {', '.join(f'{value:g}' for value in BESIDE)}"
+        operands = "".join(f", {name} = 1" for name in found.activation.rows)
+        return found.activation, f"{found.activation.name} beside {', '.join(f'{value:g}' for value in BESIDE)}{operands}"
     module = module_of(activation)
     check_determined(module.activation)
     settings = f"({module.extra_repr()})" if isinstance(activation, torch.nn.Module) else ""
@@ -121,9 +122,12 @@ def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]
 def _functions(module: ActivationModule | RowActivation) -> dict[str, tuple[Subject, Subject, Subject]]:
     """By operand, where there are several: the function for inputs such as it is given, the exact one, and PyTorch's."""
     if isinstance(module, RowActivation):
-        own, exact, theirs = partial(by_kernel, module), lambda row: module.exact(module.factor * row, -1), module.theirs
-        forms = own, exact, partial(theirs, dim=-1)
-        return {"": tuple([lambda x, f=form: lambda x: f(_row(x))[..., 0] for form in forms])}
+        forms = (
+            partial(by_kernel, module),
+            lambda row, beside: module.exact(module.factor * row, -1, beside),
+            lambda row, beside: module.theirs(row, -1, *beside.rows, *beside.numbers),
+        )
+        return {"": tuple([lambda x, f=form: lambda x: f(_row(x), _ones(module, x))[..., 0] for form in forms])}
     if not of_several(record_of(module)):
         return {
             "": (
@@ -136,6 +140,12 @@ def _functions(module: ActivationModule | RowActivation) -> dict[str, tuple[Subj
     forms = kernel(record, params), formula(record, params), lambda *tensors: record.reference(*tensors, *params)
     found = [by_operand(module, form) for form in forms]
     return {f", by {name}": tuple([lambda x, f=each[name]: f for each in found]) for name in record.layout.tensors}
+
+
+def _ones(record: RowActivation, x: Tensor) -> Beside:
+    """The operands of those rows: 1 for each, and the numbers that are usual."""
+    rows = [x.detach().new_ones((*x.shape, 1)) for _ in record.rows]
+    return Beside(tuple(rows), tuple(default for _, default in record.params))
 
 
 def _row(x: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from ..rows.records import RowActivation, can
+from ..rows.records import Beside, RowActivation, can
 from .commandline import dtype_name, first_line
 from .limits import OF_ROWS, UNUSUAL
-from .row_checks import random_rows
+from .row_checks import random_beside, random_rows
 from .text import figure
 from .ulp import Error, ulp_error
 
@@ -75,30 +75,36 @@ def measure(record: RowActivation, dtype: torch.dtype, device: torch.device) -> 
 def _add(found: dict[tuple[str, str], Error], record: RowActivation, x: Tensor, dim: int) -> None:
     """Takes in the errors of some rows."""
     dtype, bound, scale = x.dtype, OF_ROWS[x.dtype], record.factor
-    exact = record.exact(scale * x.double(), dim)
+    beside = random_beside(record, x, dim)
+    given = Beside(tuple(values.float() for values in beside.rows), beside.numbers)  # as kernels want it
+    exact = record.exact(scale * x.double(), dim, beside)
     dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x.device, dtype)
-    y = record.forward_by_kernel(x, dim, scale)
+    y = record.forward_by_kernel(x, dim, scale, given)
     leaf = x.detach().requires_grad_()
-    theirs = record.theirs(leaf, dim)
+    theirs = record.theirs(leaf, dim, *beside.rows, *beside.numbers)
     (their_dx,) = torch.autograd.grad(theirs, leaf, dy)
     tiny = torch.finfo(dtype).tiny if dtype is not torch.float16 else 0.0
     for who, result in (*((save, y) for save in record.saves), ("torch", theirs.detach())):
         error = ulp_error(result, exact, dtype).masked_fill((exact.abs() < tiny) & (result.abs() <= tiny), 0.0)
         found["forward", who].add(x.flatten(), error.flatten(), bound.usual, bound.forward)
-    output, input_ = (record.backward_by_kernel(dy, kept, dim, scale, kept is y) for kept in (y, x))
+    both = [record.backward_by_kernel(dy, kept, dim, scale, kept is y, given) for kept in (y, x)]
+    output, input_ = (found if isinstance(found, Tensor) else found[0] for found in both)
     for who, dx, known in (("output", output, y), ("input", input_, exact), ("torch", their_dx, theirs.detach())):
-        error, unit = _gradient_error(record, dx, dy, known, dim)
+        error, unit = _gradient_error(record, dx, dy, known, dim, beside)
         allowed = torch.full_like(error, bound.gradient)
         if who == "input" and dtype is torch.float32:  # there the output is rounded, too
             moved = known * (1 + bound.forward * torch.finfo(dtype).eps)
-            allowed += (record.exact_gradient(dy, moved, dim)[0] - record.exact_gradient(dy, known, dim)[0]).abs() / unit
+            there, here = (record.exact_gradient(dy, each, dim, beside)[0] for each in (moved, known))
+            allowed += (there - here).abs() / unit
         found["gradient", who].add(x.flatten(), error.flatten(), torch.inf, allowed.flatten())
 
 
-def _gradient_error(record: RowActivation, dx: Tensor, dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+def _gradient_error(
+    record: RowActivation, dx: Tensor, dy: Tensor, y: Tensor, dim: int, beside: Beside
+) -> tuple[Tensor, Tensor]:
     """In epsilons of the sum of the sizes of the terms, but for what is lost where results are subnormal; and that unit."""
     info = torch.finfo(dx.dtype)
-    exact, sizes = record.exact_gradient(dy, y, dim)
+    exact, sizes = record.exact_gradient(dy, y, dim, beside)
     beyond = ((dx.double() - record.factor * exact).abs() - 16 * info.tiny * info.eps).clamp(min=0)
     unit = (info.eps * sizes).clamp(min=info.tiny * info.eps)
     return beyond / unit, unit

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..rows.modules import RowModule
-from ..rows.records import RowActivation
+from ..rows.records import Beside, RowActivation
 from .checks import Check, Row, Worst
 from .limits import FORMULA, Limit
 from .oracle import Judge
 
-__all__ = ["check_rows", "random_rows"]
+__all__ = ["check_rows", "random_beside", "random_rows"]
 
 LENGTHS = (1, 2, 7, 33, 1000, 4096)
 ELEMENTS = 2**17  # of the rows of a length
@@ -39,6 +40,13 @@ def random_rows(length: int, count: int, dtype: torch.dtype, device: torch.devic
     return torch.cat([*rows, torch.stack(extreme)]).to(device, dtype)
 
 
+def random_beside(record: RowActivation, x: Tensor, dim: int) -> Beside:
+    """Operands to try an activation with: for each row of x a random value, and the numbers that are usual."""
+    generator, shape = torch.Generator().manual_seed(2), x.select(dim, 0).unsqueeze(dim).shape
+    rows = [torch.randn(shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype) for _ in record.rows]
+    return Beside(tuple(rows), tuple(default for _, default in record.params))
+
+
 def check_rows(cls: type[RowModule], low: float, high: float, dtypes: tuple[torch.dtype, ...], device: torch.device) -> Check:
     """Compares rows of several lengths, forward and gradient, with float64; of the arguments, ``check`` tells."""
     record = cls.activation
@@ -54,27 +62,31 @@ def _row(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: 
     """What is found for a dtype and what backward keeps."""
     record, function = cls.activation, cls.function
     samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(low, high) for n in LENGTHS]
-    exacts = [_exact(record, x.double()) for x in samples]
+    besides = [random_beside(record, x, -1) for x in samples]
+    exacts = [_exact(record, x.double(), beside) for x, beside in zip(samples, besides, strict=True)]
     # Logarithms are differences of numbers of the size of 1; shares are products, and as exact everywhere.
     floor = 1.0 if any((exact.abs() > 1).any() for exact in exacts) else torch.finfo(dtype).tiny
     forward, gradient = [], []
-    for x, exact in zip(samples, exacts, strict=True):
+    for x, beside, exact in zip(samples, besides, exacts, strict=True):
         dy = _incoming(x)
-        y, dx = _value_and_gradient(function, x, dy, save)
+        y, dx, *of_rows = _value_and_gradients(function, x, beside, dy, save)
         eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
-        spread = (_exact(record, x.double() * (1 + eps)) - _exact(record, x.double() * (1 - eps))).abs()
+        spread = (_exact(record, x.double() * (1 + eps), beside) - _exact(record, x.double() * (1 - eps), beside)).abs()
         judge = Judge(exact, spread, torch.zeros_like(exact), Limit(FORMULA[dtype].ulp, floor), dtype)
         forward.append(_worst(x, y, exact, judge.error(y, floor), judge.wrong(y)))
-        wanted, sizes = _exact_gradient(record, x, dy, y, exact, save)
-        info = torch.finfo(dtype)
-        beyond = ((dx - wanted).abs() - 16 * info.tiny * info.eps).clamp(min=0) / (info.eps * sizes).clamp(min=info.tiny)
-        beyond = beyond.nan_to_num(nan=torch.inf)
-        gradient.append(_worst(x, dx, wanted, beyond, beyond > FORMULA[dtype].ulp))
+        given = zip((x, *beside.rows), (dx, *of_rows), _exact_gradients(record, x, beside, dy, y, exact, save), strict=True)
+        for k, (values, found, (wanted, sizes)) in enumerate(given):
+            info = torch.finfo(dtype)
+            beyond = ((found - wanted).abs() - 16 * info.tiny * info.eps).clamp(min=0) / (info.eps * sizes).clamp(min=info.tiny)
+            beyond = beyond.nan_to_num(nan=torch.inf)
+            worst = _worst(values, found, wanted, beyond, beyond > FORMULA[dtype].ulp)
+            operand = {"by": record.rows[k - 1], "at": f"{worst.x:.8g}, of a row of {x.shape[-1]},"} if k else {}
+            gradient.append(replace(worst, **operand))
     return Row(dtype, save, sum(x.numel() for x in samples), _all(forward), _all(gradient))
 
 
-def _exact(record: RowActivation, x: Tensor) -> Tensor:
-    return record.exact(record.factor * x, -1)
+def _exact(record: RowActivation, x: Tensor, beside: Beside) -> Tensor:
+    return record.exact(record.factor * x, -1, beside)
 
 
 def _incoming(x: Tensor) -> Tensor:
@@ -82,25 +94,32 @@ def _incoming(x: Tensor) -> Tensor:
     return torch.randn(x.shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype)
 
 
-def _value_and_gradient(function: Callable[..., Tensor], x: Tensor, dy: Tensor, save: str) -> tuple[Tensor, Tensor]:
+def _value_and_gradients(
+    function: Callable[..., Tensor], x: Tensor, beside: Beside, dy: Tensor, save: str
+) -> tuple[Tensor, ...]:
     """The results for the rows, in a tensor large enough that they are the kernels', where that may be."""
     count = len(x)
     times = math.ceil(ENOUGH / x.nbytes) if x.shape[-1] >= SHORT and x.dtype is not torch.float64 else 1
-    leaf = x.repeat(times, 1).requires_grad_()
-    y = function(leaf, -1, save=save)
-    (dx,) = torch.autograd.grad(y, leaf, dy.repeat(times, 1))
-    return y.detach()[:count], dx[:count].double()
+    leaves = [each.repeat(times, 1).requires_grad_() for each in (x, *beside.rows)]
+    y = function(*leaves, -1, save=save)
+    gradients = torch.autograd.grad(y, leaves, dy.repeat(times, 1))
+    return y.detach()[:count], *[gradient[:count].double() for gradient in gradients]
 
 
-def _exact_gradient(record: RowActivation, x: Tensor, dy: Tensor, y: Tensor, exact: Tensor, save: str) -> tuple[Tensor, Tensor]:
-    """The gradient of the output that was kept, or of the formula itself; and the sum of the sizes of its terms."""
+def _exact_gradients(
+    record: RowActivation, x: Tensor, beside: Beside, dy: Tensor, y: Tensor, exact: Tensor, save: str
+) -> list[tuple[Tensor, Tensor]]:
+    """The gradients of the output that was kept, or of the formula itself; and the sums of the sizes of their terms."""
+    known = y if save == "output" else exact
+    found, sizes = record.exact_gradient(dy, known, -1, beside)
+    of_output = [(record.factor * found, sizes), *record.exact_of_rows(dy, known, -1, beside)]
     if save == "output":
-        found, sizes = record.exact_gradient(dy, y, -1)
-        return record.factor * found, sizes
-    leaf = x.double().requires_grad_()
+        return of_output
+    leaves = [each.double().requires_grad_() for each in (x, *beside.rows)]
     with torch.enable_grad():
-        (found,) = torch.autograd.grad(_exact(record, leaf), leaf, dy.double())
-    return found, record.exact_gradient(dy, exact, -1)[1]
+        y = _exact(record, leaves[0], Beside(tuple(leaves[1:]), beside.numbers))
+        gradients = torch.autograd.grad(y, leaves, dy.double())
+    return [(gradient, sizes) for gradient, (_, sizes) in zip(gradients, of_output, strict=True)]
 
 
 def _worst(x: Tensor, actual: Tensor, exact: Tensor, error: Tensor, wrong: Tensor) -> Worst:
@@ -113,4 +132,4 @@ def _worst(x: Tensor, actual: Tensor, exact: Tensor, error: Tensor, wrong: Tenso
 
 def _all(found: list[Worst]) -> Worst:
     worst = max(found, key=lambda each: (each.wrong > 0, each.ulp))
-    return Worst(worst.ulp, worst.x, worst.actual, worst.exact, sum(each.wrong for each in found), at=worst.at)
+    return replace(worst, wrong=sum(each.wrong for each in found))
