@@ -13,11 +13,18 @@ extern "C" void set_mask(const void* data, const int64_t* sizes, const int64_t* 
 }
 #endif
 
+static jitact::rows::Operands operands;  // of the next calls
+extern "C" void set_operands(const float* numbers, const float* const* of_rows, float* gradients) {
+  for (int i = 0; i < jitact::rows::kNumbers; i++) operands.numbers[i] = numbers[i];
+  for (int i = 0; i < jitact::rows::kRowValues; i++) operands.of_rows[i] = of_rows[i];
+  operands.gradients = gradients;
+}
+
 extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int64_t inner, float scale, const void* first,
                            const void* second, void* to) {
   using namespace jitact;
   emulated::processors = 1;  // so that few rows are several for each thread
-  rows::Call call{rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to};
+  rows::OperatedCall call{{rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to}, operands};
 #ifdef JITACT_ROW_INPUT
   call.mask = mask;
   if (rows::kAdds && call.op == rows::Op::forward) call.mask.scale = scale, call.scale = 1;

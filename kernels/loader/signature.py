@@ -295,6 +295,9 @@ def _of_rows(found: dict[str, Function]) -> Signature:
     fold, given = forward.types[1:2], forward.types[2:]
     if forward.types[0] != "T" or fold not in (("SumOfExp<T>",), ("LogSumExp<T>",)):
         raise ValueError(f"line {forward.line}: forward of a file of rows must take (T, SumOfExp<T> or LogSumExp<T>, operands...)")
+    for type_ in given:
+        if type_ not in ("Row<T>", "Number<T>"):
+            raise ValueError(f"line {forward.line}: beside a fold, operands are Row<T> and Number<T>; forward takes a {type_}")
     sums = found["fold_from_output"].results if "fold_from_output" in found else 1
     of_sums = "Sum<T>" if sums == 1 else f"Sum<T, {sums}>"
     expected = {
@@ -305,9 +308,6 @@ def _of_rows(found: dict[str, Function]) -> Signature:
     }
     if found.keys() != expected.keys():
         raise ValueError(f"line {forward.line}: a file of rows defines {', '.join(expected)}, and no others")
-    for type_ in given:
-        if type_ not in ("Row<T>", "Number<T>"):
-            raise ValueError(f"line {forward.line}: beside a fold, operands are Row<T> and Number<T>; forward takes a {type_}")
     if sums > _MOST_SUMS:
         raise ValueError(f"line {found['fold_from_output'].line}: fold_from_output returns {sums} terms, of {_MOST_SUMS} at most")
     if "Row<T>" in given and found["backward_of_row"].results != given.count("Row<T>"):

@@ -1,0 +1,410 @@
+"""Kernel files of rows that take more than elements and folds: numbers, and tensors with a value for each row."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import inspect
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from common import SLOW
+from rows_common import CODE, GRADIENT, OPERATIONS, emulated_library, smallest
+from torch import Tensor
+
+import jitact
+from jitact.kernels.loader.signature import read_signature
+from jitact.rows import kernels as row_kernels
+from jitact.rows.definition import RowDefinition
+from jitact.rows.records import Beside
+
+SINK = """
+#include "rows.cuh"
+
+// exp(x_i) / (exp(s) + sum_j exp(x_j)): the sink s takes a share, and has no result
+ELEMENTWISE T forward(T kept, LogSumExp<T> row, Row<T> sink) {
+  return exp(row.log_share(kept)) * sigmoid(-row.log_share(sink));
+}
+
+ELEMENTWISE Many<T, 2> fold_from_output(T dy, T y, Row<T>) { return {dy * y, y}; }
+
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T, 2> row, Row<T>) { return y * (dy - row.total); }
+
+ELEMENTWISE T backward_of_row(Sum<T, 2> row, Row<T>) { return (row.of[1] - 1) * row.total; }
+"""
+LINE = """
+#include "rows.cuh"
+
+// a r log_share(x_i) + b
+ELEMENTWISE T forward(T kept, LogSumExp<T> row, Number<T> a_, Row<T> r, Row<T> b) { return a_ * r * row.log_share(kept) + b; }
+
+ELEMENTWISE Many<T, 2> fold_from_output(T dy, T y, Number<T>, Row<T>, Row<T> b) { return {dy, dy * (y - b)}; }
+
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T, 2> row, Number<T> a_, Row<T> r, Row<T> b) {
+  return a_ * r * (dy - exp((y - b) / (a_ * r)) * row.total);
+}
+
+ELEMENTWISE Many<T, 2> backward_of_row(Sum<T, 2> row, Number<T>, Row<T> r, Row<T>) { return {row.of[1] / r, row.of[0]}; }
+"""
+NUMBER = """
+#include "rows.cuh"
+ELEMENTWISE T forward(T kept, SumOfExp<T> row, Number<T> a) { return a * row.share(kept); }
+ELEMENTWISE T fold_from_output(T dy, T y, Number<T>) { return dy * y; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row, Number<T> a) { return y * (dy - row.total / a); }
+"""
+FORWARD = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float64: 1e-13}
+"""Of an exponential of a logarithm, in parts of itself."""
+
+
+def with_sink(x: Tensor, sink: Tensor, dim: int) -> Tensor:
+    beside = sink.expand([1 if i == dim % x.dim() else size for i, size in enumerate(x.shape)])
+    return torch.softmax(torch.cat([x, beside], dim), dim).narrow(dim, 0, x.shape[dim])
+
+
+def line(x: Tensor, r: Tensor, b: Tensor, dim: int, a: float) -> Tensor:
+    return a * r * torch.log_softmax(x, dim) + b
+
+
+pytestmark = pytest.mark.usefixtures("only_here")
+
+
+def check_gradients(
+    record: RowDefinition, x: Tensor, rows: list[Tensor], dim: int, dy: Tensor, y: Tensor, found: tuple[Tensor, ...], what: object
+) -> None:
+    """The gradients of an output, beside float64's, in parts of the sizes of their terms."""
+    beside = Beside(tuple(rows), tuple(default for _, default in record.params))
+    exact = [record.exact_gradient(dy, y, dim, beside), *record.exact_of_rows(dy, y, dim, beside)]
+    rounding = max(GRADIENT.get(x.dtype, 1e-14), 1e-14)
+    for k, (gradient, (wanted, sizes)) in enumerate(zip(found, exact, strict=True)):
+        # What there is for each row is summed in float32.
+        bound = 4 * (rounding if k == 0 else min(rounding, 2.0**-22)) * sizes + smallest(x.dtype)
+        bound = bound if gradient.dtype is torch.float32 or k == 0 else bound + torch.finfo(gradient.dtype).eps * wanted.abs()
+        excess = (gradient.double() - wanted).abs() - bound
+        assert excess.max() <= 0, (what, k, excess.max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_a_learned_sink(dtype: torch.dtype, device: str) -> None:
+    cls = jitact.define("sink_softmax", source=SINK, reference=with_sink)
+    for t, dim in (
+        (torch.randn(5, 1, device=device), 1),
+        (torch.randn(3, 700, device=device), -1),
+        (torch.randn(3, 40, 9, device=device), 1),
+        (torch.randn(3, 40, 10, device=device), 0),
+        (torch.randn(3, 64, device=device).t(), 0),
+        (torch.randn(2, 3, 5, 64, device=device).transpose(1, 2), -1),
+        (torch.randn(3, 64, device=device)[:, ::2], 1),
+    ):
+        x = (3 * t).to(dtype).requires_grad_()
+        sink, dy = torch.randn_like(t.select(dim, 0).unsqueeze(dim)).to(dtype).requires_grad_(), torch.randn_like(t).to(dtype)
+        expected = with_sink(x.detach().double(), sink.detach().double(), dim)
+        for save in ("output", "input"):
+            y = jitact.sink_softmax(x, sink, dim, save=save)
+            assert y.dtype is dtype and y.shape == x.shape
+            torch.testing.assert_close(y.detach().double(), expected, rtol=FORWARD[dtype], atol=1e-6)
+            found = torch.autograd.grad(y, (x, sink), dy)
+            assert [each.dtype for each in found] == [dtype] * 2 and found[1].shape == sink.shape
+            if save == "output":
+                check_gradients(cls.activation, x, [sink.detach()], dim, dy, y.detach(), found, (t.shape, dim))
+            else:
+                leaves = [each.detach().double().requires_grad_() for each in (x, sink)]
+                wanted = torch.autograd.grad(with_sink(*leaves, dim), leaves, dy.double())
+                for each, its in zip(found, wanted, strict=True):
+                    torch.testing.assert_close(each.double(), its, rtol=FORWARD[dtype], atol=FORWARD[dtype])
+            assert torch.equal(cls(dim, save=save)(x, sink), y)
+
+
+def test_shapes_of_values(device: str) -> None:
+    jitact.define("sink_softmax", source=SINK)
+    x = torch.randn(2, 4, 3, 8, device=device, requires_grad=True)
+    for shape, dim in (((4, 1, 1), -1), ((1, 4, 1, 1), 3), ((), -1), ((1,), -1), ((2, 4, 3), -1), ((2, 4, 8), 2), ((3, 8), 1)):
+        if shape == (3, 8):
+            shape = (1, 3, 8)
+        for dtype in (torch.float32, torch.bfloat16):
+            sink = torch.randn(shape, device=device).to(dtype).requires_grad_()
+            whole = sink.detach().unsqueeze(dim) if shape in ((2, 4, 3), (2, 4, 8)) else sink.detach()
+            whole = whole.float().requires_grad_()
+            y, expected = jitact.sink_softmax(x, sink, dim), with_sink(x, whole, dim)
+            torch.testing.assert_close(y, expected, rtol=FORWARD[torch.float32], atol=1e-6)
+            dy = torch.randn_like(y)
+            (found,), (wanted,) = (torch.autograd.grad(of, by, dy, retain_graph=True) for of, by in ((y, sink), (expected, whole)))
+            assert found.shape == shape and found.dtype is dtype
+            torch.testing.assert_close(found, wanted.view(shape).to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5)
+
+
+def test_kernels_compute_what_they_can(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    jitact.define("sink_softmax", source=SINK)
+    x, sink = torch.randn(2, 8, 1024, device=device).requires_grad_(), torch.zeros(8, 1, device=device).requires_grad_()
+    asked: list[str] = []
+    forward, backward = RowDefinition.forward_by_kernel, RowDefinition.backward_by_kernel
+    monkeypatch.setattr(RowDefinition, "forward_by_kernel", lambda *of: asked.append("forward") or forward(*of))
+    monkeypatch.setattr(RowDefinition, "backward_by_kernel", lambda *of: asked.append("backward") or backward(*of))
+    for leaves in ((x, sink), (sink,)):
+        given = x if len(leaves) == 2 else x.detach()
+        asked.clear()
+        torch.autograd.grad(jitact.sink_softmax(given, sink), leaves, torch.ones_like(x))
+        assert asked == ["forward", "backward"]
+    y = jitact.sink_softmax(x, sink)
+    dx, ds = torch.autograd.grad(y, (x, sink), x.detach() + 1, create_graph=True)
+    assert asked == ["forward", "backward", "forward"]  # what is to be differentiated, PyTorch computes
+    again = torch.autograd.grad(dx.square().sum() + ds.square().sum(), (x, sink))
+    leaves = [each.detach().double().requires_grad_() for each in (x, sink)]
+    wanted = torch.autograd.grad(with_sink(*leaves, -1), leaves, leaves[0].detach() + 1, create_graph=True)
+    wanted = torch.autograd.grad(wanted[0].square().sum() + wanted[1].square().sum(), leaves)
+    for found, exact in zip(again, wanted, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-5)
+
+
+def test_under_transforms(device: str) -> None:
+    jitact.define("line_of_shares", source=LINE, a=0.5)
+    x, v = torch.randn(2, 3, 4, device=device, dtype=torch.float64)
+    rows = torch.rand(2, 3, 1, device=device, dtype=torch.float64) + 1
+
+    def ours(x: Tensor, r: Tensor, b: Tensor) -> Tensor:
+        return jitact.line_of_shares(x, r, b, 1, a=2.0)
+
+    leaves = [each.clone().requires_grad_() for each in (x, *rows)]
+    expected = line(x, *rows, 1, 2.0)
+    torch.testing.assert_close(ours(x, *rows), expected)
+    assert torch.autograd.gradcheck(ours, leaves) and torch.autograd.gradgradcheck(ours, leaves)
+    by_row = torch.func.vmap(lambda x, r: jitact.line_of_shares(x, r, rows[1, 0], 0, a=2.0), (0, 0))(x, rows[0])
+    torch.testing.assert_close(by_row, line(x, rows[0], rows[1, 0], 1, 2.0))
+    for found, wanted in zip(
+        torch.func.jvp(ours, (x, *rows), (v, *rows)),
+        torch.func.jvp(lambda *of: line(*of, 1, 2.0), (x, *rows), (v, *rows)),
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x, *rows), expected)
+    torch.testing.assert_close(torch.fx.symbolic_trace(ours)(x, *rows), expected)
+
+
+def test_masks_and_types_beside_values(device: str) -> None:
+    cls = jitact.define("sink_softmax", source=SINK)
+    x = torch.randn(2, 3, 40, device=device).bfloat16().requires_grad_()
+    sink, mask = torch.randn(3, 1, device=device, requires_grad=True), torch.rand(2, 1, 40, device=device) > 0.3
+    asked, operate = [], row_kernels.operate
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("jitact.rows.kernels.operate", lambda *of: asked.append(of[1]) or operate(*of))
+        y = jitact.sink_softmax(x, sink, -1, torch.float32, scale=0.5, mask=mask)
+        dy = torch.randn_like(y)
+        found = torch.autograd.grad(y, (x, sink), dy)
+    assert asked == ["forward", "backward_from_output"] and y.dtype is torch.float32
+    leaves = [x.detach().double().requires_grad_(), sink.detach().double().requires_grad_()]
+    expected = with_sink((0.5 * leaves[0]).masked_fill(~mask, -torch.inf), leaves[1], -1)
+    torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
+    wanted = torch.autograd.grad(expected, leaves, dy.double())
+    assert found[0].dtype is torch.bfloat16 and found[1].dtype is torch.float32
+    torch.testing.assert_close(found[0].double(), wanted[0], rtol=2.0**-8, atol=1e-5)
+    torch.testing.assert_close(found[1].double(), wanted[1], rtol=1e-4, atol=1e-5)
+    added = torch.randn(3, 40, device=device, requires_grad=True)  # before the kernel, as it is for 16 bits that are converted
+    y = jitact.sink_softmax(x.float(), sink, mask=added, save="input")
+    expected = with_sink(x.detach().double() + added.double(), leaves[1], -1)
+    torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
+    both = (torch.autograd.grad(of, (added, by), dy.to(of.dtype)) for of, by in ((y, sink), (expected, leaves[1])))
+    for own, exact in zip(*both, strict=True):
+        torch.testing.assert_close(own.float(), exact.float(), rtol=1e-4, atol=1e-5)
+    assert cls.activation.rows == ("sink",)
+
+
+def test_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = jitact.define("line_of_shares", source=LINE, a=0.5, reference=line)
+    x, r, b = torch.randn(4, 9), torch.rand(4) + 1, torch.randn(4, 1)
+    loaded, load = [], row_kernels.kernels.load
+    monkeypatch.setattr(row_kernels.kernels, "load", lambda *of: loaded.append(of) or load(*of))
+    for a in (0.5, 2, -3.0):
+        torch.testing.assert_close(jitact.line_of_shares(x, r, b, a=a), line(x, r[:, None], b, 1, a))
+        torch.testing.assert_close(cls(a=a)(x, r, b), line(x, r[:, None], b, 1, a))
+    assert len({of[0] for of in loaded}) == 1
+    leaves = [each.clone().requires_grad_() for each in (x, r, b)]
+    y = jitact.line_of_shares(*leaves, a=2.0)
+    found = torch.autograd.grad(y, leaves, x)
+    for each, wanted in zip(found, torch.autograd.grad(line(leaves[0], r[:, None], b, 1, 2.0), leaves[:1], x), strict=False):
+        torch.testing.assert_close(each, wanted)
+    torch.testing.assert_close(found[1], (x * 2 * torch.log_softmax(x, 1)).sum(1))
+    torch.testing.assert_close(found[2], x.sum(1, keepdim=True))
+    assert str(inspect.signature(jitact.line_of_shares)) == (
+        "(x, r, b, dim=-1, dtype=None, *, a=0.5, scale=1.0, mask=None, save='output')"
+    )
+    assert str(inspect.signature(cls)) == "(dim=-1, *, a=0.5, save=None)"
+    module = cls(a=2)
+    assert repr(module) == "LineOfShares(dim=-1, a=2.0)" and module.a == 2.0
+    for other in (pickle.loads(pickle.dumps(module)), copy.deepcopy(module)):
+        assert type(other) is cls and torch.equal(other(x, r, b), module(x, r, b))
+    model_new, model = cls(*cls.get_init_inputs()), cls.Model(*cls.get_init_inputs())
+    given = cls.get_inputs(30, 200)
+    assert [tuple(each.shape) for each in given] == [(30, 200), (30, 1), (30, 1)]
+    torch.testing.assert_close(model_new(*given), model(*given))
+
+
+def test_a_number_alone() -> None:
+    jitact.define("scaled_share", source="// parameters: a = 2.0\n" + NUMBER)
+    x = torch.randn(4, 9, requires_grad=True)
+    for a in (2.0, 3.0):
+        given = {} if a == 2.0 else {"a": a}
+        y = jitact.scaled_share(x, **given)
+        torch.testing.assert_close(y, a * torch.softmax(x, -1))
+        found, wanted = (torch.autograd.grad(of, x, x.detach())[0] for of in (y, a * torch.softmax(x, -1)))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_folders_hold_operands(tmp_path: Path) -> None:
+    jitact.define("line_of_shares", source=LINE, a=0.25, saves="input")
+    (path,) = jitact.save_folder(tmp_path, "line_of_shares")
+    assert "// parameters: a = 0.25\n" in path.read_text()
+    (cls,) = jitact.load_folder(tmp_path).values()
+    assert cls.activation.params == (("a", 0.25),) and cls.activation.rows == ("r", "b") and cls().a == 0.25
+
+
+def test_check_and_plot_of_operands() -> None:
+    cls = jitact.define("line_of_shares", source=LINE, a=0.5, reference=line)
+    result = jitact.check(cls, dtypes=[torch.float64], device="cpu")
+    assert result, result.table
+    wrong = jitact.define("line_of_shares", source=LINE.replace("{row.of[1] / r,", "{row.of[1] / (r * r),"), a=0.5, reference=line)
+    result = jitact.check(wrong, dtypes=[torch.float64], device="cpu")
+    assert not result and "gradient by r at " in result.table and "gradient by b" not in result.table
+    pytest.importorskip("matplotlib").use("Agg")
+    (drawn, *_) = jitact.plot("line_of_shares", low=-2, high=2, device="cpu").axes[0].lines
+    assert drawn.get_label() == "line_of_shares beside -1, 0, 1, r = 1, b = 1"
+
+
+def test_exports_refuse_them() -> None:
+    jitact.define("sink_softmax", source=SINK)
+    with pytest.raises(ValueError, match="SinkSoftmax cannot be exported: of rows, softmax, log_softmax, softmin can"):
+        jitact.export("sink_softmax")
+
+
+# What will not do.
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (("Row<T> sink", "Channel<T> sink"), {}, "line 5: beside a fold, operands are Row<T> and Number<T>; forward takes a Chan"),
+        (("Row<T> sink", "T sink"), {}, "line 5: beside a fold, operands are Row<T> and Number<T>; forward takes a T"),
+        (("Row<T> sink", "Number<T> sink"), {}, r"line 5: a file of rows defines forward, fold_from_output, backward_from_output"),
+        (("T backward_of_row(", "T other("), {}, "line 5: a file of rows defines .*, backward_of_row, and no others"),
+        (("T y, Row<T>) {", "T y) {"), {}, r"line 9: fold_from_output must take \(T, T, Row<T>\)"),
+        (("T y, Sum<T, 2> row", "T y, Sum<T> row"), {}, r"line 11: backward_from_output must take \(T, T, Sum<T, 2>, Row<T>\)"),
+        (("T backward_of_row", "Many<T, 2> backward_of_row"), {}, "line 13: backward_of_row returns 2 gradients, of 1 operands"),
+        (("Many<T, 2>", "Many<T, 5>"), {}, "line 9: fold_from_output returns 5 terms, of 4 at most"),
+        (("T y, Row<T>)", "T y, Row<T> other)"), {}, "line 5: operand 1 of forward, after the fold, is called sink and other"),
+        (("LogSumExp<T> row, Row<T>", "Row<T> row, LogSumExp<T>"), {}, "line 5: forward of a file of rows must take"),
+        ((None, None), {"alpha": 1.0}, "forward's parameters are none, those with a default alpha; leave them out"),
+        ((None, None), {"sink": 1.0}, r"sink is declared as 1.0; forward's arguments of type Row<T> are sink"),
+        (("sink", "mask"), {}, "an operand cannot be called 'mask': it is an argument of every activation of rows"),
+        ((None, None), {"reference": lambda x, dim: x}, r"the reference must take \(x, sink, dim\)"),
+    ],
+)
+def test_files_that_will_not_do(change: tuple, options: dict, message: str) -> None:
+    assert change[0] is None or change[0] in SINK
+    text = SINK if change[0] is None else SINK.replace(*change) if change[0] == "sink" else SINK.replace(*change, 1)
+    with pytest.raises((ValueError, TypeError), match=f"my_rows: {message}") as caught:
+        jitact.define("my_rows", source=text, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_number_without_a_default() -> None:
+    with pytest.raises(ValueError, match=r"my_rows: forward's parameters are a, those with a default none; define\(..., a=1.0\)"):
+        jitact.define("my_rows", source=NUMBER)
+
+
+def test_calls_that_will_not_do() -> None:
+    cls = jitact.define("line_of_shares", source=LINE, a=0.5)
+    x, r = torch.randn(4, 9), torch.ones(4, 1)
+    refused = [
+        (lambda f: f(x, r), TypeError, r"line_of_shares\(x, r, b, dim=-1, .*: missing a required argument: 'b'"),
+        (lambda f: f(x, r, -1), TypeError, "line_of_shares: b is a floating tensor, got"),
+        (lambda f: f(x, r, r.int()), TypeError, r"line_of_shares: b is a floating tensor, got .*int32"),
+        (lambda f: f(x, r, r.to("meta")), ValueError, "b must be on the device of x, cpu, got one on meta"),
+        (
+            lambda f: f(x, r, torch.ones(9)),
+            ValueError,
+            r"b must broadcast to \(4, 1\), a value for each row of x, or be of shape \(4,\); got \(9,\)",
+        ),
+        (lambda f: f(x, r, r[None]), ValueError, r"b must broadcast to \(4, 1\), .*; got \(1, 4, 1\)"),
+        (lambda f: f(x, r, r, a="1"), TypeError, "line_of_shares: a must be a number, got '1'"),
+        (lambda f: f(x, r, r, 2), IndexError, "Dimension out of range"),
+        (lambda f: f(x, r, r, None), TypeError, "line_of_shares: dim is an int, got None"),
+        (lambda f: cls(a=None), TypeError, "line_of_shares: a must be a number, got None"),
+        (lambda f: cls(c=1.0), TypeError, r"LineOfShares\(dim=-1, \*, a=0.5, save=None\): got an unexpected keyword argument 'c'"),
+        (lambda f: cls()(x, r), TypeError, "missing a required argument: 'b'"),
+    ]
+    for call, error, message in refused:
+        with pytest.raises(error, match=message) as caught:
+            call(jitact.line_of_shares)
+        assert "\n" not in str(caught.value)
+
+
+def test_the_operators_refuse_what_they_cannot_read() -> None:
+    cls = jitact.define("sink_softmax", source=SINK)
+    forward = row_kernels.operator(cls.activation.source, "forward")
+    x = torch.randn(8, 128)
+    with pytest.raises(RuntimeError, match="expected one value for each row"):
+        forward(x, torch.zeros(7), 1, 1.0)
+    with pytest.raises(RuntimeError, match="values of rows must be float32"):
+        forward(x, torch.zeros(8, dtype=torch.float64), 1, 1.0)
+    meta = row_kernels.operator(cls.activation.source, "backward")(*(torch.empty(3, 5, device="meta"),) * 2, x.to("meta"), 1, 1.0)
+    assert [(each.shape, each.dtype) for each in meta] == [((3, 5), torch.float32), ((1, 3), torch.float32)]
+    assert [operand.name for operand in read_signature(SINK).differentiable] == ["kept", "sink"]
+
+
+# The GPU's code, in threads of the CPU.
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Tensor]]:
+    """``run(kernel, kind, tensors, rows, numbers, dim, scale)`` gives the result, or the gradients."""
+    folder, libraries = tmp_path_factory.mktemp("emulated"), {}
+    for name, text in (("sink", SINK), ("line", LINE)):
+        (folder / f"{name}.cu").write_text(text)
+        libraries[name] = emulated_library(folder / name, str(folder / name))
+
+    def run(kernel: str, kind: str, tensors: list[Tensor], rows: list[Tensor], numbers: list[float], dim: int, scale: float):
+        library, x = libraries[kernel], tensors[-1]
+        assert all(t.is_contiguous() for t in (*tensors, *rows)) and all(t.dtype is torch.float32 for t in rows)
+        y, gradients = torch.full_like(x, 7), torch.full((len(rows), *rows[0].shape), 7.0)
+        data = (ctypes.c_void_p * len(rows))(*(t.data_ptr() for t in rows))
+        library.set_operands((ctypes.c_float * 2)(*numbers), data, ctypes.c_void_p(gradients.data_ptr()))
+        length, inner = x.shape[dim], x[(0,) * (dim % x.dim() + 1)].numel()
+        sizes = [ctypes.c_int64(size) for size in (x.numel() // length // inner, length, inner)]
+        places = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], x, y)]
+        assert library.run(OPERATIONS.index(kind), CODE[x.dtype], *sizes, ctypes.c_float(scale), *places) is None
+        return [y] if kind == "forward" else [y, *gradients]
+
+    return run
+
+
+# Of parts of a warp, a block, clusters, ragged ones, ones that registers do not hold; rows side by side in one block, in
+# clusters, in shared memory, and that are not held.
+PLACES = [((5, 8), 1), ((40, 33), 1), ((3, 1000), 1), ((3, 2055), 1), ((2, 16400), 1), ((3, 300_000), 1), ((2, 270_001), 1),
+          ((3, 19, 520), 1), ((2, 3, 8), 1), ((1025, 72), 0), ((2, 9000, 16), 1), ((70_000, 2), 0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [*map(SLOW, CODE)], ids=str)
+def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
+    torch.manual_seed(0)
+    sink = jitact.define("sink_softmax", source=SINK).activation
+    lines = jitact.define("line_of_shares", source=LINE, a=0.5).activation
+    for shape, dim in PLACES:
+        x = (torch.randn(shape) * 4).to(dtype)
+        dy, rows = torch.randn(shape).to(dtype), [torch.rand_like(x.select(dim, 0).unsqueeze(dim).float()) + 1 for _ in range(2)]
+        for name, record, count, numbers in (("sink", sink, 1, []), ("line", lines, 2, [0.5])):
+            given, what = rows[:count], (name, shape, dim)
+            (y,) = emulated(name, "forward", [x], given, numbers, dim, -0.5)
+            wide = [each.double() for each in given]
+            exact = with_sink(-0.5 * x.double(), *wide, dim) if count == 1 else line(-0.5 * x.double(), *wide, dim, 0.5)
+            torch.testing.assert_close(y.double(), exact, rtol=FORWARD[dtype], atol=1e-6, msg=lambda text, at=what: f"{at}: {text}")
+            dx, *of_rows = emulated(name, "backward_from_output", [dy, y], given, numbers, dim, -0.5)
+            check_gradients(record, x, given, dim, dy, y, (dx.double() / -0.5, *of_rows), what)
+            dx, *of_rows = emulated(name, "backward", [dy, x], given, numbers, dim, -0.5)
+            beside = Beside(tuple(given), tuple(numbers))
+            wanted, sizes = record.exact_gradient(dy, exact, dim, beside)
+            assert ((dx.double() / -0.5 - wanted).abs() <= 4 * max(GRADIENT[dtype], 1e-5) * sizes + smallest(dtype)).all(), what
+            for gradient, (wanted, sizes) in zip(of_rows, record.exact_of_rows(dy, exact, dim, beside), strict=True):
+                # Weights of 16-bit types are exact to 2^-11 or so, and all of a row off by as much alike.
+                rough = 2.0**-9 if dtype is not torch.float32 else 1e-5
+                assert ((gradient.double() - wanted).abs() <= rough * sizes).all(), what
