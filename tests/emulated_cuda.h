@@ -91,7 +91,7 @@ struct Meeting {
   }
 };
 
-constexpr size_t kStatic = 1 << 16, kShared = kStatic + (1 << 18);  // bytes of a block: before what a launch asks for, and all
+constexpr size_t kStatic = 1 << 17, kShared = kStatic + (1 << 18);  // bytes of a block: before what a launch asks for, and all
 
 struct Block {
   dim3 index;

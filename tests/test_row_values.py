@@ -55,6 +55,18 @@ ELEMENTWISE T forward(T kept, SumOfExp<T> row, Number<T> a) { return a * row.sha
 ELEMENTWISE T fold_from_output(T dy, T y, Number<T>) { return dy * y; }
 ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row, Number<T> a) { return y * (dy - row.total / a); }
 """
+LOG_SINK = """
+#include "rows.cuh"
+
+// x_i - log(exp(s) + sum_j exp(x_j)), a term of whose gradients is not 0 where dy is
+ELEMENTWISE T forward(T kept, LogSumExp<T> row, Row<T> sink) { return row.log_share(kept) - softplus(row.log_share(sink)); }
+
+ELEMENTWISE Many<T, 2> fold_from_output(T dy, T y, Row<T>) { return {dy, exp(y)}; }
+
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T, 2> row, Row<T>) { return dy - row.times_exp(y); }
+
+ELEMENTWISE T backward_of_row(Sum<T, 2> row, Row<T>) { return (row.of[1] - 1) * row.total; }
+"""
 FORWARD = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float64: 1e-13}
 """Of an exponential of a logarithm, in parts of itself."""
 
@@ -62,6 +74,10 @@ FORWARD = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7
 def with_sink(x: Tensor, sink: Tensor, dim: int) -> Tensor:
     beside = sink.expand([1 if i == dim % x.dim() else size for i, size in enumerate(x.shape)])
     return torch.softmax(torch.cat([x, beside], dim), dim).narrow(dim, 0, x.shape[dim])
+
+
+def log_with_sink(x: Tensor, sink: Tensor, dim: int) -> Tensor:
+    return x - torch.logaddexp(x.logsumexp(dim, keepdim=True), sink)
 
 
 def line(x: Tensor, r: Tensor, b: Tensor, dim: int, a: float) -> Tensor:
@@ -240,6 +256,19 @@ def test_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close(model_new(*given), model(*given))
 
 
+@pytest.mark.parametrize("save", ["output", "input"])
+def test_terms_that_are_not_0_where_nothing_comes_in(save: str, device: str) -> None:
+    jitact.define("log_sink", source=LOG_SINK)
+    for shape, dim in (((5, 3), 1), ((3, 1001), 1), ((2, 7, 6), 1), ((33, 2, 5), 0)):
+        leaves = [torch.randn(shape, device=device), torch.randn(shape, device=device).select(dim, 0).unsqueeze(dim)]
+        leaves, dy = [each.requires_grad_() for each in leaves], torch.randn(shape, device=device)
+        y, expected = jitact.log_sink(*leaves, dim, save=save), log_with_sink(*[each.double() for each in leaves], dim)
+        torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=1e-6)
+        both = (torch.autograd.grad(of, leaves, dy.to(of.dtype)) for of in (y, expected))
+        for found, wanted in zip(*both, strict=True):
+            torch.testing.assert_close(found, wanted, rtol=1e-5, atol=3e-5)
+
+
 def test_a_number_alone() -> None:
     jitact.define("scaled_share", source="// parameters: a = 2.0\n" + NUMBER)
     x = torch.randn(4, 9, requires_grad=True)
@@ -290,7 +319,7 @@ def test_exports_refuse_them() -> None:
         (("T y, Row<T>) {", "T y) {"), {}, r"line 9: fold_from_output must take \(T, T, Row<T>\)"),
         (("T y, Sum<T, 2> row", "T y, Sum<T> row"), {}, r"line 11: backward_from_output must take \(T, T, Sum<T, 2>, Row<T>\)"),
         (("T backward_of_row", "Many<T, 2> backward_of_row"), {}, "line 13: backward_of_row returns 2 gradients, of 1 operands"),
-        (("Many<T, 2>", "Many<T, 5>"), {}, "line 9: fold_from_output returns 5 terms, of 4 at most"),
+        (("Many<T, 2>", "Many<T, 3>"), {}, "line 9: fold_from_output returns 3 terms, of 2 at most"),
         (("T y, Row<T>)", "T y, Row<T> other)"), {}, "line 5: operand 1 of forward, after the fold, is called sink and other"),
         (("LogSumExp<T> row, Row<T>", "Row<T> row, LogSumExp<T>"), {}, "line 5: forward of a file of rows must take"),
         ((None, None), {"alpha": 1.0}, "forward's parameters are none, those with a default alpha; leave them out"),
@@ -359,7 +388,7 @@ def test_the_operators_refuse_what_they_cannot_read() -> None:
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Tensor]]:
     """``run(kernel, kind, tensors, rows, numbers, dim, scale)`` gives the result, or the gradients."""
     folder, libraries = tmp_path_factory.mktemp("emulated"), {}
-    for name, text in (("sink", SINK), ("line", LINE)):
+    for name, text in (("sink", LOG_SINK), ("line", LINE)):
         (folder / f"{name}.cu").write_text(text)
         libraries[name] = emulated_library(folder / name, str(folder / name))
 
@@ -387,7 +416,7 @@ PLACES = [((5, 8), 1), ((40, 33), 1), ((3, 1000), 1), ((3, 2055), 1), ((2, 16400
 @pytest.mark.parametrize("dtype", [*map(SLOW, CODE)], ids=str)
 def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
     torch.manual_seed(0)
-    sink = jitact.define("sink_softmax", source=SINK).activation
+    sink = jitact.define("log_sink", source=LOG_SINK).activation
     lines = jitact.define("line_of_shares", source=LINE, a=0.5).activation
     for shape, dim in PLACES:
         x = (torch.randn(shape) * 4).to(dtype)
@@ -396,7 +425,7 @@ def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
             given, what = rows[:count], (name, shape, dim)
             (y,) = emulated(name, "forward", [x], given, numbers, dim, -0.5)
             wide = [each.double() for each in given]
-            exact = with_sink(-0.5 * x.double(), *wide, dim) if count == 1 else line(-0.5 * x.double(), *wide, dim, 0.5)
+            exact = (log_with_sink if count == 1 else line)(-0.5 * x.double(), *wide, dim, *numbers)
             torch.testing.assert_close(y.double(), exact, rtol=FORWARD[dtype], atol=1e-6, msg=lambda text, at=what: f"{at}: {text}")
             dx, *of_rows = emulated(name, "backward_from_output", [dy, y], given, numbers, dim, -0.5)
             check_gradients(record, x, given, dim, dy, y, (dx.double() / -0.5, *of_rows), what)

@@ -281,7 +281,7 @@ class Tile {
     each_word(words, [&](auto at) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
-      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], functions_.terms(dy[e], y[e], e));
+      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], functions_.terms(dy[e], y[e], e), is_there(at));
     });
     forget(words);
     combine<turn>(parts, Joined());

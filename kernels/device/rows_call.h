@@ -95,8 +95,11 @@ class Functions<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
 template <typename M> constexpr int kCount = 0;
 template <typename T, int n> constexpr int kCount<Many<T, n>> = n;
 constexpr int kTerms = kCount<decltype(Functions<Single, 1>().terms(Single(), Single(), 0))>;
+static_assert(kTerms <= 2, "fold_from_output returns more terms than blocks have shared memory for");
 template <typename T>
 using Sums = Sum<T, kTerms>;
+// Whether terms are 0 where dy is: what stands beside a row, in a vector that it shares, then needs no further look.
+constexpr bool kVanishing = kTerms == 1 && kOperands == 0;
 
 enum class Op { forward, backward, backward_from_output };
 

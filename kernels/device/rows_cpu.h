@@ -281,12 +281,14 @@ class Strip {
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
       Wide block[kTerms][kLanes] = {};
-      for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes)
+      for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes) {
+        const int lanes = across ? kLanes : int(std::min(int64_t(kLanes), place_.length - (step + i) * kLanes));
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
           const auto terms = functions.terms(dy[j], y[j], across ? j : 0);
-          for (int k = 0; k < kTerms; k++) block[k][j] += Wide(terms.of[k].v);
+          for (int k = 0; k < kTerms; k++) block[k][j] += kVanishing || j < lanes ? Wide(terms.of[k].v) : Wide(0);
         }
+      }
       for (int k = 0; k < kTerms; k++) {
         combine(block[k], [](Wide a, Wide b) { return a + b; });
         for (int j = 0; j < kRows; j++) sums[k][j] += double(block[k][j]);

@@ -96,8 +96,9 @@ struct Joined {
   }
 };
 template <typename T>
-JITACT_DEVICE void add_terms(T (&to)[kParts<T>], const Many<T, kTerms>& terms) {
-  JITACT_UNROLL for (int k = 0; k < kTerms; k++) Adding<T>::add(to + k * Adding<T>::parts, terms.of[k]);
+JITACT_DEVICE void add_terms(T (&to)[kParts<T>], const Many<T, kTerms>& terms, bool is_of_row) {
+  JITACT_UNROLL for (int k = 0; k < kTerms; k++)
+    Adding<T>::add(to + k * Adding<T>::parts, kVanishing || is_of_row ? terms.of[k] : T(0));
 }
 template <typename T>
 JITACT_DEVICE Sums<T> sums_of(const T (&parts)[kParts<T>]) {
@@ -441,7 +442,10 @@ class Rows {
       if (at(c, v) >= place_.end) return;  // what is branched around is not spread over registers
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) add_terms(partial[i % 2], functions_.terms(dy[i], y[i], 0));
+      JITACT_UNROLL for (int i = 0; i < size; i++) {
+        const bool is_of_row = !ragged || is_inside(at(c, v) + i);
+        add_terms(partial[i % 2], functions_.terms(dy[i], y[i], 0), is_of_row);
+      }
     });
     forget(words);
     Joined()(partial[0], partial[1]);
@@ -552,7 +556,7 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
   if (device < kDevices) found = here.load(std::memory_order_relaxed);
   if (found == 0) {
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    shared -= int(sizeof(Exchange<0, kTerms < 2 ? 4 : 2 * kTerms>)) * 3;
+    shared -= int(sizeof(Exchange<0, 4>)) * 3;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (launch.blocks == 1) {
       int processors = 0;

@@ -282,7 +282,7 @@ def without_underscores(names: Sequence[str]) -> list[str]:
     return [each if can else name for name, each, can in zip(names, bare, usable, strict=True)]
 
 
-_MOST_SUMS = 4  # of a row, that threads of a GPU pass to each other
+_MOST_SUMS = 2  # of a row, for which the GPU's blocks have shared memory
 
 
 def _of_rows(found: dict[str, Function]) -> Signature:
