@@ -70,8 +70,8 @@ def define(
             rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's.
         saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
         reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first;
-            of rows, ``reference(x, *rows, dim, *params)``. If left out, and forward is an expression, that is evaluated in PyTorch; else the
-            compiled forward in float64 stands in.
+            of rows, ``reference(x, *rows, dim, *params)``. If left out, and forward is an expression, that is evaluated in
+            PyTorch; else the compiled forward in float64 stands in.
         formula: forward, for people; the expression if left out.
         params: the parameters with their defaults, in the order of the constructor's arguments, and the operands with a
             learned value for each channel, as :class:`Channel`, or with a value for each row, as :class:`Row`.

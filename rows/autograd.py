@@ -31,9 +31,12 @@ class Rows(torch.autograd.Function):
         numbers: tuple[float, ...],
         *rows: Tensor,
     ) -> Tensor:
-        """By the kernel, or PyTorch's operator where the kernel is for backward alone. ``rows`` are as :func:`lying_rows` has them."""
+        """By the kernel, or PyTorch's operator where the kernel is for backward alone; rows are those of :func:`lying_rows`."""
         beside = Beside(rows, numbers)
-        y = record.forward_by_kernel(x, dim, scale, _in_one_piece(beside)) if by_kernel else _eager(record, x, dim, scale, beside)
+        if by_kernel:
+            y = record.forward_by_kernel(x, dim, scale, _in_one_piece(beside))
+        else:
+            y = _eager(record, x, dim, scale, beside)
         ctx.record, ctx.dim, ctx.scale, ctx.save, ctx.numbers = record, dim, scale, save, numbers
         ctx.save_for_backward(y if save == "output" else x, *rows)
         return y

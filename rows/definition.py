@@ -226,7 +226,7 @@ class _Formulas:
         return self._of_totals(dy, y, totals, operands).to(y.dtype), *self._of_rows(y, totals, operands)
 
     def gradient_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, Tensor]:
-        """The gradient, and the sum of the sizes of its terms: of dy's own, and of those that come by each of the row's totals."""
+        """The gradient, and the sum of the sizes of its terms: of dy's own, and of those that come by each of the totals."""
         sizes = [term.abs().sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
         nothing = [torch.zeros_like(size) for size in sizes]
         found = self._of_totals(dy, y, nothing, operands).abs()
@@ -301,6 +301,7 @@ SMOOTH: dict[str, Callable[..., Tensor]] = {
 
 def _as_elements(text: str) -> str:
     """A file of rows in the words of a file of elements."""
-    text = re.sub(r"\b(?:SumOfExp|LogSumExp|Sum)<T(?:,\s*\d+)?>", "Row<T>", code(text)).replace('"rows.cuh"', '"elementwise.cuh"')
+    text = code(text).replace('"rows.cuh"', '"elementwise.cuh"')
+    text = re.sub(r"\b(?:SumOfExp|LogSumExp|Sum)<T(?:,\s*\d+)?>", "Row<T>", text)
     text = re.sub(r"\b(\w+)\.(share|log_share|times_exp)\s*\(", r"\2(\1, ", text)
     return re.sub(r"\b(\w+)\.total\b", r"total(\1)", text)

@@ -176,7 +176,7 @@ def test_folders_hold_rows(tmp_path: Path) -> None:
             ValueError,
             "my_rows: line 3: a file of rows defines forward, fold_from",
         ),
-        (PLAIN, {"alpha": 1.0}, ValueError, "my_rows: a file of rows takes no parameters: write a number as #define"),
+        (PLAIN, {"alpha": 1.0}, ValueError, "my_rows: forward's parameters are none, those with a default alpha; leave"),
         (PLAIN, {"saves": "bit"}, ValueError, "my_rows: backward cannot keep 'bit' of rows, only output, input"),
         (PLAIN, {"reference": lambda x: x}, TypeError, r"my_rows: the reference must take \(x, dim\)"),
     ],

@@ -88,7 +88,7 @@ pytestmark = pytest.mark.usefixtures("only_here")
 
 
 def check_gradients(
-    record: RowDefinition, x: Tensor, rows: list[Tensor], dim: int, dy: Tensor, y: Tensor, found: tuple[Tensor, ...], what: object
+    record: RowDefinition, x: Tensor, rows: list[Tensor], dim: int, dy: Tensor, y: Tensor, found: tuple, what: object
 ) -> None:
     """The gradients of an output, beside float64's, in parts of the sizes of their terms."""
     beside = Beside(tuple(rows), tuple(default for _, default in record.params))
@@ -146,7 +146,7 @@ def test_shapes_of_values(device: str) -> None:
             y, expected = jitact.sink_softmax(x, sink, dim), with_sink(x, whole, dim)
             torch.testing.assert_close(y, expected, rtol=FORWARD[torch.float32], atol=1e-6)
             dy = torch.randn_like(y)
-            (found,), (wanted,) = (torch.autograd.grad(of, by, dy, retain_graph=True) for of, by in ((y, sink), (expected, whole)))
+            (found,), (wanted,) = (torch.autograd.grad(of, by, dy) for of, by in ((y, sink), (expected, whole)))
             assert found.shape == shape and found.dtype is dtype
             torch.testing.assert_close(found, wanted.view(shape).to(dtype), rtol=torch.finfo(dtype).eps, atol=1e-5)
 
@@ -292,8 +292,9 @@ def test_check_and_plot_of_operands() -> None:
     cls = jitact.define("line_of_shares", source=LINE, a=0.5, reference=line)
     result = jitact.check(cls, dtypes=[torch.float64], device="cpu")
     assert result, result.table
-    wrong = jitact.define("line_of_shares", source=LINE.replace("{row.of[1] / r,", "{row.of[1] / (r * r),"), a=0.5, reference=line)
-    result = jitact.check(wrong, dtypes=[torch.float64], device="cpu")
+    wrong = LINE.replace("{row.of[1] / r,", "{row.of[1] / (r * r),")
+    cls = jitact.define("line_of_shares", source=wrong, a=0.5, reference=line)
+    result = jitact.check(cls, dtypes=[torch.float64], device="cpu")
     assert not result and "gradient by r at " in result.table and "gradient by b" not in result.table
     pytest.importorskip("matplotlib").use("Agg")
     (drawn, *_) = jitact.plot("line_of_shares", low=-2, high=2, device="cpu").axes[0].lines
@@ -312,13 +313,13 @@ def test_exports_refuse_them() -> None:
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (("Row<T> sink", "Channel<T> sink"), {}, "line 5: beside a fold, operands are Row<T> and Number<T>; forward takes a Chan"),
+        (("Row<T> sink", "Channel<T> sink"), {}, "line 5: beside a fold, operands are Row<T> and Number<T>; forward takes a"),
         (("Row<T> sink", "T sink"), {}, "line 5: beside a fold, operands are Row<T> and Number<T>; forward takes a T"),
-        (("Row<T> sink", "Number<T> sink"), {}, r"line 5: a file of rows defines forward, fold_from_output, backward_from_output"),
+        (("Row<T> sink", "Number<T> sink"), {}, "line 5: a file of rows defines forward, fold_from_output, backward"),
         (("T backward_of_row(", "T other("), {}, "line 5: a file of rows defines .*, backward_of_row, and no others"),
         (("T y, Row<T>) {", "T y) {"), {}, r"line 9: fold_from_output must take \(T, T, Row<T>\)"),
         (("T y, Sum<T, 2> row", "T y, Sum<T> row"), {}, r"line 11: backward_from_output must take \(T, T, Sum<T, 2>, Row<T>\)"),
-        (("T backward_of_row", "Many<T, 2> backward_of_row"), {}, "line 13: backward_of_row returns 2 gradients, of 1 operands"),
+        (("T backward_of_row", "Many<T, 2> backward_of_row"), {}, "line 13: backward_of_row returns 2 gradients, of 1 "),
         (("Many<T, 2>", "Many<T, 3>"), {}, "line 9: fold_from_output returns 3 terms, of 2 at most"),
         (("T y, Row<T>)", "T y, Row<T> other)"), {}, "line 5: operand 1 of forward, after the fold, is called sink and other"),
         (("LogSumExp<T> row, Row<T>", "Row<T> row, LogSumExp<T>"), {}, "line 5: forward of a file of rows must take"),
@@ -337,7 +338,7 @@ def test_files_that_will_not_do(change: tuple, options: dict, message: str) -> N
 
 
 def test_a_number_without_a_default() -> None:
-    with pytest.raises(ValueError, match=r"my_rows: forward's parameters are a, those with a default none; define\(..., a=1.0\)"):
+    with pytest.raises(ValueError, match=r"my_rows: forward's parameters are a, .* default none; define\(..., a=1.0\)"):
         jitact.define("my_rows", source=NUMBER)
 
 
@@ -359,7 +360,7 @@ def test_calls_that_will_not_do() -> None:
         (lambda f: f(x, r, r, 2), IndexError, "Dimension out of range"),
         (lambda f: f(x, r, r, None), TypeError, "line_of_shares: dim is an int, got None"),
         (lambda f: cls(a=None), TypeError, "line_of_shares: a must be a number, got None"),
-        (lambda f: cls(c=1.0), TypeError, r"LineOfShares\(dim=-1, \*, a=0.5, save=None\): got an unexpected keyword argument 'c'"),
+        (lambda f: cls(c=1.0), TypeError, r"LineOfShares\(dim=-1, \*, a=0.5, save=None\): got an unexpected keyword"),
         (lambda f: cls()(x, r), TypeError, "missing a required argument: 'b'"),
     ]
     for call, error, message in refused:
@@ -376,7 +377,8 @@ def test_the_operators_refuse_what_they_cannot_read() -> None:
         forward(x, torch.zeros(7), 1, 1.0)
     with pytest.raises(RuntimeError, match="values of rows must be float32"):
         forward(x, torch.zeros(8, dtype=torch.float64), 1, 1.0)
-    meta = row_kernels.operator(cls.activation.source, "backward")(*(torch.empty(3, 5, device="meta"),) * 2, x.to("meta"), 1, 1.0)
+    tensors = [torch.empty(3, 5, device="meta")] * 2 + [torch.empty(3, device="meta")]
+    meta = row_kernels.operator(cls.activation.source, "backward")(*tensors, 1, 1.0)
     assert [(each.shape, each.dtype) for each in meta] == [((3, 5), torch.float32), ((1, 3), torch.float32)]
     assert [operand.name for operand in read_signature(SINK).differentiable] == ["kept", "sink"]
 
@@ -420,13 +422,15 @@ def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
     lines = jitact.define("line_of_shares", source=LINE, a=0.5).activation
     for shape, dim in PLACES:
         x = (torch.randn(shape) * 4).to(dtype)
-        dy, rows = torch.randn(shape).to(dtype), [torch.rand_like(x.select(dim, 0).unsqueeze(dim).float()) + 1 for _ in range(2)]
+        dy, first = torch.randn(shape).to(dtype), x.select(dim, 0).unsqueeze(dim).float()
+        rows = [torch.rand_like(first) + 1 for _ in range(2)]
         for name, record, count, numbers in (("sink", sink, 1, []), ("line", lines, 2, [0.5])):
             given, what = rows[:count], (name, shape, dim)
             (y,) = emulated(name, "forward", [x], given, numbers, dim, -0.5)
             wide = [each.double() for each in given]
             exact = (log_with_sink if count == 1 else line)(-0.5 * x.double(), *wide, dim, *numbers)
-            torch.testing.assert_close(y.double(), exact, rtol=FORWARD[dtype], atol=1e-6, msg=lambda text, at=what: f"{at}: {text}")
+            says = lambda text, at=what: f"{at}: {text}"  # noqa: E731
+            torch.testing.assert_close(y.double(), exact, rtol=FORWARD[dtype], atol=1e-6, msg=says)
             dx, *of_rows = emulated(name, "backward_from_output", [dy, y], given, numbers, dim, -0.5)
             check_gradients(record, x, given, dim, dy, y, (dx.double() / -0.5, *of_rows), what)
             dx, *of_rows = emulated(name, "backward", [dy, x], given, numbers, dim, -0.5)

@@ -81,11 +81,11 @@ class Tile {
     start_ = (int64_t(plane) * columns.length + own) * columns.words + (word - plane * columns.words);
     apart_ = int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
-    functions_.take_numbers(columns.operands);
+    if constexpr (kOperands > 0) formulas_.take_numbers(columns.operands);
     if constexpr (kRowValues > 0) {
       row_ = int64_t(word) * each;
       is_first_ = threadIdx.x < unsigned(wide_) && ptx::cluster_rank() == 0 && word < columns.all_words;
-      JITACT_UNROLL for (int e = 0; word < columns.all_words && e < each; e++) functions_.take_row(columns.operands, e, row_ + e);
+      JITACT_UNROLL for (int e = 0; word < columns.all_words && e < each; e++) formulas_.take_row(columns.operands, e, row_ + e);
     }
   }
 
@@ -267,7 +267,7 @@ class Tile {
       elements(at, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) {
         if (pairs && F::as_it_is) y[e] *= scale_;
-        y[e] = functions_.result(stored ? y[e] : F::kept(weights(e), y[e]), folded[e], e);
+        y[e] = formulas_.result(stored ? y[e] : F::kept(weights(e), y[e]), folded[e], e);
       }
     };
     if constexpr (op == Op::forward) write(words, result);
@@ -281,19 +281,19 @@ class Tile {
     each_word(words, [&](auto at) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
-      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], functions_.terms(dy[e], y[e], e), is_there(at));
+      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], formulas_.terms(dy[e], y[e], e), is_there(at));
     });
     forget(words);
     combine<turn>(parts, Joined());
     if constexpr (kRowValues > 0) {
       const int64_t count = int64_t(columns_.all_words) * each;
       JITACT_UNROLL for (int e = 0; is_first_ && e < each; e++)
-        functions_.give_row(columns_.operands, e, row_ + e, count, sums_of(parts[e]));
+        formulas_.give_row(columns_.operands, e, row_ + e, count, sums_of(parts[e]));
     }
     write(words, [&](auto at, T (&dx)[each]) {
       T dy[each], y[each];
       read(words, at, 0, dy), result(at, y);
-      JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = scale_ * functions_.gradient(dy[e], y[e], sums_of(parts[e]), e);
+      JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = scale_ * formulas_.gradient(dy[e], y[e], sums_of(parts[e]), e);
     });
   }
 
@@ -343,7 +343,7 @@ class Tile {
   const int wide_, word_;   // words side by side, and the thread's of them
   int count_, visited_;     // the thread's words, one below the other, and how many any thread has
   int first_;               // of those that are in registers, if they are not held
-  Functions<T, each> functions_;
+  Formulas<T, each> formulas_;
   int64_t row_;             // the first of the word's rows, if they have operands,
   bool is_first_;           // and whether the thread is the one that writes what they have
   int64_t start_, apart_;   // the thread's first word, of the tensors, and how far it is to the next

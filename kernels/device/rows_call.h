@@ -69,9 +69,9 @@ class Given {
 
 // The kernel file's functions, of several rows with their operands. Without operands it is empty, so that compilers see nothing.
 template <typename T, int rows, typename = std::make_index_sequence<kOperands>>
-class Functions;
+class Formulas;
 template <typename T, int rows, size_t... k>
-class Functions<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
+class Formulas<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
  public:
   JITACT_INLINE void take_numbers(const Operands& operands) { (Given<T, rows, k>::take_number(operands), ...); }
   JITACT_INLINE void take_row(const Operands& operands, int r, int64_t number) {
@@ -94,7 +94,7 @@ class Functions<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
 // How many sums of a row backward needs.
 template <typename M> constexpr int kCount = 0;
 template <typename T, int n> constexpr int kCount<Many<T, n>> = n;
-constexpr int kTerms = kCount<decltype(Functions<Single, 1>().terms(Single(), Single(), 0))>;
+constexpr int kTerms = kCount<decltype(Formulas<Single, 1>().terms(Single(), Single(), 0))>;
 static_assert(kTerms <= 2, "fold_from_output returns more terms than blocks have shared memory for");
 template <typename T>
 using Sums = Sum<T, kTerms>;

@@ -83,7 +83,7 @@ class Strip {
     buffer_ = static_cast<T*>(::operator new(held * sizeof(T), kAligned));  // not zeroed
     const int64_t bytes = call.outer * call.length * call.inner * int64_t(sizeof(To));
     past_cache_ = loops::kStreams && !across && bytes >= loops::kLargeBytes;
-    if constexpr (kOperands > 0) functions_.take_numbers(operands_of(call));
+    if constexpr (kOperands > 0) formulas_.take_numbers(operands_of(call));
   }
   Strip(const Strip&) = delete;
   ~Strip() {
@@ -95,7 +95,7 @@ class Strip {
     place_ = place;
     held_ = buffer_;
     if constexpr (kRowValues > 0)
-      for (int j = 0; j < rows(); j++) functions_.take_row(operands_of(call_), j, place.row + j);
+      for (int j = 0; j < rows(); j++) formulas_.take_row(operands_of(call_), j, place.row + j);
     if constexpr (kIsWritten && op == Op::forward)
       if (!past_cache_ && place.length % kLanes == 0) held_ = static_cast<T*>(call_.written) + place.first;
     if constexpr (op != Op::backward_from_output) fold();
@@ -258,13 +258,13 @@ class Strip {
       }
       folded[j] = F(peaks[j], invalid[j], Weights<T>(peaks[j]), of_row);
     }
-    const Functions<T, kRows> functions = functions_;  // of which the compiler sees that nothing else writes it
+    const Formulas<T, kRows> formulas = formulas_;  // of which the compiler sees that nothing else writes it
     each_block([&](int64_t step, int64_t count) {
       const auto finish = [&](T* to) {
         const T* kept = held_ + step * kLanes;
         for (int64_t i = 0; i < count; i++, kept += kLanes, to += kLanes)
 #pragma GCC ivdep
-          for (int j = 0; j < kLanes; j++) to[j] = functions.result(kept[j], folded[across ? j : 0], across ? j : 0);
+          for (int j = 0; j < kLanes; j++) to[j] = formulas.result(kept[j], folded[across ? j : 0], across ? j : 0);
       };
       if constexpr (op == Op::forward) write(step, count, finish);
       else finish(held_ + step * kLanes);
@@ -276,7 +276,7 @@ class Strip {
       if constexpr (op == Op::backward) return held_ + step * kLanes;
       else return read(1, step, count, T(0), y_);
     };
-    const Functions<T, kRows> functions = functions_;
+    const Formulas<T, kRows> formulas = formulas_;
     double sums[kTerms][kRows] = {};
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
@@ -285,7 +285,7 @@ class Strip {
         const int lanes = across ? kLanes : int(std::min(int64_t(kLanes), place_.length - (step + i) * kLanes));
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
-          const auto terms = functions.terms(dy[j], y[j], across ? j : 0);
+          const auto terms = formulas.terms(dy[j], y[j], across ? j : 0);
           for (int k = 0; k < kTerms; k++) block[k][j] += kVanishing || j < lanes ? Wide(terms.of[k].v) : Wide(0);
         }
       }
@@ -302,7 +302,7 @@ class Strip {
     }
     if constexpr (kRowValues > 0)
       for (int j = 0; j < rows(); j++)
-        functions.give_row(operands_of(call_), j, place_.row + j, call_.outer * call_.inner, of_rows[j]);
+        formulas.give_row(operands_of(call_), j, place_.row + j, call_.outer * call_.inner, of_rows[j]);
     const T scale = call_.scale;
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
@@ -310,7 +310,7 @@ class Strip {
         for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes, to += kLanes)
 #pragma GCC ivdep
           for (int j = 0; j < kLanes; j++)
-            to[j] = scale * functions.gradient(dy[j], y[j], of_rows[across ? j : 0], across ? j : 0);
+            to[j] = scale * formulas.gradient(dy[j], y[j], of_rows[across ? j : 0], across ? j : 0);
       });
     });
   }
@@ -318,7 +318,7 @@ class Strip {
   const Call& call_;
   T *buffer_, *held_;
   bool past_cache_;
-  Functions<T, kRows> functions_;
+  Formulas<T, kRows> formulas_;
   Place place_;
   alignas(64) T dy_[kBlock * kLanes], y_[kBlock * kLanes], results_[kBlock * kLanes];
   alignas(64) To narrowed_[kBlock * kLanes];

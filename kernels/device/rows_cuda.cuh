@@ -134,7 +134,7 @@ class Rows {
   JITACT_DEVICE explicit Rows(const Launch& launch)
       : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
         slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
-    functions_.take_numbers(launch.operands);
+    if constexpr (kOperands > 0) formulas_.take_numbers(launch.operands);
   }
 
   JITACT_DEVICE void run() {
@@ -148,7 +148,7 @@ class Rows {
     next_ = place_of(element, left);
     Held words;
     if constexpr (held) {
-      take_row(left);
+      if constexpr (kRowValues > 0) take_row(left);
       place_ = next_;
 #ifdef JITACT_ROW_INPUT
       if constexpr (op == Op::forward) load_masked(words);
@@ -161,7 +161,7 @@ class Rows {
       for (int c = 0; c < launch_.chunks; c++) copy(c);
       if (launch_.blocks > 1) ptx::cluster_wait();
       while (left > 0) {
-        take_row(left);
+        if constexpr (kRowValues > 0) take_row(left);
         place_ = next_, next_ = place_of(element += launch_.at_once * launch_.length, left -= launch_.at_once);
         walk(words);
         turns_++;
@@ -215,15 +215,13 @@ class Rows {
 
   // The operands of the thread's row, where `left` rows are from the first of its block's.
   JITACT_DEVICE void take_row(int64_t left) {
-    if constexpr (kRowValues > 0) {
-      const int own = int(threadIdx.x) >> launch_.log_group;
-      row_ = launch_.rows - left + own;
-      if (own < left) functions_.take_row(launch_.operands, 0, row_);
-    }
+    const int own = int(threadIdx.x) >> launch_.log_group;
+    row_ = launch_.rows - left + own;
+    if (own < left) formulas_.take_row(launch_.operands, 0, row_);
   }
   JITACT_DEVICE void give_row(const Sums<T>& sums) const {
     const bool is_first = ptx::cluster_rank() == 0 && (int(threadIdx.x) & (launch_.group - 1)) == 0;
-    if (is_first && place_.end > 0) functions_.give_row(launch_.operands, 0, row_, launch_.rows, sums);
+    if (is_first && place_.end > 0) formulas_.give_row(launch_.operands, 0, row_, launch_.rows, sums);
   }
 
   // Begins to copy a chunk of the next row, if there is one.
@@ -427,7 +425,7 @@ class Rows {
       else elements(c, v, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         if (pairs && F::as_it_is) y[i] *= scale_;
-        y[i] = functions_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
+        y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
       }
     };
     if constexpr (op == Op::forward) write(result);
@@ -444,7 +442,7 @@ class Rows {
       read(words, c, v, 0, dy), result(c, v, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         const bool is_of_row = !ragged || is_inside(at(c, v) + i);
-        add_terms(partial[i % 2], functions_.terms(dy[i], y[i], 0), is_of_row);
+        add_terms(partial[i % 2], formulas_.terms(dy[i], y[i], 0), is_of_row);
       }
     });
     forget(words);
@@ -455,7 +453,7 @@ class Rows {
     write([&](int c, int v, T (&dx)[size]) {
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale_ * functions_.gradient(dy[i], y[i], sums, 0);
+      JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale_ * formulas_.gradient(dy[i], y[i], sums, 0);
     });
   }
 
@@ -497,7 +495,7 @@ class Rows {
   const T scale_;
   const int step_;
   const unsigned slots_;
-  Functions<T, 1> functions_;
+  Formulas<T, 1> formulas_;
   int64_t row_;    // if it has operands
   int turns_ = 0;  // rows done
   Place place_, next_;  // of the row, and of the next one

@@ -294,7 +294,8 @@ def _of_rows(found: dict[str, Function]) -> Signature:
     forward = found["forward"]
     fold, given = forward.types[1:2], forward.types[2:]
     if forward.types[0] != "T" or fold not in (("SumOfExp<T>",), ("LogSumExp<T>",)):
-        raise ValueError(f"line {forward.line}: forward of a file of rows must take (T, SumOfExp<T> or LogSumExp<T>, operands...)")
+        wanted = "(T, SumOfExp<T> or LogSumExp<T>, operands...)"
+        raise ValueError(f"line {forward.line}: forward of a file of rows must take {wanted}")
     for type_ in given:
         if type_ not in ("Row<T>", "Number<T>"):
             raise ValueError(f"line {forward.line}: beside a fold, operands are Row<T> and Number<T>; forward takes a {type_}")
@@ -309,17 +310,19 @@ def _of_rows(found: dict[str, Function]) -> Signature:
     if found.keys() != expected.keys():
         raise ValueError(f"line {forward.line}: a file of rows defines {', '.join(expected)}, and no others")
     if sums > _MOST_SUMS:
-        raise ValueError(f"line {found['fold_from_output'].line}: fold_from_output returns {sums} terms, of {_MOST_SUMS} at most")
-    if "Row<T>" in given and found["backward_of_row"].results != given.count("Row<T>"):
+        line = found["fold_from_output"].line
+        raise ValueError(f"line {line}: fold_from_output returns {sums} terms, of {_MOST_SUMS} at most")
+    rows = given.count("Row<T>")
+    if rows and found["backward_of_row"].results != rows:
         line, results = found["backward_of_row"].line, found["backward_of_row"].results
-        raise ValueError(f"line {line}: backward_of_row returns {results} gradients, of {given.count('Row<T>')} operands Row<T>")
+        raise ValueError(f"line {line}: backward_of_row returns {results} gradients, of {rows} operands Row<T>")
     for name, function in found.items():
         if function.types != (*expected[name], *given):
             raise ValueError(f"line {function.line}: {name} must take ({', '.join([*expected[name], *given])})")
     names = _alike({name: function.arguments[len(expected[name]) :] for name, function in found.items()}, forward.line)
     told = zip(("kept", "row", *names), ("kept", "row", *without_underscores(names)), forward.types, strict=True)
     operands = tuple(Operand(bare, ROLES[type_], type_, name) for name, bare, type_ in told)
-    return Signature(operands, frozenset(found), 1 + given.count("Row<T>"))
+    return Signature(operands, frozenset(found), 1 + rows)
 
 
 def _alike(arguments: dict[str, tuple[str | None, ...]], line: int) -> list[str]:
