@@ -258,13 +258,12 @@ class Strip {
       }
       folded[j] = F(peaks[j], invalid[j], Weights<T>(peaks[j]), of_row);
     }
-    const Formulas<T, kRows> formulas = formulas_;  // of which the compiler sees that nothing else writes it
     each_block([&](int64_t step, int64_t count) {
       const auto finish = [&](T* to) {
         const T* kept = held_ + step * kLanes;
         for (int64_t i = 0; i < count; i++, kept += kLanes, to += kLanes)
 #pragma GCC ivdep
-          for (int j = 0; j < kLanes; j++) to[j] = formulas.result(kept[j], folded[across ? j : 0], across ? j : 0);
+          for (int j = 0; j < kLanes; j++) to[j] = formulas_.result(kept[j], folded[across ? j : 0], across ? j : 0);
       };
       if constexpr (op == Op::forward) write(step, count, finish);
       else finish(held_ + step * kLanes);
@@ -276,16 +275,15 @@ class Strip {
       if constexpr (op == Op::backward) return held_ + step * kLanes;
       else return read(1, step, count, T(0), y_);
     };
-    const Formulas<T, kRows> formulas = formulas_;
     double sums[kTerms][kRows] = {};
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
       Wide block[kTerms][kLanes] = {};
       for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes) {
-        const int lanes = across ? kLanes : int(std::min(int64_t(kLanes), place_.length - (step + i) * kLanes));
+        const int lanes = kVanishing || across ? kLanes : int(place_.elements(step + i, 1));
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
-          const auto terms = formulas.terms(dy[j], y[j], across ? j : 0);
+          const auto terms = formulas_.terms(dy[j], y[j], across ? j : 0);
           for (int k = 0; k < kTerms; k++) block[k][j] += kVanishing || j < lanes ? Wide(terms.of[k].v) : Wide(0);
         }
       }
@@ -302,7 +300,7 @@ class Strip {
     }
     if constexpr (kRowValues > 0)
       for (int j = 0; j < rows(); j++)
-        formulas.give_row(operands_of(call_), j, place_.row + j, call_.outer * call_.inner, of_rows[j]);
+        formulas_.give_row(operands_of(call_), j, place_.row + j, call_.outer * call_.inner, of_rows[j]);
     const T scale = call_.scale;
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
@@ -310,7 +308,7 @@ class Strip {
         for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes, to += kLanes)
 #pragma GCC ivdep
           for (int j = 0; j < kLanes; j++)
-            to[j] = scale * formulas.gradient(dy[j], y[j], of_rows[across ? j : 0], across ? j : 0);
+            to[j] = scale * formulas_.gradient(dy[j], y[j], of_rows[across ? j : 0], across ? j : 0);
       });
     });
   }
