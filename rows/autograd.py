@@ -89,12 +89,12 @@ class Operated(torch.autograd.Function):
             wide = torch.promote_types(dz.dtype, dtype)
             dmask = (dz.sum(apart, keepdim=True, dtype=wide) if apart else dz).to(dtype)
             dx = (dz if scale == 1 else dz * scale).to(ctx.x_dtype) if of_x else None
-        elif ctx.x_dtype is not y.dtype and _is_plain(dy, y) and record.takes_backward(y, dim):
+        elif of_x and ctx.x_dtype is not y.dtype and _is_plain(dy, y) and record.takes_backward(y, dim):
             given = kernels.readable(dy), y, *_in_one_piece(beside).rows, *ctx.numbers, dim, scale
             dx, *of_rows = _of_operands(kernels.operate(ctx.build, "backward_from_output", *given), beside)
         else:
             dx, *of_rows = _gradients(record, dy, y, dim, scale, True, beside)
-            dx = dx.to(ctx.x_dtype)
+            dx = dx.to(ctx.x_dtype) if of_x else None
         for mask in masks if of_x else ():
             dx = torch.where(mask, dx, 0.0)
         return dx, dmask, None, None, None, None, None, None, *of_rows

@@ -226,6 +226,27 @@ def test_masks_and_types_beside_values(device: str) -> None:
     assert cls.activation.rows == ("sink",)
 
 
+@pytest.mark.slow
+def test_gradients_of_values_alone_and_of_masks(device: str) -> None:
+    jitact.define("sink_softmax", source=SINK)
+    sink, other = torch.randn(3, 1, device=device, requires_grad=True), torch.randn(2, 3, 40, device=device)
+    added = torch.randn(3, 40, device=device, requires_grad=True)
+    for x, given, leaves in (
+        (torch.arange(240, device=device).view(2, 3, 40) % 7, {"dtype": torch.float32}, [sink]),  # which has no gradient itself
+        (other, {"mask": added}, [sink, added]),
+        (other.bfloat16(), {"dtype": torch.float32}, [sink]),
+    ):
+        y = jitact.sink_softmax(x, sink, **given)
+        assert type(y.grad_fn).__name__ == "OperatedBackward"
+        wide = [each.detach().double().requires_grad_() for each in leaves]
+        expected = with_sink(x.double() + (wide[1] if len(wide) > 1 else 0), wide[0], -1)
+        torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
+        dy = torch.randn_like(y)
+        both = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(expected, wide, dy.double())
+        for found, wanted in zip(*both, strict=True):
+            torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     cls = jitact.define("line_of_shares", source=LINE, a=0.5, reference=line)
     x, r, b = torch.randn(4, 9), torch.rand(4) + 1, torch.randn(4, 1)
