@@ -124,18 +124,6 @@ def exact_laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> T
     return 0.5 * torch.special.erfc((mu - x) / (sigma * SQRT_2))
 
 
-def exact_snake(x: Tensor, alpha: float = 1.0) -> Tensor:
-    """With what rounding takes from ``alpha x``, in the sum of products of halves (Dekker)."""
-    product, parts = alpha * x, []
-    for factor in (x.detach(), x.new_tensor(alpha)):
-        large = factor * (2.0**27 + 1)
-        high = large - (large - factor)
-        parts.append((high, factor - high))
-    (a, b), (c, d) = parts
-    low = (((a * c - product.detach()) + a * d + b * c) + b * d).nan_to_num(0.0)
-    return x + (product.sin() + low * product.cos()).square() / alpha
-
-
 def exact_squareplus(x: Tensor, b: float = 4.0) -> Tensor:
     """Without the cancellation of ``x + sqrt(x^2 + b)`` for negative x."""
     root = torch.hypot(x, x.new_tensor(math.sqrt(b)))

@@ -212,8 +212,14 @@ JITACT_INLINE Double times_tanh_softplus(Double a, Double x) {
   return (left ? a * h : a) * ((left ? h : e) * (e + 2) / (e * (e + 2) + 2));
 }
 JITACT_INLINE Double normal_cdf(Double x, Double mu, Double sigma) { return normal_cdf((x - mu) / sigma); }
-JITACT_INLINE Double x_plus_sin_squared(Double x, Double alpha) { return wide::x_plus_sin_squared(x.v, alpha.v); }
-JITACT_INLINE Double x_plus_sin_squared_slope(Double x, Double alpha) { return wide::x_plus_sin_squared_slope(x.v, alpha.v); }
+JITACT_INLINE Double x_plus_sin_squared(Double x, Double alpha) {
+  const Double s = sin(clamp(alpha * x, -wide::kLargest, wide::kLargest));
+  return fma(s * s, one_over(alpha), x);
+}
+JITACT_INLINE Double x_plus_sin_squared_slope(Double x, Double alpha) {
+  const Double v = clamp(alpha * x, -wide::kLargest, wide::kLargest) + 0 * x, s = sin(v) + cos(v);
+  return s * s;
+}
 JITACT_INLINE Double x_minus_tanh(Double x) {
   // Minimax on |x| <= 5/8, where the difference cancels.
   const Double u = x * x;

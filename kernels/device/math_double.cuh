@@ -89,64 +89,6 @@ JITACT_INLINE double tanh(double x) {
   return copysign(a < 0x1p-30 ? a : y, x);
 }
 
-// sin and cos on a CPU, as math_sine.cuh's, of x + low for |x| below 2^51. From there on, where neighbours of x are half a radian
-// apart or more, r is `far`.
-struct Quadrant {
-  double r;    // |r| <= pi / 4
-  uint64_t n;  // in the lowest 2 bits
-};
-JITACT_INLINE Quadrant quadrant(double x, double low, double far) {
-  const double shifted = ::fma(x, 0.6366197723675814, 6755399441055744.0), n = shifted - 6755399441055744.0;
-  const double r = ::fma(n, -6.123233995736766e-17, ::fma(n, -1.5707963267948966, x)) + low;
-  return {magnitude(x) >= 0x1p51 ? far : r, to_bits(shifted)};
-}
-JITACT_INLINE double sin_near_zero(double r) {
-  const double u = r * r;
-  double p = 1.5917848524808262e-10;
-  p = ::fma(p, u, -2.5051127944014188e-08);
-  p = ::fma(p, u, 2.755731608381636e-06);
-  p = ::fma(p, u, -0.00019841269836722418);
-  p = ::fma(p, u, 0.008333333333330925);
-  p = ::fma(p, u, -0.16666666666666666);
-  return ::fma(r * u, p, r);
-}
-JITACT_INLINE double cos_near_zero(double r) {
-  const double u = r * r;
-  double p = -1.1382456778061306e-11;
-  p = ::fma(p, u, 2.0876143827993133e-09);
-  p = ::fma(p, u, -2.7557317260008837e-07);
-  p = ::fma(p, u, 2.480158729874307e-05);
-  p = ::fma(p, u, -0.0013888888888887382);
-  p = ::fma(p, u, 0.041666666666666664);
-  return ::fma(::fma(p, u, -0.5), u, 1.0);
-}
-JITACT_INLINE double sine_plus_cosine(Quadrant q) {
-  const double s = sin_near_zero(q.r), c = cos_near_zero(q.r);
-  return q.n & 1 ? c - s : c + s;  // but for the sign
-}
-
-JITACT_INLINE double x_plus_sin_squared(double x, double alpha) {
-  const double v = alpha * x, inverse = one_over(alpha);
-#ifdef __CUDA_ARCH__
-  const double s = ::sin(clamp(Double(v), -kLargest, kLargest).v);
-  return ::fma(s * s, inverse, x);
-#else
-  const Quadrant q = quadrant(v, ::fma(alpha, x, -v), 0.785);
-  const double s = sin_near_zero(q.r), t = s * inverse;
-  return q.n & 1 ? ::fma(-t, s, x + inverse) : ::fma(t, s, x);
-#endif
-}
-// 1 + sin(2 alpha x), without the cancellation.
-JITACT_INLINE double x_plus_sin_squared_slope(double x, double alpha) {
-  const double v = alpha * x;
-#ifdef __CUDA_ARCH__
-  const double r = clamp(Double(v), -kLargest, kLargest).v + 0 * x, s = ::sin(r) + ::cos(r);
-#else
-  const double s = sine_plus_cosine(quadrant(v, ::fma(alpha, x, -v), 0 * x));
-#endif
-  return s * s;
-}
-
 // log(1 + x) = 2 atanh(s) with s = x / (2 + x), for 0 <= x <= 1. 2.5 ulp.
 JITACT_INLINE double log1p_unit(double x) {
   const double s = x * reciprocal(2.0 + x), u = s * s;
