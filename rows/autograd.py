@@ -72,7 +72,7 @@ class Operated(torch.autograd.Function):
         y = kernels.operate(build, "forward", *tensors, *beside.rows, *numbers, dim, scale)
         ctx.record, ctx.build, ctx.dim, ctx.scale, ctx.numbers = record, build, dim, scale, numbers
         ctx.x_dtype, ctx.of_mask = x.dtype, mask if mask is None else (mask.shape, mask.dtype)
-        ctx.save_for_backward(y, *rows, *([mask] if _hides(record, mask, y, dim) else []))
+        ctx.save_for_backward(y, *rows, *([mask] if mask is not None and mask.dtype is torch.bool else []))
         return y
 
     @staticmethod
@@ -96,19 +96,20 @@ class Operated(torch.autograd.Function):
             dx, *of_rows = _gradients(record, dy, y, dim, scale, True, beside)
             dx = dx.to(ctx.x_dtype) if of_x else None
         for mask in masks if of_x else ():
-            dx = torch.where(mask, dx, 0.0)
+            dx = _without_hidden(dx, mask, record, ctx.build, dim)
         return dx, dmask, None, None, None, None, None, None, *of_rows
 
 
-def _hides(record: RowActivation, mask: Tensor | None, y: Tensor, dim: int) -> bool:
-    """Whether a mask leaves elements out whose outputs do not tell that they have no gradient.
+def _without_hidden(dx: Tensor, mask: Tensor, record: RowActivation, build: str, dim: int) -> Tensor:
+    """A gradient, written as 0 where a mask of bool leaves an element out.
 
-    A share of 0 tells it; a row of NaN, which no element took part in, does not, nor does a logarithm of -inf. On a GPU nobody
-    waits for an answer.
+    Most often it is: a share of 0 has none. Not so if the sum of its row is NaN or infinite, as of a row that no element took
+    part in, nor where the output is a logarithm, -inf.
     """
-    if mask is None or mask.dtype is not torch.bool:
-        return False
-    return not record.gives_shares or y.is_cuda or bool(y.select(dim, 0).isnan().any())
+    if torch.is_grad_enabled() or not (kernels.sees_all(dx) and dx.is_contiguous()):
+        return torch.where(mask, dx, 0.0)
+    kernels.operate(build, "hide_", dx, kernels.collapsed(mask.expand(dx.shape), dim), not record.gives_shares)
+    return dx
 
 
 def lying_rows(beside: Beside, shape: torch.Size, dim: int, order: list[int] | None) -> list[Tensor]:

@@ -19,6 +19,7 @@ __all__ = [
     "as_it_lies",
     "backward",
     "built",
+    "collapsed",
     "fits_a_gpu",
     "fits_operands",
     "forward",
@@ -96,6 +97,23 @@ def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:
 def turned_back(y: Tensor, order: list[int] | None) -> Tensor:
     """A result with its dimensions in the order that those of :func:`as_it_lies` had before."""
     return y if order is None else y.permute(sorted(range(y.dim()), key=order.__getitem__))
+
+
+def collapsed(mask: Tensor, dim: int) -> Tensor | None:
+    """A mask of x's shape as three dimensions of rows along ``dim``, and one of their elements; None if it does not lie so."""
+    found: list[tuple[int, int]] = []  # sizes and strides of the dimensions of rows, innermost first
+    for size, stride in zip(reversed(mask.shape[:dim]), reversed(mask.stride()[:dim]), strict=True):
+        if size == 1:
+            continue
+        if found and stride == found[-1][0] * found[-1][1]:
+            found[-1] = found[-1][0] * size, found[-1][1]
+        else:
+            found.append((size, stride))
+    step = mask.stride(dim) if mask.shape[dim] > 1 else 0
+    if len(found) > 3 or step > 1:
+        return None
+    sizes, strides = zip(*[*[(1, 0)] * (3 - len(found)), *reversed(found), (mask.shape[dim], step)], strict=True)
+    return mask.as_strided(sizes, strides)
 
 
 def takes_forward(x: Tensor, dim: int, scale: float) -> bool:

@@ -10,7 +10,7 @@ from . import kernels
 from .autograd import Operated, lying_rows
 from .records import Beside, RowActivation
 
-__all__ = ["collapsed", "types_of", "with_operands"]
+__all__ = ["types_of", "with_operands"]
 
 NAMES = {getattr(torch, name): name for name in ELEMENTS if name != "none"}
 
@@ -44,7 +44,7 @@ def with_operands(
         if mask.dim() < x.dim():
             mask = mask[(None,) * (x.dim() - mask.dim())]
         mask = mask if order is None else mask.permute(order)
-        rows = collapsed(mask.detach().expand(lying.shape), place)
+        rows = kernels.collapsed(mask.detach().expand(lying.shape), place)
         if rows is None:
             return None
     build = record.built_for(types)
@@ -64,20 +64,3 @@ def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> R
     if not known or (x is not result and result is not torch.float32):
         return None
     return RowTypes(NAMES[x], NAMES[result], "none" if mask is None else NAMES[mask])
-
-
-def collapsed(mask: Tensor, dim: int) -> Tensor | None:
-    """A mask of x's shape as three dimensions of rows along ``dim``, and one of their elements; None if it does not lie so."""
-    found: list[tuple[int, int]] = []  # sizes and strides of the dimensions of rows, innermost first
-    for size, stride in zip(reversed(mask.shape[:dim]), reversed(mask.stride()[:dim]), strict=True):
-        if size == 1:
-            continue
-        if found and stride == found[-1][0] * found[-1][1]:
-            found[-1] = found[-1][0] * size, found[-1][1]
-        else:
-            found.append((size, stride))
-    step = mask.stride(dim) if mask.shape[dim] > 1 else 0
-    if len(found) > 3 or step > 1:
-        return None
-    sizes, strides = zip(*[*[(1, 0)] * (3 - len(found)), *reversed(found), (mask.shape[dim], step)], strict=True)
-    return mask.as_strided(sizes, strides)

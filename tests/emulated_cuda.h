@@ -213,6 +213,13 @@ V __shfl_up_sync(unsigned, V value, int step) {
 template <typename V>
 V __shfl_xor_sync(unsigned, V value, int lanes) { return value_of_lane(value, int(threadIdx.x % 32) ^ lanes); }
 
+inline unsigned __ballot_sync(unsigned, bool value) {
+  unsigned lanes = 0;
+  for (int lane = 0; lane < 32; lane++) lanes |= unsigned(value_of_lane(value, lane)) << lane;
+  return lanes;
+}
+inline int __ffs(int bits) { return __builtin_ffs(bits); }
+
 enum { cudaLaunchAttributeClusterDimension, cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 struct cudaLaunchAttribute {
   int id;

@@ -31,3 +31,9 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
 #endif
   return rows::run_cuda(call, nullptr);
 }
+
+#ifdef JITACT_ROW_HIDES
+extern "C" const char* hide(void* gradient, int64_t rows, int64_t length, bool all_rows) {
+  return jitact::rows::hide_cuda({static_cast<jitact::rows::Input*>(gradient), rows, length, mask, all_rows}, nullptr);
+}
+#endif

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,8 +20,9 @@ from jitact.kernels.loader.source import RowTypes
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.ulp import ulp_error
 from jitact.rows import kernels as row_kernels
+from jitact.rows.kernels import collapsed
 from jitact.rows.modules import forget
-from jitact.rows.operands import collapsed, types_of
+from jitact.rows.operands import types_of
 from jitact.rows.records import TABLE, RowActivation
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -60,8 +62,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowType
             written = getattr(torch, types.output if kind == "forward" else types.input)
             y = torch.full_like(x, 7, dtype=written)
             if rows is not None:
-                sizes, strides = (ctypes.c_int64 * 2)(*rows.shape[1:3]), (ctypes.c_int64 * 3)(*rows.stride()[:3])
-                library.set_mask(ctypes.c_void_p(rows.data_ptr()), sizes, strides, ctypes.c_int64(rows.stride(3)))
+                set_mask(library, rows)
             data = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], x, y)]
             sizes = [ctypes.c_int64(size) for size in (x.numel() // x.shape[-1], x.shape[-1], 1)]
             assert library.run(OPERATIONS.index(kind), CODE[written], *sizes, ctypes.c_float(scale), *data) is None
@@ -70,6 +71,12 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowType
         return run
 
     return build
+
+
+def set_mask(library: ctypes.CDLL, rows: Tensor) -> None:
+    """For the next call of an emulated library."""
+    sizes, strides = (ctypes.c_int64 * 2)(*rows.shape[1:3]), (ctypes.c_int64 * 3)(*rows.stride()[:3])
+    library.set_mask(ctypes.c_void_p(rows.data_ptr()), sizes, strides, ctypes.c_int64(rows.stride(3)))
 
 
 SLOWLY = pytest.param("emulated", marks=pytest.mark.slow)
@@ -288,8 +295,9 @@ def test_masks_in_the_pass_of_the_kernels(how: str, device: str, taken: list) ->
         dy = torch.randn_like(x)
         wanted = (x,) if dtype is torch.bool else (x, mask)
         found = torch.autograd.grad(y, wanted, dy)
-        assert taken == [(f"softmax_float32_float32_{'bool' if dtype is torch.bool else 'float32'}", "forward"),
-                         ("softmax", "backward_from_output")], how  # fmt: skip
+        build = f"softmax_float32_float32_{'bool' if dtype is torch.bool else 'float32'}"
+        hidden = [(build, "hide_")] if dtype is torch.bool else []
+        assert taken == [(build, "forward"), ("softmax", "backward_from_output"), *hidden], how
         wide, wide_mask = x.detach().double().requires_grad_(), mask.detach()
         if dtype is F32:
             wide_mask = wide_mask.double().requires_grad_()
@@ -310,14 +318,43 @@ def test_what_a_mask_leaves_out_has_no_gradient(name: str, create_graph: bool, d
     torch.manual_seed(0)
     x, dy = torch.randn(2, 300, 1024, device=device)
     mask = torch.rand(300, 1024, device=device) > 0.4
-    mask[7] = False
+    mask[7] = mask[8, 5] = mask[9, 0] = False
+    dy[8, 5], dy[9, 0] = INF, NAN  # of elements that are left out
     function, leaf, wide = getattr(jitact, name), x.clone().requires_grad_(), x.double().requires_grad_()
     y = function(leaf, -1, mask=mask)
     assert taken == [(f"{name}_float32_float32_bool", "forward")] and y[7].isnan().all()
     (found,) = torch.autograd.grad(y, leaf, dy, create_graph=create_graph)
     exact = getattr(torch, name)(wide.masked_fill(~mask, -INF), -1)
     (expected,) = torch.autograd.grad(exact, wide, dy.double())
-    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
+@pytest.mark.parametrize("where", ["cpu", SLOWLY, *(["cuda"] if torch.cuda.is_available() else [])])
+def test_gradients_that_masks_hide(where: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """In all rows, and in those alone whose first gradient is not finite, wherever the mask lies."""
+    torch.manual_seed(0)
+    types = types_of(dtype, dtype, torch.bool)
+    library = emulated_library(tmp_path / "library", "softmax", types.defines()) if where == "emulated" else None
+    for shape in ((2, 3, 25, 70), (1, 2, 3, 2100)):
+        for how, mask in masks(shape, torch.bool).items():
+            given = torch.randn(shape).to(dtype)
+            given[..., ::4, 0] = INF
+            given[..., 1::8, 0] = NAN
+            expanded = mask.expand(shape)
+            for all_rows in (True, False):
+                wanted = ~expanded if all_rows else ~expanded & ~given[..., :1].isfinite()
+                found = given.clone().to(where if where != "emulated" else "cpu")
+                rows = collapsed(expanded, 3)
+                if library is None:
+                    rows = collapsed(mask.to(where).expand(shape), 3)
+                    row_kernels.operate(TABLE["softmax"].built_for(types), "hide_", found, rows, all_rows)
+                else:
+                    set_mask(library, rows)
+                    sizes = ctypes.c_int64(math.prod(shape[:3])), ctypes.c_int64(shape[3])
+                    assert library.hide(ctypes.c_void_p(found.data_ptr()), *sizes, ctypes.c_bool(all_rows)) is None
+                expected = given.masked_fill(wanted, 0.0)
+                assert torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0)), (shape, how, all_rows)
 
 
 @needs_vectors

@@ -13,6 +13,8 @@
 //   jitact::N_forward(Tensor x, Tensor mask, int dim, float scale) -> Tensor                   or without the mask
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor        where the types differ
 //
+//   jitact::N_hide_(Tensor(a!) gradient, Tensor mask, bool all_rows) -> ()                     of x, where the mask is bool
+//
 // for rows along the last dimension, on a GPU such as rows::is_held says. The mask has as many rows as x, in three dimensions, and
 // in a fourth their elements, at a step of 1 or 0.
 //
@@ -153,6 +155,31 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
   if (has_gradients) stack[1] = gradients.release();
 }
 
+#ifdef JITACT_ROW_HIDES
+void hide(StableIValue* stack, uint64_t, uint64_t) {
+  const Tensor gradient(stack[0]), mask(stack[1]);
+  check_allocated(gradient);
+  check(gradient.dim() > 0 && gradient.is_contiguous(), "expected a contiguous gradient");
+  check(gradient.dtype() == dtype_of_elements<rows::Input>(), "expected a gradient of the dtype that this is built for");
+  check(same_device(mask, gradient), "the mask must be where the gradient is");
+  rows::Call call{};
+  call.length = gradient.sizes()[gradient.dim() - 1];
+  call.outer = 1;
+  for (int64_t i = 0; i < gradient.dim() - 1; i++) call.outer *= gradient.sizes()[i];
+  take_mask(mask, call);
+  if (gradient.numel() == 0) return;
+  const rows::Hidden hidden{static_cast<rows::Input*>(gradient.data()), call.outer, call.length, call.mask, bool(stack[2])};
+#ifdef JITACT_CUDA
+  if (gradient.device_type() == aoti_torch_device_type_cuda()) {
+    const CudaStream stream(gradient);
+    const char* error = rows::hide_cuda(hidden, stream.get());
+    return check(error == nullptr, error);
+  }
+#endif
+  rows::hide_cpu(hidden);
+}
+#endif
+
 void register_operators(const char* name, const char*, const char* operands) {
   const Registration registration(name);
   const char *others = ", int dim, float scale", *x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
@@ -167,6 +194,9 @@ void register_operators(const char* name, const char*, const char* operands) {
   if constexpr (from_output)
     registration.add("_backward_from_output", Text("Tensor dy, Tensor y", operands, others), gradients,
                      row_operator<rows::Op::backward_from_output>);
+#ifdef JITACT_ROW_HIDES
+  registration.add("_hide_", Text("Tensor(a!) gradient, Tensor mask, bool all_rows"), "()", hide);
+#endif
 }
 
 }  // namespace

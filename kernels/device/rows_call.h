@@ -138,6 +138,22 @@ struct Mask {
   int64_t sizes[2], strides[3], step;
   float scale;  // of x, where the mask is added; the call's own is 1 then
 };
+
+#ifdef JITACT_ROW_HIDES  // the loader says so for a mask of bool, where x can have a gradient
+// A gradient of x, to be 0 where the mask leaves an element out: in all rows or, where backward gives 0 there unless a sum is
+// not finite, in those whose first gradient is not.
+struct Hidden {
+  Input* gradient;
+  int64_t rows, length;
+  Mask mask;
+  bool all_rows;
+};
+JITACT_INLINE bool is_finite(float x) { return x - x == 0; }
+JITACT_INLINE bool is_finite(Half x) { return (x.bits & 0x7c00) != 0x7c00; }
+JITACT_INLINE bool is_finite(Bfloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
+
+void hide_cpu(const Hidden& call);
+#endif
 #else
 constexpr int masks(Op) { return 0; }
 #endif
@@ -193,6 +209,9 @@ constexpr bool is_held(int64_t length) {
 // Queues the call, of rows that a GPU takes, and tensors that begin on 16 bytes, on `stream` of the current device; returns null
 // or CUDA's message.
 const char* run_cuda(const Call& call, void* stream);
+#ifdef JITACT_ROW_HIDES
+const char* hide_cuda(const Hidden& call, void* stream);
+#endif
 #endif
 
 }  // namespace jitact::rows

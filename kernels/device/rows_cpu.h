@@ -60,6 +60,35 @@ struct Converted {
 };
 #endif
 
+#ifdef JITACT_ROW_INPUT
+// Where a row of a mask begins.
+inline const MaskBits* row_of(const Mask& mask, int64_t row) {
+  const int64_t last = row % mask.sizes[1], others = row / mask.sizes[1];
+  return static_cast<const MaskBits*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
+         others % mask.sizes[0] * mask.strides[1] + last * mask.strides[2];
+}
+#endif
+
+#ifdef JITACT_ROW_HIDES
+void hide_cpu(const Hidden& call) {
+  using Bits [[gnu::may_alias]] = std::conditional_t<sizeof(Input) == 4, uint32_t, uint16_t>;
+  const auto run = [](int64_t begin, int64_t end, void* context) {
+    const Hidden& call = *static_cast<const Hidden*>(context);
+    for (int64_t row = begin; row < end; row++) {
+      Input* gradient = call.gradient + row * call.length;
+      if (!call.all_rows && is_finite(gradient[0])) continue;
+      const MaskBits* mask = row_of(call.mask, row);
+      auto* bits = reinterpret_cast<Bits*>(gradient);  // a choice of elements would be a branch
+      if (call.mask.step == 1)
+        for (int64_t i = 0; i < call.length; i++) bits[i] &= Bits(0) - Bits(mask[i] != 0);
+      else if (mask[0] == 0) std::fill(gradient, gradient + call.length, Input{});
+    }
+  };
+  const int64_t grain = std::max(int64_t(1), kWorthAThread / (call.all_rows ? call.length : 1));
+  loops::torch_parallel_for(0, call.rows, grain, run, const_cast<Hidden*>(&call));
+}
+#endif
+
 // Where a strip lies in the tensors of a call.
 struct Place {
   int64_t first;   // element
@@ -169,10 +198,8 @@ class Strip {
   // What the mask makes of `count` steps of x, from one on: in a buffer, where what is no row's stands already.
   const T* masked(const T* x, int64_t step, int64_t count, T lowest, T* to) {
     const Mask& mask = call_.mask;
-    const int64_t row = place_.first / place_.length, n = place_.elements(step, count);
-    const int64_t last = row % mask.sizes[1], others = row / mask.sizes[1];
-    const auto* of_row = static_cast<const MaskBits*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
-                         others % mask.sizes[0] * mask.strides[1] + last * mask.strides[2];
+    const int64_t n = place_.elements(step, count);
+    const MaskBits* of_row = row_of(mask, place_.first / place_.length);
     const T* masks = mask_;
     if (mask.step && std::is_same_v<MaskBits, typename T::Value>) {
       masks = reinterpret_cast<const T*>(of_row + step * kLanes);

@@ -619,6 +619,12 @@ cudaError_t start(const Call& call, void* stream) {
   return ragged ? start<op, S, true, false>(launch, call, s) : start<op, S, false, false>(launch, call, s);
 }
 
+inline const char* message(cudaError_t error) {
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // or whoever asks next would take it for theirs
+  return cudaGetErrorString(error);
+}
+
 const char* run_cuda(const Call& call, void* stream) {
 #ifdef JITACT_ROW_INPUT
   cudaError_t error = cudaErrorInvalidValue;
@@ -632,9 +638,11 @@ const char* run_cuda(const Call& call, void* stream) {
     else return start<Op::backward_from_output, S>(call, stream);
   });
 #endif
-  if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // or whoever asks next would take it for theirs
-  return cudaGetErrorString(error);
+  return message(error);
 }
 
 }  // namespace jitact::rows
+
+#ifdef JITACT_ROW_HIDES
+#include "hidden_cuda.cuh"
+#endif

@@ -63,7 +63,13 @@ class RowTypes(NamedTuple):
 
     def defines(self) -> list[str]:
         """What the loops are told."""
-        return [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
+        roles = [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
+        return [*roles, "-DJITACT_ROW_HIDES"] if self.hides else roles
+
+    @property
+    def hides(self) -> bool:
+        """Whether a gradient is to be 0 where the mask leaves elements out."""
+        return self.mask == "bool" and "int" not in self.input
 
 
 ELEMENTS = {
