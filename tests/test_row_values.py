@@ -16,6 +16,7 @@ from rows_common import CODE, GRADIENT, OPERATIONS, emulated_library, smallest
 from torch import Tensor
 
 import jitact
+from jitact.kernels import KernelSource
 from jitact.kernels.loader.signature import read_signature
 from jitact.rows import kernels as row_kernels
 from jitact.rows.definition import RowDefinition
@@ -208,7 +209,7 @@ def test_masks_and_types_beside_values(device: str) -> None:
         y = jitact.sink_softmax(x, sink, -1, torch.float32, scale=0.5, mask=mask)
         dy = torch.randn_like(y)
         found = torch.autograd.grad(y, (x, sink), dy)
-    assert asked == ["forward", "backward_from_output"] and y.dtype is torch.float32
+    assert asked == ["forward", "backward_from_output", "hide_"] and y.dtype is torch.float32
     leaves = [x.detach().double().requires_grad_(), sink.detach().double().requires_grad_()]
     expected = with_sink((0.5 * leaves[0]).masked_fill(~mask, -torch.inf), leaves[1], -1)
     torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
@@ -288,6 +289,18 @@ def test_terms_that_are_not_0_where_nothing_comes_in(save: str, device: str) -> 
         both = (torch.autograd.grad(of, leaves, dy.to(of.dtype)) for of in (y, expected))
         for found, wanted in zip(*both, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=3e-5)
+
+
+def test_one_term_that_is_not_0_where_nothing_comes_in(device: str) -> None:
+    source = KernelSource.from_file("softmax").text.replace("return dy * y;", "return dy * y + exp(y);")
+    jitact.define("odd_softmax", source=source)
+    for shape, dim in (((3, 1001), 1), ((5, 3), 1), ((2, 7, 6), 1)):
+        x, dy = torch.randn(shape, device=device).requires_grad_(), torch.randn(shape, device=device)
+        y = jitact.odd_softmax(x, dim)
+        (found,) = torch.autograd.grad(y, x, dy)
+        y = y.detach().double()
+        wanted = y * (dy - (dy * y + y.exp()).sum(dim, keepdim=True))
+        torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
 def test_a_number_alone() -> None:

@@ -2,8 +2,7 @@
 // the call's scale. Such a file defines
 //
 //   T forward(T kept, Fold<T> row)                       the result, of what the fold keeps of an element
-//   T fold_from_output(T dy, T y)                        what an element adds to the sum that backward needs of its row: nothing
-//                                                        where dy is 0, if this takes no more, and returns one term
+//   T fold_from_output(T dy, T y)                        what an element adds to the sum that backward needs of its row
 //   T backward_from_output(T dy, T y, Sum<T> row)        the gradient, but for the scale
 //
 // each of which may take operands after these, the same in all: Number<T>, and Row<T>, of a tensor with one value for each row.

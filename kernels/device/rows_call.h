@@ -99,7 +99,11 @@ static_assert(kTerms <= 2, "fold_from_output returns more terms than blocks have
 template <typename T>
 using Sums = Sum<T, kTerms>;
 // Whether terms are 0 where dy is: what stands beside a row, in a vector that it shares, then needs no further look.
+#ifdef JITACT_ROW_COUNTED  // the loader says so of a term that is not dy, or a product with it
+constexpr bool kVanishing = false;
+#else
 constexpr bool kVanishing = kTerms == 1 && kOperands == 0;
+#endif
 
 enum class Op { forward, backward, backward_from_output };
 

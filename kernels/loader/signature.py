@@ -23,6 +23,7 @@ __all__ = [
     "prepares",
     "read_signature",
     "takes_elements",
+    "terms_vanish",
     "without_underscores",
 ]
 
@@ -183,6 +184,12 @@ def code(text: str) -> str:
 def prepares(text: str) -> bool:
     """Whether a kernel file's functions want something else in place of its channels, which ``prepare`` makes."""
     return "prepare" in re.findall(r"\bvoid\s+(\w+)\s*\(", code(text))
+
+
+def terms_vanish(text: str) -> bool:
+    """Whether what a file of rows folds of an element is plainly 0 where the gradient that comes in is."""
+    term = functions(text)["fold_from_output"]
+    return term.body is not None and re.fullmatch(rf"{term.arguments[0]}(\s*\*\s*\w+)?", term.body.strip()) is not None
 
 
 def functions(text: str) -> dict[str, Function]:

@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .signature import Signature, prepares, read_signature
+from .signature import Signature, prepares, read_signature, terms_vanish
 from .uses import in_namespace, line_directive, names_used
 
 __all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowTypes", "Work", "digest", "state_of"]
@@ -164,6 +164,7 @@ class KernelSource(NamedTuple):
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
         flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
+        flags += ["-DJITACT_ROW_COUNTED"] if self.signature.folds and not terms_vanish(self.text) else []
         return flags + (self.row_types.defines() if self.row_types else self.work.defines())
 
     @property
