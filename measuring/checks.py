@@ -20,7 +20,7 @@ from .oracle import Judge, Oracle
 from .sampling import incoming, inputs, kinks
 from .text import figure
 
-__all__ = ["Check", "Row", "check"]
+__all__ = ["FAR", "Check", "Row", "Worst", "check", "worst_of"]
 
 FAR = 0.25  # from the maximum of what is computed in, to this power, a right formula may overflow on the way
 
@@ -308,7 +308,7 @@ def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
             slips = [Judge(*e, to, torch.float64).wrong(w) for e, to, w in zip(exact, limits, wide, strict=True)]
             far &= ~(slips[0] | slips[1])
         forward, gradient = (
-            _worst(x, actual, judge, slip, far, floor)[0]
+            worst_of(x, actual, judge, slip, far, floor)[0]
             for actual, judge, slip, floor in zip((y, dx), judges, slips, (None, GRADIENT_FLOOR), strict=True)
         )
         yield Row(dtype, save, x.numel(), None if yardstick else forward, gradient, int(wanted.isnan().sum()))
@@ -321,7 +321,7 @@ def _value_and_gradient(module: ActivationModule, x: Tensor, dy: Tensor) -> tupl
     return y.detach(), torch.autograd.grad(y, x, dy)[0].double() / dy.double()
 
 
-def _worst(
+def worst_of(
     x: Tensor, actual: Tensor, judge: Judge, slips: Tensor, far: Tensor, floor: float | Tensor | None
 ) -> tuple[Worst, int]:
     """The largest error, of the wrong results if there are any, and where among the inputs it is.

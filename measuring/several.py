@@ -15,7 +15,7 @@ from ..modules import ActivationModule, bias_around
 from ..records import Activation
 from ..registry import record_of
 from ..running import run_fitted
-from .checks import FAR, Row, _worst
+from .checks import FAR, Row, worst_of
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
@@ -90,7 +90,7 @@ def rows_of_several(record: Activation, params: tuple[float, ...], x: Tensor) ->
             far &= ~torch.stack(slips).any(0)
         worst = []
         for by, actual, judge, slip, scale in zip(["", *learned], found, exact.judges(dtype), slips, exact.scales, strict=True):
-            one, where = _worst(x, actual, judge, slip, far, GRADIENT_FLOOR * scale if by else None)
+            one, where = worst_of(x, actual, judge, slip, far, GRADIENT_FLOOR * scale if by else None)
             at = ", ".join(f"{name} = {float(operand[where]):.8g}" for name, operand in zip(names, operands, strict=True))
             worst.append(replace(one, by=by, at=at))
         gradient = max(worst[1:], key=lambda each: (bool(each.wrong), each.ulp))
