@@ -172,6 +172,7 @@ _FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\((
 _BETWEEN = re.compile(r",(?![^<>]*>)")  # arguments
 _ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T(?:,\s*\d+)?>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
 _RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
+_TERM_OF_DY = re.compile(r"\bfold_from_output\s*\(\s*T\s+(\w+)[^()]*\)\s*\{\s*return\s+\1(\s*\*\s*\w+)?\s*;\s*\}")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 
@@ -188,8 +189,7 @@ def prepares(text: str) -> bool:
 
 def terms_vanish(text: str) -> bool:
     """Whether what a file of rows folds of an element is plainly 0 where the gradient that comes in is."""
-    term = functions(text)["fold_from_output"]
-    return term.body is not None and re.fullmatch(rf"{term.arguments[0]}(\s*\*\s*\w+)?", term.body.strip()) is not None
+    return _TERM_OF_DY.search(code(text)) is not None
 
 
 def functions(text: str) -> dict[str, Function]:

@@ -164,7 +164,7 @@ class KernelSource(NamedTuple):
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
         flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
-        flags += ["-DJITACT_ROW_COUNTED"] if self.signature.folds and not terms_vanish(self.text) else []
+        flags += ["-DJITACT_ROW_COUNTED"] if "fold_from_output" in self.text and not terms_vanish(self.text) else []
         return flags + (self.row_types.defines() if self.row_types else self.work.defines())
 
     @property
