@@ -90,7 +90,8 @@ def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], 
     facts: Facts = {name: known for name in ("Op", "op", "call.op")}
     facts |= {name: stored for name in ("Dtype", "dtype", "call.dtype")}
     sizes = frozenset(DTYPES[each][2] for each in dtypes)
-    facts |= {"kOperands": frozenset([0]), "kRowValues": frozenset([0]), "kVanishing": frozenset([True])}
+    facts |= {name: frozenset([0]) for name in ("kOperands", "kRowValues")}
+    facts |= {"kVanishing": frozenset([True]), "kPlaced": frozenset([False])}
     facts |= {"sizeof(S)": sizes, "std::is_same_v<S,double>": frozenset([False]), "std::is_same_v<V,float>": frozenset([True])}
     # Past the cache, with instructions that this machine may have and another not.
     facts |= {name: frozenset([False]) for name in ("kStreams", "loops::kStreams", "past_cache", "past_cache_")}

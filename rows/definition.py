@@ -58,7 +58,7 @@ class RowDefinition(RowActivation):
 
     def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
         """Whether the kernel can: there is nothing else that could be faster."""
-        return 2**-126 <= abs(scale) < float("inf") and can(x, dim, 1)
+        return kernels.is_scale(scale) and can(x, dim, 1)
 
     def takes_backward(self, y: Tensor, dim: int) -> bool:
         """The same of backward."""
@@ -66,7 +66,7 @@ class RowDefinition(RowActivation):
 
     def takes_operands(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         """The same of a build for some types."""
-        return 2**-126 <= abs(scale) < float("inf") and kernels.fits_operands(x, dim, types)
+        return kernels.is_scale(scale) and kernels.fits_operands(x, dim, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""
@@ -207,7 +207,8 @@ class _Formulas:
             raise TypeError(f"{self.name}: expected a floating tensor, got one of {x.dtype}; dtype= converts it")
         t = x.to(torch.promote_types(x.dtype, torch.float32))
         if t.numel() == 0:
-            return x.clone()
+            y = torch.softmax(t, dim)  # which has the dimension checked
+            return sum((values for values in operands if isinstance(values, Tensor)), y).to(x.dtype)
         peak, place = t.detach().max(dim, keepdim=True)  # which shares do not depend on
         terms, given = (t - peak).exp(), self._in_order(x, operands)
         if not self.logarithms:

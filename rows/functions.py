@@ -126,7 +126,7 @@ def run(
         if lying.is_contiguous():
             by_kernel = record.takes_forward(lying, place, factor)
             keeps = torch.is_grad_enabled() and any([each.requires_grad for each in (t, *beside.rows)])
-            if by_kernel or (keeps and record.takes_backward(lying, place)):
+            if by_kernel or (keeps and kernels.is_scale(factor) and record.takes_backward(lying, place)):
                 rows = lying_rows(beside, t.shape, dim, order)
                 y = Rows.apply(lying, record, place, factor, save, by_kernel, beside.numbers, *rows)
                 return kernels.turned_back(y, order)
@@ -167,13 +167,13 @@ def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int
         raise TypeError(f"{record.name}: {name} is a floating tensor, got {what_it_is(values)}")
     if values.device != x.device:
         raise ValueError(f"{record.name}: {name} must be on the device of x, {x.device}, got one on {values.device}")
-    if not -x.dim() <= dim < x.dim():
-        return values  # x itself is refused, or has no dimensions
-    dim = dim % x.dim()
+    if x.dim() > 0 and not -x.dim() <= dim < x.dim():
+        return values  # x itself is refused
+    dim = dim % max(x.dim(), 1)
     without = (*x.shape[:dim], *x.shape[dim + 1 :])
     if values.shape == without:
-        return values.unsqueeze(dim)
-    whole = (*x.shape[:dim], 1, *x.shape[dim + 1 :])
+        return values.unsqueeze(dim) if x.dim() > 0 else values
+    whole = (*x.shape[:dim], 1, *x.shape[dim + 1 :]) if x.dim() > 0 else ()
     sizes = zip(reversed(values.shape), reversed(whole), strict=False)
     if values.dim() > x.dim() or not all([m in (1, n) for m, n in sizes]):
         what = f"{tuple(whole)}, a value for each row of x, or be of shape {tuple(without)}"

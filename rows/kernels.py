@@ -24,6 +24,7 @@ __all__ = [
     "fits_operands",
     "forward",
     "is_plain",
+    "is_scale",
     "kind_of_backward",
     "operate",
     "operator",
@@ -50,7 +51,8 @@ VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors 
 HELD_VECTORS = 65536  # kHeldVectors: those of a row and its mask
 ACROSS_IN_A_BLOCK = 256  # the same of elements of rows across memory
 MOST_ACROSS = 2**34  # bytes of all rows across memory that lie side by side
-SCALES = 2.0**-126, 2.0**100  # of either sign, between which what kernels make of a scale is a normal number
+SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of either sign
+SCALES = SMALLEST, 2.0**100  # of either sign, between which what kernels make of a scale is a normal number
 TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
 
 GPU_FORWARD = {2: 128, 4: 1000}
@@ -114,6 +116,11 @@ def collapsed(mask: Tensor, dim: int) -> Tensor | None:
         return None
     sizes, strides = zip(*[*[(1, 0)] * (3 - len(found)), *reversed(found), (mask.shape[dim], step)], strict=True)
     return mask.as_strided(sizes, strides)
+
+
+def is_scale(scale: float) -> bool:
+    """Whether the kernels' operators take such a number: as float32 a normal one, so that products with it are not all 0."""
+    return SMALLEST <= abs(scale) <= LARGEST
 
 
 def takes_forward(x: Tensor, dim: int, scale: float) -> bool:

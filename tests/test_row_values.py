@@ -227,6 +227,60 @@ def test_masks_and_types_beside_values(device: str) -> None:
     assert cls.activation.rows == ("sink",)
 
 
+def test_rows_far_from_0(device: str) -> None:
+    # As rows are that a mask of -1e9 leaves without elements; the sink then has all.
+    jitact.define("log_sink", source=LOG_SINK)
+    for shape, dim in (((5, 7), 1), ((3, 1000), 1), ((7, 6), 0)):
+        for far in (-1e9, -2e6, 2e6, 3e6):
+            leaves = [torch.randn(shape, device=device) + far, torch.randn(shape, device=device).select(dim, 0).unsqueeze(dim)]
+            leaves, dy = [each.requires_grad_() for each in leaves], torch.randn(shape, device=device)
+            expected = log_with_sink(*[each.double() for each in leaves], dim)
+            wanted = torch.autograd.grad(expected, leaves, dy.double())
+            for save in ("output", "input"):
+                y = jitact.log_sink(*leaves, dim, save=save)
+                torch.testing.assert_close(y.double(), expected, rtol=1e-6, atol=1e-6)
+                for found, its in zip(torch.autograd.grad(y, leaves, dy), wanted, strict=True):
+                    torch.testing.assert_close(found, its, rtol=1e-4, atol=2e-4)
+
+
+def test_far_rows_beside_a_constant() -> None:
+    text = LOG_SINK.replace(", Row<T> sink", "").replace("(sink)", "(T(0))").replace(", Row<T>", "")
+    text = "".join(text.partition("ELEMENTWISE T backward_of_row")[:1])
+    jitact.define("share_beside_1", source=text)
+    x = torch.randn(3, 40) + torch.tensor([[-3e6], [0.0], [3e6]])
+    expected = log_with_sink(x.double(), torch.zeros(1, dtype=torch.float64), 1)
+    torch.testing.assert_close(jitact.share_beside_1(x).double(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_scales_that_kernels_do_not_take() -> None:
+    jitact.define("sink_softmax", source=SINK)
+    x, sink, dy = torch.randn(4, 6), torch.randn(4, 1), torch.randn(4, 6)
+    for scale in (0.0, 1e-50, 1e39, float("inf"), float("nan")):
+        ours, theirs = ([each.clone().requires_grad_() for each in (x, sink)] for _ in range(2))
+        y, expected = jitact.sink_softmax(*ours, scale=scale), with_sink(theirs[0] * scale, theirs[1], 1)
+        torch.testing.assert_close(y, expected, equal_nan=True)
+        for found, wanted in zip(torch.autograd.grad(y, ours, dy), torch.autograd.grad(expected, theirs, dy), strict=True):
+            torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+def test_no_rows_and_no_dimensions() -> None:
+    jitact.define("sink_softmax", source=SINK)
+    for shape in ((0, 5), (5, 0)):
+        x, sink = torch.zeros(shape, requires_grad=True), torch.zeros(shape[0], 1, requires_grad=True)
+        for leaves in ((x, sink), (sink,)):
+            y = jitact.sink_softmax(x if len(leaves) == 2 else x.detach(), sink)
+            found = torch.autograd.grad(y, leaves, torch.ones(shape))
+            assert y.shape == shape and [each.shape for each in found] == [leaf.shape for leaf in leaves]
+            assert not any(each.any() for each in found)
+    with pytest.raises(IndexError, match="Dimension out of range"):
+        jitact.sink_softmax(torch.zeros(0, 5), torch.zeros(()), 2)
+    x = torch.tensor(2.0)
+    y = jitact.sink_softmax(x, x)
+    assert y.shape == () and y == 0.5
+    with pytest.raises(ValueError, match=r"sink must broadcast to \(\), .*; got \(5,\)"):
+        jitact.sink_softmax(x, torch.zeros(5))
+
+
 @pytest.mark.slow
 def test_gradients_of_values_alone_and_of_masks(device: str) -> None:
     jitact.define("sink_softmax", source=SINK)
@@ -459,6 +513,10 @@ def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
         dy, first = torch.randn(shape).to(dtype), x.select(dim, 0).unsqueeze(dim).float()
         rows = [torch.rand_like(first) + 1 for _ in range(2)]
         for name, record, count, numbers in (("sink", sink, 1, []), ("line", lines, 2, [0.5])):
+            if name == "sink" and dtype is torch.float32:
+                far = x + 3e6 * torch.randn_like(first).sign()
+                (y,) = emulated(name, "forward", [far], rows[:1], [], dim, 1.0)
+                torch.testing.assert_close(y.double(), log_with_sink(far.double(), rows[0].double(), dim), rtol=1e-6, atol=2e-6)
             given, what = rows[:count], (name, shape, dim)
             (y,) = emulated(name, "forward", [x], given, numbers, dim, -0.5)
             wide = [each.double() for each in given]

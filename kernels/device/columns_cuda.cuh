@@ -210,6 +210,7 @@ class Tile {
     const auto elements = [&](auto at, T (&t)[each]) {
       read(words, at, x, t);
       if constexpr (!pairs && !scaled) t[0] = fma(t[0], scale_, -base);
+      if constexpr (scaled && kPlaced) t[0] -= base;
     };
 
     if constexpr (pairs) {
@@ -234,7 +235,7 @@ class Tile {
     }
     if (!pairs && is_far(peak[0][0])) {
       base = peak[0][0], peak[0][0] = 0;
-      if constexpr (scaled)
+      if constexpr (scaled && !kPlaced)
         each_word(words, [&](auto at) { put(words, at, x, __float_as_uint(__uint_as_float(word(words, at, x)) - base.v)); });
     }
     const Weights<T> first = weights_beside<S>(peak[0][0], scale_), last = weights_beside<S>(peak[each - 1][0], scale_);
@@ -262,6 +263,7 @@ class Tile {
     }
     combine<1>(sums, Totals());
     JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], weights(e), sums[e], pairs ? scale_ : T(1));
+    if constexpr (kPlaced) folded[0].move(base), base = 0;
 
     const auto result = [&](auto at, T (&y)[each]) {
       elements(at, y);

@@ -176,6 +176,9 @@ class LogSumExp {
     tail_ = log1p(weights.over(below, peak) + (part[weighed] - 1)) + invalid;
   }
 
+  // To where the row is, if it was folded with its peak at 0.
+  JITACT_INLINE void move(T peak) { peak_ += peak; }
+
   JITACT_INLINE T log_share(T kept) const { return (kept - peak_) - tail_; }
 
  private:

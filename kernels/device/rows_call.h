@@ -104,6 +104,13 @@ constexpr bool kVanishing = false;
 #else
 constexpr bool kVanishing = kTerms == 1 && kOperands == 0;
 #endif
+// Rows whose peak is far from 0 are folded as if it were 0. Whether the file has to see elements and the fold where they were, as
+// it may take distances between others than elements and the peak.
+#ifdef JITACT_ROW_PLACED  // the loader says so of a `forward` that has more of a LogSumExp than the logarithms of shares
+constexpr bool kPlaced = true;
+#else
+constexpr bool kPlaced = kOperands > 0 && Fold<Single>::as_it_is;
+#endif
 
 enum class Op { forward, backward, backward_from_output };
 

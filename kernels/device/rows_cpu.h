@@ -253,7 +253,8 @@ class Strip {
       peaks[j] = far ? T(0) : peaks[j];
       any_far |= far;
     }
-    for (int64_t i = 0; any_far && i < place_.steps * kLanes; i++) held_[i] -= base[i % kRows];
+    if constexpr (!kPlaced)
+      for (int64_t i = 0; any_far && i < place_.steps * kLanes; i++) held_[i] -= base[i % kRows];
 
     using F = Fold<T>;
     double sums[F::parts][kLanes] = {};
@@ -267,7 +268,9 @@ class Strip {
         for (int j = 0; j < kLanes; j++) {
           T part[F::parts];
           for (int p = 0; p < F::parts; p++) part[p] = parts[p][j];
-          t[j] = F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], t[j]);
+          const T from_base = kPlaced ? t[j] - base[across ? j : 0] : t[j];
+          const T kept = F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], from_base);
+          if constexpr (!kPlaced) t[j] = kept;
           for (int p = 0; p < F::parts; p++) parts[p][j] = part[p];
         }
       for (int j = 0; j < kLanes; j++) parts[0][j] -= F::start;
@@ -284,6 +287,7 @@ class Strip {
         if (p == 0 && Weighed<T>::parts == 2) sums[1][j] += sums[0][j] - double(of_row[0].v);
       }
       folded[j] = F(peaks[j], invalid[j], Weights<T>(peaks[j]), of_row);
+      if constexpr (kPlaced) folded[j].move(base[j]);
     }
     each_block([&](int64_t step, int64_t count) {
       const auto finish = [&](T* to) {

@@ -418,7 +418,8 @@ class Rows {
       sums[p] = (partial[0][p] + partial[1][p]) + (partial[2][p] + partial[3][p]);
     }
     combine<1>(sums, Totals());
-    const F folded(peak[0], invalid, weights, sums, pairs ? scale_ : T(1));
+    F folded(peak[0], invalid, weights, sums, pairs ? scale_ : T(1));
+    if constexpr (kPlaced) folded.move(base), base = 0;
 
     const auto result = [&](int c, int v, T (&y)[size]) {
       if constexpr (stored) read(words, c, v, x, y);

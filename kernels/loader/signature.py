@@ -22,6 +22,7 @@ __all__ = [
     "possible_saves",
     "prepares",
     "read_signature",
+    "sees_places",
     "takes_elements",
     "terms_vanish",
     "without_underscores",
@@ -190,6 +191,18 @@ def prepares(text: str) -> bool:
 def terms_vanish(text: str) -> bool:
     """Whether what a file of rows folds of an element is plainly 0 where the gradient that comes in is."""
     return _TERM_OF_DY.search(code(text)) is not None
+
+
+def sees_places(text: str) -> bool:
+    """Whether a file's ``forward`` has more of a LogSumExp than the logarithms of shares, which are distances."""
+    forward = functions(text)["forward"]
+    if forward.types[1:2] != ("LogSumExp<T>",):
+        return False
+    if forward.body is None:
+        return True
+    kept, row = forward.arguments[:2]
+    rest = re.sub(rf"\b{row}\s*\.\s*log_share\s*\(\s*{kept}\s*\)", "", forward.body)
+    return _occurs(kept, rest) or _occurs(row, rest)
 
 
 def functions(text: str) -> dict[str, Function]:

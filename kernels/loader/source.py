@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .signature import Signature, prepares, read_signature, terms_vanish
+from .signature import Signature, prepares, read_signature, sees_places, terms_vanish
 from .uses import in_namespace, line_directive, names_used
 
 __all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowTypes", "Work", "digest", "state_of"]
@@ -165,6 +165,7 @@ class KernelSource(NamedTuple):
         flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
         flags += ["-DJITACT_ROW_COUNTED"] if "fold_from_output" in self.text and not terms_vanish(self.text) else []
+        flags += ["-DJITACT_ROW_PLACED"] if "LogSumExp" in self.text and sees_places(self.text) else []
         return flags + (self.row_types.defines() if self.row_types else self.work.defines())
 
     @property
