@@ -178,6 +178,6 @@ def _file(record: Activation, build: Build, params: dict[str, float], passed: di
         [
             *wrapper.parts(),
             modules.text,
-            inputs(build.dtypes, shape, len(wrapper.elements), modules.init_inputs),
+            inputs(build.dtypes, shape, len(wrapper.elements), modules.init_inputs, len(wrapper.rows)),
         ],
     )

@@ -67,10 +67,11 @@ def assembled(
     return text + "\n"
 
 
-def inputs(dtypes: tuple[str, ...], shape: tuple[int, int], count: int, init_inputs: str) -> str:
-    """The functions that give the inputs, ``count`` tensors, and the constructor's arguments."""
+def inputs(dtypes: tuple[str, ...], shape: tuple[int, int], count: int, init_inputs: str, rows: int = 0) -> str:
+    """The functions that give the inputs, ``count`` tensors and ``rows`` with a value for each row, and the constructor's."""
     dtype = "" if "fp32" in dtypes else f", dtype={DTYPES[dtypes[0]][0]}"
-    tensors = ", ".join([f"torch.randn(batch_size, dim{dtype})"] * count)
+    widths = ["dim"] * count + ["1"] * rows
+    tensors = ", ".join(f"torch.randn(batch_size, {width}{dtype})" for width in widths)
     return f"""\
 batch_size = {shape[0]}
 dim = {shape[1]}

@@ -273,6 +273,8 @@ def test_names_with_what_stands_around(name: str) -> None:
     parts = name.split("+")[1:]
     assert ("row_weight.to(gate.dtype)" in text) is ("row_weight" in parts)
     taken = list(inspect.signature(space["ModelNew"].forward).parameters)[1:]
+    space["batch_size"], space["dim"] = 2, 3
+    assert space["Model"](*space["get_init_inputs"]())(*space["get_inputs"]()).shape == (2, 3)
     beside = [part for part in parts if part in ("residual", "row_weight")]
     assert taken == [*(["gate", "up"] if "swiglu" in name else ["x"]), *beside]
     assert list(inspect.signature(space["ModelNew"]).parameters)[: len(parts) - len(beside)] == [
