@@ -108,7 +108,8 @@ def _without_hidden(dx: Tensor, mask: Tensor, record: RowActivation, build: str,
     """
     if torch.is_grad_enabled() or not (kernels.sees_all(dx) and dx.is_contiguous()):
         return torch.where(mask, dx, 0.0)
-    kernels.operate(build, "hide_", dx, kernels.collapsed(mask.expand(dx.shape), dim), not record.gives_shares)
+    as_rows = dx.view(-1, dx.shape[dim])  # dimensions of one element may stand after that of the rows
+    kernels.operate(build, "hide_", as_rows, kernels.collapsed(mask.expand(dx.shape), dim), not record.gives_shares)
     return dx
 
 

@@ -281,6 +281,17 @@ def test_no_rows_and_no_dimensions() -> None:
         jitact.sink_softmax(x, torch.zeros(5))
 
 
+def test_masks_of_rows_before_dimensions_of_one_element(device: str) -> None:
+    jitact.define("sink_softmax", source=SINK)
+    for x, dim in ((torch.randn(3, 40, 1), 1), (torch.randn(40, 1), 0), (torch.randn(1, 3, 40).permute(2, 1, 0), 0)):
+        x, sink = x.to(device).requires_grad_(), torch.zeros((), device=device)
+        mask, dy = torch.arange(x.numel(), device=device).view(x.shape) % 7 > 0, torch.randn(x.shape, device=device)
+        y, expected = jitact.sink_softmax(x, sink, dim, mask=mask), with_sink(x.masked_fill(~mask, -torch.inf), sink, dim)
+        torch.testing.assert_close(y, expected)
+        for found, wanted in zip(torch.autograd.grad(y, x, dy), torch.autograd.grad(expected, x, dy), strict=True):
+            torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.slow
 def test_gradients_of_values_alone_and_of_masks(device: str) -> None:
     jitact.define("sink_softmax", source=SINK)
