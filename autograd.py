@@ -60,7 +60,7 @@ class _Activate(torch.autograd.Function):
         for place in config.passed:
             found[_argument(place)] = dy
             if config.save == "input":
-                others.insert(place - 1, kept)  # of which nothing is read
+                others = [*others[: place - 1], kept, *others[place - 1 :]]  # of which nothing is read
         if config.by_bits or (config.save == "input" and others):
             wanted = [ctx.needs_input_grad[_argument(place)] for place in config.places]
             slopes = _wanted_gradients(ctx, dy, kept, others, wanted) if any(wanted) else [None] * len(wanted)
