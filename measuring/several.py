@@ -15,12 +15,12 @@ from ..modules import ActivationModule, bias_around
 from ..records import Activation
 from ..registry import record_of
 from ..running import run_fitted
-from .checks import FAR, Row, worst_of
+from .checks import FAR, Line, worst_of
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
 
-__all__ = ["by_operand", "of_several", "rows_of_several", "with_bias"]
+__all__ = ["by_operand", "lines_of_several", "of_several", "with_bias"]
 
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # of the samples of operands but the first, which are normal
@@ -70,8 +70,8 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
     return {name: partial(alone, name) for name in names}
 
 
-def rows_of_several(record: Activation, params: tuple[float, ...], x: Tensor) -> Iterable[Row]:
-    """A row for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first."""
+def lines_of_several(record: Activation, params: tuple[float, ...], x: Tensor) -> Iterable[Line]:
+    """A line for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first."""
     dtype, names, layout = x.dtype, record.layout.tensors, record.layout
     x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
     learned = tuple(names[place] for place in layout.places)
@@ -94,7 +94,7 @@ def rows_of_several(record: Activation, params: tuple[float, ...], x: Tensor) ->
             at = ", ".join(f"{name} = {float(operand[where]):.8g}" for name, operand in zip(names, operands, strict=True))
             worst.append(replace(one, by=by, at=at))
         gradient = max(worst[1:], key=lambda each: (bool(each.wrong), each.ulp))
-        yield Row(dtype, save, x.numel(), None if yardstick else worst[0], gradient, exact.untold)
+        yield Line(dtype, save, x.numel(), None if yardstick else worst[0], gradient, exact.untold)
 
 
 class _Exact:

@@ -35,7 +35,7 @@ FROM_OUTPUT = {
 def test_a_wrong_gradient_from_the_output_shows_in_every_dtype(fault: str, dtype: torch.dtype) -> None:
     expression, backward = FROM_OUTPUT[fault]
     result = jitact.check(slip(expression, backward_from_output=backward), dtypes=[dtype])
-    verdicts = {row.save: row.passed for row in result.rows}
+    verdicts = {line.save: line.passed for line in result.lines}
     assert verdicts == {"input": True, "output": False}
 
 
@@ -102,7 +102,7 @@ def test_a_right_gradient_from_the_output_passes(case: str) -> None:
 def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
     """Far out, where float64 shows that the formula is right; nearer it is wrong, as a formula is that need not overflow."""
     result = jitact.check(slip("x * x / (1 + x * x)"), dtypes=[torch.float32, torch.float16])
-    wide, half = result.rows
+    wide, half = result.lines
     assert result and 1e19 < wide.forward.overflows < 2e19 and "but overflows from |x| = 1.8e+19" in wide.verdict
     assert half.forward.overflows == math.inf and half.verdict == "pass"
     assert not jitact.check(slip("log(1 + exp(x))"), dtypes=[torch.float32])
@@ -110,7 +110,7 @@ def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
 
 def test_only_what_the_parameters_allow_is_checked(capsys: pytest.CaptureFixture) -> None:
     result = jitact.check(jitact.get("softplus")(threshold=2.0), dtypes=[torch.float32])
-    assert result and [row.save for row in result.rows] == ["input"]
+    assert result and [line.save for line in result.lines] == ["input"]
     assert 'not looked at:' in capsys.readouterr().out and 'save="output", which these parameters do not allow' in result.unseen
     assert jitact.check(jitact.get("elu")(alpha=-1.0), dtypes=[torch.float32])
 
@@ -129,13 +129,13 @@ def test_a_bias_is_part_of_what_is_checked(name: str) -> None:
     result = jitact.check(jitact.get(name)(bias=64, dropout=0.1), dtypes=[torch.float32, torch.bfloat16], device="cpu")
     assert result and result.title.startswith(f"{'leaky_relu' if name == 'rrelu' else name}+bias")
     assert "dropout, which is for training" in result.unseen and "sums over channels" in result.unseen
-    assert "bias = " in result.rows[0].gradient.at and "do not allow" not in result.unseen
+    assert "bias = " in result.lines[0].gradient.at and "do not allow" not in result.unseen
 
 
 def test_a_wrong_gradient_beside_a_bias_shows() -> None:
     module = slip("tanh(x)", "2 * dy * (1 - tanh(x)) * (1 + tanh(x))")(bias=3)
     result = jitact.check(module, dtypes=[torch.float32], device="cpu")
-    assert not result and "slip+bias" in result.title and result.rows[0].gradient.by in ("x", "bias")
+    assert not result and "slip+bias" in result.title and result.lines[0].gradient.by in ("x", "bias")
     xielu = jitact.check(jitact.get("xielu")(bias=3, dtype=torch.float32), dtypes=[torch.float32], device="cpu")
     assert xielu and xielu.title.startswith("xielu: ") and "the bias, which PyTorch adds" in xielu.unseen
 

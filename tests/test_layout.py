@@ -77,6 +77,17 @@ def test_first_levels() -> None:
     assert len(list(ROOT.glob("*.py"))) <= 15
 
 
+def test_public_classes_share_no_name() -> None:
+    """What users call ``Row``, no other module has for something else."""
+    classes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(".".join(name_of(path)))
+    public = {name: classes[name] for name in jitact.__all__ if name in classes}
+    assert public == {"Channel": ["records"], "Row": ["records"]}
+
+
 def test_headers_have_each_helper_once() -> None:
     """A short function that two device headers define alike belongs in one that both include.
 
