@@ -510,6 +510,22 @@ def test_options() -> None:
             jitact.export("softsign", **options)
 
 
+@pytest.mark.parametrize(("name", "chosen"), [
+    ("gelu", ["fp32", "fp16"]),
+    ("gelu", ["fp32", "fp64"]),
+    SLOW("prelu", ["fp64", "fp16"]),
+    SLOW("prelu", ["fp32", "fp64", "fp16"]),
+    SLOW("softmax", ["fp32", "fp16"]),
+], ids=str)  # fmt: skip
+def test_some_dtypes_of_several(name: str, chosen: list[str]) -> None:
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name, dtype=chosen, device="cpu"), space)
+    assert "Bfloat16" not in space["SOURCE"]
+    command = ["g++", "-std=c++20", "-fsyntax-only", "-w", "-x", "c++", "-"]
+    done = subprocess.run(command, input=space["SOURCE"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_forward_only() -> None:
     text = jitact.export("leaky_relu", forward_only=True, device="cpu", dtype="fp32")
     assert not re.search(r"\b(backward\w*|keeps|plain_result<Op::backward\w*)\(|ctx.save", text)
