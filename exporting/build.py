@@ -33,12 +33,19 @@ class Build:
         save: what forward keeps for backward: "input", "output", "bit"; None where there is no backward.
         dtypes: names of :data:`DTYPES`, in their order.
         devices: of :data:`DEVICES`.
+        own: the operands that broadcast whose dtype is their own, and not that of elements.
     """
 
     source: KernelSource
     save: str | None
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
+    own: tuple[str, ...] = ()
+
+    @cached_property
+    def wide(self) -> tuple[str, ...]:
+        """Those of them that may be float32 beside elements of 16 bits."""
+        return self.own if any(DTYPES[each][2] == 2 for each in self.dtypes) else ()
 
     @cached_property
     def sums(self) -> bool:
@@ -119,9 +126,9 @@ class Build:
         facts |= {"summed(call.op)": facts["summed(op)"]}
         if not self.derives:
             facts |= {name: frozenset([False]) for name in ("HasDerivative<T>", "HasDerivative<A>")}
-        # Operands that broadcast are handed over in the dtype of elements.
-        wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
-        facts |= {name: frozenset([False]) for name in wide}
+        if not self.wide:
+            wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
+            facts |= {name: frozenset([False]) for name in wide}
         # Tensors are handed over dense.
         facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense", "std::is_same_v<Place,int64_t>")}
         return facts
