@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..kernels.loader.signature import code
+from ..kernels.loader.signature import prepared
 from ..kernels.loader.source import KernelSource
 from .conditions import Facts
 from .extract import Extract, extract
@@ -75,12 +74,13 @@ class Build:
         roles = [operand.role for operand in signature.operands]
         with_gradient = [role for role in roles if role in ("element", "channel", "row")][: signature.gradients]
         elements = with_gradient.count("element")
-        functions, text = signature.functions, code(self.source.text)
+        broadcast, changed = roles.count("channel") + roles.count("row"), prepared(self.source.text)
+        functions = signature.functions
         return {
             "kArguments": len(roles),
             "kElements": roles.count("element"),
             "kNumbers": roles.count("number"),
-            "kBroadcast": roles.count("channel") + roles.count("row"),
+            "kBroadcast": broadcast,
             "kRandom": roles.count("random"),
             "kGradients": signature.gradients,
             "kElementGradients": elements,
@@ -90,7 +90,9 @@ class Build:
             "kHasBackward": "backward" in functions,
             "kSavesBit": "bit" in signature.saves,
             "kSavesOutput": "output" in signature.saves,
-            "kPrepares": bool(re.search(r"\bELEMENTWISE\s+void\s+prepare\s*\(", text)),
+            "kPrepares": changed > 0,
+            "kPrepared": changed,
+            "kUnprepared": broadcast - changed,
             "kPlain": len(roles) == 1,
             "kStreams": False,  # past the cache, with instructions that this machine may have and another not
             "kAlwaysRows": False,

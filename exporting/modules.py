@@ -98,9 +98,9 @@ class Modules:
         self.text += "".join(f"\n{text}\n" for text in helpers.values())
 
 
-def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], tuple[str, ...]]:
+def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], list[str]]:
     """The lines that bring elements into one dtype and one shape; and the learned operands that are in that dtype then."""
-    learned = record.learned if record.dtypes == "promoted" else ()
+    learned = [name for name in record.learned if record.dtypes == "promoted" and name not in record.added]
     elements, lines = ", ".join(wrapper.elements), []
     if wrapper.counted:
         lines.append(f"        dims = {wrapper.elements[0]}.dim()  # before it is expanded")

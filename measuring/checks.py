@@ -12,6 +12,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around, drops
 from ..records import DTYPES, Activation, is_plain
 from ..registry import Named, module_of, of_rows, record_of
@@ -179,7 +180,7 @@ def check(
         result = check_rows(found, low, high, dtypes, device)
         print(result.table)
         return result
-    from .several import in_eval, lines_of_several, of_several, with_bias  # not at the top either
+    from .several import fixed_values, in_eval, lines_of_several, of_several, with_bias  # not at the top either
 
     module = module_of(activation)
     check_determined(record_of(module))
@@ -190,7 +191,9 @@ def check(
     for dtype, x in samples.items():
         if not x.numel():
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
-    judged = partial(lines_of_several, *(biased or in_eval(module))) if of_several(record) else partial(_lines, module)
+    judged = partial(_lines, module)
+    if of_several(record):
+        judged = partial(lines_of_several, *(biased or in_eval(module)), fixed_values(module, record))
     lines = tuple(line for x in samples.values() for line in judged(x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, params, strict=True))
     title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
@@ -229,12 +232,11 @@ def _unseen(module: ActivationModule, record: Activation, lines: tuple[Line, ...
     unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
     unseen += ["most inputs of wider types, which are a sample"] if any(line.dtype.itemsize > 2 for line in lines) else []
     unseen += ["other parameters"] if record.params else []
-    unseen += ["gradients of the weights"] if record.channels and record.module else []
+    unseen += ["gradients of the weights"] if record.channels and (record.module or prepared(record.source.text)) else []
     unseen += ["sums over channels"] if record.channels and not record.module else []
     unseen += ["sums over rows"] if record.source.signature.of("row") else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
     biased = bias_around(module) is not None
-    unseen += ["the bias, which PyTorch adds"] if biased and record is record_of(module) else []
     unseen += ["dropout, which is for training"] if drops(module) else []
     why = "which does not give the gradient of the bias" if biased else "which these parameters do not allow"
     unseen += [f'save="{save}", {why}' for save in record.saves if save not in saves]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..fusing.around import around
-from ..kernels.loader.signature import prepares
+from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around
 from ..records import Activation
 from ..registry import record_of
@@ -20,7 +20,7 @@ from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
 
-__all__ = ["by_operand", "lines_of_several", "of_several", "with_bias"]
+__all__ = ["by_operand", "fixed_values", "lines_of_several", "of_several", "with_bias"]
 
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # of the samples of operands but the first, which are normal
@@ -42,14 +42,23 @@ def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:
 def with_bias(module: ActivationModule) -> tuple[Activation, tuple[float, ...]] | None:
     """The same, with the bias that a module adds in its kernel; None where it does not."""
     record, params = in_eval(module)
-    if bias_around(module) is None or prepares(record.source.text):
+    if bias_around(module) is None:
         return None
     return around(record, bias=True), params
 
 
 def kernel(record: Activation, params: tuple[float, ...], save: str | None = None) -> Function:
-    """An activation of its tensors, as operators take them: a channel operand may have a value for each element."""
-    return lambda *tensors: run_fitted(record, tensors, params, False, save, False)
+    """An activation of its tensors, as operators take them: a channel operand may have a value for each element.
+
+    Those that the kernel file prepares have one for all.
+    """
+    one = len(record.layout.tensors) - prepared(record.source.text)
+
+    def function(*tensors: Tensor) -> Tensor:
+        given = (*tensors[:one], *(tensor.flatten()[:1] for tensor in tensors[one:]))
+        return run_fitted(record, given, params, False, save, False)
+
+    return function
 
 
 def formula(record: Activation, params: tuple[float, ...]) -> Function:
@@ -70,12 +79,23 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
     return {name: partial(alone, name) for name in names}
 
 
-def lines_of_several(record: Activation, params: tuple[float, ...], x: Tensor) -> Iterable[Line]:
-    """A line for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first."""
+def fixed_values(module: ActivationModule, record: Activation) -> dict[str, float]:
+    """The operands that a kernel file prepares, which have one value for all, with what a module has for them."""
+    names = record.layout.tensors
+    changed = names[len(names) - prepared(record.source.text) :]
+    return {name: float(getattr(module, name).detach().double().mean()) for name in changed}
+
+
+def lines_of_several(record: Activation, params: tuple[float, ...], fixed: dict[str, float], x: Tensor) -> Iterable[Line]:
+    """A line for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first.
+
+    Those that are ``fixed`` have one value for all, and their gradients, which are sums over all, are not looked at.
+    """
     dtype, names, layout = x.dtype, record.layout.tensors, record.layout
     x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
-    learned = tuple(names[place] for place in layout.places)
-    operands = [x, *(_sample(x, seed) for seed in range(1, len(names)))]
+    learned = tuple(names[place] for place in layout.places if names[place] not in fixed)
+    others = [torch.full_like(x, fixed[name]) if name in fixed else _sample(x, k) for k, name in enumerate(names[1:], 1)]
+    operands = [x, *others]
     wide = [operand.double() for operand in operands]
     exact = _Exact(record, params, wide, learned, torch.float64 if dtype is torch.float64 else torch.float32)
     dy = incoming(exact.largest_slope, dtype, FORMULA[dtype].floor)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from jitact import registry
 from jitact.configs import load
-from jitact.kernels.loader.signature import Signature, read_signature
+from jitact.kernels.loader.signature import Signature, prepared, read_signature
 
 SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1), (3, 2056), (1500, 8)]
 """The last but one is longer than a block, of the last sums take many vectors to a thread."""
@@ -76,6 +76,7 @@ def channels_of(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     "relu+bias+dropout+residual",  # bits beside random numbers, and sums of what follows from them
     "swiglu",  # gradients in one tensor
     "swiglu+row_weight",  # sums over rows
+    "xielu+bias",  # values by channel beside operands that are prepared
 ])  # fmt: skip
 @pytest.mark.slow
 def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -> None:
@@ -91,7 +92,10 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
     for (dtype, sizes), (k, (first, second)) in itertools.product(sizes_of_dtypes, enumerate(layouts)):
         make = partial(in_dtype, dtype=dtype)
         elements = [make(LAYOUTS[first](*sizes)), *(make(LAYOUTS[second](*sizes)) for _ in signature.of("element")[1:])]
-        others: list[object] = [torch.randn(sizes[-1]).to(dtype) for _ in signature.of("channel")]
+        changed = prepared(record.source.text)  # of one value each
+        by_channel = channels_of(sizes)[k % 3] if changed else sizes[-1]
+        counts = [by_channel] * (len(signature.of("channel")) - changed) + [1] * changed
+        others: list[object] = [torch.randn(count).to(dtype) for count in counts]
         others += [torch.randn(*sizes[:-1], 1).to(dtype) for _ in signature.of("row")]
         others += [torch.tensor([12345])] * bool(signature.of("random")) + [0.3] * len(signature.of("number"))
         gradient = GRADIENTS[k % len(GRADIENTS)]

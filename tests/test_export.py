@@ -304,6 +304,7 @@ def test_values_by_row(swoosh: str) -> None:
     ("relu+dropout+residual", (0.25,), 2),
     ("rrelu+bias", (30,), 1),
     ("prelu+bias", (1, 30), 1),
+    ("xielu+bias", (30,), 1),
     ("gated_mish", (), 2),
     ("swiglu+unfused", (), 2),
 ])  # fmt: skip
@@ -708,7 +709,7 @@ def test_every_activation_compiles(name: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-@pytest.mark.parametrize("name", ["gelu", "gelu+bias", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
+@pytest.mark.parametrize("name", ["gelu", "gelu+bias", "xielu+bias", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
 @pytest.mark.slow
 def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)
