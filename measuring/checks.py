@@ -159,7 +159,8 @@ def check(
     relative errors somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
 
     Args:
-        activation: anything that :func:`jitact.get` takes; of a module, the parameters are those checked.
+        activation: anything that :func:`jitact.get` takes, or a name with what stands around it, as "gelu+bias+residual" or
+            "swiglu+row_weight"; of a module, the parameters are those checked.
         low: the smallest input; the end of the dtype's range by default.
         high: the largest. 16-bit types are checked on every value between, of the others a sample, with what is near 0, far
             out, and near the numbers that occur in the kernel file.
@@ -180,12 +181,13 @@ def check(
         result = check_rows(found, low, high, dtypes, device)
         print(result.table)
         return result
-    from .several import fixed_values, in_eval, lines_of_several, of_several, with_bias  # not at the top either
+    from .several import fixed_values, in_eval, lines_of_several, named, of_several, surrounded  # not at the top either
 
-    module = module_of(activation)
+    is_named = isinstance(activation, str) and "+" in activation
+    module, parts = named(activation) if is_named else (module_of(activation), [])
     check_determined(record_of(module))
-    oracle, biased = Oracle(module), with_bias(module)
-    record, params = biased or (record_of(module), oracle.params)
+    oracle, whole = Oracle(module), surrounded(module, parts)
+    record, params = whole or (record_of(module), oracle.params)
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():
@@ -193,7 +195,7 @@ def check(
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
     judged = partial(_lines, module)
     if of_several(record):
-        judged = partial(lines_of_several, *(biased or in_eval(module)), fixed_values(module, record))
+        judged = partial(lines_of_several, *(whole or in_eval(module)), fixed_values(module, record))
     lines = tuple(line for x in samples.values() for line in judged(x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, params, strict=True))
     title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from ..fusing.around import around
+from ..gating.around import UNFUSED, WEIGHT, with_options
 from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around
 from ..records import Activation
-from ..registry import record_of
+from ..registry import class_of, of_defaults, record_named, record_of
 from ..running import run_fitted
 from .checks import FAR, Line, worst_of
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
 
-__all__ = ["by_operand", "fixed_values", "lines_of_several", "of_several", "with_bias"]
+__all__ = ["by_operand", "fixed_values", "lines_of_several", "named", "of_several", "surrounded"]
 
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # of the samples of operands but the first, which are normal
@@ -39,12 +40,34 @@ def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:
     return record.in_eval(*params) if record.in_eval is not None else (record, params)
 
 
-def with_bias(module: ActivationModule) -> tuple[Activation, tuple[float, ...]] | None:
-    """The same, with the bias that a module adds in its kernel; None where it does not."""
+def surrounded(module: ActivationModule, parts: Collection[str] = ()) -> tuple[Activation, tuple[float, ...]] | None:
+    """The same, with the bias that a module adds in its kernel; None where nothing is added outside of training.
+
+    Args:
+        module: the module.
+        parts: what else stands around it: "residual", or of a gated activation "row_weight".
+    """
     record, params = in_eval(module)
-    if bias_around(module) is None:
-        return None
-    return around(record, bias=True), params
+    added = {"bias": bias_around(module) is not None, "residual": "residual" in parts}
+    if WEIGHT in parts:
+        return with_options(record, weighted=True), params
+    return (around(record, **added), params) if any(added.values()) else None
+
+
+def named(name: str) -> tuple[ActivationModule, list[str]]:
+    """A module of the activation that is named with what stands around it, as ``gelu+bias+residual``; and these parts.
+
+    Raises:
+        KeyError: there is no such activation.
+        ValueError: something cannot stand around it, or rounds on the way, which has no yardstick.
+    """
+    record_named(name)
+    first, *parts = name.split("+")
+    if UNFUSED in parts:
+        others = "+".join([first, *(part for part in parts if part != UNFUSED)])
+        raise ValueError(f"check: {name} rounds on the way, as eager does, and is not near the exact result; check {others!r}")
+    options = {"bias": 1} if "bias" in parts else {}
+    return of_defaults(class_of(first), **options, **({"dropout": 0.5} if "dropout" in parts else {})), parts
 
 
 def kernel(record: Activation, params: tuple[float, ...], save: str | None = None) -> Function:

@@ -9,6 +9,7 @@ import torch
 from common import PLAIN, SLOW, slow_but
 
 import jitact
+from jitact.measuring import commands
 from jitact.measuring.sampling import incoming, inputs, kinks
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -138,6 +139,47 @@ def test_a_wrong_gradient_beside_a_bias_shows() -> None:
     assert not result and "slip+bias" in result.title and result.lines[0].gradient.by in ("x", "bias")
     xielu = jitact.check(jitact.get("xielu")(bias=3, dtype=torch.float32), dtypes=[torch.float32], device="cpu")
     assert xielu and xielu.title.startswith("xielu+bias: ") and xielu.lines[0].gradient.at.count("bias = ") == 1
+
+
+@pytest.mark.parametrize(("name", "title", "unseen"), [
+    ("gelu+residual", "gelu+residual: ", "most inputs"),
+    ("gelu+dropout", "gelu: ", "dropout, which is for training"),
+    ("prelu+bias", "prelu+bias: ", "sums over channels"),
+    ("GELU+dropout+bias", "gelu+bias: ", "dropout, which is for training"),
+    SLOW("rrelu+bias+residual", "leaky_relu+bias+residual(", "sums over channels"),
+    SLOW("xielu+bias+residual", "xielu+bias+residual: ", "gradients of the weights"),
+    SLOW("swiglu+row_weight", "swiglu+row_weight: ", "sums over rows"),
+])  # fmt: skip
+def test_names_with_what_stands_around(name: str, title: str, unseen: str) -> None:
+    """As ``jitact build`` takes them."""
+    result = jitact.check(name, dtypes=[torch.float32, torch.bfloat16], device="cpu")
+    assert result and result.title.startswith(title) and unseen in result.unseen
+
+
+def test_a_wrong_gradient_beside_a_residual_shows() -> None:
+    slip("tanh(x)", "2 * dy * (1 - tanh(x)) * (1 + tanh(x))")
+    result = jitact.check("slip+residual", dtypes=[torch.float32], device="cpu")
+    assert not result and result.title.startswith("slip+residual") and "residual = " in result.lines[0].gradient.at
+
+
+@pytest.mark.parametrize(("name", "error", "message"), [
+    ("gelu+norm", ValueError, "'norm' cannot stand around an activation; bias, dropout, residual can"),
+    ("swiglu+bias", ValueError, "'bias' is nothing that a gated activation takes; row_weight, unfused are"),
+    ("gleu+bias", KeyError, "no activation named 'gleu': did you mean"),
+    ("softmax+bias", KeyError, "'softmax' works on rows"),
+    ("swiglu+row_weight+unfused", ValueError, r"rounds on the way, .* check 'swiglu\+row_weight'"),
+])  # fmt: skip
+def test_names_that_cannot_be_checked(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        jitact.check(name)
+
+
+def test_the_command_takes_them_too(capsys: pytest.CaptureFixture) -> None:
+    assert commands.main(["check", "ReLU+residual+bias", "--dtype", "fp16", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("relu+bias+residual: ")
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["check", "relu+norm"])
+    assert "'norm' cannot stand around an activation" in capsys.readouterr().err
 
 
 def test_the_table_is_printed_once(capsys: pytest.CaptureFixture) -> None:
