@@ -136,10 +136,10 @@ def _check_settings(module: ActivationModule) -> None:
 
 
 def _save(record: Activation, save: str | None, forward_only: bool) -> str | None:
-    """What the file keeps for backward: the input where operands that broadcast have gradients, which need it."""
+    """What the file keeps for backward: the input where more than x has a gradient, which needs it."""
     if forward_only:
         return None
-    return save or ("input" if record.learned else record.saves[0])
+    return save or ("input" if len(record.layout.places) > 1 else record.saves[0])
 
 
 def _of_own_dtype(record: Activation) -> tuple[str, ...]:

@@ -206,6 +206,17 @@ def test_values_by_row_keep_their_dtype(swoosh: str) -> None:
     beside_library(space["ModelNew"](), made(), inputs)
 
 
+def test_values_by_row_have_gradients_where_x_keeps_a_bit(swoosh: str) -> None:
+    source = """
+ELEMENTWISE T forward(T x, Row<T> w) { return x > 0 ? x * w : 0; }
+ELEMENTWISE Many<T, 2> backward(T dy, T x, Row<T> w) { return {x > 0 ? dy * w : 0, x > 0 ? dy * x : 0}; }
+ELEMENTWISE bool keeps(T x, Row<T>) { return x > 0; }
+ELEMENTWISE T backward_from_bit(T dy, bool positive, Row<T> w) { return positive ? dy * w : 0; }
+"""
+    jitact.define("swoosh", source=source, reference=lambda x, w: torch.relu(x) * w)
+    beside_model(jitact.export(swoosh, device="cpu", dtype="fp32"), inputs=[torch.randn(40, 30), torch.randn(40)])
+
+
 @pytest.mark.parametrize("name", ["prelu", SLOW("xielu"), "gelu+bias", SLOW("prelu+bias")])
 def test_inputs_of_16_bits(name: str) -> None:
     """What get_init_inputs gives makes modules for what get_inputs gives, whose results are of one dtype."""
