@@ -293,11 +293,11 @@ def kept_by(record: Activation) -> str:
 
 def measure_row(
     cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor], rates: dict[str, dict[str, float]], peers: list[str]
-) -> report.Row:
+) -> report.Entry:
     """One activation and dtype: a row of the results. What is wrong gets no time."""
     x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, kept_by(cls.activation)
     release(device)
-    row: report.Row = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
+    row: report.Entry = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
     row |= {"errors": None, "ours": None, **dict.fromkeys(PEERS)}
     try:
         row["errors"], row["wrong"] = compare(cls, dtype, device)
@@ -487,7 +487,7 @@ def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
     return both
 
 
-def wrong_in(rows: list[report.Row]) -> set[str]:
+def wrong_in(rows: list[report.Entry]) -> set[str]:
     """The names of those rows of results that say that something is wrong."""
     return {row["name"] for row in rows if row.get("wrong")}
 

@@ -372,7 +372,7 @@ class Activation:
         x = given[names[0]]
         check_tensor(self, x)
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
-        learned = [given[name] for name in names[elements:] if name not in numbers]
+        learned = [given[name] for name in names[elements:] if name not in numbers and name not in self.added]
         dtype = x.dtype
         for name in names[1:elements]:
             if isinstance(given[name], Tensor):

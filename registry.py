@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from types import FunctionType
-from typing import TYPE_CHECKING, Literal, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
 from torch import Tensor, nn
 
@@ -260,7 +260,7 @@ def module_of(activation: Named) -> ActivationModule:
     if isinstance(activation, ActivationModule):
         return activation
     if not isinstance(activation, nn.Module):
-        return _of_defaults(class_of(activation))
+        return of_defaults(class_of(activation))
     from .replacing.counterparts import counterpart, share_weights
 
     module = counterpart(activation)
@@ -270,10 +270,10 @@ def module_of(activation: Named) -> ActivationModule:
     return module
 
 
-def _of_defaults(cls: type[ActivationModule]) -> ActivationModule:
-    """A module with the defaults, and one value for all channels."""
+def of_defaults(cls: type[ActivationModule], **options: Any) -> ActivationModule:
+    """A module with the defaults but for what is given, and one value for all channels."""
     own = cls.activation.own_arguments
-    return cls(**{name: 1 for name in cls.activation.channels if own.get(name) is Parameter.empty})
+    return cls(**{name: 1 for name in cls.activation.channels if own.get(name) is Parameter.empty}, **options)
 
 
 def record_of(module: ActivationModule) -> Activation:

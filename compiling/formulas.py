@@ -8,6 +8,7 @@ import torch
 from torch import SymFloat, Tensor
 
 from ..kernels import KernelSource
+from ..kernels.loader.signature import prepared
 from .dual import Dual, of_duals
 from .functions import Value, functions
 from .reader import Unreadable, read
@@ -80,8 +81,14 @@ class Formula:
         """Values with channel operands as ``prepare`` leaves them."""
         if "prepare" not in there:
             return values
+        made = there["prepare"](*[values[name] for name in self._changed])
+        return values | dict(zip(self._changed, made, strict=True))
+
+    @property
+    def _changed(self) -> tuple[str, ...]:
+        """The channel operands that ``prepare`` changes."""
         channels = self.signature.of("channel")
-        return values | dict(zip(channels, there["prepare"](*[values[name] for name in channels]), strict=True))
+        return channels[len(channels) - prepared(self.source.text) :]
 
     def forward(self, *operands: Tensor | float | SymFloat) -> Tensor:
         """The activation."""
@@ -140,7 +147,7 @@ class Formula:
 
     def _unprepared(self, gradients: dict[str, Tensor], raw: dict[str, Value], x: Tensor) -> dict[str, Tensor]:
         """The gradients of channel operands from those of what ``prepare`` makes of them."""
-        prepare, channels = self._functions(x, dual=True)["prepare"], self.signature.of("channel")
+        prepare, channels = self._functions(x, dual=True)["prepare"], self._changed
         found = {}
         for by in filter(gradients.__contains__, channels):
             made = prepare(*[Dual(raw[name], 1 if name == by else 0) for name in channels])

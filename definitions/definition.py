@@ -173,7 +173,7 @@ def _expressions_there(
 ) -> dict[str, Expression]:
     """What the functions of a kernel file return, of those that do no more than return an expression."""
     there, found = kernel.signature, {}
-    if signature.prepares(kernel.text):  # then what the functions get are not the operands
+    if signature.prepared(kernel.text):  # then what the functions get are not the operands
         return {}
     elements = _in_files_names(there, "element")
     before = {"forward": elements, "backward": ["dy", *elements], "backward_from_output": ["dy", "y"]}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..kernels.loader.signature import code
+from ..kernels.loader.signature import prepared
 from ..kernels.loader.source import KernelSource
 from .conditions import Facts
 from .extract import Extract, extract
@@ -33,12 +32,19 @@ class Build:
         save: what forward keeps for backward: "input", "output", "bit"; None where there is no backward.
         dtypes: names of :data:`DTYPES`, in their order.
         devices: of :data:`DEVICES`.
+        own: the operands that broadcast whose dtype is their own, and not that of elements.
     """
 
     source: KernelSource
     save: str | None
     dtypes: tuple[str, ...]
     devices: tuple[str, ...]
+    own: tuple[str, ...] = ()
+
+    @cached_property
+    def wide(self) -> tuple[str, ...]:
+        """Those of them that may be float32 beside elements of 16 bits."""
+        return self.own if any(DTYPES[each][2] == 2 for each in self.dtypes) else ()
 
     @cached_property
     def sums(self) -> bool:
@@ -68,12 +74,13 @@ class Build:
         roles = [operand.role for operand in signature.operands]
         with_gradient = [role for role in roles if role in ("element", "channel", "row")][: signature.gradients]
         elements = with_gradient.count("element")
-        functions, text = signature.functions, code(self.source.text)
+        broadcast, changed = roles.count("channel") + roles.count("row"), prepared(self.source.text)
+        functions = signature.functions
         return {
             "kArguments": len(roles),
             "kElements": roles.count("element"),
             "kNumbers": roles.count("number"),
-            "kBroadcast": roles.count("channel") + roles.count("row"),
+            "kBroadcast": broadcast,
             "kRandom": roles.count("random"),
             "kGradients": signature.gradients,
             "kElementGradients": elements,
@@ -83,7 +90,9 @@ class Build:
             "kHasBackward": "backward" in functions,
             "kSavesBit": "bit" in signature.saves,
             "kSavesOutput": "output" in signature.saves,
-            "kPrepares": bool(re.search(r"\bELEMENTWISE\s+void\s+prepare\s*\(", text)),
+            "kPrepares": changed > 0,
+            "kPrepared": changed,
+            "kUnprepared": broadcast - changed,
             "kPlain": len(roles) == 1,
             "kStreams": False,  # past the cache, with instructions that this machine may have and another not
             "kAlwaysRows": False,
@@ -119,9 +128,9 @@ class Build:
         facts |= {"summed(call.op)": facts["summed(op)"]}
         if not self.derives:
             facts |= {name: frozenset([False]) for name in ("HasDerivative<T>", "HasDerivative<A>")}
-        # Operands that broadcast are handed over in the dtype of elements.
-        wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
-        facts |= {name: frozenset([False]) for name in wide}
+        if not self.wide:
+            wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
+            facts |= {name: frozenset([False]) for name in wide}
         # Tensors are handed over dense.
         facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense", "std::is_same_v<Place,int64_t>")}
         return facts

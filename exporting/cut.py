@@ -167,7 +167,7 @@ def _in_place(node: If, branch: Node, facts: dict) -> list[Node]:
 
 def _simplify_block(block: Block, facts: dict) -> None:
     left: list[Node] = []
-    ended = False
+    ended, compiled_always = False, True
     for node in block.nodes:
         is_directive = node.head.startswith("#")
         if ended and not is_directive and not re.match(r"(case|default)\b", node.head):
@@ -176,8 +176,19 @@ def _simplify_block(block: Block, facts: dict) -> None:
         while not new and not is_directive and left and left[-1].head.startswith("#pragma"):
             del left[-1]
         left += new
+        compiled_always &= not is_directive
+        for each in new if compiled_always else ():
+            if isinstance(each, If) and each.otherwise is None and _returns(each.then):
+                facts.update(_narrowed(each, facts, False))  # of what comes after it
         ended = (ended and not is_directive) or any(_ENDS.match(each.head) for each in new if not isinstance(each, If))
     block.nodes = _without_empty_conditions(left)
+
+
+def _returns(branch: Node) -> bool:
+    """Whether a branch ends its function."""
+    block = branch.parts[0] if isinstance(branch.parts[0], Block) and not isinstance(branch, If) else None
+    last = branch if block is None else block.nodes[-1] if block.nodes else None
+    return last is not None and not isinstance(last, If) and bool(re.match(r"return\b", last.head.strip()))
 
 
 def _without_empty_conditions(nodes: list[Node]) -> list[Node]:

@@ -28,6 +28,15 @@ def promoted(*tensors):
 '''
 
 
+_CHECK_DTYPE = '''\
+def check_dtype(name, values, x):
+    """Checks that values are of x's dtype."""
+    if values.dtype != x.dtype:
+        raise TypeError(f"@WHERE@: {name} must be of x's dtype, {x.dtype}, got {values.dtype}")
+
+'''
+
+
 class Modules:
     """What a file has of an activation's modules.
 
@@ -48,23 +57,25 @@ class Modules:
         returned = reference(record, [*tensors, *(f"self.{name}" for name in params)], helpers)
         sizes = [name for name, channel in record.channels.items() if not channel.one]
         if record.channels and record.module:
-            arguments = [f"{name}={_default(value)}" for name, value in record.own_arguments.items()]
-            self.init_inputs = _up_to_dtype(record.own_arguments, wrapper.build.dtypes)
+            required, optional = {}, record.own_arguments
         else:
-            arguments = [*sizes, *(f"{name}={_default(value)}" for name, value in params.items())]
-            arguments += ["device=None", "dtype=None"] if record.channels else []
-            self.init_inputs = ", ".join("dim" if record.channels[name].dim == -1 else "1" for name in sizes)
+            required = {name: "dim" if record.channels[name].dim == -1 else "1" for name in sizes}
+            optional = params | ({"device": None, "dtype": None} if record.channels else {})
+        self.init_inputs = _init_inputs(required, optional, wrapper.build.dtypes)
+        arguments = [*required, *(f"{name}={_default(value)}" for name, value in optional.items())]
         lines = [wrapped("    def __init__(", ["self", *arguments], "):"), "        super().__init__()"]
         lines += [_made(name, record) for name in record.channels]
         lines += [f"        self.{name} = {name}" for name in params] + ["", ""]
         given = [name for name in (*wrapper.elements, *wrapper.broadcast) if name not in record.channels]
         own = {name: f"self.{name}" for name in record.channels} | {name: name for name in wrapper.rows}
-        own = {name: f"{operand}.to({wrapper.elements[0]}.dtype)" for name, operand in own.items()}
+        x, wide = wrapper.elements[0], wrapper.build.wide
+        own = {name: f"beside({t}, {x})" if name in wide else f"{t}.to({x}.dtype)" for name, t in own.items()}
+        same = [name for name in record.channels if name not in record.added] if record.dtypes == "same" else []
         before, learned = _together(record, wrapper)
+        before[:0] = [f'        check_dtype("{name}", self.{name}, {x})' for name in same]
         own |= {name: name for name in learned}
         calls = [own.get(name, name) for name in (*wrapper.elements, *wrapper.broadcast)]
         if wrapper.draws:
-            x = wrapper.elements[0]
             of_none = f" if self.training else {x}.new_zeros(1, dtype=torch.int64)" if passed else ""
             before.append(f"        seed = torch.randint(2**63 - 1, (1,), device={x}.device){of_none}")
             calls.append("seed")
@@ -77,7 +88,8 @@ class Modules:
         constructor = "\n".join(lines) if arguments else ""
         forward = f"    def forward({', '.join(['self', *given])}):"
         drawing = ", which draws other random numbers" if wrapper.draws else ""
-        self.text = _PROMOTED.replace("@WHERE@", wrapper.where) if "promoted(" in text else ""
+        helpers_of_calls = (("promoted(", _PROMOTED), ("check_dtype(", _CHECK_DTYPE))
+        self.text = "".join(helper.replace("@WHERE@", wrapper.where) for call, helper in helpers_of_calls if call in text)
         self.text += (
             f"class ModelNew(nn.Module):  # as compiled above\n{constructor}{forward}\n"
             f"{text}{wrapped(f'        return {wrapper.title}.apply(', calls, ')')}\n\n"
@@ -86,9 +98,9 @@ class Modules:
         self.text += "".join(f"\n{text}\n" for text in helpers.values())
 
 
-def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], tuple[str, ...]]:
+def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], list[str]]:
     """The lines that bring elements into one dtype and one shape; and the learned operands that are in that dtype then."""
-    learned = record.learned if record.dtypes == "promoted" else ()
+    learned = [name for name in record.learned if record.dtypes == "promoted" and name not in record.added]
     elements, lines = ", ".join(wrapper.elements), []
     if wrapper.counted:
         lines.append(f"        dims = {wrapper.elements[0]}.dim()  # before it is expanded")
@@ -101,12 +113,13 @@ def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], tuple[st
     return lines, learned
 
 
-def _up_to_dtype(arguments: dict[str, Any], dtypes: tuple[str, ...]) -> str:
-    """A constructor's arguments for tensors of a file's first dtype, where that is not its default; none if it has none."""
-    if arguments.get("dtype") is None:
-        return ""
-    before = list(arguments)[: list(arguments).index("dtype")]
-    return ", ".join([*(_default(arguments[name]) for name in before), DTYPES[dtypes[0]][0]])
+def _init_inputs(required: dict[str, str], optional: dict[str, Any], dtypes: tuple[str, ...]) -> str:
+    """A constructor's arguments for tensors of a file's first dtype; up to the dtype, where that is not its default."""
+    given = [*required.values()]
+    if "dtype" in optional and not (optional["dtype"] is None and "fp32" in dtypes):
+        before = list(optional)[: list(optional).index("dtype")]
+        given += [*(_default(optional[name]) for name in before), DTYPES[dtypes[0]][0]]
+    return ", ".join(given)
 
 
 def _in_model(name: str, record: Activation) -> str:

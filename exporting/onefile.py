@@ -76,7 +76,8 @@ def export(
         params = dict(zip(dict(record.params), module._params(), strict=True)) if plain else dict(record.params)
     record, passed = with_shares(record)
     name = record.name
-    build = Build(record.source, _save(record, save, forward_only), _dtypes(name, dtype), _devices(name, device))
+    options = _save(record, save, forward_only), _dtypes(name, dtype), _devices(name, device)
+    build = Build(record.source, *options, _of_own_dtype(record))
     return _file(record, build, params, passed, _shape(name, shape))
 
 
@@ -135,10 +136,16 @@ def _check_settings(module: ActivationModule) -> None:
 
 
 def _save(record: Activation, save: str | None, forward_only: bool) -> str | None:
-    """What the file keeps for backward: the input where operands that broadcast have gradients, which need it."""
+    """What the file keeps for backward: the input where more than x has a gradient, which needs it."""
     if forward_only:
         return None
-    return save or ("input" if record.learned else record.saves[0])
+    return save or ("input" if len(record.layout.places) > 1 else record.saves[0])
+
+
+def _of_own_dtype(record: Activation) -> tuple[str, ...]:
+    """The operands that broadcast whose dtype need not be that of elements."""
+    signature = record.source.signature
+    return tuple(n for n in signature.of("channel", "row") if record.dtypes == "own" or n in record.added)
 
 
 def _dtypes(name: str, given: str | Iterable[str] | None, possible: Sequence[str] = tuple(DTYPES)) -> tuple[str, ...]:

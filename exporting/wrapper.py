@@ -40,6 +40,12 @@ def by_row(name, values, y):
     return values.contiguous(), y.shape[-1]
 '''
 
+_BESIDE = '''\
+def beside(values, x):
+    """The values in x's dtype or, where theirs is another than one of 16 bits, in float32."""
+    return values if values.dtype == x.dtype else values.to(torch.float32 if x.itemsize == 2 else x.dtype)
+'''
+
 _CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool", "float": "float"}
 
 
@@ -172,6 +178,8 @@ class Wrapper:
                 "    for place, (tensor, inner) in zip(call.broadcast, broadcast):",
                 "        place.data, place.count, place.inner = tensor.data_ptr(), tensor.numel(), inner",
             ]
+            if self.build.wide:
+                lines.append("        place.wide = tensor.dtype != x.dtype")
         if "sums" in has:
             lines += [
                 "    for place, tensor in enumerate(sums):",
@@ -216,6 +224,8 @@ class Wrapper:
             texts.append(_BY_CHANNEL.replace("@DIMS@", dims).replace("@COUNT@", "dims" if dims else "y.dim()"))
         if self.rows:
             texts.append(_BY_ROW)
+        if self.build.wide:
+            texts.append(_BESIDE)
         return [text.replace("@WHERE@", self.where) for text in texts]
 
     def function(self) -> str:

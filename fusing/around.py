@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.loader.signature import ROLES, prepares
-from ..records import Activation, Channel, Requirement, as_number, by_token, check_tensor, is_stand_in, layout, what_it_is
+from ..kernels.loader.signature import ROLES, prepared
+from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, layout, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
@@ -59,8 +59,6 @@ def run_around(
         save = None
     added = {name: beside[name] for name in ("bias", "residual") if beside.get(name) is not None}
     drops = True if p > 0 else False  # noqa: SIM210 - of a number that varies torch.compile makes no bool otherwise
-    if "bias" in added and _prepares(record.token):
-        given = _with_bias(record, given, added.pop("bias"), dim)
     chosen = ("bias" in added, drops, "residual" in added)
     if any(chosen):
         if torch.compiler.is_compiling():
@@ -118,27 +116,6 @@ def check_channel_dim(record: Activation, dim: Any) -> None:
         raise TypeError(f"{record.name}: channel_dim must be an int, got {dim!r}")
 
 
-def _prepares(token: str) -> bool:
-    """Whether functions of the kernel file want operands prepared."""
-    return prepares(by_token[token].source.text)
-
-
-_prepares._dynamo_marked_constant = True  # torch.compile looks no further inside
-
-
-def _with_bias(record: Activation, given: dict[str, Any], bias: Any, dim: int) -> dict[str, Any]:
-    """Tensors by name, with a bias added to the first by PyTorch: what a kernel file prepares is of one value each.
-
-    Raises:
-        TypeError, ValueError: the bias will not do.
-    """
-    first, x = next(iter(given.items()))
-    check_tensor(record, x)
-    check_tensor(record, bias, "bias must be")
-    biased = x + record.by_channel("bias", Channel(0.0, dim), bias, x, x.dim())
-    return given | {first: biased.to(x.dtype).reshape(x.shape)}  # of one value, a bias has a dimension where x may have none
-
-
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
     """Makes the record, which torch.compile does not trace; it finds it by this name, where :func:`around` keeps it."""
     around(by_token[token], bias=bias, dropout=dropout, residual=residual, dim=dim)
@@ -164,14 +141,10 @@ def around(
         residual: whether a tensor is added at the end.
         dim: of the bias.
 
-    Raises:
-        ValueError: the kernel file prepares operands of one value each, which a bias is not.
     """
     chosen = (bias, dropout, residual)
     if not any(chosen):
         return record
-    if bias and prepares(record.source.text):
-        raise ValueError(f"{record.name}: no kernel adds a bias beside operands that it prepares; PyTorch adds it before")
     name = _name(*chosen, dim)
     made = getattr(record.made, name, None)
     if made is None:
@@ -189,7 +162,7 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
 
     Raises:
         KeyError: there is no such activation.
-        ValueError: something else is to stand around it, or what it has an argument of its own for, or as :func:`around`.
+        ValueError: something else is to stand around it, or what it has an argument of its own for.
     """
     activation, *parts = name.split("+")
     unknown = [part for part in parts if part not in NAMES]
@@ -267,10 +240,10 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     y = f"{name}_::forward({given})"
     y = f"dropout({y}, drop, share)" if dropout else y
     lines = [f"ELEMENTWISE T forward({declared}) {{ return {'residual + ' if residual else ''}{y}; }}"]
-    if prepares(record.source.text):
-        prepared = ", ".join(f"{type_}& {operand}" for type_, operand in beside)
+    if prepared(record.source.text):
+        changed = ", ".join(f"{type_}& {operand}" for type_, operand in beside)
         called = ", ".join(operand for _, operand in beside)
-        lines.insert(0, f"ELEMENTWISE void prepare({prepared}) {{ {name}_::prepare({called}); }}")
+        lines.insert(0, f"ELEMENTWISE void prepare({changed}) {{ {name}_::prepare({called}); }}")
     gradients = f"{name}_::backward({dy}, {given})"
     lines.append(_gradients(f"backward(T dy, {declared})", gradients, len(signature.differentiable), bias))
     last = f", {without}" if without else ""

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..records import Activation
 
-__all__ = ["WEIGHT", "name_of", "named", "with_options"]
+__all__ = ["UNFUSED", "WEIGHT", "name_of", "named", "with_options"]
 
 WEIGHT, UNFUSED = "row_weight", "unfused"
 

@@ -12,6 +12,7 @@ from numbers import Real
 import torch
 from torch import Tensor
 
+from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around, drops
 from ..records import DTYPES, Activation, is_plain
 from ..registry import Named, module_of, of_rows, record_of
@@ -20,7 +21,7 @@ from .oracle import Judge, Oracle
 from .sampling import incoming, inputs, kinks
 from .text import figure
 
-__all__ = ["FAR", "Check", "Row", "Worst", "check", "worst_of"]
+__all__ = ["FAR", "Check", "Line", "Worst", "check", "worst_of"]
 
 FAR = 0.25  # from the maximum of what is computed in, to this power, a right formula may overflow on the way
 
@@ -52,10 +53,11 @@ class Worst:
 
 
 @dataclass(frozen=True)
-class Row:
-    """What was found for a dtype and what backward keeps; ``forward`` is None where there is nothing to compare with.
+class Line:
+    """What was found for a dtype and what backward keeps, a line of the report.
 
-    ``untold`` is for how many of the inputs no gradient is known: at kinks, or where float64 overflows, or the output does.
+    ``forward`` is None where there is nothing to compare with. ``untold`` is for how many of the inputs no
+    gradient is known: at kinks, or where float64 overflows, or the output does.
     """
 
     dtype: torch.dtype
@@ -95,12 +97,12 @@ class Check:
 
     title: str
     method: str
-    rows: tuple[Row, ...]
+    lines: tuple[Line, ...]
     unseen: str = ""
 
     def __bool__(self) -> bool:
-        """Whether all rows passed."""
-        return all(row.passed for row in self.rows)
+        """Whether all lines passed."""
+        return all(line.passed for line in self.lines)
 
     def __str__(self) -> str:
         """One line, as the table has been printed."""
@@ -110,18 +112,18 @@ class Check:
 
     @property
     def table(self) -> str:
-        """A line for each row, what is wrong, and what was not looked at."""
-        lines = [self.title, self.method, f"  {'dtype':9} {'keeps':7} {'forward, worst':24} {'gradient, worst':24}"]
-        for row in self.rows:
-            cells = [_cell(row.forward), _cell(row.gradient)]
-            name = _name(row.dtype)
-            lines.append(f"  {name:9} {row.save:7} {cells[0]:24} {cells[1]:24} {row.verdict}")
-            for kind, worst in (("forward", row.forward), ("gradient", row.gradient)):
+        """The lines, what is wrong, and what was not looked at."""
+        text = [self.title, self.method, f"  {'dtype':9} {'keeps':7} {'forward, worst':24} {'gradient, worst':24}"]
+        for line in self.lines:
+            cells = [_cell(line.forward), _cell(line.gradient)]
+            name = _name(line.dtype)
+            text.append(f"  {name:9} {line.save:7} {cells[0]:24} {cells[1]:24} {line.verdict}")
+            for kind, worst in (("forward", line.forward), ("gradient", line.gradient)):
                 if worst and worst.wrong:
                     was = f"{worst.actual:.8g} where it should be {worst.exact:.8g}"
                     subject, at = f"{kind} by {worst.by}" if worst.by else kind, worst.at or f"x = {worst.x:.8g}"
-                    lines.append(f"    {subject} at {at} is {was}; {worst.wrong} of {row.inputs} inputs are wrong")
-        return "\n".join([*lines, f"  not looked at: {self.unseen}"])
+                    text.append(f"    {subject} at {at} is {was}; {worst.wrong} of {line.inputs} inputs are wrong")
+        return "\n".join([*text, f"  not looked at: {self.unseen}"])
 
 
 def _cell(worst: Worst | None) -> str:
@@ -157,7 +159,8 @@ def check(
     relative errors somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
 
     Args:
-        activation: anything that :func:`jitact.get` takes; of a module, the parameters are those checked.
+        activation: anything that :func:`jitact.get` takes, or a name with what stands around it, as "gelu+bias+residual" or
+            "swiglu+row_weight"; of a module, the parameters are those checked.
         low: the smallest input; the end of the dtype's range by default.
         high: the largest. 16-bit types are checked on every value between, of the others a sample, with what is near 0, far
             out, and near the numbers that occur in the kernel file.
@@ -178,23 +181,26 @@ def check(
         result = check_rows(found, low, high, dtypes, device)
         print(result.table)
         return result
-    from .several import in_eval, of_several, rows_of_several, with_bias  # not at the top either
+    from .several import fixed_values, in_eval, lines_of_several, named, of_several, surrounded  # not at the top either
 
-    module = module_of(activation)
+    is_named = isinstance(activation, str) and "+" in activation
+    module, parts = named(activation) if is_named else (module_of(activation), [])
     check_determined(record_of(module))
-    oracle, biased = Oracle(module), with_bias(module)
-    record, params = biased or (record_of(module), oracle.params)
+    oracle, whole = Oracle(module), surrounded(module, parts)
+    record, params = whole or (record_of(module), oracle.params)
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():
         if not x.numel():
             raise ValueError(f"check: there is no {_name(dtype)} from low={low:g} to high={high:g}")
-    judged = partial(rows_of_several, *(biased or in_eval(module))) if of_several(record) else partial(_rows, module)
-    rows = tuple(row for x in samples.values() for row in judged(x))
+    judged = partial(_lines, module)
+    if of_several(record):
+        judged = partial(lines_of_several, *(whole or in_eval(module)), fixed_values(module, record))
+    lines = tuple(line for x in samples.values() for line in judged(x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, params, strict=True))
     title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
     span = "all finite x" if (low, high) == (-math.inf, math.inf) else f"{low:g} <= x <= {high:g}"
-    result = Check(title, f"against {oracle.name}, {span}, on {device}", rows, _unseen(module, record, rows, device))
+    result = Check(title, f"against {oracle.name}, {span}, on {device}", lines, _unseen(module, record, lines, device))
     print(result.table)
     return result
 
@@ -222,23 +228,22 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _unseen(module: ActivationModule, record: Activation, rows: tuple[Row, ...], device: torch.device) -> str:
+def _unseen(module: ActivationModule, record: Activation, lines: tuple[Line, ...], device: torch.device) -> str:
     """What a pass says nothing about."""
-    saves = {row.save for row in rows}
+    saves = {line.save for line in lines}
     unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
-    unseen += ["most inputs of wider types, which are a sample"] if any(row.dtype.itemsize > 2 for row in rows) else []
+    unseen += ["most inputs of wider types, which are a sample"] if any(line.dtype.itemsize > 2 for line in lines) else []
     unseen += ["other parameters"] if record.params else []
-    unseen += ["gradients of the weights"] if record.channels and record.module else []
+    unseen += ["gradients of the weights"] if record.channels and (record.module or prepared(record.source.text)) else []
     unseen += ["sums over channels"] if record.channels and not record.module else []
     unseen += ["sums over rows"] if record.source.signature.of("row") else []
     unseen += ["random numbers" if record.fingerprint else "random slopes"] if record.layout.draws else []
     biased = bias_around(module) is not None
-    unseen += ["the bias, which PyTorch adds"] if biased and record is record_of(module) else []
     unseen += ["dropout, which is for training"] if drops(module) else []
     why = "which does not give the gradient of the bias" if biased else "which these parameters do not allow"
     unseen += [f'save="{save}", {why}' for save in record.saves if save not in saves]
     unseen += ["the GPU"] if device.type == "cpu" else ["the CPU"] if device.type == "cuda" else []
-    untold = max(row.untold for row in rows)
+    untold = max(line.untold for line in lines)
     unseen += [f"gradients of {untold} inputs, at kinks or beyond the range"] if untold else []
     return "; ".join(unseen)
 
@@ -274,8 +279,8 @@ def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> A
     return own.eval()
 
 
-def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
-    """A row for each thing that backward can keep with these parameters."""
+def _lines(module: ActivationModule, x: Tensor) -> Iterable[Line]:
+    """A line for each thing that backward can keep with these parameters."""
     record, dtype, exact_x, oracle = record_of(module), x.dtype, x.double(), Oracle(converted(module, x))
     exact_y = oracle.value(exact_x).detach()
     exact_dx, doubt = oracle.gradient(exact_x)
@@ -311,7 +316,7 @@ def _rows(module: ActivationModule, x: Tensor) -> Iterable[Row]:
             worst_of(x, actual, judge, slip, far, floor)[0]
             for actual, judge, slip, floor in zip((y, dx), judges, slips, (None, GRADIENT_FLOOR), strict=True)
         )
-        yield Row(dtype, save, x.numel(), None if yardstick else forward, gradient, int(wanted.isnan().sum()))
+        yield Line(dtype, save, x.numel(), None if yardstick else forward, gradient, int(wanted.isnan().sum()))
 
 
 def _value_and_gradient(module: ActivationModule, x: Tensor, dy: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,17 +97,23 @@ class CommandParser(argparse.ArgumentParser):
         """Ends the program."""
         self.exit(2, f"{self.prog}: {message}\n")
 
-    def canonical(self, names: list[str], of_rows: bool = False) -> list[str]:
+    def canonical(self, names: list[str], of_rows: bool = False, around: bool = False) -> list[str]:
         """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake.
 
         Args:
             names: in any spelling.
             of_rows: whether softmax and its kin are among them.
+            around: whether names may say what stands around an activation: "gelu+bias".
         """
-        resolve = registry.resolve_any if of_rows else registry.resolve
+
+        def resolve(name: str) -> str:
+            if around and "+" in name:
+                return registry.record_named(name).name
+            return (registry.resolve_any if of_rows else registry.resolve)(name)
+
         try:
             return list(dict.fromkeys(map(resolve, names))) or [*registry.names(), *(row_names() if of_rows else ())]
-        except KeyError as error:
+        except (KeyError, ValueError) as error:
             self.error(str(error))
 
 

@@ -44,7 +44,7 @@ def _check(options: argparse.Namespace) -> int:
     try:
         if options.folder:
             load_folder(options.folder)
-        for name in options.parser.canonical(options.names, of_rows=True):
+        for name in options.parser.canonical(options.names, of_rows=True, around=True):
             try:
                 passed = check(name, low=options.low, high=options.high, dtypes=options.dtype or DTYPES, device=options.device)
             except BuildError as error:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..rows.modules import RowModule
 from ..rows.records import Beside, RowActivation
-from .checks import Check, Row, Worst
+from .checks import Check, Line, Worst
 from .limits import FORMULA, Limit
 from .oracle import Judge
 
@@ -50,15 +50,15 @@ def random_beside(record: RowActivation, x: Tensor, dim: int) -> Beside:
 def check_rows(cls: type[RowModule], low: float, high: float, dtypes: tuple[torch.dtype, ...], device: torch.device) -> Check:
     """Compares rows of several lengths, forward and gradient, with float64; of the arguments, ``check`` tells."""
     record = cls.activation
-    rows = tuple(_row(cls, dtype, save, low, high, device) for dtype in dtypes for save in record.saves)
+    lines = tuple(_line(cls, dtype, save, low, high, device) for dtype in dtypes for save in record.saves)
     title = f"{record.name}: {record.formula}"
     span = "" if (low, high) == (-math.inf, math.inf) else f", {low:g} <= x <= {high:g}"
     method = f"against {record.yardstick} in float64, rows of {', '.join(map(str, LENGTHS))}{span}, on {device}"
     unseen = ["infinite and NaN x or dy", "second derivatives", "masks, scales and other dimensions", "most rows"]
-    return Check(title, method, rows, "; ".join([*unseen, "the GPU" if device.type == "cpu" else "the CPU"]))
+    return Check(title, method, lines, "; ".join([*unseen, "the GPU" if device.type == "cpu" else "the CPU"]))
 
 
-def _row(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: float, device: torch.device) -> Row:
+def _line(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: float, device: torch.device) -> Line:
     """What is found for a dtype and what backward keeps."""
     record, function = cls.activation, cls.function
     samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(low, high) for n in LENGTHS]
@@ -82,7 +82,7 @@ def _row(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: 
             worst = _worst(values, found, wanted, beyond, beyond > FORMULA[dtype].ulp)
             operand = {"by": record.rows[k - 1], "at": f"{worst.x:.8g}, of a row of {x.shape[-1]},"} if k else {}
             gradient.append(replace(worst, **operand))
-    return Row(dtype, save, sum(x.numel() for x in samples), _all(forward), _all(gradient))
+    return Line(dtype, save, sum(x.numel() for x in samples), _all(forward), _all(gradient))
 
 
 def _exact(record: RowActivation, x: Tensor, beside: Beside) -> Tensor:

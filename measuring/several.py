@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import partial
 
@@ -10,17 +10,18 @@ import torch
 from torch import Tensor
 
 from ..fusing.around import around
-from ..kernels.loader.signature import prepares
+from ..gating.around import UNFUSED, WEIGHT, with_options
+from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around
 from ..records import Activation
-from ..registry import record_of
+from ..registry import class_of, of_defaults, record_named, record_of
 from ..running import run_fitted
-from .checks import FAR, Row, worst_of
+from .checks import FAR, Line, worst_of
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
 
-__all__ = ["by_operand", "of_several", "rows_of_several", "with_bias"]
+__all__ = ["by_operand", "fixed_values", "lines_of_several", "named", "of_several", "surrounded"]
 
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # of the samples of operands but the first, which are normal
@@ -39,17 +40,48 @@ def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:
     return record.in_eval(*params) if record.in_eval is not None else (record, params)
 
 
-def with_bias(module: ActivationModule) -> tuple[Activation, tuple[float, ...]] | None:
-    """The same, with the bias that a module adds in its kernel; None where it does not."""
+def surrounded(module: ActivationModule, parts: Collection[str] = ()) -> tuple[Activation, tuple[float, ...]] | None:
+    """The same, with the bias that a module adds in its kernel; None where nothing is added outside of training.
+
+    Args:
+        module: the module.
+        parts: what else stands around it: "residual", or of a gated activation "row_weight".
+    """
     record, params = in_eval(module)
-    if bias_around(module) is None or prepares(record.source.text):
-        return None
-    return around(record, bias=True), params
+    added = {"bias": bias_around(module) is not None, "residual": "residual" in parts}
+    if WEIGHT in parts:
+        return with_options(record, weighted=True), params
+    return (around(record, **added), params) if any(added.values()) else None
+
+
+def named(name: str) -> tuple[ActivationModule, list[str]]:
+    """A module of the activation that is named with what stands around it, as ``gelu+bias+residual``; and these parts.
+
+    Raises:
+        KeyError: there is no such activation.
+        ValueError: something cannot stand around it, or rounds on the way, which has no yardstick.
+    """
+    record_named(name)
+    first, *parts = name.split("+")
+    if UNFUSED in parts:
+        others = "+".join([first, *(part for part in parts if part != UNFUSED)])
+        raise ValueError(f"check: {name} rounds on the way, as eager does, and is not near the exact result; check {others!r}")
+    options = {"bias": 1} if "bias" in parts else {}
+    return of_defaults(class_of(first), **options, **({"dropout": 0.5} if "dropout" in parts else {})), parts
 
 
 def kernel(record: Activation, params: tuple[float, ...], save: str | None = None) -> Function:
-    """An activation of its tensors, as operators take them: a channel operand may have a value for each element."""
-    return lambda *tensors: run_fitted(record, tensors, params, False, save, False)
+    """An activation of its tensors, as operators take them: a channel operand may have a value for each element.
+
+    Those that the kernel file prepares have one for all.
+    """
+    one = len(record.layout.tensors) - prepared(record.source.text)
+
+    def function(*tensors: Tensor) -> Tensor:
+        given = (*tensors[:one], *(tensor.flatten()[:1] for tensor in tensors[one:]))
+        return run_fitted(record, given, params, False, save, False)
+
+    return function
 
 
 def formula(record: Activation, params: tuple[float, ...]) -> Function:
@@ -70,12 +102,23 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
     return {name: partial(alone, name) for name in names}
 
 
-def rows_of_several(record: Activation, params: tuple[float, ...], x: Tensor) -> Iterable[Row]:
-    """A row for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first."""
+def fixed_values(module: ActivationModule, record: Activation) -> dict[str, float]:
+    """The operands that a kernel file prepares, which have one value for all, with what a module has for them."""
+    names = record.layout.tensors
+    changed = names[len(names) - prepared(record.source.text) :]
+    return {name: float(getattr(module, name).detach().double().mean()) for name in changed}
+
+
+def lines_of_several(record: Activation, params: tuple[float, ...], fixed: dict[str, float], x: Tensor) -> Iterable[Line]:
+    """A line for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first.
+
+    Those that are ``fixed`` have one value for all, and their gradients, which are sums over all, are not looked at.
+    """
     dtype, names, layout = x.dtype, record.layout.tensors, record.layout
     x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
-    learned = tuple(names[place] for place in layout.places)
-    operands = [x, *(_sample(x, seed) for seed in range(1, len(names)))]
+    learned = tuple(names[place] for place in layout.places if names[place] not in fixed)
+    others = [torch.full_like(x, fixed[name]) if name in fixed else _sample(x, k) for k, name in enumerate(names[1:], 1)]
+    operands = [x, *others]
     wide = [operand.double() for operand in operands]
     exact = _Exact(record, params, wide, learned, torch.float64 if dtype is torch.float64 else torch.float32)
     dy = incoming(exact.largest_slope, dtype, FORMULA[dtype].floor)
@@ -94,7 +137,7 @@ def rows_of_several(record: Activation, params: tuple[float, ...], x: Tensor) ->
             at = ", ".join(f"{name} = {float(operand[where]):.8g}" for name, operand in zip(names, operands, strict=True))
             worst.append(replace(one, by=by, at=at))
         gradient = max(worst[1:], key=lambda each: (bool(each.wrong), each.ulp))
-        yield Row(dtype, save, x.numel(), None if yardstick else worst[0], gradient, exact.untold)
+        yield Line(dtype, save, x.numel(), None if yardstick else worst[0], gradient, exact.untold)
 
 
 class _Exact:

@@ -79,10 +79,6 @@ class RowDefinition(RowActivation):
         operator = kernels.operator(self.source, kernels.kind_of_backward(from_output))
         return call(operator, kernels.readable(dy), kept, *beside.rows, *beside.numbers, dim, scale)
 
-    def gradients(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, ...]:
-        """In PyTorch those of x and of what there is for each row, from the output."""
-        return self.formulas.gradients(dy, y, dim, *beside.rows, *beside.numbers)
-
     def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:
         """The reference, or what the kernel file computes."""
         if self.reference:
@@ -140,7 +136,7 @@ def read_rows(
         kernel=name,
         theirs=formulas.forward,
         eager=formulas.forward,
-        gradient=formulas.gradient,
+        eager_gradients=formulas.gradients,
         saves=_saves(name, fields.get("keeps", ())),
         rows=rows,
         params=tuple((number, params[number]) for number in numbers),
@@ -217,12 +213,8 @@ class _Formulas:
         rest = terms.scatter(dim, place, 0.0).sum(dim, keepdim=True) + (highest - highest.detach())
         return self.there["forward"](t, (peak, rest.log1p()), *given).to(x.dtype)
 
-    def gradient(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> Tensor:
-        """The gradient from the output."""
-        return self._of_totals(dy, y, self._totals(dy, y, dim, operands), operands).to(y.dtype)
-
     def gradients(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, ...]:
-        """That, and those of the operands with a value for each row."""
+        """The gradients from the output: of x, and of the operands with a value for each row."""
         totals = self._totals(dy, y, dim, operands)
         return self._of_totals(dy, y, totals, operands).to(y.dtype), *self._of_rows(y, totals, operands)
 
@@ -234,7 +226,7 @@ class _Formulas:
         for k, size in enumerate(sizes):
             one = [*nothing[:k], torch.ones_like(size), *nothing[k + 1 :]]
             found = found + self._of_totals(torch.zeros_like(dy), y, one, operands).abs() * size
-        return self.gradient(dy, y, dim, *operands), found
+        return self.gradients(dy, y, dim, *operands)[0], found
 
     def of_rows_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> list[tuple[Tensor, Tensor]]:
         """The same of the operands with a value for each row; what follows from a total's error is a term of its size."""

@@ -55,7 +55,8 @@ class RowActivation:
         theirs: the same in PyTorch, ``theirs(x, dim, _stacklevel=3, dtype=None)``.
         eager: in PyTorch what the kernel file computes, of what x was made into; called so, too. Both take :class:`Beside`'s
             rows and numbers after ``dim``.
-        gradient: in PyTorch the gradient of that, ``gradient(dy, y, dim)``, from the output.
+        eager_gradients: in PyTorch the gradients of that, of x and of each of the rows, from the output:
+            ``eager_gradients(dy, y, dim, rows..., numbers...)``.
         factor: what x is multiplied by first.
         saves: what backward can keep, the default first.
         gives_shares: whether outputs are shares of their row, so that of an element that has none the gradient is 0.
@@ -69,7 +70,7 @@ class RowActivation:
     kernel: str
     theirs: Callable[..., Tensor]
     eager: Callable[..., Tensor]
-    gradient: Callable[[Tensor, Tensor, int], Tensor]
+    eager_gradients: Callable[..., tuple[Tensor, ...]]
     factor: float = 1.0
     saves: tuple[str, ...] = ("output", "input")
     gives_shares: bool = False
@@ -114,7 +115,7 @@ class RowActivation:
 
     def gradients(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, ...]:
         """In PyTorch those of x and of what there is beside it for each row, from the output."""
-        return (self.gradient(dy, y, dim),)
+        return self.eager_gradients(dy, y, dim, *beside.rows, *beside.numbers)
 
     def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:
         """What the kernel file computes, in x's dtype."""
@@ -138,23 +139,23 @@ def _built(record: RowActivation, types: RowTypes) -> str | None:
     return kernels.built(record.source._replace(row_types=types))
 
 
-def _softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    return torch._softmax_backward_data(dy, y, dim, y.dtype)
+def _softmax_gradients(dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor]:
+    return (torch._softmax_backward_data(dy, y, dim, y.dtype),)
 
 
-def _log_softmax_gradient(dy: Tensor, y: Tensor, dim: int) -> Tensor:
-    return torch._log_softmax_backward_data(dy, y, dim, y.dtype)
+def _log_softmax_gradients(dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor]:
+    return (torch._log_softmax_backward_data(dy, y, dim, y.dtype),)
 
 
 TABLE: dict[str, RowActivation] = {
     record.name: record
     for record in (
         RowActivation("softmax", "Softmax", "exp(x_i) / sum_j exp(x_j)", "softmax",
-                      F.softmax, F.softmax, _softmax_gradient, gives_shares=True),
+                      F.softmax, F.softmax, _softmax_gradients, gives_shares=True),
         RowActivation("log_softmax", "LogSoftmax", "x_i - log(sum_j exp(x_j))", "log_softmax",
-                      F.log_softmax, F.log_softmax, _log_softmax_gradient),
+                      F.log_softmax, F.log_softmax, _log_softmax_gradients),
         RowActivation("softmin", "Softmin", "exp(-x_i) / sum_j exp(-x_j)", "softmax",
-                      F.softmin, F.softmax, _softmax_gradient, factor=-1.0, gives_shares=True),
+                      F.softmin, F.softmax, _softmax_gradients, factor=-1.0, gives_shares=True),
     )
 }  # fmt: skip
 """The library's own, by name."""

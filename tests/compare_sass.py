@@ -46,23 +46,19 @@ def machine_code(binary: Path) -> dict[str, list[str]]:
 def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
     """An object file of a checkout's kernel, compiled as the loader would for one arch."""
     from jitact import registry
+    from jitact.kernels import KernelSource
     from jitact.kernels.loader.plan import NVCC_FLAGS
     from jitact.kernels.loader.source import DEVICE
 
     device = checkout / "kernels" / "device"
     path = checkout / "kernels" / f"{name}.cu"
-    kernel = registry.REGISTRY[name].activation.source._replace(text=path.read_text()).full_text
+    found = registry.REGISTRY.get(name)
+    source = found.activation.source if found else KernelSource.from_file(name)  # the latter of rows
+    kernel = source._replace(text=path.read_text()).full_text
     kernel = kernel.replace(str(DEVICE), str(device))  # of the headers of the checkout
     (folder / "kernel.cu").write_text(f'#include "elementwise.cuh"\n{kernel}\n#include "launch.cuh"\n')
     command = ["nvcc", "-c", *NVCC_FLAGS, "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
-    command += [
-        "-DJITACT_CUDA",
-        *registry.REGISTRY[name].activation.source.defines(),
-        f"-I{device}",
-        "kernel.cu",
-        "-o",
-        "kernel.o",
-    ]
+    command += ["-DJITACT_CUDA", *source.defines(), f"-I{device}", "kernel.cu", "-o", "kernel.o"]
     subprocess.run(command, cwd=folder, check=True)
     return folder / "kernel.o"
 

@@ -25,8 +25,10 @@ CASES = {
     "relu": F.relu,
     "sigmoid": torch.sigmoid,
     "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
-    "prelu": None,
+    "prelu": F.prelu,
+    "xielu": lambda x, p, n: jitact.get("xielu").activation.reference(x, p, n, p.new_tensor(0.5), p.new_tensor(-1e-6)),
 }
+LEARNED = {"prelu": 1, "xielu": 2}
 
 
 def inputs(dtype: torch.dtype, device: str, shape: tuple[int, ...] = (33, 24)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -47,11 +49,11 @@ def close(ours: Tensor, exact: Tensor, dtype: torch.dtype, scale: float = 1.0) -
 @pytest.mark.parametrize("name", CASES)
 def test_bias_and_residual(name: str, dtype: torch.dtype, device: str) -> None:
     x, bias, residual, dy = inputs(dtype, device)
-    weight = torch.full((1,), 0.3, device=device, dtype=dtype, requires_grad=True)
-    given, numbers = ((weight,), ()) if name == "prelu" else ((), (0.2,) if name == "leaky_relu" else ())
-    reference = CASES[name] or (lambda x: F.prelu(x, weight.double()))
+    weights = (torch.full((1,), 0.3 + k, device=device, dtype=dtype, requires_grad=True) for k in range(LEARNED.get(name, 0)))
+    given, numbers = tuple(weights), (0.2,) if name == "leaky_relu" else ()
     y = getattr(jitact, name)(x, *given, *numbers, bias=bias, residual=residual)
-    exact = reference(x.double() + bias.double()) + residual.double()
+    assert y.dtype is dtype
+    exact = CASES[name](x.double() + bias.double(), *(weight.double() for weight in given)) + residual.double()
     close(y, exact, dtype)
     found = torch.autograd.grad(y, [x, bias, residual, *given], dy.detach())
     expected = torch.autograd.grad(exact, [x, bias, residual, *given], dy.detach().double())
@@ -62,17 +64,43 @@ def test_bias_and_residual(name: str, dtype: torch.dtype, device: str) -> None:
     assert (off <= 2.0**-18 * dy.double().abs().sum()).all(), "of unrounded products"
 
 
-def test_each_is_one_launch_of_a_build_of_its_own(device: str) -> None:
-    record = jitact.get("gelu").activation
+@pytest.mark.parametrize("shape", [(24,), (1,), (33, 1)], ids=str)
+def test_a_bias_beside_prepared_operands(shape: tuple[int, ...], device: str) -> None:
+    """Values for the last dimension, for the first, and one for all: alone and with the gradients of the weights."""
+    x, _, _, dy = inputs(torch.float64, device)
+    bias, p, n = (torch.randn(size, dtype=torch.float64, device=device) for size in (shape, (1,), (1,)))
+    leaves = [each.clone().requires_grad_() for each in (x, bias, p, n)]
+    dim = -2 if len(shape) > 1 else -1
+
+    def function(x: Tensor, bias: Tensor, p: Tensor, n: Tensor) -> Tensor:
+        return jitact.xielu(x, p, n, bias=bias.view(-1), channel_dim=dim)
+
+    exact = CASES["xielu"](leaves[0] + leaves[1], *leaves[2:])
+    close(function(*leaves), exact, torch.float64)
+    expected = torch.autograd.grad(exact, leaves, dy.detach())
+    for wanted in ([0, 1, 2, 3], [1], [2, 3], [0, 3]):
+        own = [each.detach().requires_grad_(k in wanted) for k, each in enumerate(leaves)]
+        found = torch.autograd.grad(function(*own), [own[k] for k in wanted], dy.detach())
+        for k, gradient in zip(wanted, found, strict=True):
+            close(gradient, expected[k], torch.float64, 2 * x.numel() ** 0.5)
+    few = x[:3, :2], (bias[:3] if len(shape) > 1 else bias[:2]), p, n
+    assert torch.autograd.gradgradcheck(function, [each.detach().clone().requires_grad_() for each in few])
+
+
+@pytest.mark.parametrize("name", ["gelu", "xielu"])
+def test_each_is_one_launch_of_a_build_of_its_own(name: str, device: str) -> None:
+    record = jitact.get(name).activation
     assert around(record) is record
     made = around(record, bias=True, residual=True)
-    assert made is around(record, bias=True, residual=True) and made.name == "gelu+bias+residual"
-    assert made.source.name == "gelu_bias_residual" and made.layout.tensors == ("x", "residual", "bias")
+    assert made is around(record, bias=True, residual=True) and made.name == f"{name}+bias+residual"
+    assert made.source.name == f"{name}_bias_residual" and made.layout.tensors[:3] == ("x", "residual", "bias")
     x, bias, residual, _ = inputs(torch.float32, device)
+    weights = [torch.zeros(1, device=device) for _ in range(LEARNED.get(name, 0))]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
-        jitact.gelu(x, bias=bias, residual=residual)
-    ours = [event.name for event in profile.events() if event.name.startswith("jitact::")]
-    assert len(ours) == 1 and ours[0].startswith("jitact::gelu_bias_residual")
+        getattr(jitact, name)(x, *weights, bias=bias, residual=residual)
+    called = [event.name for event in profile.events()]
+    ours = [each for each in called if each.startswith("jitact::")]
+    assert len(ours) == 1 and ours[0].startswith(f"jitact::{name}_bias_residual") and "aten::add" not in called
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -469,7 +497,7 @@ def test_random_and_prepared_activations(device: str) -> None:
     torch.testing.assert_close(read.gradients(x, *given, wanted=7), expected)
     dropped = [jitact.xielu(x, alpha, alpha, dropout=0.5, seed=seed) for _ in range(2)]
     assert torch.equal(*dropped) and 0.3 < (dropped[0] == 0).float().mean() < 0.7
-    with pytest.raises(ValueError, match="xielu: the number of values of bias must be 1 or 24, as dimension -1 of x has 24"):
+    with pytest.raises(ValueError, match=r"xielu\+bias: the number of values of bias must be 1 or 24, as dimension -1"):
         jitact.xielu(x, alpha, alpha, bias=bias[:5])
 
 
@@ -492,7 +520,6 @@ ERRORS = [
     (lambda: jitact.get("gelu")()(X, bias=X), TypeError, "gelu: a module is called with tensors and residual=; got bias="),
     (lambda: jitact.get("gelu")(bias=0), ValueError, "bias is how many channels there are, a positive number; got 0"),
     (lambda: jitact.get("gelu")(dropout=-0.1), ValueError, "gelu: dropout is a probability"),
-    (lambda: jitact.export("xielu+bias"), ValueError, "xielu: no kernel adds a bias beside operands that it prepares"),
     (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot stand around an activation"),
 ]  # fmt: skip
 

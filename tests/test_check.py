@@ -9,6 +9,7 @@ import torch
 from common import PLAIN, SLOW, slow_but
 
 import jitact
+from jitact.measuring import commands
 from jitact.measuring.sampling import incoming, inputs, kinks
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -35,7 +36,7 @@ FROM_OUTPUT = {
 def test_a_wrong_gradient_from_the_output_shows_in_every_dtype(fault: str, dtype: torch.dtype) -> None:
     expression, backward = FROM_OUTPUT[fault]
     result = jitact.check(slip(expression, backward_from_output=backward), dtypes=[dtype])
-    verdicts = {row.save: row.passed for row in result.rows}
+    verdicts = {line.save: line.passed for line in result.lines}
     assert verdicts == {"input": True, "output": False}
 
 
@@ -102,7 +103,7 @@ def test_a_right_gradient_from_the_output_passes(case: str) -> None:
 def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
     """Far out, where float64 shows that the formula is right; nearer it is wrong, as a formula is that need not overflow."""
     result = jitact.check(slip("x * x / (1 + x * x)"), dtypes=[torch.float32, torch.float16])
-    wide, half = result.rows
+    wide, half = result.lines
     assert result and 1e19 < wide.forward.overflows < 2e19 and "but overflows from |x| = 1.8e+19" in wide.verdict
     assert half.forward.overflows == math.inf and half.verdict == "pass"
     assert not jitact.check(slip("log(1 + exp(x))"), dtypes=[torch.float32])
@@ -110,7 +111,7 @@ def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
 
 def test_only_what_the_parameters_allow_is_checked(capsys: pytest.CaptureFixture) -> None:
     result = jitact.check(jitact.get("softplus")(threshold=2.0), dtypes=[torch.float32])
-    assert result and [row.save for row in result.rows] == ["input"]
+    assert result and [line.save for line in result.lines] == ["input"]
     assert 'not looked at:' in capsys.readouterr().out and 'save="output", which these parameters do not allow' in result.unseen
     assert jitact.check(jitact.get("elu")(alpha=-1.0), dtypes=[torch.float32])
 
@@ -129,15 +130,56 @@ def test_a_bias_is_part_of_what_is_checked(name: str) -> None:
     result = jitact.check(jitact.get(name)(bias=64, dropout=0.1), dtypes=[torch.float32, torch.bfloat16], device="cpu")
     assert result and result.title.startswith(f"{'leaky_relu' if name == 'rrelu' else name}+bias")
     assert "dropout, which is for training" in result.unseen and "sums over channels" in result.unseen
-    assert "bias = " in result.rows[0].gradient.at and "do not allow" not in result.unseen
+    assert "bias = " in result.lines[0].gradient.at and "do not allow" not in result.unseen
 
 
 def test_a_wrong_gradient_beside_a_bias_shows() -> None:
     module = slip("tanh(x)", "2 * dy * (1 - tanh(x)) * (1 + tanh(x))")(bias=3)
     result = jitact.check(module, dtypes=[torch.float32], device="cpu")
-    assert not result and "slip+bias" in result.title and result.rows[0].gradient.by in ("x", "bias")
+    assert not result and "slip+bias" in result.title and result.lines[0].gradient.by in ("x", "bias")
     xielu = jitact.check(jitact.get("xielu")(bias=3, dtype=torch.float32), dtypes=[torch.float32], device="cpu")
-    assert xielu and xielu.title.startswith("xielu: ") and "the bias, which PyTorch adds" in xielu.unseen
+    assert xielu and xielu.title.startswith("xielu+bias: ") and xielu.lines[0].gradient.at.count("bias = ") == 1
+
+
+@pytest.mark.parametrize(("name", "title", "unseen"), [
+    ("gelu+residual", "gelu+residual: ", "most inputs"),
+    ("gelu+dropout", "gelu: ", "dropout, which is for training"),
+    ("prelu+bias", "prelu+bias: ", "sums over channels"),
+    ("GELU+dropout+bias", "gelu+bias: ", "dropout, which is for training"),
+    SLOW("rrelu+bias+residual", "leaky_relu+bias+residual(", "sums over channels"),
+    SLOW("xielu+bias+residual", "xielu+bias+residual: ", "gradients of the weights"),
+    SLOW("swiglu+row_weight", "swiglu+row_weight: ", "sums over rows"),
+])  # fmt: skip
+def test_names_with_what_stands_around(name: str, title: str, unseen: str) -> None:
+    """As ``jitact build`` takes them."""
+    result = jitact.check(name, dtypes=[torch.float32, torch.bfloat16], device="cpu")
+    assert result and result.title.startswith(title) and unseen in result.unseen
+
+
+def test_a_wrong_gradient_beside_a_residual_shows() -> None:
+    slip("tanh(x)", "2 * dy * (1 - tanh(x)) * (1 + tanh(x))")
+    result = jitact.check("slip+residual", dtypes=[torch.float32], device="cpu")
+    assert not result and result.title.startswith("slip+residual") and "residual = " in result.lines[0].gradient.at
+
+
+@pytest.mark.parametrize(("name", "error", "message"), [
+    ("gelu+norm", ValueError, "'norm' cannot stand around an activation; bias, dropout, residual can"),
+    ("swiglu+bias", ValueError, "'bias' is nothing that a gated activation takes; row_weight, unfused are"),
+    ("gleu+bias", KeyError, "no activation named 'gleu': did you mean"),
+    ("softmax+bias", KeyError, "'softmax' works on rows"),
+    ("swiglu+row_weight+unfused", ValueError, r"rounds on the way, .* check 'swiglu\+row_weight'"),
+])  # fmt: skip
+def test_names_that_cannot_be_checked(name: str, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        jitact.check(name)
+
+
+def test_the_command_takes_them_too(capsys: pytest.CaptureFixture) -> None:
+    assert commands.main(["check", "ReLU+residual+bias", "--dtype", "fp16", "--device", "cpu"]) == 0
+    assert capsys.readouterr().out.startswith("relu+bias+residual: ")
+    with pytest.raises(SystemExit, match="2"):
+        commands.main(["check", "relu+norm"])
+    assert "'norm' cannot stand around an activation" in capsys.readouterr().err
 
 
 def test_the_table_is_printed_once(capsys: pytest.CaptureFixture) -> None:

@@ -877,11 +877,11 @@ def test_one_name_is_no_list_of_letters(tmp_path: Path) -> None:
 def test_check_passes(capsys: pytest.CaptureFixture) -> None:
     result = jitact.check(jitact.define("swoosh", "x * sin(x)"))
     out = capsys.readouterr().out
-    assert result and len(result.rows) == 4 and out.count(" pass") == 4 and "against PyTorch" in out
+    assert result and len(result.lines) == 4 and out.count(" pass") == 4 and "against PyTorch" in out
     assert jitact.check("softsign", dtypes=[torch.bfloat16])
     assert "gelu_tanh" in jitact.check(jitact.get("gelu")("tanh"), dtypes=[torch.float64]).title
     assert jitact.check(jitact.get("prelu")(init=0.7), dtypes=[torch.float32])
-    assert len(jitact.check(jitact.get("relu")(), low=-math.inf, high=math.inf, dtypes=[torch.float16]).rows) == 2
+    assert len(jitact.check(jitact.get("relu")(), low=-math.inf, high=math.inf, dtypes=[torch.float16]).lines) == 2
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import functools
 import inspect
+import itertools
 import math
 import os
 import re
@@ -24,7 +25,7 @@ from torch import nn
 
 import jitact
 from jitact import registry
-from jitact.exporting import extract, onefile
+from jitact.exporting import build, extract, onefile
 from jitact.exporting.conditions import evaluate
 from jitact.kernels.loader.source import DEVICE, KernelSource
 
@@ -152,8 +153,11 @@ def test_several_tensors_promote_and_broadcast() -> None:
         ((4, 4), (4, 4, 4), (torch.float32, torch.float32)),  # whose channels are those of x
     ):
         x, residual = (torch.randn(size).to(dtype) for size, dtype in zip((sizes, others), dtypes, strict=True))
+        module.to(x.dtype)
         library = lambda x, r: jitact.prelu(x, weights.to(x.dtype), residual=r)  # noqa: E731
         beside_library(module, library, [x, residual])
+    with pytest.raises(TypeError, match=r"prelu\+residual: weight must be of x's dtype, torch\.bfloat16, got torch\.float32"):
+        module(torch.randn(4, 4).bfloat16(), torch.randn(4, 4))
     with pytest.raises(ValueError, match=r"prelu\+residual: 4 weights do not fit dimension 1 of an input of shape \(4, 4\)"):
         module(torch.randn(4), torch.randn(4, 4))
     swiglu = load("swiglu")["ModelNew"]()
@@ -165,6 +169,62 @@ def test_several_tensors_promote_and_broadcast() -> None:
         space["ModelNew"](4, device="meta")(torch.randn(4, 4), torch.randn(4, 4))
     with pytest.raises(TypeError, match=r"expected a float32 or bfloat16 tensor on a CPU, got torch\.float64"):
         module(torch.randn(4, 4), torch.randn(4, 4).double())
+
+
+def beside_librarys_bias(module: nn.Module, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Results and gradients of a file's gelu+bias beside the library's, with a bias of each dtype beside x of each."""
+    for dtype, of_bias in itertools.product(dtypes, DTYPES):
+        own, other = ((torch.randn(30) / 3 + 1).to(of_bias) for _ in range(2))
+        module.bias, other = nn.Parameter(own), nn.Parameter(own.clone())
+        x, dy = torch.randn(2, 700, 30).to(dtype)
+        a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+        y, expected = module(a), jitact.gelu(b, bias=other)
+        found, wanted = (torch.autograd.grad(out, given, dy) for out, given in ((y, (a, module.bias)), (expected, (b, other))))
+        assert [each.dtype for each in (y, *found)] == [dtype, dtype, of_bias]
+        eps = torch.finfo(torch.promote_types(dtype, torch.float32)).eps
+        torch.testing.assert_close(found[1].double(), wanted[1].double(), rtol=torch.finfo(of_bias).eps, atol=4000 * eps)
+        for ours, theirs in ((y, expected), (found[0], wanted[0])):
+            torch.testing.assert_close(ours, theirs, rtol=4 * torch.finfo(dtype).eps, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtypes", [DTYPES[3:], SLOW((torch.float32, torch.float16)), SLOW(DTYPES)], ids=str)
+def test_a_bias_keeps_its_dtype(dtypes: tuple[torch.dtype, ...]) -> None:
+    """As the library has it: beside 16 bits float32 values are not rounded, and their gradients are not."""
+    space: dict = {"__name__": "exported"}
+    names = [name for name, (text, *_) in build.DTYPES.items() if text in map(str, dtypes)]
+    exec(jitact.export("gelu+bias", device="cpu", dtype=names), space)
+    beside_librarys_bias(space["ModelNew"](30), dtypes)
+
+
+def test_values_by_row_keep_their_dtype(swoosh: str) -> None:
+    made = jitact.define("swoosh", "silu(x) * w", w=jitact.Row())
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(swoosh, device="cpu", dtype="bf16"), space)
+    inputs = [torch.randn(40, 3000).bfloat16(), 1 + torch.rand(40)]
+    beside_library(space["ModelNew"](), made(), inputs)
+    inputs[1] = inputs[1].bfloat16()
+    beside_library(space["ModelNew"](), made(), inputs)
+
+
+def test_values_by_row_have_gradients_where_x_keeps_a_bit(swoosh: str) -> None:
+    source = """
+ELEMENTWISE T forward(T x, Row<T> w) { return x > 0 ? x * w : 0; }
+ELEMENTWISE Many<T, 2> backward(T dy, T x, Row<T> w) { return {x > 0 ? dy * w : 0, x > 0 ? dy * x : 0}; }
+ELEMENTWISE bool keeps(T x, Row<T>) { return x > 0; }
+ELEMENTWISE T backward_from_bit(T dy, bool positive, Row<T> w) { return positive ? dy * w : 0; }
+"""
+    jitact.define("swoosh", source=source, reference=lambda x, w: torch.relu(x) * w)
+    beside_model(jitact.export(swoosh, device="cpu", dtype="fp32"), inputs=[torch.randn(40, 30), torch.randn(40)])
+
+
+@pytest.mark.parametrize("name", ["prelu", SLOW("xielu"), "gelu+bias", SLOW("prelu+bias")])
+def test_inputs_of_16_bits(name: str) -> None:
+    """What get_init_inputs gives makes modules for what get_inputs gives, whose results are of one dtype."""
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name, dtype="bf16", device="cpu", shape=(6, 5)), space)
+    inputs = space["get_inputs"]()
+    results = [space[each](*space["get_init_inputs"]())(*inputs) for each in ("ModelNew", "Model")]
+    torch.testing.assert_close(*results, rtol=2e-2, atol=2e-2)
 
 
 def test_what_is_known_of_activations_stands_in_the_table() -> None:
@@ -255,6 +315,7 @@ def test_values_by_row(swoosh: str) -> None:
     ("relu+dropout+residual", (0.25,), 2),
     ("rrelu+bias", (30,), 1),
     ("prelu+bias", (1, 30), 1),
+    ("xielu+bias", (30,), 1),
     ("gated_mish", (), 2),
     ("swiglu+unfused", (), 2),
 ])  # fmt: skip
@@ -271,7 +332,9 @@ def test_names_with_what_stands_around(name: str) -> None:
     text = jitact.export(name)
     exec(text, space)
     parts = name.split("+")[1:]
-    assert ("row_weight.to(gate.dtype)" in text) is ("row_weight" in parts)
+    assert ("beside(row_weight, gate)" in text) is ("row_weight" in parts)
+    assert ("beside(self.bias, x)" in text) is ("bias" in parts)
+    assert "beside(" not in jitact.export(name, dtype=["fp32", "fp64"])
     taken = list(inspect.signature(space["ModelNew"].forward).parameters)[1:]
     space["batch_size"], space["dim"] = 2, 3
     assert space["Model"](*space["get_init_inputs"]())(*space["get_inputs"]()).shape == (2, 3)
@@ -424,6 +487,11 @@ def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int
             compare(name, "cpu", torch.randn(9002).to(dtype)[1:], *given, space=space)  # no 16-byte vectors
 
 
+@pytest.mark.slow
+def test_gpu_code_of_a_bias_in_threads(folder: Path) -> None:
+    beside_librarys_bias(emulated("gelu+bias", folder)["ModelNew"](30), DTYPES)
+
+
 def along(space: dict, x: torch.Tensor, dim: int, taken: bool) -> None:
     """A file's rows beside PyTorch's: values and gradients."""
     assert space["takes"](x, dim) is taken
@@ -508,6 +576,22 @@ def test_options() -> None:
     ):
         with pytest.raises(ValueError, match=why):
             jitact.export("softsign", **options)
+
+
+@pytest.mark.parametrize(("name", "chosen"), [
+    ("gelu", ["fp32", "fp16"]),
+    ("gelu", ["fp32", "fp64"]),
+    SLOW("prelu", ["fp64", "fp16"]),
+    SLOW("prelu", ["fp32", "fp64", "fp16"]),
+    SLOW("softmax", ["fp32", "fp16"]),
+], ids=str)  # fmt: skip
+def test_some_dtypes_of_several(name: str, chosen: list[str]) -> None:
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name, dtype=chosen, device="cpu"), space)
+    assert "Bfloat16" not in space["SOURCE"]
+    command = ["g++", "-std=c++20", "-fsyntax-only", "-w", "-x", "c++", "-"]
+    done = subprocess.run(command, input=space["SOURCE"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_forward_only() -> None:
@@ -636,7 +720,7 @@ def test_every_activation_compiles(name: str) -> None:
 
 
 @pytest.mark.skipif(not shutil.which("nvcc"), reason="needs nvcc")
-@pytest.mark.parametrize("name", ["gelu", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
+@pytest.mark.parametrize("name", ["gelu", "gelu+bias", "xielu+bias", "hardtanh", "tanh", "prelu", "rrelu", "xielu"])
 @pytest.mark.slow
 def test_nvcc_takes_it(name: str, tmp_path: Path) -> None:
     space = load(name)

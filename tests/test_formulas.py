@@ -549,7 +549,7 @@ def test_check_rejects_a_wrong_gradient_of_any_operand(backward: str, by: str, c
     forward = "ELEMENTWISE T forward(T gate, T up) { return gate * up; }\n"
     text = f"{forward}ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {{ return {backward}; }}"
     result = jitact.check(jitact.define("wrong", source=text), dtypes=[torch.float32])
-    assert not result and result.rows[0].gradient.by == by
+    assert not result and result.lines[0].gradient.by == by
     assert re.search(rf"gradient by {by} at gate = .*, up = .* where it should be", capsys.readouterr().out)
 
 

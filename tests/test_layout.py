@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ def name_of(path: Path) -> tuple[str, ...]:
     return tuple(part for part in path.relative_to(ROOT).with_suffix("").parts if part != "__init__")
 
 
+HEADERS = sorted(path for path in (ROOT / "kernels" / "device").iterdir() if path.suffix in (".h", ".cuh", ".cpp"))
 KNOWN = {name_of(path) for path in MODULES}
 
 
@@ -73,3 +75,37 @@ def test_first_levels() -> None:
     files = {path.name for path in (ROOT / "kernels").iterdir() if path.is_file() and path.suffix != ".cu"}
     assert files == {"__init__.py", "__main__.py"}
     assert len(list(ROOT.glob("*.py"))) <= 15
+
+
+def test_public_classes_share_no_name() -> None:
+    """What users call ``Row``, no other module has for something else."""
+    classes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                classes.setdefault(node.name, []).append(".".join(name_of(path)))
+    public = {name: classes[name] for name in jitact.__all__ if name in classes}
+    assert public == {"Channel": ["records"], "Row": ["records"]}
+
+
+def test_headers_have_each_helper_once() -> None:
+    """A short function that two device headers define alike belongs in one that both include.
+
+    Not those of math_*.cuh, which call functions of their number type.
+    """
+    lines: dict[str, set[str]] = {}
+    for path in HEADERS:
+        if path.name.startswith("math"):
+            continue
+        for line in path.read_text().splitlines():
+            if re.match(r"JITACT_(INLINE|DEVICE) .*\}$", line):
+                lines.setdefault(line, set()).add(path.name)
+    assert len(lines) > 20
+    assert not {line: names for line, names in lines.items() if len(names) > 1}
+
+
+def test_lines_of_headers() -> None:
+    """ruff looks at Python alone."""
+    assert len(HEADERS) > 30
+    for path in HEADERS:
+        assert not [line for line in path.read_text().splitlines() if len(line) > 132], path

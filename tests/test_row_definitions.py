@@ -210,11 +210,11 @@ def read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["softmax", SLOW("LogSoftmax"), SLOW(F.softmin)])
 def test_check_of_rows(name: object, device: str, capsys: pytest.CaptureFixture[str]) -> None:
     result = jitact.check(name, dtypes=[torch.float32, torch.bfloat16], device=device)
-    assert result and [(row.dtype, row.save) for row in result.rows][1:3] == [
+    assert result and [(line.dtype, line.save) for line in result.lines][1:3] == [
         (torch.float32, "input"),
         (torch.bfloat16, "output"),
     ]
-    assert 0.4 < result.rows[2].forward.ulp < 2 and 0.4 < result.rows[2].gradient.ulp < 2
+    assert 0.4 < result.lines[2].forward.ulp < 2 and 0.4 < result.lines[2].gradient.ulp < 2
     printed = capsys.readouterr().out
     assert "against PyTorch in float64, rows of 1, 2, 7, 33, 1000, 4096" in printed and "FAIL" not in printed
 
@@ -240,7 +240,7 @@ def test_check_finds_what_is_wrong(change: tuple[str, str], reference, says: str
 
 def test_check_within_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     result = jitact.check("softmax", low=-1, high=0.5, dtypes=[torch.float32], device="cpu")
-    assert result and ", -1 <= x <= 0.5, on cpu" in result.method and -1 <= result.rows[0].forward.x <= 0.5
+    assert result and ", -1 <= x <= 0.5, on cpu" in result.method and -1 <= result.lines[0].forward.x <= 0.5
     assert commands.main(["check", "Softmax", "--dtype", "fp32", "--device", "cpu", "--low", "-1"]) == 0
     assert "softmax: exp(x_i)" in capsys.readouterr().out
 

@@ -20,7 +20,7 @@ from jitact.kernels import KernelSource
 from jitact.kernels.loader.signature import read_signature
 from jitact.rows import kernels as row_kernels
 from jitact.rows.definition import RowDefinition
-from jitact.rows.records import Beside
+from jitact.rows.records import TABLE, Beside
 
 SINK = """
 #include "rows.cuh"
@@ -225,6 +225,19 @@ def test_masks_and_types_beside_values(device: str) -> None:
     for own, exact in zip(*both, strict=True):
         torch.testing.assert_close(own.float(), exact.float(), rtol=1e-4, atol=1e-5)
     assert cls.activation.rows == ("sink",)
+
+
+def test_gradients_in_pytorch_are_of_one_form() -> None:
+    """Of the library's activations and of definitions: as ``eager`` takes operands, and in the order of these."""
+    cls = jitact.define("sink_softmax", source=SINK)
+    for record in (*TABLE.values(), cls.activation):
+        x, *rows = leaves = [torch.randn(size, dtype=torch.float64) for size in ((5, 7), *[(5, 1)] * len(record.rows))]
+        dy = torch.randn(5, 7, dtype=torch.float64)
+        y = record.eager(*[each.requires_grad_() for each in leaves[:1]], -1, *rows)
+        found = record.eager_gradients(dy, y.detach(), -1, *rows)
+        assert type(found) is tuple and len(found) == 1 + len(rows)
+        torch.testing.assert_close(found[0], torch.autograd.grad(y, x, dy)[0])
+        torch.testing.assert_close(record.gradients(dy, y.detach(), -1, Beside(tuple(rows))), found)
 
 
 def test_rows_far_from_0(device: str) -> None:

@@ -610,9 +610,8 @@ struct Prepared {
       operands[b] = std::move(arguments.broadcast[b]);
       call.broadcast[b] = place(operands[b], tensors[x], strides);
     }
-    if (kPrepares)
-      for (const Broadcasts& operand : call.broadcast)
-        check(operand.count == 1, "the operands of prepare must hold one value each");
+    for (int b = kUnprepared; b < kBroadcast; b++)
+      check(call.broadcast[b].count == 1, "the operands of prepare must hold one value each");
     if (kRandom > 0) {
       const Tensor& seed = arguments.seed;
       check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");

@@ -14,7 +14,7 @@
 // gradients returns Many<T, n>, in the order of forward's arguments that have one: elements, channels and rows; operands after
 // the last have none. So does a backward_from_bit: the gradient of x, and those of channels and rows right after it. What a
 // channel or a row is broadcast over is summed by the loops. A file whose functions want something else in place of its
-// channels as they are says what, and the chain rule takes the gradients back:
+// channels as they are, or of the last of them, which are of one value each, says what; the chain rule takes the gradients back:
 //
 //   void prepare(Channel<T>& operands...)
 #pragma once

@@ -59,11 +59,6 @@ struct Dualized {
   JITACT_INLINE T slope(std::index_sequence<K...>) const { return forward(get<K>()...).derivative; }
 };
 
-template <typename T, int n>
-JITACT_INLINE Many<T, n> many(Many<T, n> results) { return results; }
-template <typename T>
-JITACT_INLINE Many<T, 1> many(T result) { return {result}; }
-
 template <typename T, typename Source, size_t... G>
 JITACT_INLINE Many<T, kGradients> derived_gradients(T dy, const Source& source, std::index_sequence<G...>) {
   return {dy * Dualized<T, gradient_argument(G), Source>{source}.slope(All())...};

@@ -122,7 +122,7 @@ class Broadcast {
       const Broadcasts& operand = call.broadcast[b];
       widen_all<S>(operand, &table_[offset(b)]);
     }
-    if constexpr (kPrepares) prepare_all(&table_[0]);  // of one value each
+    if constexpr (kPrepares) prepare_all(&table_[offset(kUnprepared)]);  // of one value each
   }
 
   // Whether all blocks get the same of operand b.
@@ -377,9 +377,8 @@ void run_sums(const Call& call) {
   for (int s = 0; s < kSummed; sum += call.broadcast[s++].count) {
     if (call.sums[s] == nullptr) continue;
     for (int64_t c = 0; c < call.broadcast[s].count; c++) {
-      T w[kBroadcast];  // prepare is for operands of one value each
-      if constexpr (kPrepares)
-        for (int b = 0; b < kBroadcast; b++) widen_all<S>(call.broadcast[b], w + b);
+      T w[kPrepared + 1];
+      for (int b = 0; b < kPrepared; b++) widen_all<S>(call.broadcast[kUnprepared + b], w + b);  // of one value each
       const T gradient = T(sum[c]) * prepare_slope(w, s);
       if (call.broadcast[s].wide) static_cast<float*>(call.sums[s])[c] = float(gradient.v);
       else Storage<S>::narrow(&gradient, static_cast<S*>(call.sums[s]) + c, 1);

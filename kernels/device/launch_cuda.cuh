@@ -243,8 +243,8 @@ struct Operands {
   template <int width = 0>
   JITACT_DEVICE Common common(int64_t block = 0) const {
     Common common;
-    if constexpr (width > 0 && !kPrepares) {
-      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++)
+    if constexpr (width > 0) {
+      JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
         if (follows<width>(b)) common.begin[b] = in_plane(b, block).c;
     }
     if constexpr (kPrepares) {
@@ -252,7 +252,7 @@ struct Operands {
       __shared__ typename T::Value shared[kBroadcast];
       if (threadIdx.x == 0) {
         for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
-        prepare_all(common.value);
+        prepare_all(common.value + kUnprepared);
         for (int b = 0; b < kBroadcast; b++) shared[b] = common.value[b].v;
       }
       __syncthreads();
@@ -271,7 +271,7 @@ struct Operands {
     Random16 random[kRandom + 1];
   };
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
-  template <int width, bool common_only = kPrepares>  // prepare is for such operands
+  template <int width, bool common_only = kUnprepared == 0>  // prepare is for such operands
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     return from<width, common_only, 0>(common, first, 0);
   }
@@ -281,14 +281,15 @@ struct Operands {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
+      const bool is_common = common_only || b >= kUnprepared;
       if constexpr (block > 0 && !common_only) {
-        if (follows<block>(b)) {
+        if (!is_common && follows<block>(b)) {
           const uint32_t c = common.begin[b] + within;
           load_vector(b, min(c, c - uint32_t(count)), values.broadcast[b]);  // c, if the difference wraps
           continue;
         }
       }
-      if (!common_only && count > 1) {
+      if (!is_common && count > 1) {
         const Plane plane = in_plane(b, first);
         fill(b, count, inner, plane.c, (plane.number + 1) * inner - first, values.broadcast[b]);
       } else {
@@ -478,7 +479,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
       JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
       const int within = int(threadIdx.x) * size + v * stride;
-      const auto others = operands.template from<size, kPrepares, count>(common, block + within, within);
+      const auto others = operands.template from<size, kUnprepared == 0, count>(common, block + within, within);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
         if constexpr (kPlain) {

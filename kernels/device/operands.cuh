@@ -35,6 +35,12 @@ struct Many {
   T of[n];
 };
 
+// What a function of a kernel file returns, as several results.
+template <typename T, int n>
+JITACT_INLINE Many<T, n> many(Many<T, n> results) { return results; }
+template <typename T>
+JITACT_INLINE Many<T, 1> many(T result) { return {result}; }
+
 }  // namespace jitact
 
 using jitact::Channel;

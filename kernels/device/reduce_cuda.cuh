@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(kThreads)
     if (whole) {
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
-      else others = operands.template from<size, kPrepares || (one_value && kSummed == kBroadcast)>(common, at);
+      else others = operands.template from<size, kUnprepared == 0 || (one_value && kSummed == kBroadcast)>(common, at);
       if constexpr (one_value) {
         compute_vector<op, S>(launch, inputs[v], others, numbers, at, add);
       } else {
@@ -351,6 +351,7 @@ struct Sums {
 struct Targets {
   void* of[kSums];
   bool wide[kSums];  // whether it is float32, beside 16-bit elements
+  int first;         // the number of the first among the operands
 };
 
 // Block (x, y, z) adds up, of operand z, values from x * wide on, part y: to the gradient or, where there is none yet, to
@@ -402,9 +403,9 @@ __global__ void __launch_bounds__(kThreads)
   }
   T slope = 1;
   if constexpr (kPrepares) {
-    T values[kBroadcast];
-    for (int b = 0; b < kBroadcast; b++) values[b] = Operands<S>{launch}.value(b, 0);
-    slope = prepare_slope(values, k);
+    T values[kPrepared];
+    for (int b = 0; b < kPrepared; b++) values[b] = Operands<S>{launch}.value(kUnprepared + b, 0);
+    slope = prepare_slope(values, targets.first + k);
   }
   const T gradient = T(v) * slope;
   if (targets.wide[k]) static_cast<float*>(targets.of[k])[c] = float(gradient.v);
@@ -531,8 +532,7 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
   const Sums whole(1, 1, sweep.sums.folded()), last(1, 1, whole.splits);
   for (int k = 0; k < kSummed; k++) {
     if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
-    // As the only operand of a fold: its place is the first. (prepare is for operands that all are of one value.)
-    Targets target{{call.sums[k]}, {call.broadcast[k].wide}};
+    Targets target{{call.sums[k]}, {call.broadcast[k].wide}, k};  // the only operand of a fold
     more = whole.splits > 1;
     fold<S>(whole, folded + k * sweep.sums.folded(), rest, call, more ? none : target, 1, stream);
     if (more) fold<S>(last, rest, nullptr, call, target, 1, stream);

@@ -1,5 +1,5 @@
-// What the GPU's loop over rows reads and writes in a build for one type of x, one of the result, and a mask: elements that lie side
-// by side, as many as there are in a vector of what they are computed as.
+// What the GPU's loop over rows reads and writes in a build for one type of x, one of the result, and a mask: elements that lie
+// side by side, as many as there are in a vector of what they are computed as.
 #pragma once
 
 #include "memory_cuda.cuh"

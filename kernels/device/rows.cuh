@@ -16,8 +16,8 @@
 //   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
 //
 // and Sum<T> has .total, and .times_exp(y), which is e^y times that. If fold_from_output gives several terms, as Many<T, n>, the
-// sums are a Sum<T, n>, whose .of[k] is that of term k, and whose .total is the first. Where an element is NaN or +inf, or all are -inf, the row is
-// NaN, as PyTorch's is.
+// sums are a Sum<T, n>, whose .of[k] is that of term k, and whose .total is the first. Where an element is NaN or +inf, or all are
+// -inf, the row is NaN, as PyTorch's is.
 //
 // The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
 // factor keeps weights beside the smallest normal share out of the subnormal range.

@@ -19,8 +19,8 @@
 // in a fourth their elements, at a step of 1 or 0.
 //
 // Where the file has operands, these come before `dim`: for each Row a float32 tensor with one value for each row, in the order in
-// which rows lie, and then the numbers. Backward of a file with Rows returns (Tensor, Tensor), of which the second has the gradients
-// of one such tensor after the other.
+// which rows lie, and then the numbers. Backward of a file with Rows returns (Tensor, Tensor), of which the second has the
+// gradients of one such tensor after the other.
 #pragma once
 
 namespace jitact::binding {

@@ -34,11 +34,6 @@ constexpr int kOperands = Operand::count, kRowValues = Operand::rows(), kNumbers
 template <typename T>
 using Fold = typename decltype(taken_by(&::forward<T>))::Fold;
 
-template <typename T>
-JITACT_INLINE Many<T, 1> many(T result) { return {result}; }
-template <typename T, int n>
-JITACT_INLINE Many<T, n> many(Many<T, n> results) { return results; }
-
 // Where the operands of a call are: values in the order of rows, and as many for the gradients, of one operand after the other.
 struct Operands {
   float numbers[kNumbers + 1];

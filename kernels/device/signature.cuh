@@ -159,45 +159,54 @@ static_assert(kGradients <= count(has_gradient), "backward returns more gradient
 static_assert(kBitGradients <= kGradients && count(is_element, gradient_argument(kBitSums) + 1) == 1,
               "backward_from_bit returns the gradient of the first element, and of channels and rows right after it");
 
-// Whether the file has a prepare for its broadcast operands. (A concept, where nvcc 13.0 answers rightly.)
+// How many of the broadcast operands, the last ones, the file has a prepare for. (A concept, where nvcc 13.0 answers rightly.)
 template <typename... T>
 concept Prepares = requires(T&... w) { prepare(w...); };
-template <typename T, size_t... B>
+template <typename T, int first, size_t... B>
 constexpr bool has_prepare(std::index_sequence<B...>) {
-  return Prepares<Argument<T, argument_of(is_broadcast, B)>...>;
+  return Prepares<Argument<T, argument_of(is_broadcast, first + B)>...>;
 }
-constexpr bool kPrepares = kBroadcast > 0 && has_prepare<Single>(std::make_index_sequence<kBroadcast>());
+template <int n>
+constexpr int count_prepared() {
+  if constexpr (n == 0) return 0;
+  else if constexpr (has_prepare<Single, kBroadcast - n>(std::make_index_sequence<n>())) return n;
+  else return count_prepared<n - 1>();
+}
+constexpr int kPrepared = count_prepared<kBroadcast>();
+constexpr int kUnprepared = kBroadcast - kPrepared;  // those before them, which may have many values
+constexpr bool kPrepares = kPrepared > 0;
 
 template <typename T, size_t... B>
 JITACT_INLINE void prepare_all(T* w, std::index_sequence<B...>) {
-  const auto on = [&](Argument<T, argument_of(is_broadcast, B)>... prepared) {
+  const auto on = [&](Argument<T, argument_of(is_broadcast, kUnprepared + B)>... prepared) {
     prepare(prepared...);
     ((w[B] = prepared), ...);
   };
   on(w[B]...);
 }
-// The broadcast operands of one element, as the functions want them.
+// The prepared operands, as the functions want them.
 template <typename T>
 JITACT_INLINE void prepare_all(T* w) {
-  if constexpr (kPrepares) prepare_all(w, std::make_index_sequence<kBroadcast>());
+  if constexpr (kPrepares) prepare_all(w, std::make_index_sequence<kPrepared>());
 }
 // Narrow's functions would do for 16 bits, but where terms cancel an error in an operand shows, and this is not done often.
 JITACT_INLINE void prepare_all(Narrow* w) {
-  Single full[kBroadcast + 1];
-  for (int b = 0; b < kBroadcast; b++) full[b] = w[b].v;
+  Single full[kPrepared + 1];
+  for (int b = 0; b < kPrepared; b++) full[b] = w[b].v;
   prepare_all(full);
-  for (int b = 0; b < kBroadcast; b++) w[b] = full[b].v;
+  for (int b = 0; b < kPrepared; b++) w[b] = full[b].v;
 }
 
-// The derivative of what the functions get in place of broadcast operand b by that operand, given all as they are.
+// The derivative of what the functions get in place of broadcast operand b by that operand, given the prepared ones as they are.
 template <typename T>
 JITACT_INLINE T prepare_slope(const T* operands, int b) {
   if constexpr (!kPrepares) return 1;
-  Dual<T> w[kBroadcast + 1];
-  for (int i = 0; i < kBroadcast; i++) w[i] = Dual<T>(operands[i], T(i == b ? 1 : 0));
+  if (b < kUnprepared) return 1;
+  Dual<T> w[kPrepared + 1];
+  for (int i = 0; i < kPrepared; i++) w[i] = Dual<T>(operands[i], T(kUnprepared + i == b ? 1 : 0));
   prepare_all(w);
   T slope = 0;
-  for (int i = 0; i < kBroadcast; i++) slope = i == b ? w[i].derivative : slope;
+  for (int i = 0; i < kPrepared; i++) slope = kUnprepared + i == b ? w[i].derivative : slope;
   return slope;
 }
 

@@ -20,7 +20,7 @@ __all__ = [
     "code",
     "functions",
     "possible_saves",
-    "prepares",
+    "prepared",
     "read_signature",
     "sees_places",
     "takes_elements",
@@ -183,9 +183,10 @@ def code(text: str) -> str:
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
 
 
-def prepares(text: str) -> bool:
-    """Whether a kernel file's functions want something else in place of its channels, which ``prepare`` makes."""
-    return "prepare" in re.findall(r"\bvoid\s+(\w+)\s*\(", code(text))
+def prepared(text: str) -> int:
+    """In place of how many channels, the last ones, a kernel file's functions want something else, which ``prepare`` makes."""
+    found = re.search(r"\bvoid\s+prepare\s*\(([^()]*)\)", code(text))
+    return found[1].count("<T>") if found else 0
 
 
 def terms_vanish(text: str) -> bool:

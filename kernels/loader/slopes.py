@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .signature import Operand, prepares
+from .signature import Operand, prepared
 from .source import KernelSource
 from .uses import line_directive
 
@@ -96,15 +96,15 @@ def _gradient(source: KernelSource, operands: list[Operand], g: int) -> str:
     """A function ``slope_<g>(dy, operands...)``: gradient ``g`` of an activation, which it writes out or which is derived."""
     signature = source.signature
     broadcast = [operand for operand in operands if operand.role in ("channel", "row")]
-    prepared = broadcast if prepares(source.text) else []
-    if "backward" in signature.functions and not prepared:
+    changed = broadcast[len(broadcast) - prepared(source.text) :]
+    if "backward" in signature.functions and not changed:
         which = f".of[{g}]" if signature.gradients > 1 else ""
         body = f"return activation::backward({', '.join(['dy', *_given(operands)])}){which};"
-    elif "backward_from_bit" in signature.functions and not prepared:
+    elif "backward_from_bit" in signature.functions and not changed:
         bit = f"activation::keeps({', '.join(_given(operands))})"
         body = f"return {_from_bit(operands, bit)}{f'.of[{g}]' if signature.bit_gradients > 1 else ''};"
     else:
-        body = _derived(operands, signature.differentiable[g].name, prepared)
+        body = _derived(operands, signature.differentiable[g].name, changed)
     return f"ELEMENTWISE T slope_{g}(T dy, {_declared(operands)}) {{\n  {body}\n}}\n"
 
 
@@ -114,16 +114,16 @@ def _from_bit(operands: list[Operand], bit: str) -> str:
     return f"activation::backward_from_bit({', '.join(['dy', bit, *others])})"
 
 
-def _derived(operands: list[Operand], by: str, prepared: list[Operand]) -> str:
-    """The body of a function that finds the derivative by the operand ``by`` with dual numbers."""
+def _derived(operands: list[Operand], by: str, changed: list[Operand]) -> str:
+    """The body of a function that finds the derivative by the operand ``by`` with dual numbers; ``prepare`` changes some."""
     duals = {}
     for operand in operands:
         derivative = ", T(1)" if operand.name == by else ""
         dual = operand.in_file if operand.role == "random" else f"jitact::Dual<T>(T({operand.in_file}){derivative})"
         marked = operand.type.removesuffix("<T>")
         duals[operand.in_file] = dual if marked == "T" else f"{marked}<jitact::Dual<T>>({dual})"
-    lines = [f"auto {each.in_file}_ = {duals[each.in_file]};" for each in prepared]
-    if prepared:
-        lines.append(f"activation::prepare({', '.join(f'{each.in_file}_' for each in prepared)});")
-        duals |= {each.in_file: f"{each.in_file}_" for each in prepared}
+    lines = [f"auto {each.in_file}_ = {duals[each.in_file]};" for each in changed]
+    if changed:
+        lines.append(f"activation::prepare({', '.join(f'{each.in_file}_' for each in changed)});")
+        duals |= {each.in_file: f"{each.in_file}_" for each in changed}
     return "\n  ".join([*lines, f"return dy * activation::forward({', '.join(duals.values())}).derivative;"])

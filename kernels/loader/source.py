@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from .signature import Signature, prepares, read_signature, sees_places, terms_vanish
+from .signature import Signature, prepared, read_signature, sees_places, terms_vanish
 from .uses import in_namespace, line_directive, names_used
 
 __all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowTypes", "Work", "digest", "state_of"]
@@ -148,7 +148,7 @@ class KernelSource(NamedTuple):
             ValueError: something cannot be used.
         """
         for used in self.uses:
-            if prepares(used.text) and not prepares(self.text):
+            if prepared(used.text) and not prepared(self.text):
                 why = "its functions want operands that were prepared, and there is no prepare"
                 raise ValueError(f"{used.name} cannot be used by another kernel file: {why}")
         return "".join(in_namespace(*used[:3], used.signature, used.used_text) for used in self.uses)
