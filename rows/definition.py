@@ -142,6 +142,7 @@ def read_rows(
         eager=formulas.forward,
         gradient=formulas.gradient,
         saves=_saves(name, fields.get("keeps", ())),
+        own_gradient=True,
         rows=rows,
         params=tuple((number, params[number]) for number in numbers),
         text=text,
