@@ -425,6 +425,14 @@ def test_check_and_plot_of_operands() -> None:
     assert drawn.get_label() == "line_of_shares beside -1, 0, 1, r = 1, b = 1"
 
 
+@pytest.mark.slow
+def test_check_of_rows_that_no_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("jitact.rows.definition.can", lambda *of: False)
+    cls = jitact.define("sink_softmax", source=SINK, reference=with_sink)
+    result = jitact.check(cls, dtypes=[torch.float32], device="cpu")
+    assert result, result.table
+
+
 def test_exports_refuse_them() -> None:
     jitact.define("sink_softmax", source=SINK)
     with pytest.raises(ValueError, match="SinkSoftmax cannot be exported: of rows, softmax, log_softmax, softmin can"):
