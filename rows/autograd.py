@@ -142,9 +142,12 @@ def _gradients(
     if _is_plain(dy, kept) and record.takes_backward(kept, dim):
         given = record.backward_by_kernel(dy, kept, dim, scale, from_output, _in_one_piece(beside))
         return _of_operands(given, beside)
-    y = kept if from_output else _eager(record, kept, dim, scale, beside)
+    y = kept
+    if not from_output:  # as exact as the kernel has it, not as results are rounded
+        wide = torch.promote_types(kept.dtype, torch.float32)
+        y, dy = _eager(record, kept.to(wide), dim, scale, beside), dy.to(wide)
     dx, *of_rows = record.gradients(dy, y, dim, beside)
-    return dx if scale == 1 else dx * scale, *of_rows
+    return (dx if scale == 1 else dx * scale).to(kept.dtype), *of_rows
 
 
 def _of_operands(found: Tensor | tuple[Tensor, Tensor], beside: Beside) -> tuple[Tensor, ...]:

@@ -138,6 +138,7 @@ def read_rows(
         eager=formulas.forward,
         eager_gradients=formulas.gradients,
         saves=_saves(name, fields.get("keeps", ())),
+        own_gradient=True,
         rows=rows,
         params=tuple((number, params[number]) for number in numbers),
         text=text,

@@ -60,6 +60,8 @@ class RowActivation:
         factor: what x is multiplied by first.
         saves: what backward can keep, the default first.
         gives_shares: whether outputs are shares of their row, so that of an element that has none the gradient is 0.
+        own_gradient: whether gradients follow from what backward keeps by ``gradients``, where no kernel computes them; else
+            ``theirs`` has its own, which do.
         rows: the names of operands with one value for each row.
         params: those of numbers, with their defaults.
     """
@@ -74,6 +76,7 @@ class RowActivation:
     factor: float = 1.0
     saves: tuple[str, ...] = ("output", "input")
     gives_shares: bool = False
+    own_gradient: bool = False
     rows: tuple[str, ...] = ()
     params: tuple[tuple[str, float], ...] = ()
 
