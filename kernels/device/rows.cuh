@@ -48,6 +48,9 @@ class Weights {
   JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, times_, shift_)); }
   // A sum of weights over that of t.
   JITACT_INLINE T over(T sum, T t) const { return sum / of(t); }
+  // Weights beside this peak are to those beside a higher one as 1 is to a power of two, which is of this exponent.
+  JITACT_INLINE T exponent_to(const Weights& higher) const { return higher.shift_ - shift_; }
+  static JITACT_INLINE T power(T exponent) { return narrow::exp2(exponent.v); }
 
  private:
   float times_, shift_;
@@ -72,6 +75,11 @@ class Weights<Single> {
     const Parts parts(*this, t);
     const float quotient = sum.v / parts.weight(), rest = fmaf(parts.slope, parts.f, 1.0f - parts.power);
     return quotient - quotient * (rest / parts.power);
+  }
+  // A whole number, as the peak decides n alone.
+  JITACT_INLINE Single exponent_to(const Weights& higher) const { return higher.whole_ - whole_; }
+  static JITACT_INLINE Single power(Single exponent) {  // of 0 and less
+    return single::from_bits(single::to_bits(single::at_least(exponent.v, -127.0f) + (kWhole + 127.0f)) << 23);
   }
 
  private:
@@ -104,6 +112,8 @@ struct Weighed {
   static constexpr int parts = 1;
   static constexpr float start = 0;
   static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
+  // Takes a sum without the start, and another weight, times a power of two.
+  static JITACT_INLINE void move(T* part, T power, T weight = 0) { part[0] = (part[0] + weight) * power; }
 };
 // In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
 // second gets the low ones: additions would cost a share some ulp.
@@ -116,17 +126,23 @@ struct Weighed<Single> {
     part[0] += weight;
     part[1] += weight - (part[0] - before);
   }
+  static JITACT_INLINE void move(Single* part, Single power, Single weight = 0) {
+    const Single sum = part[0] * power, more = weight * power, high = (start + sum) - start, high_more = (start + more) - start;
+    part[0] = high + high_more;
+    part[1] = part[1] * power + ((sum - high) + (more - high_more));
+  }
 };
 
 // A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
 // gives what is kept of it, as kept() does; and of the parts without the start, summed over the row, the fold is constructed.
 // `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves. Where elements and the
-// peak are not scaled, add() is given them so, and the constructor the scale.
+// peak are not scaled, add() is given them so, and the constructor the scale. Parts may be of elements that are up to `slack` above
+// the peak, if scaled; move() takes those beside one peak, without the start, to a higher one.
 template <typename T>
 class SumOfExp {
  public:
   static constexpr int parts = Weighed<T>::parts;
-  static constexpr float start = Weighed<T>::start;
+  static constexpr float start = Weighed<T>::start, slack = 3;
   static constexpr bool as_it_is = false;
 
   static JITACT_INLINE T kept(const Weights<T>& weights, T t) { return weights.of(t); }
@@ -135,11 +151,20 @@ class SumOfExp {
     Weighed<T>::add(part, weight);
     return weight;
   }
+  static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T, const Weights<T>& to, T) {
+    Weighed<T>::move(part, Weights<T>::power(from.exponent_to(to)));
+  }
   SumOfExp() = default;
   JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts], T = 1) {
     const T sum = total(part) + invalid;
     inverse_ = 1 / sum;
     if constexpr (parts == 2) rest_ = fma(-sum, inverse_, 1) * inverse_ - (part[1] - (sum - part[0])) * inverse_ * inverse_;
+  }
+
+  // For what is kept beside another peak, whose weights are as many times as large.
+  JITACT_INLINE void divide_kept(T power) {
+    inverse_ *= power;
+    if constexpr (parts == 2) rest_ *= power;
   }
 
   // Rounded once in float32, as the inverse is of two parts.
@@ -159,7 +184,7 @@ template <typename T>
 class LogSumExp {
  public:
   static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
-  static constexpr float start = Weighed<T>::start;
+  static constexpr float start = Weighed<T>::start, slack = 0;
   static constexpr bool as_it_is = true;
 
   static JITACT_INLINE T kept(const Weights<T>&, T t) { return t; }
@@ -168,6 +193,11 @@ class LogSumExp {
     part[weighed] += is_peak;
     Weighed<T>::add(part, fma(-weight, is_peak, weight));  // 0 for the peak; nvcc would branch around a choice
     return t;
+  }
+  static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
+    const bool stays = peak == higher;
+    Weighed<T>::move(part, Weights<T>::power(from.exponent_to(to)), stays ? T(0) : part[weighed] * from.of(peak));
+    part[weighed] = stays ? part[weighed] : T(0);
   }
   LogSumExp() = default;
   JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts], T scale = 1)
