@@ -37,6 +37,7 @@ JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
 template <typename T>
 class Weights {
  public:
+  Weights() = default;
   JITACT_INLINE explicit Weights(T peak) : times_(narrow::kLog2e), shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
   // For elements before they are scaled. Beside a far peak, another element of 16 bits is 2^-11 of it away, or more, and weighs
   // nothing: which it does too if the peak is taken for 2^20 to 2^21.
@@ -61,6 +62,7 @@ class Weights {
 template <>
 class Weights<Single> {
  public:
+  Weights() = default;
   JITACT_INLINE explicit Weights(Single peak) {
     const float n = fmaf(peak.v, narrow::kLog2e, kWhole) - kWhole;
     whole_ = kWhole + (60.0f - n);

@@ -393,14 +393,14 @@ class Rows {
   // Folds the row of x, the last tensor, and goes on to its results or gradients.
   JITACT_DEVICE void fold(Held& words) {
     T base = 0, invalid = 0, peak, sums[F::parts], exponent = 0;
+    Weights<T> weights;
     if constexpr (held) {
-      fold_in_two(words, base, invalid, peak, sums);
-    } else if (!fold_as_it_comes(peak, sums, exponent)) {
+      fold_in_two(words, base, invalid, peak, weights, sums);
+    } else if (!fold_as_it_comes(peak, weights, sums, exponent)) {
       for (int c = 0; stored && c < chunks(); c++) copy(c, place_);
-      fold_in_two(words, base, invalid, peak, sums);
+      fold_in_two(words, base, invalid, peak, weights, sums);
       exponent = 0, folded_in_two_++;
     }
-    const Weights<T> weights = weights_beside<S>(peak, scale_);
     F folded(peak, invalid, weights, sums, pairs ? scale_ : T(1));
     if constexpr (kPlaced) folded.move(base), base = 0;
     if constexpr (!held && stored) {
@@ -421,8 +421,8 @@ class Rows {
   }
 
   // The peak, beside which all elements are weighed then. A peak that is far from 0 becomes the base.
-  JITACT_DEVICE void fold_in_two(Held& words, T& base, T& invalid, T& highest_of_row, T (&sums)[F::parts]) {
-    T peak[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+  JITACT_DEVICE void fold_in_two(Held& words, T& base, T& invalid, T& peak, Weights<T>& weights, T (&sums)[F::parts]) {
+    T of_row[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     if constexpr (pairs) {
       const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
       uint32_t of_words[2] = {launch_.outside[x] ^ signs, launch_.outside[x] ^ signs};
@@ -438,20 +438,19 @@ class Rows {
         JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
       });
     }
-    peak[0] = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
+    of_row[0] = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
     forget(words);
-    combine<held ? 0 : 3>(peak, Highest(), folded_in_two_);
-    invalid = peak[0] - peak[0];
-    if (pairs && scale_ < 0) peak[0] = -peak[0];
-    if (!pairs && is_far(peak[0])) base = peak[0], peak[0] = 0;
-    highest_of_row = peak[0];
+    combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
+    peak = of_row[0], invalid = peak - peak;
+    if (pairs && scale_ < 0) peak = -peak;
+    if (!pairs && is_far(peak)) base = peak, peak = 0;
 
-    const Weights<T> weights = weights_beside<S>(peak[0], scale_);
+    weights = weights_beside<S>(peak, scale_);
     Partial partial;
     each<false>([&](int c, int v) {
       T t[size];
       elements(words, c, v, base, t);
-      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial.of[i % 4], weights, peak[0], t[i]);
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial.of[i % 4], weights, peak, t[i]);
       if constexpr (stored) {
         const Words kept = Storage<S>::narrow(t);
         if constexpr (held) words.of[x][v] = kept;
@@ -466,11 +465,11 @@ class Rows {
   // Folds the row in one pass, as its chunks come: each thread weighs beside a peak of its own, which rises with what it finds, and
   // all move to the highest then. What is kept takes a power of two of this exponent to be there, too. False where that peak is
   // far from 0, or not finite.
-  JITACT_DEVICE bool fold_as_it_comes(T& peak, T (&sums)[F::parts], T& exponent) {
+  JITACT_DEVICE bool fold_as_it_comes(T& peak, Weights<T>& weights, T (&sums)[F::parts], T& exponent) {
     constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;  // beside a peak that is not far, one of the latter weighs nothing
     const T unit = launch_.unit;
     T own = kLowest * unit;  // up to the sign of the scale, if elements are not scaled
-    Weights<T> weights = weights_of(own);
+    weights = weights_of(own);
     Partial partial;
     for (int c = 0; c < chunks(); c++) {
       ptx::wait_for_copies(chunks() - 1 - c);
@@ -500,7 +499,8 @@ class Rows {
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) all[1 + p] = sums[p];
     combine<0>(all, Beside{*this, kLowest * launch_.unit}, walked_);
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) sums[p] = all[1 + p];
-    exponent = weights.exponent_to(weights_of(all[0]));
+    const Weights<T> of_row = weights_of(all[0]);
+    exponent = weights.exponent_to(of_row), weights = of_row;
     peak = unsigned_peak(all[0]);
     return abs(peak) < kFar * unit;
   }
