@@ -243,9 +243,10 @@ class Rows {
 
   // Begins to copy a chunk of a row, if there is one.
   JITACT_DEVICE void copy(int c, const Place& place) const {
+    const int64_t first = place.first + vectors_to(c, 0);
     each_of(c, place.end, [&](int v) {
       JITACT_UNROLL for (int r = 0; r < tensors; r++)
-        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + place.first + vectors_to(c, v));
+        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + first + v * step_);
     });
     ptx::commit_copies();
   }
@@ -502,7 +503,7 @@ class Rows {
     const Weights<T> of_row = weights_of(all[0]);
     exponent = weights.exponent_to(of_row), weights = of_row;
     peak = unsigned_peak(all[0]);
-    return abs(peak) < kFar * unit;
+    return __ballot_sync(0xffffffffu, abs(peak) < kFar * unit) != 0;  // of all alike, which nvcc does not know
   }
   // Sums of every fourth element, so that additions wait less for each other.
   struct Partial {
@@ -525,10 +526,14 @@ class Rows {
   JITACT_DEVICE Weights<T> weights_of(T peak) const { return weights_beside<S>(unsigned_peak(peak), scale_); }
   // A chunk of x that has come, with what adds nothing where the row has no vectors.
   JITACT_DEVICE void take(int c, Words (&words)[vectors]) const {
-    const bool is_full = at(c, vectors - 1) < place_.end;
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-      if (!is_full) JITACT_UNROLL for (uint32_t& w : words[v].w) w = launch_.outside[x];
-      if (is_full || at(c, v) < place_.end) trim_slots(c, v), ptx::load_shared(slot(c, v, x), words[v].w);
+    const auto load = [&](int v) { trim_slots(c, v), ptx::load_shared(slot(c, v, x), words[v].w); };
+    if (at(c, vectors - 1) < place_.end) {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) load(v);
+    } else {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        JITACT_UNROLL for (uint32_t& w : words[v].w) w = launch_.outside[x];
+        if (at(c, v) < place_.end) load(v);
+      }
     }
   }
   // The largest of a chunk's elements; those that are scaled are left in t.
@@ -626,7 +631,8 @@ class Rows {
     if (launch_.group <= 32) return;
     const int parity = rows & 1;
     auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n, kMostThreads<held>>>();
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = unsigned(launch_.group) / 32;
+    const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
+    const unsigned warp = held ? threadIdx.x / 32 : __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that nvcc knows
     if (lane == 0)
       JITACT_UNROLL for (int i = 0; i < n; i++) of_warps[parity][i][warp] = t[i].v;
     __syncthreads();
