@@ -49,7 +49,7 @@ class Weights {
   JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, times_, shift_)); }
   // A sum of weights over that of t.
   JITACT_INLINE T over(T sum, T t) const { return sum / of(t); }
-  // Weights beside this peak are to those beside a higher one as 1 is to a power of two, which is of this exponent.
+  // Weights beside this peak times 2 to this exponent, which is not above 0, are those beside a higher one.
   JITACT_INLINE T exponent_to(const Weights& higher) const { return higher.shift_ - shift_; }
   static JITACT_INLINE T power(T exponent) { return narrow::exp2(exponent.v); }
 
@@ -80,7 +80,7 @@ class Weights<Single> {
   }
   // A whole number, as the peak decides n alone.
   JITACT_INLINE Single exponent_to(const Weights& higher) const { return higher.whole_ - whole_; }
-  static JITACT_INLINE Single power(Single exponent) {  // of 0 and less
+  static JITACT_INLINE Single power(Single exponent) {
     return single::from_bits(single::to_bits(single::at_least(exponent.v, -127.0f) + (kWhole + 127.0f)) << 23);
   }
 
@@ -108,14 +108,21 @@ class Weights<Single> {
   float whole_, least_;
 };
 
+// t times 2^exponent, which may be far below what a float can hold.
+template <typename T>
+JITACT_INLINE T times_power(T t, T exponent) {
+  const T high = max(exponent, T(-120));
+  return t * Weights<T>::power(high) * Weights<T>::power(exponent - high);
+}
+
 // A sum of weights, of as many parts, which are summed over the row one by one.
 template <typename T>
 struct Weighed {
   static constexpr int parts = 1;
   static constexpr float start = 0;
   static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
-  // Takes a sum without the start, and another weight, times a power of two.
-  static JITACT_INLINE void move(T* part, T power, T weight = 0) { part[0] = (part[0] + weight) * power; }
+  // Takes a sum without the start, and another weight, times 2^exponent.
+  static JITACT_INLINE void move(T* part, T exponent, T weight = 0) { part[0] = times_power(part[0] + weight, exponent); }
 };
 // In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
 // second gets the low ones: additions would cost a share some ulp.
@@ -128,10 +135,11 @@ struct Weighed<Single> {
     part[0] += weight;
     part[1] += weight - (part[0] - before);
   }
-  static JITACT_INLINE void move(Single* part, Single power, Single weight = 0) {
-    const Single sum = part[0] * power, more = weight * power, high = (start + sum) - start, high_more = (start + more) - start;
+  static JITACT_INLINE void move(Single* part, Single exponent, Single weight = 0) {
+    const Single sum = times_power(part[0], exponent), more = times_power(weight, exponent);
+    const Single high = (start + sum) - start, high_more = (start + more) - start;
     part[0] = high + high_more;
-    part[1] = part[1] * power + ((sum - high) + (more - high_more));
+    part[1] = times_power(part[1], exponent) + ((sum - high) + (more - high_more));
   }
 };
 
@@ -154,7 +162,7 @@ class SumOfExp {
     return weight;
   }
   static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T, const Weights<T>& to, T) {
-    Weighed<T>::move(part, Weights<T>::power(from.exponent_to(to)));
+    Weighed<T>::move(part, from.exponent_to(to));
   }
   SumOfExp() = default;
   JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts], T = 1) {
@@ -198,7 +206,7 @@ class LogSumExp {
   }
   static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
     const bool stays = peak == higher;
-    Weighed<T>::move(part, Weights<T>::power(from.exponent_to(to)), stays ? T(0) : part[weighed] * from.of(peak));
+    Weighed<T>::move(part, from.exponent_to(to), stays ? T(0) : part[weighed] * from.of(peak));
     part[weighed] = stays ? part[weighed] : T(0);
   }
   LogSumExp() = default;

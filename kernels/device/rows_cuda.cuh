@@ -559,14 +559,13 @@ class Rows {
   }
   // Takes what is kept of the first chunks times a power of two.
   JITACT_DEVICE void move_kept(int chunks, T exponent) const {
-    const T high = max(exponent, T(-120)), powers[2] = {Weights<T>::power(high), Weights<T>::power(exponent - high)};
 #pragma unroll 1
     for (int v = 0; v < chunks * vectors; v++) {
       Words words;
       T t[size];
       ptx::load_shared(slot(0, v, x), words.w);
       Storage<S>::widen(words, t);
-      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = t[i] * powers[0] * powers[1];
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = times_power(t[i], exponent);
       ptx::store_shared(slot(0, v, x), Storage<S>::narrow(t).w);
     }
   }
