@@ -121,8 +121,8 @@ struct Weighed {
   static constexpr int parts = 1;
   static constexpr float start = 0;
   static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
-  // Takes a sum without the start, and another weight, times 2^exponent.
-  static JITACT_INLINE void move(T* part, T exponent, T weight = 0) { part[0] = times_power(part[0] + weight, exponent); }
+  // Takes a sum without the start times 2^exponent.
+  static JITACT_INLINE void move(T* part, T exponent) { part[0] = times_power(part[0], exponent); }
 };
 // In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
 // second gets the low ones: additions would cost a share some ulp.
@@ -135,11 +135,10 @@ struct Weighed<Single> {
     part[0] += weight;
     part[1] += weight - (part[0] - before);
   }
-  static JITACT_INLINE void move(Single* part, Single exponent, Single weight = 0) {
-    const Single sum = times_power(part[0], exponent), more = times_power(weight, exponent);
-    const Single high = (start + sum) - start, high_more = (start + more) - start;
-    part[0] = high + high_more;
-    part[1] = times_power(part[1], exponent) + ((sum - high) + (more - high_more));
+  static JITACT_INLINE void move(Single* part, Single exponent) {
+    const Single sum = times_power(part[0], exponent), high = (start + sum) - start;
+    part[0] = high;
+    part[1] = times_power(part[1], exponent) + (sum - high);
   }
 };
 
@@ -205,9 +204,12 @@ class LogSumExp {
     return t;
   }
   static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
-    const bool stays = peak == higher;
-    Weighed<T>::move(part, from.exponent_to(to), stays ? T(0) : part[weighed] * from.of(peak));
-    part[weighed] = stays ? part[weighed] : T(0);
+    if (peak == higher) return;
+    T of_peak[weighed] = {part[weighed] * from.of(peak)};
+    const T exponent = from.exponent_to(to);
+    Weighed<T>::move(part, exponent), Weighed<T>::move(of_peak, exponent);
+    for (int p = 0; p < weighed; p++) part[p] += of_peak[p];
+    part[weighed] = 0;
   }
   LogSumExp() = default;
   JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts], T scale = 1)

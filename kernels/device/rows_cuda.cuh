@@ -626,8 +626,8 @@ class Rows {
   // What all threads that share a row have, by `join`, where as many rows had this turn before.
   template <int turn, int n, typename Join>
   JITACT_DEVICE void combine(T (&t)[n], const Join& join, int rows) const {
-    combine_lanes(t, launch_.group, join);
-    if (launch_.group <= 32) return;
+    combine_lanes(t, held ? launch_.group : 32, join);
+    if (held && launch_.group <= 32) return;
     const int parity = rows & 1;
     auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n, kMostThreads<held>>>();
     const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
