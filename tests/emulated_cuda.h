@@ -211,6 +211,8 @@ V __shfl_up_sync(unsigned, V value, int step) {
   return value_of_lane(value, lane < step ? lane : lane - step);
 }
 template <typename V>
+V __shfl_sync(unsigned, V value, int lane) { return value_of_lane(value, lane); }
+template <typename V>
 V __shfl_xor_sync(unsigned, V value, int lanes) { return value_of_lane(value, int(threadIdx.x % 32) ^ lanes); }
 
 inline unsigned __ballot_sync(unsigned, bool value) {

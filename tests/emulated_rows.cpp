@@ -32,6 +32,34 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
   return rows::run_cuda(call, nullptr);
 }
 
+#ifndef JITACT_ROW_INPUT
+// The same, of rows that clusters of small blocks walk over, as if their registers could not hold them.
+extern "C" const char* run_in_chunks(int log_threads, int blocks, int op, int dtype, int64_t outer, int64_t length, float scale,
+                                     const void* first, const void* second, void* to) {
+  using namespace jitact;
+  using namespace jitact::rows;
+  emulated::processors = 1;
+  const OperatedCall call{{Op(op), loops::Dtype(dtype), outer, length, 1, scale, {first, second}, to}, operands};
+  return message(loops::dispatch_dtype(call.dtype, [&]<typename S>() -> cudaError_t {
+    const auto start_op = [&]<Op known>() -> cudaError_t {
+      if constexpr (std::is_same_v<S, double>) return cudaErrorInvalidValue;
+      else {
+        constexpr int64_t size = Storage<S>::size;
+        const int64_t vectors = reads(known) * vectors_touched(length, size), chunk = int64_t(kChunk * blocks) << log_threads;
+        Launch launch{};
+        launch.threads = launch.group = 1 << log_threads, launch.log_threads = launch.log_group = log_threads;
+        launch.blocks = blocks, launch.chunks = int((vectors + chunk - 1) / chunk);
+        if (length % size) return start<known, S, true, false>(launch, call, nullptr);
+        return start<known, S, false, false>(launch, call, nullptr);
+      }
+    };
+    if (call.op == Op::forward) return start_op.template operator()<Op::forward>();
+    if (call.op == Op::backward) return start_op.template operator()<Op::backward>();
+    return start_op.template operator()<Op::backward_from_output>();
+  }));
+}
+#endif
+
 #ifdef JITACT_ROW_HIDES
 extern "C" const char* hide(void* gradient, int64_t rows, int64_t length, bool all_rows) {
   return jitact::rows::hide_cuda({static_cast<jitact::rows::Input*>(gradient), rows, length, mask, all_rows}, nullptr);

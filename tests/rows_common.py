@@ -35,7 +35,7 @@ def emulated_library(folder: Path, name: str, defines: Sequence[str] = ()) -> ct
     files = [f"-I{folder}", f"-I{HERE}", f'-DKERNEL="{DEVICE.parent / name}.cu"', str(HERE / "emulated_rows.cpp")]
     subprocess.run(["g++", *flags, *files, "-o", "emulated.so"], cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / "emulated.so"))
-    for function in ("run", "hide"):
+    for function in ("run", "run_in_chunks", "hide"):
         if hasattr(library, function):
             getattr(library, function).restype = ctypes.c_char_p
     return library

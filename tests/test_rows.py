@@ -32,10 +32,15 @@ Operator = Callable[..., Tensor]
 
 
 @pytest.fixture(scope="module")
-def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Operator]:
-    """The GPU's code as operators, which run each thread of a cluster in turns that are shuffled."""
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
+    """The GPU's code, which runs each thread of a cluster in turns that are shuffled."""
     folder = tmp_path_factory.mktemp("emulated")
-    libraries = {name: emulated_library(folder / name, name) for name in KERNELS}
+    return {name: emulated_library(folder / name, name) for name in KERNELS}
+
+
+@pytest.fixture(scope="module")
+def emulated(libraries: dict[str, ctypes.CDLL]) -> Callable[[str, str], Operator]:
+    """The same as operators."""
 
     def operator(name: str, kind: str) -> Operator:
         def run(*tensors_and_numbers: object) -> Tensor:
@@ -184,6 +189,114 @@ def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, ope
                 beside = wild if kind == "backward" else torch.where(wild.isnan(), wild, y)
                 run = operator(name, kind)
                 assert torch.equal(run(wild_dy, beside, -1, 1.0)[3], run(dy, kept, -1, 1.0)[3])
+
+
+# Rows that registers do not hold, which are folded chunk by chunk, beside peaks that rise from one to the next.
+
+
+@pytest.fixture(params=["emulated", *(["cuda"] if torch.cuda.is_available() else [])])
+def in_chunks(request: pytest.FixtureRequest, libraries: dict[str, ctypes.CDLL]) -> Callable[[str, str], Operator]:
+    """``operator(name, kind)`` of rows that are long, or walked over as if they were by clusters of ``threads`` and blocks."""
+
+    def on_gpu(name: str, kind: str) -> Operator:
+        run = row_kernels._operator(name, kind)
+        return lambda *given, **_: run(*(t.to("cuda") if isinstance(t, Tensor) else t for t in given)).cpu()
+
+    def in_turns(name: str, kind: str) -> Operator:
+        def run(*tensors_and_numbers: object, log_threads: int = 7, blocks: int = 2) -> Tensor:
+            *tensors, _, scale = tensors_and_numbers
+            y = torch.full_like(tensors[-1], 7)
+            data = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], tensors[-1], y)]
+            given = log_threads, blocks, OPERATIONS.index(kind), CODE[y.dtype]
+            sizes = [ctypes.c_int64(size) for size in y.shape]
+            assert libraries[name].run_in_chunks(*given, *sizes, ctypes.c_float(scale), *data) is None
+            return y
+
+        return run
+
+    return on_gpu if request.param == "cuda" else in_turns
+
+
+APART = (0, 3.5, 20, 31, 45, 90, 150, 200)
+FAR = (2.0**19, -(2.0**19), -0.75 * 2**20, 2.0**20, -(2.0**20), 3e6, -3.3e38)
+
+
+def uneven_rows(length: int) -> dict[str, Tensor]:
+    """Rows whose chunks, and threads, have peaks that are far apart, and rows that are far from 0 or not finite."""
+    i, around = torch.arange(length), torch.randn(length, dtype=torch.float64)
+    third, few = i * 3 // length, i // 8 % 7 == 0
+    rows = {"wide": around * 8, "very wide": around * 30}
+    for apart in APART:
+        rows[f"rising by {apart}"] = around + apart * third / 2
+        rows[f"falling by {apart}"] = around - apart * third / 2
+        rows[f"of threads that are {apart} apart"] = around + apart * few
+        rows[f"one element {apart} above"] = torch.where(i == length // 2, apart, 0.0).double()
+    for far in FAR:
+        rows[f"part at {far}"] = torch.where(third == 1, far, around)
+        rows[f"peak {far}"] = torch.where(few, far, far - 30 * torch.rand(length).double())
+        rows[f"around {far}"] = far + (i % 11 - 5.0).double() / 2
+    for value in (0, 1, -700, 5e5):
+        rows[f"all {value}"] = torch.full((length,), value).double()
+    rows["second half left out"] = torch.where(i < length // 2, around, -INF)
+    rows["first two thirds left out"] = torch.where(third < 2, -INF, around)
+    rows["all left out but one"] = torch.where(i == length - 1, 0.25, -INF).double()
+    rows["all left out"] = torch.full((length,), -INF).double()
+    for value in (NAN, INF):
+        for place in (0, length // 2, length - 1):
+            rows[f"{value} at {place}"] = torch.where(i == place, value, around)
+    return rows
+
+
+def check_uneven(in_chunks: Callable, name: str, x: Tensor, names: list[str], scale: float, **shape: int) -> None:
+    """Forward against float64, and both kinds of backward where that is finite."""
+    dtype, t = x.dtype, scale * x.double()
+    y, known, exact = in_chunks(name, "forward")(x, -1, scale, **shape), exact_output(name, t), getattr(F, name)(t, -1)
+    assert torch.equal(y.isnan(), exact.isnan())
+    errors = ulp_error(y, known, dtype).where(exact.isfinite(), 0).amax(1)
+    assert errors.max() <= ULP[dtype], (names[errors.argmax()], errors.max())
+    assert torch.equal(y.double().where(exact == -INF, 0), exact.where(exact == -INF, 0))
+    finite = exact.isfinite().all(1)
+    dy = torch.randn_like(x)
+    for kind, kept, value in (("backward_from_output", y, y), ("backward", x, known)):
+        times = 2 if kind == "backward" and dtype is torch.float32 else 1
+        gradient, sizes = exact_gradient(name, dy, value, -1)
+        dx = in_chunks(name, kind)(dy, kept, -1, scale, **shape).double() / scale
+        excess = (dx - gradient).abs() / (times * GRADIENT[dtype] * sizes + smallest(dtype) / abs(scale))
+        excess = excess.amax(1).where(finite, 0)
+        assert excess.max() <= 1, (kind, names[excess.argmax()], excess.max())
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_long_rows_are_folded_as_they_come(
+    name: str, dtype: torch.dtype, in_chunks: Callable, request: pytest.FixtureRequest
+) -> None:
+    torch.manual_seed(0)
+    on_gpu = request.node.callspec.params["in_chunks"] == "cuda"
+    length = (262_144 if on_gpu else 8200) * 4 // dtype.itemsize
+    for more, scale in ((8, 1.0), (6, -0.5)):  # of whole vectors, and not
+        rows = uneven_rows(length + more)
+        names, x = [*rows], (torch.stack([*rows.values()]) / scale).to(dtype)
+        check_uneven(in_chunks, name, x, names, scale)
+        if more == 8:  # else rows would begin elsewhere in vectors
+            run, other = in_chunks(name, "forward"), torch.randperm(len(x))
+            assert torch.equal(run(x[other], -1, scale).nan_to_num(7), run(x, -1, scale)[other].nan_to_num(7))
+
+
+@pytest.mark.parametrize("scale", [2.0**-120, 2.0**-40, -(2.0**40), 2.0**120])
+def test_long_rows_of_any_scale(scale: float, in_chunks: Callable) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(4, 8208).mul(torch.tensor([[1.0], [8.0], [0.0], [1.0]]))
+    x[3, 100:] = -INF
+    for name in KERNELS:
+        for dtype in (torch.float32, torch.bfloat16):
+            check_uneven(in_chunks, name, (x / scale).to(dtype), ["1", "8", "0", "-inf"], scale)
+
+
+def test_blocks_that_have_a_multiprocessor(in_chunks: Callable) -> None:
+    torch.manual_seed(0)
+    for name in KERNELS:
+        check_uneven(in_chunks, name, torch.randn(2, 40_003), ["first", "second"], 1.0, log_threads=10)
 
 
 @pytest.mark.parametrize("name", KERNELS)

@@ -37,6 +37,7 @@ JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
 template <typename T>
 class Weights {
  public:
+  Weights() = default;
   JITACT_INLINE explicit Weights(T peak) : times_(narrow::kLog2e), shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
   // For elements before they are scaled. Beside a far peak, another element of 16 bits is 2^-11 of it away, or more, and weighs
   // nothing: which it does too if the peak is taken for 2^20 to 2^21.
@@ -48,6 +49,9 @@ class Weights {
   JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, times_, shift_)); }
   // A sum of weights over that of t.
   JITACT_INLINE T over(T sum, T t) const { return sum / of(t); }
+  // Weights beside this peak times 2 to this exponent, which is not above 0, are those beside a higher one.
+  JITACT_INLINE T exponent_to(const Weights& higher) const { return higher.shift_ - shift_; }
+  static JITACT_INLINE T power(T exponent) { return narrow::exp2(exponent.v); }
 
  private:
   float times_, shift_;
@@ -58,6 +62,7 @@ class Weights {
 template <>
 class Weights<Single> {
  public:
+  Weights() = default;
   JITACT_INLINE explicit Weights(Single peak) {
     const float n = fmaf(peak.v, narrow::kLog2e, kWhole) - kWhole;
     whole_ = kWhole + (60.0f - n);
@@ -72,6 +77,11 @@ class Weights<Single> {
     const Parts parts(*this, t);
     const float quotient = sum.v / parts.weight(), rest = fmaf(parts.slope, parts.f, 1.0f - parts.power);
     return quotient - quotient * (rest / parts.power);
+  }
+  // A whole number, as the peak decides n alone.
+  JITACT_INLINE Single exponent_to(const Weights& higher) const { return higher.whole_ - whole_; }
+  static JITACT_INLINE Single power(Single exponent) {
+    return single::from_bits(single::to_bits(single::at_least(exponent.v, -127.0f) + (kWhole + 127.0f)) << 23);
   }
 
  private:
@@ -98,12 +108,21 @@ class Weights<Single> {
   float whole_, least_;
 };
 
+// t times 2^exponent, which may be far below what a float can hold.
+template <typename T>
+JITACT_INLINE T times_power(T t, T exponent) {
+  const T high = max(exponent, T(-120));
+  return t * Weights<T>::power(high) * Weights<T>::power(exponent - high);
+}
+
 // A sum of weights, of as many parts, which are summed over the row one by one.
 template <typename T>
 struct Weighed {
   static constexpr int parts = 1;
   static constexpr float start = 0;
   static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
+  // Takes a sum without the start times 2^exponent.
+  static JITACT_INLINE void move(T* part, T exponent) { part[0] = times_power(part[0], exponent); }
 };
 // In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
 // second gets the low ones: additions would cost a share some ulp.
@@ -116,17 +135,23 @@ struct Weighed<Single> {
     part[0] += weight;
     part[1] += weight - (part[0] - before);
   }
+  static JITACT_INLINE void move(Single* part, Single exponent) {
+    const Single sum = times_power(part[0], exponent), high = (start + sum) - start;
+    part[0] = high;
+    part[1] = times_power(part[1], exponent) + (sum - high);
+  }
 };
 
 // A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
 // gives what is kept of it, as kept() does; and of the parts without the start, summed over the row, the fold is constructed.
 // `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves. Where elements and the
-// peak are not scaled, add() is given them so, and the constructor the scale.
+// peak are not scaled, add() is given them so, and the constructor the scale. Parts may be of elements that are up to `slack` above
+// the peak, if scaled; move() takes those beside one peak, without the start, to a higher one.
 template <typename T>
 class SumOfExp {
  public:
   static constexpr int parts = Weighed<T>::parts;
-  static constexpr float start = Weighed<T>::start;
+  static constexpr float start = Weighed<T>::start, slack = 3;
   static constexpr bool as_it_is = false;
 
   static JITACT_INLINE T kept(const Weights<T>& weights, T t) { return weights.of(t); }
@@ -135,11 +160,20 @@ class SumOfExp {
     Weighed<T>::add(part, weight);
     return weight;
   }
+  static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T, const Weights<T>& to, T) {
+    Weighed<T>::move(part, from.exponent_to(to));
+  }
   SumOfExp() = default;
   JITACT_INLINE SumOfExp(T, T invalid, const Weights<T>&, const T (&part)[parts], T = 1) {
     const T sum = total(part) + invalid;
     inverse_ = 1 / sum;
     if constexpr (parts == 2) rest_ = fma(-sum, inverse_, 1) * inverse_ - (part[1] - (sum - part[0])) * inverse_ * inverse_;
+  }
+
+  // For what is kept beside another peak, whose weights are as many times as large.
+  JITACT_INLINE void divide_kept(T power) {
+    inverse_ *= power;
+    if constexpr (parts == 2) rest_ *= power;
   }
 
   // Rounded once in float32, as the inverse is of two parts.
@@ -159,7 +193,7 @@ template <typename T>
 class LogSumExp {
  public:
   static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
-  static constexpr float start = Weighed<T>::start;
+  static constexpr float start = Weighed<T>::start, slack = 0;
   static constexpr bool as_it_is = true;
 
   static JITACT_INLINE T kept(const Weights<T>&, T t) { return t; }
@@ -168,6 +202,14 @@ class LogSumExp {
     part[weighed] += is_peak;
     Weighed<T>::add(part, fma(-weight, is_peak, weight));  // 0 for the peak; nvcc would branch around a choice
     return t;
+  }
+  static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
+    if (peak == higher) return;
+    T of_peak[weighed] = {part[weighed] * from.of(peak)};
+    const T exponent = from.exponent_to(to);
+    Weighed<T>::move(part, exponent), Weighed<T>::move(of_peak, exponent);
+    for (int p = 0; p < weighed; p++) part[p] += of_peak[p];
+    part[weighed] = 0;
   }
   LogSumExp() = default;
   JITACT_INLINE LogSumExp(T peak, T invalid, const Weights<T>& weights, const T (&part)[parts], T scale = 1)

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <type_traits>
 
 #include "memory_cuda.cuh"
@@ -22,6 +23,10 @@ using loops::Storage;
 using loops::Words;
 
 constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
+#ifndef JITACT_LOG_THREADS_ALONE
+#define JITACT_LOG_THREADS_ALONE 10
+#endif
+constexpr int kLogThreadsAlone = JITACT_LOG_THREADS_ALONE;  // of a block that has a multiprocessor
 constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
 // The vectors of a tensor that a thread works on at once. What is held in registers has no more.
 constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / (reads(op) + masks(op)) : kChunk / reads(op); }
@@ -33,6 +38,7 @@ struct Launch {
   int group, log_group;      // threads of a block that share a row
   int blocks;                // of a cluster, which shares rows too
   int chunks;                // of a row, for each thread, if it is not held in registers
+  float unit;                // what the scale makes 1 or -1 of
   int64_t rows, at_once;     // the latter by all clusters
   int length;  // elements of a row
   float scale;
@@ -44,6 +50,9 @@ struct Launch {
 #endif
   Operands operands;
 };
+
+template <bool held>
+constexpr int kMostThreads = held ? kThreads : 1 << kLogThreadsAlone;
 
 // How a kernel is launched: so many clusters of blocks.
 struct Clusters {
@@ -73,12 +82,12 @@ JITACT_DEVICE Weights<T> weights_beside(T peak, T scale) {
 
 // What takes the values of one thread and another's to those of both.
 struct Highest {
-  static constexpr float neutral = -INFINITY;
+  static constexpr float neutral(int) { return -INFINITY; }
   template <typename T>
   JITACT_DEVICE void operator()(T (&t)[1], const T (&other)[1]) const { t[0] = max(t[0], other[0]); }
 };
 struct Totals {
-  static constexpr float neutral = 0;
+  static constexpr float neutral(int) { return 0; }
   template <typename T, int n>
   JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const {
     JITACT_UNROLL for (int i = 0; i < n; i++) t[i] += other[i];
@@ -88,7 +97,7 @@ struct Totals {
 template <typename T>
 constexpr int kParts = kTerms * Adding<T>::parts;
 struct Joined {
-  static constexpr float neutral = 0;
+  static constexpr float neutral(int) { return 0; }
   template <typename T>
   JITACT_DEVICE void operator()(T (&t)[kParts<T>], const T (&other)[kParts<T>]) const {
     Adding<T>::join(t, other);  // not in the loop: nvcc would order what is around it otherwise
@@ -107,15 +116,16 @@ JITACT_DEVICE Sums<T> sums_of(const T (&parts)[kParts<T>]) {
   return Sums<T>(totals);
 }
 
-// Where combine() passes values, once in a row for each `turn`. Rows alternate between the two, as one thread may be reading yet
-// when another has come to the next row.
-template <int turn, int n>
+// Where combine() passes values, at most once in a row for each `turn`. Rows alternate between the two, as one thread may be
+// reading yet when another has come to the next row.
+template <int turn, int n, int threads>
 struct Exchange {
-  float of_warps[2][n][kThreads / 32], of_blocks[2][n][kMostBlocks];
+  float of_warps[2][n][threads / 32], of_blocks[2][n][kMostBlocks];
 };
 // What says that values of all blocks have come.
+template <int turns>
 struct Arrivals {
-  ptx::Barrier of_turn[3][2];
+  ptx::Barrier of_turn[turns][2];
 };
 
 // Where a thread's part of a row lies.
@@ -133,7 +143,7 @@ class Rows {
 
   JITACT_DEVICE explicit Rows(const Launch& launch)
       : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
-        slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
+        slots_(held ? 0 : first_slot(launch.chunks)) {
     if constexpr (kOperands > 0) formulas_.take_numbers(launch.operands);
   }
 
@@ -141,8 +151,8 @@ class Rows {
     const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
     int64_t left = launch_.rows - first, element = (first + (threadIdx.x >> launch_.log_group)) * launch_.length;
     if (launch_.blocks > 1) {
-      ptx::Barrier* const arrivals = ptx::shared<Arrivals>().of_turn[0];
-      for (int i = 0; threadIdx.x == 0 && i < 6; i++) ptx::start(&arrivals[i]);
+      ptx::Barrier* const arrivals = ptx::shared<Arrivals<turns>>().of_turn[0];
+      for (int i = 0; threadIdx.x == 0 && i < 2 * turns; i++) ptx::start(&arrivals[i]);
       ptx::cluster_started();
     }
     next_ = place_of(element, left);
@@ -158,13 +168,13 @@ class Rows {
       if (launch_.blocks > 1) ptx::cluster_wait();  // until all blocks are there
       walk(words);
     } else {
-      for (int c = 0; c < launch_.chunks; c++) copy(c);
+      for (int c = 0; c < launch_.chunks; c++) copy(c, next_);
       if (launch_.blocks > 1) ptx::cluster_wait();
       while (left > 0) {
         if constexpr (kRowValues > 0) take_row(left);
         place_ = next_, next_ = place_of(element += launch_.at_once * launch_.length, left -= launch_.at_once);
         walk(words);
-        turns_++;
+        walked_++;
       }
     }
   }
@@ -174,6 +184,9 @@ class Rows {
   // branched around is not spread over registers.
   static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
   static constexpr int size = Storage<S>::size, tensors = reads(op), vectors = vectors_at_once(op, held);
+  static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // of exchanges; the tensor that is folded
+  using F = Fold<T>;
+  static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
   using Results = Packed<Written<op>, T, size>;
@@ -197,7 +210,11 @@ class Rows {
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
   JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
-  // In shared memory.
+  // In shared memory. Of blocks of more threads than kThreads, each so many have theirs apart.
+  static JITACT_DEVICE unsigned first_slot(int chunks) {
+    const unsigned thread = threadIdx.x % kThreads, before = threadIdx.x / kThreads * unsigned(chunks * kChunk * kThreads);
+    return ptx::dynamic_shared() + unsigned(sizeof(Words)) * (before + thread);
+  }
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
   }
@@ -224,11 +241,12 @@ class Rows {
     if (is_first && place_.end > 0) formulas_.give_row(launch_.operands, 0, row_, launch_.rows, sums);
   }
 
-  // Begins to copy a chunk of the next row, if there is one.
-  JITACT_DEVICE void copy(int c) const {
-    each_of(c, next_.end, [&](int v) {
+  // Begins to copy a chunk of a row, if there is one.
+  JITACT_DEVICE void copy(int c, const Place& place) const {
+    const int64_t first = place.first + vectors_to(c, 0);
+    each_of(c, place.end, [&](int v) {
       JITACT_UNROLL for (int r = 0; r < tensors; r++)
-        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + next_.first + vectors_to(c, v));
+        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + first + v * step_);
     });
     ptx::commit_copies();
   }
@@ -315,6 +333,15 @@ class Rows {
       words.w[w] = (words.w[w] & kept) | (launch_.outside[tensor] & ~kept);
     }
   }
+  JITACT_DEVICE void trim_slots(int c, int v) const {
+    if (is_whole(at(c, v))) return;
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+      Words words;
+      ptx::load_shared(slot(c, v, r), words.w);
+      trim(words, at(c, v), r);
+      ptx::store_shared(slot(c, v, r), words.w);
+    }
+  }
   JITACT_DEVICE Words words_of(const Held& words, int c, int v, int tensor) const {
     Words loaded;
     if constexpr (held) loaded = words.of[tensor][v];
@@ -331,13 +358,7 @@ class Rows {
     for (int c = 0; c < chunks(); c++) {
       if (first && !held) ptx::wait_for_copies(chunks() - 1 - c);
       each_of(c, place_.end, [&](int v) {
-        if (first && !held && !is_whole(at(c, v)))
-          JITACT_UNROLL for (int r = 0; r < tensors; r++) {
-            Words words;
-            ptx::load_shared(slot(c, v, r), words.w);
-            trim(words, at(c, v), r);
-            ptx::store_shared(slot(c, v, r), words.w);
-          }
+        if (first && !held) trim_slots(c, v);
         visit(c, v);
       });
     }
@@ -360,22 +381,49 @@ class Rows {
             if (is_inside(i + e)) Results::store(reinterpret_cast<Element*>(to + vectors_to(c, v)) + e, results[e]);
         }
       });
-      if (!held) copy(c);
+      if (!held) copy(c, next_);
     }
+  }
+
+  // Elements of the tensor that is folded, in 16 bits as they are, else scaled and from `base` on.
+  JITACT_DEVICE void elements(const Held& words, int c, int v, T base, T (&t)[size]) const {
+    read(words, c, v, x, t);
+    JITACT_UNROLL for (int i = 0; !pairs && i < size; i++) t[i] = fma(t[i], scale_, -base);
   }
 
   // Folds the row of x, the last tensor, and goes on to its results or gradients.
   JITACT_DEVICE void fold(Held& words) {
-    using F = Fold<T>;
-    constexpr int x = tensors - 1;
-    constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
-    T base = 0;
-    const auto elements = [&](int c, int v, T (&t)[size]) {
-      read(words, c, v, x, t);
-      JITACT_UNROLL for (int i = 0; !pairs && i < size; i++) t[i] = fma(t[i], scale_, -base);
-    };
+    T base = 0, invalid = 0, peak, sums[F::parts], exponent = 0;
+    Weights<T> weights;
+    if constexpr (held) {
+      fold_in_two(words, base, invalid, peak, weights, sums);
+    } else if (!fold_as_it_comes(peak, weights, sums, exponent)) {
+      for (int c = 0; stored && c < chunks(); c++) copy(c, place_);
+      fold_in_two(words, base, invalid, peak, weights, sums);
+      exponent = 0, folded_in_two_++;
+    }
+    F folded(peak, invalid, weights, sums, pairs ? scale_ : T(1));
+    if constexpr (kPlaced) folded.move(base), base = 0;
+    if constexpr (!held && stored) {
+      if (exponent < -32) move_kept(chunks(), exponent), exponent = 0;  // shares would be of subnormal factors
+      folded.divide_kept(Weights<T>::power(exponent));
+    }
 
-    T peak[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    const auto result = [&](int c, int v, T (&y)[size]) {
+      if constexpr (stored) read(words, c, v, x, y);
+      else elements(words, c, v, base, y);
+      JITACT_UNROLL for (int i = 0; i < size; i++) {
+        if (pairs && F::as_it_is) y[i] *= scale_;
+        y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
+      }
+    };
+    if constexpr (op == Op::forward) write(result);
+    else backward<false>(words, result);
+  }
+
+  // The peak, beside which all elements are weighed then. A peak that is far from 0 becomes the base.
+  JITACT_DEVICE void fold_in_two(Held& words, T& base, T& invalid, T& peak, Weights<T>& weights, T (&sums)[F::parts]) {
+    T of_row[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     if constexpr (pairs) {
       const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
       uint32_t of_words[2] = {launch_.outside[x] ^ signs, launch_.outside[x] ^ signs};
@@ -387,24 +435,23 @@ class Rows {
     } else {
       each<true>([&](int c, int v) {
         T t[size];
-        elements(c, v, t);
+        elements(words, c, v, base, t);
         JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
       });
     }
-    peak[0] = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
+    of_row[0] = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
     forget(words);
-    combine<0>(peak, Highest());
-    const T invalid = peak[0] - peak[0];
-    if (pairs && scale_ < 0) peak[0] = -peak[0];
-    if (!pairs && is_far(peak[0])) base = peak[0], peak[0] = 0;
+    combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
+    peak = of_row[0], invalid = peak - peak;
+    if (pairs && scale_ < 0) peak = -peak;
+    if (!pairs && is_far(peak)) base = peak, peak = 0;
 
-    const Weights<T> weights = weights_beside<S>(peak[0], scale_);
-    T partial[4][F::parts];
-    JITACT_UNROLL for (int i = 0; i < 4 * F::parts; i++) partial[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
+    weights = weights_beside<S>(peak, scale_);
+    Partial partial;
     each<false>([&](int c, int v) {
       T t[size];
-      elements(c, v, t);
-      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial[i % 4], weights, peak[0], t[i]);
+      elements(words, c, v, base, t);
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial.of[i % 4], weights, peak, t[i]);
       if constexpr (stored) {
         const Words kept = Storage<S>::narrow(t);
         if constexpr (held) words.of[x][v] = kept;
@@ -412,25 +459,115 @@ class Rows {
       }
     });
     forget(words);
-    T sums[F::parts];
-    JITACT_UNROLL for (int p = 0; p < F::parts; p++) {
-      JITACT_UNROLL for (int i = 0; p == 0 && i < 4; i++) partial[i][p] -= F::start;
-      sums[p] = (partial[0][p] + partial[1][p]) + (partial[2][p] + partial[3][p]);
-    }
-    combine<1>(sums, Totals());
-    F folded(peak[0], invalid, weights, sums, pairs ? scale_ : T(1));
-    if constexpr (kPlaced) folded.move(base), base = 0;
+    partial.total(sums);
+    combine<1>(sums, Totals(), folded_in_two_);
+  }
 
-    const auto result = [&](int c, int v, T (&y)[size]) {
-      if constexpr (stored) read(words, c, v, x, y);
-      else elements(c, v, y);
-      JITACT_UNROLL for (int i = 0; i < size; i++) {
-        if (pairs && F::as_it_is) y[i] *= scale_;
-        y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
+  // Folds the row in one pass, as its chunks come: each thread weighs beside a peak of its own, which rises with what it finds, and
+  // all move to the highest then. What is kept takes a power of two of this exponent to be there, too. False where that peak is
+  // far from 0, or not finite.
+  JITACT_DEVICE bool fold_as_it_comes(T& peak, Weights<T>& weights, T (&sums)[F::parts], T& exponent) {
+    constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;  // beside a peak that is not far, one of the latter weighs nothing
+    const T unit = launch_.unit;
+    T own = kLowest * unit;  // up to the sign of the scale, if elements are not scaled
+    weights = weights_of(own);
+    Partial partial;
+    for (int c = 0; c < chunks(); c++) {
+      ptx::wait_for_copies(chunks() - 1 - c);
+      Words loaded[vectors];
+      take(c, loaded);
+      T t[vectors][size];
+      const T highest = highest_of(loaded, t);
+      if (!(highest <= own + F::slack * unit)) {  // or NaN
+        const T higher = max(own, highest);
+        const Weights<T> next = weights_of(higher);
+        if (c > 0) {
+          partial.total(sums);
+          F::move(sums, weights, unsigned_peak(own), next, unsigned_peak(higher));
+          partial = Partial(sums);
+          if constexpr (stored) move_kept(c, weights.exponent_to(next));
+        }
+        own = higher, weights = next;
       }
-    };
-    if constexpr (op == Op::forward) write(result);
-    else backward<false>(words, result);
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        if constexpr (pairs) Storage<S>::widen(loaded[v], t[v]);
+        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] = F::add(partial.of[i % 4], weights, unsigned_peak(own), t[v][i]);
+        if constexpr (stored) ptx::store_shared(slot(c, v, x), Storage<S>::narrow(t[v]).w);
+      }
+    }
+    partial.total(sums);
+    T all[1 + F::parts] = {own};
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) all[1 + p] = sums[p];
+    combine<0>(all, Beside{*this, kLowest * launch_.unit}, walked_);
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) sums[p] = all[1 + p];
+    const Weights<T> of_row = weights_of(all[0]);
+    exponent = weights.exponent_to(of_row), weights = of_row;
+    peak = unsigned_peak(all[0]);
+    return __ballot_sync(0xffffffffu, abs(peak) < kFar * unit) != 0;  // of all alike, which nvcc does not know
+  }
+  // Sums of every fourth element, so that additions wait less for each other.
+  struct Partial {
+    T of[4][F::parts];
+
+    JITACT_DEVICE Partial() {
+      JITACT_UNROLL for (int i = 0; i < 4 * F::parts; i++) of[i / F::parts][i % F::parts] = i % F::parts == 0 ? F::start : 0;
+    }
+    JITACT_DEVICE explicit Partial(const T (&sums)[F::parts]) : Partial() {
+      JITACT_UNROLL for (int p = 0; p < F::parts; p++) of[0][p] += sums[p];
+    }
+    JITACT_DEVICE void total(T (&sums)[F::parts]) {
+      JITACT_UNROLL for (int p = 0; p < F::parts; p++) {
+        JITACT_UNROLL for (int i = 0; p == 0 && i < 4; i++) of[i][p] -= F::start;
+        sums[p] = (of[0][p] + of[1][p]) + (of[2][p] + of[3][p]);
+      }
+    }
+  };
+  JITACT_DEVICE T unsigned_peak(T peak) const { return pairs && scale_ < 0 ? -peak : peak; }
+  JITACT_DEVICE Weights<T> weights_of(T peak) const { return weights_beside<S>(unsigned_peak(peak), scale_); }
+  // A chunk of x that has come, with what adds nothing where the row has no vectors.
+  JITACT_DEVICE void take(int c, Words (&words)[vectors]) const {
+    const auto load = [&](int v) { trim_slots(c, v), ptx::load_shared(slot(c, v, x), words[v].w); };
+    if (at(c, vectors - 1) < place_.end) {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) load(v);
+    } else {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        JITACT_UNROLL for (uint32_t& w : words[v].w) w = launch_.outside[x];
+        if (at(c, v) < place_.end) load(v);
+      }
+    }
+  }
+  // The largest of a chunk's elements; those that are scaled are left in t.
+  JITACT_DEVICE T highest_of(const Words (&words)[vectors], T (&t)[vectors][size]) const {
+    T highest[4];
+    if constexpr (pairs) {
+      const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
+      uint32_t of_words[2] = {words[0].w[0] ^ signs, words[0].w[1] ^ signs};
+      JITACT_UNROLL for (int w = 2; w < 4 * vectors; w++)
+        of_words[w % 2] = Storage<S>::max_pair(of_words[w % 2], words[w / 4].w[w % 4] ^ signs);
+      Storage<S>::widen_pair(Storage<S>::max_pair(of_words[0], of_words[1]), highest[0], highest[1]);
+      return max(highest[0], highest[1]);
+    } else {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        Storage<S>::widen(words[v], t[v]);
+        JITACT_UNROLL for (int i = 0; i < size; i++) {
+          t[v][i] *= scale_;
+          highest[i] = v == 0 ? t[v][i] : max(highest[i], t[v][i]);
+        }
+      }
+      return max(max(highest[0], highest[1]), max(highest[2], highest[3]));
+    }
+  }
+  // Takes what is kept of the first chunks times a power of two.
+  JITACT_DEVICE void move_kept(int chunks, T exponent) const {
+#pragma unroll 1
+    for (int v = 0; v < chunks * vectors; v++) {
+      Words words;
+      T t[size];
+      ptx::load_shared(slot(0, v, x), words.w);
+      Storage<S>::widen(words, t);
+      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = times_power(t[i], exponent);
+      ptx::store_shared(slot(0, v, x), Storage<S>::narrow(t).w);
+    }
   }
 
   // The gradient, of dy, the first tensor, and what `result` gives. `first` if nothing has been visited yet.
@@ -448,7 +585,7 @@ class Rows {
     });
     forget(words);
     Joined()(partial[0], partial[1]);
-    combine<first ? 0 : 2>(partial[0], Joined());
+    combine<first ? 0 : 2>(partial[0], Joined(), walked_);
     const Sums<T> sums = sums_of(partial[0]);
     if constexpr (kRowValues > 0) give_row(sums);
     write([&](int c, int v, T (&dx)[size]) {
@@ -458,38 +595,59 @@ class Rows {
     });
   }
 
-  template <int n, typename F>
-  static JITACT_DEVICE void combine_lanes(T (&t)[n], int lanes, const F& f) {
+  template <int n, typename Join>
+  static JITACT_DEVICE void combine_lanes(T (&t)[n], int lanes, const Join& join) {
     JITACT_UNROLL for (int step = 1; step < 32; step *= 2) {
       if (lanes < 32 && step >= lanes) break;
       T other[n];
       JITACT_UNROLL for (int i = 0; i < n; i++) other[i] = __shfl_xor_sync(0xffffffffu, t[i].v, step);
-      f(t, other);
+      join(t, other);
     }
   }
 
-  // What all threads that share a row have, by f.
-  template <int turn, int n, typename F>
-  JITACT_DEVICE void combine(T (&t)[n], const F& f) const {
-    combine_lanes(t, launch_.group, f);
-    if (launch_.group <= 32) return;
-    const int parity = turns_ & 1;
-    auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n>>();
-    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, warps = unsigned(launch_.group) / 32;
+  // Takes a peak, and parts beside it, of one thread and another's to those of both. Threads without a row have `lowest`.
+  struct Beside {
+    const Rows& rows;
+    T lowest;
+
+    JITACT_DEVICE T neutral(int i) const { return i == 0 ? lowest : T(0); }
+  };
+  static JITACT_DEVICE void combine_lanes(T (&t)[1 + F::parts], int lanes, const Beside& beside) {
+    T peak[1] = {t[0]}, part[F::parts];
+    combine_lanes(peak, lanes, Highest());
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) part[p] = t[1 + p];
+    const Rows& rows = beside.rows;
+    F::move(part, rows.weights_of(t[0]), rows.unsigned_peak(t[0]), rows.weights_of(peak[0]), rows.unsigned_peak(peak[0]));
+    combine_lanes(part, lanes, Totals());
+    t[0] = peak[0];
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) t[1 + p] = part[p];
+  }
+
+  // What all threads that share a row have, by `join`, where as many rows had this turn before.
+  template <int turn, int n, typename Join>
+  JITACT_DEVICE void combine(T (&t)[n], const Join& join, int rows) const {
+    combine_lanes(t, held ? launch_.group : 32, join);
+    if (held && launch_.group <= 32) return;
+    const int parity = rows & 1;
+    auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n, kMostThreads<held>>>();
+    const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
+    const unsigned warp = held ? threadIdx.x / 32 : __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that nvcc knows
     if (lane == 0)
       JITACT_UNROLL for (int i = 0; i < n; i++) of_warps[parity][i][warp] = t[i].v;
     __syncthreads();
-    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = of_warps[parity][i][(warp & -warps) | (lane & (warps - 1))];
-    combine_lanes(t, warps, f);
+    if (held || launch_.blocks == 1 || warp == 0) {  // else others wait for what blocks send
+      JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = of_warps[parity][i][(warp & -warps) | (lane & (warps - 1))];
+      combine_lanes(t, warps, join);
+    }
     if (launch_.blocks == 1) return;
-    ptx::Barrier* const arrival = &ptx::shared<Arrivals>().of_turn[turn][parity];
+    ptx::Barrier* const arrival = &ptx::shared<Arrivals<turns>>().of_turn[turn][parity];
     if (threadIdx.x < unsigned(launch_.blocks))
       JITACT_UNROLL for (int i = 0; i < n; i++) ptx::send(&of_blocks[parity][i][ptx::cluster_rank()], threadIdx.x, t[i].v, arrival);
     if (threadIdx.x == 0) ptx::expect(arrival, unsigned(sizeof(float)) * n * launch_.blocks);
-    ptx::wait(arrival, turns_ >> 1 & 1);
+    ptx::wait(arrival, rows >> 1 & 1);
     const unsigned block = lane % kMostBlocks;
-    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = block < unsigned(launch_.blocks) ? of_blocks[parity][i][block] : F::neutral;
-    combine_lanes(t, kMostBlocks, f);
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = block < unsigned(launch_.blocks) ? of_blocks[parity][i][block] : T(join.neutral(i));
+    combine_lanes(t, kMostBlocks, join);
   }
 
   const Launch& launch_;
@@ -498,12 +656,12 @@ class Rows {
   const unsigned slots_;
   Formulas<T, 1> formulas_;
   int64_t row_;    // if it has operands
-  int turns_ = 0;  // rows done
+  int walked_ = 0, folded_in_two_ = 0;  // rows
   Place place_, next_;  // of the row, and of the next one
 };
 
 template <Op op, typename S, bool ragged, bool held>
-__global__ void __launch_bounds__(kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kMostThreads<held>, 2048 / 2 / kMostThreads<held>) walk_rows(const __grid_constant__ Launch launch) {
   Rows<op, S, ragged, held>(launch).run();
 }
 
@@ -538,6 +696,10 @@ Launch shared_by(int64_t vectors) {
     launch.log_group = kLogThreads;
     launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kMostBlocks));
     launch.chunks = int((chunks + launch.blocks - 1) / launch.blocks);
+    if (launch.chunks > kChunksOfTwo) {
+      launch.log_group = kLogThreadsAlone;
+      launch.chunks = (launch.chunks + (1 << (kLogThreadsAlone - kLogThreads)) - 1) >> (kLogThreadsAlone - kLogThreads);
+    }
   }
   launch.log_threads = std::max(launch.log_group, kLogLeast);
   launch.threads = 1 << launch.log_threads, launch.group = 1 << launch.log_group;
@@ -548,14 +710,14 @@ Launch shared_by(int64_t vectors) {
 template <auto kernel>
 cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
   constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices][kLogThreads - kLogLeast + 1][kMostChunks + 1][kMostBlocks + 1];
+  static std::atomic<int> known[kDevices][kLogThreadsAlone - kLogLeast + 1][kMostChunks + 1][kMostBlocks + 1];
   int device = 0, found = 0, shared = 0;
   cudaGetDevice(&device);
   auto& here = known[device % kDevices][launch.log_threads - kLogLeast][launch.chunks][launch.blocks];
   if (device < kDevices) found = here.load(std::memory_order_relaxed);
   if (found == 0) {
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    shared -= int(sizeof(Exchange<0, 4>)) * 3;
+    shared -= int(sizeof(Exchange<0, 4, 1 << kLogThreadsAlone>)) * 4;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (launch.blocks == 1) {
       int processors = 0;
@@ -576,6 +738,7 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
 template <Op op, typename S, bool ragged, bool held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
+  launch.unit = sizeof(S) == 2 ? std::min(1 / std::fabs(call.scale), 0x1p107f) : 1;
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 #ifdef JITACT_ROW_INPUT
