@@ -289,14 +289,7 @@ template <typename T>
 T& shared() { return *reinterpret_cast<T*>(&emulated::current->block->memory[emulated::Place<T>::offset]); }
 inline unsigned dynamic_shared() { return emulated::kStatic; }
 inline void copy_async(unsigned to, const void* from) { std::memcpy(&emulated::current->block->memory[to], from, 16); }
-inline void copy_word_async(unsigned to, const uint32_t* from) { std::memcpy(&emulated::current->block->memory[to], from, 4); }
 inline void load_shared(unsigned from, uint32_t (&w)[4]) { std::memcpy(w, &emulated::current->block->memory[from], 16); }
-inline uint32_t load_shared(unsigned from) {
-  uint32_t w;
-  std::memcpy(&w, &emulated::current->block->memory[from], 4);
-  return w;
-}
-inline void store_shared(unsigned to, uint32_t w) { std::memcpy(&emulated::current->block->memory[to], &w, 4); }
 inline void store_shared(unsigned to, const uint32_t (&w)[4]) { std::memcpy(&emulated::current->block->memory[to], w, 16); }
 inline void cluster_started() { emulated::current->turn = emulated::cluster->all.arrive(); }
 inline int cluster_rank() { return int(emulated::current->block - emulated::cluster->blocks.data()); }

@@ -1,6 +1,6 @@
 // The GPU's loop over rows that lie across memory, side by side. A block, or a cluster of blocks that share the length, has a tile
-// of them. Each thread goes down the row, or the two rows, of a word, and holds its part in registers, and what they have no place
-// for in shared memory; where that is too long, it reads it from memory each time.
+// of them. Each thread goes down the row, or the two rows, of a word, and holds its part in registers; where that is too long, it
+// folds the row as it comes, and reads it once more for what it writes.
 #pragma once
 
 #include "rows_cuda.cuh"
@@ -8,41 +8,36 @@
 namespace jitact::rows {
 
 constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // of a block, the fewest and the most
-constexpr int kHeldWords = 32, kAtOnce = 4;  // of all tensors, in the registers of a thread
-constexpr int kStreamed = 8;  // of a tensor, that a thread has at once where they are not held, and that are summed as they are
-constexpr int kKeptWords = 40;  // of all tensors, that a thread has in shared memory at most
-constexpr int kLogLine = 5, kLogFewest = 3;  // words of a tile side by side: 128 bytes, the fewest
+constexpr int kHeldWords = 32, kStreamed = 16;  // of all tensors, in the registers of a thread, and where a row is not held
+constexpr int kAtOnce = 4, kSummed = 8;         // that are visited without a branch, and that are summed as they are
+constexpr int kLogLine = 5, kLogFewest = 4;     // words of a tile side by side: 128 bytes, the fewest
 
 struct Tiling {
   int log_threads;  // of a block
   int log_wide;     // words side by side
   int blocks;       // of a cluster
   int steps;        // of the length, in each block
-  int bytes;        // of shared memory
   bool held;
 };
 
 // How tiles are cut for rows of `length` elements: as wide as a block of 128 threads can hold; then in larger blocks, and in
-// clusters. Of tiles with less side by side than a line of memory, those of 64 bytes go at 87 % of its rate, of 32 at 67 %.
+// clusters; and as wide as a line of memory where they can not hold them. Of tiles with less side by side, those of 64 bytes go at
+// 87 % of its rate; of 32 at 67 %, where reading a row once more costs no more.
 inline Tiling tiling_of(int64_t length, int tensors) {
-  const int held = kHeldWords / tensors;  // of a tensor, in a thread
-  const auto tiling = [&](int log_threads, int log_wide, int kept) -> Tiling {
-    const int64_t most = int64_t(held + kept / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
-    const int steps = int((length + blocks - 1) / blocks), groups = 1 << (log_threads - log_wide);
-    const int below = (steps + groups - 1) / groups - held, bytes = below > 0 ? below * tensors << (log_threads + 2) : 0;
-    return {log_threads, log_wide, int(::min(blocks, int64_t(kMostBlocks + 1))), steps, bytes, true};
+  const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
+    const int64_t most = int64_t(kHeldWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
+    return {log_threads, log_wide, int(::min(blocks, int64_t(kMostBlocks + 1))), int((length + blocks - 1) / blocks), true};
   };
   for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--)
-    if (const Tiling t = tiling(kLogTileLeast, log_wide, 0); t.blocks == 1) return t;
+    if (const Tiling t = tiling(kLogTileLeast, log_wide); t.blocks == 1) return t;
   for (int log_threads = kLogTileLeast + 1; log_threads <= kLogTileThreads; log_threads++)
-    if (const Tiling t = tiling(log_threads, kLogLine, 0); t.blocks == 1) return t;
+    if (const Tiling t = tiling(log_threads, kLogLine); t.blocks == 1) return t;
 
-  struct Shape { int log_threads, log_wide, kept; };
-  constexpr Shape shapes[2][6] = {{{8, 5, 0}, {8, 4, 0}, {9, 4, 0}, {9, 5, kKeptWords}, {9, 4, kKeptWords}, {9, 3, kKeptWords}},
-                                  {{8, 5, 0}, {9, 5, 0}, {9, 5, kKeptWords}, {9, 4, kKeptWords}, {9, 3, kKeptWords}}};
-  for (const auto [log_threads, log_wide, kept] : shapes[tensors - 1])
-    if (const Tiling t = tiling(log_threads, log_wide, kept); log_threads > 0 && t.blocks <= kMostBlocks) return t;
-  return {kLogTileThreads, kLogLine, kMostBlocks, int((length + kMostBlocks - 1) / kMostBlocks), 0, false};
+  struct Shape { int log_threads, log_wide; };
+  constexpr Shape shapes[2][3] = {{{8, 5}, {8, 4}, {9, 4}}, {{8, 5}, {9, 5}, {9, 4}}};
+  for (const auto [log_threads, log_wide] : shapes[tensors - 1])
+    if (const Tiling t = tiling(log_threads, log_wide); t.blocks <= kMostBlocks) return t;
+  return {kLogTileThreads, kLogLine, kMostBlocks, int((length + kMostBlocks - 1) / kMostBlocks), false};
 }
 
 struct Columns {
@@ -95,20 +90,16 @@ class Tile {
       ptx::cluster_started();
     }
     Held words;
-    if constexpr (held) {
-      copy_below();
-      load(words, 0);
-      ptx::wait_for_copies(0);
-    }
+    if constexpr (held) load(words, 0);
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
-      backward<0>(words, [&](auto at, T (&y)[each]) { read(words, at, 1, y); });
+      backward<0>(words, [&](int i, T (&y)[each]) { read(words, i, 1, y); });
     else fold(words);
   }
 
  private:
   static constexpr int each = 4 / int(sizeof(S)), tensors = reads(op);  // elements of a word, one of each of its rows
-  static constexpr int most = held ? kHeldWords / tensors : kStreamed;
+  static constexpr int most = (held ? kHeldWords : kStreamed) / tensors;
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
@@ -126,36 +117,14 @@ class Tile {
       }
     }
   }
-  // A word that lies below those in registers.
-  struct Below { int i; };
-  JITACT_DEVICE unsigned slot(Below at, int tensor) const {
-    return ptx::dynamic_shared() + ((((at.i - most) * tensors + tensor) << columns_.tiling.log_threads) + int(threadIdx.x)) * 4u;
-  }
-  JITACT_DEVICE void copy_below() const {
-    const uint32_t* words[tensors];
-    JITACT_UNROLL for (int r = 0; r < tensors; r++) words[r] = from(r) + most * apart_;
-#pragma unroll 4
-    for (int i = most; i < count_; i++)
-      JITACT_UNROLL for (int r = 0; r < tensors; r++) {
-        ptx::copy_word_async(slot(Below{i}, r), words[r]);
-        words[r] += apart_;
-      }
-    ptx::commit_copies();
-  }
-
   // What has been made of words is not kept in more registers than they take.
   static JITACT_DEVICE void forget(Held& words) {
     JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
       JITACT_UNROLL for (int i = 0; i < most; i++) ptx::forget(words.of[r][i]);
   }
 
-  static JITACT_DEVICE uint32_t word(const Held& words, int i, int tensor) { return words.of[tensor][i]; }
-  JITACT_DEVICE uint32_t word(const Held&, Below at, int tensor) const { return ptx::load_shared(slot(at, tensor)); }
-  static JITACT_DEVICE void put(Held& words, int i, int tensor, uint32_t word) { words.of[tensor][i] = word; }
-  JITACT_DEVICE void put(Held&, Below at, int tensor, uint32_t word) const { ptx::store_shared(slot(at, tensor), word); }
-  template <typename At>
-  JITACT_DEVICE void read(const Held& words, At at, int tensor, T (&t)[each]) const {
-    const uint32_t w = word(words, at, tensor);
+  static JITACT_DEVICE void read(const Held& words, int i, int tensor, T (&t)[each]) {
+    const uint32_t w = words.of[tensor][i];
     if constexpr (each == 2) Storage<S>::widen_pair(w, t[0], t[1]);
     else t[0] = __uint_as_float(w);
   }
@@ -173,29 +142,22 @@ class Tile {
       JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
         if (!held || i < visited_) {
           JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
-          if ((i + kAtOnce) % kStreamed == 0) after();
+          if ((i + kAtOnce) % kSummed == 0) after();
         }
     }
-    if constexpr (held)
-#pragma unroll 4
-      for (int i = most; i < count_; i++) {
-        visit(Below{i});
-        if (i % kStreamed == kStreamed - 1) after();
-      }
   }
   template <typename Visit>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit) {
     each_word(words, visit, [] {});
   }
   JITACT_DEVICE bool is_there(int i) const { return (held ? 0 : first_) + i < count_; }
-  JITACT_DEVICE bool is_there(Below) const { return true; }
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
     uint32_t* to = static_cast<uint32_t*>(columns_.written) + start_;
-    each_word(words, [&](auto at) {
+    each_word(words, [&](int i) {
       T t[each];
-      result(at, t);
-      if (is_there(at)) *to = word_of(t);
+      result(i, t);
+      if (is_there(i)) *to = word_of(t);
       to += apart_;
     });
   }
@@ -205,68 +167,64 @@ class Tile {
     using F = Fold<T>;
     constexpr int x = tensors - 1;
     constexpr bool pairs = each == 2, scaled = held && !pairs, stored = scaled && !F::as_it_is;  // what takes the place of x
-    T base = 0, invalid[each], peak[each][1], sums[each][F::parts] = {};
+    T base = 0, invalid[each], peak[each][1], sums[each][F::parts] = {}, own[each];
+    Weights<T> own_weights[each];
     F folded[each];
-    const auto elements = [&](auto at, T (&t)[each]) {
-      read(words, at, x, t);
+    const auto elements = [&](int i, T (&t)[each]) {
+      read(words, i, x, t);
       if constexpr (!pairs && !scaled) t[0] = fma(t[0], scale_, -base);
       if constexpr (scaled && kPlaced) t[0] -= base;
     };
 
-    if constexpr (pairs) {
+    if constexpr (!held) {
+      fold_as_it_comes(words, peak, own, own_weights, sums);
+    } else if constexpr (pairs) {
       const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
       uint32_t highest = columns_.outside[x] ^ signs;
-      each_word(words, [&](auto at) { highest = Storage<S>::max_pair(highest, word(words, at, x) ^ signs); });
+      each_word(words, [&](int i) { highest = Storage<S>::max_pair(highest, words.of[x][i] ^ signs); });
       Storage<S>::widen_pair(highest, peak[0][0], peak[1][0]);
     } else {
       peak[0][0] = -INFINITY;
-      each_word(words, [&](auto at) {
+      each_word(words, [&](int i) {
         T t[each];
-        elements(at, t);
-        if constexpr (scaled) t[0] *= scale_, put(words, at, x, word_of(t));
+        elements(i, t);
+        if constexpr (scaled) t[0] *= scale_, words.of[x][i] = word_of(t);
         peak[0][0] = max(peak[0][0], t[0]);
       });
     }
     forget(words);
     combine<0>(peak, Highest());
+    bool moves = !held;
     JITACT_UNROLL for (int e = 0; e < each; e++) {
-      invalid[e] = peak[e][0] - peak[e][0], sums[e][0] = F::start;
-      if (pairs && scale_ < 0) peak[e][0] = -peak[e][0];
+      invalid[e] = peak[e][0] - peak[e][0], moves = moves && abs(peak[e][0]) < kFar * unit();
+      peak[e][0] = signed_peak(peak[e][0]);
     }
     if (!pairs && is_far(peak[0][0])) {
       base = peak[0][0], peak[0][0] = 0;
       if constexpr (scaled && !kPlaced)
-        each_word(words, [&](auto at) { put(words, at, x, __float_as_uint(__uint_as_float(word(words, at, x)) - base.v)); });
+        each_word(words, [&](int i) { words.of[x][i] = __float_as_uint(__uint_as_float(words.of[x][i]) - base.v); });
     }
     const Weights<T> first = weights_beside<S>(peak[0][0], scale_), last = weights_beside<S>(peak[each - 1][0], scale_);
     const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
-    // One by one, many words would lose too much: of float32, whose first part is exact for thousands, what the second part has.
-    constexpr int summed = held ? (pairs ? F::parts : 1) : 0, end = held && !pairs ? 2 : F::parts;
-    T long_sums[each][F::parts][Adding<T>::parts] = {};
-    each_word(words, [&](auto at) {
-      T t[each];
-      elements(at, t);
-      JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
-      if constexpr (stored) put(words, at, x, word_of(t));
-    }, [&] {
-      JITACT_UNROLL for (int e = 0; e < each; e++)
-        JITACT_UNROLL for (int p = summed; p < end; p++) {
-          const T start = p == 0 ? F::start : 0;
-          Adding<T>::add(long_sums[e][p], sums[e][p] - start);
-          sums[e][p] = start;
-        }
-    });
-    forget(words);
-    JITACT_UNROLL for (int e = 0; e < each; e++) {
-      sums[e][0] -= F::start;
-      JITACT_UNROLL for (int p = summed; p < end; p++) sums[e][p] += Adding<T>::total(long_sums[e][p]);
+    if (moves) {
+      JITACT_UNROLL for (int e = 0; !held && e < each; e++) F::move(sums[e], own_weights[e], own[e], weights(e), peak[e][0]);
+    } else {
+      LongSums long_sums(sums);
+      each_word(words, [&](int i) {
+        T t[each];
+        elements(i, t);
+        JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
+        if constexpr (stored) words.of[x][i] = word_of(t);
+      }, [&] { long_sums.take(sums); });
+      forget(words);
+      long_sums.total(sums);
     }
     combine<1>(sums, Totals());
     JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], weights(e), sums[e], pairs ? scale_ : T(1));
     if constexpr (kPlaced) folded[0].move(base), base = 0;
 
-    const auto result = [&](auto at, T (&y)[each]) {
-      elements(at, y);
+    const auto result = [&](int i, T (&y)[each]) {
+      elements(i, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) {
         if (pairs && F::as_it_is) y[e] *= scale_;
         y[e] = formulas_.result(stored ? y[e] : F::kept(weights(e), y[e]), folded[e], e);
@@ -276,14 +234,99 @@ class Tile {
     else backward<2>(words, result);
   }
 
+  // Of the sums of a thread. One by one, many words would lose too much: of float32, whose first part is exact for thousands, what
+  // the second part has.
+  struct LongSums {
+    using F = Fold<T>;
+    static constexpr int begin = held ? (each == 2 ? F::parts : 1) : 0, end = held && each == 1 ? 2 : F::parts;
+    T of[each][F::parts][Adding<T>::parts] = {};
+
+    JITACT_DEVICE explicit LongSums(T (&sums)[each][F::parts]) {
+      JITACT_UNROLL for (int e = 0; e < each; e++)
+        JITACT_UNROLL for (int p = 0; p < F::parts; p++) sums[e][p] = p == 0 ? F::start : 0;
+    }
+    JITACT_DEVICE void take(T (&sums)[each][F::parts]) {
+      JITACT_UNROLL for (int e = 0; e < each; e++)
+        JITACT_UNROLL for (int p = begin; p < end; p++) {
+          const T start = p == 0 ? F::start : 0;
+          Adding<T>::add(of[e][p], sums[e][p] - start);
+          sums[e][p] = start;
+        }
+    }
+    // Takes what one row's are, all of which are taken, from beside a peak to beside a higher one.
+    JITACT_DEVICE void move(int e, const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
+      T parts[F::parts];
+      JITACT_UNROLL for (int p = 0; p < F::parts; p++) parts[p] = Adding<T>::total(of[e][p]);
+      F::move(parts, from, peak, to, higher);
+      JITACT_UNROLL for (int p = 0; p < F::parts; p++)
+        JITACT_UNROLL for (int r = 0; r < Adding<T>::parts; r++) of[e][p][r] = r == 0 ? parts[p] : T(0);
+    }
+    // All of it, without the start.
+    JITACT_DEVICE void total(T (&sums)[each][F::parts]) const {
+      JITACT_UNROLL for (int e = 0; e < each; e++) {
+        sums[e][0] -= F::start;
+        JITACT_UNROLL for (int p = begin; p < end; p++) sums[e][p] += Adding<T>::total(of[e][p]);
+      }
+    }
+  };
+
+  // Beside a peak that is not far, what is at kLowest weighs nothing.
+  static constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
+  // What the scale makes 1 or -1 of, where elements are not scaled.
+  JITACT_DEVICE T unit() const { return each == 2 ? min(1 / abs(scale_), T(0x1p107f)) : T(1); }
+  // Of elements, where the scale turns around which is the highest; and the other way.
+  JITACT_DEVICE T signed_peak(T peak) const { return each == 2 && scale_ < 0 ? -peak : peak; }
+
+  // Folds rows that are not held as they come: beside a peak of the thread's own, which rises with what it finds. `peak` is then the
+  // highest of the thread's words, before signed_peak, and `own` what `sums` are beside.
+  JITACT_DEVICE void fold_as_it_comes(Held& words, T (&peak)[each][1], T (&own)[each], Weights<T> (&weights)[each],
+                                      T (&sums)[each][Fold<T>::parts]) {
+    using F = Fold<T>;
+    constexpr int x = tensors - 1;
+    LongSums long_sums(sums);
+    const uint32_t signs = each == 2 && scale_ < 0 ? 0x80008000u : 0;
+    JITACT_UNROLL for (int e = 0; e < each; e++)
+      peak[e][0] = -INFINITY, own[e] = signed_peak(kLowest * unit()), weights[e] = weights_beside<S>(own[e], scale_);
+    for (first_ = 0; first_ < count_; first_ += most) {
+      load(words, first_);
+      T highest[each];
+      if constexpr (each == 2) {
+        uint32_t of_words = words.of[x][0] ^ signs;
+        JITACT_UNROLL for (int i = 1; i < most; i++) of_words = Storage<S>::max_pair(of_words, words.of[x][i] ^ signs);
+        Storage<S>::widen_pair(of_words, highest[0], highest[1]);
+      } else {
+        JITACT_UNROLL for (int i = 0; i < most; i++) {
+          const T t = scale_ * T(__uint_as_float(words.of[x][i]));
+          words.of[x][i] = __float_as_uint(t.v);
+          highest[0] = i == 0 ? t : max(highest[0], t);
+        }
+      }
+      JITACT_UNROLL for (int e = 0; e < each; e++) {
+        peak[e][0] = max(peak[e][0], highest[e]);
+        if (highest[e] <= signed_peak(own[e]) + F::slack * unit()) continue;  // not if NaN
+        const T higher = signed_peak(max(signed_peak(own[e]), highest[e]));
+        const Weights<T> next = weights_beside<S>(higher, scale_);
+        long_sums.move(e, weights[e], own[e], next, higher);
+        own[e] = higher, weights[e] = next;
+      }
+      JITACT_UNROLL for (int i = 0; i < most; i++) {
+        T t[each];
+        read(words, i, x, t);
+        JITACT_UNROLL for (int e = 0; e < each; e++) F::add(sums[e], weights[e], own[e], t[e]);
+        if ((i + 1) % kSummed == 0) long_sums.take(sums);
+      }
+    }
+    long_sums.total(sums);
+  }
+
   // The gradient, of dy, the first tensor, and what `result` gives.
   template <int turn, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
     T parts[each][kParts<T>] = {};
-    each_word(words, [&](auto at) {
+    each_word(words, [&](int i) {
       T dy[each], y[each];
-      read(words, at, 0, dy), result(at, y);
-      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], formulas_.terms(dy[e], y[e], e), is_there(at));
+      read(words, i, 0, dy), result(i, y);
+      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], formulas_.terms(dy[e], y[e], e), is_there(i));
     });
     forget(words);
     combine<turn>(parts, Joined());
@@ -292,9 +335,9 @@ class Tile {
       JITACT_UNROLL for (int e = 0; is_first_ && e < each; e++)
         formulas_.give_row(columns_.operands, e, row_ + e, count, sums_of(parts[e]));
     }
-    write(words, [&](auto at, T (&dx)[each]) {
+    write(words, [&](int i, T (&dx)[each]) {
       T dy[each], y[each];
-      read(words, at, 0, dy), result(at, y);
+      read(words, i, 0, dy), result(i, y);
       JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = scale_ * formulas_.gradient(dy[e], y[e], sums_of(parts[e]), e);
     });
   }
@@ -365,13 +408,12 @@ cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
   if constexpr (kOperands > 0) columns.operands = operands_of(call);
   if (op != Op::backward_from_output) columns.outside[reads(op) - 1] = lowest<S>(call.scale);
-  const auto [log_threads, log_wide, blocks, steps, bytes, held] = columns.tiling;
+  const auto [log_threads, log_wide, blocks, steps, held] = columns.tiling;
 
   const auto kernel = held ? walk_columns<op, S, true> : walk_columns<op, S, false>;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-  if (!error && blocks > 8) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (error) return error;
-  Clusters shape(blocks, 1 << log_threads, bytes, stream);
+  if (blocks > 8)
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)) return error;
+  Clusters shape(blocks, 1 << log_threads, 0, stream);
   shape.count((int64_t(columns.all_words) + (1 << log_wide) - 1) >> log_wide);
   return cudaLaunchKernelEx(&shape.config, kernel, columns);
 }

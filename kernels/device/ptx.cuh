@@ -115,14 +115,6 @@ JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #endif
 }
 JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
-// The same of 4 bytes.
-JITACT_DEVICE void copy_word_async(unsigned to, const uint32_t* from) {
-#if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(to), "l"(from) : "memory");
-#else
-  asm volatile("st.shared.u32 [%0], %1;" :: "r"(to), "r"(*from) : "memory");
-#endif
-}
 JITACT_DEVICE void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -156,14 +148,6 @@ JITACT_DEVICE unsigned dynamic_shared() {
 }
 JITACT_DEVICE void load_shared(unsigned from, uint32_t (&w)[4]) {
   asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3]) : "r"(from) : "memory");
-}
-JITACT_DEVICE uint32_t load_shared(unsigned from) {
-  uint32_t w;
-  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(w) : "r"(from) : "memory");
-  return w;
-}
-JITACT_DEVICE void store_shared(unsigned to, uint32_t w) {
-  asm volatile("st.shared.u32 [%0], %1;" :: "r"(to), "r"(w) : "memory");
 }
 JITACT_DEVICE void store_shared(unsigned to, const uint32_t (&w)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
