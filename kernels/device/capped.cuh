@@ -114,17 +114,17 @@ JITACT_INLINE Capped capped(float x, float b, bool uncapped) {
 }
 
 // 2^8 sigmoid(x) = 1 / (divisor + low), where low is what rounding took from the divisor, and 2^-8 exp(-x). That leaves room for
-// exp(-x) down to x = -92.9, where x sigmoid(x) vanishes; below, rough is 0.
+// exp(-x) down to x = -92.9, where x sigmoid(x) vanishes; below, rough is 0, and from x = 82.2 on exp is.
 struct Sigmoid {
   float divisor, low, exp, rough;
-  // a 2^8 sigmoid(x), rounded once.
+  // a 2^8 sigmoid(x), rounded once, for |a| up to 2^119.
   JITACT_INLINE float times(float a) const {
     const float y = a * rough;
     return fmaf(fmaf(-low, y, fmaf(-divisor, y, a)), rough, y);
   }
 };
 JITACT_INLINE Sigmoid sigmoid_parts(float x) {
-  const Reduced e = reduce(at_most(at_least(-x, -64.0f), 93.8f));
+  const Reduced e = reduce(at_most(at_least(-x, -82.5f), 93.8f));
   const float p = e.power(-8), m = e.mantissa_m1(), sum = p + 0x1p-8f, divisor = fmaf(p, m, sum);
   return {divisor, fmaf(p, m, sum - divisor), fmaf(p, m, p), reciprocal_or_0(divisor)};
 }
@@ -134,15 +134,23 @@ JITACT_INLINE float capped_product(float gate, float up, float beta, float beta2
   return act * 0x1p-8f * capped(up, beta2, beta2 == 0).value;
 }
 
-// What dy is multiplied with: the act's slope, c(up), the act, c's slope at up.
-struct Factors {
-  float slope, c, act, c_slope;
+// a b c, rounded once.
+JITACT_INLINE float product_in_order(float a, float b, float c) {
+  const float p = a * b, all = p * c;
+  return select(fabsf(all) < INFINITY, fmaf(p, c, fmaf(a, b, -p) * c), all);
+}
+struct Gradients {
+  float by_gate, by_up;
 };
-JITACT_INLINE Factors capped_factors(float gate, float up, float beta, float beta2) {
+JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float beta, float beta2) {
   const Capped a = capped(gate, beta, false), b = capped(up, beta2, beta2 == 0);
   const Sigmoid sigmoid = sigmoid_parts(gate);
-  const float s = sigmoid.times(1.0f);
-  return {s * 0x1p-8f * fmaf(a.value, sigmoid.exp * s, a.slope), b.value, sigmoid.times(a.value) * 0x1p-8f, b.slope};
+  const float s = sigmoid.times(1.0f), act = sigmoid.times(a.value) * 0x1p-8f;
+  const float half = s * 0x1p-9f * fmaf(a.value, sigmoid.exp * s, a.slope);  // of the act's slope: below 1
+  // With slopes first where dy is large, and last where it is small, nothing overflows or vanishes on the way.
+  const bool large = fabsf(dy) >= 1;
+  const float by_gate = product_in_order(dy, select(large, half, b.value), select(large, b.value, half));
+  return {by_gate + by_gate, product_in_order(dy, select(large, b.slope, act), select(large, act, b.slope))};
 }
 
 }  // namespace single
@@ -175,8 +183,8 @@ JITACT_INLINE Many<T, 2> capped_gradients(T dy, T gate, T up, T beta, T beta2) {
     const narrow::Gradients g = narrow::capped_gradients(dy.v, gate.v, up.v, beta.v, beta2.v);
     return {g.by_gate, g.by_up};
   } else if constexpr (std::is_same_v<T, Single>) {
-    const single::Factors f = single::capped_factors(gate.v, up.v, beta.v, beta2.v);
-    return {product<T>(dy, f.c, f.slope), product<T>(dy, f.act, f.c_slope)};
+    const single::Gradients g = single::capped_gradients(dy.v, gate.v, up.v, beta.v, beta2.v);
+    return {g.by_gate, g.by_up};
   } else {
     const T q = gate * one_over(beta), t = tanh(q), q2 = up * one_over(beta2), t2 = tanh(q2);
     const T act = capped<T>(gate, beta, t), bound = max(gate, -1000);
