@@ -120,20 +120,18 @@ def test_accuracy_where_float32_loses_most(name: str, device: str) -> None:
     n = 1 << 18
     gate = torch.cat([torch.rand(n, generator=generator) * 32 - 16, torch.randn(n, generator=generator).pow(5)]).to(device)
     up, dy = (1 + torch.rand(2, 2 * n, generator=generator)).to(device)
-    up = gate[torch.randperm(2 * n, generator=generator).to(device)] if name in FACTORS_OF_UP else up
+    # Twice as far: situ_glu's factor bends at 25.
+    up = 2 * gate[torch.randperm(2 * n, generator=generator).to(device)] if name in FACTORS_OF_UP else up
     errors = measure_pairs(GATED[name], {"ours": jitact.get(name)()}, iter([(gate, up, dy)]))["ours"]
     assert errors["forward"].broken == errors["gradient"].broken == 0, errors
 
 
-@pytest.mark.parametrize(
-    ("name", "low", "high", "ups"),
-    [("geglu_tanh", 0.6, 4.0, 2.0), ("situ_glu", -6.0, -1.0, 2.0), ("situ_glu", -6.0, 6.0, 30.0)],
-)
-def test_float32_where_the_worst_errors_were(name: str, low: float, high: float, ups: float, device: str) -> None:
+@pytest.mark.parametrize(("name", "low", "high"), [("geglu_tanh", 0.6, 4.0), ("situ_glu", -6.0, -1.0)])
+def test_float32_where_the_worst_errors_were(name: str, low: float, high: float, device: str) -> None:
     """Half an ulp less than the bound: the worst of so many is not the worst of all."""
     generator = torch.Generator().manual_seed(0)
     gate = low + (high - low) * torch.rand(1 << 20, generator=generator)
-    up, dy = (torch.randn(1 << 20, generator=generator) * size for size in (ups, 2.0))
+    up, dy = (torch.randn(1 << 20, generator=generator) * 2 for _ in range(2))
     values = gate.to(device), up.to(device), dy.to(device)
     errors = measure_pairs(GATED[name], {"ours": jitact.get(name)()}, iter([values]))["ours"]
     assert max(errors["forward"].ulp, errors["gradient"].ulp) < OF_GATES[torch.float32] - 0.5, errors

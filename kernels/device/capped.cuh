@@ -104,11 +104,11 @@ struct Capped {
 JITACT_INLINE Capped capped(float x, float b, bool uncapped) {
   const float rough = narrow::inverse(b), inverse = select(uncapped, 0.0f, fmaf(rough, fmaf(-b, rough, 1.0f), rough));
   const float a = fabsf(x), q = a * inverse, u = q * q, e = rough_decay(q);
-  const bool far = q > 1.05f;
+  const bool far = q > 1.15f;  // where errors of both are alike
   const float all = select(far, b, a), over = select(far, e, u * fmaf(7.295106538e-3f, u, 1.666666418e-1f));
   const float near = fmaf(fmaf(7.802606095e-3f, u, 2.218848318e-1f), u, 0.5f);
   const float r = reciprocal(select(far, fmaf(e, 0.5f, 0.5f), near)), fall = over * r;
-  const float value = fmaf(-all, fall, all), t = value * inverse;
+  const float value = fmaf(-all, fall, all), t = fmaf(-q, fall, q);  // t: tanh(q) for small q
   const float slope = select(far, fall * r, fmaf(-t, t, 1.0f));
   return {copysignf(select(uncapped, a, value), x), select(uncapped, 1.0f, slope)};
 }
