@@ -76,13 +76,92 @@ JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float b
 
 }  // namespace narrow
 
-// t is tanh(x / c). x / c may be too small for a T where x is not.
+// For float32: what is rounded more than once is subtracted from what is larger.
+namespace single {
+
+// exp(-2 q) for q >= 0 where a relative error of 2^-22 does not show.
+JITACT_INLINE float rough_decay(float q) {
+#ifdef __CUDA_ARCH__
+  return ptx::exp2(-2.88539008f * q);
+#else
+  return decay(2.0f * q);
+#endif
+}
+// 1 / b, and 0 for b above 2^126.
+JITACT_INLINE float reciprocal_or_0(float b) {
+#ifdef __CUDA_ARCH__
+  return ptx::reciprocal(b);
+#else
+  return select(b > 0x1p126f, 0.0f, 1.0f / b);
+#endif
+}
+
+// c(x, b) and its slope. With q = |x| / b, |c| is |x| (1 - fall) for small q, where fall is a fraction in q^2, and further out
+// b (1 - fall) with fall = 2 e / (1 + e), e = exp(-2 q).
+struct Capped {
+  float value, slope;
+};
+JITACT_INLINE Capped capped(float x, float b, bool uncapped) {
+  const float rough = narrow::inverse(b), inverse = select(uncapped, 0.0f, fmaf(rough, fmaf(-b, rough, 1.0f), rough));
+  const float a = fabsf(x), q = a * inverse, u = q * q, e = rough_decay(q);
+  const bool far = q > 1.15f;  // where errors of both are alike
+  const float all = select(far, b, a), over = select(far, e, u * fmaf(7.295106538e-3f, u, 1.666666418e-1f));
+  const float near = fmaf(fmaf(7.802606095e-3f, u, 2.218848318e-1f), u, 0.5f);
+  const float r = reciprocal(select(far, fmaf(e, 0.5f, 0.5f), near)), fall = over * r;
+  const float value = fmaf(-all, fall, all), t = fmaf(-q, fall, q);  // t: tanh(q) for small q
+  const float slope = select(far, fall * r, fmaf(-t, t, 1.0f));
+  return {copysignf(select(uncapped, a, value), x), select(uncapped, 1.0f, slope)};
+}
+
+// 2^8 sigmoid(x) = 1 / (divisor + low), where low is what rounding took from the divisor, and 2^-8 exp(-x). That leaves room for
+// exp(-x) down to x = -92.9, where x sigmoid(x) vanishes; below, rough is 0, and from x = 82.2 on exp is.
+struct Sigmoid {
+  float divisor, low, exp, rough;
+  // a 2^8 sigmoid(x), rounded once, for |a| up to 2^119.
+  JITACT_INLINE float times(float a) const {
+    const float y = a * rough;
+    return fmaf(fmaf(-low, y, fmaf(-divisor, y, a)), rough, y);
+  }
+};
+JITACT_INLINE Sigmoid sigmoid_parts(float x) {
+  const Reduced e = reduce(at_most(at_least(-x, -82.5f), 93.8f));
+  const float p = e.power(-8), m = e.mantissa_m1(), sum = p + 0x1p-8f, divisor = fmaf(p, m, sum);
+  return {divisor, fmaf(p, m, sum - divisor), fmaf(p, m, p), reciprocal_or_0(divisor)};
+}
+
+JITACT_INLINE float capped_product(float gate, float up, float beta, float beta2) {
+  const float act = sigmoid_parts(gate).times(capped(gate, beta, false).value);
+  return act * 0x1p-8f * capped(up, beta2, beta2 == 0).value;
+}
+
+// a b c, rounded once.
+JITACT_INLINE float product_in_order(float a, float b, float c) {
+  const float p = a * b, all = p * c;
+  return select(fabsf(all) < INFINITY, fmaf(p, c, fmaf(a, b, -p) * c), all);
+}
+struct Gradients {
+  float by_gate, by_up;
+};
+JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float beta, float beta2) {
+  const Capped a = capped(gate, beta, false), b = capped(up, beta2, beta2 == 0);
+  const Sigmoid sigmoid = sigmoid_parts(gate);
+  const float s = sigmoid.times(1.0f), act = sigmoid.times(a.value) * 0x1p-8f;
+  const float half = s * 0x1p-9f * fmaf(a.value, sigmoid.exp * s, a.slope);  // of the act's slope: below 1
+  // With slopes first where dy is large, and last where it is small, nothing overflows or vanishes on the way.
+  const bool large = fabsf(dy) >= 1;
+  const float by_gate = product_in_order(dy, select(large, half, b.value), select(large, b.value, half));
+  return {by_gate + by_gate, product_in_order(dy, select(large, b.slope, act), select(large, act, b.slope))};
+}
+
+}  // namespace single
+
+// For float64. t is tanh(x / c). x / c may be too small for a T where x is not.
 template <typename T>
 JITACT_INLINE T capped(T x, T c, T t) { return select(abs(x) < 0x1p-100 * c, x, c * t); }
 // (1 - t)(1 + t), by whichever form loses less.
 template <typename T>
 JITACT_INLINE T tanh_slope(T q, T t) {
-  const T e = decay(2 * abs(q)), r = one_over_one_plus(e);
+  const T e = decay(2 * abs(q)), r = reciprocal(1 + e);
   return select(abs(t) < 0.7, fma(-t, t, 1), 4 * e * r * r);
 }
 
@@ -90,15 +169,11 @@ template <typename T>
 JITACT_INLINE T capped_product(T gate, T up, T beta, T beta2) {
   if constexpr (std::is_same_v<T, Narrow>) {
     return narrow::capped_product(gate.v, up.v, beta.v, beta2.v);
+  } else if constexpr (std::is_same_v<T, Single>) {
+    return single::capped_product(gate.v, up.v, beta.v, beta2.v);
   } else {
-    const bool tiny = abs(gate) < 0x1p-100 * beta, tiny2 = abs(up) < 0x1p-100 * beta2;
-    const T s = times_sigmoid_closely<T>(select(tiny, 1, beta), max(gate, -1000));
-    const T t = select(tiny, gate, tanh(quotient<T>(gate, beta)));
-    const T q = quotient<T>(up, beta2), t2 = tanh(q);
-    const T factor = select(beta2 == 0, 1, select(tiny2, 1, beta2)), of = select(beta2 == 0, up, select(tiny2, up, t2));
-    // What rounding takes from the quotient changes the tanh by its slope.
-    const T lost = fma(-q, beta2, up) * one_over(beta2) * fma(-t2, t2, 1);
-    return product<T>(s, t, factor, of, select(beta2 == 0, 0, select(tiny2, 0, select(abs(q) < 16, lost, 0))));
+    const T t = tanh(gate * one_over(beta)), t2 = tanh(up * one_over(beta2));
+    return times_sigmoid(capped<T>(gate, beta, t), max(gate, -1000)) * select(beta2 == 0, up, capped<T>(up, beta2, t2));
   }
 }
 
@@ -107,13 +182,16 @@ JITACT_INLINE Many<T, 2> capped_gradients(T dy, T gate, T up, T beta, T beta2) {
   if constexpr (std::is_same_v<T, Narrow>) {
     const narrow::Gradients g = narrow::capped_gradients(dy.v, gate.v, up.v, beta.v, beta2.v);
     return {g.by_gate, g.by_up};
+  } else if constexpr (std::is_same_v<T, Single>) {
+    const single::Gradients g = single::capped_gradients(dy.v, gate.v, up.v, beta.v, beta2.v);
+    return {g.by_gate, g.by_up};
   } else {
-    const T q = quotient<T>(gate, beta), t = tanh(q), q2 = quotient<T>(up, beta2), t2 = tanh(q2), bound = max(gate, -1000);
+    const T q = gate * one_over(beta), t = tanh(q), q2 = up * one_over(beta2), t2 = tanh(q2);
+    const T act = capped<T>(gate, beta, t), bound = max(gate, -1000);
     // 1 - s is sigmoid(-gate), so that it does not cancel.
-    const T slope = times_sigmoid(fma(capped<T>(gate, beta, t), sigmoid(-gate), tanh_slope<T>(q, t)), bound);
+    const T slope = times_sigmoid(fma(act, sigmoid(-gate), tanh_slope<T>(q, t)), bound);
     const T by_gate = product<T>(dy, select(beta2 == 0, up, capped<T>(up, beta2, t2)), slope);
-    const T act = times_sigmoid_closely<T>(capped<T>(gate, beta, t), bound);
-    return {by_gate, product<T>(dy, act, select(beta2 == 0, 1, tanh_slope<T>(q2, t2)))};
+    return {by_gate, product<T>(dy, times_sigmoid(act, bound), select(beta2 == 0, 1, tanh_slope<T>(q2, t2)))};
   }
 }
 

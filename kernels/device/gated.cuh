@@ -25,18 +25,6 @@ JITACT_INLINE T product(T a, T b, T c) {
   else return all;
 }
 
-// a * b * (c * (d + low)), in float32 rounded once; `low` matters there alone.
-template <typename T>
-JITACT_INLINE T product(T a, T b, T c, T d, [[maybe_unused]] T low) {
-  const T last = c * d;
-  if constexpr (std::is_same_v<T, Single>) {
-    const T all = product(a, b, last);
-    return select(abs(all) < INFINITY, fma(a * b, fma(c, low, fma(c, d, -last)), all), all);
-  } else {
-    return a * b * last;
-  }
-}
-
 // times_normal_tail of math.cuh, with an error of less in float32, to which the product adds its own, and where results are
 // rounded as eager's are, which of 16-bit types are of functions of float32.
 template <typename T>
@@ -45,12 +33,7 @@ JITACT_INLINE T times_normal_tail_closely(T t) {
   else return times_normal_tail(t);
 }
 
-// a sigmoid(x), and the slope of x sigmoid(alpha x), likewise.
-template <typename T>
-JITACT_INLINE T times_sigmoid_closely(T a, T x) {
-  if constexpr (std::is_same_v<T, Single>) return single::times_sigmoid_closely(a.v, x.v);
-  else return times_sigmoid(a, x);
-}
+// The slope of x sigmoid(alpha x), likewise.
 template <typename T>
 JITACT_INLINE T x_times_sigmoid_slope_closely(T x, T alpha) {
   if constexpr (std::is_same_v<T, Single>) return single::x_times_sigmoid_slope_closely(x.v, alpha.v);
@@ -62,14 +45,6 @@ template <typename T>
 JITACT_INLINE T one_over_one_plus(T e) {
   if constexpr (std::is_same_v<T, Single>) return single::divide_by_one_plus(1.0f, e.v);
   else return reciprocal(1 + e);
-}
-
-// x / c for a number c, in float32 rounded once.
-template <typename T>
-JITACT_INLINE T quotient(T x, T c) {
-  const T r = one_over(c), q = x * r;
-  if constexpr (std::is_same_v<T, Single>) return select(abs(q) < INFINITY, fma(fma(-q, c, x), r, q), q);
-  else return q;
 }
 
 // The gradient by the gate: from_gate(act_::backward(into_gate(dy, up), gate), dy, up).
@@ -96,6 +71,5 @@ using jitact::from_gate;
 using jitact::into_gate;
 using jitact::one_over_one_plus;
 using jitact::product;
-using jitact::quotient;
 using jitact::times_normal_tail_closely;
 using jitact::x_times_sigmoid_slope_closely;

@@ -91,8 +91,6 @@ struct Reduced {
   uint32_t n;  // in the lowest 9 bits
   // exp(r) and exp(r) - 1.
   JITACT_INLINE float mantissa() const { return fmaf(r, fmaf(r, q, 1.0f), 1.0f); }
-  // What rounding takes from the first.
-  JITACT_INLINE float mantissa_low(float mantissa) const { return fmaf(r, fmaf(r, q, 1.0f), 1.0f - mantissa); }
   JITACT_INLINE float mantissa_m1() const { return fmaf(r * r, q, r); }
   // 2^(n + k), which must be from 2^-127, given as 0, to 2^128, given as inf.
   JITACT_INLINE float power(int k = 0) const { return from_bits((n << 23) + (uint32_t(127 + k) << 23)); }
@@ -200,18 +198,6 @@ JITACT_INLINE float times_sigmoid_of(float a, bool left, float scaled) {
 JITACT_INLINE float times_sigmoid(float a, float x) { return times_sigmoid_of(a, x < 0, exp_scaled(fabsf(x))); }
 JITACT_INLINE float times_sigmoid(float a, bool left, float t, float low) {
   return times_sigmoid_of(a, left, exp_scaled(t, -low));
-}
-
-// a sigmoid(x) with an error of less, for products: what rounding takes from the exponential and from its product with a is kept.
-JITACT_INLINE float times_sigmoid_closely(float a, float x) {
-  const Reduced e = reduce(-at_most(fabsf(x), 104.7f));
-  const float m = e.mantissa(), scaled = m * e.power(24), p = a * scaled;
-  const float p_low = fmaf(a, e.mantissa_low(m) * e.power(24), fmaf(a, scaled, -p));
-  const bool left = x < 0;
-  const float over = select(left, p * kUnscale, a), over_low = select(left, p_low * kUnscale, 0.0f);
-  const float under = 1.0f + scaled * kUnscale, under_low = (1.0f - under) + scaled * kUnscale;
-  const float r = rough_reciprocal(under), q = over * r;
-  return select(fabsf(q) <= 3.40282347e38f, fmaf(fmaf(-under_low, q, fmaf(-under, q, over)) + over_low, r, q), q);
 }
 
 // x sigmoid((alpha + rest) x) for alpha > 0. |alpha x| = v + low: exp turns absolute errors of the exponent into relative ones,
