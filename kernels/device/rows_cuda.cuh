@@ -23,10 +23,6 @@ using loops::Storage;
 using loops::Words;
 
 constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
-#ifndef JITACT_LOG_THREADS_ALONE
-#define JITACT_LOG_THREADS_ALONE 10
-#endif
-constexpr int kLogThreadsAlone = JITACT_LOG_THREADS_ALONE;  // of a block that has a multiprocessor
 constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
 // The vectors of a tensor that a thread works on at once. What is held in registers has no more.
 constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / (reads(op) + masks(op)) : kChunk / reads(op); }
@@ -50,9 +46,6 @@ struct Launch {
 #endif
   Operands operands;
 };
-
-template <bool held>
-constexpr int kMostThreads = held ? kThreads : 1 << kLogThreadsAlone;
 
 // How a kernel is launched: so many clusters of blocks.
 struct Clusters {
@@ -118,9 +111,9 @@ JITACT_DEVICE Sums<T> sums_of(const T (&parts)[kParts<T>]) {
 
 // Where combine() passes values, at most once in a row for each `turn`. Rows alternate between the two, as one thread may be
 // reading yet when another has come to the next row.
-template <int turn, int n, int threads>
+template <int turn, int n>
 struct Exchange {
-  float of_warps[2][n][threads / 32], of_blocks[2][n][kMostBlocks];
+  float of_warps[2][n][kThreads / 32], of_blocks[2][n][kMostBlocks];
 };
 // What says that values of all blocks have come.
 template <int turns>
@@ -143,7 +136,7 @@ class Rows {
 
   JITACT_DEVICE explicit Rows(const Launch& launch)
       : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
-        slots_(held ? 0 : first_slot(launch.chunks)) {
+        slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
     if constexpr (kOperands > 0) formulas_.take_numbers(launch.operands);
   }
 
@@ -210,11 +203,7 @@ class Rows {
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
   JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
-  // In shared memory. Of blocks of more threads than kThreads, each so many have theirs apart.
-  static JITACT_DEVICE unsigned first_slot(int chunks) {
-    const unsigned thread = threadIdx.x % kThreads, before = threadIdx.x / kThreads * unsigned(chunks * kChunk * kThreads);
-    return ptx::dynamic_shared() + unsigned(sizeof(Words)) * (before + thread);
-  }
+  // In shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
   }
@@ -629,7 +618,7 @@ class Rows {
     combine_lanes(t, held ? launch_.group : 32, join);
     if (held && launch_.group <= 32) return;
     const int parity = rows & 1;
-    auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n, kMostThreads<held>>>();
+    auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n>>();
     const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
     const unsigned warp = held ? threadIdx.x / 32 : __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that nvcc knows
     if (lane == 0)
@@ -661,7 +650,7 @@ class Rows {
 };
 
 template <Op op, typename S, bool ragged, bool held>
-__global__ void __launch_bounds__(kMostThreads<held>, 2048 / 2 / kMostThreads<held>) walk_rows(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
   Rows<op, S, ragged, held>(launch).run();
 }
 
@@ -696,10 +685,6 @@ Launch shared_by(int64_t vectors) {
     launch.log_group = kLogThreads;
     launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kMostBlocks));
     launch.chunks = int((chunks + launch.blocks - 1) / launch.blocks);
-    if (launch.chunks > kChunksOfTwo) {
-      launch.log_group = kLogThreadsAlone;
-      launch.chunks = (launch.chunks + (1 << (kLogThreadsAlone - kLogThreads)) - 1) >> (kLogThreadsAlone - kLogThreads);
-    }
   }
   launch.log_threads = std::max(launch.log_group, kLogLeast);
   launch.threads = 1 << launch.log_threads, launch.group = 1 << launch.log_group;
@@ -710,14 +695,14 @@ Launch shared_by(int64_t vectors) {
 template <auto kernel>
 cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
   constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices][kLogThreadsAlone - kLogLeast + 1][kMostChunks + 1][kMostBlocks + 1];
+  static std::atomic<int> known[kDevices][kLogThreads - kLogLeast + 1][kMostChunks + 1][kMostBlocks + 1];
   int device = 0, found = 0, shared = 0;
   cudaGetDevice(&device);
   auto& here = known[device % kDevices][launch.log_threads - kLogLeast][launch.chunks][launch.blocks];
   if (device < kDevices) found = here.load(std::memory_order_relaxed);
   if (found == 0) {
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    shared -= int(sizeof(Exchange<0, 4, 1 << kLogThreadsAlone>)) * 4;
+    shared -= int(sizeof(Exchange<0, 4>)) * 4;
     cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (launch.blocks == 1) {
       int processors = 0;
