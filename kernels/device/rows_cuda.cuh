@@ -51,6 +51,7 @@ struct Launch {
   Operands operands;
 };
 
+// Of a block. Registers are for 1024 threads of a multiprocessor.
 template <bool held>
 constexpr int kMostThreads = held ? kThreads : 1 << kLogThreadsAlone;
 
@@ -661,7 +662,7 @@ class Rows {
 };
 
 template <Op op, typename S, bool ragged, bool held>
-__global__ void __launch_bounds__(kMostThreads<held>, 2048 / 2 / kMostThreads<held>) walk_rows(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kMostThreads<held>, 1024 / kMostThreads<held>) walk_rows(const __grid_constant__ Launch launch) {
   Rows<op, S, ragged, held>(launch).run();
 }
 
