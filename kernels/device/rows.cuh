@@ -20,7 +20,8 @@
 // -inf, the row is NaN, as PyTorch's is.
 //
 // The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
-// factor keeps weights beside the smallest normal share out of the subnormal range.
+// factor keeps weights beside the smallest normal share out of the subnormal range. A GPU folds rows that its registers do not
+// hold in one pass, each thread beside a peak of its own, from where weights move to the row's by a power of two.
 #pragma once
 
 #include "elementwise.cuh"

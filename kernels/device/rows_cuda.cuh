@@ -635,7 +635,8 @@ class Rows {
     if (threadIdx.x == 0) ptx::expect(arrival, unsigned(sizeof(float)) * n * launch_.blocks);
     ptx::wait(arrival, rows >> 1 & 1);
     const unsigned block = lane % kMostBlocks;
-    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = block < unsigned(launch_.blocks) ? of_blocks[parity][i][block] : T(join.neutral(i));
+    const bool is_there = block < unsigned(launch_.blocks);
+    JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = is_there ? T(of_blocks[parity][i][block]) : T(join.neutral(i));
     combine_lanes(t, kMostBlocks, join);
   }
 
