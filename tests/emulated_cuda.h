@@ -282,6 +282,7 @@ inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
 }
 inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
 inline void forget(uint32_t&) {}
+inline void forget(int64_t&) {}
 inline void commit_copies() {}
 inline void wait_for_copies(int) {}
 

@@ -293,12 +293,6 @@ def test_long_rows_of_any_scale(scale: float, in_chunks: Callable) -> None:
             check_uneven(in_chunks, name, (x / scale).to(dtype), ["1", "8", "0", "-inf"], scale)
 
 
-def test_blocks_that_have_a_multiprocessor(in_chunks: Callable) -> None:
-    torch.manual_seed(0)
-    for name in KERNELS:
-        check_uneven(in_chunks, name, torch.randn(2, 40_003), ["first", "second"], 1.0, log_threads=10)
-
-
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_cpu_walks_any_dimension_with_any_number_of_threads(name: str) -> None:
     def on_cpu(name: str, kind: str) -> Operator:

@@ -90,7 +90,10 @@ class Tile {
       ptx::cluster_started();
     }
     Held words;
-    if constexpr (held) load(words, 0);
+    if constexpr (held) {
+      load(words, 0);
+      ptx::forget(start_), ptx::forget(apart_);  // or nvcc would keep addresses of words up to where they are written
+    }
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
       backward<0>(words, [&](int i, T (&y)[each]) { read(words, i, 1, y); });
@@ -277,8 +280,8 @@ class Tile {
   // Of elements, where the scale turns around which is the highest; and the other way.
   JITACT_DEVICE T signed_peak(T peak) const { return each == 2 && scale_ < 0 ? -peak : peak; }
 
-  // Folds rows that are not held as they come: beside a peak of the thread's own, which rises with what it finds. `peak` is then the
-  // highest of the thread's words, before signed_peak, and `own` what `sums` are beside.
+  // Folds rows that are not held as they come: beside a peak of the thread's own, which rises with what it finds. `peak` is the
+  // highest of the thread's words then, before signed_peak, and `own` what `sums` are beside.
   JITACT_DEVICE void fold_as_it_comes(Held& words, T (&peak)[each][1], T (&own)[each], Weights<T> (&weights)[each],
                                       T (&sums)[each][Fold<T>::parts]) {
     using F = Fold<T>;

@@ -133,6 +133,7 @@ JITACT_DEVICE void wait_for_copies(int left) {
 
 // To the compiler, w may be another from here on.
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
+JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
 
 // Shared memory of a type: one object for each block and type.
 template <typename T>
