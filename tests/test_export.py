@@ -580,7 +580,7 @@ def test_options() -> None:
 
 @pytest.mark.parametrize(("name", "chosen"), [
     ("gelu", ["fp32", "fp16"]),
-    ("gelu", ["fp32", "fp64"]),
+    SLOW("gelu", ["fp32", "fp64"]),
     SLOW("prelu", ["fp64", "fp16"]),
     SLOW("prelu", ["fp32", "fp64", "fp16"]),
     SLOW("softmax", ["fp32", "fp16"]),
