@@ -17,7 +17,7 @@ from ..kernels.loader.source import KernelSource, Work
 
 __all__ = ["tune"]
 
-LEVELS = {"forward": (1, 2, 3, 4, 5), "backward": (1, 2, 3, 4)}
+LEVELS = (1, 2, 3, 4, 5)
 ELEMENTS = 4096 * 393216
 DTYPES = (torch.float32, torch.bfloat16)  # float64 follows
 
@@ -34,11 +34,7 @@ def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
     Raises:
         BuildError: there is no GPU, or nothing can be built.
     """
-    variants = {
-        (source.name, level): source._replace(work=Work(level, min(level, 4)))
-        for source, _ in sources
-        for level in LEVELS["forward"]
-    }
+    variants = {(source.name, level): source._replace(work=Work(level, level)) for source, _ in sources for level in LEVELS}
     plans = [make_plan(variant) for variant in variants.values()]
     if not plans[0].gpus:
         raise BuildError("tune measures on a GPU, and there is none in sight")
@@ -49,7 +45,7 @@ def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
         x, dy = (torch.randn(n, device="cuda", dtype=dtype) for _ in range(2))
         print(f"\n{str(dtype).removeprefix('torch.')}, {n} elements", flush=True)
         for source, params in sources:
-            levels = {level: variants[source.name, level] for level in LEVELS["forward"]}
+            levels = {level: variants[source.name, level] for level in LEVELS}
             print(_line(source, params, levels, x, dy), flush=True)
     return 0
 
@@ -68,7 +64,7 @@ def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, K
         return lambda _: operator(*tensors, *others, *params, *last)
 
     found = {"forward": {level: call(level, forward, x) for level in names}}
-    found["backward"] = {level: call(level, backward, dy, kept) for level in names if level in LEVELS["backward"]}
+    found["backward"] = {level: call(level, backward, dy, kept) for level in names}
     line = f"{source.name:16}"
     for direction, calls in found.items():
         ceiling = (lambda _: x.clone()) if bit or direction == "forward" else (lambda _: torch.add(x, dy))

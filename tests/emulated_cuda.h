@@ -30,7 +30,7 @@ using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-constexpr int cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97;
+constexpr int cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97;
 inline void cudaGetDevice(int* device) { *device = 0; }
 namespace emulated { inline int processors = 2; }
 inline void cudaDeviceGetAttribute(int* value, int attribute, int) {
@@ -222,10 +222,14 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
-enum { cudaLaunchAttributeClusterDimension, cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
+enum { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
+enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
 struct cudaLaunchAttribute {
   int id;
-  struct { dim3 clusterDim; } val;
+  struct {
+    dim3 clusterDim{1};
+    int programmaticStreamSerializationAllowed;
+  } val;
 };
 struct cudaLaunchConfig_t {
   dim3 gridDim, blockDim;
@@ -241,8 +245,8 @@ cudaError_t cudaOccupancyMaxActiveClusters(int* clusters, const Kernel&, const c
   *clusters = emulated::processors;
   return cudaSuccess;
 }
-template <typename... Arguments>
-cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Arguments...), const Arguments&... arguments) {
+template <typename... Parameters, typename... Arguments>
+cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Parameters...), const Arguments&... arguments) {
   emulated::launch_clusters(c->gridDim, c->blockDim.x, c->numAttrs ? c->attrs[0].val.clusterDim.x : 1, kernel, arguments...);
   return cudaSuccess;
 }
@@ -281,8 +285,11 @@ inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
   return narrow_bfloat16(max(upper(a << 16), upper(b << 16)), max(upper(a), upper(b)));
 }
 inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
+inline void copy_word_async(void* to, const void* from) { std::memcpy(to, from, 4); }
 inline void forget(uint32_t&) {}
 inline void forget(int64_t&) {}
+inline void let_next_begin() {}
+inline void wait_for_last() {}
 inline void commit_copies() {}
 inline void wait_for_copies(int) {}
 

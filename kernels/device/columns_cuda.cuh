@@ -44,7 +44,7 @@ struct Columns {
   Tiling tiling;
   int length;
   unsigned words, all_words;  // side by side, and those of all such planes
-  float scale;
+  float scale, unit;  // the latter that of unit_of
   const void* read[2];
   uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
   void* written;
@@ -199,7 +199,7 @@ class Tile {
     combine<0>(peak, Highest());
     bool moves = !held;
     JITACT_UNROLL for (int e = 0; e < each; e++) {
-      invalid[e] = peak[e][0] - peak[e][0], moves = moves && abs(peak[e][0]) < kFar * unit();
+      invalid[e] = peak[e][0] - peak[e][0], moves = moves && abs(peak[e][0]) < kFar * columns_.unit;
       peak[e][0] = signed_peak(peak[e][0]);
     }
     if (!pairs && is_far(peak[0][0])) {
@@ -273,12 +273,7 @@ class Tile {
     }
   };
 
-  // Beside a peak that is not far, what is at kLowest weighs nothing.
-  static constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
-  // What the scale makes 1 or -1 of, where elements are not scaled.
-  JITACT_DEVICE T unit() const { return each == 2 ? min(1 / abs(scale_), T(0x1p107f)) : T(1); }
-  // Of elements, where the scale turns around which is the highest; and the other way.
-  JITACT_DEVICE T signed_peak(T peak) const { return each == 2 && scale_ < 0 ? -peak : peak; }
+  JITACT_DEVICE T signed_peak(T peak) const { return rows::signed_peak<S>(peak, scale_); }
 
   // Folds rows that are not held as they come: beside a peak of the thread's own, which rises with what it finds. `peak` is the
   // highest of the thread's words then, before signed_peak, and `own` what `sums` are beside.
@@ -289,7 +284,7 @@ class Tile {
     LongSums long_sums(sums);
     const uint32_t signs = each == 2 && scale_ < 0 ? 0x80008000u : 0;
     JITACT_UNROLL for (int e = 0; e < each; e++)
-      peak[e][0] = -INFINITY, own[e] = signed_peak(kLowest * unit()), weights[e] = weights_beside<S>(own[e], scale_);
+      peak[e][0] = -INFINITY, own[e] = signed_peak(kLowest * columns_.unit), weights[e] = weights_beside<S>(own[e], scale_);
     for (first_ = 0; first_ < count_; first_ += most) {
       load(words, first_);
       T highest[each];
@@ -306,7 +301,7 @@ class Tile {
       }
       JITACT_UNROLL for (int e = 0; e < each; e++) {
         peak[e][0] = max(peak[e][0], highest[e]);
-        if (highest[e] <= signed_peak(own[e]) + F::slack * unit()) continue;  // not if NaN
+        if (highest[e] <= signed_peak(own[e]) + F::slack * columns_.unit) continue;  // not if NaN
         const T higher = signed_peak(max(signed_peak(own[e]), highest[e]));
         const Weights<T> next = weights_beside<S>(higher, scale_);
         long_sums.move(e, weights[e], own[e], next, higher);
@@ -408,6 +403,7 @@ cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   columns.words = unsigned(call.inner * int64_t(sizeof(S)) / 4), columns.all_words = unsigned(call.outer) * columns.words;
   columns.tiling = tiling_of(call.length, reads(op));
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
+  columns.unit = unit_of<S>(call.scale);
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
   if constexpr (kOperands > 0) columns.operands = operands_of(call);
   if (op != Op::backward_from_output) columns.outside[reads(op) - 1] = lowest<S>(call.scale);

@@ -115,6 +115,14 @@ JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #endif
 }
 JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
+// The same of a word.
+JITACT_DEVICE void copy_word_async(uint32_t* to, const void* from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+#else
+  *to = *static_cast<const uint32_t*>(from);
+#endif
+}
 JITACT_DEVICE void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -134,6 +142,19 @@ JITACT_DEVICE void wait_for_copies(int left) {
 // To the compiler, w may be another from here on.
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
+
+// Lets the blocks of the next kernel begin where there is room, if it was launched to do so; and there, waits until the kernels
+// before have ended.
+JITACT_DEVICE void let_next_begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+JITACT_DEVICE void wait_for_last() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 // Shared memory of a type: one object for each block and type.
 template <typename T>

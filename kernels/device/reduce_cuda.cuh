@@ -123,6 +123,7 @@ __global__ void __launch_bounds__(kThreads)
     segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut,
                  const Segments segments) {
   using T = typename Storage<S>::T;
+  ptx::let_next_begin();
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
   const int64_t n = launch.n;
@@ -247,17 +248,67 @@ struct Columns {
   bool repeat;      // whether a thread's vectors all have the same values of broadcast operands
 };
 
-// How many vectors are on their way to a thread of column_sums while it computes another: more where only dy is read.
-template <Op op, typename S> constexpr int kAhead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
+// The vectors that are on their way to a thread of column_sums while it computes another. In registers: more where only dy is read.
+template <Op op, typename S>
+struct ToRegisters {
+  static constexpr int ahead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
+  Inputs<op> inputs[ahead + 1];
+
+  // The vector that is `a` after this one.
+  JITACT_DEVICE void load(int a, bool exists, const Launch& launch, int64_t at) { load_if<op, S>(exists, launch, at, inputs[a]); }
+  JITACT_DEVICE Inputs<op>& now(const Launch&, int64_t) { return inputs[0]; }
+  JITACT_DEVICE void advance() {
+    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
+  }
+};
+// Of dy and bits alone, by copies to shared memory.
+template <Op op, typename S>
+struct ToSharedMemory {
+  static constexpr int ahead = 3, places = ahead + 1;
+  struct Block {
+    Words words[places][kThreads];
+    uint32_t bits[places][kThreads];  // the words of memory that they are in
+  };
+  Inputs<op> inputs;
+  int place = 0;
+
+  JITACT_DEVICE void load(int a, bool exists, const Launch& launch, int64_t at) {
+    auto& [words, bits] = ptx::shared<Block>();
+    const int to = (place + a) % places;
+    const uint8_t* byte = launch.mask + (at >> 3);
+    if (exists) {
+      ptx::copy_async(&words[to][threadIdx.x], launch.at<const S, true>(launch.read[0], at));
+      ptx::copy_word_async(&bits[to][threadIdx.x], byte - byte_of_word(byte));
+    }
+    ptx::commit_copies();
+  }
+  JITACT_DEVICE Inputs<op>& now(const Launch& launch, int64_t at) {
+    ptx::wait_for_copies(ahead);
+    const auto& [words, bits] = ptx::shared<Block>();
+    inputs.words[0] = words[place][threadIdx.x];
+    inputs.bits = bits[place][threadIdx.x] >> (8 * byte_of_word(launch.mask + (at >> 3)) + (at & 7));
+    return inputs;
+  }
+  JITACT_DEVICE void advance() { place = (place + 1) % places; }
+
+ private:
+  static JITACT_DEVICE int byte_of_word(const uint8_t* byte) { return int(reinterpret_cast<uintptr_t>(byte) & 3); }
+};
+// Beside the generator of random numbers, registers are few.
+template <Op op, typename S>
+using Ahead = std::conditional_t<(reads_bits(op) && kRandom > 0 && sizeof(S) == 2), ToSharedMemory<op, S>, ToRegisters<op, S>>;
+// Of blocks: where much is computed, they end at times of their own.
+template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
   using T = typename Storage<S>::T;
+  ptx::let_next_begin();
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
   const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, kSummed = summed(op), ahead = kAhead<op, S>;
+  constexpr int size = Storage<S>::size, kSummed = summed(op);
   const int t = threadIdx.x;
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
@@ -269,22 +320,23 @@ __global__ void __launch_bounds__(kThreads)
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
-  const auto load = [&](Inputs<op>& inputs, int64_t from) {
-    load_if<op, S>(from < vectors, launch, from * size, inputs);
+  Ahead<op, S> ahead;
+  const auto load = [&](int a) {
+    const int64_t from = v + a * columns.threads;
+    ahead.load(a, from < vectors, launch, from * size);
   };
-  Inputs<op> inputs[ahead + 1];
-  JITACT_UNROLL for (int a = 0; a < ahead; a++) load(inputs[a], v + a * columns.threads);
+  JITACT_UNROLL for (int a = 0; a < ahead.ahead; a++) load(a);
   const auto find_others = [&] {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others, common, v * size);
   };
 #pragma unroll 1
   for (; v < vectors; v += columns.threads) {
-    load(inputs[ahead], v + ahead * columns.threads);
+    load(ahead.ahead);
     find_others();
     const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
-    compute_vector<op, S>(launch, inputs[0], others, numbers, v * size, add);
-    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
+    compute_vector<op, S>(launch, ahead.now(launch, v * size), others, numbers, v * size, add);
+    ahead.advance();
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
@@ -315,7 +367,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The threads that fill the GPU with column_sums: more would wait for others to end.
+// The threads that fill the GPU with column_sums, as often as there are to be waves of them.
 template <Op op, typename S>
 int64_t column_threads() {
   static const int64_t threads = [] {
@@ -323,7 +375,7 @@ int64_t column_threads() {
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    return int64_t(kThreads) * greater(1, processors) * greater(1, blocks);
+    return int64_t(kThreads) * kWaves<op> * greater(1, processors) * greater(1, blocks);
   }();
   return threads;
 }
@@ -365,6 +417,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t c0 = int64_t(blockIdx.x) * sums.wide, span = sums.wide * sums.inner, active = sums.active();
   const int64_t begin = blockIdx.y * sums.length, end = min(begin + sums.length, sums.outer * span);
   partials += k * sums.outer * sums.count * sums.inner;
+  ptx::let_next_begin();
+  ptx::wait_for_last();
 
   Value<S> v = 0;
   const int64_t all = sums.count * sums.inner;
@@ -508,11 +562,30 @@ extern "C" int64_t workspace_bytes(const Call& call) {
   return bytes;
 }
 
+// Whether kernels may begin while those before them end, and wait for them then.
+inline bool begins_early() {
+  static const bool does = [] {
+    int device = 0, major = 0;
+    cudaGetDevice(&device);
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
+    return major >= 9;
+  }();
+  return does;
+}
+
 template <typename S>
 void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
           int operands, cudaStream_t stream) {
-  const dim3 grid(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
-  fold_sums<S><<<grid, kThreads, 0, stream>>>(partials, folded, sums, Launch(call), targets);
+  cudaLaunchAttribute early;
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
+  config.blockDim = dim3(kThreads);
+  config.stream = stream;
+  config.attrs = &early;
+  config.numAttrs = begins_early();
+  cudaLaunchKernelEx(&config, fold_sums<S>, partials, folded, sums, Launch(call), targets);
 }
 
 // From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.

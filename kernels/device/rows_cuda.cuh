@@ -34,7 +34,7 @@ struct Launch {
   int group, log_group;      // threads of a block that share a row
   int blocks;                // of a cluster, which shares rows too
   int chunks;                // of a row, for each thread, if it is not held in registers
-  float unit;                // what the scale makes 1 or -1 of
+  float unit;                // that of unit_of
   int64_t rows, at_once;     // the latter by all clusters
   int length;  // elements of a row
   float scale;
@@ -72,6 +72,14 @@ JITACT_DEVICE Weights<T> weights_beside(T peak, T scale) {
   if constexpr (sizeof(S) == 2) return Weights<T>(peak, scale);
   else return Weights<T>(peak);
 }
+// Where 16-bit elements are scaled by their weights, what the scale makes 1 or -1 of, and a peak by the sign that the scale gives
+// it; and the other way.
+template <typename S>
+float unit_of(float scale) { return sizeof(S) == 2 ? std::min(1 / std::fabs(scale), 0x1p107f) : 1; }
+template <typename S, typename T>
+JITACT_DEVICE T signed_peak(T peak, T scale) { return sizeof(S) == 2 && scale < 0 ? -peak : peak; }
+// In these units: beside a peak that is not far from 0, what is at kLowest weighs nothing.
+constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
 
 // What takes the values of one thread and another's to those of both.
 struct Highest {
@@ -432,7 +440,7 @@ class Rows {
     forget(words);
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
     peak = of_row[0], invalid = peak - peak;
-    if (pairs && scale_ < 0) peak = -peak;
+    peak = signed_peak(peak);
     if (!pairs && is_far(peak)) base = peak, peak = 0;
 
     weights = weights_beside<S>(peak, scale_);
@@ -456,9 +464,8 @@ class Rows {
   // all move to the highest then. What is kept takes a power of two of this exponent to be there, too. False where that peak is
   // far from 0, or not finite.
   JITACT_DEVICE bool fold_as_it_comes(T& peak, Weights<T>& weights, T (&sums)[F::parts], T& exponent) {
-    constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;  // beside a peak that is not far, one of the latter weighs nothing
     const T unit = launch_.unit;
-    T own = kLowest * unit;  // up to the sign of the scale, if elements are not scaled
+    T own = kLowest * unit;  // before signed_peak
     weights = weights_of(own);
     Partial partial;
     for (int c = 0; c < chunks(); c++) {
@@ -472,7 +479,7 @@ class Rows {
         const Weights<T> next = weights_of(higher);
         if (c > 0) {
           partial.total(sums);
-          F::move(sums, weights, unsigned_peak(own), next, unsigned_peak(higher));
+          F::move(sums, weights, signed_peak(own), next, signed_peak(higher));
           partial = Partial(sums);
           if constexpr (stored) move_kept(c, weights.exponent_to(next));
         }
@@ -480,7 +487,7 @@ class Rows {
       }
       JITACT_UNROLL for (int v = 0; v < vectors; v++) {
         if constexpr (pairs) Storage<S>::widen(loaded[v], t[v]);
-        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] = F::add(partial.of[i % 4], weights, unsigned_peak(own), t[v][i]);
+        JITACT_UNROLL for (int i = 0; i < size; i++) t[v][i] = F::add(partial.of[i % 4], weights, signed_peak(own), t[v][i]);
         if constexpr (stored) ptx::store_shared(slot(c, v, x), Storage<S>::narrow(t[v]).w);
       }
     }
@@ -491,7 +498,7 @@ class Rows {
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) sums[p] = all[1 + p];
     const Weights<T> of_row = weights_of(all[0]);
     exponent = weights.exponent_to(of_row), weights = of_row;
-    peak = unsigned_peak(all[0]);
+    peak = signed_peak(all[0]);
     return __ballot_sync(0xffffffffu, abs(peak) < kFar * unit) != 0;  // of all alike, which nvcc does not know
   }
   // Sums of every fourth element, so that additions wait less for each other.
@@ -511,8 +518,8 @@ class Rows {
       }
     }
   };
-  JITACT_DEVICE T unsigned_peak(T peak) const { return pairs && scale_ < 0 ? -peak : peak; }
-  JITACT_DEVICE Weights<T> weights_of(T peak) const { return weights_beside<S>(unsigned_peak(peak), scale_); }
+  JITACT_DEVICE Weights<T> weights_of(T peak) const { return weights_beside<S>(signed_peak(peak), scale_); }
+  JITACT_DEVICE T signed_peak(T peak) const { return rows::signed_peak<S>(peak, scale_); }
   // A chunk of x that has come, with what adds nothing where the row has no vectors.
   JITACT_DEVICE void take(int c, Words (&words)[vectors]) const {
     const auto load = [&](int v) { trim_slots(c, v), ptx::load_shared(slot(c, v, x), words[v].w); };
@@ -606,7 +613,7 @@ class Rows {
     combine_lanes(peak, lanes, Highest());
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) part[p] = t[1 + p];
     const Rows& rows = beside.rows;
-    F::move(part, rows.weights_of(t[0]), rows.unsigned_peak(t[0]), rows.weights_of(peak[0]), rows.unsigned_peak(peak[0]));
+    F::move(part, rows.weights_of(t[0]), rows.signed_peak(t[0]), rows.weights_of(peak[0]), rows.signed_peak(peak[0]));
     combine_lanes(part, lanes, Totals());
     t[0] = peak[0];
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) t[1 + p] = part[p];
@@ -724,7 +731,7 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
 template <Op op, typename S, bool ragged, bool held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
-  launch.unit = sizeof(S) == 2 ? std::min(1 / std::fabs(call.scale), 0x1p107f) : 1;
+  launch.unit = unit_of<S>(call.scale);
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 #ifdef JITACT_ROW_INPUT

@@ -40,12 +40,9 @@ class Work(NamedTuple):
 
     def defines(self) -> list[str]:
         """What the kernels are told."""
-        flags = [
-            f"-DJITACT_{direction.upper()}_VECTORS_{size}={self.vectors(work, size)}"
-            for direction, work in self._asdict().items()
-            for size in (2, 4, 8)
-        ]
-        return flags + (["-DJITACT_STAGED"] if self.forward == 5 else [])
+        works = {direction.upper(): work for direction, work in self._asdict().items()}
+        vectors = [f"-DJITACT_{d}_VECTORS_{size}={self.vectors(work, size)}" for d, work in works.items() for size in (2, 4, 8)]
+        return vectors + [f"-DJITACT_STAGED_{direction}" for direction, work in works.items() if work == 5]
 
 
 class RowTypes(NamedTuple):
