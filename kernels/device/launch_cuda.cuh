@@ -31,17 +31,13 @@ constexpr int vectors_of() {
 }
 
 // Whether vectors are loaded through shared memory.
-#ifdef JITACT_STAGED_FORWARD
-template <Op op> constexpr bool kStagedForward = op == Op::forward && reads(op) == 1;
+#ifdef JITACT_STAGED  // 1 forward, 2 backward, 3 both
+template <Op op>
+constexpr bool kStaged = op == Op::forward ? JITACT_STAGED % 2 && reads(op) == 1
+                         : op == Op::backward || op == Op::backward_from_output ? JITACT_STAGED >= 2 && reads(op) == 2 : false;
 #else
-template <Op op> constexpr bool kStagedForward = false;
+template <Op op> constexpr bool kStaged = false;
 #endif
-#ifdef JITACT_STAGED_BACKWARD
-template <Op op> constexpr bool kStagedBackward = (op == Op::backward || op == Op::backward_from_output) && reads(op) == 2;
-#else
-template <Op op> constexpr bool kStagedBackward = false;
-#endif
-template <Op op, bool dense> constexpr bool kStaged = dense && (kStagedForward<op> || kStagedBackward<op>);
 
 // The bits of a vector's elements, the first of which is `at`: threads side by side put theirs together until one of them
 // has a byte. All threads of a warp must call it.
@@ -463,15 +459,17 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   if (launch.aligned && block + stride * vectors <= n) {
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
-    [[maybe_unused]] __shared__ Words shared[kStaged<op, dense> ? vectors : 1][ins][kThreads];
+    [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      JITACT_UNROLL for (int t = 0; dense && t < ins; t++) {
-        const S* from = launch.at<const S, true>(launch.read[t], at);
-        if constexpr (kStaged<op, dense>) ptx::copy_async(&shared[v][t][threadIdx.x], from);
-        else in[t][v] = *reinterpret_cast<const Words*>(from);
+      if constexpr (kStaged<op> && dense) {
+        JITACT_UNROLL for (int t = 0; t < ins; t++)
+          ptx::copy_async(&shared[v][t][threadIdx.x], launch.at<const S, dense>(launch.read[t], at));
+        ptx::commit_copies();
+      } else if constexpr (dense) {
+        JITACT_UNROLL for (int t = 0; t < ins; t++)
+          in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
       }
-      if constexpr (kStaged<op, dense>) ptx::commit_copies();
       if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
     }
     if constexpr (!dense) read_rows<op, S>(launch, in, first, stride);
@@ -479,7 +477,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     const auto common = operands.template common<count>(block);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       T values[ins][size], out[writes(op)][size];
-      if constexpr (kStaged<op, dense>) {
+      if constexpr (kStaged<op> && dense) {
         ptx::wait_for_copies(vectors - 1 - v);
         JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][v] = shared[v][t][threadIdx.x];
       }

@@ -42,7 +42,8 @@ class Work(NamedTuple):
         """What the kernels are told."""
         works = {direction.upper(): work for direction, work in self._asdict().items()}
         vectors = [f"-DJITACT_{d}_VECTORS_{size}={self.vectors(work, size)}" for d, work in works.items() for size in (2, 4, 8)]
-        return vectors + [f"-DJITACT_STAGED_{direction}" for direction, work in works.items() if work == 5]
+        staged = (self.forward == 5) + 2 * (self.backward == 5)
+        return vectors + ([f"-DJITACT_STAGED={staged}"] if staged else [])
 
 
 class RowTypes(NamedTuple):
