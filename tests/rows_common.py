@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import os
 import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 import torch
 
 from jitact import kernels
@@ -25,17 +28,36 @@ def smallest(dtype: torch.dtype) -> float:
     return 16 * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
 
 
-def emulated_library(folder: Path, name: str, defines: Sequence[str] = ()) -> ctypes.CDLL:
-    """The GPU's loops over the rows of a kernel file, in a folder of its own; they run each thread of a cluster in turns."""
-    folder.mkdir()
-    for header in DEVICE.glob("*.*h"):
-        shutil.copy(header, folder)
-    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
-    flags = ["-std=c++20", "-O1", "-mfma", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-DJITACT_CUDA", *defines]
-    files = [f"-I{folder}", f"-I{HERE}", f'-DKERNEL="{DEVICE.parent / name}.cu"', str(HERE / "emulated_rows.cpp")]
-    subprocess.run(["g++", *flags, *files, "-o", "emulated.so"], cwd=folder, check=True)
+def folder_of_all(factory: pytest.TempPathFactory) -> Path:
+    """A folder of this run for what its processes share."""
+    base = factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+
+
+def emulated_library(folder: Path, kernel: str, defines: Sequence[str] = ()) -> ctypes.CDLL:
+    """The GPU's loops over the rows of a kernel file, in a folder of its own; they run each thread of a cluster in turns.
+
+    ``kernel`` is the name of one of the library's, or the text of another. Processes that ask for one folder build one library.
+    """
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "emulated.so").exists():
+            _compile(folder, kernel, defines)
     library = ctypes.CDLL(str(folder / "emulated.so"))
     for function in ("run", "run_in_chunks", "hide"):
         if hasattr(library, function):
             getattr(library, function).restype = ctypes.c_char_p
     return library
+
+
+def _compile(folder: Path, kernel: str, defines: Sequence[str]) -> None:
+    text = (DEVICE.parent / f"{kernel}.cu").read_text() if kernel.isidentifier() else kernel
+    (folder / "kernel.cu").write_text(text)
+    for header in DEVICE.glob("*.*h"):
+        shutil.copy(header, folder)
+    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+    flags = ["-std=c++20", "-O1", "-mfma", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-DJITACT_CUDA", *defines]
+    files = [f"-I{folder}", f"-I{HERE}", f'-DKERNEL="{folder}/kernel.cu"', str(HERE / "emulated_rows.cpp")]
+    subprocess.run(["g++", *flags, *files, "-o", "made.so"], cwd=folder, check=True)
+    (folder / "made.so").rename(folder / "emulated.so")

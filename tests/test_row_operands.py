@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, smallest
+from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, folder_of_all, smallest
 from torch import Tensor
 
 import jitact
@@ -47,12 +47,12 @@ Run = Callable[..., Tensor]
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowTypes], Run]:
     """``run(kind, tensors..., rows of a mask or None, scale)`` of the GPU's code."""
-    folder, libraries = tmp_path_factory.mktemp("emulated"), {}
+    folder, libraries = folder_of_all(tmp_path_factory), {}
 
     def build(name: str, types: RowTypes) -> Run:
         key = "_".join([name, *types])
         if key not in libraries:
-            libraries[key] = emulated_library(folder / key, name, types.defines())
+            libraries[key] = emulated_library(folder / f"emulated_{key}", name, types.defines())
         library = libraries[key]
 
         def run(kind: str, *given: object) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import SLOW
-from rows_common import CODE, GRADIENT, OPERATIONS, emulated_library, smallest
+from rows_common import CODE, GRADIENT, OPERATIONS, emulated_library, folder_of_all, smallest
 from torch import Tensor
 
 import jitact
@@ -534,10 +534,9 @@ def test_the_operators_refuse_what_they_cannot_read() -> None:
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Tensor]]:
     """``run(kernel, kind, tensors, rows, numbers, dim, scale)`` gives the result, or the gradients."""
-    folder, libraries = tmp_path_factory.mktemp("emulated"), {}
+    folder, libraries = folder_of_all(tmp_path_factory), {}
     for name, text in (("sink", LOG_SINK), ("line", LINE)):
-        (folder / f"{name}.cu").write_text(text)
-        libraries[name] = emulated_library(folder / name, str(folder / name))
+        libraries[name] = emulated_library(folder / f"emulated_{name}", text)
 
     def run(kernel: str, kind: str, tensors: list[Tensor], rows: list[Tensor], numbers: list[float], dim: int, scale: float):
         library, x = libraries[kernel], tensors[-1]

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from common import SLOW
-from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, smallest
+from rows_common import CODE, GRADIENT, OPERATIONS, ULP, emulated_library, folder_of_all, smallest
 from torch import Tensor, nn
 
 import jitact
@@ -35,8 +35,8 @@ Operator = Callable[..., Tensor]
 @pytest.fixture(scope="module")
 def libraries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ctypes.CDLL]:
     """The GPU's code, which runs each thread of a cluster in turns that are shuffled."""
-    folder = tmp_path_factory.mktemp("emulated")
-    return {name: emulated_library(folder / name, name) for name in KERNELS}
+    folder = folder_of_all(tmp_path_factory)
+    return {name: emulated_library(folder / f"emulated_{name}", name) for name in KERNELS}
 
 
 @pytest.fixture(scope="module")

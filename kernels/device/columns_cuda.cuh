@@ -8,9 +8,9 @@
 namespace jitact::rows {
 
 constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // of a block, the fewest and the most
-constexpr int kHeldWords = 32, kStreamed = 16;  // of all tensors, in the registers of a thread, and where a row is not held
-constexpr int kAtOnce = 4, kSummed = 8;         // that are visited without a branch, and that are summed as they are
-constexpr int kLogLine = 5, kLogFewest = 4;     // words of a tile side by side: 128 bytes, the fewest
+constexpr int kWords = 32;                   // of all tensors, in the registers of a thread
+constexpr int kAtOnce = 4, kSummed = 8;      // that are visited without a branch, and that are summed as they are
+constexpr int kLogLine = 5, kLogFewest = 4;  // words of a tile side by side: 128 bytes, the fewest
 
 struct Tiling {
   int log_threads;  // of a block
@@ -25,7 +25,7 @@ struct Tiling {
 // 87 % of its rate; of 32 at 67 %, where reading a row once more costs no more.
 inline Tiling tiling_of(int64_t length, int tensors) {
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
-    const int64_t most = int64_t(kHeldWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
+    const int64_t most = int64_t(kWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
     return {log_threads, log_wide, int(::min(blocks, int64_t(kMostBlocks + 1))), int((length + blocks - 1) / blocks), true};
   };
   for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--)
@@ -92,7 +92,8 @@ class Tile {
     Held words;
     if constexpr (held) {
       load(words, 0);
-      ptx::forget(start_), ptx::forget(apart_);  // or nvcc would keep addresses of words up to where they are written
+      // Or nvcc would keep addresses of words up to where they are written. Of log_softmax it keeps them on the stack then.
+      if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(start_), ptx::forget(apart_);
     }
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
@@ -102,7 +103,7 @@ class Tile {
 
  private:
   static constexpr int each = 4 / int(sizeof(S)), tensors = reads(op);  // elements of a word, one of each of its rows
-  static constexpr int most = (held ? kHeldWords : kStreamed) / tensors;
+  static constexpr int most = kWords / tensors;
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
@@ -137,17 +138,19 @@ class Tile {
   }
 
   // Visits the thread's words, some of those in registers where the row has ended, and calls `after` now and then. What is branched
-  // around is not spread over registers.
+  // around is not spread over registers. Words that are not held are visited up and down in turns, as those that were read last may
+  // still be in the cache.
   template <typename Visit, typename After>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit, const After& after) {
-    for (first_ = 0; first_ < (held ? 1 : count_); first_ += most) {
-      if constexpr (!held) load(words, first_);
+    for (int done = 0; done < (held ? 1 : count_); done += most) {
+      if constexpr (!held) first_ = upwards_ ? (count_ - 1) / most * most - done : done, load(words, first_);
       JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
         if (!held || i < visited_) {
           JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
           if ((i + kAtOnce) % kSummed == 0) after();
         }
     }
+    upwards_ = !upwards_;
   }
   template <typename Visit>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit) {
@@ -160,6 +163,7 @@ class Tile {
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
+      if (!held && i == 0) to = static_cast<uint32_t*>(columns_.written) + start_ + first_ * apart_;
       if (is_there(i)) *to = word_of(t);
       to += apart_;
     });
@@ -315,6 +319,7 @@ class Tile {
       }
     }
     long_sums.total(sums);
+    upwards_ = true;
   }
 
   // The gradient, of dy, the first tensor, and what `result` gives.
@@ -386,6 +391,7 @@ class Tile {
   const int wide_, word_;   // words side by side, and the thread's of them
   int count_, visited_;     // the thread's words, one below the other, and how many any thread has
   int first_;               // of those that are in registers, if they are not held
+  bool upwards_ = false;    // whether those are visited next from the last on
   Formulas<T, each> formulas_;
   int64_t row_;             // the first of the word's rows, if they have operands,
   bool is_first_;           // and whether the thread is the one that writes what they have
