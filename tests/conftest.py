@@ -21,8 +21,8 @@ sys.path[:] = [folder for folder in map(os.path.abspath, sys.path) if Path(folde
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 
 # Beside other workers, threads beyond the cores wait for each other: some tests take eight times as long.
-workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", 1))
-os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // workers)))
+if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(workers))))
 
 import torch
 

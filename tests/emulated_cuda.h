@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <numeric>
@@ -30,7 +31,7 @@ using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-constexpr int cudaDevAttrMultiProcessorCount = 16, cudaDevAttrComputeCapabilityMajor = 75, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97;
+constexpr int cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97;
 inline void cudaGetDevice(int* device) { *device = 0; }
 namespace emulated { inline int processors = 2; }
 inline void cudaDeviceGetAttribute(int* value, int attribute, int) {
@@ -105,7 +106,16 @@ struct Cluster {
   std::vector<Block> blocks;
 };
 
+// Groups of copies, the last of which is open: none is made before it is waited for.
+struct Copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+};
+using Copies = std::deque<std::vector<Copy>>;
+
 struct Thread {
+  Copies copies;
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Block* block;
@@ -144,6 +154,7 @@ inline void run_cluster(int threads, std::vector<Thread>& all) {
     thread.block = &cluster->blocks[t / threads];
     thread.index = int(t % threads);
     thread.done = false;
+    thread.copies = Copies(1);
   }
   std::vector<int> order(all.size());
   std::iota(order.begin(), order.end(), 0);
@@ -238,6 +249,12 @@ struct cudaLaunchConfig_t {
   cudaLaunchAttribute* attrs;
   unsigned numAttrs;
 };
+struct cudaFuncAttributes { int ptxVersion; };
+template <typename Kernel>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* code, const Kernel&) {
+  code->ptxVersion = 90;
+  return cudaSuccess;
+}
 template <typename Kernel>
 cudaError_t cudaFuncSetAttribute(const Kernel&, int, int) { return cudaSuccess; }
 template <typename Kernel>
@@ -284,19 +301,22 @@ inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
   const auto upper = [](uint32_t bits) { return same_bits<float>(bits & 0xffff0000u); };
   return narrow_bfloat16(max(upper(a << 16), upper(b << 16)), max(upper(a), upper(b)));
 }
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void copy_word_async(void* to, const void* from) { std::memcpy(to, from, 4); }
+inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 16}); }
+inline void copy_word_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 4}); }
 inline void forget(uint32_t&) {}
 inline void forget(int64_t&) {}
 inline void let_next_begin() {}
 inline void wait_for_last() {}
-inline void commit_copies() {}
-inline void wait_for_copies(int) {}
+inline void commit_copies() { emulated::current->copies.emplace_back(); }
+inline void wait_for_copies(int left) {
+  for (auto& groups = emulated::current->copies; int(groups.size()) - 1 > std::min(left, 3); groups.pop_front())
+    for (const emulated::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+}
 
 template <typename T>
 T& shared() { return *reinterpret_cast<T*>(&emulated::current->block->memory[emulated::Place<T>::offset]); }
 inline unsigned dynamic_shared() { return emulated::kStatic; }
-inline void copy_async(unsigned to, const void* from) { std::memcpy(&emulated::current->block->memory[to], from, 16); }
+inline void copy_async(unsigned to, const void* from) { copy_async(&emulated::current->block->memory[to], from); }
 inline void load_shared(unsigned from, uint32_t (&w)[4]) { std::memcpy(w, &emulated::current->block->memory[from], 16); }
 inline void store_shared(unsigned to, const uint32_t (&w)[4]) { std::memcpy(&emulated::current->block->memory[to], w, 16); }
 inline void cluster_started() { emulated::current->turn = emulated::cluster->all.arrive(); }

@@ -137,6 +137,18 @@ def test_kernels_walk_rows_that_lie_across_memory(name: str, dtype: torch.dtype,
             few[7] = 0
             y = operator(name, "forward")(few, 0, 1.0)
             assert ulp_error(y, exact_output(name, few, 0), dtype).max() <= ULP[dtype], length
+    if fits(dtype, 1 << 20):  # rows that are not held, and have to be read once more
+        x = torch.randn(70_000, 4) * 8
+        x[::7, 0] += 6e4
+        x[5, 1], x[9, 3] = NAN, INF
+        x[:, 2] -= 6e4
+        x, exact = x.to(dtype), getattr(F, name)(x.to(dtype).double(), 0)
+        y, dy = operator(name, "forward")(x, 0, 1.0), torch.randn(70_000, 4).to(dtype)
+        torch.testing.assert_close(y, exact.to(dtype), equal_nan=True)
+        kept = exact if name == "softmax" else exact.exp()
+        dx = kept * (dy - (kept * dy).sum(0)) if name == "softmax" else dy - kept * dy.double().sum(0)
+        found = operator(name, "backward")(dy, x, 0, 1.0)
+        torch.testing.assert_close(found, dx.to(dtype), equal_nan=True, rtol=4 * GRADIENT[dtype], atol=1e-6)
     x = torch.zeros(len(STRANGE), 20, dtype=torch.float64) - INF
     for row, values in zip(x, STRANGE, strict=True):
         row[: len(values)] = torch.tensor(values, dtype=torch.float64)

@@ -248,57 +248,59 @@ struct Columns {
   bool repeat;      // whether a thread's vectors all have the same values of broadcast operands
 };
 
-// The vectors that are on their way to a thread of column_sums while it computes another. In registers: more where only dy is read.
-template <Op op, typename S>
-struct ToRegisters {
-  static constexpr int ahead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
-  Inputs<op> inputs[ahead + 1];
+// Of dy and bits alone, beside the generator of random numbers, which leaves few registers.
+template <Op op> constexpr bool kCopies = reads_bits(op) && kRandom > 0;
+// How often blocks of column_sums fill the GPU: those that compute much end at times of their own.
+template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
 
-  // The vector that is `a` after this one.
-  JITACT_DEVICE void load(int a, bool exists, const Launch& launch, int64_t at) { load_if<op, S>(exists, launch, at, inputs[a]); }
-  JITACT_DEVICE Inputs<op>& now(const Launch&, int64_t) { return inputs[0]; }
-  JITACT_DEVICE void advance() {
-    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
-  }
+// What is copied to shared memory.
+constexpr int kPlaces = 4;
+struct Copied {
+  Words words[kPlaces][kThreads];
+  uint32_t bits[kPlaces][kThreads];  // in whole words of memory, which may have bytes beside the mask: aligned, they are in its page
 };
-// Of dy and bits alone, by copies to shared memory.
+JITACT_DEVICE int byte_of_word(const uint8_t* byte) { return int(reinterpret_cast<uintptr_t>(byte) & 3); }
+
+// The vectors that are on their way to a thread of column_sums while it computes another: in registers, more where only dy is
+// read, or in 16 bits by copies.
 template <Op op, typename S>
-struct ToSharedMemory {
-  static constexpr int ahead = 3, places = ahead + 1;
-  struct Block {
-    Words words[places][kThreads];
-    uint32_t bits[places][kThreads];  // the words of memory that they are in
-  };
-  Inputs<op> inputs;
+struct Ahead {
+  static constexpr int count = kCopies<op> && sizeof(S) == 2 ? kPlaces - 1 : reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
+  Inputs<op> inputs[count + 1];
   int place = 0;
 
+  // The vector that is `a` after this one.
   JITACT_DEVICE void load(int a, bool exists, const Launch& launch, int64_t at) {
-    auto& [words, bits] = ptx::shared<Block>();
-    const int to = (place + a) % places;
-    const uint8_t* byte = launch.mask + (at >> 3);
-    if (exists) {
-      ptx::copy_async(&words[to][threadIdx.x], launch.at<const S, true>(launch.read[0], at));
-      ptx::copy_word_async(&bits[to][threadIdx.x], byte - byte_of_word(byte));
+    if constexpr (kCopies<op> && sizeof(S) == 2) {
+      auto& [words, bits] = ptx::shared<Copied>();
+      const int to = (place + a) % kPlaces;
+      const uint8_t* byte = launch.mask + (at >> 3);
+      if (exists) {
+        ptx::copy_async(&words[to][threadIdx.x], launch.at<const S, true>(launch.read[0], at));
+        ptx::copy_word_async(&bits[to][threadIdx.x], byte - byte_of_word(byte));
+      }
+      ptx::commit_copies();
+    } else {
+      load_if<op, S>(exists, launch, at, inputs[a]);
     }
-    ptx::commit_copies();
   }
   JITACT_DEVICE Inputs<op>& now(const Launch& launch, int64_t at) {
-    ptx::wait_for_copies(ahead);
-    const auto& [words, bits] = ptx::shared<Block>();
-    inputs.words[0] = words[place][threadIdx.x];
-    inputs.bits = bits[place][threadIdx.x] >> (8 * byte_of_word(launch.mask + (at >> 3)) + (at & 7));
-    return inputs;
+    if constexpr (kCopies<op> && sizeof(S) == 2) {
+      ptx::wait_for_copies(count);
+      const auto& [words, bits] = ptx::shared<Copied>();
+      inputs[0].words[0] = words[place][threadIdx.x];
+      inputs[0].bits = bits[place][threadIdx.x] >> (8 * byte_of_word(launch.mask + (at >> 3)) + (at & 7));
+    }
+    return inputs[0];
   }
-  JITACT_DEVICE void advance() { place = (place + 1) % places; }
-
- private:
-  static JITACT_DEVICE int byte_of_word(const uint8_t* byte) { return int(reinterpret_cast<uintptr_t>(byte) & 3); }
+  JITACT_DEVICE void advance() {
+    if constexpr (kCopies<op> && sizeof(S) == 2) {
+      place = (place + 1) % kPlaces;
+    } else {
+      JITACT_UNROLL for (int a = 0; a < count; a++) inputs[a] = inputs[a + 1];
+    }
+  }
 };
-// Beside the generator of random numbers, registers are few.
-template <Op op, typename S>
-using Ahead = std::conditional_t<(reads_bits(op) && kRandom > 0 && sizeof(S) == 2), ToSharedMemory<op, S>, ToRegisters<op, S>>;
-// Of blocks: where much is computed, they end at times of their own.
-template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads)
@@ -325,14 +327,14 @@ __global__ void __launch_bounds__(kThreads)
     const int64_t from = v + a * columns.threads;
     ahead.load(a, from < vectors, launch, from * size);
   };
-  JITACT_UNROLL for (int a = 0; a < ahead.ahead; a++) load(a);
+  JITACT_UNROLL for (int a = 0; a < ahead.count; a++) load(a);
   const auto find_others = [&] {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others, common, v * size);
   };
 #pragma unroll 1
   for (; v < vectors; v += columns.threads) {
-    load(ahead.ahead);
+    load(ahead.count);
     find_others();
     const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
     compute_vector<op, S>(launch, ahead.now(launch, v * size), others, numbers, v * size, add);
@@ -417,7 +419,6 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t c0 = int64_t(blockIdx.x) * sums.wide, span = sums.wide * sums.inner, active = sums.active();
   const int64_t begin = blockIdx.y * sums.length, end = min(begin + sums.length, sums.outer * span);
   partials += k * sums.outer * sums.count * sums.inner;
-  ptx::let_next_begin();
   ptx::wait_for_last();
 
   Value<S> v = 0;
@@ -562,15 +563,20 @@ extern "C" int64_t workspace_bytes(const Call& call) {
   return bytes;
 }
 
-// Whether kernels may begin while those before them end, and wait for them then.
-inline bool begins_early() {
-  static const bool does = [] {
-    int device = 0, major = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device);
-    return major >= 9;
-  }();
-  return does;
+// Whether fold_sums may begin while the sweep ends: if its code, which may be older than the GPU, waits for that.
+template <typename S>
+bool begins_early() {
+  static signed char known[64];  // of each device: 1 if so, -1 if not
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device >= 64) return false;
+  signed char found = __atomic_load_n(known + device, __ATOMIC_RELAXED);
+  if (found == 0) {
+    cudaFuncAttributes code{};
+    found = cudaFuncGetAttributes(&code, fold_sums<S>) == cudaSuccess && code.ptxVersion >= 90 ? 1 : -1;
+    __atomic_store_n(known + device, found, __ATOMIC_RELAXED);
+  }
+  return found > 0;
 }
 
 template <typename S>
@@ -584,7 +590,7 @@ void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Ca
   config.blockDim = dim3(kThreads);
   config.stream = stream;
   config.attrs = &early;
-  config.numAttrs = begins_early();
+  config.numAttrs = begins_early<S>();
   cudaLaunchKernelEx(&config, fold_sums<S>, partials, folded, sums, Launch(call), targets);
 }
 
