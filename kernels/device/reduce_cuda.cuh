@@ -257,7 +257,7 @@ template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
 constexpr int kPlaces = 4;
 struct Copied {
   Words words[kPlaces][kThreads];
-  uint32_t bits[kPlaces][kThreads];  // in whole words of memory, which may have bytes beside the mask: aligned, they are in its page
+  uint32_t bits[kPlaces][kThreads];  // in whole words of memory, which may have bytes beside the mask: they are in its page
 };
 JITACT_DEVICE int byte_of_word(const uint8_t* byte) { return int(reinterpret_cast<uintptr_t>(byte) & 3); }
 
