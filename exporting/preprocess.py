@@ -89,6 +89,8 @@ def _truth(word: str, condition: str, macros: Mapping[str, str | None]) -> bool 
     defined = re.fullmatch(r"(!?)\s*defined\s*\(?\s*(\w+)\s*\)?", condition)
     if defined and defined[2] in macros:
         return (macros[defined[2]] is not None) != bool(defined[1])
+    if condition.startswith("!") and macros.get(condition[1:], "") is None:
+        return True
     first = re.match(r"defined\((\w+)\) && ", condition)
     return False if first and macros.get(first[1], "") is None else None
 

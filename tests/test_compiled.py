@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import re
+import shlex
 import shutil
 import subprocess
 from collections import Counter
@@ -16,7 +17,9 @@ from common import SLOW
 
 import jitact
 from jitact import kernels
-from jitact.kernels.loader.plan import CFLAGS
+from jitact.kernels.loader.parts import compiler_of_parts, number_of_parts
+from jitact.kernels.loader.plan import CFLAGS, NVCC_FLAGS, make_plan
+from jitact.kernels.loader.toolchain import Nvcc
 
 FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
@@ -74,6 +77,31 @@ def nvcc_compiles(name: str, architectures: Sequence[int], folder: Path) -> None
         f"-I{DEVICE}",
     ]
     compile_text(kernel_text(name), folder, [*command, *defines(name), "-o", str(folder / "kernel.o")])
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+@pytest.mark.parametrize("name", ["relu", SLOW("prelu"), SLOW("softmax")])
+def test_parts_have_what_the_whole_has(name: str, tmp_path: Path) -> None:
+    """Compiled at the same time and joined, they have each kernel once, and one function that calls them."""
+    plan = make_plan(source_of(name))._replace(nvcc=Nvcc("nvcc", "", "", "", (), ""))
+    parts = number_of_parts(plan, 5 if name == "relu" else 16)
+    assert parts == {"relu": 2, "prelu": 8, "softmax": 6}[name]
+    (tmp_path / "kernel.cu").write_text(kernel_text(name))
+    flags = [*NVCC_FLAGS, "--expt-relaxed-constexpr", "-arch=sm_90", "-DJITACT_CUDA", *defines(name), f"-I{DEVICE}"]
+    kernel_or_caller = re.compile(r"\d(elementwise|\w+_sums|walk_rows|walk_columns|transpose_tiles)I|^(_ZN6jitact4rows8)?run_cuda")
+    found = []
+    for compiler in ("nvcc", compiler_of_parts(plan, parts, tmp_path)):
+        command = [*shlex.split(compiler), *flags, "-c", "kernel.cu", "-o", "kernel.o"]
+        subprocess.run(command, cwd=tmp_path, check=True)
+        table = subprocess.run(["nm", "kernel.o"], cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+        symbols = [line.split()[-2:] for line in table.splitlines()]
+        assert not [name for kind, name in symbols if kind == "U" and "jitact" in name]
+        found.append(sorted(name for kind, name in symbols if kind in "tTW" and kernel_or_caller.search(name)))
+    assert found[0] == found[1] and len(found[0]) > 12
+
+    (tmp_path / "kernel.cu").write_text("#error not this\n")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode != 0 and (done.stdout + done.stderr).count("error: #error") == 1
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")

@@ -162,7 +162,9 @@ void dispatch(Op op, const F& f) {
 
 #ifdef __CUDACC__
 #include "launch_cuda.cuh"
+#if !JITACT_PART
 #include "transpose_cuda.cuh"
+#endif
 #else
 #include "launch_cpu.h"
 #endif

@@ -4,6 +4,9 @@
 
 #include "launch.cuh"
 #include "memory_cuda.cuh"
+#ifdef JITACT_PART
+#include "parts.cuh"
+#endif
 
 // For elements of 8, 4 and 2 bytes. The loader says what suits the activation; these suit one of which nothing is known.
 #ifndef JITACT_FORWARD_VECTORS_8
@@ -549,15 +552,33 @@ inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned
 
 namespace jitact::loops {
 
+#ifdef JITACT_PART
+template <int part>
+const char* run_part(const Call& call, void* stream);
+#if !JITACT_PART
+extern "C" const char* run_cuda(const Call& call, void* stream) { return parts::run_any(call, stream); }
+#endif
+template <>
+const char* run_part<JITACT_PART>(const Call& call, void* stream) {
+#else
 extern "C" const char* run_cuda(const Call& call, void* stream) {
+#endif
   const auto s = static_cast<cudaStream_t>(stream);
   if (summed(call.op) > 0) {
     dispatch_sums(call.op, [&]<Op op>() {
-      for_dtype_of(call, [&]<typename S>() { launch_sums<op, S>(call, s); });
+      for_dtype_of(call, [&]<typename S>() {
+#ifdef JITACT_PART
+        if constexpr (parts::kIsHere<op, S>)
+#endif
+          launch_sums<op, S>(call, s);
+      });
     });
   }
   dispatch(call.op, [&]<Op op>() {
     for_dtype_of(call, [&]<typename S>() {
+#ifdef JITACT_PART
+      if constexpr (parts::kIsHere<op, S>) {
+#endif
       const Launch launch(call);
       const unsigned blocks = blocks_of(call, int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>());
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
@@ -566,6 +587,9 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
       if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
         if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks, kThreads, 0, s>>>(launch);
       if constexpr (!kAlwaysRows || op == Op::backward_from_bit) elementwise<op, S, true><<<blocks, kThreads, 0, s>>>(launch);
+#ifdef JITACT_PART
+      }
+#endif
     });
   });
   const cudaError_t error = cudaGetLastError();

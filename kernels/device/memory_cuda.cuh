@@ -135,7 +135,7 @@ class Divisor {
   uint32_t small_factor_ = 0;
   int shift_ = -1;
 };
-__attribute__((noinline)) Divisor::Divisor(int64_t d) {
+inline __attribute__((noinline)) Divisor::Divisor(int64_t d) {
   if (d == 1) return;
   while (int64_t(1) << (shift_ + 1) < d) shift_++;
   factor_ = uint64_t(((unsigned __int128)1 << (64 + shift_)) / (unsigned __int128)d) + 1;

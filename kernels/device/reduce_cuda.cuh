@@ -549,6 +549,7 @@ int64_t workspace_values(const Sweep<op, S>& sweep) {
   return summed(op) * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
 }
 
+#if !JITACT_PART
 extern "C" int64_t workspace_bytes(const Call& call) {
   int64_t bytes = 0;
   dispatch_sums(call.op, [&]<Op op>() {
@@ -562,6 +563,7 @@ extern "C" int64_t workspace_bytes(const Call& call) {
   });
   return bytes;
 }
+#endif
 
 // Whether fold_sums may begin while the sweep ends: if its code, which may be older than the GPU, waits for that.
 template <typename S>

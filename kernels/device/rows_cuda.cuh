@@ -11,6 +11,9 @@
 
 #include "memory_cuda.cuh"
 #include "rows_call.h"
+#ifdef JITACT_PART
+#include "parts.cuh"
+#endif
 #ifdef JITACT_ROW_INPUT
 #include "row_operands_cuda.cuh"
 #endif
@@ -782,17 +785,34 @@ inline const char* message(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
-const char* run_cuda(const Call& call, void* stream) {
-#ifdef JITACT_ROW_INPUT
-  cudaError_t error = cudaErrorInvalidValue;
-  if (call.op == Op::forward) error = start<Op::forward, Computed<Op::forward>>(call, stream);
-  else if constexpr (kHasGradient) error = start<Op::backward_from_output, Output>(call, stream);
+#ifdef JITACT_PART
+template <int part>
+const char* run_part(const Call& call, void* stream);
+#if !JITACT_PART
+const char* run_cuda(const Call& call, void* stream) { return parts::run_any(call, stream); }
+#endif
+template <>
+const char* run_part<JITACT_PART>(const Call& call, void* stream) {
 #else
-  const cudaError_t error = loops::dispatch_dtype(call.dtype, [&]<typename S>() -> cudaError_t {
-    if constexpr (std::is_same_v<S, double>) return cudaErrorInvalidValue;
-    else if (call.op == Op::forward) return start<Op::forward, S>(call, stream);
-    else if (call.op == Op::backward) return start<Op::backward, S>(call, stream);
-    else return start<Op::backward_from_output, S>(call, stream);
+const char* run_cuda(const Call& call, void* stream) {
+#endif
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto start_if = [&]<Op op, typename S>() {
+#ifdef JITACT_PART
+    if constexpr (parts::kIsHere<op, S>)
+#endif
+      if (call.op == op) error = start<op, S>(call, stream);
+  };
+#ifdef JITACT_ROW_INPUT
+  start_if.template operator()<Op::forward, Computed<Op::forward>>();
+  if constexpr (kHasGradient) start_if.template operator()<Op::backward_from_output, Output>();
+#else
+  loops::dispatch_dtype(call.dtype, [&]<typename S>() {
+    if constexpr (!std::is_same_v<S, double>) {
+      start_if.template operator()<Op::forward, S>();
+      start_if.template operator()<Op::backward, S>();
+      start_if.template operator()<Op::backward_from_output, S>();
+    }
   });
 #endif
   return message(error);
@@ -800,6 +820,6 @@ const char* run_cuda(const Call& call, void* stream) {
 
 }  // namespace jitact::rows
 
-#ifdef JITACT_ROW_HIDES
+#if defined(JITACT_ROW_HIDES) && !JITACT_PART
 #include "hidden_cuda.cuh"
 #endif

@@ -19,6 +19,7 @@ from . import cache, source
 from .errors import BuildError, explain
 from .folders import shared
 from .log import logger
+from .parts import compiler_of_parts, number_of_parts
 from .plan import Plan
 from .toolchain import find_cudart, find_ninja
 from .trust import opened, replaceable
@@ -43,19 +44,22 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         ToolchainError, NoSpaceError, BuildError: something else is wrong; the message says what.
     """
     kernel = _kernel_text(plan)
+    parts = number_of_parts(plan, jobs())
     with _environment(plan, staging) as cpp_extension, ExitStack() as paths:
         path_of = _fixed_path if replaceable(staging, shared=shared(folder)) else _plain_path
         staging = paths.enter_context(path_of(staging))
         include = [paths.enter_context(_plain_path(path)) for path in plan.source.include_folders()]
         link_flags = _link_flags(plan, staging)
         paths.enter_context(_stand_ins(plan, staging))
+        if plan.made_archs and parts > 1:
+            paths.enter_context(_variables({"PYTORCH_NVCC": compiler_of_parts(plan, parts, staging)}))
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
                 cpp_sources=[kernel, (source.DEVICE / "binding.cpp").read_text()],
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
-                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel()],
+                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel(parts)],
                 extra_ldflags=link_flags,
                 extra_include_paths=[str(path) for path in include],
                 build_directory=str(staging),
@@ -109,9 +113,10 @@ def _kernel_text(plan: Plan) -> str:
     return f"{first}\n{plan.source.full_text}\n{last}\n"
 
 
-def _in_parallel() -> list[str]:
-    """Has nvcc compile for several GPUs, and the functions for each, at the same time."""
-    return [f"--threads={jobs()}", f"--split-compile={jobs()}"]
+def _in_parallel(parts: int) -> list[str]:
+    """Has nvcc compile a part for several GPUs, and the functions for each, at the same time."""
+    each = max(1, jobs() // parts)
+    return [f"--threads={each}", f"--split-compile={each}"]
 
 
 def _host_compiler(plan: Plan) -> list[str]:
@@ -201,21 +206,30 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
     }
     if shutil.which("ninja") != ninja:
         wanted["PATH"] = os.path.dirname(ninja) + os.pathsep + os.environ.get("PATH", os.defpath)
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
     torch_log = logging.getLogger("torch.utils.cpp_extension")
     level = torch_log.level
     torch_log.setLevel(logging.ERROR)  # "No CUDA runtime is found": known, and no reason to worry anybody
     try:
-        cpp_extension = _import_extension()
-        home = cpp_extension.CUDA_HOME
-        cpp_extension.CUDA_HOME = plan.nvcc.root if plan.nvcc else home
-        try:
-            yield cpp_extension
-        finally:
-            cpp_extension.CUDA_HOME = home
+        with _variables(wanted):
+            cpp_extension = _import_extension()
+            home = cpp_extension.CUDA_HOME
+            cpp_extension.CUDA_HOME = plan.nvcc.root if plan.nvcc else home
+            try:
+                yield cpp_extension
+            finally:
+                cpp_extension.CUDA_HOME = home
     finally:
         torch_log.setLevel(level)
+
+
+@contextmanager
+def _variables(wanted: dict[str, str]) -> Iterator[None]:
+    """The environment with these; as before afterwards."""
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
         for name, value in before.items():
             if value is None:
                 os.environ.pop(name, None)
