@@ -23,6 +23,7 @@ from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainErro
 from jitact.kernels.loader import build, cache, compile, log, plan, source
 from jitact.kernels.loader.errors import explain
 from jitact.kernels.loader.gpu import Arch
+from jitact.kernels.loader.parts import number_of_parts, write_compiler
 from jitact.kernels.loader.plan import make_plan
 from jitact.kernels.loader.toolchain import Compiler, Nvcc
 
@@ -251,6 +252,35 @@ def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.M
     with pytest.raises(CompileError):
         build.obtain(make_plan(answer(3)._replace(text="nonsense")))
     assert (dict(os.environ), cpp_extension.CUDA_HOME) == (before, home)
+
+
+@pytest.mark.parametrize("text", [None, kernels.KernelSource.from_file("softmax").text], ids=["elements", "rows"])
+def test_parts_compute_what_the_whole_does(quick: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
+    """Several compilers at once, of which each has the kernels of some operations and dtypes, and one the operators."""
+    written = []
+    monkeypatch.setattr(compile, "write_compiler", lambda path, *args: written.append(args) or write_compiler(path, *args))
+    monkeypatch.setenv("JITACT_JOBS", "16")
+    name = kernels.load(kernel(text=text)).name
+    assert [parts for _, parts, _ in written] == [8]
+    forward, backward = (getattr(torch.ops.jitact, f"{name}_{each}") for each in ("forward", "backward"))
+    for dtype in (torch.float32, torch.float16, torch.bfloat16, *([torch.float64] if text is None else [])):
+        x = torch.randn(3, 64).to(dtype).requires_grad_()
+        dy = torch.randn(3, 64).to(dtype)
+        if text is None:
+            results = forward(x), backward(dy, x)
+            expected = x * 0.5, dy * 0.5
+        else:
+            results = forward(x, 1, 1.0), backward(dy, x, 1, 1.0)
+            y = torch.softmax(x, 1)
+            expected = y, *torch.autograd.grad(y, x, dy)
+        torch.testing.assert_close(results, expected)
+
+
+@pytest.mark.parametrize("jobs, of_both, alone", [(1, (1, 1), (1, 1)), (4, (1, 2), (2, 1)), (16, (4, 8), (8, 1))])
+def test_parts_leave_compilers_for_each_other(jobs: int, of_both: tuple, alone: tuple) -> None:
+    plan = make_plan(kernel())._replace(archs=(), missing_cuda=None)
+    assert number_of_parts(plan, jobs) == alone
+    assert number_of_parts(plan._replace(archs=(Arch.parse("9.0"),)), jobs) == of_both
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many"])

@@ -8,6 +8,9 @@
 #include "memory_cpu.h"
 #include "random_cpu.h"
 #include "torch_abi.h"
+#ifdef JITACT_PART
+#include "parts.cuh"
+#endif
 
 namespace jitact::loops {
 
@@ -386,18 +389,40 @@ void run_sums(const Call& call) {
   }
 }
 
+#ifdef JITACT_PART
+template <int part>
+void run_part(const Call& call);
+#if !JITACT_PART
 extern "C" void run_cpu(const Call& call) {
+  parts::for_part_of(call, [&]<int part>() { run_part<part>(call); });
+}
+#endif
+template <>
+void run_part<JITACT_PART>(const Call& call) {
+#else
+extern "C" void run_cpu(const Call& call) {
+#endif
   for (int w = 0; w < writes(call.op); w++)
     if (kStreams && is_large_output(call, call.written[w])) prefer_huge_pages(call.written[w].data, extent(call, call.written[w]));
   if (summed(call.op) > 0) {
     return dispatch_sums(call.op, [&]<Op op>() {
-      for_dtype_of(call, [&]<typename S>() { run_sums<op, S>(call); });
+      for_dtype_of(call, [&]<typename S>() {
+#ifdef JITACT_PART
+        if constexpr (parts::kIsHere<op, S>)
+#endif
+        run_sums<op, S>(call);
+      });
     });
   }
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
     dispatch(call.op, [&]<Op op>() {
-      for_dtype_of(call, [&]<typename S>() { run_blocks<op, S>(Shared<S>{call}, begin, end, nullptr); });
+      for_dtype_of(call, [&]<typename S>() {
+#ifdef JITACT_PART
+        if constexpr (parts::kIsHere<op, S>)
+#endif
+        run_blocks<op, S>(Shared<S>{call}, begin, end, nullptr);
+      });
     });
   };
   torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, run, const_cast<Call*>(&call));

@@ -237,21 +237,14 @@ struct Operands {
 
   const Launch& launch;
 
-  // What the elements of a block have in common: the values that are one for all, prepared, the seed, and where it begins in
-  // an operand in vectors.
+  // What the elements of a block have in common: the values that are one for all, prepared, and the seed.
   struct Common {
     T value[kBroadcast + 1];
     uint64_t seed;
-    uint32_t begin[kBroadcast + 1];
   };
-  // All threads of a block must call it. With `width`, vectors are asked for as those of a block of so many elements.
-  template <int width = 0>
-  JITACT_DEVICE Common common(int64_t block = 0) const {
+  // All threads of a block must call it.
+  JITACT_DEVICE Common common() const {
     Common common;
-    if constexpr (width > 0) {
-      JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
-        if (follows<width>(b)) common.begin[b] = in_plane(b, block).c;
-    }
     if constexpr (kPrepares) {
       // One thread prepares for all: it takes tens of instructions.
       __shared__ typename T::Value shared[kBroadcast];
@@ -263,7 +256,8 @@ struct Operands {
       __syncthreads();
       JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
-      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
+      JITACT_UNROLL for (int b = 0; b < kBroadcast; b++)
+        if (launch.broadcast[b].count == 1) common.value[b] = value(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -275,22 +269,28 @@ struct Operands {
     T broadcast[kBroadcast + 1][width];
     Random16 random[kRandom + 1];
   };
+  // What is made ready for a vector while its elements are loaded: vectors of operands as they lie in memory, or of a wide one,
+  // which takes twice the registers, where its values begin; and random numbers.
+  struct Ready {
+    Words broadcast[kUnprepared + 1];
+    Random16 random[kRandom + 1];
+  };
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
   template <int width, bool common_only = kUnprepared == 0>  // prepare is for such operands
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
-    return from<width, common_only, 0>(common, first, 0);
+    return from<width, common_only, 0>(common, first, Ready());
   }
-  // The same of a block's vector, `within` elements from its first one; the block has `block` elements.
+  // The same for a vector of a block of so many elements, with what was made ready for it.
   template <int width, bool common_only, int block>
-  JITACT_DEVICE Values<width> from(const Common& common, int64_t first, int within) const {
+  JITACT_DEVICE Values<width> from(const Common& common, int64_t first, const Ready& ready) const {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
       const bool is_common = common_only || b >= kUnprepared;
       if constexpr (block > 0 && !common_only) {
         if (!is_common && follows<block>(b)) {
-          const uint32_t c = common.begin[b] + within;
-          load_vector(b, min(c, c - uint32_t(count)), values.broadcast[b]);  // c, if the difference wraps
+          if (is_wide(b)) load_vector(b, ready.broadcast[b].w[0], values.broadcast[b]);
+          else Storage<S>::widen(ready.broadcast[b], values.broadcast[b]);
           continue;
         }
       }
@@ -301,13 +301,26 @@ struct Operands {
         JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
       }
     }
-    draw(values, common, first);
+    if constexpr (block == 0) draw(values.random, common, first);
+    else JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = ready.random[r];
     return values;
   }
   // The random numbers alone.
-  template <int width>
-  JITACT_DEVICE void draw(Values<width>& values, const Common& common, int64_t first) const {
-    JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = philox(uint64_t(first) / size, common.seed, r);
+  JITACT_DEVICE void draw(Random16 (&random)[kRandom + 1], const Common& common, int64_t first) const {
+    JITACT_UNROLL for (int r = 0; r < kRandom; r++) random[r] = philox(uint64_t(first) / size, common.seed, r);
+  }
+  // Begins to load what a thread's vectors, `stride` elements apart, need of operands that follow the elements of a block.
+  template <int block, int vectors>
+  JITACT_DEVICE void load(Ready (&ready)[vectors], int64_t begin, int stride) const {
+    JITACT_UNROLL for (int b = 0; b < kUnprepared; b++) {
+      if (!follows<block>(b)) continue;
+      const uint32_t first = uint32_t(in_operand(b, begin)) + threadIdx.x * size, count = uint32_t(launch.broadcast[b].count);
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+        const uint32_t beyond = first + v * stride, c = min(beyond, beyond - count);  // the latter is huge if it wraps
+        if (is_wide(b)) ready[v].broadcast[b].w[0] = c;
+        else ready[v].broadcast[b] = *reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + c);
+      }
+    }
   }
 
   // Of a vector's values, those of element i.
@@ -330,7 +343,7 @@ struct Operands {
   // Value i of broadcast operand b.
   JITACT_DEVICE T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {
-      if (launch.broadcast[b].wide) return static_cast<const float*>(launch.broadcast[b].data)[i];
+      if (is_wide(b)) return static_cast<const float*>(launch.broadcast[b].data)[i];
     }
     return Storage<S>::load(static_cast<const S*>(launch.broadcast[b].data) + i);
   }
@@ -350,6 +363,7 @@ struct Operands {
     const uint32_t p = uint32_t(plane);
     return p - launch.by_count[b].divide_small(p) * uint32_t(count);
   }
+  JITACT_DEVICE bool is_wide(int b) const { return sizeof(S) == 2 && launch.broadcast[b].wide; }
   // Whether vectors of a block follow each other in operand b, which has as many values or more.
   template <int block>
   JITACT_DEVICE bool follows(int b) const {
@@ -358,12 +372,11 @@ struct Operands {
 
   // Whether the values from value i of operand b on lie as vectors have to.
   JITACT_DEVICE bool is_vector(int b, int64_t i) const {
-    const bool wide = sizeof(S) == 2 && launch.broadcast[b].wide;
-    return on_16_bytes(static_cast<const char*>(launch.broadcast[b].data) + i * (wide ? 4 : int(sizeof(S))));
+    return on_16_bytes(static_cast<const char*>(launch.broadcast[b].data) + i * (is_wide(b) ? 4 : int(sizeof(S))));
   }
   JITACT_DEVICE void load_vector(int b, int64_t i, T (&to)[size]) const {
     if constexpr (sizeof(S) == 2) {
-      if (launch.broadcast[b].wide) {
+      if (is_wide(b)) {
         const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(launch.broadcast[b].data) + i);
         JITACT_UNROLL for (int half = 0; half < 2; half++) {
           const float4 four = from[half];
@@ -460,7 +473,10 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
-    // All loads are issued before the first of them is waited for.
+    // All loads are issued before the first of them is waited for, those first whose addresses take longest.
+    constexpr int count = stride * vectors;
+    typename Operands<S>::Ready ready[vectors];
+    operands.template load<count>(ready, block, stride);
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
@@ -476,8 +492,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
     }
     if constexpr (!dense) read_rows<op, S>(launch, in, first, stride);
-    constexpr int count = stride * vectors;
-    const auto common = operands.template common<count>(block);
+    const auto common = operands.common();
+    JITACT_UNROLL for (int v = 0; v < vectors; v++) operands.draw(ready[v].random, common, first + v * stride);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
@@ -486,8 +502,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
       JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
-      const int within = int(threadIdx.x) * size + v * stride;
-      const auto others = operands.template from<size, kUnprepared == 0, count>(common, block + within, within);
+      const auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;
         if constexpr (kPlain) {
@@ -556,7 +571,11 @@ namespace jitact::loops {
 template <int part>
 const char* run_part(const Call& call, void* stream);
 #if !JITACT_PART
-extern "C" const char* run_cuda(const Call& call, void* stream) { return parts::run_any(call, stream); }
+extern "C" const char* run_cuda(const Call& call, void* stream) {
+  const char* error = nullptr;
+  parts::for_part_of(call, [&]<int part>() { error = run_part<part>(call, stream); });
+  return error;
+}
 #endif
 template <>
 const char* run_part<JITACT_PART>(const Call& call, void* stream) {

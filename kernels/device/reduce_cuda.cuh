@@ -330,7 +330,7 @@ __global__ void __launch_bounds__(kThreads)
   JITACT_UNROLL for (int a = 0; a < ahead.count; a++) load(a);
   const auto find_others = [&] {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
-    else operands.draw(others, common, v * size);
+    else operands.draw(others.random, common, v * size);
   };
 #pragma unroll 1
   for (; v < vectors; v += columns.threads) {

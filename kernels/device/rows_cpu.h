@@ -10,6 +10,9 @@
 #include "memory_cpu.h"
 #include "rows_call.h"
 #include "torch_abi.h"
+#ifdef JITACT_PART
+#include "parts.cuh"
+#endif
 
 namespace jitact::rows {
 
@@ -374,24 +377,42 @@ void run_strips(const Call& call, int64_t begin, int64_t end) {
   }
 }
 
+#ifdef JITACT_PART
+template <int part>
+void run_part(const Call& call);
+#if !JITACT_PART
 void run_cpu(const Call& call) {
+  parts::for_part_of(call, [&]<int part>() { run_part<part>(call); });
+}
+#endif
+template <>
+void run_part<JITACT_PART>(const Call& call) {
+#else
+void run_cpu(const Call& call) {
+#endif
   const int64_t bytes = call.outer * call.length * call.inner * bytes_of(call.dtype);
   if (bytes >= loops::kLargeBytes) loops::prefer_huge_pages(call.written, bytes);
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
+    const auto run_if = [&]<Op op, typename S, bool across>() {
+#ifdef JITACT_PART
+      if constexpr (parts::kIsHere<op, S>)
+#endif
+      if (call.op == op && (call.inner > 1) == across) run_strips<op, S, across>(call, begin, end);
+    };
 #ifdef JITACT_ROW_INPUT
-    if (call.op == Op::forward) return run_strips<Op::forward, Output, false>(call, begin, end);
-    if constexpr (kHasGradient) run_strips<Op::backward_from_output, Output, false>(call, begin, end);
+    run_if.template operator()<Op::forward, Output, false>();
+    if constexpr (kHasGradient) run_if.template operator()<Op::backward_from_output, Output, false>();
 #else
     loops::dispatch_dtype(call.dtype, [&]<typename S>() {
       if constexpr (!std::is_same_v<S, double>) {
         const auto for_op = [&]<Op op>() {
-          if (call.inner == 1) run_strips<op, S, false>(call, begin, end);
-          else run_strips<op, S, true>(call, begin, end);
+          run_if.template operator()<op, S, false>();
+          run_if.template operator()<op, S, true>();
         };
-        if (call.op == Op::forward) for_op.template operator()<Op::forward>();
-        else if (call.op == Op::backward) for_op.template operator()<Op::backward>();
-        else for_op.template operator()<Op::backward_from_output>();
+        for_op.template operator()<Op::forward>();
+        for_op.template operator()<Op::backward>();
+        for_op.template operator()<Op::backward_from_output>();
       }
     });
 #endif

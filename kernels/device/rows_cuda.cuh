@@ -789,7 +789,11 @@ inline const char* message(cudaError_t error) {
 template <int part>
 const char* run_part(const Call& call, void* stream);
 #if !JITACT_PART
-const char* run_cuda(const Call& call, void* stream) { return parts::run_any(call, stream); }
+const char* run_cuda(const Call& call, void* stream) {
+  const char* error = nullptr;
+  parts::for_part_of(call, [&]<int part>() { error = run_part<part>(call, stream); });
+  return error;
+}
 #endif
 template <>
 const char* run_part<JITACT_PART>(const Call& call, void* stream) {

@@ -19,7 +19,7 @@ from . import cache, source
 from .errors import BuildError, explain
 from .folders import shared
 from .log import logger
-from .parts import compiler_of_parts, number_of_parts
+from .parts import Parts, number_of_parts, write_compiler
 from .plan import Plan
 from .toolchain import find_cudart, find_ninja
 from .trust import opened, replaceable
@@ -51,15 +51,14 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         include = [paths.enter_context(_plain_path(path)) for path in plan.source.include_folders()]
         link_flags = _link_flags(plan, staging)
         paths.enter_context(_stand_ins(plan, staging))
-        if plan.made_archs and parts > 1:
-            paths.enter_context(_variables({"PYTORCH_NVCC": compiler_of_parts(plan, parts, staging)}))
+        paths.enter_context(_variables(_compilers_of_parts(plan, parts, staging)))
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
-                cpp_sources=[kernel, (source.DEVICE / "binding.cpp").read_text()],
+                cpp_sources=[kernel, "#if !JITACT_PART", (source.DEVICE / "binding.cpp").read_text(), "#endif"],
                 cuda_sources=[kernel] if plan.made_archs else None,
                 extra_cflags=plan.cflags(),
-                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel(parts)],
+                extra_cuda_cflags=[*plan.nvcc_flags(), *_host_compiler(plan), *_in_parallel(parts.cuda)],
                 extra_ldflags=link_flags,
                 extra_include_paths=[str(path) for path in include],
                 build_directory=str(staging),
@@ -111,6 +110,18 @@ def _kernel_text(plan: Plan) -> str:
     """The kernel file, after what it uses, between the library's headers."""
     first, last = f'#include "{source.DEVICE}/elementwise.cuh"', f'#include "{source.DEVICE}/launch.cuh"'
     return f"{first}\n{plan.source.full_text}\n{last}\n"
+
+
+def _compilers_of_parts(plan: Plan, parts: Parts, staging: Path) -> dict[str, str]:
+    """Has torch compile several parts at once."""
+    found = {}
+    if parts.cpu > 1:
+        found["CXX"] = write_compiler(staging / "cxx.sh", shlex.quote(plan.cxx.path), parts.cpu, plan.cxx.path)
+        found["TORCH_NO_COMPILER_WRAPPER"] = "1"  # ccache would take the script for a compiler
+    if plan.made_archs and parts.cuda > 1:
+        nvcc = os.environ.get("PYTORCH_NVCC") or shlex.quote(plan.nvcc.path)
+        found["PYTORCH_NVCC"] = write_compiler(staging / "nvcc.sh", nvcc, parts.cuda, plan.cxx.path)
+    return found
 
 
 def _in_parallel(parts: int) -> list[str]:

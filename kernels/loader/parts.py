@@ -1,51 +1,65 @@
-"""CUDA kernels of a file in several parts, which nvcc compiles at the same time: a command that torch takes for nvcc."""
+"""Kernels of a file in several parts, which are compiled at the same time: commands that torch takes for compilers."""
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
+from typing import NamedTuple
 
 from .plan import Plan
 
-__all__ = ["compiler_of_parts", "number_of_parts"]
+__all__ = ["Parts", "number_of_parts", "write_compiler"]
 
 _SCRIPT = """\
-# nvcc for {parts} parts of the same kernels at the same time, whose objects are joined to one; the rest is said in parts.cuh.
+#!/bin/sh
+# A compiler, for {parts} parts of the same kernels at the same time, whose objects are joined to one: see parts.cuh.
+case " $* " in *" -c "*) ;; *) exec {compiler} "$@" ;; esac
 left=$#
 while [ $left -gt 0 ]; do
   case $1 in
     -o) out=$2; shift 2; left=$((left - 2)) ;;
+    -MF | --dependency-output) shift 2; left=$((left - 2)) ;;  # one file for all; nobody reads it
     *) set -- "$@" "$1"; shift; left=$((left - 1)) ;;
   esac
 done
 objects= running=
 for part in {numbers}; do
-  {nvcc} "$@" -DJITACT_PARTS={parts} -DJITACT_PART=$part -o "$out.$part.o" >"$out.$part.log" 2>&1 &
+  {compiler} "$@" -DJITACT_PARTS={parts} -DJITACT_PART=$part -o "$out.$part.o" >"$out.$part.log" 2>&1 &
   running="$running $part:$!" objects="$objects $out.$part.o"
 done
 for each in $running; do
   wait "${{each#*:}}" || failed="${{failed:-$out.${{each%:*}}.log}}"
 done
 cat "${{failed:-$out.0.log}}"  # what one says of the kernels, all say
-[ -z "$failed" ] && {join} -r -nostdlib -o "$out" $objects
+[ -z "$failed" ] && exec {join} -r -nostdlib -o "$out" $objects
 """
 
 
-def number_of_parts(plan: Plan, jobs: int) -> int:
-    """How many are worth it, if ``jobs`` compilers may run at once: each reads all headers, and the CPU's kernels take one."""
-    whole = 6 if plan.source.signature.folds else 8  # both directions of each dtype; rows are not computed in float64
-    pieces = 2 if plan.source.row_types else whole
-    return max(1, min(pieces, jobs // 2))
+class Parts(NamedTuple):
+    """In how many parts kernels are compiled, those for the CPU and those for GPUs."""
+
+    cpu: int
+    cuda: int
 
 
-def compiler_of_parts(plan: Plan, parts: int, staging: Path) -> str:
-    """What compiles ``parts`` of the plan's kernels with its nvcc, given what torch gives to nvcc; a script in ``staging``."""
-    script = _SCRIPT.format(
-        parts=parts,
-        numbers=" ".join(map(str, range(parts))),
-        nvcc=os.environ.get("PYTORCH_NVCC") or shlex.quote(plan.nvcc.path),
-        join=shlex.quote(plan.cxx.path),
-    )
-    (staging / "nvcc.sh").write_text(script)
-    return f"sh {shlex.quote(str(staging / 'nvcc.sh'))}"
+def number_of_parts(plan: Plan, jobs: int) -> Parts:
+    """How many are worth it, if ``jobs`` compilers may run at once: each reads all headers."""
+    pieces = 2 if plan.source.row_types else 8  # both directions, of each dtype where there are several
+    for_gpus = jobs // 2 if plan.made_archs else 0
+    for_cpu = (jobs - for_gpus) // 2
+    return Parts(*(max(1, min(pieces, each)) for each in (for_cpu, for_gpus)))
+
+
+def write_compiler(path: Path, compiler: str, parts: int, join: str) -> str:
+    """Writes what compiles ``parts`` at once, given what ``compiler`` would be given, and returns the command.
+
+    Args:
+        path: where to.
+        compiler: a command.
+        parts: how many.
+        join: the path of a C++ compiler, which joins objects.
+    """
+    numbers = " ".join(map(str, range(parts)))
+    path.write_text(_SCRIPT.format(parts=parts, numbers=numbers, compiler=compiler, join=shlex.quote(join)))
+    path.chmod(0o700)
+    return str(path)
