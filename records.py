@@ -135,9 +135,9 @@ class Activation:
         title: class name, the ``torch.nn`` counterpart's where there is one.
         formula: forward, for people.
         reference: the same function in PyTorch, ``reference(*tensors, *params)``; second derivatives and transforms use it.
-        saves: what backward can keep, the default first. ``"input"`` is always possible, unless there are random numbers.
         params: parameters after the tensors, with their defaults, in the order of ``torch.nn``'s constructor.
         inplace: whether the constructor takes ``inplace``, as ``torch.nn``'s does.
+        saves: what backward can keep, the default first: what the kernel file has functions for, unless a line says otherwise.
         gradient_from_output: ``dx`` from ``(dy, y, *params)`` in PyTorch, for second derivatives with ``save="output"``.
         module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
         notes: for the docstring: what else a user should know.
@@ -167,9 +167,9 @@ class Activation:
     title: str
     formula: str
     reference: Callable[..., Tensor]
-    saves: tuple[str, ...] = ("input",)
     params: tuple[tuple[str, float], ...] = ()
     inplace: bool = False
+    saves: tuple[str, ...] = ()
     gradient_from_output: Callable[..., Tensor] | None = None
     module: type[nn.Module] | None = None
     notes: str = ""
@@ -194,7 +194,18 @@ class Activation:
     since: str = ""
 
     def __post_init__(self) -> None:
-        """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""
+        """Completes the record, and gives it a token, a constant that torch.compile can carry.
+
+        That is the name, numbered when it is defined again.
+
+        Raises:
+            ValueError: the functions of the kernel file are not declared as they must be.
+        """
+        if not self.saves:
+            try:
+                self.saves = self.source.signature.saves
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}") from None
         with _naming:
             self.token, version = self.name, 1
             while self.token in by_token:
@@ -253,7 +264,7 @@ class Activation:
     @property
     def equation(self) -> str:
         """What it is of its operands, for people."""
-        operands = self.source.signature.of("element", "channel", "row") if self.fingerprint else ("x",)  # reads no file
+        operands = self.source.signature.of("element", "channel", "row") if self.fingerprint else ("x",)
         return f"{self.name}({', '.join(operands)}) = {self.formula}"
 
     @property

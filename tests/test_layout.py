@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jitact
+from jitact.activations import TABLE
 
 ROOT = Path(jitact.__file__).parent
 PACKAGES = ("kernels", *(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "kernels"))
@@ -69,6 +70,16 @@ def test_the_loader_imports_nothing_above_it() -> None:
     assert len(loader) > 15
     for path in loader:
         assert {name[:2] for name in imported(path)} <= {("kernels", "loader")}, path
+
+
+def test_lines_of_the_table_repeat_nothing_of_what_files_keep() -> None:
+    """What backward can keep follows from a file's functions; a line says it where that is not the default."""
+    tree = ast.parse((ROOT / "activations.py").read_text())
+    lines = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Activation"]
+    given = {ast.literal_eval(line.args[0]) for line in lines if any(each.arg == "saves" for each in line.keywords)}
+    assert len(lines) == len(TABLE)
+    assert given == {record.name for record in TABLE if record.saves != record.source.signature.saves}
+    assert all(set(record.saves) <= set(record.source.signature.saves) for record in TABLE)
 
 
 def test_first_levels() -> None:
