@@ -52,6 +52,8 @@ class ActivationModule(KernelBenchForm, StandingIn):
         for name, value in options.items():
             setattr(self, name, value)
         variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
+        if "channel_dim" in beside:
+            check_channel_dim(record, beside["channel_dim"], beside.get("bias"))
         if beside.get("bias") is not None or beside.get("dropout", 0.0) != 0:
             _surround(self, record, beside, made)
 
@@ -79,7 +81,9 @@ class ActivationModule(KernelBenchForm, StandingIn):
         given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
         if self.surrounded or residual is not None:
             beside: dict[str, Any] = {"residual": residual}
-            beside |= {name: getattr(self, name) for name in self.surrounded if self.training or name != "dropout"}
+            unused = () if self.training else ("dropout",)
+            unused += ("channel_dim",) if bias_around(self) is None else ()
+            beside |= {name: getattr(self, name) for name in self.surrounded if name not in unused}
             record, fixed = variant(record, self.__dict__), (self.inplace, self.save, self.fast_math, self.training)
             return run_around(record, given, self._params(), beside, *fixed)
         return run_with_operands(record, given, self._params(), self.inplace, self.save, self.fast_math, self.training)
@@ -197,7 +201,6 @@ def _surround(module: ActivationModule, record: Activation, beside: dict[str, An
         raise ValueError(f"{record.name}: save='output' is not possible with dropout: that output is not the activation's own")
     if "channel_dim" in beside:
         module.channel_dim = beside["channel_dim"]
-        check_channel_dim(record, module.channel_dim)
     if "bias" in beside:
         size = beside["bias"]
         bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))

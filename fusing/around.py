@@ -89,7 +89,7 @@ def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, An
 
     Raises:
         TypeError, ValueError: the seed is neither None nor a tensor that holds one int64, on their device, or the dimension is
-            none of theirs.
+            none of theirs, or given without a bias.
     """
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
     if seed is None and type(dim) is int and dim == -1:  # as in almost every call
@@ -101,19 +101,22 @@ def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, An
             raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}")
         if isinstance(x, Tensor) and seed.device != x.device:
             raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
-    check_channel_dim(record, dim)
+    check_channel_dim(record, dim, beside.get("bias"))
     if isinstance(x, Tensor) and dim != -1 and not -x.dim() <= dim < x.dim():
         raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no channel_dim={dim}: {tuple(x.shape)}")
 
 
-def check_channel_dim(record: Activation, dim: Any) -> None:
-    """Checks what says to which dimension a bias belongs.
+def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
+    """Checks what says to which dimension a bias belongs, given that bias.
 
     Raises:
         TypeError: it is no int.
+        ValueError: it is another than the default, and there is neither a bias nor a channel operand of the activation's own.
     """
     if type(dim) is not int:
         raise TypeError(f"{record.name}: channel_dim must be an int, got {dim!r}")
+    if dim != -1 and bias is None and not record.channels:
+        raise ValueError(f"{record.name}: channel_dim is the dimension of bias=, and no bias is given, got channel_dim={dim}")
 
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
