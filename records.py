@@ -109,7 +109,6 @@ class Layout(NamedTuple):
         elements: how many of those, the first, are elements.
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
-        added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy``.
         from_bit: of ``places``, those that a bit is enough for.
     """

@@ -58,9 +58,10 @@ def define(
 
     Args:
         name: an identifier.
-        expression: forward: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that kernels/math.cuh lists,
-            activations by their names, and ``dropout(value, p)``. A name before a parenthesis is a function, what ``params``
-            declare is that, and any other name is a tensor. A number is one of the tensors' type: ``1 / 2`` is 0.5.
+        expression: forward: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that
+            kernels/device/math.cuh lists, activations by their names, and ``dropout(value, p)``. A name before a parenthesis
+            is a function, what ``params`` declare is that, and any other name is a tensor. A number is one of the tensors'
+            type: ``1 / 2`` is 0.5.
         backward: the gradient, in ``dy``, the tensor and the parameters; derived from forward by the compiler if left out, as
             it has to be where several operands have gradients.
         operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel and
