@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before anything is made here: the package has imported this module, and made it all
+    from jitact.exporting.onefile import main
+
+    raise SystemExit(main())
+
 import difflib
 import os
 import threading
@@ -338,9 +343,3 @@ def unregister(name: str) -> None:
 
 for _activation in TABLE:
     register(_activation)
-
-
-if __name__ == "__main__":
-    from jitact.exporting.onefile import main
-
-    raise SystemExit(main())
