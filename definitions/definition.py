@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -42,21 +42,29 @@ class Definition(Activation):
 
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
         """Backward as ``dy`` times the slope: an activation too, whose derivative the compiler finds."""
-        return dy * run(kept, _slope(self, save), params, False, None, False)
+        slope = self.slope_from_output if save == "output" else self.slope_from_input
+        return dy * run(kept, slope, params, False, None, False)
 
+    @cached_property
+    def slope_from_input(self) -> Definition:
+        """The activation that computes its slope at an input."""
+        return self._slope(from_output=False)
 
-@lru_cache(maxsize=256)
-def _slope(definition: Definition, save: str) -> Definition:
-    """The activation that computes another's slope, from the input or from the output."""
-    kernel = slope_source(definition.source, save == "output")
-    return replace(
-        definition,
-        name=kernel.name,
-        saves=("input",),
-        kernel=kernel,
-        functions=frozenset({"forward"}),
-        has_reference=False,  # that of the definition is of another function
-    )
+    @cached_property
+    def slope_from_output(self) -> Definition:
+        """The activation that computes its slope where an output is."""
+        return self._slope(from_output=True)
+
+    def _slope(self, *, from_output: bool) -> Definition:
+        kernel = slope_source(self.source, from_output)
+        return replace(
+            self,
+            name=kernel.name,
+            saves=("input",),
+            kernel=kernel,
+            functions=frozenset({"forward"}),
+            has_reference=False,  # that of the definition is of another function
+        )
 
 
 def read_definition(
