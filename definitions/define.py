@@ -68,7 +68,8 @@ def define(
             row operands, those that are not to follow the tensors.
         backward_from_output: the gradient in ``dy``, ``y`` and the parameters, for ``save="output"``.
         source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one. One of
-            rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's.
+            rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's. One of the library's, as
+            it is, has the library's defaults.
         saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
         reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first;
             of rows, ``reference(x, *rows, dim, *params)``. If left out, and forward is an expression, that is evaluated in

@@ -88,7 +88,7 @@ def read_definition(
         text = kernel_file.checked(text)
         functions, fields = signature.functions(text), kernel_file.header(text) | fields
         given = fields.get("parameters", {})
-        given = read_header(given) if isinstance(given, str) else given
+        given = kernel_file.librarys_defaults(text) | dict(read_header(given) if isinstance(given, str) else given)
         unmarked = kernel_file.unmarked_numbers(functions, given)
         saves = kernel_file.read_saves(functions, fields.get("keeps", ()))
         used = kernel_file.definitions_used(text, beside)
@@ -146,7 +146,10 @@ def channels_declared(there: Signature, numbers: tuple[str, ...], given: Mapping
             raise ValueError(f"{name} is a Channel<T> in the kernel file, declared as {value!r}; declare it as a Channel()")
     params = [name for name in given if name not in (*channels, *rows)]
     if set(params) != set(numbers):
-        how = f"define(..., {numbers[0]}=1.0) or // parameters: {numbers[0]} = 1.0" if numbers else "leave them out"
+        missing = [name for name in numbers if name not in params]
+        unknown = [name for name in params if name not in numbers]
+        arguments, header = (", ".join(f"{name}{equals}1.0" for name in missing) for equals in ("=", " = "))
+        how = f"define(..., {arguments}) or // parameters: {header}" if missing else f"leave out {', '.join(unknown)}"
         told = [", ".join(each) or "none" for each in (numbers, params)]
         raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
     return {name: given.get(name, Channel()) for name in channels}

@@ -34,6 +34,7 @@ from jitact.kernels import BuildError
 from jitact.kernels.loader import source
 from jitact.kernels.loader.errors import explain
 from jitact.records import Activation
+from jitact.rows.records import TABLE as ROWS
 
 pytestmark = pytest.mark.usefixtures("only_here")
 X = torch.linspace(-3, 3, 61, dtype=torch.float64)
@@ -711,6 +712,21 @@ def compiled(cls: type) -> None:
 def compiled_with_more(cls: type) -> None:
     module = torch.compile(cls(bias=61, dropout=0.5), fullgraph=True, backend="aot_eager")
     module(X.float().requires_grad_(), X.float()).sum().backward()
+
+
+def test_files_of_the_library_are_taken_as_they_are() -> None:
+    """With the numbers and channel operands of their lines; of a changed one the numbers are to be declared."""
+    for record in (*TABLE, *ROWS.values()):
+        by_path = jitact.define("taken", source=Path(record.source.path)).activation
+        by_text = jitact.define("taken", source=record.source.text).activation
+        for taken in (by_path, by_text):
+            assert taken.params == record.params and getattr(taken, "channels", None) == getattr(record, "channels", None)
+    text = next(record.source.text for record in TABLE if record.name == "clamped_swiglu")
+    assert dict(jitact.define("taken", source=text, limit=1.0).activation.params) == {"alpha": 1.702, "limit": 1.0, "beta": 1.0}
+    with pytest.raises(ValueError, match="taken: forward's parameters are alpha, limit, beta, those") as raised:
+        jitact.define("taken", source=f"{text}\n// more\n")
+    what_to_pass = "define(..., alpha=1.0, limit=1.0, beta=1.0) or // parameters: alpha = 1.0, limit = 1.0, beta = 1.0"
+    assert str(raised.value).endswith(what_to_pass)
 
 
 FILE = """ELEMENTWISE T forward(T x) {
