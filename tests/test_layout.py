@@ -82,6 +82,26 @@ def test_lines_of_the_table_repeat_nothing_of_what_files_keep() -> None:
     assert all(set(record.saves) <= set(record.source.signature.saves) for record in TABLE)
 
 
+def is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return is_number(node.left) and is_number(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return is_number(node.operand)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def test_tolerances_are_in_one_table() -> None:
+    """What has a number for each dtype, and is no such table, is named here."""
+    found = set()
+    for path in (*MODULES, *(ROOT / "tests").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            by_dtype = isinstance(node, ast.Dict) and all(ast.unparse(key).startswith("torch.") for key in node.keys if key)
+            if by_dtype and node.keys and all(map(is_number, node.values)):
+                found.add("/".join(path.relative_to(ROOT).parts))
+    codes, steps_of_random_numbers, bits_of_mantissas = "tests/rows_common.py", "fusing/drop.py", "measuring/pairs.py"
+    assert found == {"measuring/limits.py", codes, steps_of_random_numbers, bits_of_mantissas}
+
+
 def test_first_levels() -> None:
     files = {path.name for path in (ROOT / "kernels").iterdir() if path.is_file() and path.suffix != ".cu"}
     assert files == {"__init__.py", "__main__.py"}
