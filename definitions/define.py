@@ -29,13 +29,14 @@ from ..rows.modules import names as row_names
 from . import kernel_file
 from .definition import Definition, read_definition, with_header
 from .expression import Expression, ExpressionError, in_cpp
-from .operands import Declared, check_element, check_operands, declared
+from .operands import Declared, check_element, check_operands, declared, reserves_arguments
 
 __all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder"]
 
 Defined = Definition | RowDefinition
 
 
+@reserves_arguments
 def define(
     name: str,
     expression: str | None = None,
