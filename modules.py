@@ -8,7 +8,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from .measuring.inputs import KernelBenchForm
 from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 from .running import run, run_with_operands
 
-__all__ = ["ActivationModule", "StandingIn", "bias_around", "drops", "make_function", "make_module", "variant"]
+__all__ = ["ActivationModule", "Makers", "StandingIn", "bias_around", "drops", "make_module", "named_as", "variant"]
 
 
 class StandingIn(nn.Module):
@@ -278,20 +278,32 @@ def _generate(name: str) -> None:
         gated(name)
 
 
-def make_module(record: Activation) -> type[ActivationModule]:
-    """The ``ModelNew`` class of an activation."""
-    make_reference, base = _make_reference, ActivationModule
-    if record.gating:
-        from .gating.modules import GatedModule as base  # not at the top: it is made of the class above
-        from .gating.modules import make_gated_reference as make_reference
+class Makers(NamedTuple):
+    """How what users call is made of the records of one kind.
+
+    Attributes:
+        base: of the module classes.
+        reference: makes PyTorch's counterpart, where ``torch.nn`` has none.
+        function: makes ``jitact.<name>``.
+    """
+
+    base: type[ActivationModule]
+    reference: Callable[[Activation], type[nn.Module]]
+    function: Callable[[Activation], Callable[..., Tensor]]
+
+
+def make_module(record: Activation, makers: Makers | None = None) -> type[ActivationModule]:
+    """The ``ModelNew`` class of an activation, and with it the function, which is made when it is asked for."""
+    makers = makers or Makers(ActivationModule, _make_reference, _make_function)
+    record.make_function = makers.function
     members = {
         "activation": record,
-        "Model": record.module if _takes_no_arguments(record.module) else make_reference(record),
+        "Model": record.module if _takes_no_arguments(record.module) else makers.reference(record),
         "__doc__": _describe_activation(record),
         "__module__": __name__,
         "__signature__": record.signature,
     }
-    bases = (base, record.module) if record.channels and record.module else (base,)
+    bases = (makers.base, record.module) if record.channels and record.module else (makers.base,)
     cls = type(record.title, bases, members)
     _made.pop((record.name, record.fingerprint), None)
     _made[record.name, record.fingerprint] = cls
@@ -308,13 +320,13 @@ def __getattr__(title: str) -> type[ActivationModule]:
     raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
 
 
-def make_function(record: Activation) -> Callable[..., Tensor]:
+def _make_function(record: Activation) -> Callable[..., Tensor]:
     """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``."""
-    if record.gating:
-        from .gating.modules import make_gated_function as make
-    else:
-        make = _function_of_x if is_plain(record.token) else _function_of_several
-    function = make(record)
+    return named_as((_function_of_x if is_plain(record.token) else _function_of_several)(record), record)
+
+
+def named_as(function: Callable[..., Tensor], record: Activation) -> Callable[..., Tensor]:
+    """A function, called and described as the activation's."""
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = _describe_activation(record)

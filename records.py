@@ -214,6 +214,7 @@ class Activation:
             if self.kernel is None:
                 library[self.name] = self
         self.made = Made()
+        self.make_function: Callable[[Activation], Callable[..., Tensor]] | None = None  # by who makes the module class
         self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
 
     @cached_property
@@ -314,9 +315,7 @@ class Activation:
     @cached_property
     def function(self) -> Callable[..., Tensor]:
         """``jitact.<name>``, as long as the name stands for this record."""
-        from .modules import make_function
-
-        return make_function(self)
+        return self.make_function(self)
 
     def bind(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults filled in.

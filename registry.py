@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from .activations import TABLE
 from .fusing.around import named
 from .gating.around import named as gated_named
+from .gating.modules import make_gated_module
 from .modules import ActivationModule, make_module, variant
 from .records import Activation
 
@@ -318,7 +319,7 @@ def function(name: str) -> Callable[..., Tensor]:
 
 def register(record: Activation) -> type[ActivationModule]:
     """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
-    module = make_module(record)
+    module = make_gated_module(record) if record.gating else make_module(record)
     with lock:
         _modules[record.name] = module
         _functions.pop(record.name, None)  # made when it is asked for
