@@ -18,7 +18,18 @@ from .measuring.inputs import KernelBenchForm
 from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 from .running import run, run_with_operands
 
-__all__ = ["ActivationModule", "Makers", "StandingIn", "bias_around", "drops", "make_module", "named_as", "variant"]
+__all__ = [
+    "ActivationModule",
+    "Makers",
+    "StandingIn",
+    "bias_around",
+    "drops",
+    "make_module",
+    "named_as",
+    "normalise",
+    "users_rows",
+    "variant",
+]
 
 
 class StandingIn(nn.Module):
@@ -235,6 +246,15 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
 # To unpickle, as long as somebody has the class: by name and, so that a name may be defined again, by fingerprint. The latest
 # definition is the last.
 _made: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
+
+
+def normalise(name: str) -> str:
+    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+users_rows: dict[str, Any] = {}
+"""The classes of what users defined that works on rows, by what spellings of its name have in common."""
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:

@@ -21,7 +21,7 @@ from .activations import TABLE
 from .fusing.around import named
 from .gating.around import named as gated_named
 from .gating.modules import make_gated_module
-from .modules import ActivationModule, make_module, variant
+from .modules import ActivationModule, make_module, normalise, users_rows, variant
 from .records import Activation
 
 if TYPE_CHECKING:
@@ -106,15 +106,7 @@ def _is_preset(record: Activation) -> bool:
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
 
-
-def normalise(name: str) -> str:
-    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
-    return name.lower().replace("_", "").replace("-", "")
-
-
 _LIBRARYS_ROWS = frozenset(map(normalise, get_args(OfRows)))
-users_rows: dict[str, type[RowModule]] = {}
-"""What users defined that works on rows, by what spellings of its name have in common."""
 
 
 def names() -> list[str]:
@@ -196,7 +188,7 @@ def of_rows(activation: object) -> type[RowModule] | None:
         key = normalise(activation)
         if key in _aliases or key not in _LIBRARYS_ROWS:
             return users_rows.get(key)
-    from .rows.modules import class_of_rows  # not at the top, as it takes names from here
+    from .rows.modules import class_of_rows  # not at the top: importing jitact is to be quick
 
     return class_of_rows(activation)
 

@@ -82,7 +82,6 @@ def test_functions_import_nothing_from_above() -> None:
                 upwards.add((".".join(name), ".".join(other)))
     assert upwards == {
         ("registry", "replacing.counterparts"),  # get() takes PyTorch's classes and functions, whose table is that of replace
-        ("registry", "rows.modules"),  # and what works on rows
         ("registry", "exporting.onefile"),  # as a program
         ("modules", "gating.generated"),  # pickles of gated("mish") look in modules
     }
