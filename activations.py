@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +11,7 @@ from torch import nn
 
 from . import references as ref
 from .gating import references as gates
-from .kernels import KernelSource, Work
+from .kernels import Work
 from .modules import _revive  # noqa: F401  # where pickles of once look for it
 from .records import Activation, Channel, Gating, Requirement, library
 
@@ -22,6 +23,13 @@ OUTPUT_FIRST = ("output", "input")
 
 def _positive(name: str, index: int = 0, save: str | None = None) -> tuple[Requirement, ...]:
     return (Requirement(f"{name} > 0", lambda *params: params[index] > 0, save),)
+
+
+def _preset(name: str, title: str, formula: str, of: str, **how: str) -> Activation:
+    """A gated activation that another is but for how one tensor holds the two."""
+    own = library[of]
+    gating = own.gating._replace(preset_of=of, of="", **how)
+    return replace(own, name=name, title=title, formula=formula, aliases=(), notes="", kernel=own.source, gating=gating)
 
 
 # fmt: off
@@ -164,13 +172,10 @@ TABLE: tuple[Activation, ...] = (
                requires=(Requirement("beta > 0", lambda beta, beta2: beta > 0),
                          Requirement("beta2 >= 0", lambda beta, beta2: beta2 >= 0)), gating=Gating(), work=Work(4, 4),
                notes="With beta2=0, up is not capped."),
-    Activation("mul_and_silu", "MulAndSiLU", "up silu(gate), the gate last", gates.swiglu, exact=gates.exact_swiglu,
-               kernel=KernelSource.from_file("swiglu", Work(2, 2)), gating=Gating("last", preset_of="swiglu")),
-    Activation("swigluoai_and_mul", "SwiGLUOAIAndMul", "clamped_swiglu, interleaved", gates.clamped_swiglu,
-               params=(("alpha", 1.702), ("limit", 7.0), ("beta", 1.0)), exact=gates.exact_clamped_swiglu,
-               kernel=KernelSource.from_file("clamped_swiglu", Work(2, 2)),
-               requires=(Requirement("alpha > 0", lambda alpha, limit, beta: alpha > 0),
-                         Requirement("limit >= 0", lambda alpha, limit, beta: limit >= 0)),
-               gating=Gating(layout="interleaved", preset_of="clamped_swiglu")),
+)
+
+TABLE += (
+    _preset("mul_and_silu", "MulAndSiLU", "up silu(gate), the gate last", "swiglu", gate="last"),
+    _preset("swigluoai_and_mul", "SwiGLUOAIAndMul", "clamped_swiglu, interleaved", "clamped_swiglu", layout="interleaved"),
 )
 # fmt: on

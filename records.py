@@ -46,8 +46,8 @@ ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
 SAVES = ("input", "output", "bit")
 OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
 AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # and what functions take beside
-GATED = {"layout": "halves", "gate": "first", "rounding": "once"}  # and what gated activations take in place of those
-OF_MODULES = {"bias": None, "dropout": 0.0, "channel_dim": -1, "device": None, "dtype": None}  # and modules
+GATED = ("layout", "gate", "rounding")  # what gated activations take in place of those; the defaults are the activation's
+OF_MODULES = {name: AROUND[name] for name in ("bias", "dropout", "channel_dim")} | {"device": None, "dtype": None}
 
 NEXT_TO_NOTHING = Work(1, 1)
 
@@ -297,7 +297,8 @@ class Activation:
         positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.own_arguments.items()]
         options = OPTIONS | OF_MODULES
         if self.gating:
-            options = dict(self.params) | GATED | {"layout": self.gating.layout, "gate": self.gating.gate} | OPTIONS
+            layout, gate = self.gating.layout, self.gating.gate
+            options = dict(self.params) | dict(zip(GATED, (layout, gate, "once"), strict=True)) | OPTIONS
         by_name = self.layout.tensors if self.fingerprint and not self.gating else ()
         taken = {*self.own_arguments, *self.channels, *by_name}
         options = {n: d for n, d in options.items() if n not in taken}

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import torch
 
 __all__ = [
-    "AROUND",
     "BOUNDS",
     "DEFINED_ROWS",
     "DISSOLVED",
@@ -29,6 +28,7 @@ __all__ = [
     "OTHER_PARAMETERS",
     "SHARES_OF_LOGARITHMS",
     "SMALL_SLOPE",
+    "SURROUNDED",
     "TESTED",
     "TESTED_FROM_OUTPUT",
     "UNUSUAL",
@@ -123,7 +123,7 @@ OF_SUMS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 1e-6
 """Of a gradient that is summed over what its operand is broadcast over, in parts of the sum of the sizes of its terms: in 16
 bits the result's own rounding, half an epsilon; else that of each term and of a tree of sums, 8 and 45 epsilons."""
 
-AROUND = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, torch.float32: 2.0**-21, torch.float64: 2.0**-50}
+SURROUNDED = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, torch.float32: 2.0**-21, torch.float64: 2.0**-50}
 """With a bias, dropout and a residual, relative to 1 + the size of the result: forward; gradients, which are sums of up to some
 hundred terms, 32 times as much. The residual may cancel the rest: two or four epsilons, of the terms rather than the result."""
 

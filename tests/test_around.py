@@ -17,7 +17,7 @@ from jitact import fusing
 from jitact.compiling.formulas import Formula
 from jitact.fusing.around import around, run_around
 from jitact.fusing.drop import kept
-from jitact.measuring.limits import AROUND
+from jitact.measuring.limits import SURROUNDED
 from jitact.records import Activation
 
 CASES = {
@@ -42,7 +42,7 @@ def inputs(dtype: torch.dtype, device: str, shape: tuple[int, ...] = (33, 24)) -
 
 
 def close(ours: Tensor, exact: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
-    assert ((ours.double() - exact).abs() <= AROUND[dtype] * scale * (1 + exact.abs())).all()
+    assert ((ours.double() - exact).abs() <= SURROUNDED[dtype] * scale * (1 + exact.abs())).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
