@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import jitact
 from jitact.activations import TABLE
@@ -103,6 +105,16 @@ def test_lines_of_the_table_repeat_nothing_of_what_files_keep() -> None:
     assert len(lines) == sum(not (record.gating and record.gating.preset_of) for record in TABLE)
     assert given == {record.name for record in TABLE if record.saves != record.source.signature.saves}
     assert all(set(record.saves) <= set(record.source.signature.saves) for record in TABLE)
+
+
+def test_forms_in_pytorch_repeat_no_defaults() -> None:
+    """Those of parameters are the table's."""
+    forms = [form for record in TABLE for form in (record.reference, record.exact) if form and isinstance(form, FunctionType)]
+    own = [form for form in forms if form.__module__.startswith("jitact.") and form.__module__.endswith("references")]
+    assert len(own) > 40
+    for form in own:
+        given = inspect.signature(form).parameters.values()
+        assert not [each.name for each in given if isinstance(each.default, float)], form.__name__
 
 
 def is_number(node: ast.expr) -> bool:
