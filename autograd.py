@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .configs import BEFORE_2_13, Config, call, configured, in_order, is_batched, is_transformed, strides_of_bits
+from .fusing.drop import kept
 from .records import Activation, by_token, layout
 
 __all__ = ["activate", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
@@ -353,8 +354,6 @@ def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *o
 
 def _keep(like: Tensor, seed: Tensor) -> Callable[[int, float], Tensor]:
     """What dropout multiplied by, by the stream of its numbers and its probability."""
-    from .fusing.drop import kept  # not at the top: it is made of activations too
-
     return lambda stream, p: kept(like, seed, stream, p)
 
 

@@ -10,7 +10,6 @@ which take two tensors, have a table of their own after the others, as ``--opera
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import math
 import os
@@ -19,12 +18,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 
@@ -48,12 +45,12 @@ if __name__ == "__main__":
         sys.exit(2)
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from jitact import kernels, report
 from jitact.accuracy import broken_rules, measure, sample
 from jitact.exporting import onefile
-from jitact.measuring import page, text
+from jitact.measuring import models, operand_cases, operand_rows, page, text, timing
 from jitact.measuring.commandline import (
     Parser,
     dtype_name,
@@ -68,6 +65,7 @@ from jitact.measuring.commandline import (
 )
 from jitact.measuring.oracle import exact_function
 from jitact.measuring.others import Others
+from jitact.measuring.timing import Subject, ceilings, lap, make_inputs, release, timings
 from jitact.modules import ActivationModule
 from jitact.records import Activation
 from jitact.registry import REGISTRY
@@ -76,115 +74,9 @@ from jitact.report import DIRECTIONS, PEERS
 GPU_SHAPE, CPU_SHAPE = (4096, 393216), (4096, 4096)
 COPIES = 16  # tensors of the full size alive at once: x, dy, and what ours and the peers make of them
 LEAST_COPIES = 6  # of them without peers, which do without a row if memory is short
-CACHE = {"cuda": 2**28, "cpu": 2**27}  # bytes; inputs are rotated until they fill more than this, which no cache holds
 BUSY = 1.5  # the usual time over the shortest, above which something else was at work
-SMALL = 2**22  # bytes; below this a single call is too short to time
-RUNS = {"cuda": (9, 51, 0.08), "cpu": (5, 21, 0.15)}  # fewest and most runs of each timing, and the seconds to spend on it
 CPU_SECONDS = 60  # what a run on the CPU may take, roughly
 DTYPES = {"cuda": [torch.float32, torch.bfloat16, torch.float16], "cpu": [torch.float32, torch.bfloat16]}
-
-Key = TypeVar("Key")
-
-
-class Subject:
-    """What is timed: a module on the inputs of a run. The methods take the number of a call, which rotates the inputs."""
-
-    def __init__(self, module: nn.Module, xs: list[Tensor], dys: list[Tensor]) -> None:
-        """Takes the inputs, and as many gradients of the output."""
-        self.module, self.xs, self.dys = module, xs, dys
-        self.leaves = [x.detach().requires_grad_() for x in xs]
-        self.parameters = list(module.parameters())
-        self.graphs: list[Tensor] = []
-
-    def forward(self, i: int) -> Tensor:
-        """Forward with nothing recorded."""
-        with torch.no_grad():
-            return self.module(self.xs[i % len(self.xs)])
-
-    def forward_save(self, i: int) -> Tensor:
-        """Forward with autograd recording."""
-        return self.module(self.leaves[i % len(self.xs)])
-
-    def backward(self, i: int) -> tuple[Tensor, ...]:
-        """The gradient of the input, and of the parameters if there are any."""
-        i %= len(self.xs)
-        self.graphs = self.graphs or [self.module(leaf) for leaf in self.leaves]
-        return torch.autograd.grad(self.graphs[i], [self.leaves[i], *self.parameters], self.dys[i], retain_graph=True)
-
-    def free(self) -> None:
-        """Lets the graphs go. A compiled one whose backward never ends keeps its tensors, even when nothing refers to it."""
-        for graph, leaf, dy in zip(self.graphs, self.leaves, self.dys, strict=True):
-            torch.autograd.grad(graph, [leaf, *self.parameters], dy)
-        self.graphs = []
-
-    def kept(self) -> float:
-        """Bytes per element that autograd keeps for backward."""
-        return kept_bytes(lambda: self.module(self.leaves[0])) / self.leaves[0].numel()
-
-    def trouble(self) -> str | None:
-        """Does everything once. Says why it cannot take part: a dtype that PyTorch lacks here, too little memory."""
-        try:
-            for direction in DIRECTIONS:
-                getattr(self, direction)(0)
-            self.kept()
-        except torch.OutOfMemoryError:
-            return "out of memory"
-        except Exception as error:  # a compiler's can be anything
-            return first_line(error)
-        return None
-
-
-def kept_bytes(call: Callable[[], object]) -> int:
-    """Bytes that autograd keeps for the backward of a call."""
-    sizes: list[int] = []
-
-    def pack(tensor: Tensor) -> None:  # an output that a graph were given back would keep the graph, and it the output
-        sizes.append(tensor.numel() * tensor.itemsize)
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
-        call()
-    return sum(sizes)
-
-
-def lap(device: torch.device, call: Callable[[int], object], first: int, count: int) -> Callable[[], float]:
-    """Makes the calls number ``first`` and on, and returns how to learn the milliseconds of one."""
-    if device.type == "cuda":
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        start.record()
-        for i in range(first, first + count):
-            call(i)
-        end.record()
-
-        def milliseconds() -> float:
-            end.synchronize()
-            return start.elapsed_time(end) / count
-
-        return milliseconds
-    begin = time.perf_counter()
-    for i in range(first, first + count):
-        call(i)
-    elapsed = 1000 * (time.perf_counter() - begin) / count
-    return lambda: elapsed
-
-
-def medians(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, float]:
-    """Median milliseconds of one call of each, in turns, so that a drift of the machine hits all alike."""
-    return {name: statistics.median(each) for name, each in timings(xs, work).items()}
-
-
-def timings(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, list[float]]:
-    """The milliseconds of one call of each, as often as they were timed."""
-    device, count = xs[0].device, 1 if xs[0].nbytes > SMALL else len(xs)
-    least, most, seconds = RUNS[device.type]
-    for call in work.values():
-        lap(device, call, 0, count)()
-    once = sum(lap(device, call, 0, count)() for call in work.values()) * count / 1000
-    runs = min(most, max(least, int(seconds * len(work) / once)))
-    laps: dict[Key, list[Callable[[], float]]] = {name: [] for name in work}
-    for run in range(runs):
-        for name, call in work.items():
-            laps[name].append(lap(device, call, run * count, count))
-    return {name: [elapsed() for elapsed in each] for name, each in laps.items()}
 
 
 def default_shape(dtype: torch.dtype, device: torch.device, rows: int) -> tuple[tuple[int, ...], str]:
@@ -193,7 +85,7 @@ def default_shape(dtype: torch.dtype, device: torch.device, rows: int) -> tuple[
         (batch, dim), room = GPU_SHAPE, torch.cuda.mem_get_info(device)[0] // COPIES
         fits = min(batch, room // (dim * dtype.itemsize))
         return (max(1, fits), dim), "" if fits == batch else f" (not {batch}: memory is short)"
-    (batch, dim), calls = CPU_SHAPE, 2 * len(DIRECTIONS) * (2 + RUNS["cpu"][0])
+    (batch, dim), calls = CPU_SHAPE, 2 * len(DIRECTIONS) * (2 + timing.RUNS["cpu"][0])
     x = torch.randn(batch, dim).to(dtype)
     once = min(lap(device, lambda _: x.clone(), 0, 1)() for _ in range(5)) / 1000
     fits = batch
@@ -207,40 +99,6 @@ def total_memory(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-    """Random normal x and dy, as many of each as it takes to outgrow any cache."""
-    count = min(32, 1 + CACHE[device.type] // (math.prod(shape) * dtype.itemsize))
-    tensors = [torch.randn(shape, dtype=dtype, device=device) for _ in range(2 * count)]
-    return tensors[:count], tensors[count:]
-
-
-def ceilings(xs: list[Tensor], dys: list[Tensor]) -> dict[str, dict[str, float]]:
-    """Bytes per second with 1 read + 1 write ("copy") and 2 reads + 1 write ("add"): torch's, jitact's relu's, the best."""
-    count = len(xs)
-    work: dict[str, Callable[[int], object]] = {
-        "torch.clone": lambda i: xs[i % count].clone(),
-        "torch.add": lambda i: torch.add(xs[i % count], dys[i % count]),
-    }
-    try:
-        relu = Subject(REGISTRY["relu"](save="input"), xs, dys)
-        relu.backward(0)
-        work |= {"jitact.relu": relu.forward, "jitact.relu backward": relu.backward}
-    except Exception as error:  # relu's own row will say so too
-        say(f"ceilings without jitact.relu: {first_line(error)}")
-    warm = time.perf_counter()
-    while time.perf_counter() < warm + 0.5:  # clocks rise under load
-        lap(xs[0].device, work["torch.clone"], 0, count)()
-    ms = medians(xs, work)
-    rates = {}
-    for pattern, names, tensors in (
-        ("copy", ["torch.clone", "jitact.relu"], 2),
-        ("add", ["torch.add", "jitact.relu backward"], 3),
-    ):
-        found = {name: 1000 * tensors * xs[0].nbytes / ms[name] for name in names if name in ms}
-        rates[pattern] = {"best": max(found.values()), **found}
-    return rates
 
 
 def traffic(save: str, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
@@ -367,13 +225,6 @@ def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, Any] |
     return times
 
 
-def release(device: torch.device) -> None:
-    """Gives back the memory that nothing uses, reference cycles included."""
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-
-
 def measure_all(
     names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, peers: list[str]
 ) -> dict[str, Any]:
@@ -469,8 +320,6 @@ def operands(
     parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype], names: list[str] | None = None
 ) -> dict[str, Any]:
     """``--operands``, and gated activations: measures all cases of the names that are given, or chosen, and returns results."""
-    from jitact.measuring import operand_cases, operand_rows
-
     chosen = operand_cases.of_activations(names or args.names)
     if not chosen:
         parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
@@ -492,10 +341,8 @@ def wrong_in(rows: list[report.Entry]) -> set[str]:
     return {row["name"] for row in rows if row.get("wrong")}
 
 
-def models(parser: Parser, args: argparse.Namespace) -> int:
+def blocks_of_models(parser: Parser, args: argparse.Namespace) -> int:
     """``--models``. Returns the exit code: 1 if a line is flagged."""
-    from jitact.measuring import models
-
     on_gpu = args.device.type == "cuda"
     blocks = [block.strip() for block in args.models.split(",")] if args.models else list(models.BLOCKS)
     for block in blocks:
@@ -571,7 +418,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
     args = parser.parse(arguments)
     if args.models is not None:
-        return models(parser, args)
+        return blocks_of_models(parser, args)
     if args.plot and not report.can_plot():
         parser.error("--plot needs matplotlib: pip install matplotlib")
     if args.compile:

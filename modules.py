@@ -8,7 +8,7 @@ import inspect
 import weakref
 from collections.abc import Callable
 from inspect import Parameter
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,18 @@ from .measuring.inputs import KernelBenchForm
 from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
 from .running import run, run_with_operands
 
-__all__ = ["ActivationModule", "StandingIn", "bias_around", "drops", "make_function", "make_module", "variant"]
+__all__ = [
+    "ActivationModule",
+    "Makers",
+    "StandingIn",
+    "bias_around",
+    "drops",
+    "make_module",
+    "named_as",
+    "normalise",
+    "users_rows",
+    "variant",
+]
 
 
 class StandingIn(nn.Module):
@@ -52,6 +63,8 @@ class ActivationModule(KernelBenchForm, StandingIn):
         for name, value in options.items():
             setattr(self, name, value)
         variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
+        if "channel_dim" in beside:
+            check_channel_dim(record, beside["channel_dim"], beside.get("bias"))
         if beside.get("bias") is not None or beside.get("dropout", 0.0) != 0:
             _surround(self, record, beside, made)
 
@@ -79,7 +92,9 @@ class ActivationModule(KernelBenchForm, StandingIn):
         given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
         if self.surrounded or residual is not None:
             beside: dict[str, Any] = {"residual": residual}
-            beside |= {name: getattr(self, name) for name in self.surrounded if self.training or name != "dropout"}
+            unused = () if self.training else ("dropout",)
+            unused += ("channel_dim",) if bias_around(self) is None else ()
+            beside |= {name: getattr(self, name) for name in self.surrounded if name not in unused}
             record, fixed = variant(record, self.__dict__), (self.inplace, self.save, self.fast_math, self.training)
             return run_around(record, given, self._params(), beside, *fixed)
         return run_with_operands(record, given, self._params(), self.inplace, self.save, self.fast_math, self.training)
@@ -197,7 +212,6 @@ def _surround(module: ActivationModule, record: Activation, beside: dict[str, An
         raise ValueError(f"{record.name}: save='output' is not possible with dropout: that output is not the activation's own")
     if "channel_dim" in beside:
         module.channel_dim = beside["channel_dim"]
-        check_channel_dim(record, module.channel_dim)
     if "bias" in beside:
         size = beside["bias"]
         bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
@@ -232,6 +246,15 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
 # To unpickle, as long as somebody has the class: by name and, so that a name may be defined again, by fingerprint. The latest
 # definition is the last.
 _made: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
+
+
+def normalise(name: str) -> str:
+    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+users_rows: dict[str, Any] = {}
+"""The classes of what users defined that works on rows, by what spellings of its name have in common."""
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
@@ -275,20 +298,32 @@ def _generate(name: str) -> None:
         gated(name)
 
 
-def make_module(record: Activation) -> type[ActivationModule]:
-    """The ``ModelNew`` class of an activation."""
-    make_reference, base = _make_reference, ActivationModule
-    if record.gating:
-        from .gating.modules import GatedModule as base  # not at the top: it is made of the class above
-        from .gating.modules import make_gated_reference as make_reference
+class Makers(NamedTuple):
+    """How what users call is made of the records of one kind.
+
+    Attributes:
+        base: of the module classes.
+        reference: makes PyTorch's counterpart, where ``torch.nn`` has none.
+        function: makes ``jitact.<name>``.
+    """
+
+    base: type[ActivationModule]
+    reference: Callable[[Activation], type[nn.Module]]
+    function: Callable[[Activation], Callable[..., Tensor]]
+
+
+def make_module(record: Activation, makers: Makers | None = None) -> type[ActivationModule]:
+    """The ``ModelNew`` class of an activation, and with it the function, which is made when it is asked for."""
+    makers = makers or Makers(ActivationModule, _make_reference, _make_function)
+    record.make_function = makers.function
     members = {
         "activation": record,
-        "Model": record.module if _takes_no_arguments(record.module) else make_reference(record),
+        "Model": record.module if _takes_no_arguments(record.module) else makers.reference(record),
         "__doc__": _describe_activation(record),
         "__module__": __name__,
         "__signature__": record.signature,
     }
-    bases = (base, record.module) if record.channels and record.module else (base,)
+    bases = (makers.base, record.module) if record.channels and record.module else (makers.base,)
     cls = type(record.title, bases, members)
     _made.pop((record.name, record.fingerprint), None)
     _made[record.name, record.fingerprint] = cls
@@ -305,13 +340,13 @@ def __getattr__(title: str) -> type[ActivationModule]:
     raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
 
 
-def make_function(record: Activation) -> Callable[..., Tensor]:
+def _make_function(record: Activation) -> Callable[..., Tensor]:
     """The function of an activation: ``f(x, *params, inplace=False, save=None, fast_math=False)``."""
-    if record.gating:
-        from .gating.modules import make_gated_function as make
-    else:
-        make = _function_of_x if is_plain(record.token) else _function_of_several
-    function = make(record)
+    return named_as((_function_of_x if is_plain(record.token) else _function_of_several)(record), record)
+
+
+def named_as(function: Callable[..., Tensor], record: Activation) -> Callable[..., Tensor]:
+    """A function, called and described as the activation's."""
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = _describe_activation(record)

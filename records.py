@@ -46,8 +46,8 @@ ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
 SAVES = ("input", "output", "bit")
 OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
 AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # and what functions take beside
-GATED = {"layout": "halves", "gate": "first", "rounding": "once"}  # and what gated activations take in place of those
-OF_MODULES = {"bias": None, "dropout": 0.0, "channel_dim": -1, "device": None, "dtype": None}  # and modules
+GATED = ("layout", "gate", "rounding")  # what gated activations take in place of those; the defaults are the activation's
+OF_MODULES = {name: AROUND[name] for name in ("bias", "dropout", "channel_dim")} | {"device": None, "dtype": None}
 
 NEXT_TO_NOTHING = Work(1, 1)
 
@@ -109,7 +109,6 @@ class Layout(NamedTuple):
         elements: how many of those, the first, are elements.
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
-        added: the operands that stand around the activation, whose dtypes are their own.
         passed: of the tensors, those whose gradient is ``dy``.
         from_bit: of ``places``, those that a bit is enough for.
     """
@@ -135,9 +134,9 @@ class Activation:
         title: class name, the ``torch.nn`` counterpart's where there is one.
         formula: forward, for people.
         reference: the same function in PyTorch, ``reference(*tensors, *params)``; second derivatives and transforms use it.
-        saves: what backward can keep, the default first. ``"input"`` is always possible, unless there are random numbers.
         params: parameters after the tensors, with their defaults, in the order of ``torch.nn``'s constructor.
         inplace: whether the constructor takes ``inplace``, as ``torch.nn``'s does.
+        saves: what backward can keep, the default first: what the kernel file has functions for, unless a line says otherwise.
         gradient_from_output: ``dx`` from ``(dy, y, *params)`` in PyTorch, for second derivatives with ``save="output"``.
         module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
         notes: for the docstring: what else a user should know.
@@ -167,9 +166,9 @@ class Activation:
     title: str
     formula: str
     reference: Callable[..., Tensor]
-    saves: tuple[str, ...] = ("input",)
     params: tuple[tuple[str, float], ...] = ()
     inplace: bool = False
+    saves: tuple[str, ...] = ()
     gradient_from_output: Callable[..., Tensor] | None = None
     module: type[nn.Module] | None = None
     notes: str = ""
@@ -194,7 +193,18 @@ class Activation:
     since: str = ""
 
     def __post_init__(self) -> None:
-        """Gives the record a token, a constant that torch.compile can carry: the name, numbered when it is defined again."""
+        """Completes the record, and gives it a token, a constant that torch.compile can carry.
+
+        That is the name, numbered when it is defined again.
+
+        Raises:
+            ValueError: the functions of the kernel file are not declared as they must be.
+        """
+        if not self.saves:
+            try:
+                self.saves = self.source.signature.saves
+            except ValueError as error:
+                raise ValueError(f"{self.name}: {error}") from None
         with _naming:
             self.token, version = self.name, 1
             while self.token in by_token:
@@ -204,6 +214,7 @@ class Activation:
             if self.kernel is None:
                 library[self.name] = self
         self.made = Made()
+        self.make_function: Callable[[Activation], Callable[..., Tensor]] | None = None  # by who makes the module class
         self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
 
     @cached_property
@@ -253,7 +264,7 @@ class Activation:
     @property
     def equation(self) -> str:
         """What it is of its operands, for people."""
-        operands = self.source.signature.of("element", "channel", "row") if self.fingerprint else ("x",)  # reads no file
+        operands = self.source.signature.of("element", "channel", "row") if self.fingerprint else ("x",)
         return f"{self.name}({', '.join(operands)}) = {self.formula}"
 
     @property
@@ -286,7 +297,8 @@ class Activation:
         positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.own_arguments.items()]
         options = OPTIONS | OF_MODULES
         if self.gating:
-            options = dict(self.params) | GATED | {"layout": self.gating.layout, "gate": self.gating.gate} | OPTIONS
+            layout, gate = self.gating.layout, self.gating.gate
+            options = dict(self.params) | dict(zip(GATED, (layout, gate, "once"), strict=True)) | OPTIONS
         by_name = self.layout.tensors if self.fingerprint and not self.gating else ()
         taken = {*self.own_arguments, *self.channels, *by_name}
         options = {n: d for n, d in options.items() if n not in taken}
@@ -304,9 +316,7 @@ class Activation:
     @cached_property
     def function(self) -> Callable[..., Tensor]:
         """``jitact.<name>``, as long as the name stands for this record."""
-        from .modules import make_function
-
-        return make_function(self)
+        return self.make_function(self)
 
     def bind(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults filled in.

@@ -22,12 +22,12 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square()
 
 
-def squareplus(x: Tensor, b: float = 4.0) -> Tensor:
+def squareplus(x: Tensor, b: float) -> Tensor:
     """``jax.nn.squareplus``."""
     return (x + torch.sqrt(x * x + b)) / 2
 
 
-def softcap(x: Tensor, c: float = 30.0) -> Tensor:
+def softcap(x: Tensor, c: float) -> Tensor:
     """Gemma 2's bound on logits."""
     return c * torch.tanh(x / c)
 
@@ -47,7 +47,7 @@ def gelu_10(x: Tensor) -> Tensor:
     return torch.clip(F.gelu(x), -10, 10)
 
 
-def laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> Tensor:
+def laplace(x: Tensor, mu: float, sigma: float) -> Tensor:
     """MEGA's Laplace activation, as transformers has it."""
     return 0.5 * (1 + torch.erf((x - mu) / (sigma * SQRT_2)))
 
@@ -57,7 +57,7 @@ def sqrtsoftplus(x: Tensor) -> Tensor:
     return torch.sqrt(F.softplus(x))
 
 
-def snake(x: Tensor, alpha: float = 1.0) -> Tensor:
+def snake(x: Tensor, alpha: float) -> Tensor:
     """Snake, for periodic signals."""
     return x + torch.sin(alpha * x).square() / alpha
 
@@ -119,12 +119,12 @@ def exact_gelu_10(x: Tensor) -> Tensor:
     return torch.clip(exact_gelu(x), -10, 10)
 
 
-def exact_laplace(x: Tensor, mu: float = 0.707107, sigma: float = 0.282095) -> Tensor:
+def exact_laplace(x: Tensor, mu: float, sigma: float) -> Tensor:
     """By erfc, which keeps the left tail."""
     return 0.5 * torch.special.erfc((mu - x) / (sigma * SQRT_2))
 
 
-def exact_squareplus(x: Tensor, b: float = 4.0) -> Tensor:
+def exact_squareplus(x: Tensor, b: float) -> Tensor:
     """Without the cancellation of ``x + sqrt(x^2 + b)`` for negative x."""
     root = torch.hypot(x, x.new_tensor(math.sqrt(b)))
     return torch.where(x > 0, x / 2 + root / 2, b / 4 / (root / 2 - x.clamp(max=0) / 2))
@@ -146,17 +146,17 @@ def exact_selu(x: Tensor) -> Tensor:
     return torch.where(x > 0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * torch.expm1(x.clamp(max=0)))
 
 
-def exact_elu(x: Tensor, alpha: float = 1.0) -> Tensor:
+def exact_elu(x: Tensor, alpha: float) -> Tensor:
     """By expm1."""
     return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
 
 
-def exact_celu(x: Tensor, alpha: float = 1.0) -> Tensor:
+def exact_celu(x: Tensor, alpha: float) -> Tensor:
     """By expm1."""
     return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) / alpha))
 
 
-def exact_softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+def exact_softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
     """Never overflows, however large the threshold."""
     u = beta * x
     return torch.where(u > threshold, x, torch.logaddexp(u, torch.zeros_like(u)) / beta)

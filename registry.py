@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before anything is made here: the package has imported this module, and made it all
+    from jitact.exporting.onefile import main
+
+    raise SystemExit(main())
+
 import difflib
 import os
 import threading
@@ -15,7 +20,8 @@ from torch import Tensor, nn
 from .activations import TABLE
 from .fusing.around import named
 from .gating.around import named as gated_named
-from .modules import ActivationModule, make_module, variant
+from .gating.modules import make_gated_module
+from .modules import ActivationModule, make_module, normalise, users_rows, variant
 from .records import Activation
 
 if TYPE_CHECKING:
@@ -100,15 +106,7 @@ def _is_preset(record: Activation) -> bool:
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
 """Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
 
-
-def normalise(name: str) -> str:
-    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
-    return name.lower().replace("_", "").replace("-", "")
-
-
 _LIBRARYS_ROWS = frozenset(map(normalise, get_args(OfRows)))
-users_rows: dict[str, type[RowModule]] = {}
-"""What users defined that works on rows, by what spellings of its name have in common."""
 
 
 def names() -> list[str]:
@@ -190,7 +188,7 @@ def of_rows(activation: object) -> type[RowModule] | None:
         key = normalise(activation)
         if key in _aliases or key not in _LIBRARYS_ROWS:
             return users_rows.get(key)
-    from .rows.modules import class_of_rows  # not at the top, as it takes names from here
+    from .rows.modules import class_of_rows  # not at the top: importing jitact is to be quick
 
     return class_of_rows(activation)
 
@@ -313,7 +311,7 @@ def function(name: str) -> Callable[..., Tensor]:
 
 def register(record: Activation) -> type[ActivationModule]:
     """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
-    module = make_module(record)
+    module = make_gated_module(record) if record.gating else make_module(record)
     with lock:
         _modules[record.name] = module
         _functions.pop(record.name, None)  # made when it is asked for
@@ -338,9 +336,3 @@ def unregister(name: str) -> None:
 
 for _activation in TABLE:
     register(_activation)
-
-
-if __name__ == "__main__":
-    from jitact.exporting.onefile import main
-
-    raise SystemExit(main())

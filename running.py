@@ -215,9 +215,7 @@ def traced(token: str, fast_math: bool) -> str:
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
-
-
-traced._dynamo_marked_constant = True  # tracing looks no further inside
+traced._dynamo_marked_constant = True
 
 
 def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -57,15 +58,18 @@ def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tenso
 class Operators:
     """The operators of one activation.
 
+    They stay for as long as the process runs, as there may be graphs that call them. A definition's record does not.
+
     Attributes:
         name: of the first of them, with which the others' names begin.
+        record: of the activation; of a definition a copy, so that its own is collected when its name is defined again.
         formula: what Inductor gets in their place; None where they stay whole.
         version: changes with that, so that a compiler's cache does not take one for the other.
     """
 
     def __init__(self, name: str, record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> None:
         """Registers them."""
-        self.name, self.record, self.fast_math, self.recorded = name, record, fast_math, recorded
+        self.name, self.fast_math, self.recorded = name, fast_math, recorded
         try:
             self.formula = Formula(record.source, fast_math)
         except Unreadable:
@@ -80,6 +84,7 @@ class Operators:
         rest, version = "".join(f", {other}" for other in others), "str version=''"
         self._add("", f"(Tensor x{rest}, *, str save='', {version}) -> Tensor", self._forward, _like_first)
         self._library.impl(name, self._differentiable, "Autograd")
+        self.record = record = _copied(record, self.operator()) if record.fingerprint else record
         if not record.layout.draws and (record.has_reference or self.formula):
             register_decomposition(self.operator())(self._in_pytorch)
         if self.formula is None:
@@ -162,6 +167,12 @@ class Operators:
         by_output = self.record.saves[0] in ("output", "bit") and "output" in self.formula.saves
         others = any(tensors[place].requires_grad for place in self.record.layout.places[1:])
         return "output" if by_output and not others else "input"
+
+
+def _copied(record: Activation, operator: Callable[..., Tensor]) -> Activation:
+    """A copy of a record that holds nothing of it, whose operator is in graphs; which call it with what is checked."""
+    reference = record.reference if record.has_reference else operator  # else the record's own compiled forward, in float64
+    return replace(record, reference=reference, exact=None, requires=(), in_eval=None)
 
 
 def _like_first(x: Tensor, *_: Any, **__: str) -> Tensor:

@@ -29,13 +29,14 @@ from ..rows.modules import names as row_names
 from . import kernel_file
 from .definition import Definition, read_definition, with_header
 from .expression import Expression, ExpressionError, in_cpp
-from .operands import Declared, check_element, check_operands, declared
+from .operands import Declared, check_element, check_operands, declared, reserves_arguments
 
 __all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder"]
 
 Defined = Definition | RowDefinition
 
 
+@reserves_arguments
 def define(
     name: str,
     expression: str | None = None,
@@ -58,16 +59,18 @@ def define(
 
     Args:
         name: an identifier.
-        expression: forward: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that kernels/math.cuh lists,
-            activations by their names, and ``dropout(value, p)``. A name before a parenthesis is a function, what ``params``
-            declare is that, and any other name is a tensor. A number is one of the tensors' type: ``1 / 2`` is 0.5.
+        expression: forward: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that
+            kernels/device/math.cuh lists, activations by their names, and ``dropout(value, p)``. A name before a parenthesis
+            is a function, what ``params`` declare is that, and any other name is a tensor. A number is one of the tensors'
+            type: ``1 / 2`` is 0.5.
         backward: the gradient, in ``dy``, the tensor and the parameters; derived from forward by the compiler if left out, as
             it has to be where several operands have gradients.
         operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel and
             row operands, those that are not to follow the tensors.
         backward_from_output: the gradient in ``dy``, ``y`` and the parameters, for ``save="output"``.
         source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one. One of
-            rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's.
+            rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's. One of the library's, as
+            it is, has the library's defaults.
         saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
         reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first;
             of rows, ``reference(x, *rows, dim, *params)``. If left out, and forward is an expression, that is evaluated in

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -42,21 +42,29 @@ class Definition(Activation):
 
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
         """Backward as ``dy`` times the slope: an activation too, whose derivative the compiler finds."""
-        return dy * run(kept, _slope(self, save), params, False, None, False)
+        slope = self.slope_from_output if save == "output" else self.slope_from_input
+        return dy * run(kept, slope, params, False, None, False)
 
+    @cached_property
+    def slope_from_input(self) -> Definition:
+        """The activation that computes its slope at an input."""
+        return self._slope(from_output=False)
 
-@lru_cache(maxsize=256)
-def _slope(definition: Definition, save: str) -> Definition:
-    """The activation that computes another's slope, from the input or from the output."""
-    kernel = slope_source(definition.source, save == "output")
-    return replace(
-        definition,
-        name=kernel.name,
-        saves=("input",),
-        kernel=kernel,
-        functions=frozenset({"forward"}),
-        has_reference=False,  # that of the definition is of another function
-    )
+    @cached_property
+    def slope_from_output(self) -> Definition:
+        """The activation that computes its slope where an output is."""
+        return self._slope(from_output=True)
+
+    def _slope(self, *, from_output: bool) -> Definition:
+        kernel = slope_source(self.source, from_output)
+        return replace(
+            self,
+            name=kernel.name,
+            saves=("input",),
+            kernel=kernel,
+            functions=frozenset({"forward"}),
+            has_reference=False,  # that of the definition is of another function
+        )
 
 
 def read_definition(
@@ -80,7 +88,7 @@ def read_definition(
         text = kernel_file.checked(text)
         functions, fields = signature.functions(text), kernel_file.header(text) | fields
         given = fields.get("parameters", {})
-        given = read_header(given) if isinstance(given, str) else given
+        given = kernel_file.librarys_defaults(text) | dict(read_header(given) if isinstance(given, str) else given)
         unmarked = kernel_file.unmarked_numbers(functions, given)
         saves = kernel_file.read_saves(functions, fields.get("keeps", ()))
         used = kernel_file.definitions_used(text, beside)
@@ -138,7 +146,10 @@ def channels_declared(there: Signature, numbers: tuple[str, ...], given: Mapping
             raise ValueError(f"{name} is a Channel<T> in the kernel file, declared as {value!r}; declare it as a Channel()")
     params = [name for name in given if name not in (*channels, *rows)]
     if set(params) != set(numbers):
-        how = f"define(..., {numbers[0]}=1.0) or // parameters: {numbers[0]} = 1.0" if numbers else "leave them out"
+        missing = [name for name in numbers if name not in params]
+        unknown = [name for name in params if name not in numbers]
+        arguments, header = (", ".join(f"{name}{equals}1.0" for name in missing) for equals in ("=", " = "))
+        how = f"define(..., {arguments}) or // parameters: {header}" if missing else f"leave out {', '.join(unknown)}"
         told = [", ".join(each) or "none" for each in (numbers, params)]
         raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
     return {name: given.get(name, Channel()) for name in channels}

@@ -17,7 +17,7 @@ __all__ = ["FUNCTIONS", "IN_MATH", "Called", "Function", "called"]
 
 
 class Function(NamedTuple):
-    """A function of kernels/math.cuh or number.cuh: how many arguments it takes, and what it is called in Python.
+    """A function of kernels/device/math.cuh or number.cuh: how many arguments it takes, and what it is called in Python.
 
     ``numbers`` are the positions of arguments that may be plain numbers in Python.
     """

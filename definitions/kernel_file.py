@@ -15,7 +15,7 @@ from .. import registry
 from ..kernels import KernelSource
 from ..kernels.loader.signature import Function, Signature, before_operands, code, possible_saves, takes_elements
 from ..kernels.loader.uses import names_used, namespace
-from ..records import Activation
+from ..records import Activation, Channel, library
 
 __all__ = [
     "check_encodable",
@@ -25,6 +25,7 @@ __all__ = [
     "header",
     "in_order_of_use",
     "is_of_rows",
+    "librarys_defaults",
     "parameter_names",
     "quoted",
     "read_file",
@@ -121,6 +122,12 @@ def in_order_of_use(texts: Mapping[str, str]) -> list[str]:
     for name in texts:
         add(name, ())
     return ordered
+
+
+def librarys_defaults(text: str) -> dict[str, float | Channel]:
+    """What the table says of the numbers and channel operands of a kernel file, if it is one of the library's as it is."""
+    lines = [record for record in library.values() if record.source.text == text]
+    return dict(lines[0].params) | lines[0].channels if lines else {}
 
 
 def unmarked_numbers(functions: dict[str, Function], declared: Collection[str]) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from numbers import Integral, Real
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from .. import registry
 from ..records import OPTIONS, Channel, Row
@@ -16,7 +16,16 @@ from .functions import FUNCTIONS
 from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT
 
-__all__ = ["Declared", "check_element", "check_operands", "declared", "in_header", "read_default", "read_header"]
+__all__ = [
+    "Declared",
+    "check_element",
+    "check_operands",
+    "declared",
+    "in_header",
+    "read_default",
+    "read_header",
+    "reserves_arguments",
+]
 
 # What C++ or kernel files already mean by a name, so that no parameter can have it.
 CPP_WORDS = frozenset(
@@ -26,6 +35,7 @@ CPP_WORDS = frozenset(
     typedef typename union unsigned using virtual void volatile while activation forward backward backward_from_output
     backward_from_bit keeps jitact std T ELEMENTWISE x y dy""".split()  # noqa: SIM905
 )
+F = TypeVar("F", bound=Callable)
 IN_PYTHON = ("torch", "math", *(helper.__name__ for helper in HELPERS.values()))
 
 
@@ -41,16 +51,23 @@ class Declared(NamedTuple):
         return {name: operand for name, operand in self.beside.items() if isinstance(operand, Channel)}
 
 
+_arguments: set[str] = set()
+
+
+def reserves_arguments(function: F) -> F:
+    """Marks the function by which people define: no parameter can be called like one of its own arguments."""
+    _arguments.update(inspect.signature(function).parameters.keys() - {"params"})
+    return function
+
+
 @cache
 def _reserved_parameters() -> dict[str, str]:
     """The names that no parameter can have, and why."""
-    from .define import define  # whose arguments it asks for
-
-    relu, options = registry.class_of("relu"), inspect.signature(define).parameters
+    relu = registry.class_of("relu")
     return {
         **dict.fromkeys(dir(relu()), "modules have something else of that name"),
         **dict.fromkeys(["self", "inplace", *OPTIONS], "it is an argument of every activation"),
-        **dict.fromkeys(options.keys() - {"params"}, "it is an argument of define"),
+        **dict.fromkeys(_arguments, "it is an argument of define"),
         **dict.fromkeys([*FUNCTIONS, DROPOUT, *CONSTANTS], "expressions have something else of that name"),
         **dict.fromkeys(IN_PYTHON, "PyTorch's form needs the name"),
         **dict.fromkeys(CPP_WORDS, "kernel files have something else of that name"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.loader.signature import ROLES, prepared
 from ..kernels.loader.source import Work
-from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, layout, what_it_is
+from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
@@ -90,7 +90,7 @@ def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, An
 
     Raises:
         TypeError, ValueError: the seed is neither None nor a tensor that holds one int64, on their device, or the dimension is
-            none of theirs.
+            none of theirs, or given without a bias.
     """
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
     if seed is None and type(dim) is int and dim == -1:  # as in almost every call
@@ -102,19 +102,22 @@ def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, An
             raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}")
         if isinstance(x, Tensor) and seed.device != x.device:
             raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
-    check_channel_dim(record, dim)
+    check_channel_dim(record, dim, beside.get("bias"))
     if isinstance(x, Tensor) and dim != -1 and not -x.dim() <= dim < x.dim():
         raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no channel_dim={dim}: {tuple(x.shape)}")
 
 
-def check_channel_dim(record: Activation, dim: Any) -> None:
-    """Checks what says to which dimension a bias belongs.
+def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
+    """Checks what says to which dimension a bias belongs, given that bias.
 
     Raises:
         TypeError: it is no int.
+        ValueError: it is another than the default, and there is neither a bias nor a channel operand of the activation's own.
     """
     if type(dim) is not int:
         raise TypeError(f"{record.name}: channel_dim must be an int, got {dim!r}")
+    if dim != -1 and bias is None and not record.channels:
+        raise ValueError(f"{record.name}: channel_dim is the dimension of bias=, and no bias is given, got channel_dim={dim}")
 
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
@@ -198,7 +201,10 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         label=label,
     )
     own = len(record.params)
-    described = bias, len(source.signature.of("random")) if dropout else None, residual
+    laid = record.layout
+    # Numbers, not the record, which whoever has the formula would keep when its name is defined again.
+    own_operands = laid.elements, len(laid.tensors) - laid.elements, own, laid.draws
+    described = *own_operands, bias, len(source.signature.of("random")) if dropout else None, residual
     requires = [requirement._replace(holds=partial(_holds, requirement.holds, own)) for requirement in record.requires]
     if dropout:
         requires.append(Requirement("0 <= dropout <= 1", lambda *params: 0 <= params[-1] <= 1))
@@ -206,12 +212,12 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
     return replace(
         record,
         name=label,
-        reference=partial(_formula if record.by_formula else _drawing_formula, record, record.reference, *described),
+        reference=partial(_formula if record.by_formula else _drawing_formula, record.reference, *described),
         saves=saves or ("input",),
         params=(*record.params, ("dropout", 0.5)) if dropout else record.params,
         gradient_from_output=None,
         module=None,
-        exact=partial(_formula, record, record.exact, *described) if record.exact else None,
+        exact=partial(_formula, record.exact, *described) if record.exact else None,
         requires=tuple(requires),
         aliases=(),
         kernel=kernel,
@@ -277,8 +283,11 @@ def _gradients(declared: str, found: str, count: int, bias: bool) -> str:
 
 
 def _formula(
-    record: Activation,
     form: Callable[..., Tensor],
+    elements: int,
+    by_channel: int,
+    numbers: int,
+    draws: bool,
     bias: bool,
     stream: int | None,
     residual: bool,
@@ -288,17 +297,17 @@ def _formula(
 ) -> Tensor:
     """The same around the activation's form in PyTorch, of the tensors in the order in which operators take them.
 
+    The form takes so many elements, operands with a value for each channel or row, and numbers, and may draw random ones.
     ``stream`` is that of the random numbers of dropout, None without.
     """
-    laid, dtype = layout(record.token), x.dtype  # of the result, whatever the bias's is
-    tensors, elements = laid.tensors, laid.elements
+    dtype = x.dtype  # of the result, whatever the bias's is
     more, left = list(others[: elements - 1]), list(others[elements - 1 :])
     added = left.pop(0) if residual else None
     if bias:
         x = x + left.pop(0)
-    channels, left = left[: len(tensors) - elements], left[len(tensors) - elements :]
-    own, left = left[: len(record.params)], left[len(record.params) :]
-    drawn = {"keep": keep} if laid.draws and keep is not None else {}
+    channels, left = left[:by_channel], left[by_channel:]
+    own, left = left[:numbers], left[numbers:]
+    drawn = {"keep": keep} if draws and keep is not None else {}
     operands = [each.to(torch.promote_types(each.dtype, x.dtype)) for each in (*more, *channels)]  # beside a wider bias
     y = form(x, *operands, *own, **drawn)
     if stream is not None:

@@ -7,8 +7,9 @@ from functools import cache
 from .. import registry
 from ..activations import TABLE
 from ..kernels import KernelSource, Work
-from ..modules import GENERATED, ActivationModule, make_module
+from ..modules import GENERATED, ActivationModule
 from ..records import Activation, Gating, is_plain
+from .modules import make_gated_module
 
 __all__ = ["gated"]
 
@@ -44,7 +45,7 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     with registry.lock:
         made = getattr(record.made, "gated", None)
         if made is None:
-            made = record.made.gated = make_module(_make(record))
+            made = record.made.gated = make_gated_module(_make(record))
     return made
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..modules import ActivationModule
+from ..modules import ActivationModule, Makers, make_module, named_as
 from ..records import GATED, OPTIONS, Activation, as_number, is_stand_in
 from .calls import run_gated
 from .halves import by_name, check_options, halves_of
 
-__all__ = ["GatedModule", "make_gated_function", "make_gated_reference"]
+__all__ = ["GatedModule", "make_gated_module"]
 
 
 class GatedModule(ActivationModule):
@@ -62,7 +62,12 @@ class GatedModule(ActivationModule):
         return [2 * dim]  # of the one that holds both
 
 
-def make_gated_reference(record: Activation) -> type[nn.Module]:
+def make_gated_module(record: Activation) -> type[ActivationModule]:
+    """The ``ModelNew`` class of a gated activation."""
+    return make_module(record, Makers(GatedModule, _make_reference, _make_function))
+
+
+def _make_reference(record: Activation) -> type[nn.Module]:
     """PyTorch's formula as a module, which takes one tensor or two."""
 
     class Model(nn.Module):
@@ -84,7 +89,7 @@ def make_gated_reference(record: Activation) -> type[nn.Module]:
     return Model
 
 
-def make_gated_function(record: Activation) -> Callable[..., Tensor]:
+def _make_function(record: Activation) -> Callable[..., Tensor]:
     """The function of a gated activation: ``f(x, dim=-1)``, ``f(first, second)``, ``f(gate=, up=)``."""
     defaults = {name: parameter.default for name, parameter in record.signature.parameters.items()}
     order = defaults.pop("gate")
@@ -114,4 +119,4 @@ def make_gated_function(record: Activation) -> Callable[..., Tensor]:
         return run_gated(record, tuple(tensors), named, options)
 
     function.__signature__ = signature
-    return function
+    return named_as(function, record)

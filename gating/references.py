@@ -76,23 +76,23 @@ def glu(up: Tensor, gate: Tensor) -> Tensor:
     return up * torch.sigmoid(gate)
 
 
-def fatrelu_glu(gate: Tensor, up: Tensor, threshold: float = 0.0) -> Tensor:
+def fatrelu_glu(gate: Tensor, up: Tensor, threshold: float) -> Tensor:
     """vLLM's fatrelu_and_mul."""
     return F.threshold(gate, threshold, 0.0) * up
 
 
-def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float = 1.702, limit: float = 7.0, beta: float = 1.0) -> Tensor:
+def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float, beta: float) -> Tensor:
     """gpt-oss'."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
 
 
-def swiglu_step(gate: Tensor, up: Tensor, limit: float = 7.0) -> Tensor:
+def swiglu_step(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """vLLM's swiglustep_and_mul."""
     return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
 
 
-def situ_glu(gate: Tensor, up: Tensor, beta: float = 4.0, beta2: float = 25.0) -> Tensor:
+def situ_glu(gate: Tensor, up: Tensor, beta: float, beta2: float) -> Tensor:
     """SGLang's SituAndMul."""
     return beta * torch.tanh(gate / beta) * torch.sigmoid(gate) * (beta2 * torch.tanh(up / beta2) if beta2 else up)
 
@@ -122,13 +122,13 @@ def exact_glu(up: Tensor, gate: Tensor) -> Tensor:
     return up * ref.exact_sigmoid(gate)
 
 
-def exact_clamped_swiglu(gate: Tensor, up: Tensor, alpha: float = 1.702, limit: float = 7.0, beta: float = 1.0) -> Tensor:
+def exact_clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float, beta: float) -> Tensor:
     """By the exact sigmoid."""
     gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate * ref.exact_sigmoid(alpha * gate) * (up + beta)
 
 
-def exact_swiglu_step(gate: Tensor, up: Tensor, limit: float = 7.0) -> Tensor:
+def exact_swiglu_step(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """By the exact silu."""
     return ref.exact_silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
 
@@ -142,7 +142,7 @@ def _exact_tanh(x: Tensor) -> Tensor:
     return torch.where(left, -y, y)
 
 
-def exact_situ_glu(gate: Tensor, up: Tensor, beta: float = 4.0, beta2: float = 25.0) -> Tensor:
+def exact_situ_glu(gate: Tensor, up: Tensor, beta: float, beta2: float) -> Tensor:
     """By the exact sigmoid and tanh."""
     capped = beta2 * _exact_tanh(up / beta2) if beta2 else up
     return beta * _exact_tanh(gate / beta) * ref.exact_sigmoid(gate) * capped

@@ -11,17 +11,16 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from .. import registry
 from ..measuring.commandline import CommandParser, exit_code
+from ..records import Activation
+from ..rows.modules import names as row_names
+from ..rows.records import RowActivation
 from .loader import cache, folders
 from .loader.errors import BuildError
 from .loader.gpu import Arch, parse_archs
 from .loader.plan import Plan
-
-if TYPE_CHECKING:
-    from ..records import Activation
-    from ..rows.records import RowActivation
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m jitact.kernels") -> int:
@@ -106,10 +105,6 @@ def _registered(names: Sequence[str], of_rows: bool = True) -> list[str]:
     Raises:
         LookupError: there is none of such a name; the message suggests near ones.
     """
-    from jitact import registry  # not at the top: the registry imports this package
-
-    from ..rows.modules import names as row_names
-
     def kernel(name: str) -> str:
         found = registry.of_rows(name) if of_rows else None
         if "+" in name:
@@ -126,8 +121,6 @@ def _record(name: str) -> Activation | RowActivation:
     Raises:
         LookupError: there is none, or that cannot stand there.
     """
-    from jitact import registry
-
     of_rows = registry.of_rows(name)
     try:
         return of_rows.activation if of_rows else registry.record_named(name)
@@ -255,8 +248,6 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _tune(options: argparse.Namespace) -> int:
-    from jitact import registry
-
     from ..measuring.tune import tune
 
     records = [registry.class_of(name).activation for name in _registered(options.names, of_rows=False)]

@@ -1,7 +1,9 @@
 """How far results may be off, and why each number is what it is. There is no other table of tolerances.
 
-Everything counts in units in the last place (ulp) of the dtype, beside float64. Three uses, from strict to wide: what the tests
-hold the library's kernels to, what every measurement of them holds them to, and what tells any right formula from a wrong one.
+Where nothing else is said they count in units in the last place (ulp) of the dtype, beside float64. Three uses, from strict to
+wide: what the tests hold the library's kernels to, what every measurement of them holds them to, and what tells any right
+formula from a wrong one. Tests that hold two ways to one result beside each other, such as a model before and after
+``replace``, say in place how near these are.
 """
 
 from __future__ import annotations
@@ -13,18 +15,25 @@ import torch
 
 __all__ = [
     "BOUNDS",
+    "DEFINED_ROWS",
     "DISSOLVED",
+    "DRAWN",
+    "EXTREMES",
     "FORMULA",
     "FORMULA_FROM_OUTPUT",
     "GRADIENT_FLOOR",
     "OF_GATES",
     "OF_ROWS",
+    "OF_SUMS",
     "OTHER_PARAMETERS",
+    "SHARES_OF_LOGARITHMS",
     "SMALL_SLOPE",
+    "SURROUNDED",
     "TESTED",
     "TESTED_FROM_OUTPUT",
     "UNUSUAL",
     "Bound",
+    "Extreme",
     "Limit",
 ]
 
@@ -109,6 +118,53 @@ up to 60, which loses 6 bits; the slope of laplace with sigma = 1/20 loses 2 mor
 
 DISSOLVED = TESTED[torch.float32].forward * 2
 """float32 in a compiled graph, forward: sums of products are rounded twice, where kernels have fma."""
+
+OF_SUMS = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 1e-6, torch.float64: 1e-14}
+"""Of a gradient that is summed over what its operand is broadcast over, in parts of the sum of the sizes of its terms: in 16
+bits the result's own rounding, half an epsilon; else that of each term and of a tree of sums, 8 and 45 epsilons."""
+
+SURROUNDED = {torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6, torch.float32: 2.0**-21, torch.float64: 2.0**-50}
+"""With a bias, dropout and a residual, relative to 1 + the size of the result: forward; gradients, which are sums of up to some
+hundred terms, 32 times as much. The residual may cancel the rest: two or four epsilons, of the terms rather than the result."""
+
+DRAWN = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-7, torch.float64: 1e-15}
+"""Of a random slope times a number, in parts of it: the slope that it is compared with was rounded to the dtype, and so was the
+product, half an epsilon each; up to 2 epsilons in float16, 1.3 in bfloat16."""
+
+SHARES_OF_LOGARITHMS = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float32: 2e-5, torch.float64: 1e-13}
+"""Of an exponential of a logarithm of a row's share, in parts of it: it is off by as much as the logarithm was rounded, in
+float32 up to 65 ulp, 8e-6, at a distance of 80, and twice that of a product of two; in 16 bits the result's own rounding is
+within one epsilon."""
+
+DEFINED_ROWS = {torch.bfloat16: 2, torch.float32: 16, torch.float64: 16}
+"""Gradients of users' activations of rows, in epsilons of the sum of the sizes of their terms: exponents, of up to some 20, are
+rounded in the type that is computed in, before they are one in 16 bits."""
+
+
+@dataclass(frozen=True)
+class Extreme:
+    """What results are held to for extreme values of inputs and parameters.
+
+    Attributes:
+        ulp: the error.
+        relative: besides, what comes of so much a relative change of the input and of each parameter.
+        gradient: besides, the absolute error of a gradient with dy = 1.
+    """
+
+    ulp: float
+    relative: float
+    gradient: float
+
+
+EXTREMES = {
+    # A few roundings on the way, in float32 for 16 bits too, change a result as much as changing what it is made of by two to
+    # four epsilons would, however ill-conditioned the formula is there. Gradients are sums of terms up to about 1, with a few
+    # roundings in float32; in 16 bits a 512th of the epsilon.
+    torch.float16: Extreme(1.0, 2.0**-22, 2.0**-19),
+    torch.bfloat16: Extreme(1.0, 2.0**-22, 2.0**-16),
+    torch.float32: Extreme(4.0, 2.0**-22, 2.0**-21),
+    torch.float64: Extreme(8.0, 2.0**-50, 2.0**-50),
+}
 
 
 @dataclass(frozen=True)

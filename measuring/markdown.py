@@ -8,7 +8,9 @@ import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from ..registry import REGISTRY
 from ..rows.records import TABLE
+from .models import HOST_LIMIT
 from .text import DIRECTIONS, PEERS, Entry, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
 
 __all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_comparison", "current_readme"]
@@ -62,8 +64,6 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
         bench: what bench.py wrote, if it was run.
         operands: what ``bench.py --operands`` wrote, in each of its runs; also the other, which measures gated ones so.
     """
-    from ..registry import REGISTRY
-
     timed = [dtype for dtype in dtypes_of(bench) if dtype != "fp16"]  # as bf16, and the table is wide
     sources = [f"Errors: {_origin(accuracy)}."] if accuracy else []
     if bench:
@@ -276,8 +276,6 @@ def models_markdown(after: Entry | None, before: Entry | None) -> str:
         after: its results.
         before: the same of a version whose activations are whole operators in compiled graphs.
     """
-    from .models import HOST_LIMIT
-
     if not after:
         return ""
     names = list(dict.fromkeys(row["name"] for row in after["rows"]))

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from jitact import kernels
-from jitact.bench import ceilings, kept_bytes, make_inputs, medians, release
 from jitact.measuring.commandline import dtype_name, first_line, keeping, machine, progress, say
 from jitact.measuring.limits import FORMULA
 from jitact.measuring.models import compile_ahead
@@ -26,6 +25,7 @@ from jitact.measuring.operand_cases import CASES, GATED, Case, Function, Shape, 
 from jitact.measuring.others import Others
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.text import PEERS, size
+from jitact.measuring.timing import ceilings, kept_bytes, make_inputs, medians, release
 from jitact.registry import REGISTRY
 from jitact.rows.records import TABLE
 

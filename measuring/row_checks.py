@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..rows.modules import RowModule
 from ..rows.records import Beside, RowActivation
-from .checks import Check, Line, Worst
 from .limits import FORMULA, Limit
 from .oracle import Judge
+from .verdicts import Check, Line, Worst
 
 __all__ = ["check_rows", "random_beside", "random_rows"]
 

@@ -16,10 +16,10 @@ from ..modules import ActivationModule, bias_around
 from ..records import Activation
 from ..registry import class_of, of_defaults, record_named, record_of
 from ..running import run_fitted
-from .checks import FAR, Line, worst_of
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
+from .verdicts import FAR, Line, worst_of
 
 __all__ = ["by_operand", "fixed_values", "lines_of_several", "named", "of_several", "surrounded"]
 

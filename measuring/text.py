@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
 
+from ..records import is_plain
+from ..registry import REGISTRY
+
 __all__ = [
     "DIRECTIONS",
     "PEERS",
@@ -38,9 +41,6 @@ PEERS = {"eager": "eager", "compile": "torch.compile", "exported": "exported fil
 @cache
 def classic() -> frozenset[str]:
     """The activations whose speed-up is the headline: torch.nn's elementwise ones, without weights or randomness."""
-    from ..records import is_plain
-    from ..registry import REGISTRY
-
     plain = [cls.activation for cls in REGISTRY.values() if cls.activation.module and is_plain(cls.activation.token)]
     variants = [name for record in plain if record.variant for name in record.variant[1].values()]
     return frozenset([*(record.name for record in plain), *variants])

@@ -7,13 +7,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from jitact.bench import medians
-
 from ..kernels.loader import load as loader
 from ..kernels.loader.errors import BuildError
 from ..kernels.loader.plan import make_plan
 from ..kernels.loader.prebuild import prebuild
 from ..kernels.loader.source import KernelSource, Work
+from .timing import medians
 
 __all__ = ["tune"]
 

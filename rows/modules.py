@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
-from ..modules import ActivationModule, StandingIn
+from ..modules import ActivationModule, StandingIn, normalise, users_rows
 from ..records import as_number, is_stand_in
-from ..registry import normalise, users_rows
 from . import functions
 from .records import TABLE, Beside, RowActivation
 

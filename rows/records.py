@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -64,6 +63,7 @@ class RowActivation:
             ``theirs`` has its own, which do.
         rows: the names of operands with one value for each row.
         params: those of numbers, with their defaults.
+        builds: what :meth:`built_for` found, by what they are for.
     """
 
     name: str
@@ -79,10 +79,13 @@ class RowActivation:
     own_gradient: bool = False
     rows: tuple[str, ...] = ()
     params: tuple[tuple[str, float], ...] = ()
+    builds: dict[RowTypes, str | None] = field(default_factory=dict, repr=False)
 
     def built_for(self, types: RowTypes) -> str | None:
         """The first part of the operators' names of a build for some types; None where there can be none."""
-        return _built(self, types)
+        if types not in self.builds:
+            self.builds[types] = kernels.built(self.source._replace(row_types=types))
+        return self.builds[types]
 
     @property
     def yardstick(self) -> str:
@@ -135,11 +138,6 @@ class RowActivation:
     def exact_of_rows(self, dy: Tensor, y: Tensor, dim: int, beside: Beside) -> list[tuple[Tensor, Tensor]]:
         """The same of the gradient of each operand that there is for each row."""
         return []
-
-
-@cache
-def _built(record: RowActivation, types: RowTypes) -> str | None:
-    return kernels.built(record.source._replace(row_types=types))
 
 
 def _softmax_gradients(dy: Tensor, y: Tensor, dim: int) -> tuple[Tensor]:

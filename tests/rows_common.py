@@ -18,7 +18,7 @@ from jitact.measuring.limits import OF_ROWS
 
 CODE = {torch.float32: 1, torch.float16: 2, torch.bfloat16: 3}
 ULP = {dtype: bound.forward for dtype, bound in OF_ROWS.items()}
-GRADIENT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+GRADIENT = {dtype: bound.gradient * torch.finfo(dtype).eps for dtype, bound in OF_ROWS.items()}
 OPERATIONS = ("forward", "backward", "backward_from_output")
 HERE, DEVICE = Path(__file__).parent, Path(kernels.__file__).parent / "device"
 

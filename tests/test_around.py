@@ -17,9 +17,9 @@ from jitact import fusing
 from jitact.compiling.formulas import Formula
 from jitact.fusing.around import around, run_around
 from jitact.fusing.drop import kept
+from jitact.measuring.limits import SURROUNDED
 from jitact.records import Activation
 
-EPS = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.float16: 2.0**-9, torch.bfloat16: 2.0**-6}
 CASES = {
     "gelu": F.gelu,
     "relu": F.relu,
@@ -42,7 +42,7 @@ def inputs(dtype: torch.dtype, device: str, shape: tuple[int, ...] = (33, 24)) -
 
 
 def close(ours: Tensor, exact: Tensor, dtype: torch.dtype, scale: float = 1.0) -> None:
-    assert ((ours.double() - exact).abs() <= EPS[dtype] * scale * (1 + exact.abs())).all()
+    assert ((ours.double() - exact).abs() <= SURROUNDED[dtype] * scale * (1 + exact.abs())).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -459,6 +459,8 @@ def test_modules(device: str) -> None:
     with torch.no_grad():
         planes.bias.copy_(torch.tensor([1.0, -1.0, 2.0]))
     torch.testing.assert_close(planes(images), F.relu(images + planes.bias.view(-1, 1, 1)))
+    planes.bias = None  # as people take a bias away; the dimension that it had is none of the activation's
+    assert torch.equal(planes(images, images), F.relu(images) + images)
 
 
 def test_arguments_of_the_activations_own_win(device: str, only_here: None) -> None:
@@ -514,6 +516,11 @@ ERRORS = [
     (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=1.0), TypeError, "gelu: channel_dim must be an int, got 1.0"),
     (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=2), ValueError, "x has 2 dimensions, and no channel_dim=2: .4, 3."),
     (lambda: jitact.get("gelu")(bias=3, channel_dim="c"), TypeError, "gelu: channel_dim must be an int, got 'c'"),
+    (lambda: jitact.gelu(X, channel_dim=0), ValueError, "gelu: channel_dim is the dimension of bias=, and no bias is given"),
+    (lambda: jitact.gelu(X, dropout=0.5, residual=X, channel_dim=0), ValueError, "no bias is given, got channel_dim=0"),
+    (lambda: jitact.rrelu(X, channel_dim=0), ValueError, "rrelu: channel_dim is the dimension of bias=, and no bias is given"),
+    (lambda: jitact.get("gelu")(channel_dim=1), ValueError, "gelu: channel_dim is .*, and no bias is given, got channel_dim=1"),
+    (lambda: jitact.get("gelu")(dropout=0.5, channel_dim=1), ValueError, "no bias is given, got channel_dim=1"),
     (lambda: jitact.relu(X.clone(), residual=torch.ones(2, 4, 3), inplace=True), ValueError,
      "relu.residual: in place the result has the shape of x; that is .4, 3., and the result .2, 4, 3."),
     (lambda: jitact.get("tanh")(dropout=0.5, save="output"), ValueError, "tanh: save='output' is not possible with dropout"),

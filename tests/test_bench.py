@@ -16,7 +16,7 @@ import torch
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.measuring import models, operand_cases, operand_rows
+from jitact.measuring import models, operand_cases, operand_rows, timing
 from jitact.measuring.commandline import with_kept, write_json
 from jitact.rows.modules import names as row_names
 
@@ -162,7 +162,7 @@ def quick(monkeypatch):
     """Few runs, and no builds in fresh processes."""
     use = {"build_s": None, "load_ms": 1.0}
     monkeypatch.setattr(bench, "first_use", lambda names, *_: {"import_ms": 1.0, "first_use": dict.fromkeys(names, use)})
-    monkeypatch.setattr(bench, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
+    monkeypatch.setattr(timing, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
 
 
 class TestBench:

@@ -20,7 +20,7 @@ from jitact.__main__ import COMMANDS, main
 from jitact.kernels.loader import build, cache, log
 from jitact.kernels.loader.plan import make_plan
 from jitact.measuring import progress as progress_module
-from jitact.measuring import text
+from jitact.measuring import text, timing
 from jitact.measuring.commandline import progress, say, write_json
 from jitact.measuring.others import Others
 
@@ -144,7 +144,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_bench_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(bench, "RUNS", {"cpu": (3, 3, 0.0)})
+    monkeypatch.setattr(timing, "RUNS", {"cpu": (3, 3, 0.0)})
     stopped_after(bench, "measure_row", 1)
     file, page = tmp_path / "bench.json", tmp_path / "bench.html"
     files = ["--json", str(file), "--html", str(page)]
@@ -157,7 +157,7 @@ def test_bench_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_pat
 
 
 def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(bench, "RUNS", {"cpu": (3, 3, 0.0)})
+    monkeypatch.setattr(timing, "RUNS", {"cpu": (3, 3, 0.0)})
     stopped_after(bench, "first_use", 0)
     file = tmp_path / "bench.json"
     assert main(["bench", "relu", "--shape", "8x64", "--dtype", "fp32", "--device", "cpu", "--json", str(file)]) == 130

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import math
 import pickle
 import re
 import sys
+import weakref
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
@@ -32,6 +34,7 @@ from jitact.kernels import BuildError
 from jitact.kernels.loader import source
 from jitact.kernels.loader.errors import explain
 from jitact.records import Activation
+from jitact.rows.records import TABLE as ROWS
 
 pytestmark = pytest.mark.usefixtures("only_here")
 X = torch.linspace(-3, 3, 61, dtype=torch.float64)
@@ -694,6 +697,87 @@ def test_defining_again_replaces() -> None:
     assert type(copy.deepcopy(new())) is new
     model = copy.deepcopy(torch.nn.Sequential(module, module))
     assert type(model[0]) is old and model[1] is model[0] and torch.equal(model[0](X), module(X))
+
+
+def second_derivative(cls: type) -> None:
+    x = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(cls(save="output")(x).sum(), x, create_graph=True)
+    slope.sum().backward()
+
+
+def compiled(cls: type) -> None:
+    torch.compile(cls(), fullgraph=True, backend="aot_eager")(X.clone().requires_grad_()).sum().backward()
+
+
+def compiled_with_more(cls: type) -> None:
+    module = torch.compile(cls(bias=61, dropout=0.5), fullgraph=True, backend="aot_eager")
+    module(X.float().requires_grad_(), X.float()).sum().backward()
+
+
+def test_files_of_the_library_are_taken_as_they_are() -> None:
+    """With the numbers and channel operands of their lines; of a changed one the numbers are to be declared."""
+    for record in (*TABLE, *ROWS.values()):
+        by_path = jitact.define("taken", source=Path(record.source.path)).activation
+        by_text = jitact.define("taken", source=record.source.text).activation
+        for taken in (by_path, by_text):
+            assert taken.params == record.params and getattr(taken, "channels", None) == getattr(record, "channels", None)
+    text = next(record.source.text for record in TABLE if record.name == "clamped_swiglu")
+    assert dict(jitact.define("taken", source=text, limit=1.0).activation.params) == {"alpha": 1.702, "limit": 1.0, "beta": 1.0}
+    with pytest.raises(ValueError, match="taken: forward's parameters are alpha, limit, beta, those") as raised:
+        jitact.define("taken", source=f"{text}\n// more\n")
+    what_to_pass = "define(..., alpha=1.0, limit=1.0, beta=1.0) or // parameters: alpha = 1.0, limit = 1.0, beta = 1.0"
+    assert str(raised.value).endswith(what_to_pass)
+
+
+FILE = """ELEMENTWISE T forward(T x) {
+  T sum = 0;
+  for (int k = 0; k < 3; k++) sum += x;
+  return sum;
+}
+"""
+
+
+@pytest.mark.parametrize("use", [second_derivative, compiled, compiled_with_more], ids=lambda use: use.__name__)
+def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> None:
+    """The record too, whatever was made of it."""
+
+    def used() -> list[weakref.ref]:
+        cls = jitact.define("swoosh", "3 * x + 0.5 * (x > 0 ? x : 0)", backward_from_output="y > 0 ? 3.5 * dy : 3 * dy")
+        whole = jitact.define("whole", source=FILE)
+        for each in (cls, whole) if use is not second_derivative else (cls,):
+            use(each)
+        return [weakref.ref(each) for of in (cls, whole) for each in (of, of.activation)]
+
+    left = used()
+    jitact.define("swoosh", "x * x")
+    jitact.define("whole", "x * x")
+    torch._dynamo.reset()
+    gc.collect()
+    assert [each() for each in left] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    ("how", "function"), [({"expression": "x * sin(x)"}, lambda x: x * x.sin()), ({"source": FILE}, lambda x: 3 * x)]
+)
+def test_graphs_outlive_what_they_are_of(how: dict[str, str], function: Callable[[Tensor], Tensor]) -> None:
+    """A graph that calls an activation's operator goes on when its name stands for another, and its record is no more."""
+
+    def exported() -> tuple[torch.nn.Module, weakref.ref]:
+        cls = jitact.define("swoosh", **how)
+        return torch.export.export(torch.nn.Sequential(cls()), (torch.ones(61),)).module(), weakref.ref(cls.activation)
+
+    for _ in range(2):  # the second time, the operator is there, found by what it computes
+        program, record = exported()
+        jitact.define("swoosh", "x * x")
+        gc.collect()
+        assert record() is None
+        x, wide = X.float().requires_grad_(), X.clone().requires_grad_()
+        y, exact = program(x), function(wide)
+        torch.testing.assert_close(y.double(), exact, atol=1e-6, rtol=1e-6)
+        (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        (slope,) = torch.autograd.grad(exact.sum(), wide, create_graph=True)
+        torch.testing.assert_close(dx.double(), slope, atol=1e-5, rtol=1e-5)
+        assert dx.requires_grad
 
 
 def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,14 @@ def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
             assert block.kind in ("text", "dockerfile"), f"{where}: no such kind of code, {block.kind!r}"
 
 
+def test_lines_of_the_table_are_shown_as_they_are() -> None:
+    table, page = (ROOT / "activations.py").read_text(), (ROOT / "docs" / "adding.md").read_text(encoding="utf-8")
+    shown = re.findall(r"`(\w+)`'s line of the table [^`]*`([^`]*)`", page)
+    assert dict(shown).keys() == {"prelu"}
+    for name, code in shown:
+        assert code in table.partition(f'Activation("{name}"')[2].partition(" Activation(")[0]
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):

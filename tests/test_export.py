@@ -770,6 +770,23 @@ def test_command_line(tmp_path: Path) -> None:
     assert (tmp_path / "softsign.py").read_text() == jitact.export("softsign")
 
 
+def test_a_module_that_is_run_makes_nothing_twice() -> None:
+    """Python runs the file of ``-m`` again, as ``__main__``; classes of that would not be those that pickles find."""
+    program = """
+import contextlib, pickle, runpy, sys
+import jitact
+before = jitact.get("relu"), jitact.get("swiglu").activation.token
+with contextlib.suppress(SystemExit):
+    sys.argv = ["registry", "export", "relu", "-o", "/dev/null"]
+    runpy.run_module("jitact.registry", run_name="__main__")
+from jitact.records import by_token
+assert not [token for token in by_token if "." in token], list(by_token)
+assert pickle.loads(pickle.dumps(before[0])) is before[0] is jitact.get("relu")
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
 def test_what_is_known_of_conditions() -> None:
     facts = {"op": frozenset(["Op::forward", "Op::backward"]), "kSums": frozenset([0])}
     for condition, values in (

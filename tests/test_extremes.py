@@ -14,6 +14,7 @@ from torch import Tensor
 
 import jitact
 from jitact.configs import configure
+from jitact.measuring.limits import EXTREMES as LIMITS
 
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -36,13 +37,8 @@ EXTREMES = {
 CASES = [(each.name, tuple(default for _, default in each.params)) for each in PLAIN]
 CASES += [(name, params) for name, sets in EXTREMES.items() for params in sets]
 
-# What a result may be off by: ULP, and what comes of a relative change of x and of each parameter by RELATIVE, which is a few
-# roundings, and of the functions' flushing what is below the least normal number, times the parameter that it is scaled by.
-# Gradients have an absolute error too, that of the sums on the way to them.
-ULP = {torch.float64: 8.0, torch.float32: 4.0, torch.bfloat16: 1.0, torch.float16: 1.0}
-RELATIVE = {torch.float64: 2.0**-50, torch.float32: 2.0**-22, torch.bfloat16: 2.0**-22, torch.float16: 2.0**-22}
-LEAST = {torch.float64: 2.0**-1022, torch.float32: 2.0**-126, torch.bfloat16: 2.0**-126, torch.float16: 2.0**-126}
-GRADIENT = {torch.float64: 2.0**-50, torch.float32: 2.0**-21, torch.bfloat16: 2.0**-16, torch.float16: 2.0**-19}
+# What a result may be off by, besides what limits.py says: what comes of the functions' flushing what is below the least normal
+# number of the type that is computed in, times the parameter that it is scaled by.
 CANCELS = {"xielu": lambda p, n, beta, eps: softplus(n) + abs(beta)}  # the terms of what passes through 0
 SCALED_BY = {
     "elu": lambda a: a,
@@ -99,12 +95,13 @@ class Case:
     def __init__(self, name: str, params: tuple[float, ...], dtype: torch.dtype) -> None:
         rounded = torch.tensor(params, dtype=kept_in(name, dtype)).tolist()
         self.name, self.dtype, self.params = name, dtype, [number(p) if p == p else mp.nan for p in rounded]
-        self.cancels = GRADIENT[dtype] * CANCELS[name](*self.params) if name in CANCELS else 0.0
-        self.flushed = LEAST[dtype] * SCALED_BY.get(name, lambda *_: 1)(*self.params)
+        self.limit, registers = LIMITS[dtype], torch.float64 if dtype is torch.float64 else torch.float32
+        self.cancels = self.limit.gradient * CANCELS[name](*self.params) if name in CANCELS else 0.0
+        self.flushed = torch.finfo(registers).tiny * SCALED_BY.get(name, lambda *_: 1)(*self.params)
 
     def slack(self, function, x: Number) -> Number:
-        """What :data:`RELATIVE` and :data:`LEAST` come to."""
-        exact, step, arguments = function(x, *self.params), RELATIVE[self.dtype], [x, *self.params]
+        """What a relative change and flushing come to."""
+        exact, step, arguments = function(x, *self.params), self.limit.relative, [x, *self.params]
         changed = [
             function(*arguments[:i], value * (1 + sign * step), *arguments[i + 1 :])
             for i, value in enumerate(arguments)
@@ -118,11 +115,11 @@ class Case:
         if abs(exact) > torch.finfo(self.dtype).max and dy != 1:
             return  # no slope of the dtype
         exact *= dy
-        if error(actual, exact, self.dtype, 0) <= ULP[self.dtype]:
+        if error(actual, exact, self.dtype, 0) <= self.limit.ulp:
             return
         off = error(actual, exact, self.dtype, abs(dy) * (self.slack(function, number(x)) + absolute))
         where = f"{self.name}, {what} at {x!r}, {self.dtype}, parameters {[float(p) for p in self.params]}"
-        assert off <= ULP[self.dtype], f"{where}: {actual!r} for {mp.nstr(exact, 17)}, {off:.3g} ulp, dy = {dy!r}"
+        assert off <= self.limit.ulp, f"{where}: {actual!r} for {mp.nstr(exact, 17)}, {off:.3g} ulp, dy = {dy!r}"
 
 
 def run(name: str, params: tuple[float, ...], save: str, x: Tensor, dy: Tensor) -> tuple[list[float], list[float]]:
@@ -165,12 +162,12 @@ def test_against_sixty_digits(name: str, dtype: torch.dtype, device: str) -> Non
                 case.check("forward", function, at, value, absolute=case.cancels)
                 if save == "output":
                     if not math.isinf(value):  # an output that overflowed has no slope
-                        case.check("gradient from the output", SLOPES_OF_Y[name], value, gradient, g, GRADIENT[dtype])
+                        case.check("gradient from the output", SLOPES_OF_Y[name], value, gradient, g, case.limit.gradient)
                 elif name == "snake" and abs(at * params[0]) > (2**15 if dtype is not torch.float64 else 1e3):
                     # Of the rounded product, which may be any phase.
                     assert math.isinf(at) or abs(gradient / g - 1) <= 1 + 2 * torch.finfo(dtype).eps, (params, at, gradient, g)
                 else:
-                    case.check("gradient", slope, at, gradient, g, max(GRADIENT[dtype], case.cancels))
+                    case.check("gradient", slope, at, gradient, g, max(case.limit.gradient, case.cancels))
 
 
 def ambiguous(name: str, params: tuple[float, ...], x: float, dtype: torch.dtype) -> bool:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
 
 import jitact
+from jitact.activations import TABLE
 
 ROOT = Path(jitact.__file__).parent
 PACKAGES = ("kernels", *(path.parent.name for path in ROOT.glob("*/__init__.py") if path.parent.name != "kernels"))
@@ -35,11 +38,11 @@ def statements(tree: ast.AST) -> Iterator[ast.stmt]:
             yield from statements(node)
 
 
-def imported(path: Path) -> set[tuple[str, ...]]:
-    """The package's modules that a module imports."""
+def imported(path: Path, *, later: bool = False) -> set[tuple[str, ...]]:
+    """The package's modules that a module imports; with ``later`` also those that its functions do when they are called."""
     package = name_of(path) if path.name == "__init__.py" else name_of(path)[:-1]
-    found = set()
-    for node in statements(ast.parse(path.read_text())):
+    found, tree = set(), ast.parse(path.read_text())
+    for node in ast.walk(tree) if later else statements(tree):
         if isinstance(node, ast.ImportFrom):
             if node.level:
                 base = package[: len(package) - node.level + 1] + tuple((node.module or "").split(".") if node.module else ())
@@ -63,12 +66,75 @@ def test_no_circle_of_imports() -> None:
     assert not arrows
 
 
+def test_functions_import_nothing_from_above() -> None:
+    """What a function imports when it is called is below its module, too, but for what is named here."""
+    arrows = {name_of(path): imported(path) for path in MODULES}
+
+    def below(name: tuple[str, ...], seen: set[tuple[str, ...]]) -> set[tuple[str, ...]]:
+        for each in arrows.get(name, set()) - seen:
+            seen.add(each)
+            below(each, seen)
+        return seen
+
+    upwards = set()
+    for path in MODULES:
+        name = name_of(path)
+        for other in imported(path, later=True) - arrows[name]:
+            if name in below(other, set()):
+                upwards.add((".".join(name), ".".join(other)))
+    assert upwards == {
+        ("registry", "replacing.counterparts"),  # get() takes PyTorch's classes and functions, whose table is that of replace
+        ("registry", "exporting.onefile"),  # as a program
+        ("modules", "gating.generated"),  # pickles of gated("mish") look in modules
+    }
+
+
 def test_the_loader_imports_nothing_above_it() -> None:
     """Nor does it a tool."""
     loader = [path for path in MODULES if name_of(path)[:2] == ("kernels", "loader")]
     assert len(loader) > 15
     for path in loader:
         assert {name[:2] for name in imported(path)} <= {("kernels", "loader")}, path
+
+
+def test_lines_of_the_table_repeat_nothing_of_what_files_keep() -> None:
+    """What backward can keep follows from a file's functions; a line says it where that is not the default."""
+    tree = ast.parse((ROOT / "activations.py").read_text())
+    lines = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Activation"]
+    given = {ast.literal_eval(line.args[0]) for line in lines if any(each.arg == "saves" for each in line.keywords)}
+    assert len(lines) == sum(not (record.gating and record.gating.preset_of) for record in TABLE)
+    assert given == {record.name for record in TABLE if record.saves != record.source.signature.saves}
+    assert all(set(record.saves) <= set(record.source.signature.saves) for record in TABLE)
+
+
+def test_forms_in_pytorch_repeat_no_defaults() -> None:
+    """Those of parameters are the table's."""
+    forms = [form for record in TABLE for form in (record.reference, record.exact) if form and isinstance(form, FunctionType)]
+    own = [form for form in forms if form.__module__.startswith("jitact.") and form.__module__.endswith("references")]
+    assert len(own) > 40
+    for form in own:
+        given = inspect.signature(form).parameters.values()
+        assert not [each.name for each in given if isinstance(each.default, float)], form.__name__
+
+
+def is_number(node: ast.expr) -> bool:
+    if isinstance(node, ast.BinOp):
+        return is_number(node.left) and is_number(node.right)
+    if isinstance(node, ast.UnaryOp):
+        return is_number(node.operand)
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def test_tolerances_are_in_one_table() -> None:
+    """What has a number for each dtype, and is no such table, is named here."""
+    found = set()
+    for path in (*MODULES, *(ROOT / "tests").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            by_dtype = isinstance(node, ast.Dict) and all(ast.unparse(key).startswith("torch.") for key in node.keys if key)
+            if by_dtype and node.keys and all(map(is_number, node.values)):
+                found.add("/".join(path.relative_to(ROOT).parts))
+    codes, steps_of_random_numbers, bits_of_mantissas = "tests/rows_common.py", "fusing/drop.py", "measuring/pairs.py"
+    assert found == {"measuring/limits.py", codes, steps_of_random_numbers, bits_of_mantissas}
 
 
 def test_first_levels() -> None:

@@ -17,13 +17,12 @@ import jitact
 from jitact import prelu, rrelu, xielu
 from jitact.accuracy import every_16bit_value, ulp_error
 from jitact.configs import load
+from jitact.measuring.limits import OF_SUMS
 from jitact.modules import ActivationModule
 from jitact.references import XIELU as XIELUModel
 
 RECORDS = {name: jitact.get(name).activation for name in ("prelu", "rrelu", "xielu")}
 PReLU, RReLU, XIELU = map(jitact.get, RECORDS)
-# Of a weight's gradient, relative to the sum of the magnitudes that it is made of.
-SUM_ERROR = {torch.float64: 1e-14, torch.float32: 1e-6, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 
 
 def gradients(function: Callable[..., Tensor], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -42,7 +41,7 @@ def assert_prelu(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> None:
     assert y.stride() == dx.stride() == torch.empty_like(x).stride()
     terms = gradients(F.prelu, dy.double().abs(), -x.double().abs(), weight.double())[2].abs()
     assert dw.dtype == weight.dtype and dw.shape == weight.shape
-    assert ((dw.double() - exact_dw).abs() <= SUM_ERROR[x.dtype] * terms + 1e-7).all()
+    assert ((dw.double() - exact_dw).abs() <= OF_SUMS[x.dtype] * terms + 1e-7).all()
     assert torch.equal(gradients(lambda x: prelu(x, weight), dy, x)[1], dx), "with one bit kept"
     assert torch.equal(gradients(lambda w: prelu(x, w), dy, weight)[1], dw), "without dx"
     assert torch.equal(prelu(x.detach(), weight.detach()), y)
@@ -187,7 +186,7 @@ def test_xielu_weight_gradients(dtype: torch.dtype, device: str) -> None:
         exact = gradients(lambda x, p, n: exact_xielu(x, p, n, *wide[3:]), dy.double(), *wide[:3])
         terms = (dy.double() * x.double().square()).abs().sum() + dy.double().abs().sum()
         for i in (2, 3):
-            assert ours[i].dtype == dtype and (ours[i].double() - exact[i]).abs().item() <= 2 * SUM_ERROR[dtype] * terms
+            assert ours[i].dtype == dtype and (ours[i].double() - exact[i]).abs().item() <= 2 * OF_SUMS[dtype] * terms
         alone = gradients(lambda p, n: xielu(x, p, n, *fixed), dy, *weights)
         assert torch.equal(alone[1], ours[2]) and torch.equal(alone[2], ours[3])
         frozen = gradients(lambda x: xielu(x, *(w.detach() for w in weights), *fixed), dy, x)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jitact import bench
+from jitact.measuring import timing
 from jitact.measuring.page import report_html
 
 DIRECTIONS = ("forward", "forward_save", "backward")
@@ -96,7 +97,7 @@ def test_page_of_little() -> None:
 
 
 def test_bench_writes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    monkeypatch.setattr(bench, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
+    monkeypatch.setattr(timing, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
     use = {"import_ms": 1.0, "first_use": {"softsign": {"build_s": 1.5, "load_ms": 2.5}}}
     monkeypatch.setattr(bench, "first_use", lambda *_: use)
     out = tmp_path / "report.html"

@@ -18,6 +18,7 @@ import jitact
 from jitact import accuracy
 from jitact.kernels.__main__ import _registered
 from jitact.measuring import commands, row_accuracy
+from jitact.measuring.limits import DEFINED_ROWS
 from jitact.measuring.markdown import activations_markdown
 from jitact.rows import records
 from jitact.rows.definition import RowDefinition
@@ -44,9 +45,6 @@ ELEMENTWISE T forward(T kept, SumOfExp<T> row) { return row.share(kept); }
 ELEMENTWISE T fold_from_output(T dy, T y) { return dy * y; }
 ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return y * (dy - row.total); }
 """
-
-
-ROUNDINGS = {torch.float32: 16, torch.float64: 16, torch.bfloat16: 2}  # of gradients; exponents are rounded in float32
 
 
 def with_sink(x: Tensor, dim: int) -> Tensor:
@@ -76,7 +74,7 @@ def test_a_sink(dtype: torch.dtype, device: str) -> None:
             y = jitact.sink_softmax(x, dim, save=save)
             torch.testing.assert_close(y, expected.to(dtype), **near)
             sizes = cls.activation.exact_gradient(dy, expected.detach(), dim)[1]
-            assert ((torch.autograd.grad(y, x, dy)[0] - dx).abs() <= ROUNDINGS[dtype] * torch.finfo(dtype).eps * sizes).all()
+            assert ((torch.autograd.grad(y, x, dy)[0] - dx).abs() <= DEFINED_ROWS[dtype] * torch.finfo(dtype).eps * sizes).all()
             torch.testing.assert_close(cls(dim, save=save)(x), y)
     x = torch.randn(4, 6, device=device, dtype=dtype)
     keep = torch.rand(4, 6, device=device) > 0.3

@@ -18,6 +18,7 @@ from torch import Tensor
 import jitact
 from jitact.kernels import KernelSource
 from jitact.kernels.loader.signature import read_signature
+from jitact.measuring.limits import SHARES_OF_LOGARITHMS
 from jitact.rows import kernels as row_kernels
 from jitact.rows.definition import RowDefinition
 from jitact.rows.records import TABLE, Beside
@@ -68,8 +69,6 @@ ELEMENTWISE T backward_from_output(T dy, T y, Sum<T, 2> row, Row<T>) { return dy
 
 ELEMENTWISE T backward_of_row(Sum<T, 2> row, Row<T>) { return (row.of[1] - 1) * row.total; }
 """
-FORWARD = {torch.float32: 2e-5, torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7, torch.float64: 1e-13}
-"""Of an exponential of a logarithm, in parts of itself."""
 
 
 def with_sink(x: Tensor, sink: Tensor, dim: int) -> Tensor:
@@ -129,7 +128,7 @@ def test_a_learned_sink(dtype: torch.dtype, device: str, computed_by: str) -> No
         for save in ("output", "input"):
             y = jitact.sink_softmax(x, sink, dim, save=save)
             assert y.dtype is dtype and y.shape == x.shape
-            torch.testing.assert_close(y.detach().double(), expected, rtol=FORWARD[dtype], atol=1e-6)
+            torch.testing.assert_close(y.detach().double(), expected, rtol=SHARES_OF_LOGARITHMS[dtype], atol=1e-6)
             found = torch.autograd.grad(y, (x, sink), dy)
             assert [each.dtype for each in found] == [dtype] * 2 and found[1].shape == sink.shape
             if save == "output":
@@ -139,8 +138,9 @@ def test_a_learned_sink(dtype: torch.dtype, device: str, computed_by: str) -> No
             else:
                 leaves = [each.detach().double().requires_grad_() for each in (x, sink)]
                 wanted = torch.autograd.grad(with_sink(*leaves, dim), leaves, dy.double())
+                near = SHARES_OF_LOGARITHMS[dtype]
                 for each, its in zip(found, wanted, strict=True):
-                    torch.testing.assert_close(each.double(), its, rtol=FORWARD[dtype], atol=FORWARD[dtype])
+                    torch.testing.assert_close(each.double(), its, rtol=near, atol=near)
             assert torch.equal(cls(dim, save=save)(x, sink), y)
 
 
@@ -169,7 +169,7 @@ def test_shapes_of_values(device: str) -> None:
             whole = sink.detach().unsqueeze(dim) if shape in ((2, 4, 3), (2, 4, 8)) else sink.detach()
             whole = whole.float().requires_grad_()
             y, expected = jitact.sink_softmax(x, sink, dim), with_sink(x, whole, dim)
-            torch.testing.assert_close(y, expected, rtol=FORWARD[torch.float32], atol=1e-6)
+            torch.testing.assert_close(y, expected, rtol=SHARES_OF_LOGARITHMS[torch.float32], atol=1e-6)
             dy = torch.randn_like(y)
             (found,), (wanted,) = (torch.autograd.grad(of, by, dy) for of, by in ((y, sink), (expected, whole)))
             assert found.shape == shape and found.dtype is dtype
@@ -236,7 +236,7 @@ def test_masks_and_types_beside_values(device: str) -> None:
     assert asked == ["forward", "backward_from_output", "hide_"] and y.dtype is torch.float32
     leaves = [x.detach().double().requires_grad_(), sink.detach().double().requires_grad_()]
     expected = with_sink((0.5 * leaves[0]).masked_fill(~mask, -torch.inf), leaves[1], -1)
-    torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
+    torch.testing.assert_close(y.double(), expected, rtol=SHARES_OF_LOGARITHMS[torch.float32], atol=1e-6)
     wanted = torch.autograd.grad(expected, leaves, dy.double())
     assert found[0].dtype is torch.bfloat16 and found[1].dtype is torch.float32
     torch.testing.assert_close(found[0].double(), wanted[0], rtol=2.0**-8, atol=1e-5)
@@ -244,7 +244,7 @@ def test_masks_and_types_beside_values(device: str) -> None:
     added = torch.randn(3, 40, device=device, requires_grad=True)  # before the kernel, as it is for 16 bits that are converted
     y = jitact.sink_softmax(x.float(), sink, mask=added, save="input")
     expected = with_sink(x.detach().double() + added.double(), leaves[1], -1)
-    torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
+    torch.testing.assert_close(y.double(), expected, rtol=SHARES_OF_LOGARITHMS[torch.float32], atol=1e-6)
     both = (torch.autograd.grad(of, (added, by), dy.to(of.dtype)) for of, by in ((y, sink), (expected, leaves[1])))
     for own, exact in zip(*both, strict=True):
         torch.testing.assert_close(own.float(), exact.float(), rtol=1e-4, atol=1e-5)
@@ -344,7 +344,7 @@ def test_gradients_of_values_alone_and_of_masks(device: str) -> None:
         assert type(y.grad_fn).__name__ == "OperatedBackward"
         wide = [each.detach().double().requires_grad_() for each in leaves]
         expected = with_sink(x.double() + (wide[1] if len(wide) > 1 else 0), wide[0], -1)
-        torch.testing.assert_close(y.double(), expected, rtol=FORWARD[torch.float32], atol=1e-6)
+        torch.testing.assert_close(y.double(), expected, rtol=SHARES_OF_LOGARITHMS[torch.float32], atol=1e-6)
         dy = torch.randn_like(y)
         both = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(expected, wide, dy.double())
         for found, wanted in zip(*both, strict=True):
@@ -468,7 +468,7 @@ def test_exports_refuse_them() -> None:
         (("Many<T, 2>", "Many<T, 3>"), {}, "line 9: fold_from_output returns 3 terms, of 2 at most"),
         (("T y, Row<T>)", "T y, Row<T> other)"), {}, "line 5: operand 1 of forward, after the fold, is called sink and other"),
         (("LogSumExp<T> row, Row<T>", "Row<T> row, LogSumExp<T>"), {}, "line 5: forward of a file of rows must take"),
-        ((None, None), {"alpha": 1.0}, "forward's parameters are none, those with a default alpha; leave them out"),
+        ((None, None), {"alpha": 1.0}, "forward's parameters are none, those with a default alpha; leave out alpha"),
         ((None, None), {"sink": 1.0}, r"sink is declared as 1.0; forward's arguments of type Row<T> are sink"),
         (("sink", "mask"), {}, "an operand cannot be called 'mask': it is an argument of every activation of rows"),
         ((None, None), {"reference": lambda x, dim: x}, r"the reference must take \(x, sink, dim\)"),
@@ -578,7 +578,7 @@ def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
             wide = [each.double() for each in given]
             exact = (log_with_sink if count == 1 else line)(-0.5 * x.double(), *wide, dim, *numbers)
             says = lambda text, at=what: f"{at}: {text}"  # noqa: E731
-            torch.testing.assert_close(y.double(), exact, rtol=FORWARD[dtype], atol=1e-6, msg=says)
+            torch.testing.assert_close(y.double(), exact, rtol=SHARES_OF_LOGARITHMS[dtype], atol=1e-6, msg=says)
             dx, *of_rows = emulated(name, "backward_from_output", [dy, y], given, numbers, dim, -0.5)
             check_gradients(record, x, given, dim, dy, y, (dx.double() / -0.5, *of_rows), what)
             dx, *of_rows = emulated(name, "backward", [dy, x], given, numbers, dim, -0.5)

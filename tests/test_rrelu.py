@@ -18,6 +18,7 @@ import jitact
 from jitact import rrelu
 from jitact.configs import load
 from jitact.kernels.loader.plan import CPU_LEVELS
+from jitact.measuring.limits import DRAWN
 
 RReLU = jitact.get("rrelu")
 
@@ -97,9 +98,8 @@ def test_rrelu_backward_has_the_slopes_of_forward(dtype: torch.dtype, device: st
         r = slopes(torch.full_like(x, -1))
         torch.manual_seed(0)
         y, dx = gradients(lambda x: rrelu(x, training=True), dy, x)
-        close = {torch.float64: 1e-15, torch.float32: 1e-7, torch.float16: 2e-3, torch.bfloat16: 1e-2}[dtype]
-        torch.testing.assert_close(y, torch.where(x > 0, x, r * x), rtol=close, atol=0)
-        torch.testing.assert_close(dx, torch.where(x > 0, dy, r * dy), rtol=close, atol=0)
+        torch.testing.assert_close(y, torch.where(x > 0, x, r * x), rtol=DRAWN[dtype], atol=0)
+        torch.testing.assert_close(dx, torch.where(x > 0, dy, r * dy), rtol=DRAWN[dtype], atol=0)
         torch.manual_seed(0)
         assert torch.equal(rrelu(x, training=True), y), "with nothing recorded"
 

@@ -170,7 +170,8 @@ def test_folders_of_files_that_use_each_other(only_here, tmp_path: Path) -> None
 
 
 def test_a_name_that_the_library_gained_is_the_folders(only_here, tmp_path: Path) -> None:
-    gained = Activation("gained", "Gained", "x", torch.neg, kernel=KernelSource("gained", "", "<gained>"), since="9.9")
+    kernel = KernelSource("gained", "ELEMENTWISE T forward(T x) { return -x; }", "<gained>")
+    gained = Activation("gained", "Gained", "-x", torch.neg, kernel=kernel, since="9.9")
     registry.register(gained)
     (tmp_path / "gained.cu").write_text("ELEMENTWISE T forward(T x) { return x / 4; }\n")
     (tmp_path / "user.cu").write_text("ELEMENTWISE T forward(T x) { return gained_::forward(x) * 2; }\n")
