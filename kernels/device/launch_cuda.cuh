@@ -473,10 +473,10 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
   unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
-    // All loads are issued before the first of them is waited for, those first whose addresses take longest.
     constexpr int count = stride * vectors;
     typename Operands<S>::Ready ready[vectors];
-    operands.template load<count>(ready, block, stride);
+    if constexpr (kBroadcast > 0) operands.template load<count>(ready, block, stride);  // whose addresses take longest
+    // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
@@ -493,7 +493,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     }
     if constexpr (!dense) read_rows<op, S>(launch, in, first, stride);
     const auto common = operands.common();
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) operands.draw(ready[v].random, common, first + v * stride);
+    if constexpr (kRandom > 0)
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) operands.draw(ready[v].random, common, first + v * stride);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
