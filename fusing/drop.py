@@ -57,6 +57,7 @@ _library.define(
     tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides),
 )
 _library.impl("dropout_kept", _kept, "CompositeExplicitAutograd")
+_library.impl("dropout_kept", torch.library.fallthrough_kernel, "Autograd")
 _library.impl("dropout_kept", lambda like, *_: torch.empty_like(like, dtype=_wide(like)), "Meta")
 
 
