@@ -20,9 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:] = [folder for folder in map(os.path.abspath, sys.path) if Path(folder).resolve() != ROOT]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 
-# Beside other workers, threads beyond the cores wait for each other: some tests take eight times as long.
+# Beside other workers, threads and compilers beyond the cores wait for each other: some tests take eight times as long.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, len(os.sched_getaffinity(0)) // int(workers))))
+    for variable in ("OMP_NUM_THREADS", "JITACT_JOBS"):
+        os.environ.setdefault(variable, str(max(1, len(os.sched_getaffinity(0)) // int(workers))))
 
 import torch
 

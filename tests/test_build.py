@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from building import answer, forward, kernel, obtain, run_python
+from building import HALF, answer, forward, kernel, obtain, run_python
 
 from jitact import kernels
 from jitact.kernels import BuildError, CompileError, NoSpaceError, ToolchainError
@@ -256,11 +256,12 @@ def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("text", [None, kernels.KernelSource.from_file("softmax").text], ids=["elements", "rows"])
 def test_parts_compute_what_the_whole_does(quick: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
-    """Several compilers at once, of which each has the kernels of some operations and dtypes, and one the operators."""
+    """Several compilers at once: each has kernels of some operations and dtypes, one the operators, all what else there is."""
     written = []
     monkeypatch.setattr(compile, "write_compiler", lambda path, *args: written.append(args) or write_compiler(path, *args))
     monkeypatch.setenv("JITACT_JOBS", "16")
-    name = kernels.load(kernel(text=text)).name
+    own = "float of_the_file(float x) { return x; }\n"
+    name = kernels.load(kernel(text=own + (text or HALF % "0.5"))).name
     assert [parts for _, parts, _ in written] == [8]
     forward, backward = (getattr(torch.ops.jitact, f"{name}_{each}") for each in ("forward", "backward"))
     for dtype in (torch.float32, torch.float16, torch.bfloat16, *([torch.float64] if text is None else [])):

@@ -309,17 +309,24 @@ struct Operands {
   JITACT_DEVICE void draw(Random16 (&random)[kRandom + 1], const Common& common, int64_t first) const {
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) random[r] = philox(uint64_t(first) / size, common.seed, r);
   }
-  // Begins to load what a thread's vectors, `stride` elements apart, need of operands that follow the elements of a block.
-  template <int block, int vectors>
-  JITACT_DEVICE void load(Ready (&ready)[vectors], int64_t begin, int stride) const {
+  // Where a block of so many elements begins in the operands that follow them.
+  struct Begins { uint32_t of[kUnprepared + 1]; };
+  template <int block>
+  JITACT_DEVICE Begins begins(int64_t first) const {
+    Begins begins;
+    JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
+      if (follows<block>(b)) begins.of[b] = uint32_t(in_operand(b, first));
+    return begins;
+  }
+  // Begins to load what a vector needs of those, `within` elements from where the block begins.
+  template <int block>
+  JITACT_DEVICE void load(Ready& ready, const Begins& begins, int within) const {
     JITACT_UNROLL for (int b = 0; b < kUnprepared; b++) {
       if (!follows<block>(b)) continue;
-      const uint32_t first = uint32_t(in_operand(b, begin)) + threadIdx.x * size, count = uint32_t(launch.broadcast[b].count);
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-        const uint32_t beyond = first + v * stride, c = min(beyond, beyond - count);  // the latter is huge if it wraps
-        if (is_wide(b)) ready[v].broadcast[b].w[0] = c;
-        else ready[v].broadcast[b] = *reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + c);
-      }
+      const uint32_t beyond = begins.of[b] + within;
+      const uint32_t c = min(beyond, beyond - uint32_t(launch.broadcast[b].count));  // the latter is huge if it wraps
+      if (is_wide(b)) ready.broadcast[b].w[0] = c;
+      else ready.broadcast[b] = *reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + c);
     }
   }
 
@@ -474,8 +481,15 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
 
   if (launch.aligned && block + stride * vectors <= n) {
     constexpr int count = stride * vectors;
+    // Elsewhere it takes too many registers.
+    constexpr bool early = op == Op::backward ? kBroadcast == 0 : ins == 1 && !reads_bits(op);
+    const auto begins = operands.template begins<count>(block);
     typename Operands<S>::Ready ready[vectors];
-    if constexpr (kBroadcast > 0) operands.template load<count>(ready, block, stride);  // whose addresses take longest
+    const auto load_operands = [&](int v) {
+      operands.template load<count>(ready[v], begins, int(threadIdx.x) * size + v * stride);
+    };
+    if constexpr (kBroadcast > 0 && early)  // first, as their addresses take longest
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) load_operands(v);
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
@@ -493,8 +507,9 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     }
     if constexpr (!dense) read_rows<op, S>(launch, in, first, stride);
     const auto common = operands.common();
-    if constexpr (kRandom > 0)
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) operands.draw(ready[v].random, common, first + v * stride);
+    const auto draw = [&](int v) { operands.draw(ready[v].random, common, first + v * stride); };
+    if constexpr (kRandom > 0 && early)
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) draw(v);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       T values[ins][size], out[writes(op)][size];
       if constexpr (kStaged<op> && dense) {
@@ -503,6 +518,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
       JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
+      if constexpr (kBroadcast > 0 && !early) load_operands(v);
+      if constexpr (kRandom > 0 && !early) draw(v);
       const auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         bool bit = bits[v] >> i & 1;

@@ -31,7 +31,8 @@ for each in $running; do
   wait "${{each#*:}}" || failed="${{failed:-$out.${{each%:*}}.log}}"
 done
 cat "${{failed:-$out.0.log}}"  # what one says of the kernels, all say
-[ -z "$failed" ] && exec {join} -r -nostdlib -o "$out" $objects
+# A file's own functions that are not inline are in each part.
+[ -z "$failed" ] && exec {join} -r -nostdlib -Wl,-z,muldefs -o "$out" $objects
 """
 
 
