@@ -291,8 +291,13 @@ def test_jobs_must_be_a_number(stand_in: Path, monkeypatch: pytest.MonkeyPatch, 
         build.obtain(make_plan(answer(1)))
 
 
-def test_paths_may_hold_anything(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    odd = tmp_path / 'a folder: $HOME, it\'s "ü"'
+@pytest.mark.parametrize("name", ["a folder", 'a folder: $HOME, it\'s "ü"'])
+@pytest.mark.parametrize("jobs", ["1", "16"])
+def test_paths_may_hold_anything(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, jobs: str
+) -> None:
+    monkeypatch.setenv("JITACT_JOBS", jobs)
+    odd = tmp_path / name
     odd.mkdir()
     (odd / "value.h").write_text("#define VALUE 5\n")
     text = '#include "value.h"\n' + answer(0).text.replace("return 0", "return VALUE")

@@ -185,7 +185,7 @@ def _is_loaded(name: str, function: str) -> bool:
 @contextmanager
 def _plain_path(folder: Path) -> Iterator[Path]:
     """A path of ``folder`` without what ninja takes for its own, which torch does not escape, and what nvcc loses."""
-    if not set(str(folder)) & set("$:\n'\","):
+    if not set(str(folder)) & set(" $:\n'\","):
         yield folder
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
