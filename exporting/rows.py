@@ -95,7 +95,9 @@ def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], 
     facts |= {"sizeof(S)": sizes, "std::is_same_v<S,double>": frozenset([False]), "std::is_same_v<V,float>": frozenset([True])}
     # Past the cache, with instructions that this machine may have and another not.
     facts |= {name: frozenset([False]) for name in ("kStreams", "loops::kStreams", "past_cache", "past_cache_")}
-    return extract(KernelSource.from_file(kind.kernel), facts, [f"run_{device}" for device in devices], sorted(stored), devices)
+    roots = [f"run_{device}" for device in devices]
+    roots += ["workspace_bytes"] if "cuda" in devices and "backward_from_output" in operations else []
+    return extract(KernelSource.from_file(kind.kernel), facts, roots, sorted(stored), devices)
 
 
 def _takes(devices: tuple[str, ...]) -> str:
@@ -141,12 +143,13 @@ def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str
         "written": "written.data_ptr()",
     }
     members = [member for _, member, _ in cut.structs["Call"]]
+    with_workspace = "backward_from_output" if "workspace" in members else None
     return "\n".join([
         "def run(operation, read, written, dim):",
         '    """Runs an operation on the rows of contiguous tensors, on their device and its current stream."""',
         "    x = read[0]",
-        wrapped("    call = Call(", [f"{member}={given[member]}" for member in members], ")"),
-        *called(devices, where, []),
+        wrapped("    call = Call(", [f"{member}={given[member]}" for member in members if member in given], ")"),
+        *called(devices, where, with_workspace),
     ])  # fmt: skip
 
 

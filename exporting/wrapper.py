@@ -77,14 +77,22 @@ def _ctype(type_: str, length: str, extract: Extract, numbers: Mapping[str, int]
     name = "c_void_p" if is_pointer else f"c_{_CTYPES[type_]}" if type_ in _CTYPES else type_
     return f"{name} * {eval(length, {}, dict(numbers))}" if length else name
 
+_WORKSPACE = (
+    '        if operation == "@OPERATION@":',
+    "            library().workspace_bytes.restype = c_int64",
+    "            needed = library().workspace_bytes(byref(call))",
+    "            workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
+    "            call.workspace = workspace.data_ptr()",
+)
 
-def called(devices: tuple[str, ...], where: str, before: list[str]) -> list[str]:
+
+def called(devices: tuple[str, ...], where: str, with_workspace: str | None) -> list[str]:
     """The lines that hand ``call`` to what is compiled, for the device where ``x`` is.
 
     Args:
         devices: of :data:`~jitact.exporting.build.DEVICES`.
         where: what errors begin with.
-        before: lines before a call on a GPU.
+        with_workspace: the operation that needs memory beside tensors on a GPU, if there is one.
     """
     on_cpu = "library().run_cpu(byref(call))"
     if devices == ("cpu",):
@@ -92,7 +100,7 @@ def called(devices: tuple[str, ...], where: str, before: list[str]) -> list[str]
     return [
         *(["    if not x.is_cuda:", f"        return {on_cpu}"] if "cpu" in devices else []),
         "    with torch.cuda.device(x.device):",
-        *before,
+        *(line.replace("@OPERATION@", with_workspace) for line in _WORKSPACE if with_workspace),
         "        library().run_cuda.restype = c_char_p",
         "        error = library().run_cuda(byref(call), c_void_p(torch.cuda.current_stream().cuda_stream))",
         "    if error:",
@@ -185,15 +193,8 @@ class Wrapper:
                 "    for place, tensor in enumerate(sums):",
                 "        call.sums[place] = None if tensor is None else tensor.data_ptr()",
             ]
-        before = [
-            '        if operation == "backward_sums":',
-            "            library().workspace_bytes.restype = c_int64",
-            "            needed = library().workspace_bytes(byref(call))",
-            "            workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
-            "            call.workspace = workspace.data_ptr()",
-        ]
         lines += ["    if x.numel() == 0:", "        return"]
-        return "\n".join([*lines, *called(self.build.devices, self.where, before if self.build.sums else [])])
+        return "\n".join([*lines, *called(self.build.devices, self.where, "backward_sums" if self.build.sums else None)])
 
     @property
     def _numbers_dtypes(self) -> bool:

@@ -25,6 +25,8 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
   using namespace jitact;
   emulated::processors = 1;  // so that few rows are several for each thread
   rows::OperatedCall call{{rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to}, operands};
+  std::vector<char> workspace(rows::workspace_bytes(call));
+  call.workspace = workspace.data();
 #ifdef JITACT_ROW_INPUT
   call.mask = mask;
   if (rows::kAdds && call.op == rows::Op::forward) call.mask.scale = scale, call.scale = 1;

@@ -120,7 +120,7 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
 # Rows side by side: in one block, of 128 words side by side to a line, and in clusters; planes that share a tile; words that
 # lie in shared memory, and that are not held.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),
-          ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0))  # fmt: skip
+          ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0), ((8300, 264), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
@@ -202,6 +202,16 @@ def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, ope
                 beside = wild if kind == "backward" else torch.where(wild.isnan(), wild, y)
                 run = operator(name, kind)
                 assert torch.equal(run(wild_dy, beside, -1, 1.0)[3], run(dy, kept, -1, 1.0)[3])
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
+def test_a_row_is_the_same_in_a_wide_and_in_a_narrow_tensor(dtype: torch.dtype, operator: Callable) -> None:
+    for length in (300, 5000, 9000):  # of a block, of a cluster, and of strips
+        y, dy = torch.rand(length, 34).to(dtype), torch.randn(length, 34).to(dtype)
+        for name in KERNELS:
+            run = operator(name, "backward_from_output")
+            narrow = [t[:, 32:].contiguous() for t in (dy, y)]
+            assert torch.equal(run(dy, y, 0, 1.0)[:, 32:], run(*narrow, 0, 1.0)), (name, length)
 
 
 # Rows that registers do not hold, which are folded chunk by chunk, beside peaks that rise from one to the next.

@@ -213,10 +213,11 @@ Tensor empty(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t 
 // For a dense tensor, which is when torch.empty_like keeps strides as they are.
 Tensor empty_like(const Tensor& t) { return empty(t.dim(), t.sizes(), t.strides(), t.dtype(), t); }
 
-Tensor empty_mask(const Tensor& x) {
-  const int64_t bytes = (x.numel() + 7) / 8, stride = 1;
-  return empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), x);
+Tensor empty_bytes(int64_t count, const Tensor& beside) {
+  const int64_t stride = 1;
+  return empty(1, &count, &stride, aoti_torch_dtype_uint8(), beside);
 }
+Tensor empty_mask(const Tensor& x) { return empty_bytes((x.numel() + 7) / 8, x); }
 
 // x itself where it is dense, else a dense copy of it with the strides of torch.empty_like(x).
 Tensor dense(Tensor x) {
@@ -577,11 +578,7 @@ void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
   if (beside.device_type() == aoti_torch_device_type_cuda()) {
     const CudaStream stream(beside);
     Tensor workspace;
-    if (summed(call.op) > 0) {
-      const int64_t bytes = workspace_bytes(call), stride = 1;
-      workspace = empty(1, &bytes, &stride, aoti_torch_dtype_uint8(), beside);
-      call.workspace = workspace.data();
-    }
+    if (summed(call.op) > 0) workspace = empty_bytes(workspace_bytes(call), beside), call.workspace = workspace.data();
     const char* error = run_cuda(call, stream.get());
     check(error == nullptr, error);
     return;

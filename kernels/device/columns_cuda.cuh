@@ -51,6 +51,19 @@ struct Columns {
   Operands operands;
 };
 
+// The elements of a word, one of each of its rows.
+template <typename S> constexpr int kEach = 4 / int(sizeof(S));
+template <typename S, typename T>
+JITACT_DEVICE void widen_word(uint32_t word, T (&t)[kEach<S>]) {
+  if constexpr (kEach<S> == 2) Storage<S>::widen_pair(word, t[0], t[1]);
+  else t[0] = __uint_as_float(word);
+}
+template <typename S, typename T>
+JITACT_DEVICE uint32_t narrow_word(const T (&t)[kEach<S>]) {
+  if constexpr (kEach<S> == 2) return Storage<S>::narrow_pair(t[0], t[1]);
+  else return __float_as_uint(t[0].v);
+}
+
 // What threads and blocks send each other: once for each `turn`, so many values for each word.
 template <int turn, int values>
 struct TileExchange {
@@ -102,7 +115,7 @@ class Tile {
   }
 
  private:
-  static constexpr int each = 4 / int(sizeof(S)), tensors = reads(op);  // elements of a word, one of each of its rows
+  static constexpr int each = kEach<S>, tensors = reads(op);
   static constexpr int most = kWords / tensors;
   struct Held { uint32_t of[tensors][most]; };
 
@@ -128,13 +141,7 @@ class Tile {
   }
 
   static JITACT_DEVICE void read(const Held& words, int i, int tensor, T (&t)[each]) {
-    const uint32_t w = words.of[tensor][i];
-    if constexpr (each == 2) Storage<S>::widen_pair(w, t[0], t[1]);
-    else t[0] = __uint_as_float(w);
-  }
-  static JITACT_DEVICE uint32_t word_of(const T (&t)[each]) {
-    if constexpr (each == 2) return Storage<S>::narrow_pair(t[0], t[1]);
-    else return __float_as_uint(t[0].v);
+    widen_word<S>(words.of[tensor][i], t);
   }
 
   // Visits the thread's words, some of those in registers where the row has ended, and calls `after` now and then. What is branched
@@ -164,7 +171,7 @@ class Tile {
       T t[each];
       result(i, t);
       if (!held && i == 0) to = static_cast<uint32_t*>(columns_.written) + start_ + first_ * apart_;
-      if (is_there(i)) *to = word_of(t);
+      if (is_there(i)) *to = narrow_word<S>(t);
       to += apart_;
     });
   }
@@ -195,7 +202,7 @@ class Tile {
       each_word(words, [&](int i) {
         T t[each];
         elements(i, t);
-        if constexpr (scaled) t[0] *= scale_, words.of[x][i] = word_of(t);
+        if constexpr (scaled) t[0] *= scale_, words.of[x][i] = narrow_word<S>(t);
         peak[0][0] = max(peak[0][0], t[0]);
       });
     }
@@ -221,7 +228,7 @@ class Tile {
         T t[each];
         elements(i, t);
         JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
-        if constexpr (stored) words.of[x][i] = word_of(t);
+        if constexpr (stored) words.of[x][i] = narrow_word<S>(t);
       }, [&] { long_sums.take(sums); });
       forget(words);
       long_sums.total(sums);
@@ -404,7 +411,7 @@ __global__ void __launch_bounds__(kTileThreads, 2) walk_columns(const __grid_con
 }
 
 template <Op op, typename S>
-cudaError_t start_columns(const Call& call, cudaStream_t stream) {
+Columns columns_of(const Call& call) {
   Columns columns{};
   columns.words = unsigned(call.inner * int64_t(sizeof(S)) / 4), columns.all_words = unsigned(call.outer) * columns.words;
   columns.tiling = tiling_of(call.length, reads(op));
@@ -413,14 +420,19 @@ cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
   if constexpr (kOperands > 0) columns.operands = operands_of(call);
   if (op != Op::backward_from_output) columns.outside[reads(op) - 1] = lowest<S>(call.scale);
-  const auto [log_threads, log_wide, blocks, steps, held] = columns.tiling;
+  return columns;
+}
 
-  const auto kernel = held ? walk_columns<op, S, true> : walk_columns<op, S, false>;
-  if (blocks > 8)
-    if (const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1)) return error;
+template <Op op, typename S, bool held>
+cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
+  const auto& [log_threads, log_wide, blocks, steps, is_held] = columns.tiling;
+  if (blocks > 8) {
+    const auto allowed = cudaFuncAttributeNonPortableClusterSizeAllowed;
+    if (const cudaError_t error = cudaFuncSetAttribute(walk_columns<op, S, held>, allowed, 1)) return error;
+  }
   Clusters shape(blocks, 1 << log_threads, 0, stream);
   shape.count((int64_t(columns.all_words) + (1 << log_wide) - 1) >> log_wide);
-  return cudaLaunchKernelEx(&shape.config, kernel, columns);
+  return cudaLaunchKernelEx(&shape.config, walk_columns<op, S, held>, columns);
 }
 
 }  // namespace jitact::rows

@@ -11,6 +11,7 @@ struct Call;
 // By these names a file that stands alone is called from outside.
 extern "C" void run_cpu(const Call& call);
 extern "C" const char* run_cuda(const Call& call, void* stream);
+extern "C" int64_t workspace_bytes(const Call& call);
 }  // namespace jitact::rows
 #include "rows_call.h"
 #ifdef __CUDACC__

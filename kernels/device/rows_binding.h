@@ -145,6 +145,9 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
       for (int r = 0; r < rows::reads(op); r++)
         check(uintptr_t(call.read[r]) % 16 == 0, "expected tensors that begin on 16 bytes");
       const CudaStream stream(x);
+      Tensor workspace;
+      if (const int64_t bytes = rows::workspace_bytes(call))
+        workspace = empty_bytes(bytes, x), call.workspace = workspace.data();
       const char* error = rows::run_cuda(call, stream.get());
       check(error == nullptr, error);
     } else

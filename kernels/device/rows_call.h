@@ -172,6 +172,7 @@ struct Call {
   float scale;  // finite and not 0
   const void* read[2];
   void* written;
+  void* workspace;  // on a GPU
 #ifdef JITACT_ROW_INPUT
   Mask mask;
 #endif
@@ -211,6 +212,9 @@ constexpr bool is_held(int64_t length) {
 #endif
 
 #ifdef JITACT_CUDA
+
+// What a call needs of workspace on a GPU.
+extern "C" int64_t workspace_bytes(const Call& call);
 
 // Queues the call, of rows that a GPU takes, and tensors that begin on 16 bytes, on `stream` of the current device; returns null
 // or CUDA's message.

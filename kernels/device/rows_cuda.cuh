@@ -759,7 +759,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
 
 }  // namespace jitact::rows
 
-#include "columns_cuda.cuh"
+#include "long_columns_cuda.cuh"
 
 namespace jitact::rows {
 
@@ -784,6 +784,10 @@ inline const char* message(cudaError_t error) {
   cudaGetLastError();  // or whoever asks next would take it for theirs
   return cudaGetErrorString(error);
 }
+
+#if !JITACT_PART
+int64_t workspace_bytes(const Call& call) { return strip_bytes(call); }
+#endif
 
 #ifdef JITACT_PART
 template <int part>

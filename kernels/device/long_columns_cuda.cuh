@@ -1,0 +1,181 @@
+// The GPU's backward, from the output, of rows across memory that are longer than tiles hold. It reads dy and y twice, which it
+// does fastest where blocks read what lies side by side in memory: one kernel adds up strips of rows, one what strips of the same
+// row give, and one writes gradients. A strip has as many elements for all shapes, so that the sums of a row are its own.
+#pragma once
+
+#include "columns_cuda.cuh"
+
+namespace jitact::rows {
+
+constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // of a block, most of them side by side
+constexpr int kStrip = 256, kStripWords = 16;  // elements of a strip; words of each tensor that a thread loads at once
+constexpr int kFoldThreads = 1024, kFoldWords = 32;  // of a block that adds up strips, and its words side by side
+
+constexpr int64_t strips_of(int64_t length) { return (length + kStrip - 1) / kStrip; }
+template <typename S>
+constexpr int kStripSums = kEach<S> * kParts<typename Storage<S>::T>;  // of a word's rows
+static_assert(kStripSums<float> == kStripSums<Half>);
+
+struct Strips : Columns {
+  int log_wide;         // words side by side in a block
+  unsigned wide, all;   // blocks side by side, and all
+  float* sums;          // of each strip, each of its sums, and each word
+};
+
+// A thread's strip of the rows of a word.
+template <typename S>
+class Strip {
+ public:
+  using T = typename Storage<S>::T;
+
+  JITACT_DEVICE Strip(const Strips& strips, unsigned block) : strips_(strips) {
+    const unsigned above = block / strips.wide;
+    word_ = ((block - above * strips.wide) << strips.log_wide) + (threadIdx.x & ((1u << strips.log_wide) - 1));
+    number_ = int64_t(above) << (kLogStripThreads - strips.log_wide) | threadIdx.x >> strips.log_wide;
+    const int64_t begin = number_ * kStrip;
+    if (word_ < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(kStrip), strips.length - begin));
+    const unsigned plane = word_ / strips.words;
+    start_ = (int64_t(plane) * strips.length + begin) * strips.words + (word_ - plane * strips.words);
+    if constexpr (kOperands > 0) formulas_.take_numbers(strips.operands);
+    if constexpr (kRowValues > 0)
+      JITACT_UNROLL for (int e = 0; count_ > 0 && e < each; e++)
+        formulas_.take_row(strips.operands, e, int64_t(word_) * each + e);
+  }
+
+  JITACT_DEVICE void add_up() const {
+    T parts[each][kParts<T>] = {};
+    each_word([&](int64_t, const T (&dy)[each], const T (&y)[each]) {
+      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], formulas_.terms(dy[e], y[e], e), true);
+    });
+    float* to = strips_.sums + number_ * kStripSums<S> * strips_.all_words + word_;
+    if (count_ > 0)
+      JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++, to += strips_.all_words) *to = parts[s / kParts<T>][s % kParts<T>].v;
+  }
+
+  // The gradients, of sums that have taken the place of the first strip's.
+  JITACT_DEVICE void write() const {
+    if (count_ == 0) return;
+    Sums<T> sums[each];
+    const float* from = strips_.sums + word_;
+    JITACT_UNROLL for (int e = 0; e < each; e++) {
+      T parts[kParts<T>];
+      JITACT_UNROLL for (int p = 0; p < kParts<T>; p++, from += strips_.all_words) parts[p] = *from;
+      sums[e] = sums_of(parts);
+    }
+    each_word([&](int64_t at, const T (&dy)[each], const T (&y)[each]) {
+      T dx[each];
+      JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = T(strips_.scale) * formulas_.gradient(dy[e], y[e], sums[e], e);
+      static_cast<uint32_t*>(strips_.written)[at] = narrow_word<S>(dx);
+    });
+  }
+
+ private:
+  static constexpr int each = kEach<S>;
+
+  // Visits words of dy and y, with where they lie.
+  template <typename Visit>
+  JITACT_DEVICE void each_word(const Visit& visit) const {
+    int i = 0;
+#pragma unroll 1
+    for (; i + kStripWords <= count_; i += kStripWords) several<kStripWords>(i, visit);
+#pragma unroll 1
+    for (; i < count_; i++) several<1>(i, visit);
+  }
+  template <int n, typename Visit>
+  JITACT_DEVICE void several(int first, const Visit& visit) const {
+    const int64_t at = start_ + int64_t(first) * strips_.words;
+    uint32_t words[2][n];
+    JITACT_UNROLL for (int r = 0; r < 2; r++)
+      JITACT_UNROLL for (int i = 0; i < n; i++)
+        words[r][i] = static_cast<const uint32_t*>(strips_.read[r])[at + int64_t(i) * strips_.words];
+    JITACT_UNROLL for (int i = 0; i < n; i++) {
+      T dy[each], y[each];
+      widen_word<S>(words[0][i], dy), widen_word<S>(words[1][i], y);
+      visit(at + int64_t(i) * strips_.words, dy, y);
+    }
+  }
+
+  const Strips& strips_;
+  unsigned word_;
+  int64_t number_, start_;  // the strip's, and where it begins
+  int count_ = 0;           // of its elements
+  Formulas<T, each> formulas_;
+};
+
+template <typename S>
+__global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_constant__ Strips strips) {
+  Strip<S>(strips, blockIdx.x).add_up();
+}
+
+// Adds up the sums of strips, and gives what values of rows have.
+template <typename S>
+__global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constant__ Strips strips) {
+  using T = typename Storage<S>::T;
+  constexpr int groups = kFoldThreads / kFoldWords, each = kEach<S>;
+  __shared__ float shared[groups][kStripSums<S>][kFoldWords];
+  const int group = int(threadIdx.x) / kFoldWords, own = int(threadIdx.x) % kFoldWords;
+  const unsigned word = blockIdx.x * kFoldWords + own;
+  const int64_t count = strips_of(strips.length), apart = strips.all_words;
+  T parts[each][kParts<T>] = {};
+  const auto join = [&](const auto& value) {
+    T others[each][kParts<T>];
+    JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++) others[s / kParts<T>][s % kParts<T>] = value(s);
+    JITACT_UNROLL for (int e = 0; e < each; e++) Joined()(parts[e], others[e]);
+  };
+  const bool is_there = word < strips.all_words;
+#pragma unroll 4
+  for (int64_t i = group; is_there && i < count; i += groups)
+    join([&](int s) { return strips.sums[(i * kStripSums<S> + s) * apart + word]; });
+  JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++) shared[group][s][own] = parts[s / kParts<T>][s % kParts<T>].v;
+  __syncthreads();
+  if (group > 0 || !is_there) return;
+  for (int other = 1; other < groups; other++) join([&](int s) { return shared[other][s][own]; });
+  JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++)
+    strips.sums[s * apart + word] = parts[s / kParts<T>][s % kParts<T>].v;
+  if constexpr (kRowValues > 0) {
+    JITACT_UNROLL for (int e = 0; e < each; e++) {
+      const int64_t row = int64_t(word) * each + e;
+      Formulas<T, 1> formulas;
+      formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, row);
+      formulas.give_row(strips.operands, 0, row, apart * each, sums_of(parts[e]));
+    }
+  }
+}
+
+template <typename S>
+__global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_constant__ Strips strips) {
+  Strip<S>(strips, strips.all - 1 - blockIdx.x).write();  // from the last, which the cache may still hold
+}
+
+// What it needs of memory beside tensors.
+inline int64_t strip_bytes(const Call& call) {
+  const bool is_long = call.op == Op::backward_from_output && call.inner > 1 && !tiling_of(call.length, 2).held;
+  if (!is_long) return 0;
+  const int64_t words = call.outer * call.inner / (call.dtype == Dtype::f32 ? kEach<float> : kEach<Half>);
+  return strips_of(call.length) * kStripSums<float> * words * int64_t(sizeof(float));
+}
+
+template <typename S>
+cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t stream) {
+  Strips strips{columns};
+  while (strips.log_wide < kLogStripThreads && 1u << strips.log_wide < strips.all_words) strips.log_wide++;
+  const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide);
+  strips.wide = unsigned((int64_t(strips.all_words) + (1 << strips.log_wide) - 1) >> strips.log_wide);
+  strips.all = unsigned((strips_of(call.length) + groups - 1) / groups) * strips.wide;
+  strips.sums = static_cast<float*>(call.workspace);
+  Clusters shape(1, kStripThreads, 0, stream), folding(1, kFoldThreads, 0, stream);
+  shape.count(strips.all), folding.count((int64_t(strips.all_words) + kFoldWords - 1) / kFoldWords);
+  if (const cudaError_t error = cudaLaunchKernelEx(&shape.config, add_up_strips<S>, strips)) return error;
+  if (const cudaError_t error = cudaLaunchKernelEx(&folding.config, fold_strips<S>, strips)) return error;
+  return cudaLaunchKernelEx(&shape.config, write_strips<S>, strips);
+}
+
+template <Op op, typename S>
+cudaError_t start_columns(const Call& call, cudaStream_t stream) {
+  const Columns columns = columns_of<op, S>(call);
+  if (columns.tiling.held) return start_tiles<op, S, true>(columns, stream);
+  if constexpr (op == Op::backward_from_output) return start_strips<S>(call, columns, stream);
+  else return start_tiles<op, S, false>(columns, stream);
+}
+
+}  // namespace jitact::rows
