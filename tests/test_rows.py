@@ -120,7 +120,8 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
 # Rows side by side: in one block, of 128 words side by side to a line, and in clusters; planes that share a tile; words that
 # lie in shared memory, and that are not held.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),
-          ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0), ((8300, 264), 0))  # fmt: skip
+          ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0),
+          ((8300, 264), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
