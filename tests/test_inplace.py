@@ -178,6 +178,15 @@ def test_what_cannot_be_written_to(device: str) -> None:
     assert leaf._version > version and leaf.min() >= 0
 
 
+def test_no_elements_at_strides_of_0(device: str) -> None:
+    """As an operation on a tensor without elements gives them."""
+    for save in ("input", "bit"):
+        x = (torch.ones(6, 0, 1, 12, device=device, requires_grad=True)[..., ::2]) * 1
+        assert 0 in x.stride()
+        y = jitact.relu(x, inplace=True, save=save)
+        assert y is x and torch.autograd.grad(y.sum(), y)[0].shape == x.shape
+
+
 def test_in_place_inside_transforms(device: str) -> None:
     x = torch.linspace(-3, 3, 8, dtype=torch.float64, device=device)
     for name in ("relu", "elu", "silu"):

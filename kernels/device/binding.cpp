@@ -674,7 +674,7 @@ void forward_inplace(Op op, StableIValue* stack) {
   SHIM(aoti_torch_new_tensor_handle(arguments.elements[0].get(), &again));
   const Tensor x(again);
   for (int64_t i = 0; i < x.dim(); i++)
-    check(x.strides()[i] != 0 || x.sizes()[i] <= 1,
+    check(x.strides()[i] != 0 || x.sizes()[i] <= 1 || x.numel() == 0,
           "x cannot be changed in place: more than one element of the written-to tensor refers to a single memory location; "
           "clone() it");
   Prepared prepared(op, arguments, 0);
