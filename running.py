@@ -182,7 +182,8 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
     Raises:
         ValueError: what is asked for does not give them.
     """
-    laid, first = layout(record.token), save or record.saves[0]
+    laid = layout(record.token)
+    first = save or laid.saves[0]
     enough = laid.from_bit if first == "bit" else laid.places[:1]
     missing = [place for place in laid.places if place not in enough and tensors[place].requires_grad]
     if not missing or not torch.is_grad_enabled() or save == "input":
