@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from .autograd import activate, activate_transformed, check_formula, formula_from_seed
-from .compiling.operators import operators
 from .configs import (
     BEFORE_2_13,
     call,
@@ -211,6 +210,8 @@ def traced(token: str, fast_math: bool) -> str:
 
     As text with commas, which every torch.compile carries.
     """
+    from .compiling.operators import operators  # not at the top: importing jitact is to be quick
+
     made = operators(by_token[token], fast_math, _recorded)
     return ",".join([made.name, made.version, *(made.formula.saves if made.formula else ())])
 
