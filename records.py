@@ -103,12 +103,12 @@ class Row:
 
 
 class Layout(NamedTuple):
-    """What calls need to know of a kernel file's signature.
+    """What calls need to know of a kernel file's signature, and of what backward can keep.
 
     Attributes:
         tensors: the operands that are tensors, as operators take them.
         saves: what backward can keep, the default first.
-        elements: how many of those, the first, are elements.
+        elements: how many of the tensors, the first, are elements.
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
         passed: of the tensors, those whose gradient is ``dy``.
