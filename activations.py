@@ -29,7 +29,7 @@ def _preset(name: str, title: str, formula: str, of: str, **how: str) -> Activat
     """A gated activation that another is but for how one tensor holds the two."""
     own = library[of]
     gating = own.gating._replace(preset_of=of, of="", **how)
-    return replace(own, name=name, title=title, formula=formula, aliases=(), notes="", kernel=own.source, gating=gating)
+    return replace(own, name=name, title=title, formula=formula, aliases=(), notes="", gating=gating)
 
 
 # fmt: off
@@ -55,9 +55,10 @@ TABLE: tuple[Activation, ...] = (
 
     # Smooth, with a slope that the output gives too.
     Activation("sigmoid", "Sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, module=nn.Sigmoid,
-               exact=ref.exact_sigmoid, gradient_from_output=ref.sigmoid_from_output, saves=OUTPUT_FIRST, notes=AS_PYTORCH),
+               exact=ref.exact_sigmoid, gradient_from_output=ref.sigmoid_from_output, declared_saves=OUTPUT_FIRST,
+               notes=AS_PYTORCH),
     Activation("tanh", "Tanh", "tanh(x)", torch.tanh, module=nn.Tanh, gradient_from_output=ref.tanh_from_output,
-               saves=OUTPUT_FIRST, notes=AS_PYTORCH, work=Work(2, 1)),
+               declared_saves=OUTPUT_FIRST, notes=AS_PYTORCH, work=Work(2, 1)),
     Activation("softsign", "Softsign", "x / (1 + |x|)", F.softsign, module=nn.Softsign,
                gradient_from_output=ref.softsign_from_output),
     Activation("elu", "ELU", "x for x > 0, else alpha (exp(x) - 1)", F.elu, (("alpha", 1.0),), inplace=True,
@@ -122,7 +123,8 @@ TABLE: tuple[Activation, ...] = (
                notes="Backward keeps x, which the weight's gradient needs; one bit per element where the weight has none."),
     Activation("rrelu", "RReLU",
                "x for x > 0, else slope x; in training a random slope for each element, else the mean of lower and upper",
-               ref.rrelu, (("lower", 1 / 8), ("upper", 1 / 3)), inplace=True, module=nn.RReLU, saves=("bit",), work=Work(3, 1),
+               ref.rrelu, (("lower", 1 / 8), ("upper", 1 / 3)), inplace=True, module=nn.RReLU, declared_saves=("bit",),
+               work=Work(3, 1),
                requires=(Requirement("finite bounds, lower <= upper", lambda low, high: -math.inf < low <= high < math.inf),),
                spans=("upper - lower", lambda lower, upper: upper - lower),
                in_eval=lambda lower, upper: (library["leaky_relu"], (lower / 2 + upper / 2,)),

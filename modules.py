@@ -319,7 +319,7 @@ def make_module(record: Activation, makers: Makers | None = None) -> type[Activa
     members = {
         "activation": record,
         "Model": record.module if _takes_no_arguments(record.module) else makers.reference(record),
-        "__doc__": _describe_activation(record),
+        "__doc__": _Description(),
         "__module__": __name__,
         "__signature__": record.signature,
     }
@@ -448,6 +448,13 @@ def _make_reference(record: Activation) -> type[nn.Module]:
         Model.reset_parameters = reset_parameters
     Model.__qualname__ = f"{record.title}.Model"
     return Model
+
+
+class _Description:
+    """The docstring of a module class, made when it is asked for: it tells what the kernel file says, which no import reads."""
+
+    def __get__(self, module: ActivationModule | None, cls: type[ActivationModule]) -> str:
+        return _describe_activation(cls.activation)
 
 
 def _describe_activation(record: Activation) -> str:

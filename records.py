@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import KernelSource, Work
+from .kernels.loader.signature import Signature
 from .kernels.loader.slopes import from_bit_source, from_output_source, gradients_source
 
 __all__ = [
@@ -102,11 +103,12 @@ class Row:
 
 
 class Layout(NamedTuple):
-    """What calls need to know of a kernel file's signature.
+    """What calls need to know of a kernel file's signature, and of what backward can keep.
 
     Attributes:
         tensors: the operands that are tensors, as operators take them.
-        elements: how many of those, the first, are elements.
+        saves: what backward can keep, the default first.
+        elements: how many of the tensors, the first, are elements.
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
         passed: of the tensors, those whose gradient is ``dy``.
@@ -114,6 +116,7 @@ class Layout(NamedTuple):
     """
 
     tensors: tuple[str, ...]
+    saves: tuple[str, ...]
     elements: int
     draws: bool
     places: tuple[int, ...]
@@ -136,7 +139,7 @@ class Activation:
         reference: the same function in PyTorch, ``reference(*tensors, *params)``; second derivatives and transforms use it.
         params: parameters after the tensors, with their defaults, in the order of ``torch.nn``'s constructor.
         inplace: whether the constructor takes ``inplace``, as ``torch.nn``'s does.
-        saves: what backward can keep, the default first: what the kernel file has functions for, unless a line says otherwise.
+        declared_saves: what :attr:`saves` is, where that is not simply what the kernel file has functions for.
         gradient_from_output: ``dx`` from ``(dy, y, *params)`` in PyTorch, for second derivatives with ``save="output"``.
         module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
         notes: for the docstring: what else a user should know.
@@ -145,7 +148,7 @@ class Activation:
         aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
         variant: a constructor argument that chooses among activations, and the names that its values lead to.
         work: how much a GPU computes for an element, as ``python -m jitact tune`` shows.
-        kernel: what to compile, where that is not ``kernels/<name>.cu``.
+        kernel: what to compile, where that is not ``kernels/<name>.cu``; a preset's is that of the activation that it is.
         has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
         zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
         fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
@@ -168,7 +171,7 @@ class Activation:
     reference: Callable[..., Tensor]
     params: tuple[tuple[str, float], ...] = ()
     inplace: bool = False
-    saves: tuple[str, ...] = ()
+    declared_saves: tuple[str, ...] = ()
     gradient_from_output: Callable[..., Tensor] | None = None
     module: type[nn.Module] | None = None
     notes: str = ""
@@ -198,13 +201,10 @@ class Activation:
         That is the name, numbered when it is defined again.
 
         Raises:
-            ValueError: the functions of the kernel file are not declared as they must be.
+            ValueError: the functions of ``kernel`` are not declared as they must be.
         """
-        if not self.saves:
-            try:
-                self.saves = self.source.signature.saves
-            except ValueError as error:
-                raise ValueError(f"{self.name}: {error}") from None
+        if self.kernel is not None:  # the library's own files are read when they are first needed
+            self._read_signature()
         with _naming:
             self.token, version = self.name, 1
             while self.token in by_token:
@@ -220,17 +220,34 @@ class Activation:
     @cached_property
     def source(self) -> KernelSource:
         """What the loader compiles."""
-        return self.kernel or KernelSource.from_file(self.name, self.work)
+        file = (self.gating and self.gating.preset_of) or self.name
+        return self.kernel or KernelSource.from_file(file, self.work)
+
+    def _read_signature(self) -> Signature:
+        """The kernel file's.
+
+        Raises:
+            ValueError: its functions are not declared as they must be.
+        """
+        try:
+            return self.source.signature
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
 
     @cached_property
     def layout(self) -> Layout:
         """What calls need to know of the kernel file's signature."""
-        signature = self.source.signature
-        tensors = signature.tensors
+        signature = self._read_signature()
+        tensors, saves = signature.tensors, self.declared_saves or signature.saves
         places = tuple(tensors.index(operand.name) for operand in signature.differentiable)
         passed = tuple(tensors.index(name) for name in self.passed)
         from_bit = places[: signature.bit_gradients]
-        return Layout(tensors, len(signature.of("element")), bool(signature.of("random")), places, passed, from_bit)
+        return Layout(tensors, saves, len(signature.of("element")), bool(signature.of("random")), places, passed, from_bit)
+
+    @property
+    def saves(self) -> tuple[str, ...]:
+        """What backward can keep, the default first."""
+        return self.layout.saves
 
     @cached_property
     def gradients(self) -> Activation:
@@ -342,8 +359,8 @@ class Activation:
         if type(inplace) is not bool or type(fast_math) is not bool:
             option, value = ("inplace", inplace) if type(inplace) is not bool else ("fast_math", fast_math)
             raise TypeError(f"{self.name}: {option} must be True or False, got {value!r}")
-        if save is not None and save not in self.saves:
-            choices = ", ".join(map(repr, self.saves))
+        if save is not None and save not in layout(self.token).saves:
+            choices = ", ".join(map(repr, layout(self.token).saves))
             raise ValueError(f"{self.name}: save={save!r} is not possible; choose from {choices}")
         if not params:
             return ()
@@ -488,9 +505,10 @@ class Activation:
 
         Keeping the output of an in-place call costs no memory, where keeping the input would mean a copy of it.
         """
-        if self.saves[0] == "input" and "output" in self.saves:
+        saves = layout(self.token).saves
+        if saves[0] == "input" and "output" in saves:
             return "output" if all([r.holds(*params) for r in self.requires]) else "input"
-        return self.saves[0]
+        return saves[0]
 
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
         """Backward of one tensor in PyTorch, for ``save`` "input" or "output", differentiable as often as wanted."""
@@ -503,15 +521,16 @@ def layout(token: str) -> Layout:
     """:attr:`Activation.layout`, by the record's token."""
     if not torch.compiler.is_compiling():
         return by_token[token].layout
-    tensors, *numbers = _written_layout(token).split(";")
+    tensors, saves, *numbers = _written_layout(token).split(";")
     elements, draws, places, passed, from_bit = [tuple([int(n) for n in each.split(",") if n]) for each in numbers]
-    return Layout(tuple(tensors.split(",")), elements[0], bool(draws[0]), places, passed, from_bit)
+    named = tuple(tensors.split(",")), tuple(saves.split(","))
+    return Layout(*named, elements[0], bool(draws[0]), places, passed, from_bit)
 
 
 def _written_layout(token: str) -> str:
     """The same as text, which every torch.compile carries."""
-    tensors, elements, draws, *places = by_token[token].layout
-    return ";".join(",".join(map(str, each)) for each in (tensors, [elements], [int(draws)], *places))
+    tensors, saves, elements, draws, *places = by_token[token].layout
+    return ";".join(",".join(map(str, each)) for each in (tensors, saves, [elements], [int(draws)], *places))
 
 
 # What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.

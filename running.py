@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from .autograd import activate, activate_transformed, check_formula, formula_from_seed
-from .compiling.operators import operators
 from .configs import (
     BEFORE_2_13,
     call,
@@ -182,7 +181,8 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
     Raises:
         ValueError: what is asked for does not give them.
     """
-    laid, first = layout(record.token), save or record.saves[0]
+    laid = layout(record.token)
+    first = save or laid.saves[0]
     enough = laid.from_bit if first == "bit" else laid.places[:1]
     missing = [place for place in laid.places if place not in enough and tensors[place].requires_grad]
     if not missing or not torch.is_grad_enabled() or save == "input":
@@ -210,6 +210,8 @@ def traced(token: str, fast_math: bool) -> str:
 
     As text with commas, which every torch.compile carries.
     """
+    from .compiling.operators import operators  # not at the top: importing jitact is to be quick
+
     made = operators(by_token[token], fast_math, _recorded)
     return ",".join([made.name, made.version, *(made.formula.saves if made.formula else ())])
 

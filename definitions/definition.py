@@ -60,7 +60,7 @@ class Definition(Activation):
         return replace(
             self,
             name=kernel.name,
-            saves=("input",),
+            declared_saves=("input",),
             kernel=kernel,
             functions=frozenset({"forward"}),
             has_reference=False,  # that of the definition is of another function
@@ -110,7 +110,7 @@ def read_definition(
         title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
         formula=fields.get("formula") or _on_one_line(functions["forward"].body or "") or NO_FORMULA,
         reference=reference or forward,
-        saves=saves,
+        declared_saves=saves,
         params=tuple((param, params[param]) for param in names),
         kernel=kernel,
         fingerprint=_fingerprint(kernel, functions, expressions, names, channels),

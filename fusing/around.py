@@ -213,7 +213,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         record,
         name=label,
         reference=partial(_formula if record.by_formula else _drawing_formula, record.reference, *described),
-        saves=saves or ("input",),
+        declared_saves=saves or ("input",),
         params=(*record.params, ("dropout", 0.5)) if dropout else record.params,
         gradient_from_output=None,
         module=None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -295,6 +296,43 @@ def test_the_next_process_compiles_nothing(processes: list[dict]) -> None:
     first, second = processes
     assert first["misses"] > 0 and first["hits"] == 0
     assert second["misses"] == 0 and second["hits"] > 0
+
+
+FIRST_USE = """
+import pickle, sys
+import jitact, torch
+from torch.nn import functional as F
+
+calls = [
+    (lambda x: jitact.relu(x), F.relu),
+    (lambda x: jitact.gelu(x, save="input"), F.gelu),
+    (lambda x: jitact.elu(x + 0, inplace=True), F.elu),
+    (lambda x: jitact.swiglu(x), lambda x: F.silu(x[:, :4]) * x[:, 4:]),
+    (lambda x: jitact.mul_and_silu(x, save="input"), lambda x: x[:, :4] * F.silu(x[:, 4:])),
+    (lambda x: jitact.softmax(x, dim=-1), lambda x: F.softmax(x, -1)),
+    (jitact.get("leaky_relu")(), F.leaky_relu),
+    (jitact.get("geglu")(), lambda x: F.gelu(x[:, :4]) * x[:, 4:]),
+    (jitact.get("log_softmax")(dim=-1), lambda x: F.log_softmax(x, -1)),
+    (pickle.loads(bytes.fromhex(sys.argv[2])), F.mish),
+]
+unread = ("relu", "gelu", "elu", "swiglu", "mul_and_silu", "leaky_relu", "geglu", "mish")
+assert not any({"source", "layout"} & vars(jitact.get(name).activation).keys() for name in unread)
+x = torch.linspace(-3, 3, 32, dtype=torch.float64).view(4, 8)
+for ours, theirs in calls:
+    found = []
+    for function in (torch.compile(ours, fullgraph=True, backend=sys.argv[1]), theirs):
+        t = x.clone().requires_grad_()
+        y = function(t)
+        found.append((y, *torch.autograd.grad(y, t, x[:, : y.shape[1]])))
+    torch.testing.assert_close(*found)
+"""
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_first_use_may_be_compiled(backend: str) -> None:
+    """Before it nothing has read the kernel file, and torch.compile traces no such thing; pickles call no constructor."""
+    pickled = pickle.dumps(jitact.get("mish")(save="input")).hex()
+    subprocess.run([sys.executable, "-c", FIRST_USE, backend, pickled], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "mish", "relu", "softplus", "selu", "relu6", "sigmoid"])

@@ -101,7 +101,7 @@ def test_lines_of_the_table_repeat_nothing_of_what_files_keep() -> None:
     """What backward can keep follows from a file's functions; a line says it where that is not the default."""
     tree = ast.parse((ROOT / "activations.py").read_text())
     lines = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "Activation"]
-    given = {ast.literal_eval(line.args[0]) for line in lines if any(each.arg == "saves" for each in line.keywords)}
+    given = {ast.literal_eval(line.args[0]) for line in lines if any(each.arg == "declared_saves" for each in line.keywords)}
     assert len(lines) == sum(not (record.gating and record.gating.preset_of) for record in TABLE)
     assert given == {record.name for record in TABLE if record.saves != record.source.signature.saves}
     assert all(set(record.saves) <= set(record.source.signature.saves) for record in TABLE)

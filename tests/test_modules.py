@@ -26,7 +26,8 @@ from jitact.records import Activation
 @pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_drops_in_where_torch_nn_stands(activation: Activation) -> None:
     cls = jitact.get(activation.name)
-    assert issubclass(cls, torch.nn.Module) and cls.__doc__ and issubclass(cls.Model, torch.nn.Module)
+    assert issubclass(cls, torch.nn.Module) and issubclass(cls.Model, torch.nn.Module)
+    assert all(f'"{save}"' in inspect.getdoc(cls) for save in activation.saves)
     if activation.module is not None and activation.module.__init__ is not torch.nn.Module.__init__:
         hidden = ("self", "min_value", "max_value")  # deprecated
         theirs = [p for p in inspect.signature(activation.module.__init__).parameters.values() if p.name not in hidden]
@@ -205,20 +206,59 @@ def test_a_class_reaches_another_process() -> None:
 
 
 def test_importing_compiles_nothing_and_is_quick() -> None:
-    """No more than 50 ms beyond torch, no CUDA, no compiler machinery."""
+    """No more than 50 ms beyond torch, no CUDA, no compiler machinery, no kernel file read."""
     code = """
 import time, sys, torch
+read = []
+sys.addaudithook(lambda event, args: read.append(str(args[0])) if event == "open" else None)
 begin = time.perf_counter()
 import jitact
 seconds = time.perf_counter() - begin
 assert not torch.cuda.is_initialized()
-assert "torch.utils.cpp_extension" not in sys.modules and "torch._dynamo" not in sys.modules
+assert not {"torch.utils.cpp_extension", "torch._dynamo", "jitact.compiling.operators"} & sys.modules.keys()
+assert read and not [path for path in read if path.endswith((".cu", ".cuh"))], read
 print(seconds)
 """
     seconds = min(
         float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
     )
     assert seconds < 0.5, f"importing jitact took {seconds:.3f} s beyond torch"
+
+
+READ_BY_THREADS = """
+import threading
+import jitact
+from jitact.activations import TABLE
+
+together, found = threading.Barrier(8), {}
+
+def read(thread):
+    together.wait()
+    found[thread] = [record.saves for record in TABLE]
+
+assert not any({"source", "layout"} & vars(record).keys() for record in TABLE)
+threads = [threading.Thread(target=read, args=(thread,)) for thread in range(8)]
+for each in threads:
+    each.start()
+for each in threads:
+    each.join()
+expected = [record.declared_saves or record.source.signature.saves for record in TABLE]
+assert all(found[thread] == expected for thread in range(8))
+"""
+
+
+def test_threads_read_a_kernel_file_at_once() -> None:
+    subprocess.run([sys.executable, "-c", READ_BY_THREADS], check=True)
+
+
+def test_a_kernel_that_is_given_is_read_at_once() -> None:
+    """Where the library's own files are read when they are first needed."""
+    text = '#include "elementwise.cuh"\n\nELEMENTWISE float forward(float x) { return x; }\n'
+    given = kernels.KernelSource("misdeclared", text, "<misdeclared>")
+    with pytest.raises(ValueError, match=r"^misdeclared: the kernel file defines no function ELEMENTWISE T forward"):
+        Activation("misdeclared", "Misdeclared", "x", torch.clone, kernel=given)
+    with pytest.raises(ValueError, match=r"^misdeclared: the kernel file"):
+        Activation("misdeclared", "Misdeclared", "x", torch.clone, declared_saves=("input",), kernel=given)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
