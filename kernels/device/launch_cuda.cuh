@@ -440,34 +440,46 @@ struct Source {
   }
 };
 
-// What the elements of a block get that is not in tensors of elements.
-template <typename S>
-struct Given {
-  const Operands<S>& operands;
-  const typename Operands<S>::Common& common;
-  const Numbers<typename Storage<S>::T>& parameters;
-};
+// Computes elements side by side, a vector of them or one, with what they get that is not in tensors of elements.
+template <Op op, typename S, int width = Storage<S>::size>
+struct Computation {
+  using T = typename Storage<S>::T;
+  static constexpr int ins = reads(op), outs = writes(op);
 
-// Reads, computes and writes one element.
-template <Op op, typename S, bool dense>
-JITACT_DEVICE void compute_one(const Launch& launch, int64_t at, bool& bit, const Given<S>& given) {
-  constexpr int ins = reads(op), outs = writes(op);
-  const auto others = given.operands.template from<1>(given.common, at);
-  typename Storage<S>::T values[ins][1];
-  JITACT_UNROLL for (int t = 0; t < ins; t++) values[t][0] = Storage<S>::load(launch.at<const S, dense>(launch.read[t], at));
-  const Source<S, ins, 1> source{
-      .in = values,
-      .others = others,
-      .numbers = given.parameters,
-      .i = int(at % Storage<S>::size),
-  };
-  const auto result = results<op, typename Storage<S>::T>(source, bit);
-  if constexpr (writes(op) == 1) Storage<S>::store(launch.at<S, dense>(launch.written[0], at), result.of[0]);
-  else for_each<outs>([&](auto w) {
-    const Elements& to = launch.written[w];
-    if (to.data) Storage<S>::store(launch.at<S, dense>(to, at), result.of[kWrittenResult<op, w>]);
-  });
-}
+  const Launch& launch;
+  const typename Operands<S>::template Values<width>& others;
+  const Numbers<T>& numbers;
+  T gradients[summed(op) + 1][width];  // those that are summed
+
+  // What is read of elements, of which the first is `from` in its vector, to what is written of them.
+  JITACT_DEVICE void elements(const T (&in)[ins][width], int from, unsigned& bits, T (&out)[outs][width]) {
+    JITACT_UNROLL for (int i = 0; i < width; i++) {
+      bool bit = bits >> i & 1;
+      const Source<S, ins, width> source{
+          .in = in,
+          .others = others,
+          .numbers = numbers,
+          .i = from + i,
+      };
+      const auto result = results<op, T>(source, bit);
+      for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+      for_each<summed(op)>([&](auto k) { gradients[k][i] = result.of[kSummedGradient<k>]; });
+      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
+    }
+  }
+
+  // An element of the tensor's last block, or in memory that does not lie on 16 bytes.
+  template <bool dense>
+  JITACT_DEVICE void one(int64_t at, unsigned& bit) {
+    T in[ins][1], out[outs][1];
+    JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][0] = Storage<S>::load(launch.at<const S, dense>(launch.read[t], at));
+    elements(in, int(at % Storage<S>::size), bit, out);
+    JITACT_UNROLL for (int w = 0; w < outs; w++) {
+      const Elements& to = launch.written[w];
+      if ((outs == 1 && summed(op) == 0) || to.data) Storage<S>::store(launch.at<S, dense>(to, at), out[w][0]);
+    }
+  }
+};
 
 template <Op op, typename S, bool dense>
 __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
@@ -518,25 +530,22 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       }
       if constexpr (!dense && reads_two(op)) separate<S>(launch.alternating_in, in[ins - 2][v], in[ins - 1][v]);
       JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(in[t][v], values[t]);
-      if constexpr (kBroadcast > 0 && !early) load_operands(v);
-      if constexpr (kRandom > 0 && !early) draw(v);
-      const auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
-      JITACT_UNROLL for (int i = 0; i < size; i++) {
-        bool bit = bits[v] >> i & 1;
-        if constexpr (kPlain) {
+      if constexpr (kPlain) {
+        JITACT_UNROLL for (int i = 0; i < size; i++) {
+          bool bit = bits[v] >> i & 1;
           out[0][i] = plain_result<op>(values[0][i], values[ins - 1][i], bit);
-        } else {
-          const Source<S, ins> source{
-              .in = values,
-              .others = others,
-              .numbers = numbers,
-              .i = i,
-          };
-          const auto result = results<op, T>(source, bit);
-          if constexpr (writes(op) == 1) out[0][i] = result.of[0];
-          else for_each<writes(op)>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
+          if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
         }
-        if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
+      } else {
+        if constexpr (kBroadcast > 0 && !early) load_operands(v);
+        if constexpr (kRandom > 0 && !early) draw(v);
+        const auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
+        Computation<op, S> computation{
+            .launch = launch,
+            .others = others,
+            .numbers = numbers,
+        };
+        computation.elements(values, 0, bits[v], out);
       }
       if constexpr (kPlain && dense)
         *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
@@ -547,11 +556,6 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     // side, unless each has the bits of its own.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
-    const Given<S> given{
-        .operands = operands,
-        .common = common,
-        .parameters = numbers,
-    };
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
@@ -560,14 +564,22 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
       for (int i = 0; i < size; i++) {
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
-        bool bit = bits[v] >> i & 1;
         if constexpr (kPlain) {
+          bool bit = bits[v] >> i & 1;
           const auto value = [&](int t) { return Storage<S>::load(launch.at<const S, dense>(launch.read[t], at)); };
           Storage<S>::store(launch.at<S, dense>(launch.written[0], at), plain_result<op>(value(0), value(ins - 1), bit));
+          if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
         } else {
-          compute_one<op, S, dense>(launch, at, bit, given);
+          const auto others = operands.template from<1>(common, at);
+          unsigned bit = bits[v] >> i & 1;
+          Computation<op, S, 1> computation{
+              .launch = launch,
+              .others = others,
+              .numbers = numbers,
+          };
+          computation.template one<dense>(at, bit);
+          if constexpr (op == Op::forward_bit) bits[v] |= bit << i;
         }
-        if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
       }
     }
   }

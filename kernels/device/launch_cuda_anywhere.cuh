@@ -73,11 +73,13 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
     T values[ins][size];
     JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
     const auto others = operands.template from<size>(common, at);
-    JITACT_UNROLL for (int i = 0; i < size; i++) {
-      bool bit = false;
-      const auto result = results<op, T>(Source<S, ins>{values, others, numbers, i}, bit);
-      for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
-    }
+    unsigned bits = 0;
+    Computation<op, S> computation{
+        .launch = launch,
+        .others = others,
+        .numbers = numbers,
+    };
+    computation.elements(values, 0, bits, out);
   }
   const int lane = threadIdx.x % 32;
   const bool joined = lane > 0 && place.column >= size;
@@ -93,15 +95,16 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
     }
   }
   if (whole) return;
-  const Given<S> given{
-      .operands = operands,
-      .common = common,
-      .parameters = numbers,
-  };
 #pragma unroll 1
   for (int i = 0; i < size && at + i < n; i++) {
-    bool bit = false;
-    compute_one<op, S, false>(launch, at + i, bit, given);
+    unsigned bit = 0;
+    const auto others = operands.template from<1>(common, at + i);
+    Computation<op, S, 1> computation{
+        .launch = launch,
+        .others = others,
+        .numbers = numbers,
+    };
+    computation.template one<false>(at + i, bit);
   }
 }
 

@@ -48,59 +48,25 @@ JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs
     if (exists) inputs.bits = launch.mask[at >> 3] >> (at & 7);
 }
 
-// Computes the gradients of one element, keeps those that are written with keep(w, gradient), and adds up the others with
-// add(k, gradient).
-template <Op op, typename S, typename Source, typename Keep, typename Add>
-JITACT_DEVICE void compute(const Source& source, bool bit, const Keep& keep, const Add& add) {
-  const auto all = results<op, typename Storage<S>::T>(source, bit);
-  for_each<writes(op)>([&](auto w) { keep(w, all.of[kWrittenGradient<w>]); });
-  for_each<summed(op)>([&](auto k) { add(k, all.of[kSummedGradient<k>]); });
-}
-
-// The same for a vector: add(i, k, gradient) for its elements.
-template <Op op, typename S, typename Add>
-JITACT_DEVICE void compute_vector(const Launch& launch, Inputs<op>& inputs,
-                                  const typename Operands<S>::template Values<Storage<S>::size>& others,
-                                  const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
+// Computes and writes a vector that has been read.
+template <Op op, typename S>
+JITACT_DEVICE void compute_vector(Computation<op, S>& computation, Inputs<op>& inputs, int64_t at) {
   using T = typename Storage<S>::T;
-  constexpr int size = Storage<S>::size, ins = reads(op);
-  T in[ins][size], out[writes(op)][size];
+  constexpr int ins = reads(op);
+  const Launch& launch = computation.launch;
+  T in[ins][Storage<S>::size], out[writes(op)][Storage<S>::size];
   if constexpr (!kDense<op> && reads_two(op)) separate<S>(launch.alternating_in, inputs.words[ins - 2], inputs.words[ins - 1]);
   JITACT_UNROLL for (int r = 0; r < ins; r++) Storage<S>::widen(inputs.words[r], in[r]);
-  JITACT_UNROLL for (int i = 0; i < size; i++) {
-    const Source<S, ins> source{
-        .in = in,
-        .others = others,
-        .numbers = numbers,
-        .i = i,
-    };
-    const auto keep = [&](int w, T gradient) { out[w][i] = gradient; };
-    compute<op, S>(source, inputs.bits >> i & 1, keep, [&](int k, T gradient) { add(i, k, gradient); });
-  }
+  computation.elements(in, 0, inputs.bits, out);
   write_vectors<op, S, kDense<op>>(launch, out, at);
 }
 
-// The same for an element of the tensor's last block, or in memory that does not lie on 16 bytes.
-template <Op op, typename S, typename Add>
-JITACT_DEVICE void compute_alone(const Launch& launch, const typename Operands<S>::template Values<1>& others,
-                                 const Numbers<typename Storage<S>::T>& numbers, int64_t at, const Add& add) {
-  using T = typename Storage<S>::T;
-  constexpr int ins = reads(op);
-  T in[ins][1];
-  JITACT_UNROLL for (int r = 0; r < ins; r++) in[r][0] = Storage<S>::load(launch.at<const S, kDense<op>>(launch.read[r], at));
-  bool bit = false;
-  if constexpr (reads_bits(op)) bit = launch.mask[at >> 3] >> (at & 7) & 1;
-  const Source<S, ins, 1> source{
-      .in = in,
-      .others = others,
-      .numbers = numbers,
-      .i = int(at % Storage<S>::size),
-  };
-  const auto keep = [&](int w, T gradient) {
-    const Elements& to = launch.written[w];
-    if (to.data) Storage<S>::store(launch.at<S, kDense<op>>(to, at), gradient);
-  };
-  compute<op, S>(source, bit, keep, add);
+// Reads, computes and writes an element of the tensor's last block, or in memory that does not lie on 16 bytes.
+template <Op op, typename S>
+JITACT_DEVICE void compute_alone(Computation<op, S, 1>& computation, int64_t at) {
+  unsigned bit = 0;
+  if constexpr (reads_bits(op)) bit = computation.launch.mask[at >> 3] >> (at & 7) & 1;
+  computation.template one<kDense<op>>(at, bit);
 }
 
 // How memory is cut into planes.
@@ -173,24 +139,31 @@ __global__ void __launch_bounds__(kThreads)
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
       else others = operands.template from<size, kUnprepared == 0 || (one_value && kSummed == kBroadcast)>(common, at);
-      if constexpr (one_value) {
-        compute_vector<op, S>(launch, inputs[v], others, numbers, at, add);
-      } else {
-        T found[kSummed][size];
-        compute_vector<op, S>(launch, inputs[v], others, numbers, at, [&](int i, int k, T gradient) { found[k][i] = gradient; });
-        JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
-          if (left == size) {  // as of most vectors: a quarter of the instructions
-            JITACT_UNROLL for (int i = 0; i < size; i++) sum[k] += found[k][i];
-          } else {
-            JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, found[k][i]);
-          }
+      Computation<op, S> computation{
+          .launch = launch,
+          .others = others,
+          .numbers = numbers,
+      };
+      compute_vector(computation, inputs[v], at);
+      JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+        if (one_value || left == size) {  // as of most vectors: a quarter of the instructions
+          JITACT_UNROLL for (int i = 0; i < size; i++) sum[k] += computation.gradients[k][i];
+        } else {
+          JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, computation.gradients[k][i]);
         }
       }
     } else {
 #pragma unroll 1
-      for (int i = 0; i < size && at + i < n; i++)
-        compute_alone<op, S>(launch, operands.template from<1>(common, at + i), numbers, at + i,
-                         [&](int k, T gradient) { add(i, k, gradient); });
+      for (int i = 0; i < size && at + i < n; i++) {
+        const auto others = operands.template from<1>(common, at + i);
+        Computation<op, S, 1> computation{
+            .launch = launch,
+            .others = others,
+            .numbers = numbers,
+        };
+        compute_alone(computation, at + i);
+        JITACT_UNROLL for (int k = 0; k < kSummed; k++) add(i, k, computation.gradients[k][0]);
+      }
     }
     if constexpr (!one_value) {
       JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
@@ -336,17 +309,30 @@ __global__ void __launch_bounds__(kThreads)
   for (; v < vectors; v += columns.threads) {
     load(ahead.count);
     find_others();
-    const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
-    compute_vector<op, S>(launch, ahead.now(launch, v * size), others, numbers, v * size, add);
+    Computation<op, S> computation{
+        .launch = launch,
+        .others = others,
+        .numbers = numbers,
+    };
+    compute_vector(computation, ahead.now(launch, v * size), v * size);
+    JITACT_UNROLL for (int k = 0; k < kSummed; k++)
+      JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] += computation.gradients[k][i];
     ahead.advance();
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
     find_others();
-    JITACT_UNROLL for (int i = 0; i < size; i++)
-      if (v * size + i < n)
-        compute_alone<op, S>(launch, Operands<S>::one_of(others, i), numbers, v * size + i,
-                         [&](int k, T gradient) { sums[k][i] += gradient; });
+    JITACT_UNROLL for (int i = 0; i < size; i++) {
+      if (v * size + i >= n) break;
+      const auto own = Operands<S>::one_of(others, i);
+      Computation<op, S, 1> computation{
+          .launch = launch,
+          .others = own,
+          .numbers = numbers,
+      };
+      compute_alone(computation, v * size + i);
+      JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k][i] += computation.gradients[k][0];
+    }
   }
 
   if (columns.period > kThreads) {
