@@ -1,29 +1,31 @@
 // The GPU's backward, from the output, of rows across memory that are longer than tiles hold. It reads dy and y twice, which it
 // does fastest where blocks read what lies side by side in memory: one kernel adds up strips of rows, one what strips of the same
-// row give, and one writes gradients. A strip has as many elements for all shapes, so that the sums of a row are its own.
+// row give, and one writes gradients. What is summed has as many elements for all shapes, so that the sums of a row are its own.
 #pragma once
 
 #include "columns_cuda.cuh"
+#include "early_cuda.cuh"
 
 namespace jitact::rows {
 
 constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // of a block, most of them side by side
-constexpr int kStrip = 256, kStripWords = 16;  // elements of a strip; words of each tensor that a thread loads at once
+constexpr int kStripWords = 16;  // of each tensor, that a thread loads at once
+constexpr int kSummedStrip = 256, kWrittenStrip = 16;  // elements; blocks that write do it fastest if they end soon
 constexpr int kFoldThreads = 1024, kFoldWords = 32;  // of a block that adds up strips, and its words side by side
 
-constexpr int64_t strips_of(int64_t length) { return (length + kStrip - 1) / kStrip; }
+constexpr int64_t strips_of(int64_t length, int each) { return (length + each - 1) / each; }
 template <typename S>
 constexpr int kStripSums = kEach<S> * kParts<typename Storage<S>::T>;  // of a word's rows
 static_assert(kStripSums<float> == kStripSums<Half>);
 
 struct Strips : Columns {
-  int log_wide;         // words side by side in a block
-  unsigned wide, all;   // blocks side by side, and all
-  float* sums;          // of each strip, each of its sums, and each word
+  int log_wide;   // words side by side in a block
+  unsigned wide;  // blocks side by side
+  float* sums;    // of each strip, each of its sums, and each word
 };
 
-// A thread's strip of the rows of a word.
-template <typename S>
+// A thread's strip of the rows of a word, of `length` elements.
+template <typename S, int length>
 class Strip {
  public:
   using T = typename Storage<S>::T;
@@ -32,8 +34,8 @@ class Strip {
     const unsigned above = block / strips.wide;
     word_ = ((block - above * strips.wide) << strips.log_wide) + (threadIdx.x & ((1u << strips.log_wide) - 1));
     number_ = int64_t(above) << (kLogStripThreads - strips.log_wide) | threadIdx.x >> strips.log_wide;
-    const int64_t begin = number_ * kStrip;
-    if (word_ < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(kStrip), strips.length - begin));
+    const int64_t begin = number_ * length;
+    if (word_ < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(length), strips.length - begin));
     const unsigned plane = word_ / strips.words;
     start_ = (int64_t(plane) * strips.length + begin) * strips.words + (word_ - plane * strips.words);
     if constexpr (kOperands > 0) formulas_.take_numbers(strips.operands);
@@ -104,7 +106,8 @@ class Strip {
 
 template <typename S>
 __global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_constant__ Strips strips) {
-  Strip<S>(strips, blockIdx.x).add_up();
+  ptx::let_next_begin();
+  Strip<S, kSummedStrip>(strips, blockIdx.x).add_up();
 }
 
 // Adds up the sums of strips, and gives what values of rows have.
@@ -115,7 +118,7 @@ __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constan
   __shared__ float shared[groups][kStripSums<S>][kFoldWords];
   const int group = int(threadIdx.x) / kFoldWords, own = int(threadIdx.x) % kFoldWords;
   const unsigned word = blockIdx.x * kFoldWords + own;
-  const int64_t count = strips_of(strips.length), apart = strips.all_words;
+  const int64_t count = strips_of(strips.length, kSummedStrip), apart = strips.all_words;
   T parts[each][kParts<T>] = {};
   const auto join = [&](const auto& value) {
     T others[each][kParts<T>];
@@ -123,6 +126,8 @@ __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constan
     JITACT_UNROLL for (int e = 0; e < each; e++) Joined()(parts[e], others[e]);
   };
   const bool is_there = word < strips.all_words;
+  ptx::let_next_begin();
+  ptx::wait_for_last();
 #pragma unroll 4
   for (int64_t i = group; is_there && i < count; i += groups)
     join([&](int s) { return strips.sums[(i * kStripSums<S> + s) * apart + word]; });
@@ -144,7 +149,9 @@ __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constan
 
 template <typename S>
 __global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_constant__ Strips strips) {
-  Strip<S>(strips, strips.all - 1 - blockIdx.x).write();  // from the last, which the cache may still hold
+  const Strip<S, kWrittenStrip> strip(strips, gridDim.x - 1 - blockIdx.x);  // from the last, which the cache may still hold
+  ptx::wait_for_last();
+  strip.write();
 }
 
 // What it needs of memory beside tensors.
@@ -152,22 +159,25 @@ inline int64_t strip_bytes(const Call& call) {
   const bool is_long = call.op == Op::backward_from_output && call.inner > 1 && !tiling_of(call.length, 2).held;
   if (!is_long) return 0;
   const int64_t words = call.outer * call.inner / (call.dtype == Dtype::f32 ? kEach<float> : kEach<Half>);
-  return strips_of(call.length) * kStripSums<float> * words * int64_t(sizeof(float));
+  return strips_of(call.length, kSummedStrip) * kStripSums<float> * words * int64_t(sizeof(float));
 }
 
 template <typename S>
 cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t stream) {
   Strips strips{columns};
   while (strips.log_wide < kLogStripThreads && 1u << strips.log_wide < strips.all_words) strips.log_wide++;
-  const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide);
   strips.wide = unsigned((int64_t(strips.all_words) + (1 << strips.log_wide) - 1) >> strips.log_wide);
-  strips.all = unsigned((strips_of(call.length) + groups - 1) / groups) * strips.wide;
   strips.sums = static_cast<float*>(call.workspace);
-  Clusters shape(1, kStripThreads, 0, stream), folding(1, kFoldThreads, 0, stream);
-  shape.count(strips.all), folding.count((int64_t(strips.all_words) + kFoldWords - 1) / kFoldWords);
+  const auto blocks_of = [&](int strip) {
+    const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide), count = strips_of(call.length, strip);
+    return unsigned((count + groups - 1) / groups) * strips.wide;
+  };
+  Clusters shape(1, kStripThreads, 0, stream);
+  shape.count(blocks_of(kSummedStrip));
   if (const cudaError_t error = cudaLaunchKernelEx(&shape.config, add_up_strips<S>, strips)) return error;
-  if (const cudaError_t error = cudaLaunchKernelEx(&folding.config, fold_strips<S>, strips)) return error;
-  return cudaLaunchKernelEx(&shape.config, write_strips<S>, strips);
+  const unsigned folding = (strips.all_words + kFoldWords - 1) / kFoldWords;
+  if (const cudaError_t error = early::launch<fold_strips<S>>(folding, kFoldThreads, stream, strips)) return error;
+  return early::launch<write_strips<S>>(blocks_of(kWrittenStrip), kStripThreads, stream, strips);
 }
 
 template <Op op, typename S>

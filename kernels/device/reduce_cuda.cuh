@@ -11,6 +11,7 @@
 // up. Each further cut takes a sweep of its own, which only reads.
 #pragma once
 
+#include "early_cuda.cuh"
 #include "launch_cuda.cuh"
 
 namespace jitact::loops {
@@ -551,35 +552,11 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 }
 #endif
 
-// Whether fold_sums may begin while the sweep ends: if its code, which may be older than the GPU, waits for that.
-template <typename S>
-bool begins_early() {
-  static signed char known[64];  // of each device: 1 if so, -1 if not
-  int device = 0;
-  cudaGetDevice(&device);
-  if (device >= 64) return false;
-  signed char found = __atomic_load_n(known + device, __ATOMIC_RELAXED);
-  if (found == 0) {
-    cudaFuncAttributes code{};
-    found = cudaFuncGetAttributes(&code, fold_sums<S>) == cudaSuccess && code.ptxVersion >= 90 ? 1 : -1;
-    __atomic_store_n(known + device, found, __ATOMIC_RELAXED);
-  }
-  return found > 0;
-}
-
 template <typename S>
 void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
           int operands, cudaStream_t stream) {
-  cudaLaunchAttribute early;
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
-  config.blockDim = dim3(kThreads);
-  config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = begins_early<S>();
-  cudaLaunchKernelEx(&config, fold_sums<S>, partials, folded, sums, Launch(call), targets);
+  const dim3 blocks(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
+  early::launch<fold_sums<S>>(blocks, kThreads, stream, partials, folded, sums, Launch(call), targets);
 }
 
 // From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.
