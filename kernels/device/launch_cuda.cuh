@@ -440,8 +440,10 @@ struct Source {
   }
 };
 
+struct NoSums {};  // where no gradients are summed
+
 // Computes elements side by side, a vector of them or one, with what they get that is not in tensors of elements.
-template <Op op, typename S, int width = Storage<S>::size>
+template <Op op, typename S, int width = Storage<S>::size, typename Add = NoSums>
 struct Computation {
   using T = typename Storage<S>::T;
   static constexpr int ins = reads(op), outs = writes(op);
@@ -449,10 +451,11 @@ struct Computation {
   const Launch& launch;
   const typename Operands<S>::template Values<width>& others;
   const Numbers<T>& numbers;
-  T gradients[summed(op) + 1][width];  // those that are summed
+  Add add;  // takes the gradients that are summed: add(i, k, gradient), of element i of the vector
 
-  // What is read of elements, of which the first is `from` in its vector, to what is written of them.
-  JITACT_DEVICE void elements(const T (&in)[ins][width], int from, unsigned& bits, T (&out)[outs][width]) {
+  // Computes what is read of elements, of which the first is `from` in its vector, and gives keep(w, i, result).
+  template <typename Keep>
+  JITACT_DEVICE void elements(const T (&in)[ins][width], int from, unsigned& bits, const Keep& keep) const {
     JITACT_UNROLL for (int i = 0; i < width; i++) {
       bool bit = bits >> i & 1;
       const Source<S, ins, width> source{
@@ -462,22 +465,22 @@ struct Computation {
           .i = from + i,
       };
       const auto result = results<op, T>(source, bit);
-      for_each<outs>([&](auto w) { out[w][i] = result.of[kWrittenResult<op, w>]; });
-      for_each<summed(op)>([&](auto k) { gradients[k][i] = result.of[kSummedGradient<k>]; });
+      for_each<outs>([&](auto w) { keep(w, i, result.of[kWrittenResult<op, w>]); });
+      for_each<summed(op)>([&](auto k) { add(from + i, k, result.of[kSummedGradient<k>]); });
       if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
     }
   }
 
   // An element of the tensor's last block, or in memory that does not lie on 16 bytes.
   template <bool dense>
-  JITACT_DEVICE void one(int64_t at, unsigned& bit) {
-    T in[ins][1], out[outs][1];
+  JITACT_DEVICE void one(int64_t at, unsigned& bit) const {
+    T in[ins][1];
     JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][0] = Storage<S>::load(launch.at<const S, dense>(launch.read[t], at));
-    elements(in, int(at % Storage<S>::size), bit, out);
-    JITACT_UNROLL for (int w = 0; w < outs; w++) {
+    const auto keep = [&](int w, int, T result) {
       const Elements& to = launch.written[w];
-      if ((outs == 1 && summed(op) == 0) || to.data) Storage<S>::store(launch.at<S, dense>(to, at), out[w][0]);
-    }
+      if ((outs == 1 && summed(op) == 0) || to.data) Storage<S>::store(launch.at<S, dense>(to, at), result);
+    };
+    elements(in, int(at % Storage<S>::size), bit, keep);
   }
 };
 
@@ -540,12 +543,12 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         if constexpr (kBroadcast > 0 && !early) load_operands(v);
         if constexpr (kRandom > 0 && !early) draw(v);
         const auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
-        Computation<op, S> computation{
+        const Computation<op, S> computation{
             .launch = launch,
             .others = others,
             .numbers = numbers,
         };
-        computation.elements(values, 0, bits[v], out);
+        computation.elements(values, 0, bits[v], [&](int w, int i, T result) { out[w][i] = result; });
       }
       if constexpr (kPlain && dense)
         *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
@@ -572,7 +575,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         } else {
           const auto others = operands.template from<1>(common, at);
           unsigned bit = bits[v] >> i & 1;
-          Computation<op, S, 1> computation{
+          const Computation<op, S, 1> computation{
               .launch = launch,
               .others = others,
               .numbers = numbers,

@@ -74,12 +74,12 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
     JITACT_UNROLL for (int t = 0; t < ins; t++) Storage<S>::widen(loaded[t].words(), values[t]);
     const auto others = operands.template from<size>(common, at);
     unsigned bits = 0;
-    Computation<op, S> computation{
+    const Computation<op, S> computation{
         .launch = launch,
         .others = others,
         .numbers = numbers,
     };
-    computation.elements(values, 0, bits, out);
+    computation.elements(values, 0, bits, [&](int w, int i, T result) { out[w][i] = result; });
   }
   const int lane = threadIdx.x % 32;
   const bool joined = lane > 0 && place.column >= size;
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   for (int i = 0; i < size && at + i < n; i++) {
     unsigned bit = 0;
     const auto others = operands.template from<1>(common, at + i);
-    Computation<op, S, 1> computation{
+    const Computation<op, S, 1> computation{
         .launch = launch,
         .others = others,
         .numbers = numbers,

@@ -9,8 +9,8 @@
 namespace jitact::rows {
 
 constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // of a block, most of them side by side
-constexpr int kStripWords = 16;  // of each tensor, that a thread loads at once
-constexpr int kSummedStrip = 256, kWrittenStrip = 16;  // elements; blocks that write do it fastest if they end soon
+constexpr int kStripWords = 8;  // of each tensor, that a thread loads at once
+constexpr int kSummedStrip = 256, kWrittenStrip = 8;  // elements; blocks that write do it fastest if they end soon
 constexpr int kFoldThreads = 1024, kFoldWords = 32;  // of a block that adds up strips, and its words side by side
 
 constexpr int64_t strips_of(int64_t length, int each) { return (length + each - 1) / each; }

@@ -50,21 +50,21 @@ JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs
 }
 
 // Computes and writes a vector that has been read.
-template <Op op, typename S>
-JITACT_DEVICE void compute_vector(Computation<op, S>& computation, Inputs<op>& inputs, int64_t at) {
+template <Op op, typename S, typename Add>
+JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add>& computation, Inputs<op>& inputs, int64_t at) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op);
   const Launch& launch = computation.launch;
   T in[ins][Storage<S>::size], out[writes(op)][Storage<S>::size];
   if constexpr (!kDense<op> && reads_two(op)) separate<S>(launch.alternating_in, inputs.words[ins - 2], inputs.words[ins - 1]);
   JITACT_UNROLL for (int r = 0; r < ins; r++) Storage<S>::widen(inputs.words[r], in[r]);
-  computation.elements(in, 0, inputs.bits, out);
+  computation.elements(in, 0, inputs.bits, [&](int w, int i, T result) { out[w][i] = result; });
   write_vectors<op, S, kDense<op>>(launch, out, at);
 }
 
 // Reads, computes and writes an element of the tensor's last block, or in memory that does not lie on 16 bytes.
-template <Op op, typename S>
-JITACT_DEVICE void compute_alone(Computation<op, S, 1>& computation, int64_t at) {
+template <Op op, typename S, typename Add>
+JITACT_DEVICE void compute_alone(const Computation<op, S, 1, Add>& computation, int64_t at) {
   unsigned bit = 0;
   if constexpr (reads_bits(op)) bit = computation.launch.mask[at >> 3] >> (at & 7) & 1;
   computation.template one<kDense<op>>(at, bit);
@@ -140,30 +140,39 @@ __global__ void __launch_bounds__(kThreads)
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
       else others = operands.template from<size, kUnprepared == 0 || (one_value && kSummed == kBroadcast)>(common, at);
-      Computation<op, S> computation{
-          .launch = launch,
-          .others = others,
-          .numbers = numbers,
+      const auto compute = [&](const auto& with) {
+        const Computation<op, S, size, std::decay_t<decltype(with)>> computation{
+            .launch = launch,
+            .others = others,
+            .numbers = numbers,
+            .add = with,
+        };
+        compute_vector(computation, inputs[v], at);
       };
-      compute_vector(computation, inputs[v], at);
-      JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
-        if (one_value || left == size) {  // as of most vectors: a quarter of the instructions
-          JITACT_UNROLL for (int i = 0; i < size; i++) sum[k] += computation.gradients[k][i];
-        } else {
-          JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, computation.gradients[k][i]);
+      if constexpr (one_value) {
+        compute(add);
+      } else {
+        T found[kSummed][size];
+        compute([&](int i, int k, T gradient) { found[k][i] = gradient; });
+        JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+          if (left == size) {  // as of most vectors: a quarter of the instructions
+            JITACT_UNROLL for (int i = 0; i < size; i++) sum[k] += found[k][i];
+          } else {
+            JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, found[k][i]);
+          }
         }
       }
     } else {
 #pragma unroll 1
       for (int i = 0; i < size && at + i < n; i++) {
         const auto others = operands.template from<1>(common, at + i);
-        Computation<op, S, 1> computation{
+        const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
             .launch = launch,
             .others = others,
             .numbers = numbers,
+            .add = add,
         };
         compute_alone(computation, at + i);
-        JITACT_UNROLL for (int k = 0; k < kSummed; k++) add(i, k, computation.gradients[k][0]);
       }
     }
     if constexpr (!one_value) {
@@ -310,29 +319,31 @@ __global__ void __launch_bounds__(kThreads)
   for (; v < vectors; v += columns.threads) {
     load(ahead.count);
     find_others();
-    Computation<op, S> computation{
+    const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
+    const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
         .launch = launch,
         .others = others,
         .numbers = numbers,
+        .add = add,
     };
     compute_vector(computation, ahead.now(launch, v * size), v * size);
-    JITACT_UNROLL for (int k = 0; k < kSummed; k++)
-      JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] += computation.gradients[k][i];
     ahead.advance();
   }
   // The end, or memory that does not lie on 16 bytes.
   for (; takes_part && v * size < n; v += columns.threads) {
     find_others();
     JITACT_UNROLL for (int i = 0; i < size; i++) {
-      if (v * size + i >= n) break;
-      const auto own = Operands<S>::one_of(others, i);
-      Computation<op, S, 1> computation{
-          .launch = launch,
-          .others = own,
-          .numbers = numbers,
-      };
-      compute_alone(computation, v * size + i);
-      JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k][i] += computation.gradients[k][0];
+      if (v * size + i < n) {
+        const auto own = Operands<S>::one_of(others, i);
+        const auto add = [&](int, int k, T gradient) { sums[k][i] += gradient; };
+        const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
+            .launch = launch,
+            .others = own,
+            .numbers = numbers,
+            .add = add,
+        };
+        compute_alone(computation, v * size + i);
+      }
     }
   }
 
