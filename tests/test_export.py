@@ -326,7 +326,7 @@ def test_what_stands_around_an_activation(name: str, arguments: tuple, count: in
     beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
 
 
-@pytest.mark.parametrize("name", ["gelu+bias", "silu+dropout", "relu+residual", "swiglu+row_weight"])
+@pytest.mark.parametrize("name", ["gelu+bias", SLOW("silu+dropout"), SLOW("relu+residual"), "swiglu+row_weight"])
 def test_names_with_what_stands_around(name: str) -> None:
     space: dict = {"__name__": "exported"}
     text = jitact.export(name)
@@ -408,11 +408,10 @@ def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [
-    "relu",
     "prelu",
     "swiglu",
     "log_softmax",
-    *map(SLOW, ["gelu", "sigmoid", "gelu_10", "laplace", "xielu", "softmax"]),
+    *map(SLOW, ["relu", "gelu", "sigmoid", "gelu_10", "laplace", "xielu", "softmax"]),
 ])  # fmt: skip
 def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for header in DEVICE.iterdir():
@@ -524,7 +523,7 @@ def test_rows_beside_pytorchs(name: str) -> None:
         torch.autograd.grad(space["ModelNew"](1)(x.requires_grad_()).sum(), x, create_graph=True)
 
 
-@pytest.mark.parametrize("name", [*ROWS[:1], *map(SLOW, ROWS[1:])])
+@pytest.mark.parametrize("name", [*map(SLOW, ROWS)])
 def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
     space = emulated(name, folder)
     for dtype in (torch.float32, torch.bfloat16) if name == "softmax" else (torch.float32, torch.float16, torch.bfloat16):
