@@ -3,7 +3,8 @@
 python       run, all of a file's in one namespace
 python gpu   the same, where there is a GPU; elsewhere it is compiled as Python alone
 cuda         a kernel file: defined, compiled and called
-sh           run by bash in an empty folder, line by line; $REPOSITORY is this checkout; lines of NOT_HERE are left to CI
+sh           run by bash in an empty folder, line by line, with -m slow; $REPOSITORY is this checkout; lines of NOT_HERE are
+             left to CI
 text         no code
 """
 
@@ -29,6 +30,9 @@ LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 NOT_HERE = re.compile(
     r"pip install|git clone|pytest|python bench\.py|jitact (bench|accuracy)$|jitact (clear|build)"
 )
+
+
+SHELL = ("sh", "bash")
 
 
 class Block(NamedTuple):
@@ -66,7 +70,7 @@ def set_apart(only_here: None, exported_builds: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
+def test_code_runs(path: Path, set_apart: None) -> None:
     space: dict = {"__name__": "__main__"}
     for block in blocks(path):
         where = f"{path.relative_to(ROOT)}, line {block.line}"
@@ -79,10 +83,16 @@ def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
         elif block.kind == "cuda":
             cls = jitact.define(f"line_{block.line}", source=block.code)
             assert cls(*cls.get_init_inputs())(torch.zeros(3)).shape == (3,), where
-        elif block.kind in ("sh", "bash"):
-            run_shell(block, tmp_path)
         else:
-            assert block.kind in ("text", "dockerfile"), f"{where}: no such kind of code, {block.kind!r}"
+            assert block.kind in (*SHELL, "text", "dockerfile"), f"{where}: no such kind of code, {block.kind!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_commands_run(path: Path, set_apart: None, tmp_path: Path) -> None:
+    for block in blocks(path):
+        if block.kind in SHELL:
+            run_shell(block, tmp_path)
 
 
 def test_lines_of_the_table_are_shown_as_they_are() -> None:

@@ -93,7 +93,7 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", [*slow_but(jitact.names()), *ROWS])
+@pytest.mark.parametrize("name", [*slow_but(jitact.names()), *map(SLOW, ROWS[:2]), *ROWS[2:]])
 def test_form(name: str) -> None:
     text = exported(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
@@ -196,6 +196,7 @@ def test_a_bias_keeps_its_dtype(dtypes: tuple[torch.dtype, ...]) -> None:
     beside_librarys_bias(space["ModelNew"](30), dtypes)
 
 
+@pytest.mark.slow
 def test_values_by_row_keep_their_dtype(swoosh: str) -> None:
     made = jitact.define("swoosh", "silu(x) * w", w=jitact.Row())
     space: dict = {"__name__": "exported"}
@@ -693,6 +694,7 @@ ELEMENTWISE T forward(T x) {
     compare(swoosh, "cpu", torch.randn(100))
 
 
+@pytest.mark.slow
 def test_parameters_that_mean_something_in_cpp(swoosh: str) -> None:
     text = """#include "elementwise.cuh"
 ELEMENTWISE T forward(T x, T errno_, T bit, T infinite) { return x > 0 ? (x < infinite ? errno_ * x : x) : bit * x; }

@@ -353,6 +353,7 @@ def test_row_operands(tmp_path: Path) -> None:
         jitact.define("by_row", source=file.replace("Row<T>", "Channel<T>"), w=jitact.Row())
 
 
+@pytest.mark.slow
 def test_row_operands_where_activations_are_called() -> None:
     jitact.define("scaled_rows", "silu(x) * w", w=jitact.Row())
     jitact.define("both_rows", "scaled_rows(x, w * w) + b + a", w=jitact.Row(), b=Channel(init=0.0), a=1.0)
@@ -451,25 +452,27 @@ def test_a_kernel_file_of_many_operands() -> None:
     torch.testing.assert_close(y, in_torch(x, other, scale, weight))
     module = cls(scale=3, dtype=torch.float64)
     torch.testing.assert_close(module(x, other, weight), in_torch(x, other, module.scale, weight))
-    tensors = (x, scale, other, weight)
-    assert torch.autograd.gradcheck(jitact.statements, tensors)
+    assert torch.autograd.gradcheck(jitact.statements, (x, scale, other, weight))
+
+
+def product() -> type[ActivationModule]:
+    return jitact.define("product", source="ELEMENTWISE T forward(T x, T z) { const T s = x * z; return s * s * z; }")
+
+
+@pytest.mark.parametrize(("make", "shapes"), [
+    (product, [(3, 4), (4,)]),
+    SLOW(statements, [(2, 3, 5), (3,), (3, 5), (2, 3)]),  # whose gradients take a compiler 20 s
+], ids=["product", "statements"])  # fmt: skip
+def test_gradients_of_a_kernel_files_gradients(make: Callable[[], type[ActivationModule]], shapes: list) -> None:
+    """And batches of gradients; both by a build of their own."""
+    function, tensors = make().activation.function, leaves(*shapes)
+    assert torch.autograd.gradgradcheck(function, tensors)
+    y = function(*tensors)
     batch = torch.randn(3, *y.shape, dtype=torch.float64)
     found = torch.autograd.grad(y, tensors, batch, is_grads_batched=True, retain_graph=True)
     expected = [torch.autograd.grad(y, tensors, dy, retain_graph=True) for dy in batch]
     for own, singles in zip(found, zip(*expected, strict=True), strict=True):
         torch.testing.assert_close(own, torch.stack(singles))
-
-
-def test_second_derivatives_of_a_kernel_file() -> None:
-    """By a kernel of its own, of the gradients."""
-    jitact.define("product", source="ELEMENTWISE T forward(T x, T z) { const T s = x * z; return s * s * z; }")
-    assert torch.autograd.gradgradcheck(jitact.product, leaves((3, 4), (4,)))
-
-
-@pytest.mark.slow
-def test_second_derivatives_of_a_kernel_file_of_many_operands() -> None:
-    statements()
-    assert torch.autograd.gradgradcheck(jitact.statements, leaves((2, 3, 5), (3,), (3, 5), (2, 3)))
 
 
 @pytest.mark.parametrize(

@@ -378,6 +378,7 @@ def test_unfused_is_eager_where_that_is_right(name: str, dtype: torch.dtype, dev
     assert ((y == eager) | (y == nearest)).all() and (y == eager).double().mean() > 0.98
 
 
+@pytest.mark.slow
 def test_unfused_weights_of_rows(device: str) -> None:
     x, weight = halves(40, 64, dtype=torch.bfloat16).to(device), halves(40, dtype=torch.bfloat16).to(device)
     y = swiglu(x, row_weight=weight, rounding="unfused")

@@ -215,10 +215,10 @@ assert not torch.cuda.is_initialized()
 assert "torch.utils.cpp_extension" not in sys.modules and "torch._dynamo" not in sys.modules
 print(seconds)
 """
-    seconds = min(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
-    )
-    assert seconds < 0.5, f"importing jitact took {seconds:.3f} s beyond torch"
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=1) >= 0.5:
+        seconds.append(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout))
+    assert min(seconds) < 0.5, f"importing jitact took {min(seconds):.3f} s beyond torch"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -408,6 +408,7 @@ def test_one_term_that_is_not_0_where_nothing_comes_in(device: str) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_number_alone() -> None:
     jitact.define("scaled_share", source="// parameters: a = 2.0\n" + NUMBER)
     x = torch.randn(4, 9, requires_grad=True)
