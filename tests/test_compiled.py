@@ -24,7 +24,7 @@ FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
 INCLUDE = Path(torch.__file__).parent / "include"
 
-ALWAYS = ("relu", "gelu", "xielu", "swiglu")  # what uses most of the loops; the others by -m slow
+ALWAYS = ("relu", "xielu", "swiglu")  # what uses most of the loops; the others by -m slow
 KERNELS = slow_but(jitact.names(), ALWAYS)
 ROWS = ("softmax", SLOW("log_softmax"))
 

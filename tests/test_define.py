@@ -425,7 +425,8 @@ def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
     assert record.layout == activation.layout
 
 
-@pytest.mark.parametrize("name", ["leaky_relu", SLOW("threshold")])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["leaky_relu", "threshold"])
 def test_the_librarys_own_kernel_files_compute_the_same(name: str) -> None:
     activation = jitact.get(name).activation
     cls = jitact.define("own_file", source=activation.source.text, **dict(activation.params))
@@ -738,7 +739,7 @@ FILE = """ELEMENTWISE T forward(T x) {
 """
 
 
-@pytest.mark.parametrize("use", [second_derivative, compiled, SLOW(compiled_with_more)], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", [SLOW(second_derivative), compiled, SLOW(compiled_with_more)], ids=lambda use: use.__name__)
 def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> None:
     """The record too, whatever was made of it."""
 
@@ -758,7 +759,7 @@ def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("how", "function"), [({"expression": "x * sin(x)"}, lambda x: x * x.sin()), ({"source": FILE}, lambda x: 3 * x)]
+    ("how", "function"), [({"expression": "x * sin(x)"}, lambda x: x * x.sin()), SLOW({"source": FILE}, lambda x: 3 * x)]
 )
 def test_graphs_outlive_what_they_are_of(how: dict[str, str], function: Callable[[Tensor], Tensor]) -> None:
     """A graph that calls an activation's operator goes on when its name stands for another, and its record is no more."""

@@ -53,6 +53,10 @@ def blocks(path: Path) -> list[Block]:
     return found
 
 
+def commands(path: Path) -> list[Block]:
+    return [block for block in blocks(path) if block.kind in SHELL]
+
+
 def run_shell(block: Block, folder: Path) -> None:
     lines = [line for line in block.code.splitlines() if not NOT_HERE.search(line)]
     environment = os.environ | {"REPOSITORY": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
@@ -88,11 +92,10 @@ def test_code_runs(path: Path, set_apart: None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", [path for path in FILES if commands(path)], ids=lambda path: path.name)
 def test_commands_run(path: Path, set_apart: None, tmp_path: Path) -> None:
-    for block in blocks(path):
-        if block.kind in SHELL:
-            run_shell(block, tmp_path)
+    for block in commands(path):
+        run_shell(block, tmp_path)
 
 
 def test_lines_of_the_table_are_shown_as_they_are() -> None:

@@ -681,6 +681,7 @@ def test_formulas_of_any_text(formula: str, swoosh: str, tmp_path: Path) -> None
     assert ast.get_docstring(ast.parse(again), clean=False) == told
 
 
+@pytest.mark.slow
 def test_kernel_files_with_quotation_marks(swoosh: str) -> None:
     source = '''#include "elementwise.cuh"
 
