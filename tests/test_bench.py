@@ -393,6 +393,7 @@ class TestBench:
         (tmp_path / "jitact.py").write_text("raise SystemExit('not this one')")
         assert bench._seconds_of_first_use([], torch.device("cpu"))["import"] > 0
 
+    @pytest.mark.slow  # CI runs it, too
     def test_as_a_script(self, tmp_path):
         files = ["--json", str(tmp_path / "bench.json")]
         picture = tmp_path / "bench.png"
