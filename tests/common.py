@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from functools import partial
 
 import pytest
@@ -26,9 +27,9 @@ PLAIN_IDS = [activation.name for activation in PLAIN]
 TAILED = {"gelu", "gelu_tanh", "gelu_10", "laplace", "quick_gelu", "silu", "mish"}
 
 
-def slow_but(names: list[str]) -> list[object]:
-    """Names as parameters, of which those of a kind of their own always run."""
-    return [name if name in OF_EACH_KIND else SLOW(name) for name in names]
+def slow_but(names: Iterable[str], always: Container[str] = OF_EACH_KIND) -> list[object]:
+    """Names as parameters, of which some always run: by default those of a kind of their own."""
+    return [name if name in always else SLOW(name) for name in names]
 
 
 def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tuple[Tensor, Tensor]:

@@ -108,13 +108,15 @@ def test_a_hit_starts_no_process(folder: Path) -> None:
     built = run_python(HIT)
     assert built.returncode == 0, built.stderr
     assert built.stderr.count("compiled in") == 1
-    hits = []
-    for _ in range(3):
-        hit = run_python(HIT)
-        assert hit.stderr == "", "silent on hits"
-        hits.append(json.loads(hit.stdout))
-    assert all(hit["events"] == 0 and hit["modules"] == "" for hit in hits)
-    fastest = min(hit["use"] for hit in hits)
+    fastest = 1.0
+    for _ in range(3):  # if the first is not fast, the machine may be busy
+        done = run_python(HIT)
+        assert done.stderr == "", "silent on hits"
+        hit = json.loads(done.stdout)
+        assert hit["events"] == 0 and hit["modules"] == ""
+        fastest = min(fastest, hit["use"])
+        if fastest < 0.02:
+            break
     assert fastest < 0.02, f"a hit takes {fastest * 1e3:.1f} ms of the processor"
 
 
@@ -375,4 +377,6 @@ def test_first_use_is_fast(folder: Path) -> None:
         started = time.perf_counter()
         kernels.load(own._replace(name=f"softsign_{i}_{os.getpid()}"))
         fastest = min(fastest, time.perf_counter() - started)
+        if fastest < 15:
+            break
     assert fastest < 15

@@ -14,6 +14,7 @@ from shutil import copytree
 
 import pytest
 from building import run_python
+from common import SLOW
 
 from jitact import report
 
@@ -63,10 +64,10 @@ def unpacked(copied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("jitact-main", []),
+        SLOW("jitact-main", []),
         ("jitact-0.1.0", ["--import-mode=prepend"]),
         ("my jitact (2)", ["-p", "no:cacheprovider"]),
-        ("copy", ["-p", "no:cacheprovider"]),
+        SLOW("copy", ["-p", "no:cacheprovider"]),
     ],
 )
 def test_tests_run_in_a_folder_of_any_name(name: str, options: list[str], unpacked: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from common import SLOW
+from common import SLOW, slow_but
 
 import jitact
 from jitact import kernels
@@ -24,10 +24,9 @@ FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
 INCLUDE = Path(torch.__file__).parent / "include"
 
-ALWAYS = ("relu", "gelu", "xielu", "swiglu")  # what uses most of the loops; the others by -m slow
-KERNELS = [name if name in ALWAYS else SLOW(name) for name in jitact.names()]
+ALWAYS = ("relu", "xielu", "swiglu")  # what uses most of the loops; the others by -m slow
+KERNELS = slow_but(jitact.names(), ALWAYS)
 ROWS = ("softmax", SLOW("log_softmax"))
-ARCHS = (80, 90, 100)
 
 
 def compile_text(text: str, folder: Path, command: list[str]) -> None:
@@ -50,9 +49,10 @@ def source_of(name: str) -> kernels.KernelSource:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+@pytest.mark.parametrize("archs", [(90,), SLOW((80, 100))], ids=str)
 @pytest.mark.parametrize("name", KERNELS)
-def test_nvcc_compiles_every_kernel(name: str, tmp_path: Path) -> None:
-    nvcc_compiles(name, ARCHS, tmp_path)
+def test_nvcc_compiles_every_kernel(name: str, archs: tuple[int, ...], tmp_path: Path) -> None:
+    nvcc_compiles(name, archs, tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
@@ -138,7 +138,7 @@ ONE_BY_ONE = {("snake", "d"), ("xielu", "f"), ("xielu", "d")}  # the platform's 
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("c++") is None, reason="no C++ compiler for AVX2")
-@pytest.mark.parametrize("name", [name if name in WIDE else SLOW(name) for name in jitact.names()])
+@pytest.mark.parametrize("name", slow_but(jitact.names(), WIDE))
 def test_a_cpu_computes_vectors(name: str, tmp_path: Path) -> None:
     """A branch in the loop, which some choices become, has it compute element by element: 5 to 20 times as slow."""
     assembly = tmp_path / "kernel.s"
@@ -181,8 +181,8 @@ def test_a_first_build_reads_and_compiles_little(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
-def test_nothing_is_promoted_to_double(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", slow_but(jitact.names()))
+def test_nothing_is_promoted_to_double(name: str, tmp_path: Path) -> None:
     """One float64 literal in a float kernel would double its time; the compiler finds any."""
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
-    for name in jitact.names():
-        compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])
+    compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])

@@ -21,6 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pytest
 import torch
+from common import SLOW
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -424,6 +425,7 @@ def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
     assert record.layout._replace(saves=activation.saves) == activation.layout  # a line may say which is the default
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["leaky_relu", "threshold"])
 def test_the_librarys_own_kernel_files_compute_the_same(name: str) -> None:
     activation = jitact.get(name).activation
@@ -737,7 +739,7 @@ FILE = """ELEMENTWISE T forward(T x) {
 """
 
 
-@pytest.mark.parametrize("use", [second_derivative, compiled, compiled_with_more], ids=lambda use: use.__name__)
+@pytest.mark.parametrize("use", [SLOW(second_derivative), compiled, SLOW(compiled_with_more)], ids=lambda use: use.__name__)
 def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> None:
     """The record too, whatever was made of it."""
 
@@ -757,7 +759,7 @@ def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("how", "function"), [({"expression": "x * sin(x)"}, lambda x: x * x.sin()), ({"source": FILE}, lambda x: 3 * x)]
+    ("how", "function"), [({"expression": "x * sin(x)"}, lambda x: x * x.sin()), SLOW({"source": FILE}, lambda x: 3 * x)]
 )
 def test_graphs_outlive_what_they_are_of(how: dict[str, str], function: Callable[[Tensor], Tensor]) -> None:
     """A graph that calls an activation's operator goes on when its name stands for another, and its record is no more."""
@@ -912,17 +914,17 @@ def test_folders_that_will_not_do(tmp_path: Path) -> None:
     "formula",
     [
         "x\n+ 1",
-        "x\r+ 1\u2028\x85\x0b",
-        "x\0",
-        'x """+ 1',
-        '"x"',
-        '"x',
-        " x ",
+        SLOW("x\r+ 1\u2028\x85\x0b"),
+        SLOW("x\0"),
+        SLOW('x """+ 1'),
+        SLOW('"x"'),
+        SLOW('"x'),
+        SLOW(" x "),
         "x \\",
-        "\\frac{x}{2}",
-        "é ≥ 0 🙂",
+        SLOW("\\frac{x}{2}"),
+        SLOW("é ≥ 0 🙂"),
         "*/ x /*",
-        "??/",
+        SLOW("??/"),
     ],
     ids=ascii,
 )
@@ -971,8 +973,8 @@ def test_check_passes(capsys: pytest.CaptureFixture) -> None:
 @pytest.mark.parametrize(
     ("backward", "why"),
     [
-        ("dy * (sin(x) - x * cos(x))", "a sign"),
-        ("dy * sin(x) + x * cos(x)", "not linear in dy"),
+        SLOW("dy * (sin(x) - x * cos(x))", "a sign"),
+        SLOW("dy * sin(x) + x * cos(x)", "not linear in dy"),
         ("dy * (sin(x) + 1.001 * x * cos(x))", "a tenth of a percent"),
     ],
 )

@@ -3,7 +3,8 @@
 python       run, all of a file's in one namespace
 python gpu   the same, where there is a GPU; elsewhere it is compiled as Python alone
 cuda         a kernel file: defined, compiled and called
-sh           run by bash in an empty folder, line by line; $REPOSITORY is this checkout; lines of NOT_HERE are left to CI
+sh           run by bash in an empty folder, line by line, with -m slow; $REPOSITORY is this checkout; lines of NOT_HERE are
+             left to CI
 text         no code
 """
 
@@ -31,6 +32,9 @@ NOT_HERE = re.compile(
 )
 
 
+SHELL = ("sh", "bash")
+
+
 class Block(NamedTuple):
     """Code in a document."""
 
@@ -47,6 +51,10 @@ def blocks(path: Path) -> list[Block]:
         code = "".join(line[indent:] for line in match[3].splitlines(keepends=True))
         found.append(Block(match[2].strip(), code, text.count("\n", 0, match.start()) + 2))
     return found
+
+
+def commands(path: Path) -> list[Block]:
+    return [block for block in blocks(path) if block.kind in SHELL]
 
 
 def run_shell(block: Block, folder: Path) -> None:
@@ -66,7 +74,7 @@ def set_apart(only_here: None, exported_builds: Path, tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
+def test_code_runs(path: Path, set_apart: None) -> None:
     space: dict = {"__name__": "__main__"}
     for block in blocks(path):
         where = f"{path.relative_to(ROOT)}, line {block.line}"
@@ -79,10 +87,15 @@ def test_code_runs(path: Path, set_apart: None, tmp_path: Path) -> None:
         elif block.kind == "cuda":
             cls = jitact.define(f"line_{block.line}", source=block.code)
             assert cls(*cls.get_init_inputs())(torch.zeros(3)).shape == (3,), where
-        elif block.kind in ("sh", "bash"):
-            run_shell(block, tmp_path)
         else:
-            assert block.kind in ("text", "dockerfile"), f"{where}: no such kind of code, {block.kind!r}"
+            assert block.kind in (*SHELL, "text", "dockerfile"), f"{where}: no such kind of code, {block.kind!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in FILES if commands(path)], ids=lambda path: path.name)
+def test_commands_run(path: Path, set_apart: None, tmp_path: Path) -> None:
+    for block in commands(path):
+        run_shell(block, tmp_path)
 
 
 def test_lines_of_the_table_are_shown_as_they_are() -> None:

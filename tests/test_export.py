@@ -93,7 +93,7 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     torch.testing.assert_close(reference.eval()(x), ours.eval()(a).detach().cpu(), rtol=near, atol=near)
 
 
-@pytest.mark.parametrize("name", [*slow_but(jitact.names()), *ROWS])
+@pytest.mark.parametrize("name", [*slow_but(jitact.names()), *map(SLOW, ROWS[:2]), *ROWS[2:]])
 def test_form(name: str) -> None:
     text = exported(name)
     assert not re.search("try|except|pass", text, re.IGNORECASE)
@@ -196,6 +196,7 @@ def test_a_bias_keeps_its_dtype(dtypes: tuple[torch.dtype, ...]) -> None:
     beside_librarys_bias(space["ModelNew"](30), dtypes)
 
 
+@pytest.mark.slow
 def test_values_by_row_keep_their_dtype(swoosh: str) -> None:
     made = jitact.define("swoosh", "silu(x) * w", w=jitact.Row())
     space: dict = {"__name__": "exported"}
@@ -326,7 +327,7 @@ def test_what_stands_around_an_activation(name: str, arguments: tuple, count: in
     beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
 
 
-@pytest.mark.parametrize("name", ["gelu+bias", "silu+dropout", "relu+residual", "swiglu+row_weight"])
+@pytest.mark.parametrize("name", ["gelu+bias", SLOW("silu+dropout"), SLOW("relu+residual"), "swiglu+row_weight"])
 def test_names_with_what_stands_around(name: str) -> None:
     space: dict = {"__name__": "exported"}
     text = jitact.export(name)
@@ -408,11 +409,10 @@ def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [
-    "relu",
     "prelu",
     "swiglu",
     "log_softmax",
-    *map(SLOW, ["gelu", "sigmoid", "gelu_10", "laplace", "xielu", "softmax"]),
+    *map(SLOW, ["relu", "gelu", "sigmoid", "gelu_10", "laplace", "xielu", "softmax"]),
 ])  # fmt: skip
 def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for header in DEVICE.iterdir():
@@ -524,7 +524,7 @@ def test_rows_beside_pytorchs(name: str) -> None:
         torch.autograd.grad(space["ModelNew"](1)(x.requires_grad_()).sum(), x, create_graph=True)
 
 
-@pytest.mark.parametrize("name", [*ROWS[:1], *map(SLOW, ROWS[1:])])
+@pytest.mark.parametrize("name", [*map(SLOW, ROWS)])
 def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
     space = emulated(name, folder)
     for dtype in (torch.float32, torch.bfloat16) if name == "softmax" else (torch.float32, torch.float16, torch.bfloat16):
@@ -681,6 +681,7 @@ def test_formulas_of_any_text(formula: str, swoosh: str, tmp_path: Path) -> None
     assert ast.get_docstring(ast.parse(again), clean=False) == told
 
 
+@pytest.mark.slow
 def test_kernel_files_with_quotation_marks(swoosh: str) -> None:
     source = '''#include "elementwise.cuh"
 
@@ -694,6 +695,7 @@ ELEMENTWISE T forward(T x) {
     compare(swoosh, "cpu", torch.randn(100))
 
 
+@pytest.mark.slow
 def test_parameters_that_mean_something_in_cpp(swoosh: str) -> None:
     text = """#include "elementwise.cuh"
 ELEMENTWISE T forward(T x, T errno_, T bit, T infinite) { return x > 0 ? (x < infinite ? errno_ * x : x) : bit * x; }

@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 import pytest
 import torch
 import torch.nn.functional as F
-from common import DTYPES
+from common import DTYPES, SLOW
 from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
 
@@ -353,6 +353,7 @@ def test_row_operands(tmp_path: Path) -> None:
         jitact.define("by_row", source=file.replace("Row<T>", "Channel<T>"), w=jitact.Row())
 
 
+@pytest.mark.slow
 def test_row_operands_where_activations_are_called() -> None:
     jitact.define("scaled_rows", "silu(x) * w", w=jitact.Row())
     jitact.define("both_rows", "scaled_rows(x, w * w) + b + a", w=jitact.Row(), b=Channel(init=0.0), a=1.0)
@@ -451,8 +452,22 @@ def test_a_kernel_file_of_many_operands() -> None:
     torch.testing.assert_close(y, in_torch(x, other, scale, weight))
     module = cls(scale=3, dtype=torch.float64)
     torch.testing.assert_close(module(x, other, weight), in_torch(x, other, module.scale, weight))
-    tensors = (x, scale, other, weight)
-    assert torch.autograd.gradcheck(jitact.statements, tensors) and torch.autograd.gradgradcheck(jitact.statements, tensors)
+    assert torch.autograd.gradcheck(jitact.statements, (x, scale, other, weight))
+
+
+def product() -> type[ActivationModule]:
+    return jitact.define("product", source="ELEMENTWISE T forward(T x, T z) { const T s = x * z; return s * s * z; }")
+
+
+@pytest.mark.parametrize(("make", "shapes"), [
+    (product, [(3, 4), (4,)]),
+    SLOW(statements, [(2, 3, 5), (3,), (3, 5), (2, 3)]),  # whose gradients take a compiler 20 s
+], ids=["product", "statements"])  # fmt: skip
+def test_gradients_of_a_kernel_files_gradients(make: Callable[[], type[ActivationModule]], shapes: list) -> None:
+    """And batches of gradients; both by a build of their own."""
+    function, tensors = make().activation.function, leaves(*shapes)
+    assert torch.autograd.gradgradcheck(function, tensors)
+    y = function(*tensors)
     batch = torch.randn(3, *y.shape, dtype=torch.float64)
     found = torch.autograd.grad(y, tensors, batch, is_grads_batched=True, retain_graph=True)
     expected = [torch.autograd.grad(y, tensors, dy, retain_graph=True) for dy in batch]
@@ -516,7 +531,7 @@ def test_folders(tmp_path: Path) -> None:
         jitact.load_folder(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["prelu", "rrelu", "xielu", "gelu_10"])
+@pytest.mark.parametrize("name", ["prelu", *map(SLOW, ["rrelu", "xielu", "gelu_10"])])
 def test_kernel_files_of_the_library_compute_the_same(name: str) -> None:
     record = jitact.get(name).activation
     own = jitact.define(f"own_{name}", source=Path(record.source.path), **dict(record.params), **record.channels)
@@ -543,7 +558,7 @@ def test_check_judges_every_gradient(capsys: pytest.CaptureFixture) -> None:
 
 @pytest.mark.parametrize(
     ("backward", "by"),
-    [("{dy * up, dy * up}", "up"), ("{dy * 1.001 * up, dy * gate}", "gate"), ("{dy * up, dy * abs(gate)}", "up")],
+    [SLOW("{dy * up, dy * up}", "up"), ("{dy * 1.001 * up, dy * gate}", "gate"), SLOW("{dy * up, dy * abs(gate)}", "up")],
 )
 def test_check_rejects_a_wrong_gradient_of_any_operand(backward: str, by: str, capsys: pytest.CaptureFixture) -> None:
     forward = "ELEMENTWISE T forward(T gate, T up) { return gate * up; }\n"

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from common import DTYPES
+from common import DTYPES, SLOW
 from torch import Tensor, nn
 from torch.func import functionalize, grad, hessian, jvp, vmap
 
@@ -353,7 +353,7 @@ def test_weights_of_rows_in_any_order_of_memory(order: tuple[int, ...], packed: 
 # Eager's roundings.
 
 
-@pytest.mark.parametrize("name", ["swiglu", "clamped_swiglu", "situ_glu"])
+@pytest.mark.parametrize("name", ["swiglu", SLOW("clamped_swiglu"), SLOW("situ_glu")])
 def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
     """The bits of PyTorch's chain of operations, forward and backward, but for what its activation misrounds."""
     x, dy = halves(200, 128, dtype=torch.bfloat16).to(device), halves(200, 64, dtype=torch.bfloat16).to(device)
@@ -368,7 +368,7 @@ def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("name", ["swiglu", "geglu"])
+@pytest.mark.parametrize("name", ["swiglu", SLOW("geglu")])
 def test_unfused_is_eager_where_that_is_right(name: str, dtype: torch.dtype, device: str) -> None:
     """For every gate: where the two differ, ours is the nearest number."""
     gates = every_value(dtype, torch.device(device))
@@ -378,6 +378,7 @@ def test_unfused_is_eager_where_that_is_right(name: str, dtype: torch.dtype, dev
     assert ((y == eager) | (y == nearest)).all() and (y == eager).double().mean() > 0.98
 
 
+@pytest.mark.slow
 def test_unfused_weights_of_rows(device: str) -> None:
     x, weight = halves(40, 64, dtype=torch.bfloat16).to(device), halves(40, dtype=torch.bfloat16).to(device)
     y = swiglu(x, row_weight=weight, rounding="unfused")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from common import DTYPES
+from common import DTYPES, slow_but
 from torch import Tensor
 
 import jitact
@@ -255,7 +255,7 @@ def test_func_transforms(device: str) -> None:
     assert ((y / -x.abs() > 0.12) & (y / -x.abs() < 0.34)).all()
 
 
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", slow_but(RECORDS, ["prelu", "rrelu"]))
 def test_compile_fullgraph(name: str, device: str) -> None:
     torch._dynamo.reset()
     module = jitact.get(name)().to(device, torch.float32)

@@ -219,10 +219,10 @@ assert not {"torch.utils.cpp_extension", "torch._dynamo", "jitact.compiling.oper
 assert read and not [path for path in read if path.endswith((".cu", ".cuh"))], read
 print(seconds)
 """
-    seconds = min(
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout) for _ in range(3)
-    )
-    assert seconds < 0.5, f"importing jitact took {seconds:.3f} s beyond torch"
+    seconds = []
+    while len(seconds) < 3 and min(seconds, default=1) >= 0.5:
+        seconds.append(float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout))
+    assert min(seconds) < 0.5, f"importing jitact took {min(seconds):.3f} s beyond torch"
 
 
 READ_BY_THREADS = """

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 
 import pytest
 import torch
@@ -52,7 +51,7 @@ ELEMENTWISE T forward(T x, Random<T> u, Random<T> v, Number<T> which) {
 
 def operators(name: str, text: str, unfused: bool = False):
     """The operators of a kernel file, by kind."""
-    library = kernels.load(KernelSource(f"{name}_{os.getpid()}", text, f"<{name}>", unfused=unfused)).name
+    library = kernels.load(KernelSource(f"operators_{name}", text, f"<{name}>", unfused=unfused)).name
     return lambda kind: getattr(torch.ops.jitact, f"{library}_{kind}").default
 
 

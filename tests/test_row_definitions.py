@@ -117,7 +117,7 @@ def test_a_definition_under_transforms(device: str) -> None:
 
 def test_modules_of_definitions() -> None:
     cls = jitact.define("sink_softmax", source=SINK, saves="input")
-    module, x = cls(0), torch.randn(3, 4)
+    module, x = cls(0), torch.randn(3, 4, dtype=torch.float64)  # which needs no build
     assert repr(module) == "SinkSoftmax(dim=0)" and repr(cls(save="output")) == "SinkSoftmax(dim=-1, save='output')"
     pickled = pickle.dumps(module)
     for other in (pickle.loads(pickled), copy.deepcopy(module)):

@@ -280,6 +280,7 @@ def test_rows_far_from_0(device: str) -> None:
                     torch.testing.assert_close(found, its, rtol=1e-4, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_far_rows_beside_a_constant() -> None:
     text = LOG_SINK.replace(", Row<T> sink", "").replace("(sink)", "(T(0))").replace(", Row<T>", "")
     text = "".join(text.partition("ELEMENTWISE T backward_of_row")[:1])
@@ -394,6 +395,7 @@ def test_terms_that_are_not_0_where_nothing_comes_in(save: str, device: str) -> 
             torch.testing.assert_close(found, wanted, rtol=1e-5, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_one_term_that_is_not_0_where_nothing_comes_in(device: str) -> None:
     source = KernelSource.from_file("softmax").text.replace("return dy * y;", "return dy * y + exp(y);")
     jitact.define("odd_softmax", source=source)
@@ -406,6 +408,7 @@ def test_one_term_that_is_not_0_where_nothing_comes_in(device: str) -> None:
         torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_number_alone() -> None:
     jitact.define("scaled_share", source="// parameters: a = 2.0\n" + NUMBER)
     x = torch.randn(4, 9, requires_grad=True)

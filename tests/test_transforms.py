@@ -10,7 +10,8 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from common import CASE_IDS, CASES
+from common import CASE_IDS, CASES, SLOW
+from test_row_definitions import SINK
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
@@ -81,8 +82,18 @@ def _what_is_defined(only_here: None) -> None:
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("transform", TRANSFORMS)
-@pytest.mark.parametrize("name", FUNCTIONS)
+# All of one activation, the gradient of all, and each of the other transforms of another; the others by -m slow.
+OF_OTHERS = {
+    ("relu", "vmap of grad"), ("tanh", "hessian"), ("leaky_relu", "jacrev"), ("silu, in place", "forward mode"),
+    ("prelu", "jvp"), ("rrelu", "jvp"), ("rrelu", "jacfwd"), ("xielu", "vjp"), ("defined", "grad of grad"),
+    ("defined by source", "jacfwd"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "transform"), [
+    (pytest.param if name == "gelu" or transform == "grad" or (name, transform) in OF_OTHERS else SLOW)(name, transform)
+    for name in FUNCTIONS for transform in TRANSFORMS
+])  # fmt: skip
 def test_compiled_transforms(name: str, transform: str) -> None:
     """Where a kernel file gives no formula, the call runs uncompiled; before torch 2.13 it is an error."""
     ours, theirs = FUNCTIONS[name]
@@ -99,14 +110,18 @@ def test_compiled_transforms(name: str, transform: str) -> None:
     torch.testing.assert_close(compiled(sample()), TRANSFORMS[transform](theirs)(sample()))
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-def test_compiled_transforms_on_other_backends(backend: str) -> None:
+@pytest.mark.parametrize(("backend", "name"), [
+    ("eager", "gelu"),
+    ("inductor", "gelu"),
+    SLOW("eager", "relu"),
+    SLOW("inductor", "relu"),
+])  # fmt: skip
+def test_compiled_transforms_on_other_backends(backend: str, name: str) -> None:
+    ours, theirs = FUNCTIONS[name]
     for transform in ("grad", "jvp", "hessian", "vmap of grad", "forward mode"):
-        for name in ("relu", "gelu"):
-            torch._dynamo.reset()
-            ours, theirs = FUNCTIONS[name]
-            compiled = torch.compile(TRANSFORMS[transform](ours), backend=backend, fullgraph=True)
-            torch.testing.assert_close(compiled(sample()), TRANSFORMS[transform](theirs)(sample()), rtol=1e-6, atol=1e-6)
+        torch._dynamo.reset()
+        compiled = torch.compile(TRANSFORMS[transform](ours), backend=backend, fullgraph=True)
+        torch.testing.assert_close(compiled(sample()), TRANSFORMS[transform](theirs)(sample()), rtol=1e-6, atol=1e-6)
 
 
 def test_what_a_definition_calls_is_looked_at_while_tracing() -> None:
@@ -128,8 +143,16 @@ def test_a_kernel_file_without_a_formula_says_so() -> None:
         functionalize(sourced)(sample())
 
 
-@pytest.mark.parametrize("before", ["nothing", "a plain call", "jvp", "forward mode"])
-@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap of grad", "grad of grad", "forward mode"])
+# Each transform, and each of what may have been before; the others by -m slow.
+AFTER = {("grad", "a plain call"), ("jvp", "nothing"), ("vmap of grad", "jvp"), ("grad of grad", "a plain call"),
+         ("forward mode", "forward mode"), ("grad", "forward mode")}  # fmt: skip
+
+
+@pytest.mark.parametrize(("transform", "before"), [
+    (pytest.param if (transform, before) in AFTER else SLOW)(transform, before)
+    for before in ("nothing", "a plain call", "jvp", "forward mode")
+    for transform in ("grad", "jvp", "vmap of grad", "grad of grad", "forward mode")
+])  # fmt: skip
 def test_transforms_of_compiled_functions(transform: str, before: str) -> None:
     """A graph that was made outside of a transform is not used inside, nor the other way round."""
     for name in ("relu", "gelu"):
@@ -253,13 +276,7 @@ class Attention(nn.Module):
 
 def test_torch_fx_of_rows() -> None:
     """Calls of what works on rows are traced with their options, the mask alone too, and of definitions."""
-    source = (
-        '#include "rows.cuh"\n'
-        "ELEMENTWISE T forward(T kept, LogSumExp<T> row) { return exp(row.log_share(kept)); }\n"
-        "ELEMENTWISE T fold_from_output(T dy, T y) { return dy * y; }\n"
-        "ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return y * (dy - row.total); }\n"
-    )
-    jitact.define("sink_softmax", source=source)
+    jitact.define("sink_softmax", source=SINK)
     model, scores, mask = Attention(), torch.randn(3, 4), torch.randn(3, 4)
     traced = torch.fx.symbolic_trace(model)
     nodes = [node for node in traced.graph.nodes if node.op == "call_function"]
@@ -308,8 +325,11 @@ EXPORTED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("strict", [False, True], ids=["traced", "strict"])
-@pytest.mark.parametrize("name", EXPORTED)
+@pytest.mark.parametrize(("name", "strict"), [
+    (pytest.param if name in always else SLOW)(name, strict, id=f"{name}-{'strict' if strict else 'traced'}")
+    for name in EXPORTED
+    for strict, always in ((False, EXPORTED.keys() - {"hardsigmoid", "leaky_relu", "rrelu"}), (True, {"gelu", "prelu"}))
+])  # fmt: skip
 def test_export(name: str, strict: bool) -> None:
     """Parameters learn, in a dimension that is dynamic; the program computes and learns what the model does."""
     torch.manual_seed(0)

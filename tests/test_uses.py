@@ -92,6 +92,7 @@ def test_gelu_10_is_gelu_held() -> None:
     assert torch.equal(slope_of(jitact.gelu_10, x), torch.where(x > 10, 0, slope_of(jitact.gelu, x)))
 
 
+@pytest.mark.slow
 def test_every_activation_in_an_expression(only_here) -> None:
     text = " + ".join(f"{i + 1} * {record.name}(x)" for i, record in enumerate(PLAIN))
     cls = jitact.define("all_of_them", text)
