@@ -1,6 +1,6 @@
 // The GPU's backward, from the output, of rows across memory that are longer than tiles hold. It reads dy and y twice, which it
 // does fastest where blocks read what lies side by side in memory: one kernel adds up strips of rows, one what strips of the same
-// row give, and one writes gradients. What is summed has as many elements for all shapes, so that the sums of a row are its own.
+// row give, and one writes gradients. Where strips begin follows from the length alone, and so do the bits of a row's sums.
 #pragma once
 
 #include "columns_cuda.cuh"
