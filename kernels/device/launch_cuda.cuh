@@ -453,34 +453,39 @@ struct Computation {
   const Numbers<T>& numbers;
   Add add;  // takes the gradients that are summed: add(i, k, gradient), of element i of the vector
 
-  // Computes what is read of elements, of which the first is `from` in its vector, and gives keep(w, i, result).
+  // Computes an element that is the i-th of its vector, and the `at`-th here, and gives keep(w, at, result).
   template <typename Keep>
-  JITACT_DEVICE void elements(const T (&in)[ins][width], int from, unsigned& bits, const Keep& keep) const {
+  JITACT_DEVICE void element(const T (&in)[ins][width], int i, int at, bool& bit, const Keep& keep) const {
+    const Source<S, ins, width> source{
+        .in = in,
+        .others = others,
+        .numbers = numbers,
+        .i = i,
+    };
+    const auto result = results<op, T>(source, bit);
+    for_each<outs>([&](auto w) { keep(w, at, result.of[kWrittenResult<op, w>]); });
+    for_each<summed(op)>([&](auto k) { add(i, k, result.of[kSummedGradient<k>]); });
+  }
+  // The same for those of a vector, with their bits.
+  template <typename Keep>
+  JITACT_DEVICE void elements(const T (&in)[ins][width], unsigned& bits, const Keep& keep) const {
     JITACT_UNROLL for (int i = 0; i < width; i++) {
       bool bit = bits >> i & 1;
-      const Source<S, ins, width> source{
-          .in = in,
-          .others = others,
-          .numbers = numbers,
-          .i = from + i,
-      };
-      const auto result = results<op, T>(source, bit);
-      for_each<outs>([&](auto w) { keep(w, i, result.of[kWrittenResult<op, w>]); });
-      for_each<summed(op)>([&](auto k) { add(from + i, k, result.of[kSummedGradient<k>]); });
+      element(in, i, i, bit, keep);
       if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
     }
   }
 
   // An element of the tensor's last block, or in memory that does not lie on 16 bytes.
   template <bool dense>
-  JITACT_DEVICE void one(int64_t at, unsigned& bit) const {
+  JITACT_DEVICE void one(int64_t at, bool& bit) const {
     T in[ins][1];
     JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][0] = Storage<S>::load(launch.at<const S, dense>(launch.read[t], at));
     const auto keep = [&](int w, int, T result) {
       const Elements& to = launch.written[w];
       if ((outs == 1 && summed(op) == 0) || to.data) Storage<S>::store(launch.at<S, dense>(to, at), result);
     };
-    elements(in, int(at % Storage<S>::size), bit, keep);
+    element(in, int(at % Storage<S>::size), 0, bit, keep);
   }
 };
 
@@ -548,7 +553,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
             .others = others,
             .numbers = numbers,
         };
-        computation.elements(values, 0, bits[v], [&](int w, int i, T result) { out[w][i] = result; });
+        computation.elements(values, bits[v], [&](int w, int i, T result) { out[w][i] = result; });
       }
       if constexpr (kPlain && dense)
         *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
@@ -574,14 +579,14 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
           if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
         } else {
           const auto others = operands.template from<1>(common, at);
-          unsigned bit = bits[v] >> i & 1;
+          bool bit = bits[v] >> i & 1;
           const Computation<op, S, 1> computation{
               .launch = launch,
               .others = others,
               .numbers = numbers,
           };
           computation.template one<dense>(at, bit);
-          if constexpr (op == Op::forward_bit) bits[v] |= bit << i;
+          if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
         }
       }
     }

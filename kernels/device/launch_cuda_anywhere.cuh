@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
         .others = others,
         .numbers = numbers,
     };
-    computation.elements(values, 0, bits, [&](int w, int i, T result) { out[w][i] = result; });
+    computation.elements(values, bits, [&](int w, int i, T result) { out[w][i] = result; });
   }
   const int lane = threadIdx.x % 32;
   const bool joined = lane > 0 && place.column >= size;
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_co
   if (whole) return;
 #pragma unroll 1
   for (int i = 0; i < size && at + i < n; i++) {
-    unsigned bit = 0;
+    bool bit = false;
     const auto others = operands.template from<1>(common, at + i);
     const Computation<op, S, 1> computation{
         .launch = launch,

@@ -58,14 +58,14 @@ JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add
   T in[ins][Storage<S>::size], out[writes(op)][Storage<S>::size];
   if constexpr (!kDense<op> && reads_two(op)) separate<S>(launch.alternating_in, inputs.words[ins - 2], inputs.words[ins - 1]);
   JITACT_UNROLL for (int r = 0; r < ins; r++) Storage<S>::widen(inputs.words[r], in[r]);
-  computation.elements(in, 0, inputs.bits, [&](int w, int i, T result) { out[w][i] = result; });
+  computation.elements(in, inputs.bits, [&](int w, int i, T result) { out[w][i] = result; });
   write_vectors<op, S, kDense<op>>(launch, out, at);
 }
 
 // Reads, computes and writes an element of the tensor's last block, or in memory that does not lie on 16 bytes.
 template <Op op, typename S, typename Add>
 JITACT_DEVICE void compute_alone(const Computation<op, S, 1, Add>& computation, int64_t at) {
-  unsigned bit = 0;
+  bool bit = false;
   if constexpr (reads_bits(op)) bit = computation.launch.mask[at >> 3] >> (at & 7) & 1;
   computation.template one<kDense<op>>(at, bit);
 }
