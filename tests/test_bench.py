@@ -146,7 +146,7 @@ def kernel():
             f"ELEMENTWISE T forward(T x) {{ return {forward}; }}\nELEMENTWISE T backward(T dy, T x) {{ return {backward}; }}\n"
         )
         relu = registry.get("relu").activation
-        record = dataclasses.replace(relu, name="my_relu", title="MyReLU", saves=("input",), aliases=())
+        record = dataclasses.replace(relu, name="my_relu", title="MyReLU", declared_saves=("input",), aliases=())
         text = f'#include "elementwise.cuh"\n{text}'
         record.source = relu.source._replace(name="my_relu", text=text, path="my_relu.cu")
         registry.register(record)
