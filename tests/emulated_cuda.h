@@ -31,11 +31,16 @@ using cudaError_t = int;
 constexpr cudaError_t cudaSuccess = 0, cudaErrorInvalidValue = 1;
 inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
-constexpr int cudaDevAttrMultiProcessorCount = 16, cudaDevAttrMaxSharedMemoryPerBlockOptin = 97;
+enum cudaDeviceAttr {
+  cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrMaxThreadsPerMultiProcessor = 39,
+  cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
+};
 inline void cudaGetDevice(int* device) { *device = 0; }
 namespace emulated { inline int processors = 2; }
-inline void cudaDeviceGetAttribute(int* value, int attribute, int) {
-  *value = attribute == cudaDevAttrMultiProcessorCount ? emulated::processors : 1 << 18;
+inline void cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
+  *value = attribute == cudaDevAttrMultiProcessorCount ? emulated::processors
+           : attribute == cudaDevAttrMaxThreadsPerMultiProcessor ? 1024 : 1 << 18;
 }
 template <typename Kernel>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const Kernel&, int, size_t) {

@@ -274,11 +274,17 @@ def test_parts_compute_what_the_whole_does(quick: Path, monkeypatch: pytest.Monk
             assert torch.equal(of_parts(*tensors, *numbers), of_the_whole(*tensors, *numbers)), (operation, dtype)
 
 
-@pytest.mark.parametrize("jobs, of_both, alone", [(1, (1, 1), (1, 1)), (4, (1, 2), (2, 1)), (16, (4, 8), (8, 1))])
+@pytest.mark.parametrize("jobs, of_both, alone", [(1, (1, 1), (1, 1)), (4, (1, 3), (2, 1)), (16, (4, 8), (8, 1))])
 def test_parts_leave_compilers_for_each_other(jobs: int, of_both: tuple, alone: tuple) -> None:
     plan = make_plan(kernel())._replace(archs=(), missing_cuda=None)
     assert number_of_parts(plan, jobs) == alone
     assert number_of_parts(plan._replace(archs=(Arch.parse("9.0"),)), jobs) == of_both
+
+
+@pytest.mark.parametrize("name, parts", [("relu", 8), ("prelu", 12), ("softmax", 12), ("swiglu", 8)])
+def test_parts_are_as_many_as_there_is_to_compile(name: str, parts: int) -> None:
+    plan = make_plan(kernels.KernelSource.from_file(name))._replace(archs=(Arch.parse("9.0"),), missing_cuda=None)
+    assert number_of_parts(plan, 64).cuda == parts
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1", "many"])

@@ -8,16 +8,27 @@
 
 namespace jitact::parts {
 
-// What can be compiled apart: forward and backward, of each dtype where there are several. The loader counts them as well.
-#ifdef JITACT_ROW_INPUT
-constexpr int kPieces = 2;
+// What can be compiled apart, of each dtype where there are several: forward, backward and, where much else belongs to
+// backward, that: to sum, or to start from the output. The loader counts them as well.
+#ifdef JITACT_ROW_INPUT  // of one dtype, and backward starts from the output
+constexpr int kKinds = 2, kPieces = kKinds;
 #else
-constexpr int kPieces = 8;
+#ifdef JITACT_ROWS
+constexpr int kKinds = 3;
+#else
+constexpr int kKinds = loops::kSums > 0 ? 3 : 2;
+#endif
+constexpr int kPieces = 4 * kKinds;
 #endif
 
 template <typename Op>
+constexpr int kind_of(Op op) {
+  if (op < Op::backward) return 0;
+  return op == Op::backward ? 1 : kKinds - 1;
+}
+template <typename Op>
 constexpr int part_of(Op op, loops::Dtype dtype) {
-  return (2 * int(dtype) % kPieces + (op >= Op::backward)) * JITACT_PARTS / kPieces;
+  return (kKinds * int(dtype) % kPieces + kind_of(op)) * JITACT_PARTS / kPieces;
 }
 
 template <typename S>

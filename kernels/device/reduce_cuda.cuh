@@ -367,17 +367,27 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+inline int64_t device_has(cudaDeviceAttr what) {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, what, device);
+  return greater(1, count);
+}
 // The threads that fill the GPU with column_sums, as often as there are to be waves of them.
 template <Op op, typename S>
 int64_t column_threads() {
   static const int64_t threads = [] {
-    int device = 0, processors = 0, blocks = 0;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+    int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    return int64_t(kThreads) * kWaves<op> * greater(1, processors) * greater(1, blocks);
+    return kWaves<op> * device_has(cudaDevAttrMultiProcessorCount) * kThreads * greater(1, blocks);
   }();
   return threads;
+}
+// No fewer, without a kernel to ask about, which may be compiled elsewhere.
+template <Op op>
+int64_t most_column_threads() {
+  static const int64_t threads = device_has(cudaDevAttrMultiProcessorCount) * device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
+  return kWaves<op> * threads;
 }
 
 // What fold_sums adds up: for each operand, `outer` times `count` times `inner` sums.
@@ -482,17 +492,18 @@ struct Sweep {
   Columns columns{};
   Sums sums, folded;
 
-  Sweep(const Call& call, const Broadcasts& like)
+  // `threads`: of column_sums, at most.
+  Sweep(const Call& call, const Broadcasts& like, int64_t threads)
       : cut(like.count, like.inner),
         columnwise(cut.count > 1 && cut.inner < kLongPlane),
         blocks((call.n + per_block - 1) / per_block),
-        sums(first_sums(call)),
+        sums(first_sums(call, threads)),
         folded(sums.splits, cut.count, 1) {}
 
   bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
 
  private:
-  Sums first_sums(const Call& call) {
+  Sums first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) {
       segments = {blocks, 1, 32};
       return Sums(1, 1, blocks);
@@ -507,11 +518,11 @@ struct Sweep {
       if (period <= kThreads) {
         columns.active = int(kThreads / period * period);
         columns.width = period * size;
-        blocks = between(vectors / (columns.active * kRowsPerThread), 1, column_threads<op, S>() / kThreads);
+        blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
         columns.threads = blocks * columns.active;
         return Sums(blocks * columns.width / plane_set, cut.count, cut.inner);
       }
-      const int64_t rows = lesser(column_threads<op, S>() / period, vectors / (period * kRowsPerThread));
+      const int64_t rows = lesser(threads / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
       columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
@@ -554,7 +565,7 @@ extern "C" int64_t workspace_bytes(const Call& call) {
     for_dtype_of(call, [&]<typename S>() {
       const Sweeps sweeps(call);
       for (int p = 0; p < sweeps.count; p++) {
-        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]]);
+        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]], most_column_threads<op>());
         bytes = greater(bytes, workspace_values(sweep) * int64_t(sizeof(Value<S>)));
       }
     });
@@ -601,7 +612,7 @@ void launch_sums(const Call& call, cudaStream_t stream) {
   for (Elements& written : reading.written) written.data = nullptr;
   for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
-    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]]);
+    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]], column_threads<op, S>());
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);

@@ -126,7 +126,7 @@ def _compilers_of_parts(plan: Plan, parts: Parts, staging: Path) -> dict[str, st
 
 def _in_parallel(parts: int) -> list[str]:
     """Has nvcc compile a part for several GPUs, and the functions for each, at the same time."""
-    each = max(1, jobs() // parts)
+    each = -(-jobs() // parts)  # rounded up: not all parts take as long
     return [f"--threads={each}", f"--split-compile={each}"]
 
 

@@ -45,9 +45,12 @@ class Parts(NamedTuple):
 
 def number_of_parts(plan: Plan, jobs: int) -> Parts:
     """How many are worth it, if ``jobs`` compilers may run at once: each reads all headers."""
-    pieces = 2 if plan.source.row_types else 8  # both directions, of each dtype where there are several
-    for_gpus = jobs // 2 if plan.made_archs else 0
-    for_cpu = (jobs - for_gpus) // 2
+    signature = plan.source.signature
+    sums = any(operand.role != "element" for operand in signature.differentiable)
+    kinds = 3 if signature.folds or sums else 2  # forward, backward, and what else belongs to backward
+    pieces = 2 if plan.source.row_types else 4 * kinds  # of each dtype where there are several
+    for_gpus = jobs * 3 // 4 if plan.made_archs else 0
+    for_cpu = jobs // (4 if plan.made_archs else 2)
     return Parts(*(max(1, min(pieces, each)) for each in (for_cpu, for_gpus)))
 
 
