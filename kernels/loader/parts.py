@@ -45,13 +45,20 @@ class Parts(NamedTuple):
 
 def number_of_parts(plan: Plan, jobs: int) -> Parts:
     """How many are worth it, if ``jobs`` compilers may run at once: each reads all headers."""
-    signature = plan.source.signature
-    sums = any(operand.role != "element" for operand in signature.differentiable)
-    kinds = 3 if signature.folds or sums else 2  # forward, backward, and what else belongs to backward
+    kinds = _kinds(plan)
     pieces = 2 if plan.source.row_types else 4 * kinds  # of each dtype where there are several
     for_gpus = jobs * 3 // 4 if plan.made_archs else 0
     for_cpu = jobs // (4 if plan.made_archs else 2)
     return Parts(*(max(1, min(pieces, each)) for each in (for_cpu, for_gpus)))
+
+
+def _kinds(plan: Plan) -> int:
+    """Forward, backward and, where there is more to it than elements by themselves, what else belongs to backward."""
+    try:
+        signature = plan.source.signature
+    except ValueError:  # the compiler says what is wrong
+        return 2
+    return 3 if signature.folds or any(operand.role != "element" for operand in signature.differentiable) else 2
 
 
 def write_compiler(path: Path, compiler: str, parts: int, join: str) -> str:
