@@ -71,25 +71,25 @@ class ActivationModule(KernelBenchForm, StandingIn):
     def _params(self) -> tuple[float, ...]:
         return tuple([getattr(self, name) for name, _ in self.activation.params])
 
-    def forward(self, x: Tensor, *others: Tensor, **named: Tensor) -> Tensor:
+    def forward(self, x: Tensor | None = None, *others: Tensor, **named: Tensor) -> Tensor:
         """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats.
 
-        After the tensors that it takes, or as ``residual=``, one more is added to the result.
+        The tensors of an activation that takes several may be given by name. After them, or as ``residual=``, one more is added
+        to the result.
         """
         record = self.activation
-        if not others and not named and not self.surrounded and is_plain(record.token):
+        if x is not None and not others and not named and not self.surrounded and is_plain(record.token):
             record = variant(record, self.__dict__)
             return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
-        return self._forward_with_operands(x, *others, **named)
+        return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
 
-    def _forward_with_operands(self, *tensors: Tensor, residual: Tensor | None = None, **unknown: Any) -> Tensor:
+    def _forward_with_operands(self, *tensors: Tensor, **named: Any) -> Tensor:
         record = self.activation
-        if unknown:
-            raise TypeError(f"{record.name}: a module is called with tensors and residual=; got {', '.join(unknown)}=")
-        count = len(_given_in_calls(record.token).split(","))
-        if residual is None and len(tensors) == count + 1:
+        names = _given_in_calls(record.token).split(",")
+        residual = None if "residual" in names else named.pop("residual", None)
+        if residual is None and "residual" not in names and len(tensors) == len(names) + 1:
             *tensors, residual = tensors
-        given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
+        given = _by_name(record, tensors, named) | {name: getattr(self, name) for name in record.channels}
         if self.surrounded or residual is not None:
             beside: dict[str, Any] = {"residual": residual}
             unused = () if self.training else ("dropout",)
@@ -151,16 +151,21 @@ class ActivationModule(KernelBenchForm, StandingIn):
         return [1 for default in cls.activation.own_arguments.values() if default is Parameter.empty]
 
 
-def _by_name(record: Activation, tensors: tuple[Tensor, ...]) -> dict[str, Tensor]:
-    """The tensors that a module is called on, by the names of the operands that it does not own.
+def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors that a module is called on, in their order and by name, by the names of the operands that it does not own.
 
     Raises:
-        TypeError: they are more or fewer.
+        TypeError: they are more or fewer, or others.
     """
     names = tuple(_given_in_calls(record.token).split(","))
-    if len(names) != len(tensors):
-        raise TypeError(f"{record.name} is applied to {len(names)} tensors, {', '.join(names)}; got {len(tensors)}")
-    return dict(zip(names, tensors, strict=True))
+    unknown = [name for name in named if name not in names]
+    if unknown:
+        raise TypeError(f"{record.name}: a module is called with tensors and residual=; got {', '.join(unknown)}=")
+    given = dict(zip(names, tensors, strict=False)) | named
+    if len(tensors) + len(named) != len(names) or len(given) != len(names):
+        also = f" and {', '.join(named)}=" if named else ""
+        raise TypeError(f"{record.name} is applied to {len(names)} tensors, {', '.join(names)}; got {len(tensors)}{also}")
+    return {name: given[name] for name in names}
 
 
 def _given_in_calls(token: str) -> str:
@@ -430,10 +435,10 @@ def _make_reference(record: Activation) -> type[nn.Module]:
             _make_weights(self, record, options, {name: options.get(name) for name in ("device", "dtype")})
             self.params = [options[name] for name, _ in record.params]
 
-        def forward(self, *tensors: Tensor) -> Tensor:
+        def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
             if is_plain(record.token):
-                return record.reference(*tensors, *self.params)
-            given = _by_name(record, tensors) | {name: getattr(self, name) for name in record.channels}
+                return record.reference(*tensors, *named.values(), *self.params)
+            given = _by_name(record, tensors, named) | {name: getattr(self, name) for name in record.channels}
             chosen, params = record, self.params
             if record.in_eval and not self.training:
                 chosen, params = record.in_eval(*params)

@@ -492,6 +492,8 @@ class _Parser:
             if not near and len(name) > SHORT:
                 long = [each for each in known if len(each) > SHORT and abs(len(each) - len(name)) < 2]
                 near = [known[each] for each in difflib.get_close_matches(name.lower(), long, n=2, cutoff=NEAR)]
+            if not near:  # pii
+                near = [each for each in CONSTANTS if each == re.sub(r"(.)\1+", r"\1", name)]
             if not near:
                 return
             meant = f"is near to {' and '.join(near)}; did you mean {' or '.join(near)}?"

@@ -112,12 +112,14 @@ def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
 
     Raises:
         TypeError: it is no int.
-        ValueError: it is another than the default, and there is neither a bias nor a channel operand of the activation's own.
+        ValueError: it is another than the default, and there is no bias.
     """
     if type(dim) is not int:
         raise TypeError(f"{record.name}: channel_dim must be an int, got {dim!r}")
-    if dim != -1 and bias is None and not record.channels:
-        raise ValueError(f"{record.name}: channel_dim is the dimension of bias=, and no bias is given, got channel_dim={dim}")
+    if dim != -1 and bias is None:
+        own = f"; that of {' and of '.join(record.channels)} is its Channel's" if record.channels else ""
+        why = f"channel_dim is the dimension of bias=, and no bias is given, got channel_dim={dim}"
+        raise ValueError(f"{record.name}: {why}{own}")
 
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:

@@ -213,13 +213,22 @@ def make_module(record: RowActivation) -> type[RowModule]:
     beside = f" {', '.join(record.rows)}: a value for each row." if record.rows else ""
     function.__doc__ = f"{record.name}(t) = {record.formula} along ``dim``.{beside} All else is as in :func:`jitact.softmax`."
     named = {"__module__": __name__, "__doc__": f"{record.formula}, in PyTorch."}
-    model = type(record.title, (nn.Module,), {"__init__": init, "forward": forward, **named})
+    members = {"__init__": init, "forward": forward, "__qualname__": f"{record.title}.Model", **named}
+    model = type(record.title, (nn.Module,), members)
     members = {"activation": record, "function": staticmethod(function), "Model": model, **named}
     members["__signature__"] = _signature({"dim": -1}, numbers | {"save": None})
     cls = type(record.title, (OfDefinition,), members | {"__doc__": f"{record.name}(t) = {record.formula} along ``dim``."})
     function.ModelNew = cls  # for get(), which may be given the function
     users_rows[normalise(record.name)] = cls
     return cls
+
+
+def __getattr__(title: str) -> type[RowModule]:
+    """A class of a user's definition by its title: where pickles of the class itself, or of its ``Model``, look."""
+    for cls in users_rows.values():
+        if cls.__name__ == title:
+            return cls
+    raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
 
 
 def forget(name: str) -> None:

@@ -525,6 +525,7 @@ ERRORS = [
     (lambda: jitact.gelu(X, channel_dim=0), ValueError, "gelu: channel_dim is the dimension of bias=, and no bias is given"),
     (lambda: jitact.gelu(X, dropout=0.5, residual=X, channel_dim=0), ValueError, "no bias is given, got channel_dim=0"),
     (lambda: jitact.rrelu(X, channel_dim=0), ValueError, "rrelu: channel_dim is the dimension of bias=, and no bias is given"),
+    (lambda: jitact.prelu(X, torch.ones(1), channel_dim=0), ValueError, "got channel_dim=0; that of weight is its Channel's"),
     (lambda: jitact.get("gelu")(channel_dim=1), ValueError, "gelu: channel_dim is .*, and no bias is given, got channel_dim=1"),
     (lambda: jitact.get("gelu")(dropout=0.5, channel_dim=1), ValueError, "no bias is given, got channel_dim=1"),
     (lambda: jitact.relu(X.clone(), residual=torch.ones(2, 4, 3), inplace=True), ValueError,

@@ -92,6 +92,7 @@ def test_names_that_are_nothing_else_are_tensors(text: str, options: dict, signa
     [
         ("x * aplha + alpha", {"alpha": 1.0}, "'aplha' is near to alpha; did you mean alpha?", "aplha"),
         ("x * weigth", {"weight": Channel()}, "'weigth' is near to weight; did you mean weight?", "weigth"),
+        ("x * pii", {}, "'pii' is near to pi; did you mean pi?", "pii"),
         ("x * sine", {}, "'sine' is near to sin and sinh; did you mean sin or sinh?", "sine"),
         ("x * rellu", {}, "'rellu' is near to relu and rrelu", "rellu"),
         ("x * class", {}, "a tensor cannot be called 'class'", "class"),
@@ -294,6 +295,29 @@ def test_modules_own_their_channel_operands() -> None:
         jitact.dyt(x)
     with pytest.raises(TypeError, match="my_swiglu is applied to 2 tensors, gate, up; got 1"):
         my_swiglu()()(x)
+
+
+@pytest.mark.parametrize("backend", [None, "eager"])
+def test_modules_take_tensors_by_name(backend: str | None) -> None:
+    cls = my_swiglu()
+    ours = torch.compile(cls(), backend=backend, fullgraph=True) if backend else cls()
+    gate, up, more = (torch.randn(3, 4, dtype=torch.float64) for _ in range(3))
+    expected = F.silu(gate) * up
+    for found in (ours(up=up, gate=gate), ours(gate, up=up), cls.Model()(gate, up)):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(ours(gate, up=up, residual=more), expected + more)
+    own = jitact.define("own_residual", "residual + relu(x)")()
+    torch.testing.assert_close(own(residual=up, x=gate), up + F.relu(gate))
+
+
+@pytest.mark.parametrize(
+    ("tensors", "named", "got"),
+    [((), {"gate": 1}, "0 and gate="), ((1,), {"gate": 1}, "1 and gate="), ((1, 1), {"up": 1}, "2 and up=")],
+)
+def test_modules_are_given_each_tensor_once(tensors: tuple, named: dict[str, int], got: str) -> None:
+    x = torch.ones(2)
+    with pytest.raises(TypeError, match=f"my_swiglu is applied to 2 tensors, gate, up; got {got}"):
+        my_swiglu()()(*[x for _ in tensors], **dict.fromkeys(named, x))
 
 
 def test_definitions_with_channel_operands_are_called_too() -> None:

@@ -119,6 +119,8 @@ def test_modules_of_definitions() -> None:
     cls = jitact.define("sink_softmax", source=SINK, saves="input")
     module, x = cls(0), torch.randn(3, 4, dtype=torch.float64)  # which needs no build
     assert repr(module) == "SinkSoftmax(dim=0)" and repr(cls(save="output")) == "SinkSoftmax(dim=-1, save='output')"
+    for each in (cls, cls.Model, jitact.sink_softmax):
+        assert pickle.loads(pickle.dumps(each)) is each
     pickled = pickle.dumps(module)
     for other in (pickle.loads(pickled), copy.deepcopy(module)):
         assert type(other) is cls and torch.equal(other(x), module(x))
