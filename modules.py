@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from .fusing.around import check_beside, check_channel_dim, probability, run_around
 from .measuring.inputs import KernelBenchForm
-from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library
+from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library, shown
 from .running import run, run_with_operands
 
 __all__ = [
@@ -200,7 +200,7 @@ def _reset_weights(module: nn.Module, record: Activation) -> None:
 def _size(record: Activation, name: str, size: Any) -> int:
     if type(size) is not int or size < 1:
         error = ValueError if type(size) is int else TypeError
-        raise error(f"{record.title}: {name} is how many channels there are, a positive number; got {size!r}")
+        raise error(f"{record.title}: {name} is how many channels there are, a positive number; got {shown(size)}")
     return size
 
 
@@ -244,7 +244,7 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
     argument, names = record.variant
     if options[argument] not in names:
         choices = ", ".join(map(repr, names))
-        raise ValueError(f"{record.name}: {argument}={options[argument]!r} is not possible; choose from {choices}")
+        raise ValueError(f"{record.name}: {argument}={shown(options[argument])} is not possible; choose from {choices}")
     return library[names[options[argument]]]
 
 

@@ -39,6 +39,7 @@ __all__ = [
     "layout",
     "library",
     "rows_together",
+    "shown",
     "what_it_is",
 ]
 
@@ -358,10 +359,10 @@ class Activation:
         """
         if type(inplace) is not bool or type(fast_math) is not bool:
             option, value = ("inplace", inplace) if type(inplace) is not bool else ("fast_math", fast_math)
-            raise TypeError(f"{self.name}: {option} must be True or False, got {value!r}")
+            raise TypeError(f"{self.name}: {option} must be True or False, got {shown(value)}")
         if save is not None and save not in layout(self.token).saves:
             choices = ", ".join(map(repr, layout(self.token).saves))
-            raise ValueError(f"{self.name}: save={save!r} is not possible; choose from {choices}")
+            raise ValueError(f"{self.name}: save={shown(save)} is not possible; choose from {choices}")
         if not params:
             return ()
         values = params
@@ -567,7 +568,7 @@ def as_number(activation: Activation, name: str, value: Any) -> float:
         ValueError: it is an integer that no float can hold.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{activation.name}: {name} must be a number, got {value!r}")
+        raise TypeError(f"{activation.name}: {name} must be a number, got {shown(value)}")
     try:
         return float(value)
     except OverflowError:
@@ -587,6 +588,11 @@ def check_tensor(activation: Activation, x: object, what: str = "expected") -> N
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
         raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {what_it_is(x)}")
+
+
+def shown(value: object) -> str:
+    """What was given in place of a number or a word, for an error: a tensor by its type, not by its values."""
+    return what_it_is(value) if isinstance(value, Tensor) and value.numel() != 1 else repr(value)
 
 
 def what_it_is(x: object) -> str:

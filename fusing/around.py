@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..kernels.loader.signature import ROLES, prepared
 from ..kernels.loader.source import Work
-from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, what_it_is
+from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, shown, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
@@ -115,7 +115,7 @@ def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
         ValueError: it is another than the default, and there is no bias.
     """
     if type(dim) is not int:
-        raise TypeError(f"{record.name}: channel_dim must be an int, got {dim!r}")
+        raise TypeError(f"{record.name}: channel_dim must be an int, got {shown(dim)}")
     if dim != -1 and bias is None:
         own = f"; that of {' and of '.join(record.channels)} is its Channel's" if record.channels else ""
         why = f"channel_dim is the dimension of bias=, and no bias is given, got channel_dim={dim}"

@@ -40,8 +40,8 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     if own is not None and not record.fingerprint:
         return registry.class_of(own)
     if not is_plain(record.token):
-        tensors = ", ".join(record.layout.tensors)
-        raise ValueError(f"gated() takes an activation of one tensor and numbers; {record.name} takes more: {tensors}")
+        more = [*record.layout.tensors[1:], *record.source.signature.of("random")]
+        raise ValueError(f"gated() takes an activation of one tensor and numbers; {record.name} takes more: {', '.join(more)}")
     with registry.lock:
         made = getattr(record.made, "gated", None)
         if made is None:

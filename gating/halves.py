@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..records import GATED, Activation
+from ..records import GATED, Activation, shown
 from ..records import layout as layout_of
 
 __all__ = ["LAYOUTS", "ORDERS", "ROUNDINGS", "Halves", "by_name", "check_options", "halves_of"]
@@ -66,9 +66,9 @@ def check_options(record: Activation, options: dict[str, object]) -> None:
         if options[name] not in _CHOICES[name]:
             also = "a tensor or " if name == "gate" else ""
             choices = " or ".join(map(repr, _CHOICES[name]))
-            raise ValueError(f"{record.name}: {name} must be {also}{choices}, got {options[name]!r}")
+            raise ValueError(f"{record.name}: {name} must be {also}{choices}, got {shown(options[name])}")
     if type(options["dim"]) is not int:
-        raise TypeError(f"{record.name}: dim must be an int, got {options['dim']!r}")
+        raise TypeError(f"{record.name}: dim must be an int, got {shown(options['dim'])}")
 
 
 def halves_of(record: Activation, x: Tensor, dim: int, layout: str, gate: str) -> Halves:

@@ -40,7 +40,6 @@ __all__ = [
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SMALL = 2**20  # bytes; a smaller tensor takes no longer than it takes to call a kernel
 LARGE = 2**25  # bytes; on a CPU, from here on memory is what counts
-LONG = 2**16  # elements; on a CPU, longer rows are PyTorch's in tensors that are not large
 NARROW = 32  # columns that are walked at once on a CPU
 HELD = 2**13  # elements of as many columns that stay in a cache
 ALIGNED, WORD = 16, 4  # bytes; what threads of a GPU read at once, in rows and across them
@@ -134,7 +133,7 @@ def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
         return False
     if x.nbytes >= LARGE:
         return length >= 256 if columns == 1 else columns >= NARROW and NARROW <= length <= HELD
-    return columns == 1 and 512 <= length <= LONG
+    return columns == 1 and length >= 512
 
 
 def takes_backward(y: Tensor, dim: int) -> bool:
@@ -172,7 +171,7 @@ def takes_operands(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         return length >= (GPU_CONVERTED if types.mask == "none" else GPU_MASKED)
     if size >= LARGE:
         return length >= 256 and _has_vectors()
-    return types.mask != "none" and 512 <= length <= LONG and _has_vectors()
+    return types.mask != "none" and length >= 512 and _has_vectors()
 
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:

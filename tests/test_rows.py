@@ -367,6 +367,7 @@ def test_rows_of_400000(seed: int) -> None:
     for name in KERNELS:
         for dtype in (torch.float32, torch.bfloat16):
             check(row_kernels._operator, name, x.to(dtype), what=dtype)
+        assert not row_kernels._has_vectors() or torch.equal(getattr(jitact, name)(x, 1), row_kernels.forward(name, x, 1, 1.0))
 
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
