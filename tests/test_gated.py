@@ -541,9 +541,9 @@ def test_any_activation_at_the_gate(name: str, device: str) -> None:
 def test_gated_of_what_is_there_or_cannot_be() -> None:
     assert jitact.gated("silu") is jitact.get("swiglu") and jitact.gated(nn.GELU("tanh")) is not jitact.get("geglu_tanh")
     assert jitact.gated(F.gelu) is jitact.get("geglu") and jitact.gated("swish") is jitact.get("swiglu")
-    with pytest.raises(ValueError, match=r"one tensor and numbers; prelu takes more: x, weight"):
+    with pytest.raises(ValueError, match=r"one tensor and numbers; prelu takes more: weight"):
         jitact.gated("prelu")
-    with pytest.raises(ValueError, match=r"swiglu takes more: gate, up"):
+    with pytest.raises(ValueError, match=r"swiglu takes more: up"):
         jitact.gated("swiglu")
     with pytest.raises(KeyError, match="did you mean"):
         jitact.gated("mishh")
