@@ -5,7 +5,7 @@
 // Source: torch.nn.Hardtanh.
 
 ELEMENTWISE T forward(T x, Number<T> min_val, Number<T> max_val) {
-  return x < min_val ? min_val : min(x, max_val);  // not clamp, which on a GPU tells -0 from 0
+  return x < min_val ? min_val : x > max_val ? max_val : x;  // not clamp or min, which on a GPU tell -0 from 0
 }
 
 ELEMENTWISE bool keeps(T x, Number<T> min_val, Number<T> max_val) { return !(x <= min_val || x >= max_val); }
