@@ -172,7 +172,7 @@ TABLE: tuple[Activation, ...] = (
     Activation("situ_glu", "SiTUGLU", "c(gate, beta) sigmoid(gate) c(up, beta2), where c(x, b) = b tanh(x / b)",
                gates.situ_glu, params=(("beta", 4.0), ("beta2", 25.0)), exact=gates.exact_situ_glu, aliases=("situ_and_mul",),
                requires=(Requirement("beta > 0", lambda beta, beta2: beta > 0),
-                         Requirement("beta2 >= 0", lambda beta, beta2: beta2 >= 0)), gating=Gating(), work=Work(4, 4),
+                         Requirement("beta2 >= 0", lambda beta, beta2: beta2 >= 0)), gating=Gating(), work=Work(5, 4),
                notes="With beta2=0, up is not capped."),
 )
 

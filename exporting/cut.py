@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from typing import Protocol, TypeVar
 
 from .conditions import evaluate
 from .cpp import Block, If, Node, bare
 
-__all__ = ["assigned", "declared_names", "simplified", "tidied", "without_template"]
+__all__ = ["assigned", "declared_names", "simplified", "tidied", "without_empty_conditions", "without_template"]
 
 _CONSTANT = re.compile(r"\s*(template\s*<Op op>\s*)?(?:static )?constexpr (?:bool|int|int64_t) (\w+ = .*);$", re.DOTALL)
 _LOOP = re.compile(r"(?:JITACT_UNROLL )?for \(\w+ (\w+) = (\w+); \1 < ([^;]+); (?:\1\+\+|\+\+\1)\)$")
@@ -19,6 +20,14 @@ _IS_CLASS = re.compile(r"\s*(?:struct|class)\b")
 _USING = re.compile(r"using (\w+) =")
 _ASSIGNMENT = re.compile(r"(?:\w+(?:\[\w+\])?\.)*(\w+)(?:\[\w+\])*(?:\.\w+)* = (?!=)")
 _FOR_EACH = re.compile(r"for_each<(.*?)>\(")
+
+
+class _Headed(Protocol):
+    @property
+    def head(self) -> str: ...
+
+
+_Any = TypeVar("_Any", bound=_Headed)
 
 
 def simplified(node: Node, facts: dict) -> list[Node]:
@@ -33,6 +42,19 @@ def tidied(node: Node, before: Counter) -> bool:
         while _drop_unused(block, node, before):
             found = True
     return found
+
+
+def without_empty_conditions(nodes: list[_Any]) -> list[_Any]:
+    """Without ``#if`` and ``#endif``, or ``#else``, that have nothing between them."""
+    left: list[_Any] = []
+    for node in nodes:
+        if node.head.startswith("#endif") and left and left[-1].head.startswith("#else"):
+            del left[-1]
+        if node.head.startswith("#endif") and left and left[-1].head.startswith("#if"):
+            del left[-1]
+            continue
+        left.append(node)
+    return left
 
 
 def without_template(head: str) -> str:
@@ -181,7 +203,7 @@ def _simplify_block(block: Block, facts: dict) -> None:
             if isinstance(each, If) and each.otherwise is None and _returns(each.then):
                 facts.update(_narrowed(each, facts, False))  # of what comes after it
         ended = (ended and not is_directive) or any(_ENDS.match(each.head) for each in new if not isinstance(each, If))
-    block.nodes = _without_empty_conditions(left)
+    block.nodes = without_empty_conditions(left)
 
 
 def _returns(branch: Node) -> bool:
@@ -189,19 +211,6 @@ def _returns(branch: Node) -> bool:
     block = branch.parts[0] if isinstance(branch.parts[0], Block) and not isinstance(branch, If) else None
     last = branch if block is None else block.nodes[-1] if block.nodes else None
     return last is not None and not isinstance(last, If) and bool(re.match(r"return\b", last.head.strip()))
-
-
-def _without_empty_conditions(nodes: list[Node]) -> list[Node]:
-    """Without ``#if`` and ``#endif``, or ``#else``, that have nothing between them."""
-    left: list[Node] = []
-    for node in nodes:
-        if node.head.startswith("#endif") and left and left[-1].head.startswith("#else"):
-            del left[-1]
-        if node.head.startswith("#endif") and left and left[-1].head.startswith("#if"):
-            del left[-1]
-            continue
-        left.append(node)
-    return left
 
 
 def _learn(node: Node, facts: dict, at_top: bool) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..kernels.loader.source import DEVICE, KernelSource
 from .conditions import Facts
 from .cpp import Block, If, Node, bare, parse, words
-from .cut import assigned, declared_names, simplified, tidied, without_template
+from .cut import assigned, declared_names, simplified, tidied, without_empty_conditions, without_template
 from .lines import joined
 from .preprocess import Line, Macro, expanded, included
 
@@ -540,7 +540,7 @@ def _by_device(items: list[Item], before: str, namespace: str) -> list[str]:
 def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
     """Lines of the text of items that come after what is in a namespace, and the namespace where they end."""
     lines: list[str] = []
-    for item in _without_empty_conditions(items):
+    for item in without_empty_conditions(items):
         lines += _switched(namespace, item.namespace)
         namespace = item.namespace
         own = joined(_comment(item.node.lead) + item.node.text + item.node.tail)
@@ -550,17 +550,6 @@ def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
             lines.append("")
         lines.append(own)
     return lines, namespace
-
-
-def _without_empty_conditions(items: list[Item]) -> list[Item]:
-    """Items but for ``#if`` and ``#endif`` that have nothing between them."""
-    left: list[Item] = []
-    for item in items:
-        if item.head.startswith("#endif") and left and left[-1].head.startswith("#if"):
-            left.pop()
-        else:
-            left.append(item)
-    return left
 
 
 def _switched(namespace: str, to: str) -> list[str]:

@@ -22,7 +22,7 @@ from .drop import dropped
 __all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around"]
 
 NAMES = ("bias", "dropout", "residual")
-DRAWING = 4  # how much a GPU computes for an element, from random numbers alone
+DRAWING = 5  # how much a GPU computes for an element, from random numbers alone
 
 
 def run_around(
@@ -186,7 +186,7 @@ def _work(record: Activation, bias: bool, dropout: bool, residual: bool) -> Work
     work = record.source.work
     if bias and not residual and "bit" not in record.saves:  # where backward keeps a bit, forward is next to nothing
         return work._replace(forward=5)
-    return work._replace(forward=max(work.forward, DRAWING)) if dropout else work
+    return work._replace(forward=max(work.forward, DRAWING - residual)) if dropout else work
 
 
 def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: int) -> Activation:

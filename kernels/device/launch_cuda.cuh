@@ -42,8 +42,23 @@ constexpr bool kStaged = op == Op::forward ? JITACT_STAGED % 2 && reads(op) == 1
 template <Op op> constexpr bool kStaged = false;
 #endif
 
-// The bits of a vector's elements, the first of which is `at`: threads side by side put theirs together until one of them
-// has a byte. All threads of a warp must call it.
+// How many blocks a multiprocessor is to have. Forward of 16 bits that computes much, or draws, wants as many threads as there can
+// be, and ptxas likes to take a few registers more than that leaves them.
+#if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030
+constexpr int kMostBlocks = 2048 / kThreads;
+#else
+constexpr int kMostBlocks = 0;  // or less
+#endif
+template <Op op, typename S, bool dense>
+constexpr int least_blocks() {
+  if constexpr (kRandom > 0 && kBroadcast > 0) return sizeof(S) == 2 ? pick(op, kMostBlocks * 3 / 4, 0) : 0;
+#ifdef JITACT_STAGED
+  if (JITACT_STAGED % 2 && op == Op::forward && sizeof(S) == 2 && (dense || kAlwaysRows)) return kMostBlocks;
+#endif
+  return 0;
+}
+
+// The bits of a vector, whose first element is `at`: neighbours join theirs to bytes. All threads of a warp must call it.
 template <int size>
 JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
   JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2)
@@ -270,17 +285,16 @@ struct Operands {
     Random16 random[kRandom + 1];
   };
   // What is made ready for a vector while its elements are loaded: vectors of operands as they lie in memory, or of a wide one,
-  // which takes twice the registers, where its values begin; and random numbers.
+  // which takes twice the registers, where its values begin.
   struct Ready {
     Words broadcast[kUnprepared + 1];
-    Random16 random[kRandom + 1];
   };
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
   template <int width, bool common_only = kUnprepared == 0>  // prepare is for such operands
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     return from<width, common_only, 0>(common, first, Ready());
   }
-  // The same for a vector of a block of so many elements, with what was made ready for it.
+  // The same but for random numbers, of a vector of a block of so many elements, with what was made ready for it.
   template <int width, bool common_only, int block>
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first, const Ready& ready) const {
     Values<width> values;
@@ -302,7 +316,6 @@ struct Operands {
       }
     }
     if constexpr (block == 0) draw(values.random, common, first);
-    else JITACT_UNROLL for (int r = 0; r < kRandom; r++) values.random[r] = ready.random[r];
     return values;
   }
   // The random numbers alone.
@@ -436,7 +449,7 @@ struct Source {
     const uint32_t (&w)[4] = others.random[r].w;
     if constexpr (sizeof(S) == 8) return Random<T>(uint64_t(w[2 * i + 1]) << 32 | w[2 * i]);
     else if constexpr (sizeof(S) == 4) return Random<T>(w[i]);
-    else return Random<T>(uint16_t(i % 2 ? w[i / 2] >> 16 : w[i / 2] & 0xffff));
+    else return Random<T>::at_top(i % 2 ? w[i / 2] : w[i / 2] << 16);
   }
 };
 
@@ -472,7 +485,7 @@ struct Computation {
     JITACT_UNROLL for (int i = 0; i < width; i++) {
       bool bit = bits >> i & 1;
       element(in, i, i, bit, keep);
-      if constexpr (op == Op::forward_bit) bits |= unsigned(bit) << i;
+      if constexpr (op == Op::forward_bit) bits |= bit ? 1u << i : 0;
     }
   }
 
@@ -490,7 +503,7 @@ struct Computation {
 };
 
 template <Op op, typename S, bool dense>
-__global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ Launch launch) {
+__global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = vectors_of<op, S>();
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
@@ -527,7 +540,8 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
     }
     if constexpr (!dense) read_rows<op, S>(launch, in, first, stride);
     const auto common = operands.common();
-    const auto draw = [&](int v) { operands.draw(ready[v].random, common, first + v * stride); };
+    Random16 random[vectors][kRandom + 1];
+    const auto draw = [&](int v) { operands.draw(random[v], common, first + v * stride); };
     if constexpr (kRandom > 0 && early)
       JITACT_UNROLL for (int v = 0; v < vectors; v++) draw(v);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
@@ -542,12 +556,13 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
         JITACT_UNROLL for (int i = 0; i < size; i++) {
           bool bit = bits[v] >> i & 1;
           out[0][i] = plain_result<op>(values[0][i], values[ins - 1][i], bit);
-          if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
+          if constexpr (op == Op::forward_bit) bits[v] |= bit ? 1u << i : 0;
         }
       } else {
         if constexpr (kBroadcast > 0 && !early) load_operands(v);
+        auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
         if constexpr (kRandom > 0 && !early) draw(v);
-        const auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
+        JITACT_UNROLL for (int r = 0; r < kRandom; r++) others.random[r] = random[v][r];
         const Computation<op, S> computation{
             .launch = launch,
             .others = others,
@@ -576,7 +591,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
           bool bit = bits[v] >> i & 1;
           const auto value = [&](int t) { return Storage<S>::load(launch.at<const S, dense>(launch.read[t], at)); };
           Storage<S>::store(launch.at<S, dense>(launch.written[0], at), plain_result<op>(value(0), value(ins - 1), bit));
-          if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
+          if constexpr (op == Op::forward_bit) bits[v] |= bit ? 1u << i : 0;
         } else {
           const auto others = operands.template from<1>(common, at);
           bool bit = bits[v] >> i & 1;
@@ -586,7 +601,7 @@ __global__ void __launch_bounds__(kThreads) elementwise(const __grid_constant__ 
               .numbers = numbers,
           };
           computation.template one<dense>(at, bit);
-          if constexpr (op == Op::forward_bit) bits[v] |= unsigned(bit) << i;
+          if constexpr (op == Op::forward_bit) bits[v] |= bit ? 1u << i : 0;
         }
       }
     }

@@ -36,6 +36,11 @@ JITACT_DEVICE float sin(float x) {
   return y;
 }
 
+// Both halves of a product.
+JITACT_DEVICE void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
+  asm("{ .reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }" : "=r"(low), "=r"(high) : "r"(b), "r"(a));
+}
+
 #if __CUDA_ARCH__ >= 800
 // NaN when either argument is.
 JITACT_DEVICE float min(float a, float b) {

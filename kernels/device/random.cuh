@@ -17,76 +17,114 @@ constexpr uint32_t kRounds = 7, kFactor0 = 0xD2511F53u, kFactor2 = 0xCD9E8D57u;
 JITACT_INLINE constexpr uint32_t key0(uint32_t round) { return 0xA4093822u + round * 0x9E3779B9u; }
 JITACT_INLINE constexpr uint32_t key2(uint32_t round) { return 0x299F31D0u + round * 0xBB67AE85u; }
 
+// A product of 32 bits by 32. Out of one of 64 bits nvcc takes the upper half with an addition of 0, a quarter of the generator.
+struct Product { uint32_t low, high; };
+template <uint32_t factor>
+JITACT_INLINE constexpr Product times(uint32_t a) {
+#ifdef __CUDA_ARCH__
+  Product product{};
+  ptx::multiply(factor, a, product.low, product.high);
+  return product;
+#else
+  const uint64_t product = uint64_t(factor) * a;
+  return {uint32_t(product), uint32_t(product >> 32)};
+#endif
+}
+
 // `place` counts 16-byte vectors, so it is below 2^59: the stream, at most 15, has the bits above.
 template <uint32_t rounds = kRounds>
 JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed, uint32_t stream) {
   uint32_t c0 = uint32_t(place), c1 = uint32_t(place >> 32) | stream << 28, c2 = uint32_t(seed), c3 = uint32_t(seed >> 32);
   for (uint32_t round = 0; round < rounds; round++) {
-    const uint64_t a = uint64_t(kFactor0) * c0, b = uint64_t(kFactor2) * c2;
-    c0 = uint32_t(b >> 32) ^ c1 ^ key0(round);
-    c1 = uint32_t(b);
-    c2 = uint32_t(a >> 32) ^ c3 ^ key2(round);
-    c3 = uint32_t(a);
+    const Product a = times<kFactor0>(c0), b = times<kFactor2>(c2);
+    c0 = b.high ^ c1 ^ key0(round);
+    c1 = b.low;
+    c2 = a.high ^ c3 ^ key2(round);
+    c3 = a.low;
   }
   return {c0, c1, c2, c3};
 }
 
-// Random bits as the mantissa of a float or a double, where they count steps above a base: cheaper than a conversion.
+// Random bits as the mantissa of a float or a double, where they count steps above a base: cheaper than a conversion. They are at
+// the top of a word, and what is below them is not looked at.
 template <typename T> struct Mantissa;
 
 template <> struct Mantissa<Narrow> {
   using Bits = uint16_t;
-  static constexpr double base = 0x1p23, step = 1, steps = 0x1p16;
-  static JITACT_INLINE float of(Bits random) { return single::from_bits(0x4b000000u | random); }
+  using Word = uint32_t;
+  static constexpr int count = 16;
+  static constexpr double base = 0x1p23, step = 1;
+  static JITACT_INLINE float of(Word random) { return single::from_bits(0x4b000000u | random >> 16); }
 };
 
 JITACT_BRAIN(template <> struct Mantissa<Brain> : Mantissa<Narrow> {};)
 
 template <> struct Mantissa<Single> {
   using Bits = uint32_t;
-  static constexpr double base = 1, step = 0x1p-23, steps = 0x1p23;
-  static JITACT_INLINE float of(Bits random) { return single::from_bits(0x3f800000u | random >> 9); }
+  using Word = uint32_t;
+  static constexpr int count = 23;
+  static constexpr double base = 1, step = 0x1p-23;
+  static JITACT_INLINE float of(Word random) { return single::from_bits(0x3f800000u | random >> 9); }
 };
 
 template <> struct Mantissa<Double> {
   using Bits = uint64_t;
-  static constexpr double base = 1, step = 0x1p-52, steps = 0x1p52;
-  static JITACT_INLINE double of(Bits random) { return wide::from_bits(0x3ff0000000000000u | random >> 12); }
+  using Word = uint64_t;
+  static constexpr int count = 52;
+  static constexpr double base = 1, step = 0x1p-52;
+  static JITACT_INLINE double of(Word random) { return wide::from_bits(0x3ff0000000000000u | random >> 12); }
 };
 
 template <typename T>
 class Random {
+  using M = Mantissa<T>;
+  using Word = typename M::Word;
+
  public:
-  using Bits = typename Mantissa<T>::Bits;
-  JITACT_INLINE explicit Random(Bits bits) : bits_(bits) {}
-  JITACT_INLINE Bits bits() const { return bits_; }
+  using Bits = typename M::Bits;
+  static constexpr double steps = double(uint64_t(1) << M::count);
+
+  JITACT_INLINE explicit Random(Bits bits) : word_(Word(bits) << (8 * (sizeof(Word) - sizeof(Bits)))) {}
+  // Of the bits at the top of a word.
+  static JITACT_INLINE Random at_top(Word word) {
+    Random random{Bits()};
+    random.word_ = word;
+    return random;
+  }
 
   // Uniform between two numbers: the middle of one of as many equal parts as there are values of the bits.
   JITACT_INLINE T between(T lower, T upper) const {
-    using M = Mantissa<T>;
-    constexpr double scale = 1 / (M::step * M::steps);
+    constexpr double scale = 1 / (M::step * steps);
     const T range = upper - lower;
-    return fma(T(M::of(bits_)), range * scale, fma(range, -(M::base * scale - 0.5 / M::steps), lower));
+    return fma(T(M::of(word_)), range * scale, fma(range, -(M::base * scale - 0.5 / steps), lower));
   }
 
   // Whether the number is among the lowest `share` of all, to the nearest of as many parts as there are values of the bits.
   JITACT_INLINE bool below(T share) const {
-    using M = Mantissa<T>;
-    return T(M::of(bits_)) < fma(parts(share), M::step, M::base);
+#ifdef __CUDA_ARCH__
+    // Words are compared as they are, without an instruction for each to make a number of it.
+    if constexpr (sizeof(T) == 4) {
+      const float part = parts(share).v;
+      return (word_ < uint32_t(part) << (32 - M::count)) | (part >= float(steps));
+    }
+#endif
+    return T(M::of(word_)) < fma(parts(share), M::step, M::base);
   }
   // The share of all that `share` is rounded to, in parts of all.
-  static JITACT_INLINE T parts(T share) { return rint(share * Mantissa<T>::steps); }
+  static JITACT_INLINE T parts(T share) { return rint(share * steps); }
 
  private:
-  Bits bits_;
+  Word word_;
 };
 
 // 0 with probability p, else value / (1 - p), with p as Random has it: what is kept is kept exactly as often as the scale says.
-// What is dropped is 0, whatever it was.
+// What is dropped is 0, whatever it was. The quotient is a reciprocal that its residual corrects, as a division's slow path would
+// be waited for before elements are loaded.
 template <typename T>
 JITACT_INLINE T dropout(std::type_identity_t<T> value, Random<T> random, std::type_identity_t<T> p) {
-  constexpr double steps = Mantissa<T>::steps;
-  return select(random.below(p), T(0), value * (steps / (steps - Random<T>::parts(p))));
+  constexpr double steps = Random<T>::steps;
+  const T left = steps - Random<T>::parts(p), rough = steps * reciprocal(left);
+  return select(random.below(p), T(0), value * fma(rough * (1 / steps), fma(-left, rough, steps), rough));
 }
 
 // Of numbers that have derivatives; the random number itself has none.
