@@ -285,8 +285,16 @@ struct Ahead {
   }
 };
 
+// How many blocks a multiprocessor is to have: beside random numbers ptxas takes up to 69 registers, of which 48, or 56 in 16 bits,
+// are enough.
+template <typename S>
+constexpr int blocks_of_sums() {
+  if constexpr (kRandom > 0) return sizeof(S) == 8 ? 0 : kMostBlocks * (sizeof(S) == 4 ? 10 : 9) / 16;
+  return 0;
+}
+
 template <Op op, typename S>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
