@@ -51,7 +51,8 @@ constexpr int kMostBlocks = 0;  // or less
 #endif
 template <Op op, typename S, bool dense>
 constexpr int least_blocks() {
-  if constexpr (kRandom > 0 && kBroadcast > 0) return sizeof(S) == 2 ? pick(op, kMostBlocks * 3 / 4, 0) : 0;
+  if constexpr (kRandom > 0 && kBroadcast > 0)
+    return sizeof(S) == 2 && reads(op) > 1 ? pick(op, kMostBlocks * (std::is_same_v<S, Half> ? 10 : 12) / 16, 0) : 0;
 #ifdef JITACT_STAGED
   if (JITACT_STAGED % 2 && op == Op::forward && sizeof(S) == 2 && (dense || kAlwaysRows)) return kMostBlocks;
 #endif
@@ -446,10 +447,15 @@ struct Source {
   template <int k> JITACT_DEVICE T number() const { return numbers.values[k]; }
   template <int b> JITACT_DEVICE T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
   template <int r> JITACT_DEVICE Random<T> random() const {
-    const uint32_t (&w)[4] = others.random[r].w;
-    if constexpr (sizeof(S) == 8) return Random<T>(uint64_t(w[2 * i + 1]) << 32 | w[2 * i]);
-    else if constexpr (sizeof(S) == 4) return Random<T>(w[i]);
-    else return Random<T>::at_top(i % 2 ? w[i / 2] : w[i / 2] << 16);
+    // Not by an index that is not known, of which the compiler makes memory.
+    const auto word = [&](int k) {
+      uint32_t found = others.random[r].w[0];
+      JITACT_UNROLL for (int other = 1; other < 4; other++) found = other == k ? others.random[r].w[other] : found;
+      return found;
+    };
+    if constexpr (sizeof(S) == 8) return Random<T>(uint64_t(word(2 * i + 1)) << 32 | word(2 * i));
+    else if constexpr (sizeof(S) == 4) return Random<T>(word(i));
+    else return Random<T>::at_top(i % 2 ? word(i / 2) : word(i / 2) << 16);
   }
 };
 
@@ -510,7 +516,6 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
-  unsigned bits[vectors] = {};
 
   if (launch.aligned && block + stride * vectors <= n) {
     constexpr int count = stride * vectors;
@@ -525,6 +530,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
       JITACT_UNROLL for (int v = 0; v < vectors; v++) load_operands(v);
     // All loads are issued before the first of them is waited for.
     Words in[ins][vectors];
+    unsigned bits[vectors] = {};
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
@@ -573,6 +579,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
       if constexpr (kPlain && dense)
         *reinterpret_cast<Words*>(launch.at<S, dense>(launch.written[0], first + v * stride)) = Storage<S>::narrow(out[0]);
       else write_vectors<op, S, dense>(launch, out, first + v * stride);
+      if constexpr (op == Op::forward_bit) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
     }
   } else {
     // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
@@ -582,33 +589,31 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
 #pragma unroll 1
     for (int v = 0; v < vectors; v++) {
       const int64_t begin = with_bits ? first + v * stride : block + v * stride + threadIdx.x;
-      if (op == Op::backward_from_bit && begin < n) bits[v] = launch.mask[begin >> 3] >> (begin & 7);
+      unsigned own = op == Op::backward_from_bit && begin < n ? launch.mask[begin >> 3] >> (begin & 7) : 0;
 #pragma unroll 1
       for (int i = 0; i < size; i++) {
         const int64_t at = with_bits ? begin + i : begin + i * kThreads;
         if (at >= n) break;
         if constexpr (kPlain) {
-          bool bit = bits[v] >> i & 1;
+          bool bit = own >> i & 1;
           const auto value = [&](int t) { return Storage<S>::load(launch.at<const S, dense>(launch.read[t], at)); };
           Storage<S>::store(launch.at<S, dense>(launch.written[0], at), plain_result<op>(value(0), value(ins - 1), bit));
-          if constexpr (op == Op::forward_bit) bits[v] |= bit ? 1u << i : 0;
+          if constexpr (op == Op::forward_bit) own |= bit ? 1u << i : 0;
         } else {
           const auto others = operands.template from<1>(common, at);
-          bool bit = bits[v] >> i & 1;
+          bool bit = own >> i & 1;
           const Computation<op, S, 1> computation{
               .launch = launch,
               .others = others,
               .numbers = numbers,
           };
           computation.template one<dense>(at, bit);
-          if constexpr (op == Op::forward_bit) bits[v] |= bit ? 1u << i : 0;
+          if constexpr (op == Op::forward_bit) own |= bit ? 1u << i : 0;
         }
       }
+      if constexpr (op == Op::forward_bit) store_bits<size>(own, launch.mask, begin, n);
     }
   }
-
-  if constexpr (op == Op::forward_bit)
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
 }
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
