@@ -25,8 +25,10 @@ __all__ = [
     "bias_around",
     "drops",
     "make_module",
+    "make_weights",
     "named_as",
     "normalise",
+    "reset_weights",
     "users_rows",
     "variant",
 ]
@@ -58,7 +60,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
             options = {name: options[name] for name in OPTIONS}
         else:
             super().__init__()
-            _make_weights(self, record, options, made)
+            make_weights(self, record, options, made)
         self.inplace = False
         for name, value in options.items():
             setattr(self, name, value)
@@ -106,7 +108,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
             if reset is not None:
                 reset(self)
         else:
-            _reset_weights(self, self.activation)
+            reset_weights(self, self.activation)
         if bias_around(self) is not None:
             nn.init.zeros_(self.bias)
 
@@ -177,7 +179,7 @@ def _given_in_calls(token: str) -> str:
 _given_in_calls._dynamo_marked_constant = True  # torch.compile looks no further inside
 
 
-def _make_weights(module: nn.Module, record: Activation, options: dict[str, Any], made: dict[str, Any]) -> None:
+def make_weights(module: nn.Module, record: Activation, options: dict[str, Any], made: dict[str, Any]) -> None:
     """Gives a module its channel operands, as parameters where they are learned and as buffers else; takes their sizes out.
 
     Raises:
@@ -192,7 +194,8 @@ def _make_weights(module: nn.Module, record: Activation, options: dict[str, Any]
             module.register_buffer(name, values)
 
 
-def _reset_weights(module: nn.Module, record: Activation) -> None:
+def reset_weights(module: nn.Module, record: Activation) -> None:
+    """Gives channel operands the values that they have in a new module."""
     for name, channel in record.channels.items():
         nn.init.constant_(getattr(module, name), channel.init)
 
@@ -432,7 +435,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__()
             options = record.bind(record.signature, args, kwargs)
-            _make_weights(self, record, options, {name: options.get(name) for name in ("device", "dtype")})
+            make_weights(self, record, options, {name: options.get(name) for name in ("device", "dtype")})
             self.params = [options[name] for name, _ in record.params]
 
         def forward(self, *tensors: Tensor, **named: Tensor) -> Tensor:
@@ -448,7 +451,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
 
         def reset_parameters(self: nn.Module) -> None:
             """Gives the operands that the module owns the values that a new one has."""
-            _reset_weights(self, record)
+            reset_weights(self, record)
 
         Model.reset_parameters = reset_parameters
     Model.__qualname__ = f"{record.title}.Model"

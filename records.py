@@ -301,7 +301,7 @@ class Activation:
     def own_arguments(self) -> dict[str, Any]:
         """The constructor's arguments but for those that all have: sizes of channel operands, parameters, ``inplace``."""
         if self.gating:
-            return {"dim": -1}
+            return {"dim": -1} | {name: 1 for name, channel in self.channels.items() if not channel.one}
         if self.channels and self.module:
             taken = inspect.signature(self.module.__init__).parameters.values()
             return {each.name: each.default for each in taken if each.name != "self"}
@@ -317,6 +317,7 @@ class Activation:
         if self.gating:
             layout, gate = self.gating.layout, self.gating.gate
             options = dict(self.params) | dict(zip(GATED, (layout, gate, "once"), strict=True)) | OPTIONS
+            options |= {"device": None, "dtype": None} if self.channels else {}
         by_name = self.layout.tensors if self.fingerprint and not self.gating else ()
         taken = {*self.own_arguments, *self.channels, *by_name}
         options = {n: d for n, d in options.items() if n not in taken}

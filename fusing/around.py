@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.loader.signature import ROLES, prepared
+from ..kernels.loader.signature import ROLES
 from ..kernels.loader.source import Work
+from ..kernels.loader.uses import prepare_through
 from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, shown, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
@@ -257,10 +258,8 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     y = f"{name}_::forward({given})"
     y = f"dropout({y}, drop, share)" if dropout else y
     lines = [f"ELEMENTWISE T forward({declared}) {{ return {'residual + ' if residual else ''}{y}; }}"]
-    if prepared(record.source.text):
-        changed = ", ".join(f"{type_}& {operand}" for type_, operand in beside)
-        called = ", ".join(operand for _, operand in beside)
-        lines.insert(0, f"ELEMENTWISE void prepare({changed}) {{ {name}_::prepare({called}); }}")
+    prepare = prepare_through(name, record.source.text, beside)
+    lines[:0] = [prepare] if prepare else []
     gradients = f"{name}_::backward({dy}, {given})"
     lines.append(_gradients(f"backward(T dy, {declared})", gradients, len(signature.differentiable), bias))
     last = f", {without}" if without else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..kernels.loader.uses import prepare_through
 from ..records import Activation
 
 __all__ = ["UNFUSED", "WEIGHT", "name_of", "named", "with_options"]
@@ -58,7 +59,7 @@ def _weighted(record: Activation) -> Activation:
     )
 
     def weighted(form):
-        return lambda a, b, weight, *params: (form(a, b, *params) * weight).to(a.dtype)
+        return lambda a, b, weight, *rest: (form(a, b, *rest) * weight).to(a.dtype)
 
     return replace(
         record,
@@ -74,23 +75,28 @@ def _weighted(record: Activation) -> Activation:
 def _weighted_text(record: Activation) -> str:
     """A kernel file that multiplies the activation by the weight of the row."""
     signature, name = record.source.signature, record.source.name
-    elements = signature.of("element")
+    elements, channels = signature.of("element"), signature.of("channel")
     numbers = [f"{number}_" for number in signature.of("number")]
-    declared = ", ".join([*(f"T {e}" for e in elements), f"Row<T> {WEIGHT}", *(f"Number<T> {n}" for n in numbers)])
-    given = ", ".join([*elements, *numbers])
+    operands = [f"Row<T> {WEIGHT}", *(f"Channel<T> {c}" for c in channels), *(f"Number<T> {n}" for n in numbers)]
+    declared = ", ".join([*(f"T {e}" for e in elements), *operands])
+    given = ", ".join([*elements, *channels, *numbers])
+    prepare = prepare_through(name, record.source.text, [("Channel<T>", c) for c in channels])
+    others = range(2, len(signature.differentiable))
+    count, unfused = 3 + len(others), "".join(f", by.of[{k}]" for k in others)
+    once = "".join(f", by.of[{k}] * {WEIGHT}" for k in others)
     return f"""#include "gated.cuh"
-
+{prepare}
 ELEMENTWISE T forward({declared}) {{ return rounded({name}_::forward({given})) * {WEIGHT}; }}
 
 #ifdef JITACT_UNFUSED
-ELEMENTWISE Many<T, 3> backward(T dy, {declared}) {{
+ELEMENTWISE Many<T, {count}> backward(T dy, {declared}) {{
   const auto by = {name}_::backward(rounded(dy * {WEIGHT}), {given});
-  return {{by.of[0], by.of[1], dy * rounded({name}_::forward({given}))}};
+  return {{by.of[0], by.of[1], dy * rounded({name}_::forward({given})){unfused}}};
 }}
 #else
-ELEMENTWISE Many<T, 3> backward(T dy, {declared}) {{
+ELEMENTWISE Many<T, {count}> backward(T dy, {declared}) {{
   const auto by = {name}_::backward(dy, {given});
-  return {{by.of[0] * {WEIGHT}, by.of[1] * {WEIGHT}, dy * {name}_::forward({given})}};
+  return {{by.of[0] * {WEIGHT}, by.of[1] * {WEIGHT}, dy * {name}_::forward({given}){once}}};
 }}
 #endif
 """

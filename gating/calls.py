@@ -24,7 +24,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     Args:
         record: of the activation.
         tensors: one that holds both, or both in the order of the halves, or one of them if the other is named.
-        named: ``gate`` and ``up``, those of them that are given by name, and ``row_weight``, or None.
+        named: ``gate`` and ``up``, those of them that are given by name, ``row_weight``, or None, and what is learned.
         options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``.
 
     Raises:
@@ -39,7 +39,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     params = tuple([options[name] for name, _ in record.params])
     row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]
     weighted = row_weight is not None
-    weights = {"row_weight": row_weight} if weighted else {}
+    weights = {name: named[name] for name in record.channels} | ({"row_weight": row_weight} if weighted else {})
     given = _pair(record, tensors, named, options["gate"])
     unfused = options["rounding"] == "unfused"
     if weighted or unfused:
@@ -49,12 +49,13 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
-    recorded = torch.is_grad_enabled() and (x.requires_grad or (weighted and isinstance(row_weight, Tensor)))
+    tensors = (x, *weights.values())
+    recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in tensors])
     x = rows_together(x) if weighted else x
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     pair, params = halves.split(x), record.check(params, False, save, fast_math)
-    if weighted:
+    if weights:
         pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
     if not recorded or dissolves or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)

@@ -7,12 +7,14 @@ from functools import cache
 from .. import registry
 from ..activations import TABLE
 from ..kernels import KernelSource, Work
+from ..kernels.loader.uses import prepare_through
 from ..modules import GENERATED, ActivationModule
-from ..records import Activation, Gating, is_plain
+from ..records import GATED, OPTIONS, Activation, Gating
 from .modules import make_gated_module
 
 __all__ = ["gated"]
 
+_TAKEN = {"x", "other", "gate", "up", "row_weight", "dim", "device", "dtype", *GATED, *OPTIONS}
 
 
 @cache
@@ -25,23 +27,29 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     """The class of ``act(gate) * up`` for an elementwise activation: ``gated("mish")()(x)``, ``gated("mish")()(gate, up)``.
 
     A class like the library's own gated ones, whose functions are compiled at first use: it takes the numbers of the
-    activation by keyword, and what ``jitact.get("swiglu")`` takes. ``gated("silu")`` is that very class.
+    activation by keyword, and what ``jitact.get("swiglu")`` takes. ``gated("silu")`` is that very class. Weights that the
+    activation learns are the module's own: ``gated("prelu")(weight=64)`` has one for each of 64 channels; functions take them
+    by keyword.
 
     Args:
         activation: anything that :func:`jitact.get` takes. Of a module, it is the class alone: settings are the constructor's.
 
     Raises:
         KeyError, TypeError: as :func:`jitact.get`.
-        ValueError: it takes more than one tensor and numbers.
+        ValueError: it takes several tensors of elements, draws random numbers, or has an argument that gated ones have.
     """
     cls = registry.class_of(activation)
     record = registry.record_of(activation) if isinstance(activation, ActivationModule) else cls.activation
     own = _own().get(record.name)
     if own is not None and not record.fingerprint:
         return registry.class_of(own)
-    if not is_plain(record.token):
-        more = [*record.layout.tensors[1:], *record.source.signature.of("random")]
-        raise ValueError(f"gated() takes an activation of one tensor and numbers; {record.name} takes more: {', '.join(more)}")
+    signature = record.source.signature
+    more = [*signature.of("element")[1:], *signature.of("row"), *(f"random {name}" for name in signature.of("random"))]
+    if more:
+        raise ValueError(f"gated() takes an activation of one tensor of elements; {record.name} takes more: {', '.join(more)}")
+    own_names = [name for name in (*record.channels, *(name for name, _ in record.params)) if name in _TAKEN]
+    if own_names:
+        raise ValueError(f"gated(): {record.name} has an argument {own_names[0]!r}, which gated activations have themselves")
     with registry.lock:
         made = getattr(record.made, "gated", None)
         if made is None:
@@ -58,28 +66,37 @@ def _make(record: Activation) -> Activation:
         name,
         f"Gated{record.title}",
         f"{record.name}(gate) up, where {record.name}(x) is {record.formula}",
-        lambda gate, up, *params: reference(gate, *params) * up,
+        lambda gate, up, *rest: reference(gate, *rest) * up,
         params=record.params,
-        exact=exact and (lambda gate, up, *params: exact(gate, *params) * up),
+        exact=exact and (lambda gate, up, *rest: exact(gate, *rest) * up),
         requires=tuple(requirement for requirement in record.requires if requirement.save is None),
         kernel=kernel,
         has_reference=record.has_reference,
         fingerprint=record.fingerprint,
+        channels=record.channels,
+        dtypes=record.dtypes,
         gating=Gating(),
     )
 
 
 def _text(record: Activation) -> str:
     """The kernel file."""
-    numbers = [f"{name}_" for name in record.source.signature.of("number")]
-    declared = ", ".join(["T gate", "T up", *(f"Number<T> {name}" for name in numbers)])
-    given = ", ".join(["gate", *numbers])
-    act = f"{record.name}_"
+    signature, act = record.source.signature, f"{record.name}_"
+    channels, numbers = signature.of("channel"), [f"{name}_" for name in signature.of("number")]
+    operands = [*(f"Channel<T> {name}" for name in channels), *(f"Number<T> {name}" for name in numbers)]
+    declared = ", ".join(["T gate", "T up", *operands])
+    given = ", ".join(["gate", *channels, *numbers])
+    prepare = prepare_through(record.name, record.source.text, [("Channel<T>", name) for name in channels])
+    slopes = len(signature.differentiable)  # the first is that of x
+    by_gate, *by_others = [f"slopes.of[{k}]" for k in range(slopes)] if slopes > 1 else ["slopes"]
+    gradients = [f"from_gate({by_gate}, dy, up)", f"dy * rounded({act}::forward({given}))"]
+    gradients += [f"from_gate({slope}, dy, up)" for slope in by_others]
     return f"""#include "gated.cuh"
-
+{prepare}
 ELEMENTWISE T forward({declared}) {{ return rounded({act}::forward({given})) * up; }}
 
-ELEMENTWISE Many<T, 2> backward(T dy, {declared}) {{
-  return {{from_gate({act}::backward(into_gate(dy, up), {given}), dy, up), dy * rounded({act}::forward({given}))}};
+ELEMENTWISE Many<T, {len(gradients)}> backward(T dy, {declared}) {{
+  const auto slopes = {act}::backward(into_gate(dy, up), {given});
+  return {{{", ".join(gradients)}}};
 }}
 """

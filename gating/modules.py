@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..modules import ActivationModule, Makers, make_module, named_as
+from ..modules import ActivationModule, Makers, make_module, make_weights, named_as, reset_weights
 from ..records import GATED, OPTIONS, Activation, as_number, is_stand_in
 from .calls import run_gated
 from .halves import by_name, check_options, halves_of
@@ -25,7 +25,9 @@ class GatedModule(ActivationModule):
         check_options(self.activation, self._options())
 
     def _options(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.activation.signature.parameters}
+        record = self.activation
+        names = [name for name in record.signature.parameters if name not in (*record.channels, "device", "dtype")]
+        return {name: getattr(self, name) for name in names}
 
     def forward(
         self,
@@ -47,12 +49,15 @@ class GatedModule(ActivationModule):
         """
         tensors = tuple([t for t in (x, other) if t is not None])
         named = {"gate": gate, "up": up, "row_weight": row_weight}
+        named |= {name: getattr(self, name) for name in self.activation.channels}
         return run_gated(self.activation, tensors, named, self._options())
 
     def extra_repr(self) -> str:
         """Numbers, and the options that were chosen."""
         record = self.activation
-        shown = [f"{name}={getattr(self, name)}" for name, _ in record.params]
+        sizes = [name for name, channel in record.channels.items() if not channel.one]
+        shown = [f"{name}={getattr(self, name).numel()}" for name in sizes]
+        shown += [f"{name}={getattr(self, name)}" for name, _ in record.params]
         defaults = record.signature.parameters
         chosen = [name for name in ("dim", *GATED, *OPTIONS) if getattr(self, name) != defaults[name].default]
         return ", ".join([*shown, *(f"{name}={getattr(self, name)!r}" for name in chosen)])
@@ -75,15 +80,22 @@ def _make_reference(record: Activation) -> type[nn.Module]:
             super().__init__()
             self.options = record.bind(record.signature, args, kwargs)
             self.params = [as_number(record, name, self.options[name]) for name, _ in record.params]
+            make_weights(self, record, self.options, {name: self.options.get(name) for name in ("device", "dtype")})
 
         def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+            names = record.layout.tensors
             layout = (self.options[name] for name in ("dim", "layout", "gate"))
             if other is None:
                 pair = halves_of(record, x, *layout).split(x)
             else:
                 given = by_name(self.options["gate"], x, other)
-                pair = [given[name] for name in record.layout.tensors]
+                pair = [given[name] for name in names[:2]]
+            if record.channels:
+                pair = record.fitted(dict(zip(names, pair, strict=False)) | {name: getattr(self, name) for name in names[2:]})
             return record.reference(*pair, *self.params)
+
+    if record.channels:
+        Model.reset_parameters = lambda self: reset_weights(self, record)
 
     Model.__module__, Model.__qualname__ = ActivationModule.__module__, f"{record.title}.Model"  # where pickles look
     return Model
@@ -91,9 +103,11 @@ def _make_reference(record: Activation) -> type[nn.Module]:
 
 def _make_function(record: Activation) -> Callable[..., Tensor]:
     """The function of a gated activation: ``f(x, dim=-1)``, ``f(first, second)``, ``f(gate=, up=)``."""
-    defaults = {name: parameter.default for name, parameter in record.signature.parameters.items()}
+    options_alone = [name for name in record.signature.parameters if name not in (*record.channels, "device", "dtype")]
+    defaults = {name: record.signature.parameters[name].default for name in options_alone}
     order = defaults.pop("gate")
-    keywords = {"gate": order, "up": None, "row_weight": None} | defaults
+    learned = {name: Parameter.empty if name in record.learned else each.init for name, each in record.channels.items()}
+    keywords = {"gate": order, "up": None, "row_weight": None} | learned | defaults
     signature = Signature(
         [
             Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, default=None),
@@ -103,17 +117,17 @@ def _make_function(record: Activation) -> Callable[..., Tensor]:
     )
 
     everything = {name: parameter.default for name, parameter in signature.parameters.items()}
-    places = tuple(everything)[:2]
+    places, needed = tuple(everything)[:2], {*record.learned}
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
         given = dict(zip(places, args, strict=False)) | kwargs
-        if len(given) != len(args) + len(kwargs) or not given.keys() <= everything.keys():
+        if len(given) != len(args) + len(kwargs) or not needed <= given.keys() <= everything.keys():
             record.bind(signature, args, kwargs)  # which raises
         options = everything | given  # as binding does, in a tenth of the time
         tensors = [t for t in (options.pop("x"), options.pop("other")) if t is not None]
         if record.module is not None and len(tensors) == 2 and type(tensors[1]) is int:  # as PyTorch's function has it
             options["dim"] = tensors.pop()
-        named = {name: options.pop(name) for name in ("up", "row_weight")} | {"gate": None}
+        named = {name: options.pop(name) for name in ("up", "row_weight", *learned)} | {"gate": None}
         if isinstance(options["gate"], Tensor) or is_stand_in(options["gate"]):
             named["gate"], options["gate"] = options["gate"], order
         return run_gated(record, tuple(tensors), named, options)

@@ -12,6 +12,7 @@ import torch
 from emulated import emulate
 from torch import Tensor
 
+import jitact
 from jitact import registry
 from jitact.configs import load
 from jitact.kernels.loader.signature import Signature, read_signature
@@ -79,10 +80,11 @@ def channels_of(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     "swiglu",  # gradients in one tensor
     "swiglu+row_weight",  # sums over rows
     "xielu+bias",  # values by channel beside operands that are prepared
+    "gated_prelu",  # gradients in one tensor, and sums over rows
 ])  # fmt: skip
 @pytest.mark.slow
 def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -> None:
-    record = registry.record_named(name)
+    record = jitact.gated("prelu").activation if name == "gated_prelu" else registry.record_named(name)
     signature, tag = record.source.signature, f"emulated_{record.source.name}"
     emulate(record.source, tag, tmp_path)
     library = load(record.token, False)

@@ -541,12 +541,29 @@ def test_any_activation_at_the_gate(name: str, device: str) -> None:
 def test_gated_of_what_is_there_or_cannot_be() -> None:
     assert jitact.gated("silu") is jitact.get("swiglu") and jitact.gated(nn.GELU("tanh")) is not jitact.get("geglu_tanh")
     assert jitact.gated(F.gelu) is jitact.get("geglu") and jitact.gated("swish") is jitact.get("swiglu")
-    with pytest.raises(ValueError, match=r"one tensor and numbers; prelu takes more: weight"):
-        jitact.gated("prelu")
+    with pytest.raises(ValueError, match=r"one tensor of elements; rrelu takes more: random u"):
+        jitact.gated("rrelu")
     with pytest.raises(ValueError, match=r"swiglu takes more: up"):
         jitact.gated("swiglu")
     with pytest.raises(KeyError, match="did you mean"):
         jitact.gated("mishh")
+
+
+def test_gated_of_a_definition_that_has_such_an_argument(only_here: None) -> None:
+    jitact.define("clash", "x * up", up=2.0)
+    with pytest.raises(ValueError, match=r"gated\(\): clash has an argument 'up', which gated activations have themselves"):
+        jitact.gated("clash")
+
+
+def test_gated_of_a_definition_that_learns(only_here: None) -> None:
+    jitact.define("swish_b", "x * sigmoid(beta * x)", beta=jitact.Channel(init=1.5, one=True))
+    module, x = jitact.gated("swish_b")(), halves(5, 6).requires_grad_()
+    gate, up = x.chunk(2, -1)
+    module.double()
+    expected = gate * torch.sigmoid(module.beta * gate) * up
+    torch.testing.assert_close(module(x), expected)
+    found, wanted = (torch.autograd.grad(y.sum(), [x, module.beta], retain_graph=True) for y in (module(x), expected))
+    torch.testing.assert_close(found, wanted)
 
 
 def test_gated_of_a_definition(only_here: None) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from .signature import Signature, code
+from .signature import Signature, code, prepared
 
-__all__ = ["in_namespace", "names_used", "namespace"]
+__all__ = ["in_namespace", "names_used", "namespace", "prepare_through"]
 
 _USE = re.compile(r"\b([A-Za-z]\w*)_\s*::\s*\w")
 _OWN = re.compile(r"\bnamespace\s+(\w+)_\s*[={]")
@@ -55,6 +55,14 @@ using namespace file;
 JITACT_USED({", ".join(arguments)})
 }}
 {macros}"""
+
+
+def prepare_through(name: str, text: str, operands: list[tuple[str, str]]) -> str:
+    """The ``prepare`` of a file that calls another's functions, of operands by type and name; empty if that has none."""
+    if not prepared(text):
+        return ""
+    changed, given = ", ".join(f"{kind}& {operand}" for kind, operand in operands), ", ".join(each for _, each in operands)
+    return f"ELEMENTWISE void prepare({changed}) {{ {namespace(name)}::prepare({given}); }}"
 
 
 def line_directive(path: str) -> str:
