@@ -43,7 +43,7 @@ template <Op op> constexpr bool kStaged = false;
 #endif
 
 // How many blocks a multiprocessor is to have. Forward of 16 bits that computes much, or draws, wants as many threads as there can
-// be, and ptxas likes to take a few registers more than that leaves them.
+// be, and ptxas likes to take a few registers more than that leaves them. More blocks than these would leave something in memory.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030
 constexpr int kMostBlocks = 2048 / kThreads;
 #else
