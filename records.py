@@ -325,6 +325,12 @@ class Activation:
         return inspect.Signature([*positional, *keyword])
 
     @cached_property
+    def options_of_calls(self) -> dict[str, Any]:
+        """What a call of a gated activation chooses, with defaults: the constructor's arguments but for its weights'."""
+        of_weights = {*self.channels, "device", "dtype"}
+        return {name: each.default for name, each in self.signature.parameters.items() if name not in of_weights}
+
+    @cached_property
     def beside(self) -> dict[str, Any]:
         """What functions take that stands around the activation, with defaults; its own arguments of such names win."""
         if self.gating:

@@ -16,7 +16,7 @@ from ..records import Activation
 __all__ = ["dropped", "kept"]
 
 STEPS = {torch.float64: 2.0**52, torch.float32: 2.0**23, torch.float16: 2.0**16, torch.bfloat16: 2.0**16}
-"""How finely the probability is told: ``Mantissa<T>::steps`` in random.cuh."""
+"""How finely the probability is told: ``Random<T>::steps`` in random.cuh."""
 
 
 def dropped(value: Tensor, p: float, keep: Callable[[int, float], Tensor] | None, stream: int) -> Tensor:

@@ -49,8 +49,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
-    tensors = (x, *weights.values())
-    recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in tensors])
+    recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in (x, *weights.values())])
     x = rows_together(x) if weighted else x
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")

@@ -25,9 +25,7 @@ class GatedModule(ActivationModule):
         check_options(self.activation, self._options())
 
     def _options(self) -> dict[str, Any]:
-        record = self.activation
-        names = [name for name in record.signature.parameters if name not in (*record.channels, "device", "dtype")]
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in self.activation.options_of_calls}
 
     def forward(
         self,
@@ -103,8 +101,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
 
 def _make_function(record: Activation) -> Callable[..., Tensor]:
     """The function of a gated activation: ``f(x, dim=-1)``, ``f(first, second)``, ``f(gate=, up=)``."""
-    options_alone = [name for name in record.signature.parameters if name not in (*record.channels, "device", "dtype")]
-    defaults = {name: record.signature.parameters[name].default for name in options_alone}
+    defaults = dict(record.options_of_calls)
     order = defaults.pop("gate")
     learned = {name: Parameter.empty if name in record.learned else each.init for name, each in record.channels.items()}
     keywords = {"gate": order, "up": None, "row_weight": None} | learned | defaults
