@@ -50,7 +50,7 @@ def __getattr__(name: str):
         value = globals()[name] = getattr(import_module(f".{place}", __name__), name)
         return value
     if name == "__all__":  # for `from jitact import *` and help(); made anew, as activations may be defined meanwhile
-        return sorted({*PUBLIC, *registry.names(), *(cls.activation.name for cls in registry.users_rows.values())})
+        return sorted({*PUBLIC, *registry.names(), *(cls.activation.name for cls in list(registry.users_rows.values()))})
     if not name.startswith("_") and name == name.lower():  # capitals are for classes, which get() gives
         try:
             return registry.function(name)

@@ -262,7 +262,7 @@ def normalise(name: str) -> str:
 
 
 users_rows: dict[str, Any] = {}
-"""The classes of what users defined that works on rows, by what spellings of its name have in common."""
+"""The classes of what users defined that works on rows, by what spellings of its name have in common. Readers take copies."""
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .kernels import KernelSource, Work
+from .kernels.loader.lock import ThreadLock
 from .kernels.loader.signature import Signature
 from .kernels.loader.slopes import from_bit_source, from_output_source, gradients_source
 
@@ -25,7 +25,6 @@ __all__ = [
     "DTYPES",
     "OF_MODULES",
     "OPTIONS",
-    "SAVES",
     "Activation",
     "Channel",
     "Gating",
@@ -45,7 +44,6 @@ __all__ = [
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
-SAVES = ("input", "output", "bit")
 OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
 AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # and what functions take beside
 GATED = ("layout", "gate", "rounding")  # what gated activations take in place of those; the defaults are the activation's
@@ -57,7 +55,7 @@ by_token: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictio
 """Every record by its token, a constant string, which is all that torch.compile can carry to the loader."""
 library: dict[str, Activation] = {}
 """The library's own records by name, of which nothing is defined again."""
-_naming = threading.Lock()
+_naming = ThreadLock()
 
 
 class Requirement(NamedTuple):

@@ -8,8 +8,6 @@ if __name__ == "__main__":  # before anything is made here: the package has impo
     raise SystemExit(main())
 
 import difflib
-import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from inspect import Parameter
 from types import FunctionType
@@ -21,6 +19,7 @@ from .activations import TABLE
 from .fusing.around import named
 from .gating.around import named as gated_named
 from .gating.modules import make_gated_module
+from .kernels.loader.lock import ThreadLock
 from .modules import ActivationModule, make_module, normalise, users_rows, variant
 from .records import Activation
 
@@ -52,17 +51,8 @@ ACCEPTED = "a name such as 'gelu', or a class, module or function, jitact's or P
 _modules: dict[str, type[ActivationModule]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
-lock = threading.RLock()
+lock = ThreadLock()
 """Held while the registry changes, and by those who look first and register then. Readers take copies instead."""
-
-
-def _after_fork() -> None:
-    """A thread of the parent may have held the lock; in the child it holds nothing."""
-    global lock
-    lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 NOTHING_TO_COMPILE = ("linear", "identity")
 
@@ -157,7 +147,7 @@ def _unknown(name: object) -> UnknownActivation:
         return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     rows = {normalise(row): row for row in reversed(get_args(OfRows))}  # of two spellings the function's
-    known = rows | {key: cls.activation.name for key, cls in users_rows.items()} | _aliases
+    known = rows | {key: cls.activation.name for key, cls in list(users_rows.items())} | _aliases
     near = difflib.get_close_matches(normalise(last), known, n=3)
     suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(known[n]) for n in near))}? " if near else ""
     return UnknownActivation(f"no activation named {name!r}: {suggestion}known names are {', '.join(names())}")

@@ -119,12 +119,12 @@ class Formula:
         values = self._prepared(raw, there)
         if "backward" in there:
             found = there["backward"](_wide(dy), *self._arguments(values))
-            found = found if isinstance(found, tuple) else (found,)
         elif "backward_from_bit" in there:
             bit = there["keeps"](*self._arguments(values))
-            found = (there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False)),)
+            found = there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False))
         else:
-            found = [self._derived(dy, values, operand.name, x) for operand in self.signature.differentiable]
+            found = tuple(self._derived(dy, values, operand.name, x) for operand in self.signature.differentiable)
+        found = found if isinstance(found, tuple) else (found,)
         tensors = dict(zip(self.signature.tensors, operands, strict=False))
         gradients = {}
         for operand, gradient in zip(self.signature.differentiable, found, strict=True):

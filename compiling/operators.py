@@ -15,7 +15,6 @@ them with what is around.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -28,6 +27,7 @@ from torch._decomp import register_decomposition
 from torch._guards import detect_fake_mode
 
 from .. import kernels
+from ..kernels.loader.lock import ThreadLock
 from ..kernels.loader.source import DEVICE
 from ..records import Activation
 from .formulas import SELECTING, Formula, Unreadable
@@ -36,7 +36,7 @@ from .inductor import dissolve
 __all__ = ["Operators", "operators"]
 
 _made: dict[str, Operators] = {}
-_lock = threading.RLock()
+_lock = ThreadLock()
 
 
 def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> Operators:

@@ -43,8 +43,12 @@ def named(record: Activation, parts: list[str]) -> Activation:
     return with_options(record, weighted=WEIGHT in parts, unfused=UNFUSED in parts)
 
 
+def _label(record: Activation, part: str) -> str:
+    return "" if record.fingerprint else f"{record.name}+{part}"  # no other process knows a definition by its name
+
+
 def _unfused(record: Activation) -> Activation:
-    kernel = record.source._replace(name=f"{record.source.name}_{UNFUSED}", label=f"{record.name}+{UNFUSED}", unfused=True)
+    kernel = record.source._replace(name=f"{record.source.name}_{UNFUSED}", label=_label(record, UNFUSED), unfused=True)
     return replace(record, name=f"{record.name}+{UNFUSED}", exact=None, aliases=(), module=None, kernel=kernel)
 
 
@@ -55,7 +59,7 @@ def _weighted(record: Activation) -> Activation:
         text=_weighted_text(record),
         path=f"<{record.name}+{WEIGHT}>",
         given=() if source.is_librarys else (source,),
-        label=f"{record.name}+{WEIGHT}",
+        label=_label(record, WEIGHT),
     )
 
     def weighted(form):

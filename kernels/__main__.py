@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -21,6 +22,7 @@ from .loader import cache, folders
 from .loader.errors import BuildError
 from .loader.gpu import Arch, parse_archs
 from .loader.plan import Plan
+from .loader.source import ELEMENTS
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m jitact.kernels") -> int:
@@ -142,7 +144,7 @@ def _list(options: argparse.Namespace) -> int:
         for fast_math in (False, True):
             entry = find(_plan(name, fast_math))
             current |= {entry.folder} if entry else set()
-    known = set(_registered([])) | {f"{name}_fast_math" for name in _registered([])}
+    known = set(_registered([]))
     rows = [("NAME", "KEY", "ARCHS", "CPU", "SIZE", "AGE", "USED", "STATE")]
     for folder in folders.readable():
         for entry in cache.entries(folder):
@@ -150,7 +152,7 @@ def _list(options: argparse.Namespace) -> int:
             if entry.problem:
                 rows.append((name, key, "", "", "", "", "", entry.problem))
                 continue
-            state = "current" if entry.folder in current else "superseded" if name in known else "usable"
+            state = "current" if entry.folder in current else "superseded" if _activation_of(name) in known else "usable"
             archs = " ".join(entry.build.archs) or "none"
             size = f"{entry.library.stat().st_size / 1024:.0f} KB"
             ages = (_age(time.time() - then) for then in (entry.build.created, cache.used(entry)))
@@ -207,7 +209,15 @@ def _cached_names(names: Sequence[str]) -> set[str]:
     """
     cached = {entry.folder.name.rpartition("-")[0] for folder in folders.readable() for entry in cache.entries(folder)}
     wanted = {name if name in cached else _record(name).source.name for name in names}
-    return wanted | {f"{name}_fast_math" for name in wanted}
+    return wanted | {each for each in cached if _activation_of(each) in wanted}
+
+
+# What follows an activation's name in that of a build for the GPU's fast functions, or of rows for some types.
+_KIND = re.compile(rf"_fast_math$|(_({'|'.join(ELEMENTS)})){{3}}$")
+
+
+def _activation_of(build: str) -> str:
+    return _KIND.sub("", build)
 
 
 def _clear_in(folder: Path, wanted: set[str], unused_days: int | None) -> int:

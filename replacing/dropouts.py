@@ -64,7 +64,9 @@ def _dropouts(parent: nn.Module, name: str) -> Uses:
     for result in uses_of(type(parent), name):
         into = [_dropout(by, value, parent, result.me, result.function) for value, by in result.values]
         dropped.found |= any(each is not None for each in into)
-        if len(into) == 1 and into[0] is not None:
+        if result.call is not None and (changed := result.changed_in_place()):
+            dropped.otherwise = dropped.otherwise or f"{result.definition.name} changes {changed} in place"
+        elif len(into) == 1 and into[0] is not None:
             dropped.beside |= into[0]
         else:
             dropped.otherwise = dropped.otherwise or result.otherwise("drop")

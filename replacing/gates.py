@@ -37,6 +37,9 @@ def gated_products(module: nn.Module, name: str) -> Uses:
         if result.call is None or len(multiplied) != 1 or len(result.values) != 1:
             product.otherwise = product.otherwise or result.otherwise("multiply")
             continue
+        if changed := result.changed_in_place():
+            product.otherwise = product.otherwise or f"{result.definition.name} changes {changed} in place"
+            continue
         ((value, by),) = multiplied
         other = by.left if by.right is value else by.right
         product.beside |= own_calls(result.call, result.me) | own_calls(other, result.me)

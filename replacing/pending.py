@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -49,6 +50,30 @@ def has_hooks(module: nn.Module | None) -> bool:
     return module is not None and any(getattr(module, kind) for kind in kinds)
 
 
+class _Modes(NamedTuple):
+    """What decides how operations are recorded and in which dtype they compute."""
+
+    grad: bool
+    inference: bool
+    autocast: torch.dtype | None
+
+    def contexts(self, device: str) -> tuple[AbstractContextManager, ...]:
+        """What brings them back."""
+        cast = torch.autocast(device, self.autocast, enabled=self.autocast is not None)
+        return torch.inference_mode(self.inference), torch.enable_grad() if self.grad else torch.no_grad(), cast
+
+
+def _modes_of(x: Tensor) -> _Modes:
+    device = x.device.type
+    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return _Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast)
+
+
+def _version_of(x: Tensor) -> int | None:
+    """Counts changes in place, but for tensors of inference mode."""
+    return None if x.is_inference() else x._version
+
+
 class Pending:
     """``act(gate)``, not yet computed. Times a tensor it is the gated activation; anything else gets the activation's value."""
 
@@ -57,19 +82,40 @@ class Pending:
     def __init__(self, act: ActivationModule, gate: Tensor) -> None:
         """Of an activation and what it is applied to."""
         self._act, self._gate, self._value = act, gate, None
+        self._modes, self._version = _modes_of(gate), _version_of(gate)
 
     def value(self) -> Tensor:
-        """The activation by itself."""
+        """The activation by itself, as it would have been computed where it was called.
+
+        Raises:
+            RuntimeError: what it was applied to has been changed since.
+        """
         if self._value is None:
-            self._value = self._act(self._gate)
+            self._check_unchanged()
+            with ExitStack() as modes:
+                if not self._is_where_it_was_called():
+                    for mode in self._modes.contexts(self._gate.device.type):
+                        modes.enter_context(mode)
+                self._value = self._act(self._gate)
         return self._value
+
+    def _is_where_it_was_called(self) -> bool:
+        return _modes_of(self._gate) == self._modes
+
+    def _check_unchanged(self) -> None:
+        if _version_of(self._gate) != self._version:
+            raise RuntimeError(
+                f"jitact.replace computes {self._act.activation.name} together with what follows it, but its input was changed "
+                "in place before that: clone() it, or jitact.restore(model)"
+            )
 
     def __mul__(self, up: Any) -> Tensor:
         """The product, in one kernel."""
         act, gate = self._act, self._gate
         fits = type(up) in (Tensor, nn.Parameter) and up.dtype is gate.dtype and up.device == gate.device
-        if self._value is not None or not fits:
+        if self._value is not None or not fits or not self._is_where_it_was_called():
             return self.value() * up
+        self._check_unchanged()
         record = gated(act).activation
         numbers = {name: getattr(act, name) for name, _ in record.params}
         options = {"dim": -1, "layout": "halves", "gate": "first", "rounding": "once", "save": None, "fast_math": act.fast_math}
@@ -84,8 +130,9 @@ class Pending:
     def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """What ``F.dropout`` makes of it, with the mask of jitact's generator, in one kernel."""
         act = self._act
-        if not training or p == 0 or self._value is not None:
+        if not training or p == 0 or self._value is not None or not self._is_where_it_was_called():
             return F.dropout(self.value(), p, training, inplace)
+        self._check_unchanged()
         record, options = variant(act.activation, vars(act)), (act.inplace, act.save, act.fast_math, act.training)
         return run_around(record, {"x": self._gate}, act._params(), {"dropout": p}, *options)
 

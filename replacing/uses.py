@@ -50,6 +50,13 @@ class Result(NamedTuple):
         done = "passes it on" if self.call is None else f"does more with it than {what}"
         return f"{self.definition.name} {done}"
 
+    def changed_in_place(self) -> str:
+        """The local variable that the call is given and that is changed in place before its result is used; "" if none is."""
+        given = {node.id for each in self.call.args for node in ast.walk(each) if isinstance(node, ast.Name)}
+        lines = range(self.call.lineno, max((value.lineno for value, _ in self.values), default=0) + 1)
+        between = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) in lines]
+        return next((name for node in between for name in sorted(_changed(node) & given)), "")
+
 
 def uses_of(cls: type, name: str) -> Iterator[Result]:
     """Where the methods of a class call ``self.<name>``."""
@@ -101,6 +108,22 @@ def _parsed(function: FunctionType) -> ast.AST | None:
 
 def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def _changed(node: ast.AST) -> set[str]:
+    """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.zero_()``, ``torch.relu_(x)``."""
+    if isinstance(node, ast.AugAssign):
+        changed = [node.target]
+    elif isinstance(node, ast.Assign):
+        changed = [target for target in node.targets if isinstance(target, ast.Subscript)]
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+        changed = [node.func.value, *node.args[:1]]
+    else:
+        changed = [each.value for each in node.keywords if each.arg == "out"] if isinstance(node, ast.Call) else []
+        if isinstance(node, ast.Call) and any(each.arg == "inplace" for each in node.keywords):
+            changed += node.args[:1]
+    roots = [each.value if isinstance(each, ast.Subscript) else each for each in changed]
+    return {root.id for root in roots if isinstance(root, ast.Name)}
 
 
 def _uses(definition: ast.FunctionDef, assign: ast.Assign) -> list[ast.Name]:

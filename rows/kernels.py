@@ -49,7 +49,8 @@ VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches, where blocks are 
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
 HELD_VECTORS = 65536  # kHeldVectors: those of a row and its mask
 ACROSS_IN_A_BLOCK = 256  # the same of elements of rows across memory
-MOST_ACROSS = 2**34  # bytes of all rows across memory that lie side by side
+MOST_ACROSS = 2**34  # kMostAcross: bytes of all rows across memory that lie side by side
+LONGEST_ACROSS = 2**30  # kLongestAcross: elements of such a row
 SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of either sign
 SCALES = SMALLEST, 2.0**100  # of either sign, between which what kernels make of a scale is a normal number
 TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
@@ -214,7 +215,9 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> b
         return False
     if columns > 1:
         is_short = length * tensors <= ACROSS_IN_A_BLOCK
-        if columns * x.itemsize % WORD or length * columns < TILE or x.nbytes // length >= MOST_ACROSS:
+        if columns * x.itemsize % WORD or length * columns < TILE:
+            return False
+        if x.nbytes // length >= MOST_ACROSS or length >= LONGEST_ACROSS:
             return False
         return is_short or _has_clusters(x.device)
     ragged = length % each != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Callable, Hashable
 from inspect import Parameter
 from types import FunctionType
@@ -153,15 +154,20 @@ class OfDefinition(OfAnyDimension):
     __deepcopy__ = ActivationModule.__deepcopy__  # of this very class, also where another has its name by now
 
 
+# The classes of definitions that somebody has, by name and what it was: a name may be defined again.
+_made: weakref.WeakValueDictionary[tuple[str, str], type[RowModule]] = weakref.WeakValueDictionary()
+
+
 def _revive(name: str, fingerprint: str) -> RowModule:
     """An empty module for unpickling to fill.
 
     Raises:
         LookupError: it is not defined here, or as something else.
     """
-    cls = users_rows.get(normalise(name))
-    if cls is None or cls.activation.fingerprint != fingerprint:
-        what = "is not defined in this process" if cls is None else "is another here than where this was saved"
+    cls = _made.get((name, fingerprint))
+    if cls is None:
+        is_other = normalise(name) in users_rows
+        what = "is another here than where this was saved" if is_other else "is not defined in this process"
         raise LookupError(f"the activation {name!r} {what}; define it as it was before loading a module of it")
     return cls.__new__(cls)
 
@@ -219,13 +225,13 @@ def make_module(record: RowActivation) -> type[RowModule]:
     members["__signature__"] = _signature({"dim": -1}, numbers | {"save": None})
     cls = type(record.title, (OfDefinition,), members | {"__doc__": f"{record.name}(t) = {record.formula} along ``dim``."})
     function.ModelNew = cls  # for get(), which may be given the function
-    users_rows[normalise(record.name)] = cls
+    users_rows[normalise(record.name)] = _made[record.name, record.fingerprint] = cls
     return cls
 
 
 def __getattr__(title: str) -> type[RowModule]:
     """A class of a user's definition by its title: where pickles of the class itself, or of its ``Model``, look."""
-    for cls in users_rows.values():
+    for cls in list(users_rows.values()):
         if cls.__name__ == title:
             return cls
     raise AttributeError(f"module {__name__!r} has no attribute {title!r}")
@@ -238,7 +244,7 @@ def forget(name: str) -> None:
 
 def names() -> list[str]:
     """The names of the functions: the library's first, then those that users defined."""
-    return [*TABLE, *(cls.activation.name for cls in users_rows.values())]
+    return [*TABLE, *(cls.activation.name for cls in list(users_rows.values()))]
 
 
 def class_of_rows(activation: object) -> type[RowModule] | None:

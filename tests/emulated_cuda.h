@@ -301,6 +301,8 @@ inline void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
   const uint64_t product = uint64_t(a) * b;
   low = uint32_t(product), high = uint32_t(product >> 32);
 }
+template <typename F>
+F add(F a, F b) { return a + b; }
 inline uint32_t max_halves(uint32_t a, uint32_t b) {
   float low[2], high[2];
   widen_half(a, low[0], high[0]), widen_half(b, low[1], high[1]);

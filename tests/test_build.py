@@ -287,6 +287,23 @@ def test_parts_are_as_many_as_there_is_to_compile(name: str, parts: int) -> None
     assert number_of_parts(plan, 64).cuda == parts
 
 
+@pytest.mark.parametrize(
+    "groups, limit, used",
+    [
+        ("0::/slice/own", "slice/memory.max", "slice/memory.current"),
+        ("0::/outside/this/container", "memory.max", "memory.current"),
+        ("4:memory:/own\n3:cpu:/own\n0::/", "memory/own/memory.limit_in_bytes", "memory/own/memory.usage_in_bytes"),
+    ],
+)
+def test_limits_of_memory(tmp_path: Path, groups: str, limit: str, used: str) -> None:
+    """Of a group, of one around it, and of the first version of groups."""
+    for file in (limit, used):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    found = [[folder / file for file in files] for folder, *files in compile._memory_groups(groups, tmp_path)]
+    assert [tmp_path / limit, tmp_path / used] in found and all(tmp_path in file.parents for files in found for file in files)
+
+
 @pytest.mark.parametrize("jobs", ["0", "-1", "many"])
 def test_jobs_must_be_a_number(stand_in: Path, monkeypatch: pytest.MonkeyPatch, jobs: str) -> None:
     monkeypatch.setenv("JITACT_JOBS", jobs)

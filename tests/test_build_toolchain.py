@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import stat
@@ -210,6 +211,17 @@ def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert "answer is not compiled yet" in said and "no C++ compiler" in said
     assert "looked for g++-99 (from CXX)" in said and f"PATH={tmp_path}" in said and "install" in said
     assert len(said.splitlines()) <= 4
+
+
+def test_flags_of_cxx(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They reach the compiler, and nvcc's, and make a build of their own."""
+    without = make_plan(answer(1))
+    monkeypatch.setenv("CXX", "ccache c++ -DVALUE='5 + 1' -pthread")
+    plan = make_plan(answer(0)._replace(text=answer(0).text.replace("return 0", "return VALUE")))
+    assert plan.cxx == without.cxx._replace(flags=("-DVALUE=5 + 1", "-pthread"))
+    assert "-Xcompiler='-DVALUE=5 + 1'" in plan.nvcc_flags() and make_plan(answer(1)).title != without.title
+    entry, made = build.obtain(plan)
+    assert made and ctypes.CDLL(str(entry.library)).answer() == 6
 
 
 @pytest.mark.parametrize("program", ["false", "true", "ls"])

@@ -172,7 +172,9 @@ def test_clear_takes_the_names_that_list_shows_and_aliases(stand_in: Path, capsy
     for name in ("answer", "other", "relu", "gelu_bias"):
         build.obtain(make_plan(answer(1, name)))
     build.obtain(make_plan(answer(1, "other"), fast_math=True))
-    named = (("answer", 1), ("other_fast_math", 1), ("ReLU", 1), ("relu", 0), ("gelu+bias", 1), ("other", 1))
+    for name in ("softmax", "softmax_bfloat16_float32_bool", "softmax_int8_float16_none", "softmax_of_mine"):
+        build.obtain(make_plan(answer(1, name)))
+    named = (("answer", 1), ("other_fast_math", 1), ("ReLU", 1), ("relu", 0), ("gelu+bias", 1), ("other", 1), ("softmax", 3))
     for name, removed in named:
         assert main(["clear", name]) == 0
         assert f"removed {removed} build" in capsys.readouterr().out, name

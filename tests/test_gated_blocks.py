@@ -175,7 +175,27 @@ def test_other_products(what: str) -> None:
     assert_same(results(model, x), expected)
 
 
+class Zeroed(Block):
+    """The gate is reused before the product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        activated = self.act(gate)
+        gate.zero_()
+        return self.down(activated * self.up(x))
+
+
+class Halted(Block):
+    """No gradient goes through the gate."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            activated = self.act(self.gate(x))
+        return self.down(activated * self.up(x))
+
+
 UNFUSED = {
+    "changed in between": (lambda: Zeroed(nn.Sigmoid()), r"forward changes gate in place"),
     "used twice": (Twice, r"forward does more with it than multiply"),
     "in place": (lambda: Block(nn.SiLU(inplace=True)), r"it overwrites its input"),
 }
@@ -192,6 +212,39 @@ def test_what_is_not_fused(what: str) -> None:
     assert left.path == "0.act" and left.why == why and "not fused with the product:" in repr(report)
     assert not isinstance(model[0].act, Gate)
     assert_same(results(model, x), expected)
+
+
+@pytest.mark.parametrize("cast", [False, True])
+def test_modes_are_those_of_the_call(cast: bool) -> None:
+    """Of no_grad around the activation alone, with and without autocast around all."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Halted(nn.Softplus())), torch.randn(3, 6)
+    with torch.autocast("cpu", torch.bfloat16, enabled=cast):
+        expected = results(model, x)
+        assert jitact.replace(model).replaced[0].new.endswith("with the product")
+        assert_same(results(model, x), expected)
+        assert model[0].gate.weight.grad is None
+
+
+def test_what_is_pending_keeps_its_modes() -> None:
+    act, x, up = jitact.get("silu")(), torch.randn(3, 4, requires_grad=True), torch.randn(3, 4)
+    with torch.no_grad():
+        pending = [Pending(act, x) for _ in range(2)]
+    assert not (pending[0] * up).requires_grad and not pending[1].value().requires_grad and (Pending(act, x) * up).requires_grad
+    with torch.inference_mode():
+        made = Pending(act, x)
+    assert made.value().is_inference() and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+def test_what_changes_before_the_product_is_an_error() -> None:
+    """Where the source does not show it."""
+    act, x = jitact.get("silu")(), torch.randn(3, 4)
+    for use in (lambda pending: pending * x, lambda pending: pending + x):
+        gate = torch.randn(3, 4)
+        pending = Pending(act, gate)
+        gate.view(-1)[0] = 1
+        with pytest.raises(RuntimeError, match="silu together with what follows it, but its input was changed in place"):
+            use(pending)
 
 
 def test_what_is_no_gate() -> None:

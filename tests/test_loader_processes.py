@@ -7,14 +7,18 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
 import torch
-from building import answer, run_python
+from building import answer, in_child, run_python
 
+from jitact import records, registry
+from jitact.compiling import operators
 from jitact.kernels.loader import build, cache
 from jitact.kernels.loader import load as loader
 from jitact.kernels.loader.plan import make_plan
@@ -128,17 +132,34 @@ def _working_in(folder: Path) -> list[str]:
 
 
 def test_a_child_forked_during_a_build_builds_too(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fork copies the lock of a thread that will never release it in the child."""
-    with loader._lock:
-        child = os.fork()
-        if not child:
-            try:
-                fine = loader._lock.acquire(timeout=5)
-                entry, _ = build.obtain(make_plan(answer(7)))
-                os._exit(0 if fine and entry.problem is None else 1)
-            except BaseException:
-                os._exit(2)
-        assert os.waitpid(child, 0)[1] == 0
+    """A fork copies the locks of a thread that will never release them in the child."""
+
+    def use() -> None:
+        signal.alarm(60)  # seconds, after which a child that waits is killed
+        with locks_of_threads():
+            assert build.obtain(make_plan(answer(7)))[0].problem is None
+
+    held, ended = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with locks_of_threads():
+            held.set()
+            ended.wait()
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    try:
+        assert held.wait(60)
+        in_child(use)
+    finally:
+        ended.set()
+        holder.join()
+
+
+@contextmanager
+def locks_of_threads() -> Iterator[None]:
+    with loader._lock, registry.lock, operators._lock, records._naming:
+        yield
 
 
 WORKERS = """

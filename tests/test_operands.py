@@ -283,8 +283,9 @@ def test_files_with_several_gradients_from_a_bit(device: str) -> None:
         x, b, dy = torch.randn(7, 5, device=device), torch.randn(5, device=device), torch.randn(7, 5, device=device)
         x.requires_grad_(), b.requires_grad_()
         for save in (None, "input"):  # whose gradients follow from the bit too
-            found = torch.autograd.grad(jitact.biased_relu(x, b, save=save), [x, b], dy)
-            torch.testing.assert_close(found, torch.autograd.grad((x + b).relu(), [x, b], dy))
+            for function in (jitact.biased_relu, torch.compile(jitact.biased_relu, backend="aot_eager")):
+                found = torch.autograd.grad(function(x, b, save=save), [x, b], dy)
+                torch.testing.assert_close(found, torch.autograd.grad((x + b).relu(), [x, b], dy))
         assert defined.activation.saves == ("bit", "input") and defined.activation.layout.from_bit == (0, 1)
     finally:
         registry.unregister("biased_relu")

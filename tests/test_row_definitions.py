@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import json
 import pickle
 import re
@@ -129,6 +130,9 @@ def test_modules_of_definitions() -> None:
     torch.testing.assert_close(model_new(given), model(given), rtol=1e-4, atol=1e-4)
     jitact.define("sink_softmax", source=SINK.replace("SINK 0.5", "SINK 0.75"))
     assert type(copy.deepcopy(module)) is cls and not torch.equal(jitact.sink_softmax(x, 0), module(x))
+    assert type(pickle.loads(pickled)) is cls  # which somebody has
+    del cls, module, model_new, model, each, other
+    gc.collect()
     with pytest.raises(LookupError, match="'sink_softmax' is another here than where this was saved"):
         pickle.loads(pickled)
     forget("sink_softmax")

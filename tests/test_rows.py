@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import jitact
 from jitact import kernels, rows
 from jitact.kernels.loader.signature import read_signature
+from jitact.kernels.loader.source import DEVICE
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.ulp import ulp_error
 from jitact.rows import kernels as row_kernels
@@ -400,6 +401,18 @@ def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:
     with pytest.raises(RuntimeError, match="dy must be as"):
         backward(x[:4], x, 1, 1.0)
     assert forward(x[:0], 1, 1.0).shape == (0, 128)
+
+
+def test_limits_of_gpus_are_those_of_the_device_code() -> None:
+    found = re.findall(r"\b(k\w+) = ([\d<() int64_t]+)[,;]", (DEVICE / "rows_call.h").read_text())
+    stated = {name: eval(value.replace("int64_t", "")) for name, value in found}
+    for name, value in {
+        "kMostVectors": row_kernels.VECTORS,
+        "kHeldVectors": row_kernels.HELD_VECTORS,
+        "kMostAcross": row_kernels.MOST_ACROSS,
+        "kLongestAcross": row_kernels.LONGEST_ACROSS,
+    }.items():
+        assert stated[name] == value, name
 
 
 # Which calls go to them.

@@ -6,6 +6,8 @@ import ctypes
 import os
 import re
 import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -271,6 +273,23 @@ def test_arguments_are_let_go_where_a_call_fails() -> None:
     weight = torch.zeros(1).expand(2**45)
     before = fail()  # until the allocator has what it keeps for itself
     assert fail() - before < 64 << 20
+
+
+def test_memory_that_runs_short_in_a_thread_is_an_error() -> None:
+    """A row that is kept in float32 while it is folded, of a process that may have little more memory."""
+    script = """
+        import resource, torch, jitact
+        x = torch.randn(1, 24 << 20)
+        jitact.softmax(x[:, : 1 << 20], 1)
+        pages = int(open("/proc/self/statm").read().split()[0])
+        resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + x.nbytes + (4 << 20),) * 2)
+        try:
+            print(float(jitact.softmax(x, 1).sum()))
+        except RuntimeError as error:
+            print(error)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    assert ran.stdout.strip() == "softmax: out of memory"
 
 
 def test_inputs_are_not_copied_where_they_are_shared_until_written() -> None:

@@ -132,6 +132,16 @@ void check(bool condition, const char* message) {
 #define ALLOCATE(call) \
   if ((call) != 0) refused("out of memory, or torch refused " #call ": ")
 
+// Runs what a CPU computes.
+template <typename Run>
+void on_cpu(const Run& run) {
+  try {
+    run();
+  } catch (const std::bad_alloc&) {
+    fail("out of memory");  // as above
+  }
+}
+
 // An owned reference to a torch tensor.
 class Tensor {
  public:
@@ -305,16 +315,19 @@ void check_allocated(const Tensor& t) {
 // The current stream of a tensor's device, which is the current device while this lasts.
 class CudaStream {
  public:
-  explicit CudaStream(const Tensor& t) {
-    SHIM(aoti_torch_create_device_guard(t.device_index(), &guard_));
-    SHIM(aoti_torch_get_current_cuda_stream(t.device_index(), &stream_));
-  }
-  CudaStream(const CudaStream&) = delete;
-  ~CudaStream() { aoti_torch_delete_device_guard(guard_); }
+  explicit CudaStream(const Tensor& t) : guard_(t) { SHIM(aoti_torch_get_current_cuda_stream(t.device_index(), &stream_)); }
   void* get() const { return stream_; }
 
  private:
-  DeviceGuardHandle guard_;
+  // A member, as it has to end where asking for the stream fails.
+  struct Guard {
+    DeviceGuardHandle handle;
+    explicit Guard(const Tensor& t) { SHIM(aoti_torch_create_device_guard(t.device_index(), &handle)); }
+    Guard(const Guard&) = delete;
+    ~Guard() { aoti_torch_delete_device_guard(handle); }
+  };
+
+  const Guard guard_;
   void* stream_;
 };
 #endif
@@ -584,7 +597,7 @@ void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
     return;
   }
 #endif
-  run_cpu(call);
+  on_cpu([&] { run_cpu(call); });
 }
 
 // A call whose elements, operands and numbers are set, and that is run once what it writes is.

@@ -6,20 +6,26 @@
 
 namespace jitact::early {
 
+// What `find` finds for the current device, which is not 0 and is asked for once for each.
+constexpr int kDevices = 64;  // that are remembered
+template <typename Find>
+int64_t of_device(int64_t (&known)[kDevices], const Find& find) {
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device >= kDevices) return find();
+  int64_t found = __atomic_load_n(known + device, __ATOMIC_RELAXED);
+  if (found == 0) __atomic_store_n(known + device, found = find(), __ATOMIC_RELAXED);
+  return found;
+}
+
 // Whether a kernel's code waits, which code that is older than the GPU does not.
 template <auto kernel>
 bool waits_for_last() {
-  static signed char known[64];  // of each device: 1 if so, -1 if not
-  int device = 0;
-  cudaGetDevice(&device);
-  if (device >= 64) return false;
-  signed char found = __atomic_load_n(known + device, __ATOMIC_RELAXED);
-  if (found == 0) {
-    cudaFuncAttributes code{};
-    found = cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90 ? 1 : -1;
-    __atomic_store_n(known + device, found, __ATOMIC_RELAXED);
-  }
-  return found > 0;
+  static int64_t known[kDevices];
+  return of_device(known, [] {
+           cudaFuncAttributes code{};
+           return cudaFuncGetAttributes(&code, kernel) == cudaSuccess && code.ptxVersion >= 90 ? 1 : -1;
+         }) > 0;
 }
 
 template <auto kernel, typename... Arguments>

@@ -372,7 +372,7 @@ void run_sums(const Call& call) {
     for (int64_t i = begin; i < end; i++)
       run_blocks<op, S>(w.shared, w.blocks * i / w.chunks, w.blocks * (i + 1) / w.chunks, &w.totals[i * w.values]);
   };
-  torch_parallel_for(0, chunks, 1, run, &work);
+  in_parallel(chunks, 1, run, &work);
 
   for (int64_t i = 1; i < chunks; i++)
     for (int64_t j = 0; j < values; j++) work.totals[j] += work.totals[i * values + j];
@@ -425,7 +425,7 @@ extern "C" void run_cpu(const Call& call) {
       });
     });
   };
-  torch_parallel_for(0, (call.n + kBlock - 1) / kBlock, kGrain, run, const_cast<Call*>(&call));
+  in_parallel((call.n + kBlock - 1) / kBlock, kGrain, run, &call);
 }
 
 }  // namespace jitact::loops

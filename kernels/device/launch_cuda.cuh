@@ -43,8 +43,7 @@ template <Op op> constexpr bool kStaged = false;
 #endif
 
 // How many blocks a multiprocessor is to have. Forward of 16 bits that computes much, or draws, wants as many threads as there can
-// be, and ptxas likes to take a few registers more than that leaves them. More blocks than these would leave something in memory,
-// as they do around softplus, laplace and squareplus.
+// be, and ptxas likes to take a few registers more than that leaves them. More blocks than these would leave something in memory.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030
 constexpr int kMostBlocks = 2048 / kThreads;
 #else
@@ -52,8 +51,10 @@ constexpr int kMostBlocks = 0;  // or less
 #endif
 template <Op op, typename S, bool dense>
 constexpr int least_blocks() {
-  if constexpr (kRandom == 1 && kBroadcast == 1)  // dropout around an activation of x and a bias, and a residual
-    return sizeof(S) == 2 && reads(op) > 1 ? pick(op, kMostBlocks * (std::is_same_v<S, Half> ? 10 : 12) / 16, 0) : 0;
+  if constexpr (kRandom == 1 && kBroadcast == 1) {  // dropout around an activation of x, with a bias and a residual
+    constexpr int blocks = kNumbers > 1 ? 9 : std::is_same_v<S, Half> ? 10 : 12;  // 9 where it has numbers, beside p
+    return sizeof(S) == 2 && reads(op) > 1 ? pick(op, kMostBlocks * blocks / 16, 0) : 0;
+  }
 #ifdef JITACT_STAGED
   if (JITACT_STAGED % 2 && op == Op::forward && sizeof(S) == 2 && (dense || kAlwaysRows)) return kMostBlocks;
 #endif

@@ -41,6 +41,10 @@ JITACT_DEVICE void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& hig
   asm("{ .reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }" : "=r"(low), "=r"(high) : "r"(b), "r"(a));
 }
 
+// A sum that is never contracted with a product.
+JITACT_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
+JITACT_DEVICE double add(double a, double b) { return __dadd_rn(a, b); }
+
 #if __CUDA_ARCH__ >= 800
 // NaN when either argument is.
 JITACT_DEVICE float min(float a, float b) {

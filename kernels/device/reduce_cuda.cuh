@@ -33,6 +33,11 @@ JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
 
 template <typename S> using Value = typename Storage<S>::T::Value;
 
+// Adds a gradient to a sum. Where it is a product, it is rounded before: else the compiler would contract the two in some loops,
+// and sums would depend on where tensors lie.
+template <typename T>
+JITACT_DEVICE void add_to(T& sum, T gradient) { sum = T(ptx::add(sum.v, gradient.v)); }
+
 template <Op op> constexpr bool kDense = reads_bits(op) || !kAlwaysRows;
 
 // What is read of a vector's elements.
@@ -133,8 +138,8 @@ __global__ void __launch_bounds__(kThreads)
     }
     const auto add = [&](int i, int k, T gradient) {
       const bool next = !one_value && i >= left;
-      sum[k] += next ? 0 : gradient;
-      if constexpr (!one_value) next_sum[k] += next ? gradient : 0;
+      add_to(sum[k], next ? T(0) : gradient);
+      if constexpr (!one_value) add_to(next_sum[k], next ? gradient : T(0));
     };
     if (whole) {
       typename Operands<S>::template Values<size> others;
@@ -156,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
         compute([&](int i, int k, T gradient) { found[k][i] = gradient; });
         JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
           if (left == size) {  // as of most vectors: a quarter of the instructions
-            JITACT_UNROLL for (int i = 0; i < size; i++) sum[k] += found[k][i];
+            JITACT_UNROLL for (int i = 0; i < size; i++) add_to(sum[k], found[k][i]);
           } else {
             JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, found[k][i]);
           }
@@ -327,7 +332,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
   for (; v < vectors; v += columns.threads) {
     load(ahead.count);
     find_others();
-    const auto add = [&](int i, int k, T gradient) { sums[k][i] += gradient; };
+    const auto add = [&](int i, int k, T gradient) { add_to(sums[k][i], gradient); };
     const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
         .launch = launch,
         .others = others,
@@ -343,7 +348,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
     JITACT_UNROLL for (int i = 0; i < size; i++) {
       if (v * size + i < n) {
         const auto own = Operands<S>::one_of(others, i);
-        const auto add = [&](int, int k, T gradient) { sums[k][i] += gradient; };
+        const auto add = [&](int, int k, T gradient) { add_to(sums[k][i], gradient); };
         const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
             .launch = launch,
             .others = own,
@@ -384,18 +389,20 @@ inline int64_t device_has(cudaDeviceAttr what) {
 // The threads that fill the GPU with column_sums, as often as there are to be waves of them.
 template <Op op, typename S>
 int64_t column_threads() {
-  static const int64_t threads = [] {
+  static int64_t known[early::kDevices];
+  return early::of_device(known, [] {
     int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
     return kWaves<op> * device_has(cudaDevAttrMultiProcessorCount) * kThreads * greater(1, blocks);
-  }();
-  return threads;
+  });
 }
 // No fewer, without a kernel to ask about, which may be compiled elsewhere.
 template <Op op>
 int64_t most_column_threads() {
-  static const int64_t threads = device_has(cudaDevAttrMultiProcessorCount) * device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
-  return kWaves<op> * threads;
+  static int64_t known[early::kDevices];
+  return kWaves<op> * early::of_device(known, [] {
+    return device_has(cudaDevAttrMultiProcessorCount) * device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
+  });
 }
 
 // What fold_sums adds up: for each operand, `outer` times `count` times `inner` sums.

@@ -77,9 +77,9 @@ template <rows::Op op>
 const char* refused_by_a_gpu(const rows::Call& call) {
   const int64_t size = bytes_of(call.dtype), vectors = rows::reads(op) * rows::vectors_touched(call.length, 16 / size);
   if (call.inner == 1) return vectors <= rows::kMostVectors ? nullptr : "expected rows of 3 MB at most, of all tensors";
-  return rows::takes_columns(call.outer, call.inner, size)
+  return rows::takes_columns(call, size)
              ? nullptr
-             : "expected rows across memory that lie side by side on 4 bytes, 16 GB at most";
+             : "expected rows across memory of fewer than 2^30 elements, which lie side by side on 4 bytes, 16 GB at most";
 }
 void take_mask(const Tensor&, rows::Call&) {}
 #endif
@@ -152,7 +152,7 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
       check(error == nullptr, error);
     } else
 #endif
-      rows::run_cpu(call);
+      on_cpu([&] { rows::run_cpu(call); });
   }
   stack[0] = result.release();
   if (has_gradients) stack[1] = gradients.release();
@@ -179,7 +179,7 @@ void hide(StableIValue* stack, uint64_t, uint64_t) {
     return check(error == nullptr, error);
   }
 #endif
-  rows::hide_cpu(hidden);
+  on_cpu([&] { rows::hide_cpu(hidden); });
 }
 #endif
 

@@ -193,9 +193,11 @@ constexpr int64_t vectors_touched(int64_t length, int64_t size) {
   return (length % size == 0 ? length : length + size - 1 + size - 1) / size;
 }
 
-// Whether a GPU takes rows that lie side by side across memory: in whole words of 4 bytes, which are numbered by 32 bits.
-constexpr bool takes_columns(int64_t outer, int64_t inner, int64_t size) {
-  return inner * size % 4 == 0 && outer * inner * size < int64_t(1) << 34;
+// Whether a GPU takes rows that lie side by side across memory: in whole words of 4 bytes, which are numbered by 32 bits, as a
+// row's elements are by 31, and some beyond its end.
+constexpr int64_t kMostAcross = int64_t(1) << 34, kLongestAcross = int64_t(1) << 30;  // bytes side by side; elements
+constexpr bool takes_columns(const Call& call, int64_t size) {
+  return call.inner * size % 4 == 0 && call.outer * call.inner * size < kMostAcross && call.length < kLongestAcross;
 }
 
 #ifdef JITACT_ROW_INPUT

@@ -88,7 +88,7 @@ void hide_cpu(const Hidden& call) {
     }
   };
   const int64_t grain = std::max(int64_t(1), kWorthAThread / (call.all_rows ? call.length : 1));
-  loops::torch_parallel_for(0, call.rows, grain, run, const_cast<Hidden*>(&call));
+  loops::in_parallel(call.rows, grain, run, &call);
 }
 #endif
 
@@ -420,7 +420,7 @@ void run_cpu(const Call& call) {
   const bool across = call.inner > 1;
   const int64_t strips = call.outer * (across ? (call.inner + kLanes - 1) / kLanes : 1);
   const int64_t grain = std::max(int64_t(1), kWorthAThread / (call.length * (across ? kLanes : 1)));
-  loops::torch_parallel_for(0, strips, grain, run, const_cast<Call*>(&call));
+  loops::in_parallel(strips, grain, run, &call);
 }
 
 }  // namespace jitact::rows

@@ -6,6 +6,7 @@
 #include <torch/headeronly/version.h>
 
 #include <cstdint>
+#include <new>
 
 struct AtenTensorOpaque;
 struct TorchLibraryOpaque;
@@ -67,5 +68,10 @@ __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 namespace jitact::loops {
 
 extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*run)(int64_t, int64_t, void*), void*);
+
+// Runs `count` things in torch's threads, which swallow what is thrown in them: that is memory that ran short.
+inline void in_parallel(int64_t count, int64_t grain, void (*run)(int64_t, int64_t, void*), const void* context) {
+  if (torch_parallel_for(0, count, grain, run, const_cast<void*>(context)) != 0) throw std::bad_alloc();
+}
 
 }  // namespace jitact::loops

@@ -51,7 +51,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         include = [paths.enter_context(_plain_path(path)) for path in plan.source.include_folders()]
         link_flags = _link_flags(plan, staging)
         paths.enter_context(_stand_ins(plan, staging))
-        paths.enter_context(_variables(_compilers_of_parts(plan, parts, staging)))
+        paths.enter_context(variables(_compilers_of_parts(plan, parts, staging)))
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",
@@ -98,12 +98,28 @@ def _free_memory() -> int:
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            found.append(int(limit) - int(Path("/sys/fs/cgroup/memory.current").read_text()))
+        for folder, limit, used in _memory_groups(Path("/proc/self/cgroup").read_text()):
+            with suppress(OSError, ValueError):  # there is none here, or it is "max"
+                found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
     except (OSError, ValueError):  # another kind of system: what is known so far has to do
         pass
     return max(0, min(found))
+
+
+def _memory_groups(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[Path, str, str]]:
+    """Folders, and the files in them of a limit of memory and of what is used, of the groups that /proc/self/cgroup names.
+
+    A container may see its own group at the root, whatever it is called outside.
+    """
+    for line in groups.splitlines():
+        _, kinds, path = line.split(":", 2)
+        base, *files = {
+            "": (root, "memory.max", "memory.current"),
+            "memory": (root / "memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+        }.get(kinds, (None,))
+        if base is not None:
+            own = base / path.lstrip("/")
+            yield from ((folder, *files) for folder in (own, *own.parents) if folder.is_relative_to(base))
 
 
 def _kernel_text(plan: Plan) -> str:
@@ -141,7 +157,7 @@ def _link_flags(plan: Plan, staging: Path) -> list[str]:
     folder.mkdir()
     if plan.made_archs:
         (folder / "libcudart.so").symlink_to(find_cudart(plan.nvcc))
-    return [f"-L{shlex.quote(str(folder))}"]
+    return [f"-L{shlex.quote(str(folder))}", *plan.own_flags()]
 
 
 @contextmanager
@@ -166,7 +182,8 @@ def _make_stand_ins(plan: Plan, folder: Path) -> None:
     for library, function in _LARGE.items():
         name = f"lib{library}.so"
         source, made = f"{library}.c", f"{library}.made"
-        command = [plan.cxx.path, "-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", source, "-o", made]
+        shared = ["-shared", "-fPIC", "-nostdlib", f"-Wl,-soname,{name}"]
+        command = [plan.cxx.path, *plan.cxx.flags, *shared, "-x", "c", source, "-o", made]
         with suppress(OSError, subprocess.SubprocessError):
             if _is_loaded(name, function):
                 (folder / source).write_text(f"void {function}(void) {{}}\n")
@@ -221,7 +238,7 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
     level = torch_log.level
     torch_log.setLevel(logging.ERROR)  # "No CUDA runtime is found": known, and no reason to worry anybody
     try:
-        with _variables(wanted):
+        with variables(wanted):
             cpp_extension = _import_extension()
             home = cpp_extension.CUDA_HOME
             cpp_extension.CUDA_HOME = plan.nvcc.root if plan.nvcc else home
@@ -234,7 +251,7 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
 
 
 @contextmanager
-def _variables(wanted: dict[str, str]) -> Iterator[None]:
+def variables(wanted: dict[str, str]) -> Iterator[None]:
     """The environment with these; as before afterwards."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,6 +14,7 @@ import torch
 from . import build, cache, log
 from .cache import Entry
 from .errors import BuildError
+from .lock import ThreadLock
 from .plan import Plan, make_plan
 from .signature import Signature
 from .source import KernelSource, RowTypes, state_of
@@ -45,18 +45,9 @@ class Library(NamedTuple):
         return self.cuda_problem is None
 
 
-_lock = threading.RLock()
+_lock = ThreadLock()
 _by_state: dict[tuple, Library] = {}  # by source, options and the state of the headers: the way that repeats take
 _by_library: dict[tuple[str, str], Library] = {}  # by operator's base name and checksum
-
-
-def _after_fork() -> None:
-    """A thread of the parent may have held the lock; in the child it holds nothing."""
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_after_fork)
 
 
 def load(source: KernelSource, *, fast_math: bool = False) -> Library:
@@ -120,17 +111,24 @@ def _open(entry: Entry) -> Callable[[bytes, bytes, bytes], bytes | None]:
         OSError, AttributeError: it is no library of ours, or one of another machine.
     """
     try:
-        # It stays open: the dynamic linker takes one path for one library.
-        copy = os.memfd_create(entry.build.library, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        with open(copy, "wb", closefd=False) as file:
-            file.write(entry.content)
-        # A child inherits it, and may give up its rights, which must not leave it a way to write to our code.
-        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        handle = ctypes.CDLL(f"/proc/self/fd/{copy}")
+        handle = _open_copy(entry)
     except (OSError, AttributeError):  # a system that has no such files, or runs no programs from them
         handle = ctypes.CDLL(str(entry.library))
     handle.jitact_register.restype = ctypes.c_char_p
     return handle.jitact_register
+
+
+def _open_copy(entry: Entry) -> ctypes.CDLL:
+    copy = os.memfd_create(entry.build.library, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(copy, "wb", closefd=False) as file:
+            file.write(entry.content)
+        # A child inherits it, and may give up its rights, which must not leave it a way to write to our code.
+        fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
+        return ctypes.CDLL(f"/proc/self/fd/{copy}")  # it stays open: the dynamic linker takes one path for one library
+    except BaseException:
+        os.close(copy)
+        raise
 
 
 def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes], bytes | None]) -> Library:

@@ -1,4 +1,4 @@
-"""A lock between processes that dies with its holder."""
+"""Locks: between processes, which die with their holder, and between threads, which a fork does not leave held."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import stat
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from . import folders, trust
 from .errors import BuildError, CompileError
 from .log import logger
 
-__all__ = ["locked", "try_locked"]
+__all__ = ["ThreadLock", "locked", "try_locked"]
 
 WAIT_LIMIT = 600.0  # seconds after which a waiting process says what to do; a build takes a few
 _SAY_AFTER = 1.0
@@ -35,6 +36,26 @@ def _leave_to_parent() -> None:
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+class ThreadLock:
+    """A reentrant lock of a module's, which is free in a forked child: there, a thread that held it does not run."""
+
+    def __init__(self) -> None:
+        """Free; kept as long as the process."""
+        self._renew()
+        os.register_at_fork(after_in_child=self._renew)
+
+    def _renew(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        """Waits until it is free."""
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Lets it go."""
+        self._lock.release()
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
@@ -83,8 +84,8 @@ class Plan(NamedTuple):
 
     @property
     def compilers(self) -> tuple[str | None, str | None]:
-        """What the compilers that a build made here takes say of themselves, C++ with the C library that it links with."""
-        cxx = f"{self.cxx.version}; {os.confstr('CS_GNU_LIBC_VERSION')}" if self.cxx else None
+        """What the compilers that a build made here takes say of themselves, C++ with its flags and the C library it links with."""
+        cxx = "; ".join([self.cxx.version, *self.cxx.flags, os.confstr("CS_GNU_LIBC_VERSION")]) if self.cxx else None
         return cxx, self.nvcc.version if self.nvcc and self.made_archs else None
 
     @property
@@ -105,13 +106,18 @@ class Plan(NamedTuple):
     def cflags(self) -> list[str]:
         """For the C++ compiler. fast_math is the GPU's alone: -ffast-math would lose NaN and reach the whole process."""
         apart = ["-ffp-contract=off"] if self.source.unfused else []
-        return [*CFLAGS, *apart, *CPU_LEVELS[self.cpu], *self.defines()]
+        return [*CFLAGS, *apart, *CPU_LEVELS[self.cpu], *self.defines(), *self.own_flags()]
+
+    def own_flags(self) -> list[str]:
+        """What CXX has after the compiler, for a shell: when it compiles and when it links."""
+        return [shlex.quote(flag) for flag in self.cxx.flags] if self.cxx else []
 
     def nvcc_flags(self) -> list[str]:
         """For nvcc."""
         archs = [flag for arch in self.made_archs for flag in arch.flags]
         apart = ["-fmad=false"] if self.source.unfused else []
-        return [*NVCC_FLAGS, *(["-use_fast_math"] if self.fast_math else []), *apart, *archs, *self.defines()]
+        own = [f"-Xcompiler={flag}" for flag in self.own_flags()]
+        return [*NVCC_FLAGS, *(["-use_fast_math"] if self.fast_math else []), *apart, *archs, *self.defines(), *own]
 
 
 def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[Arch] = ()) -> Plan:

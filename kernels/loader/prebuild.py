@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from . import build
 from .cache import Entry
-from .compile import jobs
+from .compile import jobs, variables
 from .errors import BuildError, ToolchainError
 from .log import logger
 from .plan import Plan
@@ -60,10 +60,10 @@ def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
 def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> int:
     """How many failed. Workers are forked: this process runs nothing yet, and torch is imported once for all."""
     workers = min(jobs_at_once, len(plans))
-    os.environ["JITACT_JOBS"] = str(max(1, jobs_at_once // workers))  # what each of them may start
+    of_each = variables({"JITACT_JOBS": str(max(1, jobs_at_once // workers))})  # what it may start
     context = multiprocessing.get_context("fork")
     failed = 0
-    with ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool, _all_or_none():
+    with of_each, ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool, _all_or_none():
         running = {pool.submit(_build_one, plan): plan for plan in plans}
         _show(done, total, plans[:workers])
         for future in as_completed(running):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -22,10 +23,11 @@ __all__ = ["Compiler", "Nvcc", "find_cudart", "find_cxx", "find_ninja", "find_nv
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler: the command and what it says of itself."""
+    """A C++ compiler: the command, what it says of itself, and the flags that CXX has after the command."""
 
     path: str
     version: str
+    flags: tuple[str, ...] = ()
 
 
 class Nvcc(NamedTuple):
@@ -65,7 +67,7 @@ def find_cxx(memory: Memory) -> Compiler:
         path = _program(name)
         version = _version(memory, path) if path else None
         if version:
-            return Compiler(path, version)
+            return Compiler(path, version, tuple(_words(name)[1:]))
         others += [path] if path else []
     tried = f"{wanted} (from CXX)" if wanted else ", ".join(names)
     looked = f"{', '.join(others)} is there and does not compile C++; " if others else ""
@@ -191,9 +193,13 @@ def _pip_folders(relative: str) -> list[Path]:
     return [Path(base) / relative for base in dict.fromkeys(bases)]
 
 
+def _words(command: str) -> list[str]:
+    """The program and its flags that a variable like CXX names, without a compiler cache before it, which torch adds itself."""
+    return [word for word in shlex.split(command) if os.path.basename(word) not in ("ccache", "sccache")]
+
+
 def _program(command: str) -> str | None:
-    """The path of the program that a variable like CXX names, without a compiler cache before it, which torch adds itself."""
-    words = [word for word in command.split() if os.path.basename(word) not in ("ccache", "sccache")]
+    words = _words(command)
     return shutil.which(words[0]) if words else None
 
 
