@@ -41,6 +41,8 @@ class _Activate(torch.autograd.Function):
         if config.save == "bit":
             y, kept = (x, y) if config.inplace else y
             ctx.strides = strides_of_bits(y)
+        else:
+            ctx.strides = _strides_of_draws(config, x)
         if config.inplace:
             y = x
             ctx.mark_dirty(x)
@@ -58,6 +60,7 @@ class _Activate(torch.autograd.Function):
         if dy is None:
             return tuple(found)
         kept, *others = ctx.saved_tensors
+        kept = _as_drawn(config, kept, ctx.strides)
         for place in config.passed:
             found[_argument(place)] = dy
             if config.save == "input":
@@ -70,6 +73,18 @@ class _Activate(torch.autograd.Function):
         else:
             found[0] = _gradient(ctx, dy, kept, others)
         return tuple(found)
+
+
+def _strides_of_draws(config: Config, x: Tensor) -> tuple[int, ...] | None:
+    """The order of memory in which elements draw random numbers; None where they draw none, or a graph keeps it itself."""
+    return strides_of_bits(x) if layout(config.record.token).draws and not torch.compiler.is_compiling() else None
+
+
+def _as_drawn(config: Config, kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """What was kept, in that order, which hooks for saved tensors may have changed."""
+    if config.save == "bit" or strides is None or strides_of_bits(kept) == strides:
+        return kept
+    return torch.empty_strided(kept.shape, strides, dtype=kept.dtype, device=kept.device).copy_(kept)
 
 
 def _is_kept(config: Config, place: int) -> bool:
@@ -251,13 +266,15 @@ class _Gradients(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.save_for_backward(dy, *operands)
         ctx.config, ctx.params, ctx.wanted = config, params, wanted
+        ctx.strides = _strides_of_draws(config, operands[0])
         return _call_backward(config, params, wanted, dy, operands)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
-        dy, *operands = ctx.saved_tensors
+        config, (dy, kept, *others) = ctx.config, ctx.saved_tensors
+        operands = (_as_drawn(config, kept, ctx.strides), *others)
         needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[4:]]
-        ddy, *found = _second(ctx.config, ctx.params, ctx.wanted, gradients, needs, dy, tuple(operands))
+        ddy, *found = _second(config, ctx.params, ctx.wanted, gradients, needs, dy, operands)
         return ddy, None, None, None, *found
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "named_as",
     "normalise",
     "reset_weights",
+    "title_of",
     "users_rows",
     "variant",
 ]
@@ -88,6 +89,8 @@ class ActivationModule(KernelBenchForm, StandingIn):
     def _forward_with_operands(self, *tensors: Tensor, **named: Any) -> Tensor:
         record = self.activation
         names = _given_in_calls(record.token).split(",")
+        if "input" in named and "input" not in names and not tensors:
+            tensors = (named.pop("input"),)  # as torch.nn's modules call it
         residual = None if "residual" in names else named.pop("residual", None)
         if residual is None and "residual" not in names and len(tensors) == len(names) + 1:
             *tensors, residual = tensors
@@ -336,6 +339,12 @@ def make_module(record: Activation, makers: Makers | None = None) -> type[Activa
     _made.pop((record.name, record.fingerprint), None)
     _made[record.name, record.fingerprint] = cls
     return cls
+
+
+def title_of(name: str) -> str:
+    """What the class of a definition is called: by no name of this module's own, where pickles look for it."""
+    title = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
+    return f"{title}_" if title in globals() else title
 
 
 def __getattr__(title: str) -> type[ActivationModule]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import Parameter
@@ -37,6 +37,7 @@ __all__ = [
     "is_stand_in",
     "layout",
     "library",
+    "promoted",
     "rows_together",
     "shown",
     "what_it_is",
@@ -214,7 +215,7 @@ class Activation:
                 library[self.name] = self
         self.made = Made()
         self.make_function: Callable[[Activation], Callable[..., Tensor]] | None = None  # by who makes the module class
-        self.configs: dict[tuple[bool, str, bool], Any] = {}  # of autograd.configured
+        self.configs: dict[tuple[bool, str, bool], Any] = {}  # of configs.configured
 
     @cached_property
     def source(self) -> KernelSource:
@@ -406,13 +407,8 @@ class Activation:
         check_tensor(self, x)
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
         learned = [given[name] for name in names[elements:] if name not in numbers and name not in self.added]
-        dtype = x.dtype
-        for name in names[1:elements]:
-            if isinstance(given[name], Tensor):
-                dtype = torch.promote_types(dtype, given[name].dtype)
-        if self.dtypes == "promoted":
-            for weight in learned:
-                dtype = torch.promote_types(dtype, weight.dtype) if isinstance(weight, Tensor) else dtype
+        promoting = [given[name] for name in names[:elements]] + (learned if self.dtypes == "promoted" else [])
+        dtype = promoted([each for each in promoting if isinstance(each, Tensor)])
         for name in names[1:]:
             value = given[name]
             if name in numbers and not isinstance(value, Tensor):
@@ -450,18 +446,17 @@ class Activation:
 
         What is added keeps its own, and promotes.
         """
-        x, added = tensors[0], self.added
-        if x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type):
-            chosen = torch.get_autocast_dtype(x.device.type)
+        device, added = tensors[0].device.type, self.added
+        if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+            chosen = torch.get_autocast_dtype(device)
             kept = [t.dtype is torch.float64 or name in added for name, t in zip(names, tensors, strict=True)]
             tensors = [t if keep else t.to(chosen) for keep, t in zip(kept, tensors, strict=True)]
-        dtype = tensors[0].dtype
+        x = tensors[0]
         for name, each in zip(names, tensors, strict=True):
-            if each.dtype != tensors[0].dtype and name not in added:
-                wanted = str(tensors[0].dtype).removeprefix("torch.")
+            if each.dtype != x.dtype and name not in added:
+                wanted = str(x.dtype).removeprefix("torch.")
                 raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {what_it_is(each)}")
-            dtype = torch.promote_types(dtype, each.dtype) if name in self.passed else dtype
-        return tensors, dtype
+        return tensors, promoted([x, *(t for name, t in zip(names, tensors, strict=True) if name in self.passed)])
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
         """Elements of one shape; those of another are expanded, without a copy."""
@@ -550,6 +545,15 @@ def is_plain(token: str) -> bool:
 
 
 is_plain._dynamo_marked_constant = True
+
+
+def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
+    """What PyTorch promotes tensors of floats to: one without dimensions counts where no other is."""
+    dtypes = [t.dtype for t in tensors if t.dim() > 0] or [t.dtype for t in tensors]
+    dtype = dtypes[0]
+    for each in dtypes[1:]:
+        dtype = torch.promote_types(dtype, each)
+    return dtype
 
 
 def rows_together(x: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
 
     def magnitude(x: Dual | Value) -> Dual:
         x = _dual(x)
-        sign = select(x > 0, 1.0, select(x < 0, -1.0, 0.0))
+        sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value))  # of 0 and NaN itself
         return Dual(functions["abs"](x.value), _times(x.derivative, sign))
 
     def signed(size: Dual | Value, sign: Dual | Value) -> Dual:

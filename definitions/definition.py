@@ -17,6 +17,7 @@ from ..kernels import KernelSource
 from ..kernels.loader import signature
 from ..kernels.loader.signature import Signature
 from ..kernels.loader.slopes import slope_source
+from ..modules import title_of
 from ..records import Activation, Channel, Requirement, Row
 from ..running import run, run_fitted
 from . import kernel_file
@@ -107,7 +108,7 @@ def read_definition(
     forward = expressions.get("forward")
     definition = Definition(
         name,
-        title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
+        title=title_of(name),
         formula=fields.get("formula") or _on_one_line(functions["forward"].body or "") or NO_FORMULA,
         reference=reference or forward,
         declared_saves=saves,

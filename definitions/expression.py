@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..fusing.drop import dropped
-from ..records import Activation
+from ..records import Activation, promoted
 from .functions import FUNCTIONS
 from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, _Parser, bare, in_cpp
@@ -106,10 +106,8 @@ class Expression:
 
     def _as_elements(self, value: Tensor, elements: tuple[Tensor, ...]) -> Tensor:
         """A value in the shape and dtype of the elements, whatever those of channel operands are."""
-        shape, dtype = elements[0].shape, elements[0].dtype
-        for each in elements[1:]:
-            shape, dtype = torch.broadcast_shapes(shape, each.shape), torch.promote_types(dtype, each.dtype)
-        value = value.to(dtype)
+        shape = torch.broadcast_shapes(*[each.shape for each in elements])
+        value = value.to(promoted(elements))
         return value.expand(shape) if value.dim() <= len(shape) else value.reshape(shape)
 
     def renamed(self, *names: str) -> str:

@@ -36,7 +36,7 @@ CPP_WORDS = frozenset(
     backward_from_bit keeps jitact std T ELEMENTWISE x y dy""".split()  # noqa: SIM905
 )
 F = TypeVar("F", bound=Callable)
-IN_PYTHON = ("torch", "math", *(helper.__name__ for helper in HELPERS.values()))
+IN_PYTHON = ("torch", "math", "float", *(helper.__name__ for helper in HELPERS.values()))
 
 
 class Declared(NamedTuple):

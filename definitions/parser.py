@@ -512,6 +512,8 @@ class _Parser:
             near = difflib.get_close_matches(name, [*FUNCTIONS, DROPOUT, *registry.names()], n=2)
             known = f"there are {', '.join(sorted((*FUNCTIONS, DROPOUT)))}, and activations by their names"
             suggestion = f"did you mean {' or '.join(near)}?" if near else known
+            if name in ("sign", "sgn"):
+                suggestion = "write (x > 0) - (x < 0), or copysign(1, x)"
             self.fail(f"unknown function {name!r}; {suggestion}", token.start, token.end)
         arguments, closing = self.arguments(name)
         function, kind = FUNCTIONS[name], _kind(*arguments)

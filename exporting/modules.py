@@ -18,11 +18,12 @@ __all__ = ["Modules"]
 
 _PROMOTED = '''\
 def promoted(*tensors):
-    """The tensors in the dtype that holds those of all."""
+    """The tensors in the dtype that holds those of all, or of all with dimensions."""
     devices = [str(tensor.device) for tensor in tensors]
     if len(set(devices)) > 1:
         raise ValueError(f"@WHERE@: expected one device, got {devices}")
-    dtype = functools.reduce(torch.promote_types, [tensor.dtype for tensor in tensors])
+    counting = [tensor.dtype for tensor in tensors if tensor.dim() > 0] or [tensor.dtype for tensor in tensors]
+    dtype = functools.reduce(torch.promote_types, counting)
     return [tensor.to(dtype) for tensor in tensors]
 
 '''

@@ -160,7 +160,7 @@ class Wrapper:
             "dense": ("", "dense=True"),
         }
         members = [member for _, member, _ in self.build.extract.structs["Call"]]
-        has = {key: values for key, values in given.items() if key in members}
+        has = {key: values for key, values in given.items() if key in members and (key != "broadcast" or self.broadcast)}
         taken = sorted((argument for argument, _ in has.values() if argument), key=lambda argument: "=" in argument)
         fields = ["op=OPERATIONS[operation]"]
         if "dtype" in members:

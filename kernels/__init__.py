@@ -7,7 +7,7 @@ registers. From sources to operators:
     plan        what its build depends on, and the key that follows
     toolchain   the compilers, gpu the GPUs, memory what is remembered of both
     build       the cached build that serves, or a new one: folders, cache, lock, compile
-    loader      the library in this process
+    load        the library in this process
     log         what is said meanwhile, errors what is raised
 
 ``python -m jitact.kernels`` builds in advance, lists, clears and diagnoses; docs/cache.md tells more.

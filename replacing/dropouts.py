@@ -25,8 +25,8 @@ __all__ = ["Dropping", "dropping_of"]
 class Dropping(Waiting):
     """An activation that is computed with the dropout that follows it."""
 
-    def _pending(self, x: Tensor) -> Pending:
-        return _BeforeDropout(self.act, x)
+    def _pending(self, x: Tensor) -> Pending | Tensor:
+        return _BeforeDropout(self.act, x) if self.training else self.act(x)
 
     def _get_name(self) -> str:
         return f"jitact {type(self.act).__name__} with dropout"

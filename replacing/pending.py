@@ -32,8 +32,9 @@ class Waiting(nn.Module):
         self.act = act
         self.training = act.training
 
-    def forward(self, x: Tensor) -> Any:
-        """The activation of ``x``, to be computed with what follows; right away where a graph is made or hooks look on."""
+    def forward(self, input: Tensor) -> Any:
+        """The activation of a tensor, to be computed with what follows; right away where a graph is made or hooks look on."""
+        x = input
         in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and x.device.type in ("cpu", "cuda")
         looked_at = has_hooks(self) or of_modules._has_any_global_hook()
         if looked_at or not in_eager or torch.compiler.is_compiling() or torch.jit.is_tracing():
@@ -168,8 +169,8 @@ def _operator(name: str) -> Any:
 
 
 _OPERATORS = (
-    "add radd sub rsub truediv rtruediv floordiv pow rpow matmul rmatmul neg pos abs getitem len iter bool float int "
-    "lt le gt ge eq ne"
+    "add radd sub rsub truediv rtruediv floordiv rfloordiv mod rmod pow rpow matmul rmatmul neg pos abs getitem len iter bool "
+    "float int lt le gt ge eq ne repr"
 )
 for _name in _OPERATORS.split():
     setattr(Pending, f"__{_name}__", _operator(f"__{_name}__"))

@@ -23,6 +23,7 @@ from ..definitions.operands import Declared, check_element, declared, in_header,
 from ..kernels import KernelSource
 from ..kernels.loader.signature import Signature, code, read_signature
 from ..kernels.loader.source import RowTypes
+from ..modules import title_of
 from . import kernels
 from .records import NOTHING, Beside, RowActivation, can
 
@@ -131,7 +132,7 @@ def read_rows(
     formulas = _Formulas(name, text, signature)
     return RowDefinition(
         name,
-        title="".join(part[:1].upper() + part[1:] for part in name.split("_")),
+        title=title_of(name),
         formula=fields.get("formula") or formulas.formula,
         kernel=name,
         theirs=formulas.forward,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from inspect import Parameter
 from types import FunctionType
 from typing import Any
@@ -194,6 +195,8 @@ def _signature(positional: dict[str, Any], options: dict[str, Any]) -> inspect.S
 
 def make_module(record: RowActivation) -> type[RowModule]:
     """The module class, and with it the function, of a user's definition, which are known from now on by its name."""
+    if record.title in globals():  # where pickles look for it
+        record = replace(record, title=f"{record.title}_")
     numbers = dict(record.params)
     tensors = dict.fromkeys(["x", *record.rows], Parameter.empty)
     options = numbers | {"scale": 1.0, "mask": None, "save": record.saves[0]}

@@ -366,6 +366,33 @@ def test_whole_powers_at_zero_and_below() -> None:
         assert torch.allclose(gradient(lambda x: gradient_of(cls(p), x), x), p * (p - 1) * x ** max(p - 2, 0)), p
 
 
+# At points where one part of the chain rule has a slope that is not finite, or none, and another no derivative.
+FINITE = ["pow(x, 2)", "pow(x, 3)", "pow(x, -1)", "pow(x, 0)", "pow(x, 1)", "pow(sin(x), 2)", "x * pow(x - 1, 2)",
+          "pow(abs(x), 1.5)", "sqrt(relu(x))", "sqrt(max(x, 0))", "atan2(0, x)", "atan2(x, 0)", "2 * x", "hypot(x, 0)",
+          "log(1 + max(x, -1))"]  # fmt: skip
+
+
+def test_gradients_beside_literals_are_pytorchs() -> None:
+    together = " + ".join(FINITE)  # which has no argument but x
+    cls, alone = jitact.define("beside_literals", cases(FINITE), which=0.0), jitact.define("together", together)
+    x = torch.tensor([-2, -1, -0.5, 0, 0.5, 1, 2, math.inf, math.nan])
+    for dtype in (torch.float64, torch.float32):
+        for text, module in [(together, alone()), *((text, cls(i)) for i, text in enumerate(FINITE))]:
+            expected = gradient(Expression(text, ["x"]), x.to(dtype))
+            for function in (module, torch.compile(module, backend="aot_eager")):
+                torch.testing.assert_close(gradient(function, x.to(dtype)), expected, equal_nan=True, msg=f"{text}, {dtype}")
+
+
+def test_powers_of_zero() -> None:
+    jitact.define("power", "pow(x, n)")
+    given = [torch.zeros(4), torch.tensor([2.0, 1, 0, -1])]
+    found, expected = ([t.clone().requires_grad_() for t in given] for _ in range(2))
+    for function, tensors in ((jitact.power, found), (torch.pow, expected)):
+        function(*tensors).sum().backward()
+    for own, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(own.grad, theirs.grad)
+
+
 # Definitions.
 
 
@@ -811,6 +838,17 @@ def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> N
 def test_pickles_of_the_librarys_own_name_them_alone() -> None:
     assert jitact.get("elu")(2.0).__reduce__()[1] == ("elu",)
     assert torch.equal(pickle.loads(pickle.dumps(jitact.get("elu")(2.0)))(X), jitact.get("elu")(2.0)(X))
+
+
+@pytest.mark.parametrize("name", ["tensor", "any", "activation_module"])
+def test_classes_pickle_whatever_they_are_called(name: str) -> None:
+    """Also as what their module imports."""
+    cls = jitact.define(name, "2 * x")
+    try:
+        for each in (cls, cls.Model):
+            assert pickle.loads(pickle.dumps(each)) is each
+    finally:
+        registry.unregister(name)
 
 
 def test_fingerprints_tell_formulas_and_parameters(tmp_path: Path) -> None:

@@ -87,6 +87,17 @@ def test_blocks(what: str) -> None:
         assert jitact.restore(each) == 1 and torch.equal(each(x), plain(x))
 
 
+def test_what_waits_is_no_tensor_in_training_alone() -> None:
+    model, x = InOrder(), torch.randn(50, 6)
+    jitact.replace(model, dropout=True)
+    waiting = model[:2](x)
+    value = F.gelu(model[0](x))
+    assert not isinstance(waiting, Tensor) and repr(waiting) == repr(waiting.value())
+    torch.testing.assert_close(waiting % 1, waiting.value() % 1)
+    torch.testing.assert_close(waiting + 0, value)
+    assert type(model.eval()[:2](x)) is Tensor
+
+
 def test_masks_are_pytorchs_unless_it_is_asked_for() -> None:
     torch.manual_seed(0)
     model, x = nn.Sequential(Block()), torch.randn(50, 6)

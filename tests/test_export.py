@@ -281,6 +281,18 @@ def test_expressions_that_call_activations_and_drop(swoosh: str) -> None:
     assert 0.15 < (module(x, r) == r).float().mean() < 0.35
 
 
+@pytest.mark.parametrize("expression, count", [("dropout(x, p)", 1), ("dropout(x, p) + g", 2)])
+def test_expressions_that_drop_alone(expression: str, count: int, swoosh: str) -> None:
+    jitact.define("swoosh", expression, p=0.25)
+    tensors = [torch.randn(40, 30) for _ in range(count)]
+    module = beside_model(jitact.export(swoosh, device="cpu", dtype="fp32"), inputs=tensors)
+    x = tensors[0].requires_grad_()
+    y = module(*tensors)
+    (dx,) = torch.autograd.grad(y.sum(), x)
+    dropped = y == sum(tensors[1:])
+    assert 0.15 < dropped.float().mean() < 0.35 and torch.equal(dx == 0, dropped)
+
+
 BUILT = {
     "calls": ("gelu(x) * sigmoid(a * x)", {"a": 2.0}, (), 1),
     "calls a gated one": ("swiglu(x, z) + x", {}, (), 2),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import itertools
 import pickle
 import re
 from collections.abc import Callable
@@ -217,6 +218,25 @@ def test_dtypes_of_elements_promote() -> None:
     assert y.dtype is torch.float32
     assert [g.dtype for g in torch.autograd.grad(y.sum(), (gate, wide))] == [torch.bfloat16, torch.float32]
     close(y, F.silu(gate.double()) * wide.double(), torch.float32)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tensors_without_dimensions_promote_as_pytorchs(compiled: bool) -> None:
+    my_swiglu()
+    narrow, wide, one = torch.randn(4, dtype=torch.bfloat16), torch.randn(4), torch.tensor(1.5, dtype=torch.float64)
+    calls = [
+        (jitact.my_swiglu, lambda x, y: F.silu(x) * y),
+        (jitact.swiglu, lambda x, y: F.silu(x) * y),
+        (lambda x, y: jitact.gelu(x, residual=y), lambda x, y: F.gelu(x) + y),
+        (jitact.get("my_swiglu").Model(), lambda x, y: F.silu(x) * y),
+    ]
+    torch._dynamo.reset()
+    for function, theirs in calls:
+        ours = torch.compile(function, backend="aot_eager") if compiled else function
+        for tensors in itertools.permutations((narrow, wide, one, one.float()), 2):
+            found, expected = ours(*tensors), theirs(*tensors)
+            assert found.dtype is expected.dtype and found.shape == expected.shape, [t.dtype for t in tensors]
+            torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
 
 
 def test_second_derivatives() -> None:

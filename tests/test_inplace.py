@@ -212,6 +212,30 @@ def test_hooks_and_checkpoints(device: str) -> None:
         torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], plain)
 
 
+DRAWING = {
+    "a function": lambda: lambda x: jitact.silu(x, dropout=0.5),
+    "its input kept in place of bits": lambda: lambda x: jitact.relu(x, dropout=0.5, save="input"),
+    "bits": lambda: lambda x: jitact.relu(x, dropout=0.5),
+    "a module": lambda: jitact.get("gelu")(bias=8, dropout=0.5, channel_dim=1),
+}
+
+
+@pytest.mark.parametrize("what", DRAWING)
+def test_numbers_are_drawn_in_the_order_of_forward(what: str, device: str) -> None:
+    """Also where hooks give saved tensors back in another order of memory, as save_on_cpu does with pinned memory."""
+    x = (torch.rand(2, 8, 4, 4, device=device) + 3).to(memory_format=torch.channels_last).requires_grad_()
+    module = DRAWING[what]()
+    function = module.to(device) if isinstance(module, torch.nn.Module) else module
+    hooks = (lambda t: t.contiguous(), lambda t: t)
+    with torch.autograd.graph.saved_tensors_hooks(*hooks):
+        y = function(x)
+        (dx,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+    assert torch.equal(y == 0, dx == 0) and 0 < (y == 0).double().mean() < 1
+    if dx.requires_grad:
+        (ddx,) = torch.autograd.grad(dx.sum(), x)
+        assert not ddx[y == 0].any()
+
+
 def test_compiled_autograd(device: str) -> None:
     x = torch.randn(4, 8, device=device, requires_grad=True)
     for name in ("relu", "elu", "silu"):

@@ -85,9 +85,9 @@ JITACT_INLINE T sigmoid_curve(T x) {
   template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
   JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
 
-JITACT_CHAIN_2(pow, b == 0 ? b : b * pow(a, b - 1), y * log(a))
+JITACT_CHAIN_2(pow, b == 0 ? b : b * pow(a, b - 1), a == 0 && b >= 0 ? T(0) : y * log(a))
 JITACT_CHAIN_2(fmod, T(1), -trunc(a / b))
-JITACT_CHAIN_2(atan2, b / (a * a + b * b), -a / (a * a + b * b))
+JITACT_CHAIN_2(atan2, a * a + b * b == 0 ? T(0) : b / (a * a + b * b), a * a + b * b == 0 ? T(0) : -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)
 JITACT_CHAIN_2(times_sigmoid, sigmoid(b), y * sigmoid(-b))
 JITACT_CHAIN_2(times_tanh_softplus, times_tanh_softplus(T(1), b), tanh_softplus_slope(b) * a)

@@ -129,15 +129,10 @@ using Brain = Narrow;
 #define JITACT_BRAIN(...)
 #endif
 
-// Whether all that goes into a derivative varies, but for literals: forward has one argument. signature.cuh knows.
-template <typename T> struct Varying { static constexpr bool all = false; };
-
 // A part of a derivative, by the chain rule. What does not vary has no part in it, also where the slope is infinite or NaN;
 // where that is known when this is compiled, nothing is left of it.
 template <typename T>
-JITACT_INLINE T times_derivative(T slope, T derivative) {
-  return !Varying<T>::all && derivative == 0 ? derivative : slope * derivative;
-}
+JITACT_INLINE T times_derivative(T slope, T derivative) { return derivative == 0 ? derivative : slope * derivative; }
 
 // value + derivative * epsilon, with epsilon^2 = 0. Comparisons look at the value alone.
 template <typename T>
@@ -163,7 +158,7 @@ struct Dual {
   }
   friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
     const T q = a.value / b.value, d = a.derivative - times_derivative(q, b.derivative);
-    return {q, !Varying<T>::all && d == 0 ? d : d / b.value};
+    return {q, d == 0 ? d : d / b.value};
   }
   // A literal has no derivative.
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
@@ -191,7 +186,7 @@ struct Dual {
   friend JITACT_INLINE Dual max(Dual a, Dual b) { return a.value > b.value || isnan(a.value) ? a : b; }
   friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Dual abs(Dual x) {
-    return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : T(0), x.derivative)};
+    return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value, x.derivative)};
   }
   friend JITACT_INLINE Dual copysign(Dual magnitude, Dual sign) {
     const Dual a = abs(magnitude);

@@ -90,17 +90,6 @@ constexpr int argument_of(bool (*kind)(Role), int g) {
   return k;
 }
 
-}  // namespace jitact::loops
-
-namespace jitact {
-
-template <typename V, Accuracy accuracy>
-struct Varying<Real<V, accuracy>> { static constexpr bool all = loops::kArguments == 1; };
-
-}  // namespace jitact
-
-namespace jitact::loops {
-
 template <typename T, size_t k>
 using Argument = typename OperandType<T, kRoles.declared[k]>::type;
 

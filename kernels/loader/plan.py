@@ -84,7 +84,7 @@ class Plan(NamedTuple):
 
     @property
     def compilers(self) -> tuple[str | None, str | None]:
-        """What the compilers that a build made here takes say of themselves, C++ with its flags and the C library it links with."""
+        """What the compilers that a build made here takes say of themselves; C++ with its flags and C library."""
         cxx = "; ".join([self.cxx.version, *self.cxx.flags, os.confstr("CS_GNU_LIBC_VERSION")]) if self.cxx else None
         return cxx, self.nvcc.version if self.nvcc and self.made_archs else None
 

@@ -1,6 +1,7 @@
 """What a kernel file says: which functions it defines, and by its types what each of their arguments is.
 
-The one reader of kernel files in Python. In C++, ``signature.cuh`` reads the same from the compiled types.
+All else in Python asks here, but for ``compiling.reader``, which reads what functions compute. In C++,
+``signature.cuh`` reads the same from the compiled types.
 """
 
 from __future__ import annotations
