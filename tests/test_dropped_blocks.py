@@ -88,7 +88,7 @@ def test_blocks(what: str) -> None:
 
 
 def test_what_waits_is_no_tensor_in_training_alone() -> None:
-    model, x = InOrder(), torch.randn(50, 6)
+    model, x = nn.Sequential(*InOrder()), torch.randn(50, 6)
     jitact.replace(model, dropout=True)
     waiting = model[:2](x)
     value = F.gelu(model[0](x))
