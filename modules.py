@@ -15,7 +15,19 @@ from torch import Tensor, nn
 
 from .fusing.around import check_beside, check_channel_dim, probability, run_around
 from .measuring.inputs import KernelBenchForm
-from .records import ACCEPTED, AROUND, OF_MODULES, OPTIONS, Activation, as_number, by_token, is_plain, library, shown
+from .records import (
+    ACCEPTED,
+    AROUND,
+    OF_MODULES,
+    OPTIONS,
+    Activation,
+    as_number,
+    by_token,
+    is_plain,
+    library,
+    shown,
+    signature_of,
+)
 from .running import run, run_with_operands
 
 __all__ = [
@@ -372,7 +384,7 @@ def named_as(function: Callable[..., Tensor], record: Activation) -> Callable[..
 
 def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
-    signature = _signature_of_function(record, record.own_arguments)
+    signature = signature_of(record.own_arguments, OPTIONS | record.beside)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs:
@@ -392,12 +404,6 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     return function
 
 
-def _signature_of_function(record: Activation, own: dict[str, Any]) -> inspect.Signature:
-    positional = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in own.items()]
-    options = OPTIONS | record.beside
-    return inspect.Signature([*positional, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
-
-
 def _beside(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
     """What is said of what is to stand around the activation."""
     return {name: options[name] for name in record.beside}
@@ -413,7 +419,7 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
     fixed = {name: channel.init for name, channel in record.channels.items() if name not in record.learned}
     taken = {name: fixed.get(name, Parameter.empty) for name in names} | dict(record.params)
     taken |= ({"training": False} if record.in_eval else {}) | ({"inplace": False} if record.inplace else {})
-    signature = _signature_of_function(record, taken)
+    signature = signature_of(taken, OPTIONS | record.beside)
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
         options = record.bind(signature, args, kwargs)

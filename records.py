@@ -31,6 +31,7 @@ __all__ = [
     "Requirement",
     "Row",
     "as_number",
+    "bind",
     "by_token",
     "check_tensor",
     "is_plain",
@@ -40,6 +41,7 @@ __all__ = [
     "promoted",
     "rows_together",
     "shown",
+    "signature_of",
     "what_it_is",
 ]
 
@@ -348,13 +350,7 @@ class Activation:
         Raises:
             TypeError: they do not fit; the message names the activation.
         """
-        try:
-            bound = signature.bind(*args, **kwargs)
-        except TypeError as error:
-            called = self.title if signature is self.signature else self.name
-            raise TypeError(f"{called}{signature}: {error}") from None
-        bound.apply_defaults()
-        return bound.arguments
+        return bind(self.title if signature is self.signature else self.name, signature, args, kwargs)
 
     def check(self, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> tuple[float, ...]:
         """Checks options as a constructor gets them, and returns the parameters as floats.
@@ -545,6 +541,26 @@ def is_plain(token: str) -> bool:
 
 
 is_plain._dynamo_marked_constant = True
+
+
+def bind(called: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by name, defaults filled in.
+
+    Raises:
+        TypeError: they do not fit; the message begins with what was called.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        raise TypeError(f"{called}{signature}: {error}") from None
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def signature_of(positional: dict[str, Any], options: dict[str, Any]) -> inspect.Signature:
+    """Of arguments with their defaults, and options, which are given by name alone."""
+    first = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in positional.items()]
+    return inspect.Signature([*first, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
 
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn, normalise, users_rows
-from ..records import as_number, is_stand_in
+from ..records import as_number, bind, is_stand_in, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
 
@@ -128,7 +127,7 @@ class OfDefinition(OfAnyDimension):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the dimension that rows lie along, numbers, and what backward keeps."""
         super().__init__()
-        given = _bound(self.activation.title, type(self).__signature__, args, kwargs)
+        given = bind(self.activation.title, type(self).__signature__, args, kwargs)
         self.dim, self.save = given["dim"], given["save"] or self.activation.saves[0]
         for name, _ in self.activation.params:
             setattr(self, name, as_number(self.activation, name, given[name]))
@@ -173,26 +172,6 @@ def _revive(name: str, fingerprint: str) -> RowModule:
     return cls.__new__(cls)
 
 
-def _bound(called: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by name, defaults filled in.
-
-    Raises:
-        TypeError: they do not fit; the message begins with what was called.
-    """
-    try:
-        bound = signature.bind(*args, **kwargs)
-    except TypeError as error:
-        raise TypeError(f"{called}{signature}: {error}") from None
-    bound.apply_defaults()
-    return bound.arguments
-
-
-def _signature(positional: dict[str, Any], options: dict[str, Any]) -> inspect.Signature:
-    """Of arguments with their defaults."""
-    first = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in positional.items()]
-    return inspect.Signature([*first, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
-
-
 def make_module(record: RowActivation) -> type[RowModule]:
     """The module class, and with it the function, of a user's definition, which are known from now on by its name."""
     if record.title in globals():  # where pickles look for it
@@ -200,10 +179,10 @@ def make_module(record: RowActivation) -> type[RowModule]:
     numbers = dict(record.params)
     tensors = dict.fromkeys(["x", *record.rows], Parameter.empty)
     options = numbers | {"scale": 1.0, "mask": None, "save": record.saves[0]}
-    signature = _signature(tensors | {"dim": -1, "dtype": None}, options)
+    signature = signature_of(tensors | {"dim": -1, "dtype": None}, options)
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
-        given = _bound(record.name, signature, args, kwargs)
+        given = bind(record.name, signature, args, kwargs)
         beside = Beside(tuple([given[name] for name in record.rows]), tuple([given[name] for name in numbers]))
         usual = (given[name] for name in ("x", "dim", "dtype", "scale", "mask", "save"))
         return functions.run(record, function, *usual, beside)
@@ -225,7 +204,7 @@ def make_module(record: RowActivation) -> type[RowModule]:
     members = {"__init__": init, "forward": forward, "__qualname__": f"{record.title}.Model", **named}
     model = type(record.title, (nn.Module,), members)
     members = {"activation": record, "function": staticmethod(function), "Model": model, **named}
-    members["__signature__"] = _signature({"dim": -1}, numbers | {"save": None})
+    members["__signature__"] = signature_of({"dim": -1}, numbers | {"save": None})
     cls = type(record.title, (OfDefinition,), members | {"__doc__": f"{record.name}(t) = {record.formula} along ``dim``."})
     function.ModelNew = cls  # for get(), which may be given the function
     users_rows[normalise(record.name)] = _made[record.name, record.fingerprint] = cls

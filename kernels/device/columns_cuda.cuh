@@ -26,7 +26,7 @@ struct Tiling {
 inline Tiling tiling_of(int64_t length, int tensors) {
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
     const int64_t most = int64_t(kWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
-    return {log_threads, log_wide, int(::min(blocks, int64_t(kMostBlocks + 1))), int((length + blocks - 1) / blocks), true};
+    return {log_threads, log_wide, int(::min(blocks, int64_t(kClusterBlocks + 1))), int((length + blocks - 1) / blocks), true};
   };
   for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--)
     if (const Tiling t = tiling(kLogTileLeast, log_wide); t.blocks == 1) return t;
@@ -36,8 +36,8 @@ inline Tiling tiling_of(int64_t length, int tensors) {
   struct Shape { int log_threads, log_wide; };
   constexpr Shape shapes[2][3] = {{{8, 5}, {8, 4}, {9, 4}}, {{8, 5}, {9, 5}, {9, 4}}};
   for (const auto [log_threads, log_wide] : shapes[tensors - 1])
-    if (const Tiling t = tiling(log_threads, log_wide); t.blocks <= kMostBlocks) return t;
-  return {kLogTileThreads, kLogLine, kMostBlocks, int((length + kMostBlocks - 1) / kMostBlocks), false};
+    if (const Tiling t = tiling(log_threads, log_wide); t.blocks <= kClusterBlocks) return t;
+  return {kLogTileThreads, kLogLine, kClusterBlocks, int((length + kClusterBlocks - 1) / kClusterBlocks), false};
 }
 
 struct Columns {
@@ -67,7 +67,7 @@ JITACT_DEVICE uint32_t narrow_word(const T (&t)[kEach<S>]) {
 // What threads and blocks send each other: once for each `turn`, so many values for each word.
 template <int turn, int values>
 struct TileExchange {
-  float of_threads[values][kTileThreads], of_blocks[kMostBlocks][values << kLogLine];
+  float of_threads[values][kTileThreads], of_blocks[kClusterBlocks][values << kLogLine];
 };
 struct TileArrivals {
   ptx::Barrier of_turn[3];

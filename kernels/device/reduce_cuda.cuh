@@ -228,7 +228,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // How column_sums walks memory, in vectors.
-struct Columns {
+struct ColumnWalk {
   int64_t period;   // after which values repeat
   int64_t threads;  // that take part: a multiple of period
   int active;       // threads of a block that take part: all, or a multiple of period
@@ -300,7 +300,7 @@ constexpr int blocks_of_sums() {
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
-    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Columns columns, int64_t places) {
+    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const ColumnWalk columns, int64_t places) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
   const Operands<S> operands{launch};
@@ -406,20 +406,22 @@ int64_t most_column_threads() {
 }
 
 // What fold_sums adds up: for each operand, `outer` times `count` times `inner` sums.
-struct Sums {
+struct FoldShape {
   int64_t outer, count, inner;
   int wide;        // values of an operand that a block takes
+  int active;      // threads of a block that take part: all, or a multiple of wide * inner
   int64_t length;  // of what a block takes, of outer * wide * inner
+  int64_t planes;  // of outer, which that is
   int64_t splits;  // blocks that share the same values
 
-  Sums(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
+  FoldShape(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
     wide = int(between((inner == 1 ? 8 : 32) / inner, 1, count));  // 8 fill what memory gives at once, in many blocks
     const int64_t all = outer * wide * inner;
     splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / wide);
-    const int64_t step = active();
-    length = ((all + splits - 1) / splits + step - 1) / step * step;
+    active = wide == 1 ? kThreads : int(kThreads / (wide * inner) * (wide * inner));
+    length = ((all + splits - 1) / splits + active - 1) / active * active;
+    planes = length / (wide * inner);
   }
-  __host__ __device__ int active() const { return wide == 1 ? kThreads : int(kThreads / (wide * inner) * (wide * inner)); }
   int64_t size() const { return outer * count * inner; }  // of one operand
   int64_t folded() const { return splits * count; }
 };
@@ -435,32 +437,35 @@ struct Targets {
 // `folded`, laid out [operand, splits, count].
 template <typename S>
 __global__ void __launch_bounds__(kThreads)
-    fold_sums(const Value<S>* partials, Value<S>* folded, const Sums sums, const __grid_constant__ Launch launch,
-              const Targets targets) {
+    fold_sums(const Value<S>* partials, Value<S>* folded, const FoldShape shape, const __grid_constant__ Launch launch,
+              const __grid_constant__ Targets targets) {
   using T = typename Storage<S>::T;
   const int t = threadIdx.x, k = blockIdx.z;
-  const int64_t c0 = int64_t(blockIdx.x) * sums.wide, span = sums.wide * sums.inner, active = sums.active();
-  const int64_t begin = blockIdx.y * sums.length, end = min(begin + sums.length, sums.outer * span);
-  partials += k * sums.outer * sums.count * sums.inner;
-  ptx::wait_for_last();
+  const int64_t c0 = int64_t(blockIdx.x) * shape.wide, all = shape.count * shape.inner;
+  partials += k * shape.outer * all;
 
   Value<S> v = 0;
-  const int64_t all = sums.count * sums.inner;
-  if (sums.wide > 1) {  // a thread stays with its place
-    const int64_t place = c0 * sums.inner + t % int(span), step = active / span * all;
-    const Value<S>* from = partials + (begin / span + t / int(span)) * all + place;
-    if (t < active && place < all)
+  if (shape.wide > 1) {  // a thread stays with its place
+    const int span = shape.wide * int(shape.inner), at_once = shape.active / span;
+    const int64_t place = c0 * shape.inner + t % span, step = at_once * all;
+    const int64_t end = min((blockIdx.y + 1) * shape.planes, shape.outer);
+    int64_t plane = blockIdx.y * shape.planes + t / span;
+    const Value<S>* from = partials + plane * all + place;
+    ptx::wait_for_last();
+    if (t < shape.active && place < all)
 #pragma unroll 8
-      for (int64_t i = begin + t; i < end; i += active, from += step) v += *from;
+      for (; plane < end; plane += at_once, from += step) v += *from;
   } else {
+    const int64_t begin = blockIdx.y * shape.length, end = min(begin + shape.length, shape.outer * shape.inner);
+    ptx::wait_for_last();
 #pragma unroll 4
-    for (int64_t i = begin + t; i < end; i += active) {
-      const int64_t outer = sums.outer == 1 ? 0 : i / span;
-      v += partials[outer * all + c0 * sums.inner + (i - outer * span)];
+    for (int64_t i = begin + t; i < end; i += kThreads) {
+      const int64_t outer = shape.outer == 1 ? 0 : i / shape.inner;
+      v += partials[outer * all + c0 * shape.inner + (i - outer * shape.inner)];
     }
   }
   __shared__ Value<S> shared[kThreads];
-  if (sums.wide == 1) {
+  if (shape.wide == 1) {
     v = warp_sum(v);
     if (t % 32 == 0) shared[t / 32] = v;
     __syncthreads();
@@ -469,14 +474,14 @@ __global__ void __launch_bounds__(kThreads)
     shared[t] = v;
     __syncthreads();
     v = 0;
-    const int inner = int(sums.inner);
-    for (int row = 0; t < sums.wide && row < active; row += int(span))
+    const int inner = int(shape.inner);
+    for (int row = 0; t < shape.wide && row < shape.active; row += shape.wide * inner)
       for (int i = 0; i < inner; i++) v += shared[row + t * inner + i];
   }
   const int64_t c = c0 + t;
-  if (t >= sums.wide || c >= sums.count) return;
+  if (t >= shape.wide || c >= shape.count) return;
   if (targets.of[k] == nullptr) {
-    folded[(k * sums.splits + blockIdx.y) * sums.count + c] = v;
+    folded[(k * shape.splits + blockIdx.y) * shape.count + c] = v;
     return;
   }
   T slope = 1;
@@ -504,8 +509,8 @@ struct Sweep {
   bool columnwise;
   int64_t blocks;
   Segments segments{};
-  Columns columns{};
-  Sums sums, folded;
+  ColumnWalk columns{};
+  FoldShape sums, folded;
 
   // `threads`: of column_sums, at most.
   Sweep(const Call& call, const Broadcasts& like, int64_t threads)
@@ -518,10 +523,10 @@ struct Sweep {
   bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
 
  private:
-  Sums first_sums(const Call& call, int64_t threads) {
+  FoldShape first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) {
       segments = {blocks, 1, 32};
-      return Sums(1, 1, blocks);
+      return FoldShape(1, 1, blocks);
     }
     if (columnwise) {
       const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
@@ -535,18 +540,18 @@ struct Sweep {
         columns.width = period * size;
         blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
         columns.threads = blocks * columns.active;
-        return Sums(blocks * columns.width / plane_set, cut.count, cut.inner);
+        return FoldShape(blocks * columns.width / plane_set, cut.count, cut.inner);
       }
       const int64_t rows = lesser(threads / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
       columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
-      return Sums(columns.threads * size / plane_set, cut.count, cut.inner);
+      return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
     }
     const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // that a plane has in a block
     segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, call.n / cut.inner, 1};
     while (segments.lanes < 32 && segments.lanes * 8 <= entries) segments.lanes *= 2;
-    return Sums(segments.planes / cut.count, cut.count, segments.slots);
+    return FoldShape(segments.planes / cut.count, cut.count, segments.slots);
   }
 };
 
@@ -569,7 +574,7 @@ struct Sweeps {
 // What the folds of a sweep need of memory, in values: the partial sums, and what two more folds of them leave.
 template <Op op, typename S>
 int64_t workspace_values(const Sweep<op, S>& sweep) {
-  const Sums whole(1, 1, sweep.sums.folded());
+  const FoldShape whole(1, 1, sweep.sums.folded());
   return summed(op) * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
 }
 
@@ -590,10 +595,10 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 #endif
 
 template <typename S>
-void fold(const Sums& sums, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
+void fold(const FoldShape& shape, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
           int operands, cudaStream_t stream) {
-  const dim3 blocks(unsigned((sums.count + sums.wide - 1) / sums.wide), unsigned(sums.splits), unsigned(operands));
-  early::launch<fold_sums<S>>(blocks, kThreads, stream, partials, folded, sums, Launch(call), targets);
+  const dim3 blocks(unsigned((shape.count + shape.wide - 1) / shape.wide), unsigned(shape.splits), unsigned(operands));
+  early::launch<fold_sums<S>>(blocks, kThreads, stream, partials, folded, shape, Launch(call), targets);
 }
 
 // From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.
@@ -610,7 +615,7 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
   fold<S>(sweep.sums, partials, folded, call, more ? none : alike, kSummed, stream);
   if (more) fold<S>(sweep.folded, folded, rest, call, alike, kSummed, stream);
   if (sweep.cut.count == 1 || !first) return;
-  const Sums whole(1, 1, sweep.sums.folded()), last(1, 1, whole.splits);
+  const FoldShape whole(1, 1, sweep.sums.folded()), last(1, 1, whole.splits);
   for (int k = 0; k < kSummed; k++) {
     if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
     Targets target{{call.sums[k]}, {call.broadcast[k].wide}, k};  // the only operand of a fold

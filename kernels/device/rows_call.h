@@ -186,7 +186,7 @@ inline const Operands& operands_of(const Call& call) { return static_cast<const 
 
 void run_cpu(const Call& call);
 
-constexpr int kMostBlocks = 16;  // of a GPU's cluster
+constexpr int kClusterBlocks = 16;  // of a GPU's cluster
 constexpr int64_t kMostVectors = 196608;  // of 16 bytes, that a row of the GPU's touches in all tensors that are read
 // How many it touches at most, with `size` elements in each, in a tensor that begins on 16 bytes.
 constexpr int64_t vectors_touched(int64_t length, int64_t size) {

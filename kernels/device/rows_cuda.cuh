@@ -30,7 +30,7 @@ constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as o
 // The vectors of a tensor that a thread works on at once. What is held in registers has no more.
 constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / (reads(op) + masks(op)) : kChunk / reads(op); }
 constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // of a thread if two blocks share a multiprocessor, and if one has it
-static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kMostBlocks);
+static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kClusterBlocks);
 
 struct Launch {
   int threads, log_threads;  // of a block
@@ -124,7 +124,7 @@ JITACT_DEVICE Sums<T> sums_of(const T (&parts)[kParts<T>]) {
 // reading yet when another has come to the next row.
 template <int turn, int n>
 struct Exchange {
-  float of_warps[2][n][kThreads / 32], of_blocks[2][n][kMostBlocks];
+  float of_warps[2][n][kThreads / 32], of_blocks[2][n][kClusterBlocks];
 };
 // What says that values of all blocks have come.
 template <int turns>
@@ -644,10 +644,10 @@ class Rows {
       JITACT_UNROLL for (int i = 0; i < n; i++) ptx::send(&of_blocks[parity][i][ptx::cluster_rank()], threadIdx.x, t[i].v, arrival);
     if (threadIdx.x == 0) ptx::expect(arrival, unsigned(sizeof(float)) * n * launch_.blocks);
     ptx::wait(arrival, rows >> 1 & 1);
-    const unsigned block = lane % kMostBlocks;
+    const unsigned block = lane % kClusterBlocks;
     const bool is_there = block < unsigned(launch_.blocks);
     JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = is_there ? T(of_blocks[parity][i][block]) : T(join.neutral(i));
-    combine_lanes(t, kMostBlocks, join);
+    combine_lanes(t, kClusterBlocks, join);
   }
 
   const Launch& launch_;
@@ -688,13 +688,13 @@ Launch shared_by(int64_t vectors) {
   constexpr int64_t each = vectors_at_once(op, true);
   const int64_t threads = op == Op::forward && sizeof(S) == 2 && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
-  while (kMostBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
+  while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
   launch.blocks = int((threads + (1 << launch.log_group) - 1) >> launch.log_group);
-  if (launch.blocks > kMostBlocks) {
+  if (launch.blocks > kClusterBlocks) {
     constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's
     const int64_t chunks = (reads(op) * vectors + chunk - 1) / chunk;
     launch.log_group = kLogThreads;
-    launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kMostBlocks));
+    launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kClusterBlocks));
     launch.chunks = int((chunks + launch.blocks - 1) / launch.blocks);
   }
   launch.log_threads = std::max(launch.log_group, kLogLeast);
@@ -706,7 +706,7 @@ Launch shared_by(int64_t vectors) {
 template <auto kernel>
 cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
   constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices][kLogThreads - kLogLeast + 1][kMostChunks + 1][kMostBlocks + 1];
+  static std::atomic<int> known[kDevices][kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1];
   int device = 0, found = 0, shared = 0;
   cudaGetDevice(&device);
   auto& here = known[device % kDevices][launch.log_threads - kLogLeast][launch.chunks][launch.blocks];

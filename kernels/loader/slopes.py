@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from .signature import Operand, prepared
 from .source import KernelSource
-from .uses import line_directive
+from .uses import INCLUDE, line_directive
 
 __all__ = ["from_bit_source", "from_output_source", "gradients_source", "slope_source"]
-
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include.*", re.MULTILINE)
 
 
 def slope_source(source: KernelSource, from_output: bool) -> KernelSource:
@@ -70,7 +66,7 @@ def gradients_source(source: KernelSource) -> KernelSource:
 
 
 def _made_of(source: KernelSource, name: str, text: str) -> KernelSource:
-    includes = "\n".join(_INCLUDE.findall(source.text))
+    includes = "\n".join(INCLUDE.findall(source.text))
     whole = f"{includes}\nnamespace activation {{\n{line_directive(source.path)}\n{source.text}\n}}\n{text}"
     return source._replace(name=name, text=whole, numbers=())
 

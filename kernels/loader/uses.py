@@ -11,7 +11,7 @@ __all__ = ["in_namespace", "names_used", "namespace", "prepare_through"]
 
 _USE = re.compile(r"\b([A-Za-z]\w*)_\s*::\s*\w")
 _OWN = re.compile(r"\bnamespace\s+(\w+)_\s*[={]")
-_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*", re.MULTILINE)
+INCLUDE = re.compile(r"^[ \t]*#[ \t]*include\b[^\n]*", re.MULTILINE)
 _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 
 
@@ -43,13 +43,13 @@ def in_namespace(name: str, text: str, path: str, signature: Signature, used: st
     if slope == "derived" and "bit" in signature.saves and len(signature.of("element")) == 1:
         slope = "bit"
     arguments = [str(len(gradients)), slope, *(gradients.get(operand.name, "-1") for operand in signature.operands)]
-    includes = "\n".join(_INCLUDE.findall(text))
+    includes = "\n".join(INCLUDE.findall(text))
     macros = "".join(f"#undef {macro}\n" for macro in dict.fromkeys(_MACRO.findall(text)))
     return f"""{includes}
 namespace {namespace(name)} {{
 {used}namespace file {{
 {line_directive(path)}
-{_INCLUDE.sub("", text)}
+{INCLUDE.sub("", text)}
 }}
 using namespace file;
 JITACT_USED({", ".join(arguments)})
