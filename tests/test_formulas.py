@@ -237,6 +237,7 @@ def test_tensors_without_dimensions_promote_as_pytorchs(compiled: bool) -> None:
             found, expected = ours(*tensors), theirs(*tensors)
             assert found.dtype is expected.dtype and found.shape == expected.shape, [t.dtype for t in tensors]
             torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+        torch._dynamo.reset()
 
 
 def test_second_derivatives() -> None:

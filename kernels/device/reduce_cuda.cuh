@@ -90,6 +90,51 @@ struct Segments {
   int lanes;       // threads that add up a plane's part of a block: a power of 2, at most 32
 };
 
+// Writes what a block's threads have of one value.
+template <int kSummed, int entries, typename V>
+JITACT_DEVICE void write_sum_of_block(const V (&sums)[kSummed][entries], V* partials, const Segments& segments) {
+  const int t = threadIdx.x;
+  for (int k = t / 32; k < kSummed; k += kThreads / 32) {
+    V v = 0;
+    JITACT_UNROLL for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
+    v = warp_sum(v);
+    if (t % 32 == 0) partials[k * segments.slots + blockIdx.x] = v;
+  }
+}
+
+// Writes what a block has of each plane that lies in it, of `valid` elements, which begin `rest` into the first plane. Vectors of
+// `size` elements have two sums each, side by side.
+template <int size, int kSummed, int entries, typename V>
+JITACT_DEVICE void write_sums_of_planes(const V (&sums)[kSummed][entries], V* partials, const Cut& cut, const Segments& segments,
+                                        int64_t plane, int64_t rest, int valid) {
+  constexpr int per_block = entries / 2 * size;
+  const int t = threadIdx.x;
+  const int64_t inner = cut.inner;
+  const int count = inner >= per_block ? 1 + (rest + valid > inner) : (unsigned(rest) + valid - 1) / unsigned(inner) + 1;
+  const int lanes = segments.lanes, groups = kThreads / lanes, lane = t % lanes;
+  // Where the sums of the plane that begins `offset` elements into the block begin: with the second sum of the vector
+  // that it shares with the plane before.
+  const auto begin_of = [&](int64_t offset) { return 2 * int((offset + size - 1) / size) - 1; };
+  for (int base = 0; base < count; base += groups) {
+    const int q = base + t / lanes;
+    const bool exists = q < count, ends = (q + 1) * inner - rest <= per_block;
+    const int from = q == 0 ? 0 : begin_of(q * inner - rest);
+    const int to = q + 1 >= count ? entries : begin_of((q + 1) * inner - rest);
+    const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks that the plane lies in before this one
+    for (int k = 0; k < kSummed; k++) {
+      V v = 0;
+      if (exists)
+        for (int i = from + lane; i < to; i += lanes) v += sums[k][i];
+      v = warp_sum(v, lanes);
+      V* place = partials + (k * segments.planes + plane + q) * segments.slots + slot;
+      if (exists && lane == 0) {
+        place[0] = v;
+        if (ends && slot + 1 < segments.slots) place[1] = 0;
+      }
+    }
+  }
+}
+
 template <Op op, typename S, bool one_value>
 __global__ void __launch_bounds__(kThreads)
     segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut,
@@ -191,39 +236,10 @@ __global__ void __launch_bounds__(kThreads)
   if constexpr (one_value) {
     JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k][t] = sum[k].v;
     __syncthreads();
-    for (int k = t / 32; k < kSummed; k += kThreads / 32) {
-      Value<S> v = 0;
-      JITACT_UNROLL for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
-      v = warp_sum(v);
-      if (t % 32 == 0) partials[k * segments.slots + blockIdx.x] = v;
-    }
+    write_sum_of_block(sums, partials, segments);
   } else {
     __syncthreads();
-    const int64_t inner = cut.inner;
-    const int valid = int(min(int64_t(per_block), n - block));
-    const int count = inner >= per_block ? 1 + (rest + valid > inner) : (unsigned(rest) + valid - 1) / unsigned(inner) + 1;
-    const int lanes = segments.lanes, groups = kThreads / lanes, lane = t % lanes;
-    // Where the sums of the plane that begins `offset` elements into the block begin: with the second sum of the vector
-    // that it shares with the plane before.
-    const auto begin_of = [&](int64_t offset) { return 2 * int((offset + size - 1) / size) - 1; };
-    for (int base = 0; base < count; base += groups) {
-      const int q = base + t / lanes;
-      const bool exists = q < count, ends = (q + 1) * inner - rest <= per_block;
-      const int from = q == 0 ? 0 : begin_of(q * inner - rest);
-      const int to = q + 1 >= count ? entries : begin_of((q + 1) * inner - rest);
-      const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks that the plane lies in before this one
-      for (int k = 0; k < kSummed; k++) {
-        Value<S> v = 0;
-        if (exists)
-          for (int i = from + lane; i < to; i += lanes) v += sums[k][i];
-        v = warp_sum(v, lanes);
-        Value<S>* place = partials + (k * segments.planes + plane + q) * segments.slots + slot;
-        if (exists && lane == 0) {
-          place[0] = v;
-          if (ends && slot + 1 < segments.slots) place[1] = 0;
-        }
-      }
-    }
+    write_sums_of_planes<size>(sums, partials, cut, segments, plane, rest, int(min(int64_t(per_block), n - block)));
   }
 }
 
@@ -444,24 +460,27 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t c0 = int64_t(blockIdx.x) * shape.wide, all = shape.count * shape.inner;
   partials += k * shape.outer * all;
 
-  Value<S> v = 0;
+  const Value<S>* from = partials + c0 * shape.inner;
+  int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner), step = 0;
+  int at_once = kThreads;
   if (shape.wide > 1) {  // a thread stays with its place
-    const int span = shape.wide * int(shape.inner), at_once = shape.active / span;
-    const int64_t place = c0 * shape.inner + t % span, step = at_once * all;
-    const int64_t end = min((blockIdx.y + 1) * shape.planes, shape.outer);
-    int64_t plane = blockIdx.y * shape.planes + t / span;
-    const Value<S>* from = partials + plane * all + place;
-    ptx::wait_for_last();
-    if (t < shape.active && place < all)
+    const int span = shape.wide * int(shape.inner), place = t % span;
+    at_once = shape.active / span, step = at_once * all;
+    at = blockIdx.y * shape.planes + t / span;
+    end = t < shape.active && c0 * shape.inner + place < all ? min((blockIdx.y + 1) * shape.planes, shape.outer) : 0;
+    from += at * all + place;
+  }
+  ptx::wait_for_last();
+
+  Value<S> v = 0;
+  if (shape.wide > 1) {
 #pragma unroll 8
-      for (; plane < end; plane += at_once, from += step) v += *from;
+    for (; at < end; at += at_once, from += step) v += *from;
   } else {
-    const int64_t begin = blockIdx.y * shape.length, end = min(begin + shape.length, shape.outer * shape.inner);
-    ptx::wait_for_last();
 #pragma unroll 4
-    for (int64_t i = begin + t; i < end; i += kThreads) {
-      const int64_t outer = shape.outer == 1 ? 0 : i / shape.inner;
-      v += partials[outer * all + c0 * shape.inner + (i - outer * shape.inner)];
+    for (; at < end; at += kThreads) {
+      const int64_t outer = shape.outer == 1 ? 0 : at / shape.inner;
+      v += from[outer * all + (at - outer * shape.inner)];
     }
   }
   __shared__ Value<S> shared[kThreads];
