@@ -330,6 +330,7 @@ struct Operands {
   template <int block>
   JITACT_DEVICE Begins begins(int64_t first) const {
     Begins begins;
+    begins.of[kUnprepared] = 0;  // of no operand: nvcc warns where there are none
     JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
       if (follows<block>(b)) begins.of[b] = uint32_t(in_operand(b, first));
     return begins;
