@@ -344,6 +344,10 @@ class Activation:
         """``jitact.<name>``, as long as the name stands for this record."""
         return self.make_function(self)
 
+    def label_of(self, build: str) -> str:
+        """What ``jitact build`` knows a build by; "" for a definition's, whose name no other process knows."""
+        return "" if self.fingerprint else build
+
     def bind(self, signature: inspect.Signature, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name, defaults filled in.
 

@@ -201,7 +201,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         numbers=(),
         work=_work(record, bias, dropout, residual),
         given=() if source.is_librarys else (source,),
-        label="" if record.fingerprint else label,  # no other process knows a definition by its name
+        label=record.label_of(label),
     )
     own = len(record.params)
     laid = record.layout

@@ -43,13 +43,10 @@ def named(record: Activation, parts: list[str]) -> Activation:
     return with_options(record, weighted=WEIGHT in parts, unfused=UNFUSED in parts)
 
 
-def _label(record: Activation, part: str) -> str:
-    return "" if record.fingerprint else f"{record.name}+{part}"  # no other process knows a definition by its name
-
-
 def _unfused(record: Activation) -> Activation:
-    kernel = record.source._replace(name=f"{record.source.name}_{UNFUSED}", label=_label(record, UNFUSED), unfused=True)
-    return replace(record, name=f"{record.name}+{UNFUSED}", exact=None, aliases=(), module=None, kernel=kernel)
+    name = f"{record.name}+{UNFUSED}"
+    kernel = record.source._replace(name=f"{record.source.name}_{UNFUSED}", label=record.label_of(name), unfused=True)
+    return replace(record, name=name, exact=None, aliases=(), module=None, kernel=kernel)
 
 
 def _weighted(record: Activation) -> Activation:
@@ -59,7 +56,7 @@ def _weighted(record: Activation) -> Activation:
         text=_weighted_text(record),
         path=f"<{record.name}+{WEIGHT}>",
         given=() if source.is_librarys else (source,),
-        label=_label(record, WEIGHT),
+        label=record.label_of(f"{record.name}+{WEIGHT}"),
     )
 
     def weighted(form):

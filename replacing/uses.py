@@ -112,15 +112,16 @@ def _is_name(node: ast.AST, name: str) -> bool:
 
 def _changed(node: ast.AST) -> set[str]:
     """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.zero_()``, ``torch.relu_(x)``."""
+    changed: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
         changed = [node.target]
     elif isinstance(node, ast.Assign):
         changed = [target for target in node.targets if isinstance(target, ast.Subscript)]
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
-        changed = [node.func.value, *node.args[:1]]
-    else:
-        changed = [each.value for each in node.keywords if each.arg == "out"] if isinstance(node, ast.Call) else []
-        if isinstance(node, ast.Call) and any(each.arg == "inplace" for each in node.keywords):
+    elif isinstance(node, ast.Call):
+        changed = [each.value for each in node.keywords if each.arg == "out"]
+        if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
+            changed += [node.func.value, *node.args[:1]]
+        elif any(each.arg == "inplace" for each in node.keywords):
             changed += node.args[:1]
     roots = [each.value if isinstance(each, ast.Subscript) else each for each in changed]
     return {root.id for root in roots if isinstance(root, ast.Name)}
