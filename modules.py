@@ -21,8 +21,9 @@ from .records import (
     OF_MODULES,
     OPTIONS,
     Activation,
+    Arguments,
     as_number,
-    by_token,
+    given_in_calls,
     is_plain,
     library,
     shown,
@@ -65,7 +66,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes what the ``torch.nn`` counterpart takes, and ``save`` and ``fast_math``; see the class's signature."""
         record = self.activation
-        options = record.bind(record.signature, args, kwargs)
+        options = record.of_constructor.bind(args, kwargs)
         beside = {name: options.pop(name) for name in OF_MODULES if name in options and name not in record.own_arguments}
         made = {name: beside.get(name, options.get(name)) for name in ("device", "dtype")}
         if record.channels and record.module:
@@ -100,7 +101,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
 
     def _forward_with_operands(self, *tensors: Tensor, **named: Any) -> Tensor:
         record = self.activation
-        names = _given_in_calls(record.token).split(",")
+        names = given_in_calls(record.token)
         if "input" in named and "input" not in names and not tensors:
             tensors = (named.pop("input"),)  # as torch.nn's modules call it
         residual = None if "residual" in names else named.pop("residual", None)
@@ -174,7 +175,9 @@ def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, T
     Raises:
         TypeError: they are more or fewer, or others.
     """
-    names = tuple(_given_in_calls(record.token).split(","))
+    names = given_in_calls(record.token)
+    if not named and len(tensors) == len(names):
+        return dict(zip(names, tensors, strict=True))
     unknown = [name for name in named if name not in names]
     if unknown:
         raise TypeError(f"{record.name}: a module is called with tensors and residual=; got {', '.join(unknown)}=")
@@ -183,15 +186,6 @@ def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, T
         also = f" and {', '.join(named)}=" if named else ""
         raise TypeError(f"{record.name} is applied to {len(names)} tensors, {', '.join(names)}; got {len(tensors)}{also}")
     return {name: given[name] for name in names}
-
-
-def _given_in_calls(token: str) -> str:
-    """The names of the operands that a module does not own, joined by commas."""
-    record = by_token[token]
-    return ",".join(name for name in record.source.signature.of("element", "channel", "row") if name not in record.channels)
-
-
-_given_in_calls._dynamo_marked_constant = True  # torch.compile looks no further inside
 
 
 def make_weights(module: nn.Module, record: Activation, options: dict[str, Any], made: dict[str, Any]) -> None:
@@ -384,12 +378,12 @@ def named_as(function: Callable[..., Tensor], record: Activation) -> Callable[..
 
 def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
-    signature = signature_of(record.own_arguments, OPTIONS | record.beside)
+    arguments = Arguments(record.name, signature_of(record.own_arguments, OPTIONS | record.beside))
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs:
             return run(x, record, defaults, False, None, False)
-        options = record.bind(signature, args, kwargs)
+        options = arguments.bind(args, kwargs)
         params = tuple([options[name] for name, _ in record.params])
         chosen, inplace = variant(record, options), options.get("inplace", False)
         beside = _beside(record, options)
@@ -400,7 +394,7 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
         return run(x, chosen, params, inplace, options["save"], options["fast_math"])
 
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
-    function.__signature__ = signature.replace(parameters=[x, *signature.parameters.values()])
+    function.__signature__ = inspect.Signature([x, *arguments.signature.parameters.values()])
     return function
 
 
@@ -419,10 +413,10 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
     fixed = {name: channel.init for name, channel in record.channels.items() if name not in record.learned}
     taken = {name: fixed.get(name, Parameter.empty) for name in names} | dict(record.params)
     taken |= ({"training": False} if record.in_eval else {}) | ({"inplace": False} if record.inplace else {})
-    signature = signature_of(taken, OPTIONS | record.beside)
+    arguments = Arguments(record.name, signature_of(taken, OPTIONS | record.beside))
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
-        options = record.bind(signature, args, kwargs)
+        options = arguments.bind(args, kwargs)
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
         fixed = options.get("inplace", False), options["save"], options["fast_math"], training
@@ -432,7 +426,7 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         check_beside(record, beside, given)
         return run_with_operands(record, given, numbers, *fixed, beside.get("seed"))
 
-    function.__signature__ = signature
+    function.__signature__ = arguments.signature
     return function
 
 
@@ -449,7 +443,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
     class Model(nn.Module):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__()
-            options = record.bind(record.signature, args, kwargs)
+            options = record.of_constructor.bind(args, kwargs)
             make_weights(self, record, options, {name: options.get(name) for name in ("device", "dtype")})
             self.params = [options[name] for name, _ in record.params]
 

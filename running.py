@@ -19,7 +19,7 @@ from .configs import (
     is_transformed,
     overwritten,
 )
-from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout
+from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout, stand_ins
 
 __all__ = ["called_later", "run", "run_fitted", "run_with_operands", "traced"]
 
@@ -54,7 +54,7 @@ def run_with_operands(
     Raises:
         TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
     """
-    if any([is_stand_in(value) for value in given.values()]):
+    if stand_ins(*given.values()):
         return called_later(record, given, params, inplace, save, fast_math, training)
     x = next(iter(given.values()))
     tensors = record.fitted(given)
@@ -86,11 +86,11 @@ def called_later(
     """A call to be made once there are tensors, where some of ``given`` or ``beside`` stand for them, as torch.fx has it."""
     options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
     options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
-    stand_ins = tuple(value for value in (*given.values(), *beside.values()) if is_stand_in(value))
+    waiting = stand_ins(*given.values(), *beside.values())
     first, *others = given
     named = {name: given[name] for name in others}
     function, options = record.function, options | {"save": save, "fast_math": fast_math}
-    return handle_torch_function(function, stand_ins, given[first], **named, **options, **beside)
+    return handle_torch_function(function, waiting, given[first], **named, **options, **beside)
 
 
 def run_fitted(
@@ -105,7 +105,7 @@ def run_fitted(
     """Applies an activation to what has been checked."""
     x, others = tensors[0], tensors[1:]
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
-    laid = layout(record.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
+    laid = layout(record.token) if compiling else record.layout  # of which torch 2.11 reads fields, and unpacks nothing
     draws, places, passed = laid.draws, laid.places, laid.passed
     records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))
     name, version, *saves = traced(record.token, fast_math).split(",") if compiling else ("", "")
@@ -113,7 +113,8 @@ def run_fitted(
     if inplace and save is None and len(places) == 1:
         save = record.default_save(params)
         asked = save if save in saves else None
-    save = _first_save(record, tensors, save)
+    if records:
+        save = _first_save(record, tensors, save)
     if inplace:
         _check_no_leaf(record, x)
         if transformed or compiling or x.is_neg() or (records and x._is_view()):

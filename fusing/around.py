@@ -16,7 +16,7 @@ from torch import Tensor
 from ..kernels.loader.signature import ROLES
 from ..kernels.loader.source import Work
 from ..kernels.loader.uses import prepare_through
-from ..records import Activation, Channel, Requirement, as_number, by_token, is_stand_in, shown, what_it_is
+from ..records import Activation, Channel, Requirement, as_number, by_token, shown, stand_ins, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
@@ -51,9 +51,9 @@ def run_around(
     Raises:
         TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.running.run`.
     """
-    if any([is_stand_in(value) for value in (*given.values(), *beside.values())]):
+    if stand_ins(*given.values(), *beside.values()):
         return called_later(record, given, params, inplace, save, fast_math, training, **beside)
-    p = probability(record, beside.get("dropout") or 0.0)
+    p = probability(record, beside["dropout"]) if beside.get("dropout") else 0.0
     check_beside(record, beside, given)
     seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
     if record.in_eval is not None and not training:
@@ -65,7 +65,9 @@ def run_around(
     if any(chosen):
         if torch.compiler.is_compiling():
             dim = _constant(dim, next(iter(given.values())).dim())
-        record = getattr(record.made, _made(record.token, *chosen, dim))
+            record = getattr(record.made, _made(record.token, *chosen, dim))
+        else:
+            record = around(record, *chosen, dim)
     return run_with_operands(record, given | added, (*params, p) if drops else params, inplace, save, fast_math, True, seed)
 
 
@@ -125,7 +127,7 @@ def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
     """Makes the record, which torch.compile does not trace; it finds it by this name, where :func:`around` keeps it."""
-    around(by_token[token], bias=bias, dropout=dropout, residual=residual, dim=dim)
+    around(by_token[token], bias, dropout, residual, dim)
     return _name(bias, dropout, residual, dim)
 
 
@@ -137,7 +139,7 @@ _made._dynamo_marked_constant = True
 
 
 def around(
-    record: Activation, *, bias: bool = False, dropout: bool = False, residual: bool = False, dim: int = -1
+    record: Activation, bias: bool = False, dropout: bool = False, residual: bool = False, dim: int = -1
 ) -> Activation:
     """The record of an activation with what stands around it. Always the same one, as long as the activation's lives.
 
@@ -147,7 +149,6 @@ def around(
         dropout: whether results are dropped; the probability is the last parameter.
         residual: whether a tensor is added at the end.
         dim: of the bias.
-
     """
     chosen = (bias, dropout, residual)
     if not any(chosen):

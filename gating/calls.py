@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import is_exporting, is_transformed
-from ..records import Activation, by_token, check_tensor, is_stand_in, layout, rows_together, what_it_is
+from ..records import Activation, by_token, check_tensor, layout, rows_together, stand_ins, what_it_is
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
@@ -31,10 +31,10 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
         TypeError: these are not the tensors that it takes, or an option is of another type than it has to be.
         ValueError: an option has no such value, or shapes do not fit.
     """
-    if any([is_stand_in(t) for t in (*tensors, *named.values())]):
-        stand_ins = tuple(t for t in (*tensors, *named.values()) if is_stand_in(t))
+    waiting = stand_ins(*tensors, *named.values())
+    if waiting:
         given = {name: t for name, t in named.items() if t is not None}
-        return handle_torch_function(record.function, stand_ins, *tensors, **(options | given))
+        return handle_torch_function(record.function, waiting, *tensors, **(options | given))
     check_options(record, options)
     params = tuple([options[name] for name, _ in record.params])
     row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]

@@ -38,11 +38,15 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
         KeyError, TypeError: as :func:`jitact.get`.
         ValueError: it takes several tensors of elements, draws random numbers, or has an argument that gated ones have.
     """
-    cls = registry.class_of(activation)
-    record = registry.record_of(activation) if isinstance(activation, ActivationModule) else cls.activation
+    is_ours = isinstance(activation, ActivationModule)
+    record = registry.record_of(activation) if is_ours else registry.class_of(activation).activation
+    made = getattr(record.made, "gated", None)
+    if made is not None:
+        return made
     own = _own().get(record.name)
     if own is not None and not record.fingerprint:
-        return registry.class_of(own)
+        record.made.gated = registry.class_of(own)
+        return record.made.gated
     signature = record.source.signature
     more = [*signature.of("element")[1:], *signature.of("row"), *(f"random {name}" for name in signature.of("random"))]
     if more:

@@ -15,6 +15,7 @@ from ..gating.calls import run_gated
 from ..gating.generated import gated
 from ..modules import ActivationModule, variant
 from ..records import DTYPES
+from ..running import run_with_operands
 
 __all__ = ["Pending", "Waiting", "has_hooks"]
 
@@ -47,8 +48,12 @@ class Waiting(nn.Module):
 
 def has_hooks(module: nn.Module | None) -> bool:
     """Whether hooks look on when a module is called."""
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return module is not None and any(getattr(module, kind) for kind in kinds)
+    if module is None:
+        return False
+    kept = vars(module)
+    return bool(
+        kept["_forward_hooks"] or kept["_forward_pre_hooks"] or kept["_backward_hooks"] or kept["_backward_pre_hooks"]
+    )
 
 
 class _Modes(NamedTuple):
@@ -117,14 +122,13 @@ class Pending:
         if self._value is not None or not fits or not self._is_where_it_was_called():
             return self.value() * up
         self._check_unchanged()
-        record = gated(act).activation
-        numbers = {name: getattr(act, name) for name, _ in record.params}
-        options = {"dim": -1, "layout": "halves", "gate": "first", "rounding": "once", "save": None, "fast_math": act.fast_math}
+        record, params = gated(act).activation, act._params()
         whole = _whole(gate, up)
         if whole is None:
-            return run_gated(record, (), {"gate": gate, "up": up}, options | numbers)
+            return run_with_operands(record, {"gate": gate, "up": up}, params, False, None, act.fast_math, True)
         x, found = whole
-        return run_gated(record, (x,), {}, options | found | numbers)
+        options = record.options_of_calls | found | {"rounding": "once", "save": None, "fast_math": act.fast_math}
+        return run_gated(record, (x,), {}, options | dict(zip(dict(record.params), params, strict=True)))
 
     __rmul__ = __mul__
 

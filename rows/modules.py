@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn, normalise, users_rows
-from ..records import as_number, bind, is_stand_in, signature_of
+from ..records import Arguments, as_number, is_stand_in, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
 
@@ -127,7 +127,7 @@ class OfDefinition(OfAnyDimension):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the dimension that rows lie along, numbers, and what backward keeps."""
         super().__init__()
-        given = bind(self.activation.title, type(self).__signature__, args, kwargs)
+        given = Arguments(self.activation.title, type(self).__signature__).bind(args, kwargs)
         self.dim, self.save = given["dim"], given["save"] or self.activation.saves[0]
         for name, _ in self.activation.params:
             setattr(self, name, as_number(self.activation, name, given[name]))
@@ -179,10 +179,10 @@ def make_module(record: RowActivation) -> type[RowModule]:
     numbers = dict(record.params)
     tensors = dict.fromkeys(["x", *record.rows], Parameter.empty)
     options = numbers | {"scale": 1.0, "mask": None, "save": record.saves[0]}
-    signature = signature_of(tensors | {"dim": -1, "dtype": None}, options)
+    arguments = Arguments(record.name, signature_of(tensors | {"dim": -1, "dtype": None}, options))
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
-        given = bind(record.name, signature, args, kwargs)
+        given = arguments.bind(args, kwargs)
         beside = Beside(tuple([given[name] for name in record.rows]), tuple([given[name] for name in numbers]))
         usual = (given[name] for name in ("x", "dim", "dtype", "scale", "mask", "save"))
         return functions.run(record, function, *usual, beside)
@@ -195,7 +195,7 @@ def make_module(record: RowActivation) -> type[RowModule]:
         shaped = [functions.shaped(record, *each, x, self.dim) for each in zip(record.rows, rows, strict=True)]
         return record.in_pytorch(x, self.dim, Beside(tuple(shaped), self.numbers))
 
-    function.__signature__ = signature
+    function.__signature__ = arguments.signature
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = "jitact"  # where pickles and torch.fx look for it
     beside = f" {', '.join(record.rows)}: a value for each row." if record.rows else ""
