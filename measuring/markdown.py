@@ -103,6 +103,12 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
     speeds = _speeds_markdown(gated, operands)
     if speeds:
         lines += ["", "## Gated", "", "Of two tensors, beside the formula in PyTorch."]
+    lines += speeds
+    around = [name for results in operands for name in dict.fromkeys(row["name"] for row in results["operands"])]
+    speeds = _speeds_markdown([name for name in around if "+" in name and name.split("+")[0] in REGISTRY], operands)
+    if speeds:
+        told = "`jitact.gelu(x, bias=b, dropout=0.1, residual=r)` is one kernel; backward has the gradient of the bias, too."
+        lines += ["", "## With bias, dropout and residual", "", told]
     return "\n".join([*lines, *speeds, *_rows_markdown(accuracy, operands)]) + "\n"
 
 
@@ -184,6 +190,8 @@ KINDS = (  # what stands for each kind of activation, in the order of the table
     ("mish", "expensive"),
 )
 KINDS_BY_SHAPE = (  # and for those that bench.py --operands measures
+    ("gelu+bias", [16384, 14336], "with its bias"),
+    ("gelu+bias+dropout+residual", [16384, 14336], "with all around it"),
     ("swiglu", [16384, 14336], "gated"),
     ("softmax", [65536, 4096], "rows"),
 )
