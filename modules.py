@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .fusing.around import check_beside, check_channel_dim, probability, run_around
+from .fusing.around import around, check_beside, check_channel_dim, probability, run_around
 from .measuring.inputs import KernelBenchForm
 from .records import (
     ACCEPTED,
@@ -379,10 +379,16 @@ def named_as(function: Callable[..., Tensor], record: Activation) -> Callable[..
 def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
     arguments = Arguments(record.name, signature_of(record.own_arguments, OPTIONS | record.beside))
+    added, usual = {"bias", "residual"} & record.beside.keys(), variant(record, record.own_arguments)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs:
             return run(x, record, defaults, False, None, False)
+        if not args and kwargs.keys() <= added and not torch.compiler.is_compiling():
+            tensors = {"x": x, **kwargs}
+            if all([isinstance(each, Tensor) for each in tensors.values()]):  # what run_around would do, in half of its time
+                wrapped = around(usual, "bias" in kwargs, False, "residual" in kwargs)
+                return run_with_operands(wrapped, tensors, defaults, False, None, False, True)
         options = arguments.bind(args, kwargs)
         params = tuple([options[name] for name, _ in record.params])
         chosen, inplace = variant(record, options), options.get("inplace", False)
