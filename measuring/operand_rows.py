@@ -2,7 +2,8 @@
 
 Each case is timed beside the same written in PyTorch, eager and compiled, and of other libraries, where they are installed; and
 beside its floor: the fewest bytes that it can move over the ceiling, the best rate that a copy and an addition reach in the
-same run, as fast as memory is while the case is timed. What is wrong gets no time.
+same run, as fast as memory is while the case is timed. Where a GPU takes longer to issue the kernel's instructions than to move
+those bytes, that floor is told at the end. What is wrong gets no time.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +21,7 @@ from torch import Tensor
 
 from jitact import kernels
 from jitact.measuring.commandline import dtype_name, first_line, keeping, machine, progress, say
+from jitact.measuring.instructions import instructions_of, rate_of_issue
 from jitact.measuring.limits import FORMULA
 from jitact.measuring.models import compile_ahead
 from jitact.measuring.operand_cases import CASES, GATED, Case, Function, Shape, by_rows
@@ -26,7 +29,7 @@ from jitact.measuring.others import Others
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.text import PEERS, size
 from jitact.measuring.timing import ceilings, kept_bytes, make_inputs, medians, release
-from jitact.registry import REGISTRY
+from jitact.registry import REGISTRY, record_named
 from jitact.rows.records import TABLE
 
 __all__ = ["measure_operands"]
@@ -71,6 +74,8 @@ def measure_operands(
                 compile_ahead(_compile, tasks, min(12, (os.cpu_count() or 2) - 1, len(tasks)))
                 say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
         _measure_all(tasks, compiled, results["operands"])
+        if device.type == "cuda":
+            _count_instructions(tasks, results["operands"])
     return results
 
 
@@ -151,6 +156,46 @@ def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]])
             release(device)
         found.append({"shape": shape, "dtype": dtype_name(dtype)} | row)
         say(_line(row, peers))
+
+
+def _count_instructions(tasks: list[Task], found: list[dict[str, Any]]) -> None:
+    """Adds to rows how long the GPU takes to issue their kernels' instructions, and says where that is longer than their floor.
+
+    After all is timed, as it takes a profiler to see which kernels run.
+    """
+    counted: dict[tuple[int, torch.dtype], dict[str, float]] = {}
+    shares, higher = [], []
+    for task, row in zip(tasks, found, strict=True):
+        case, key = CASES[task.case], (task.case, task.dtype)
+        if case.rows or row.get("wrong"):
+            continue
+        if key not in counted:
+            counted[key] = _instructions(case, task)
+        row["instructions"] = counted[key]
+        rate = rate_of_issue(task.device) / torch.Size(task.shape).numel()
+        row["issue"] = {direction: 1000 * count / rate for direction, count in counted[key].items()}
+        for direction, ms in row["issue"].items():
+            shares.append((ms / row["floor"][direction], f"{task}, {direction}"))
+            if ms > row["floor"][direction]:
+                share = ms / row["ms"][direction]["ours"]
+                higher.append(f"  {task}, {direction}: {counted[key][direction]:.0f} for an element, {share:.0%} of that floor")
+    if shares:
+        most, where = max(shares)
+        say(f"\nInstructions take up to {most:.0%} of the time that bytes take at least ({where}).")
+        say("\n".join(["Where they take longer, that is the floor:", *higher]) if higher else "So bytes are the floor of all.")
+
+
+def _instructions(case: Case, task: Task) -> dict[str, float]:
+    """How many a kernel takes at least for each element of x, by direction; nothing where that cannot be told."""
+    x = torch.randn(min(task.shape[0], 1024), *task.shape[1:], device=task.device, dtype=task.dtype)
+    subject = _Subject(case.ours, [x], [torch.randn_like(x)], _made_extra(case, x))
+    library = kernels.load(record_named(case.name.split(",")[0]).source).path
+    found = {}
+    for direction, written in (("forward", 1), ("backward", 2 if case.name in GATED else 1)):
+        each = instructions_of(partial(getattr(subject, direction), 0), library)
+        if each is not None:
+            found[direction] = each * x.itemsize * written
+    return found
 
 
 def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, Any], compiled: bool) -> dict[str, Any]:

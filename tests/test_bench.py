@@ -4,12 +4,14 @@ import dataclasses
 import io
 import json
 import math
+import shutil
 import subprocess
 import sys
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
+import compare_sass
 import pytest
 import torch
 from common import SLOW
@@ -17,7 +19,7 @@ from common import SLOW
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.measuring import models, operand_cases, operand_rows, timing
+from jitact.measuring import instructions, models, operand_cases, operand_rows, timing
 from jitact.measuring.commandline import with_kept, write_json
 from jitact.rows.modules import names as row_names
 
@@ -556,3 +558,46 @@ class TestWithKept:
         for text in ("no JSON", "[1]", "{}", json.dumps({"machine": self.MACHINE | {"jitact": "0"}, "rows": []})):
             path.write_text(text, encoding="utf-8")
             assert with_kept(new, path) == new
+
+
+def test_fewest_instructions_for_a_byte():
+    """Of the ways through machine code the cheapest counts: here a vector, or elements in a loop."""
+    code = """
+        /*0000*/                   LDC R1, c[0x0][0x28] ;
+        /*0010*/               @P2 EXIT ;
+        /*0020*/               @P0 BRA 0x80 ;
+        /*0030*/                   BSSY B0, 0x60 ;
+        /*0040*/               @P1 BRA 0x50 ;
+        /*0050*/                   BSYNC B0 ;
+        /*0060*/                   STG.E.128 desc[UR4][R2.64], R4 ;
+        /*0070*/                   EXIT ;
+        /*0080*/                   FADD R4, R4, R4 ;
+        /*0090*/                   STG.E.U16 desc[UR4][R2.64], R4 ;
+        /*00a0*/              @!P1 BRA 0x80 ;
+        /*00b0*/                   EXIT ;
+    """
+    blocks = instructions.blocks_of(code)
+    assert sum(block.count for block in blocks) == 12 and [block.stored for block in blocks if block.stored] == [16, 2]
+    assert instructions.fewest_per_byte(blocks) == pytest.approx(8 / 16, rel=2e-3)
+    assert instructions.fewest_per_byte(blocks, loops=True) == pytest.approx(3 / 2, rel=2e-3)
+
+
+def test_instructions_of_a_compiled_kernel(tmp_path):
+    """relu of a vector of float32 takes some for each of four elements: a comparison and a choice at least."""
+    if not all(shutil.which(tool) for tool in ("nvcc", "cuobjdump", "nvdisasm", "c++filt")):
+        pytest.skip("nvcc, cuobjdump, nvdisasm or c++filt is not on PATH")
+    found = instructions.kernels_in(compare_sass.compiled(CHECKOUT, "relu", "90", tmp_path))
+    (code,) = (code for name, code in found.items() if "elementwise<(jitact::loops::Op)0, float, true>" in name)
+    assert 2 < 4 * instructions.fewest_per_byte(instructions.blocks_of(code)) < 20
+
+
+def test_instructions_are_told_where_they_take_longer_than_bytes(monkeypatch, capsys):
+    case = next(i for i, case in enumerate(operand_cases.CASES) if case.name == "relu+bias")
+    task = operand_rows.Task(case, (8, 4), torch.float32, torch.device("cpu"))
+    row = {"floor": {"forward": 2.0, "backward": 4.0}, "ms": {"forward": {"ours": 4.0}, "backward": {"ours": 5.0}}}
+    monkeypatch.setattr(operand_rows, "_instructions", lambda case, task: {"forward": 3.0, "backward": 3.0})
+    monkeypatch.setattr(operand_rows, "rate_of_issue", lambda device: 32_000)  # one for each element takes a millisecond
+    operand_rows._count_instructions([task, task], [row, {"name": "relu+bias", "wrong": "forward is wrong"}])
+    assert row["issue"] == {"forward": 3.0, "backward": 3.0}
+    told = capsys.readouterr().out
+    assert "up to 150%" in told and "relu+bias fp32 8 x 4, forward: 3 for an element, 75%" in told and "backward" not in told
