@@ -12,7 +12,6 @@ from difflib import get_close_matches
 from importlib import import_module
 
 from . import registry
-from .records import library
 
 if sys.argv[:1] == ["-m"]:  # `python -m jitact.registry` imports this package first, and with it what it is about to run
     warnings.filterwarnings("ignore", "'jitact.registry' found in sys.modules", RuntimeWarning)
@@ -54,13 +53,9 @@ def __getattr__(name: str):
         return sorted({*PUBLIC, *registry.names(), *(cls.activation.name for cls in list(registry.users_rows.values()))})
     if not name.startswith("_") and name == name.lower():  # capitals are for classes, which get() gives
         try:
-            found = registry.function(name)
+            return registry.function(name)
         except KeyError:
             pass
-        else:
-            if name in library:  # of which nothing is defined again
-                globals()[name] = found
-            return found
     # obj=None: else Python would add a suggestion of its own to the one here.
     raise AttributeError(f"module 'jitact' has no attribute {name!r}{_hint(name)}", name=name, obj=None)
 

@@ -338,7 +338,7 @@ def make_module(record: Activation, makers: Makers | None = None) -> type[Activa
         "Model": record.module if _takes_no_arguments(record.module) else makers.reference(record),
         "__doc__": _Description(),
         "__module__": __name__,
-        "__signature__": record.signature,
+        "__signature__": record.of_constructor.signature,  # which is made here, as torch.compile could not
     }
     bases = (makers.base, record.module) if record.channels and record.module else (makers.base,)
     cls = type(record.title, bases, members)

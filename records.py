@@ -451,7 +451,7 @@ class Activation:
     def _fits(self, laid: Layout, given: dict[str, Any]) -> bool:
         """Whether operators take tensors as they are, as in almost every call: the same in a fraction of the time."""
         x = given[laid.tensors[0]]
-        if not isinstance(x, Tensor) or (self.dtypes == "same" and _is_cast(x)):
+        if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and _is_cast(x)):
             return False
         dtype, device, shape = x.dtype, x.device, x.shape
         for place, name in enumerate(laid.tensors):

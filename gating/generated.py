@@ -40,13 +40,12 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     """
     is_ours = isinstance(activation, ActivationModule)
     record = registry.record_of(activation) if is_ours else registry.class_of(activation).activation
+    own = None if record.fingerprint else _own().get(record.name)
+    if own is not None:
+        return registry.REGISTRY[own]
     made = getattr(record.made, "gated", None)
     if made is not None:
         return made
-    own = _own().get(record.name)
-    if own is not None and not record.fingerprint:
-        record.made.gated = registry.class_of(own)
-        return record.made.gated
     signature = record.source.signature
     more = [*signature.of("element")[1:], *signature.of("row"), *(f"random {name}" for name in signature.of("random"))]
     if more:

@@ -50,10 +50,7 @@ def has_hooks(module: nn.Module | None) -> bool:
     """Whether hooks look on when a module is called."""
     if module is None:
         return False
-    kept = vars(module)
-    return bool(
-        kept["_forward_hooks"] or kept["_forward_pre_hooks"] or kept["_backward_hooks"] or kept["_backward_pre_hooks"]
-    )
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 class _Modes(NamedTuple):

@@ -240,3 +240,28 @@ def test_the_registry_has_canonical_names() -> None:
     assert str(error.value) == "REGISTRY has canonical names, 'silu' for 'swish'; get() takes every name"
     with pytest.raises(KeyError, match="no activation named 'slu': did you mean 'silu'"):
         jitact.REGISTRY["slu"]
+
+
+def test_a_name_that_is_taken_out_and_given_again() -> None:
+    """What was asked for before is not remembered: the function and the class are those of today."""
+    before, cls = jitact.relu6, jitact.get("relu6")
+    try:
+        registry.unregister("relu6")
+        with pytest.raises(AttributeError, match="no attribute 'relu6'"):
+            _ = jitact.relu6
+        jitact.define("relu6", "x * 100")
+        assert jitact.relu6 is jitact.get("relu6").activation.function is not before
+        registry.unregister("relu6")
+    finally:
+        registry.register(cls.activation)
+    assert not hasattr(jitact, "library")
+
+
+def test_a_class_is_first_constructed_inside_torch_compile() -> None:
+    """In a new process, as afterwards all is there."""
+    code = (
+        "import torch, jitact; make = jitact.get('leaky_relu')\n"
+        "f = torch.compile(lambda x: make(0.3)(x), backend='eager', fullgraph=True)\n"
+        "assert f(-torch.ones(2)).tolist() == (-0.3 * torch.ones(2)).tolist()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

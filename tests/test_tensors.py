@@ -175,6 +175,18 @@ def test_what_is_refused(name: str, given: str) -> None:
     assert given.removeprefix("an ").removeprefix("a ") in message
 
 
+@pytest.mark.parametrize("given", REFUSED)
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_is_refused_beside_another_tensor(given: str) -> None:
+    x = REFUSED[given]()
+    what = re.escape(given.removeprefix("an ").removeprefix("a "))
+    with pytest.raises(TypeError, match=rf"^relu.*float16 or bfloat16.*{what}"):
+        jitact.relu(x, bias=torch.ones(3))
+    if isinstance(x, torch.Tensor):  # of all else keywords may be meant
+        with pytest.raises(TypeError, match=rf"^swiglu.*float16 or bfloat16.*{what}"):
+            jitact.swiglu(x, torch.ones(3))
+
+
 @pytest.mark.parametrize("name", ["relu", "silu", "prelu", "rrelu"])
 def test_memory_that_is_short_is_torchs_own_error(name: str, device: str) -> None:
     x = torch.zeros((), device=device).expand(2**45)
