@@ -384,7 +384,7 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not args and not kwargs:
             return run(x, record, defaults, False, None, False)
-        if not args and kwargs.keys() <= added and not torch.compiler.is_compiling():
+        if not args and not torch.compiler.is_compiling() and kwargs.keys() <= added:
             tensors = {"x": x, **kwargs}
             if all([isinstance(each, Tensor) for each in tensors.values()]):  # what run_around would do, in half of its time
                 wrapped = around(usual, "bias" in kwargs, False, "residual" in kwargs)
