@@ -406,7 +406,7 @@ class Activation:
             TypeError: one is no tensor that kernels take, or of another dtype than it has to be.
             ValueError: one is on another device, or does not broadcast.
         """
-        if not torch.compiler.is_compiling() and self._fits(self.layout, given):
+        if not torch.compiler.is_compiling() and self._fits(given):
             return tuple([given[name] for name in self.layout.tensors])
         laid = layout(self.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
         names, elements, places = laid.tensors, laid.elements, laid.places
@@ -448,8 +448,9 @@ class Activation:
             tensors[place] = operand.reshape(()) if x.dim() < operand.dim() and operand.numel() == 1 else operand
         return tuple(tensors)
 
-    def _fits(self, laid: Layout, given: dict[str, Any]) -> bool:
+    def _fits(self, given: dict[str, Any]) -> bool:
         """Whether operators take tensors as they are, as in almost every call: the same in a fraction of the time."""
+        laid = self.layout
         x = given[laid.tensors[0]]
         if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and _is_cast(x)):
             return False
@@ -668,12 +669,12 @@ def as_number(activation: Activation, name: str, value: Any) -> float:
 
 def is_stand_in(x: object) -> bool:
     """Whether ``x`` stands for a tensor that is not there yet, as torch.fx has it, and takes calls of PyTorch's functions."""
-    return not isinstance(x, PLAIN) and hasattr(type(x), "__torch_function__")
+    return bool(stand_ins(x))
 
 
-def stand_ins(*values: Any) -> tuple[Any, ...]:
-    """Those of values that stand for tensors."""
-    return tuple([each for each in values if not isinstance(each, PLAIN) and is_stand_in(each)])
+def stand_ins(*values: object) -> tuple[Any, ...]:
+    """Those of values that stand for tensors so."""
+    return tuple([each for each in values if not isinstance(each, PLAIN) and hasattr(type(each), "__torch_function__")])
 
 
 def check_tensor(activation: Activation, x: object, what: str = "expected") -> None:

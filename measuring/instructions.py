@@ -19,7 +19,7 @@ from typing import NamedTuple
 import torch
 from torch.utils import cpp_extension
 
-__all__ = ["blocks_of", "fewest_per_byte", "instructions_of", "rate_of_issue"]
+__all__ = ["blocks_of", "disassembled", "fewest_per_byte", "instructions_of", "kernels_in", "rate_of_issue"]
 
 SCHEDULERS, LANES = 4, 32  # of a multiprocessor, each of which issues one instruction for so many threads in a clock
 VECTOR = 16  # bytes
@@ -118,27 +118,35 @@ def _is_beaten(blocks: list[Block], price: float, loops: bool) -> bool:
     return True  # round and round, for less each time
 
 
-@cache
-def kernels_in(library: Path) -> dict[str, str]:
-    """What cuobjdump shows of the kernels of a library, by their names in C++; nothing where it, or c++filt, is not there."""
-    tool, names = _tool("cuobjdump"), shutil.which("c++filt")
-    if tool is None or names is None:
-        return {}
+def disassembled(binary: Path) -> dict[str, str]:
+    """What cuobjdump shows of the kernels of a library or an object file, by their mangled names.
+
+    Raises:
+        FileNotFoundError: cuobjdump is neither on the PATH nor in the CUDA toolkit.
+        subprocess.CalledProcessError: it failed, as it does without nvdisasm beside it or on the PATH.
+    """
+    toolkit = cpp_extension.CUDA_HOME
+    tool = shutil.which("cuobjdump") or (shutil.which("cuobjdump", path=str(Path(toolkit) / "bin")) if toolkit else None)
+    if tool is None:
+        raise FileNotFoundError("cuobjdump is not on the PATH; pip install nvidia-cuda-cuobjdump has it, in nvidia/*/bin")
     path = os.pathsep.join([str(Path(tool).parent), os.environ.get("PATH", "")])  # where it finds nvdisasm
-    shown = subprocess.run([tool, "-sass", str(library)], capture_output=True, text=True, env=os.environ | {"PATH": path})
-    if shown.returncode:
-        return {}
-    text = shown.stdout
+    command = [tool, "-sass", str(binary)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ | {"PATH": path}).stdout
     starts = [*_FUNCTION.finditer(text)]
     ends = [*(each.start() for each in starts[1:]), len(text)]
-    mangled = "\n".join(start[1] for start in starts)
-    readable = subprocess.run([names], input=mangled, capture_output=True, text=True, check=True).stdout.splitlines()
-    return {name: text[start.end() : end] for name, start, end in zip(readable, starts, ends, strict=True)}
+    return {start[1]: text[start.end() : end] for start, end in zip(starts, ends, strict=True)}
 
 
-def _tool(name: str) -> str | None:
-    toolkit = cpp_extension.CUDA_HOME
-    return shutil.which(name) or (shutil.which(name, path=str(Path(toolkit) / "bin")) if toolkit else None)
+@cache
+def kernels_in(library: Path) -> dict[str, str]:
+    """The same by their names in C++; nothing where it cannot be told."""
+    try:
+        shown = disassembled(library)
+        command, mangled = ["c++filt"], "\n".join(shown)
+        readable = subprocess.run(command, input=mangled, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return dict(zip(readable, shown.values(), strict=True))
 
 
 def instructions_of(call: Callable[[], object], library: Path) -> float | None:

@@ -104,8 +104,8 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
     if speeds:
         lines += ["", "## Gated", "", "Of two tensors, beside the formula in PyTorch."]
     lines += speeds
-    around = [name for results in operands for name in dict.fromkeys(row["name"] for row in results["operands"])]
-    speeds = _speeds_markdown([name for name in around if "+" in name and name.split("+")[0] in REGISTRY], operands)
+    measured = {row["name"] for results in operands for row in results["operands"]}
+    speeds = _speeds_markdown([name for name in measured if "+" in name and name.split("+")[0] in REGISTRY], operands)
     if speeds:
         told = "`jitact.gelu(x, bias=b, dropout=0.1, residual=r)` is one kernel; backward has the gradient of the bias, too."
         lines += ["", "## With bias, dropout and residual", "", told]

@@ -124,8 +124,8 @@ class Pending:
         if whole is None:
             return run_with_operands(record, {"gate": gate, "up": up}, params, False, None, act.fast_math, True)
         x, found = whole
-        options = record.options_of_calls | found | {"rounding": "once", "save": None, "fast_math": act.fast_math}
-        return run_gated(record, (x,), {}, options | dict(zip(dict(record.params), params, strict=True)))
+        numbers = dict(zip(dict(record.params), params, strict=True))
+        return run_gated(record, (x,), {}, record.options_of_calls | found | numbers | {"fast_math": act.fast_math})
 
     __rmul__ = __mul__
 

@@ -21,7 +21,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parents[1]
-FUNCTION = re.compile(r"^\s*Function : (\S+)$", re.MULTILINE)
 INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/\s+(.*?);", re.MULTILINE)
 NOT_COMPARED = (
     (r"`?\(?\.L_x?_?\w+\)?", "LABEL"),
@@ -33,14 +32,13 @@ NOT_COMPARED = (
 
 def machine_code(binary: Path) -> dict[str, list[str]]:
     """The instructions of each kernel of a library or an object file, without what is not compared."""
-    command = [_tool("cuobjdump"), "-sass", str(binary)]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    starts = [*FUNCTION.finditer(text)]
-    ends = [*(each.start() for each in starts[1:]), len(text)]
-    return {
-        start[1]: [_normalised(line) for line in INSTRUCTION.findall(text[start.end() : end])]
-        for start, end in zip(starts, ends, strict=True)
-    }
+    from jitact.measuring.instructions import disassembled
+
+    try:
+        shown = disassembled(binary)
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from None
+    return {name: [_normalised(line) for line in INSTRUCTION.findall(text)] for name, text in shown.items()}
 
 
 def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
@@ -120,13 +118,6 @@ def _readable(name: str) -> str:
     if not shutil.which("c++filt"):
         return name
     return subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _tool(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        raise SystemExit(f"{name} is not on the PATH; pip install nvidia-cuda-{name} has it, in nvidia/*/bin")
-    return found
 
 
 if __name__ == "__main__":
