@@ -187,7 +187,7 @@ def _work(record: Activation, bias: bool, dropout: bool, residual: bool) -> Work
     """What suits the wrapped kernel: measured, see docs/decisions.md."""
     work = record.source.work
     if bias and not residual and "bit" not in record.saves:  # where backward keeps a bit, forward is next to nothing
-        return work._replace(forward=5)
+        return work._replace(forward=3 if work.forward <= 3 and not dropout else 5)
     return work._replace(forward=max(work.forward, DRAWING - residual)) if dropout else work
 
 

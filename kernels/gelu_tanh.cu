@@ -6,14 +6,14 @@
 
 #define GELU_TANH_K1 1.5957691216057308  // 2 sqrt(2 / pi)
 #define GELU_TANH_K3 (0.044715 * GELU_TANH_K1)
+#define GELU_TANH_NEAR_K1 1.59577178955078125  // 209161 / 2^17: a float's difference to it is exact, from K1 to 128
 
 // From |x| = 40 on both are constant in every type.
 ELEMENTWISE T forward(T x) {
   // |2 u| = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
   const T t = min(abs(x), 40), u = t * t, w = fma(T(GELU_TANH_K3), u, T(GELU_TANH_K1)), v = t * w;
-  const T rests = fma(rest(T(GELU_TANH_K3), GELU_TANH_K3), u, rest(T(GELU_TANH_K1), GELU_TANH_K1));
-  const T d = GELU_TANH_K1 - w, d_low = GELU_TANH_K1 - (d + w);  // d alone would lose what w_low is to keep
-  const T w_low = fma(T(GELU_TANH_K3), u, d) + d_low + fma(T(GELU_TANH_K3), fma(t, t, -u), rests);
+  const T rests = fma(rest(T(GELU_TANH_K3), GELU_TANH_K3), u, T(GELU_TANH_K1 - GELU_TANH_NEAR_K1));
+  const T w_low = fma(T(GELU_TANH_K3), u, GELU_TANH_NEAR_K1 - w) + fma(T(GELU_TANH_K3), fma(t, t, -u), rests);
   return times_sigmoid(max(x, -40), x < 0, v, fma(t, w_low, fma(t, w, -v)));
 }
 

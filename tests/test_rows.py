@@ -131,6 +131,17 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
             check(operator, name, x, scale=scale, what=(length, spread))
 
 
+@pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
+def test_threads_hold_many_elements_of_long_rows(name: str, dtype: torch.dtype, operator: Callable) -> None:
+    torch.manual_seed(0)
+    for vectors in (33_001, 50_000, 70_000) if fits(dtype, 1 << 20) else ():  # of the fewest threads, and of twice as many
+        for length in (16 // dtype.itemsize * vectors, 16 // dtype.itemsize * vectors - 3):
+            x = (torch.randn(2, length) * 8).to(dtype)
+            y = operator(name, "forward")(x, -1, -0.5)
+            errors = ulp_error(y, exact_output(name, -0.5 * x.double()), dtype)
+            assert errors.max() <= ULP[dtype], (length, errors.max())
+
+
 # Rows side by side: in one block, of 128 words side by side to a line, and in clusters; planes that share a tile; words that
 # lie in shared memory, and that are not held.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),

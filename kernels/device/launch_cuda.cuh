@@ -42,8 +42,8 @@ constexpr bool kStaged = op == Op::forward ? JITACT_STAGED % 2 && reads(op) == 1
 template <Op op> constexpr bool kStaged = false;
 #endif
 
-// How many blocks a multiprocessor is to have. Forward of 16 bits that computes much, or draws, wants as many threads as there can
-// be, and ptxas likes to take a few registers more than that leaves them. More blocks than these would leave something in memory.
+// How many blocks a multiprocessor is to have. Forward that computes much, or draws, wants as many threads as there can be, and
+// ptxas likes to take a few registers more than that leaves them. More blocks than these would leave something in memory.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030
 constexpr int kMostBlocks = 2048 / kThreads;
 #else
@@ -56,7 +56,10 @@ constexpr int least_blocks() {
     return sizeof(S) == 2 && reads(op) > 1 ? pick(op, kMostBlocks * blocks / 16, 0) : 0;
   }
 #ifdef JITACT_STAGED
-  if (JITACT_STAGED % 2 && op == Op::forward && sizeof(S) == 2 && (dense || kAlwaysRows)) return kMostBlocks;
+  if (JITACT_STAGED % 2 && op == Op::forward && (dense || kAlwaysRows)) {
+    if (sizeof(S) == 4) return kStaged<op> && kNumbers == 0 ? kMostBlocks : 0;
+    if (sizeof(S) == 2) return kMostBlocks;
+  }
 #endif
   return 0;
 }

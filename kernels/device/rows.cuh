@@ -145,17 +145,19 @@ struct Weighed<Single> {
 
 // A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
 // gives what is kept of it, as kept() does; and of the parts without the start, summed over the row, the fold is constructed.
-// `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves. Where elements and the
-// peak are not scaled, add() is given them so, and the constructor the scale. Parts may be of elements that are up to `slack` above
-// the peak, if scaled; move() takes those beside one peak, without the start, to a higher one.
+// `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves; one that `counts` those
+// at the peak adds faster what cannot be there. Where elements and the peak are not scaled, add() is given them so, and the
+// constructor the scale. Parts may be of elements that are up to `slack` above the peak, if scaled; move() takes those beside one
+// peak, without the start, to a higher one.
 template <typename T>
 class SumOfExp {
  public:
   static constexpr int parts = Weighed<T>::parts;
   static constexpr float start = Weighed<T>::start, slack = 3;
-  static constexpr bool as_it_is = false;
+  static constexpr bool as_it_is = false, counts = false;
 
   static JITACT_INLINE T kept(const Weights<T>& weights, T t) { return weights.of(t); }
+  template <bool may_be_peak = true>
   static JITACT_INLINE T add(T (&part)[parts], const Weights<T>& weights, T, T t) {
     const T weight = weights.of(t);
     Weighed<T>::add(part, weight);
@@ -195,13 +197,18 @@ class LogSumExp {
  public:
   static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
   static constexpr float start = Weighed<T>::start, slack = 0;
-  static constexpr bool as_it_is = true;
+  static constexpr bool as_it_is = true, counts = true;
 
   static JITACT_INLINE T kept(const Weights<T>&, T t) { return t; }
+  template <bool may_be_peak = true>
   static JITACT_INLINE T add(T (&part)[parts], const Weights<T>& weights, T peak, T t) {
-    const T is_peak = t == peak ? T(1) : T(0), weight = weights.of(t);
-    part[weighed] += is_peak;
-    Weighed<T>::add(part, fma(-weight, is_peak, weight));  // 0 for the peak; nvcc would branch around a choice
+    T weight = weights.of(t);
+    if constexpr (may_be_peak) {
+      const T is_peak = t == peak ? T(1) : T(0);
+      part[weighed] += is_peak;
+      weight = fma(-weight, is_peak, weight);  // 0 for the peak; nvcc would branch around a choice
+    }
+    Weighed<T>::add(part, weight);
     return t;
   }
   static JITACT_INLINE void move(T (&part)[parts], const Weights<T>& from, T peak, const Weights<T>& to, T higher) {

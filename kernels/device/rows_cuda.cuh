@@ -27,8 +27,8 @@ using loops::Words;
 
 constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
 constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
-// The vectors of a tensor that a thread works on at once. What is held in registers has no more.
-constexpr int vectors_at_once(Op op, bool held) { return held ? 8 / (reads(op) + masks(op)) : kChunk / reads(op); }
+constexpr int kFew = 8, kMany = 24;  // vectors of all tensors that a thread holds in registers
+constexpr int kLogOfMany = 8;        // threads of a block whose threads hold many, at most: two such share a multiprocessor
 constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // of a thread if two blocks share a multiprocessor, and if one has it
 static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kClusterBlocks);
 
@@ -36,7 +36,9 @@ struct Launch {
   int threads, log_threads;  // of a block
   int group, log_group;      // threads of a block that share a row
   int blocks;                // of a cluster, which shares rows too
-  int chunks;                // of a row, for each thread, if it is not held in registers
+  int held;                  // vectors of a thread at most, if a row is held in registers,
+  bool nearly_full;          // and whether each thread has all of them, or all but the last
+  int chunks;                // of a row, for each thread, if it is not
   float unit;                // that of unit_of
   int64_t rows, at_once;     // the latter by all clusters
   int length;  // elements of a row
@@ -139,8 +141,8 @@ struct Place {
 };
 
 // A thread's part of rows: of each, every blocks * group-th vector, from the thread's own on, in chunks. `ragged` rows may begin
-// and end within vectors. If rows are `held`, the thread has one, of one chunk, in registers.
-template <Op op, typename S, bool ragged, bool held>
+// and end within vectors. If so many vectors are `held`, the thread has one row, of one chunk, in registers.
+template <Op op, typename S, bool ragged, int held>
 class Rows {
  public:
   using T = typename Storage<S>::T;
@@ -187,7 +189,9 @@ class Rows {
   // Whether vectors that the row does not have are branched around, for the rows that are not of whole warps, and because what is
   // branched around is not spread over registers.
   static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
-  static constexpr int size = Storage<S>::size, tensors = reads(op), vectors = vectors_at_once(op, held);
+  static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward;  // whether rows can be that
+  static constexpr int size = Storage<S>::size, tensors = reads(op);
+  static constexpr int vectors = held ? held / (tensors + masks(op)) : kChunk / tensors;
   static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // of exchanges; the tensor that is folded
   using F = Fold<T>;
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
@@ -219,14 +223,19 @@ class Rows {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
   }
 
-  // Does something for each vector of a chunk that begins before `end`. Where all do, without branches between them.
+  // Does something for each vector of a chunk that begins before `end`. Where all do, or for all threads all but the last, without
+  // branches between them.
   template <typename Visit>
   JITACT_DEVICE void each_of(int c, int end, const Visit& visit) const {
-    if (!held && at(c, vectors - 1) < end) {
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) visit(v);
+    constexpr int sure = held ? vectors - 1 : vectors;
+    if (held ? kNearlyFull && launch_.nearly_full && end > 0 : at(c, vectors - 1) < end) {
+      JITACT_UNROLL for (int v = 0; v < sure; v++) visit(v);
+      if (held && at(c, sure) < end) visit(sure);
     } else {
-      JITACT_UNROLL for (int v = 0; v < vectors; v++)
-        if (!kBranches || at(c, v) < end) visit(v);
+      JITACT_UNROLL for (int first = 0; first < vectors; first += kFew)
+        if (kBranches || first == 0 || at(c, first) < end)
+          JITACT_UNROLL for (int v = first; v < vectors && v < first + kFew; v++)
+            if (!kBranches || at(c, v) < end) visit(v);
     }
   }
 
@@ -439,25 +448,33 @@ class Rows {
         JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
       });
     }
-    of_row[0] = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
+    const T own = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
+    of_row[0] = own;
     forget(words);
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
     peak = of_row[0], invalid = peak - peak;
+    // Of many warps, all but one are without the peak.
+    const bool with_peak = !F::counts || __ballot_sync(0xffffffffu, !(own < peak)) != 0;
     peak = signed_peak(peak);
     if (!pairs && is_far(peak)) base = peak, peak = 0;
 
     weights = weights_beside<S>(peak, scale_);
     Partial partial;
-    each<false>([&](int c, int v) {
-      T t[size];
-      elements(words, c, v, base, t);
-      JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::add(partial.of[i % 4], weights, peak, t[i]);
-      if constexpr (stored) {
-        const Words kept = Storage<S>::narrow(t);
-        if constexpr (held) words.of[x][v] = kept;
-        else ptx::store_shared(slot(c, v, x), kept.w);
-      }
-    });
+    const auto weigh = [&]<bool may_be_peak>() {
+      each<false>([&](int c, int v) {
+        T t[size];
+        elements(words, c, v, base, t);
+        JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::template add<may_be_peak>(partial.of[i % 4], weights, peak, t[i]);
+        if constexpr (stored) {
+          const Words kept = Storage<S>::narrow(t);
+          if constexpr (held) words.of[x][v] = kept;
+          else ptx::store_shared(slot(c, v, x), kept.w);
+        }
+      });
+    };
+    if constexpr (F::counts)
+      if (!with_peak) weigh.template operator()<false>();
+    if (with_peak) weigh.template operator()<true>();
     forget(words);
     partial.total(sums);
     combine<1>(sums, Totals(), folded_in_two_);
@@ -660,8 +677,8 @@ class Rows {
   Place place_, next_;  // of the row, and of the next one
 };
 
-template <Op op, typename S, bool ragged, bool held>
-__global__ void __launch_bounds__(kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
+template <Op op, typename S, bool ragged, int held>
+__global__ void __launch_bounds__(held == kMany ? 1 << kLogOfMany : kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
   Rows<op, S, ragged, held>(launch).run();
 }
 
@@ -680,20 +697,34 @@ uint32_t lowest(float scale) {
   return scale > 0 ? bits | signs : bits;
 }
 
+// Whether long rows are held by fewer threads that have many vectors each, which leaves more registers to elements.
+#ifdef JITACT_ROW_INPUT
+template <Op op> constexpr bool holds_many = false;
+#else
+template <Op op> constexpr bool holds_many = op == Op::forward;
+#endif
+
 // How threads share rows of so many vectors. Small blocks, which do not wait for each other, were measured to be the fastest, but
 // for backward, where large ones were; and the shortest rows in more threads than could hold them.
 template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
-  constexpr int64_t each = vectors_at_once(op, true);
+  constexpr int64_t each = kFew / (reads(op) + masks(op));
   const int64_t threads = op == Op::forward && sizeof(S) == 2 && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
-  launch.blocks = int((threads + (1 << launch.log_group) - 1) >> launch.log_group);
+  const auto blocks_of = [&](int64_t threads) { return int((threads + (1 << launch.log_group) - 1) >> launch.log_group); };
+  launch.blocks = blocks_of(threads), launch.held = kFew;
+  const int64_t fewer = (vectors + kMany - 1) / kMany;
+  if (holds_many<op> && launch.log_group > kLogOfMany && fewer <= kClusterBlocks << kLogLeast) {
+    launch.held = kMany, launch.log_group = kLogLeast, launch.blocks = blocks_of(fewer);
+  } else if (holds_many<op> && launch.blocks > kClusterBlocks && fewer <= kClusterBlocks << kLogOfMany) {
+    launch.held = kMany, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // of fewer, not all would have room
+  }
   if (launch.blocks > kClusterBlocks) {
     constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's
     const int64_t chunks = (reads(op) * vectors + chunk - 1) / chunk;
-    launch.log_group = kLogThreads;
+    launch.log_group = kLogThreads, launch.held = 0;
     launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kClusterBlocks));
     launch.chunks = int((chunks + launch.blocks - 1) / launch.blocks);
   }
@@ -731,10 +762,12 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
   return found > 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <Op op, typename S, bool ragged, bool held>
+template <Op op, typename S, bool ragged, int held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
   launch.unit = unit_of<S>(call.scale);
+  constexpr int each = held / (reads(op) + masks(op));
+  launch.nearly_full = int64_t(each - 1) * Storage<S>::size * launch.blocks * launch.group <= call.length;
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 #ifdef JITACT_ROW_INPUT
@@ -770,13 +803,18 @@ cudaError_t start(const Call& call, void* stream) {
   if (call.inner > 1) return start_columns<op, S>(call, s);
 #endif
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
-  const bool ragged = call.length % Storage<S>::size != 0;
-  if (launch.chunks == 0) return ragged ? start<op, S, true, true>(launch, call, s) : start<op, S, false, true>(launch, call, s);
+  const auto start_with = [&]<int held>() {
+    const bool ragged = call.length % Storage<S>::size != 0;
+    return ragged ? start<op, S, true, held>(launch, call, s) : start<op, S, false, held>(launch, call, s);
+  };
+  if (launch.held == kFew) return start_with.template operator()<kFew>();
+  if constexpr (holds_many<op>)
+    if (launch.held == kMany) return start_with.template operator()<kMany>();
 #ifdef JITACT_ROW_INPUT
   if constexpr (op == Op::forward) return cudaErrorInvalidValue;
   else
 #endif
-  return ragged ? start<op, S, true, false>(launch, call, s) : start<op, S, false, false>(launch, call, s);
+  return start_with.template operator()<0>();
 }
 
 inline const char* message(cudaError_t error) {

@@ -28,8 +28,8 @@ class Work(NamedTuple):
 
     More work wants more loads under way, so a thread takes more 16-byte vectors; where there is little work, one vector is
     faster. With 5, loads go through shared memory, as the compiler would put off those to registers until they are late: of
-    forward that reads one tensor and of backward that reads two, both dense. Forward of 16 bits has all threads of a
-    multiprocessor then, with 32 registers each.
+    forward that reads one tensor and of backward that reads two, both dense. Forward has all threads of a
+    multiprocessor then, with 32 registers each, where these are enough.
     """
 
     forward: int = 4
