@@ -242,8 +242,8 @@ def with_kept(
 ) -> dict[str, Any]:
     """Results, and those lines of a file that are not among them; none where a fact of the machine or the shape is another.
 
-    Lines that another version measured, if that may be, say so: ``"by"``. What is computed of all lines, such as means, is the
-    caller's to compute again.
+    What is measured again keeps its place. Lines that another version measured, if that may be, say so: ``"by"``. What is
+    computed of all lines, such as means, is the caller's to compute again.
     """
     if path is None or not path.exists():
         return results
@@ -260,9 +260,8 @@ def with_kept(
     for key in {"dtypes", "first_use"} & before.keys():
         both[key] = before[key] | results.get(key, {})
     for key in {"operands", "rows"} & before.keys():
-        measured = {_line(row, results) for row in results.get(key, [])}
-        kept = [row for row in before[key] if _line(row, before) == _line(row, both) and _line(row, both) not in measured]
-        both[key] = [by | row for row in kept] + results.get(key, [])
+        kept = {_line(row, before): by | row for row in before[key] if _line(row, before) == _line(row, both)}
+        both[key] = list((kept | {_line(row, results): row for row in results.get(key, [])}).values())
     return both
 
 

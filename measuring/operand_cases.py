@@ -43,6 +43,7 @@ class Case(NamedTuple):
         rows: the activation of rows, and along which dimension they lie, if it is one.
         masked: whether ``extra`` makes a mask, which forward reads beside that, and which has no gradient.
         converts: whether the result is float32, and so x of 16 bits.
+        multiple: what the number of elements is a multiple of.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Case(NamedTuple):
     rows: tuple[str, int] | None = None
     masked: bool = False
     converts: bool = False
+    multiple: int = 1
 
     @property
     def activation(self) -> str:
@@ -98,12 +100,21 @@ def _nothing(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
     return []
 
 
-def _channels(count: int) -> Callable[[Shape, dict[str, Any]], list[Tensor]]:
-    return lambda shape, made: [torch.full((count,), 0.25, **made)]
+def _prelu(channels: int, *plane: int) -> Case:
+    """With so many channels, each of elements side by side."""
 
+    def by_channel(x: Tensor) -> Tensor:
+        return x.view(-1, channels, *plane)
 
-def _by_channel(x: Tensor, weight: Tensor) -> Tensor:
-    return x.view(-1, weight.numel(), *([1024] if weight.numel() == 64 else []))
+    return Case(
+        f"prelu, {channels} channels",
+        lambda x, w: jitact.prelu(by_channel(x), w),
+        lambda x, w: F.prelu(by_channel(x), w),
+        lambda shape, made: [torch.full((channels,), 0.25, **made)],
+        2,
+        3,
+        multiple=channels * torch.Size(plane).numel(),
+    )
 
 
 def _around(name: str) -> list[Case]:
@@ -219,10 +230,8 @@ CASES: tuple[Case, ...] = (
     *_around("silu"),
     *_around("relu"),
     *_around("mish"),
-    Case("prelu, 64 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
-         lambda x, w: F.prelu(_by_channel(x, w), w), _channels(64), 2, 3),
-    Case("prelu, 4096 channels", lambda x, w: jitact.prelu(_by_channel(x, w), w),
-         lambda x, w: F.prelu(_by_channel(x, w), w), _channels(4096), 2, 3),
+    _prelu(64, 1024),
+    _prelu(4096),
     *(_gated(name) for name in GATED),
     *_of_rows("softmax"),
     *_masked_rows(),

@@ -65,6 +65,11 @@ def measure_operands(
         shape: of the tensors, in place of each case's own.
     """
     results: dict[str, Any] = {"machine": machine(device), "operands": []}
+    if shape:
+        for case in chosen:
+            if torch.Size(shape).numel() % case.multiple:
+                say(f"{case.name}: takes a multiple of {case.multiple} elements, not {size(shape)}")
+        chosen = [case for case in chosen if torch.Size(shape).numel() % case.multiple == 0]
     tasks = list(_tasks(chosen, dtypes, device, shape))
     with keeping(results):
         if device.type == "cuda":

@@ -340,6 +340,13 @@ class TestBench:
         wrong = case._replace(ours=lambda gate, up: case.theirs(up, gate))
         assert operand_rows._wrong(wrong, x, others, dy) == "forward is wrong"
 
+    def test_a_shape_that_a_case_does_not_take(self, tmp_path, capsys, quick):
+        file = tmp_path / "prelu.json"
+        arguments = ["prelu", "--shape", "4x4096", "--dtype", "fp32", "--device", "cpu", "--json", str(file)]
+        assert bench.main(["--operands", *arguments]) == 0
+        assert [row["name"] for row in json.loads(file.read_text())["operands"]] == ["prelu, 4096 channels"]
+        assert "prelu, 64 channels: takes a multiple of 65536 elements, not 4 x 4096" in capsys.readouterr().out
+
     def test_operands_without_names_are_all(self, tmp_path, monkeypatch):
         asked = []
 
@@ -523,18 +530,18 @@ class TestWithKept:
         old = [row("gelu", "bf16", 0.5), row("gelu", "fp32", 4.0, "slow")]
         new = [row("gelu", "bf16", 1.0)]
         both = self.kept(models.summary(new), models.summary(old), tmp_path)
-        assert both["rows"] == [old[1], new[0]]
+        assert both["rows"] == [new[0], old[1]]
         summary = models.summary(both["rows"])
         assert summary["flagged"] == 1 and summary["geometric_means"] == {"eager": 1.0, "compile": pytest.approx(2.0)}
 
-    @pytest.mark.parametrize(("shape", "names"), [([4, 4], ["relu", "gelu"]), ([2, 2], ["gelu"])])
+    @pytest.mark.parametrize(("shape", "names"), [([4, 4], ["gelu", "relu"]), ([2, 2], ["gelu"])])
     def test_lines_of_a_dtype_with_another_shape_are_not(self, tmp_path, shape, names):
         old = {"dtypes": {"bf16": {"shape": shape}, "fp32": {"shape": [4, 4]}}, "first_use": {"relu": {}}}
         old["rows"] = [{"name": name, "dtype": "bf16"} for name in ("gelu", "relu")] + [{"name": "relu", "dtype": "fp32"}]
         new = {"dtypes": {"bf16": {"shape": [4, 4]}}, "rows": [{"name": "gelu", "dtype": "bf16", "new": True}], "first_use": {}}
         both = self.kept(new, old, tmp_path)
         assert [row["name"] for row in both["rows"] if row["dtype"] == "bf16"] == names
-        assert both["rows"][-1] == new["rows"][0] and {"name": "relu", "dtype": "fp32"} in both["rows"]
+        assert new["rows"][0] in both["rows"] and {"name": "relu", "dtype": "fp32"} in both["rows"]
         assert set(both["dtypes"]) == {"bf16", "fp32"} and set(both["first_use"]) == {"relu"}
 
     def test_operands_have_shapes(self, tmp_path):
@@ -548,7 +555,7 @@ class TestWithKept:
         write_json(tmp_path / "old.json", old)
         new = {"machine": self.MACHINE | {"kind": "cuda", "jitact": "1"}, "rows": [row]}
         both = with_kept(new, tmp_path / "old.json", ("device", "torch"))
-        assert both["rows"] == [{"by": "jitact 0, 2026-01-02"} | row | {"name": "relu"}, row]
+        assert both["rows"] == [row, {"by": "jitact 0, 2026-01-02"} | row | {"name": "relu"}]
         assert with_kept(new, tmp_path / "old.json") == new
 
     def test_what_else_a_file_holds_is_written_over(self, tmp_path):
