@@ -10,7 +10,7 @@ from torch import Tensor
 from . import kernels
 from .records import Beside, RowActivation
 
-__all__ = ["OWN_CALL", "Operated", "Rows", "lying_rows"]
+__all__ = ["OWN_CALL", "Rows", "Typed", "lying_rows"]
 
 
 OWN_CALL = -1  # in place of where PyTorch's warning of a missing dimension points: such calls are not patched() again
@@ -50,7 +50,7 @@ class Rows(torch.autograd.Function):
         return dx, None, None, None, None, None, None, *of_rows
 
 
-class Operated(torch.autograd.Function):
+class Typed(torch.autograd.Function):
     """An activation of contiguous rows, times a number, in a build for one type of x, one of the result, and a mask."""
 
     @staticmethod

@@ -65,9 +65,9 @@ class RowDefinition(RowActivation):
         """The same of backward."""
         return can(y, dim, 2)
 
-    def takes_operands(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+    def takes_types(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         """The same of a build for some types."""
-        return kernels.is_scale(scale) and kernels.fits_operands(x, dim, types)
+        return kernels.is_scale(scale) and kernels.fits_types(x, dim, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""

@@ -14,8 +14,8 @@ from torch.overrides import handle_torch_function
 from ..records import as_number, is_stand_in, what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows, lying_rows
-from .operands import with_operands
 from .records import NOTHING, TABLE, Beside, RowActivation, can
+from .typed import in_types
 
 __all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
 
@@ -114,7 +114,7 @@ def run(
     factor = float(record.factor * scale)
     plain = factor == record.factor
     if dim is not None and save == "output" and (mask is not None or dtype not in (None, x.dtype)):
-        y = with_operands(record, x, dim, dtype or x.dtype, factor, mask, beside)
+        y = in_types(record, x, dim, dtype or x.dtype, factor, mask, beside)
         if y is not None:
             return y
     if dtype is not None and (mask is not None or not plain):

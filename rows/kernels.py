@@ -21,7 +21,7 @@ __all__ = [
     "built",
     "collapsed",
     "fits_a_gpu",
-    "fits_operands",
+    "fits_types",
     "forward",
     "is_plain",
     "is_scale",
@@ -33,7 +33,7 @@ __all__ = [
     "sees_rows",
     "takes_backward",
     "takes_forward",
-    "takes_operands",
+    "takes_types",
     "turned_back",
 ]
 
@@ -147,7 +147,7 @@ def takes_backward(y: Tensor, dim: int) -> bool:
     return columns == 1 and y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
 
 
-def fits_operands(x: Tensor, dim: int, types: RowTypes) -> bool:
+def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
     """Whether a build for some types takes the rows of a contiguous tensor."""
     if x.numel() == 0 or _columns(x, dim) > 1 or x.numel() // x.shape[dim] >= 2**31:
         return False
@@ -162,10 +162,10 @@ def fits_operands(x: Tensor, dim: int, types: RowTypes) -> bool:
     return touched * (1 if types.mask == "none" else 2) <= most
 
 
-def takes_operands(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
     """The same, where that is no slower than PyTorch's operators."""
     size = x.numel() * max(x.itemsize, getattr(torch, types.output).itemsize)
-    if not SCALES[0] <= abs(scale) <= SCALES[1] or size < SMALL or not fits_operands(x, dim, types):
+    if not SCALES[0] <= abs(scale) <= SCALES[1] or size < SMALL or not fits_types(x, dim, types):
         return False
     length = x.shape[dim]
     if x.is_cuda:

@@ -105,9 +105,9 @@ class RowActivation:
         """The same of backward, of a contiguous output or input."""
         return kernels.takes_backward(y, dim)
 
-    def takes_operands(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
+    def takes_types(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         """The same of a build for some types, where that is no slower than what comes before the kernel otherwise."""
-        return kernels.takes_operands(x, dim, scale, types)
+        return kernels.takes_types(x, dim, scale, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a tensor that is taken."""

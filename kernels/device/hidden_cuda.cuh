@@ -1,7 +1,7 @@
 // Gradients that a mask leaves out, on a GPU. rows_cuda.cuh includes this at its end, in builds with a mask of bool.
 #pragma once
 
-#include "row_operands_cuda.cuh"
+#include "row_types_cuda.cuh"
 
 namespace jitact::rows {
 

@@ -5,17 +5,17 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <type_traits>
 
+#include "early_cuda.cuh"
 #include "memory_cuda.cuh"
 #include "rows_call.h"
 #ifdef JITACT_PART
 #include "parts.cuh"
 #endif
 #ifdef JITACT_ROW_INPUT
-#include "row_operands_cuda.cuh"
+#include "row_types_cuda.cuh"
 #endif
 
 namespace jitact::rows {
@@ -736,30 +736,25 @@ Launch shared_by(int64_t vectors) {
 // How many clusters of a launch run at once on the current device. CUDA is asked once for each shape of a launch.
 template <auto kernel>
 cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
-  constexpr int kDevices = 64;
-  static std::atomic<int> known[kDevices][kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1];
-  int device = 0, found = 0, shared = 0;
-  cudaGetDevice(&device);
-  auto& here = known[device % kDevices][launch.log_threads - kLogLeast][launch.chunks][launch.blocks];
-  if (device < kDevices) found = here.load(std::memory_order_relaxed);
-  if (found == 0) {
+  static int64_t known[kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1][early::kDevices];
+  cudaError_t error = cudaSuccess;
+  count = early::of_device(known[launch.log_threads - kLogLeast][launch.chunks][launch.blocks], [&]() -> int64_t {
+    int device = 0, found = 0, shared = 0, processors = 1;
+    cudaGetDevice(&device);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
     shared -= int(sizeof(Exchange<0, 4>)) * 4;
-    cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (launch.blocks == 1) {
-      int processors = 0;
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
       if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kernel, launch.threads, config.dynamicSmemBytes);
-      found *= processors;
     } else {
       if (!error && launch.blocks > 8) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (!error) error = cudaOccupancyMaxActiveClusters(&found, kernel, &config);
     }
-    if (error) return error;
-    if (device < kDevices) here.store(found, std::memory_order_relaxed);
-  }
-  count = found;
-  return found > 0 ? cudaSuccess : cudaErrorInvalidValue;
+    return error ? 0 : int64_t(found) * processors;  // 0 is asked for again
+  });
+  if (error) return error;
+  return count > 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
 template <Op op, typename S, bool ragged, int held>

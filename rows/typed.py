@@ -7,15 +7,15 @@ from torch import Tensor
 
 from ..kernels.loader.source import ELEMENTS, RowTypes
 from . import kernels
-from .autograd import Operated, lying_rows
+from .autograd import Typed, lying_rows
 from .records import Beside, RowActivation
 
-__all__ = ["types_of", "with_operands"]
+__all__ = ["in_types", "types_of"]
 
 NAMES = {getattr(torch, name): name for name in ELEMENTS if name != "none"}
 
 
-def with_operands(
+def in_types(
     record: RowActivation, x: Tensor, dim: int, dtype: torch.dtype, scale: float, mask: Tensor | None, beside: Beside
 ) -> Tensor | None:
     """The activation of ``scale x + mask`` in ``dtype``, in one pass; None where that is to be computed otherwise.
@@ -35,7 +35,7 @@ def with_operands(
     if types is None:
         return None
     lying, place, order = kernels.as_it_lies(x, dim)
-    if not lying.is_contiguous() or not record.takes_operands(lying, place, scale, types):
+    if not lying.is_contiguous() or not record.takes_types(lying, place, scale, types):
         return None
     rows = None
     if mask is not None:
@@ -51,7 +51,7 @@ def with_operands(
     if build is None:
         return None
     of_rows = lying_rows(beside, x.shape, dim, order)
-    y = Operated.apply(lying, mask, record, build, place, scale, rows, beside.numbers, *of_rows)
+    y = Typed.apply(lying, mask, record, build, place, scale, rows, beside.numbers, *of_rows)
     return kernels.turned_back(y, order)
 
 

@@ -22,8 +22,8 @@ from jitact.measuring.ulp import ulp_error
 from jitact.rows import kernels as row_kernels
 from jitact.rows.kernels import collapsed
 from jitact.rows.modules import forget
-from jitact.rows.operands import types_of
 from jitact.rows.records import TABLE, RowActivation
+from jitact.rows.typed import types_of
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 INF, NAN = math.inf, math.nan
