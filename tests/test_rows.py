@@ -214,6 +214,19 @@ def test_kernels_do_with_strange_rows_what_pytorch_does(name: str, operator: Cal
                 assert errors[exact.isfinite()].max() <= ULP[dtype]
 
 
+@pytest.mark.parametrize("name", KERNELS)
+def test_elements_that_a_scale_rounds_by_more_than_their_distance(name: str, operator: Callable) -> None:
+    for shape, dim in (((4, 3), 1), ((4, 300), 1), ((4, 9000), 1), ((300, 4), 0), ((20_000, 4), 0)):
+        if shape[dim] > 256 and not fits(torch.float32, 1 << 20):
+            continue
+        for scale in (0.3, -2.5):
+            rows = torch.full((4, shape[dim]), 1e37)
+            rows[:2, 1], rows[2], rows[3] = 5e36, -1e38, 7e8  # all of a row that is masked, often
+            x = (rows if dim == 1 else rows.t()).contiguous()
+            y, exact = operator(name, "forward")(x, dim, scale), getattr(F, name)(scale * x, dim)
+            torch.testing.assert_close(y, exact, rtol=1e-5, atol=0, msg=f"{shape} {scale}")
+
+
 @pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, operator: Callable) -> None:
     for length in (37, 1029):

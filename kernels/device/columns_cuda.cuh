@@ -186,7 +186,7 @@ class Tile {
     F folded[each];
     const auto elements = [&](int i, T (&t)[each]) {
       read(words, i, x, t);
-      if constexpr (!pairs && !scaled) t[0] = fma(t[0], scale_, -base);
+      if constexpr (!pairs && !scaled) t[0] = is_beyond(base) ? T(ptx::add((t[0] * scale_).v, -base.v)) : fma(t[0], scale_, -base);
       if constexpr (scaled && kPlaced) t[0] -= base;
     };
 

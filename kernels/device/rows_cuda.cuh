@@ -86,6 +86,11 @@ JITACT_DEVICE T signed_peak(T peak, T scale) { return sizeof(S) == 2 && scale < 
 // In these units: beside a peak that is not far from 0, what is at kLowest weighs nothing.
 constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
 
+// Whether what rounding takes from a scaled peak is more than exponentials bear. Then elements are scaled and rounded as it is;
+// else they are not rounded before their distance to it.
+template <typename T>
+JITACT_DEVICE bool is_beyond(T peak) { return !(abs(peak) < 0x1p28f); }
+
 // What takes the values of one thread and another's to those of both.
 struct Highest {
   static constexpr float neutral(int) { return -INFINITY; }
@@ -397,13 +402,19 @@ class Rows {
   // Elements of the tensor that is folded, in 16 bits as they are, else scaled and from `base` on.
   JITACT_DEVICE void elements(const Held& words, int c, int v, T base, T (&t)[size]) const {
     read(words, c, v, x, t);
-    JITACT_UNROLL for (int i = 0; !pairs && i < size; i++) t[i] = fma(t[i], scale_, -base);
+    JITACT_UNROLL for (int i = 0; !pairs && i < size; i++) t[i] = fma(t[i], times_, -base);
+  }
+  JITACT_DEVICE void keep(Held& words, int c, int v, const T (&t)[size]) const {
+    const Words kept = Storage<S>::narrow(t);
+    if constexpr (held) words.of[x][v] = kept;
+    else ptx::store_shared(slot(c, v, x), kept.w);
   }
 
   // Folds the row of x, the last tensor, and goes on to its results or gradients.
   JITACT_DEVICE void fold(Held& words) {
     T base = 0, invalid = 0, peak, sums[F::parts], exponent = 0;
     Weights<T> weights;
+    times_ = scale_;
     if constexpr (held) {
       fold_in_two(words, base, invalid, peak, weights, sums);
     } else if (!fold_as_it_comes(peak, weights, sums, exponent)) {
@@ -456,7 +467,17 @@ class Rows {
     // Of many warps, all but one are without the peak.
     const bool with_peak = !F::counts || __ballot_sync(0xffffffffu, !(own < peak)) != 0;
     peak = signed_peak(peak);
-    if (!pairs && is_far(peak)) base = peak, peak = 0;
+    if (!pairs && is_far(peak)) {
+      base = peak, peak = 0;
+      if (is_beyond(base)) {
+        each<false>([&](int c, int v) {
+          T t[size];
+          elements(words, c, v, T(0), t);
+          keep(words, c, v, t);
+        });
+        times_ = 1;
+      }
+    }
 
     weights = weights_beside<S>(peak, scale_);
     Partial partial;
@@ -465,11 +486,7 @@ class Rows {
         T t[size];
         elements(words, c, v, base, t);
         JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::template add<may_be_peak>(partial.of[i % 4], weights, peak, t[i]);
-        if constexpr (stored) {
-          const Words kept = Storage<S>::narrow(t);
-          if constexpr (held) words.of[x][v] = kept;
-          else ptx::store_shared(slot(c, v, x), kept.w);
-        }
+        if constexpr (stored) keep(words, c, v, t);
       });
     };
     if constexpr (F::counts)
@@ -669,6 +686,7 @@ class Rows {
 
   const Launch& launch_;
   const T scale_;
+  T times_;  // what makes the row's elements scaled: 1 where they are
   const int step_;
   const unsigned slots_;
   Formulas<T, 1> formulas_;
