@@ -260,9 +260,17 @@ def with_kept(
     for key in {"dtypes", "first_use"} & before.keys():
         both[key] = before[key] | results.get(key, {})
     for key in {"operands", "rows"} & before.keys():
-        kept = {_line(row, before): by | row for row in before[key] if _line(row, before) == _line(row, both)}
-        both[key] = list((kept | {_line(row, results): row for row in results.get(key, [])}).values())
+        kept = _by_line([by | row for row in before[key] if _line(row, before) == _line(row, both)], both)
+        both[key] = [row for rows in (kept | _by_line(results.get(key, []), both)).values() for row in rows]
     return both
+
+
+def _by_line(rows: list[dict[str, Any]], results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Those of one line together, as of several that backward keeps."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(_line(row, results), []).append(row)
+    return found
 
 
 def _line(row: dict[str, Any], results: dict[str, Any]) -> str:
