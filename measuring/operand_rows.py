@@ -65,21 +65,21 @@ def measure_operands(
         shape: of the tensors, in place of each case's own.
     """
     results: dict[str, Any] = {"machine": machine(device), "operands": []}
-    if shape:
-        for case in chosen:
-            if torch.Size(shape).numel() % case.multiple:
-                say(f"{case.name}: takes a multiple of {case.multiple} elements, not {size(shape)}")
-        chosen = [case for case in chosen if torch.Size(shape).numel() % case.multiple == 0]
+    unsuited = [case for case in chosen if shape and torch.Size(shape).numel() % case.multiple]
+    for case in unsuited:
+        say(f"{case.name}: takes a multiple of {case.multiple} elements, not {size(shape)}")
+    chosen = [case for case in chosen if case not in unsuited]
     tasks = list(_tasks(chosen, dtypes, device, shape))
+    on_gpu = device.type == "cuda" and bool(tasks)
     with keeping(results):
-        if device.type == "cuda":
+        if on_gpu:
             _build_ahead(chosen)
             if compiled:
                 begin = time.perf_counter()
                 compile_ahead(_compile, tasks, min(12, (os.cpu_count() or 2) - 1, len(tasks)))
                 say(f"compiled ahead in {time.perf_counter() - begin:.0f} s")
         _measure_all(tasks, compiled, results["operands"])
-        if device.type == "cuda":
+        if on_gpu:
             try:
                 _count_instructions(tasks, results["operands"])
             except Exception as error:  # of a profiler or a disassembler; what was measured is kept
