@@ -51,6 +51,11 @@ struct Columns {
   Operands operands;
 };
 
+// Whether what rounding takes from a scaled peak is more than exponentials bear. Then elements are scaled and rounded as it is;
+// else they are not rounded before their distance to it.
+template <typename T>
+JITACT_DEVICE bool is_beyond(T peak) { return !(abs(peak) < 0x1p28f); }
+
 // The elements of a word, one of each of its rows.
 template <typename S> constexpr int kEach = 4 / int(sizeof(S));
 template <typename S, typename T>

@@ -29,6 +29,14 @@ JITACT_INLINE float at_least(float x, float bound) {
   return x < bound ? bound : x;
 #endif
 }
+// The same, but the bound for NaN.
+JITACT_INLINE float raised_to(float x, float bound) {
+#ifdef __CUDA_ARCH__
+  return fmaxf(x, bound);
+#else
+  return x > bound ? x : bound;
+#endif
+}
 
 // sqrt(x) for 0, and from 2^-126 to inf, at most 1 ulp off.
 JITACT_INLINE float square_root(float x) {

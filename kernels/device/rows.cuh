@@ -15,9 +15,9 @@
 //   SumOfExp<T>    keeps e^t; .share(kept) is e^t / sum of e^t
 //   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
 //
-// and Sum<T> has .total, and .times_exp(y), which is e^y times that. If fold_from_output gives several terms, as Many<T, n>, the
-// sums are a Sum<T, n>, whose .of[k] is that of term k, and whose .total is the first. Where an element is NaN or +inf, or all are
-// -inf, the row is NaN, as PyTorch's is.
+// and Sum<T> has .total, and .times_exp(y), which is e^y times that, for y up to 46. If fold_from_output gives several terms, as
+// Many<T, n>, the sums are a Sum<T, n>, whose .of[k] is that of term k, and whose .total is the first. Where an element is NaN or
+// +inf, or all are -inf, the row is NaN, as PyTorch's is.
 //
 // The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
 // factor keeps weights beside the smallest normal share out of the subnormal range. A GPU folds rows that its registers do not
@@ -59,7 +59,7 @@ class Weights {
 };
 
 // For float32, 2^n 2^f with t log2(e) = n + f and n whole. t - peak is never rounded, which alone would be 64 ulp at a distance
-// of 80: the n of the peak is in the constant that finds n. 0.9 ulp.
+// of 80: the n of the peak is in the constant that finds n. 0.9 ulp. NaN weighs nothing: of its row, the peak is NaN.
 template <>
 class Weights<Single> {
  public:
@@ -76,8 +76,9 @@ class Weights<Single> {
   // With what the rounding of the weight took.
   JITACT_INLINE Single over(Single sum, Single t) const {
     const Parts parts(*this, t);
-    const float quotient = sum.v / parts.weight(), rest = fmaf(parts.slope, parts.f, 1.0f - parts.power);
-    return quotient - quotient * (rest / parts.power);
+    const float weight = parts.weight(), inverse = 1.0f / weight, rest = fmaf(parts.slope, parts.f, 1.0f - parts.power);
+    const float near = sum.v * inverse, quotient = fmaf(fmaf(-near, weight, sum.v), inverse, near);
+    return fmaf(-quotient, rest * single::rough_reciprocal(parts.power), quotient);
   }
   // A whole number, as the peak decides n alone.
   JITACT_INLINE Single exponent_to(const Weights& higher) const { return higher.whole_ - whole_; }
@@ -90,7 +91,7 @@ class Weights<Single> {
   struct Parts {
     float f, shifted, slope, power;
     JITACT_INLINE Parts(const Weights& weights, Single t) {
-      const float x = single::at_least(t.v, weights.least_);
+      const float x = single::raised_to(t.v, weights.least_);
       shifted = fmaf(x, narrow::kLog2e, weights.whole_);
       f = fmaf(x, 1.92596303e-8f, fmaf(x, narrow::kLog2e, -(shifted - weights.whole_)));
       slope = 1.532647148e-4f;
@@ -252,9 +253,9 @@ struct Sum<T, 1> {
   Sum() = default;
   JITACT_INLINE explicit Sum(const T (&totals)[1]) : total(totals[0]) {}
 
-  // Of 16-bit types, whose exponentials end where normal numbers do, a factor 2^60 goes from one to the other.
+  // Exponentials end near the least normal number. So a factor goes from one to the other: 2^24, or 2^60 of 16-bit types.
   JITACT_INLINE T times_exp(T y) const {
-    if constexpr (std::is_same_v<T, Single>) return exp(y) * total;
+    if constexpr (std::is_same_v<T, Single>) return T(single::exp_scaled(-y.v)) * (total * T(single::kUnscale));
     else return T(narrow::exp2(fmaf(y.v, narrow::kLog2e, 60.0f))) * (total * T(0x1p-60f));
   }
 };

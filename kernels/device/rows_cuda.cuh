@@ -86,11 +86,6 @@ JITACT_DEVICE T signed_peak(T peak, T scale) { return sizeof(S) == 2 && scale < 
 // In these units: beside a peak that is not far from 0, what is at kLowest weighs nothing.
 constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
 
-// Whether what rounding takes from a scaled peak is more than exponentials bear. Then elements are scaled and rounded as it is;
-// else they are not rounded before their distance to it.
-template <typename T>
-JITACT_DEVICE bool is_beyond(T peak) { return !(abs(peak) < 0x1p28f); }
-
 // What takes the values of one thread and another's to those of both.
 struct Highest {
   static constexpr float neutral(int) { return -INFINITY; }
@@ -399,10 +394,12 @@ class Rows {
     }
   }
 
-  // Elements of the tensor that is folded, in 16 bits as they are, else scaled and from `base` on.
+  // Elements of the tensor that is folded, in 16 bits as they are, else scaled, and from `base` on: their places have that, but for
+  // files that take them as they were.
   JITACT_DEVICE void elements(const Held& words, int c, int v, T base, T (&t)[size]) const {
     read(words, c, v, x, t);
-    JITACT_UNROLL for (int i = 0; !pairs && i < size; i++) t[i] = fma(t[i], times_, -base);
+    JITACT_UNROLL for (int i = 0; !held && !pairs && i < size; i++) t[i] *= times_;
+    JITACT_UNROLL for (int i = 0; kPlaced && i < size; i++) t[i] -= base;
   }
   JITACT_DEVICE void keep(Held& words, int c, int v, const T (&t)[size]) const {
     const Words kept = Storage<S>::narrow(t);
@@ -423,7 +420,7 @@ class Rows {
       exponent = 0, folded_in_two_++;
     }
     F folded(peak, invalid, weights, sums, pairs ? scale_ : T(1));
-    if constexpr (kPlaced) folded.move(base), base = 0;
+    if constexpr (kPlaced) folded.move(base), peak += base, base = 0;
     if constexpr (!held && stored) {
       if (exponent < -32) move_kept(chunks(), exponent), exponent = 0;  // shares would be of subnormal factors
       folded.divide_kept(Weights<T>::power(exponent));
@@ -434,6 +431,7 @@ class Rows {
       else elements(words, c, v, base, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         if (pairs && F::as_it_is) y[i] *= scale_;
+        if (!pairs && F::counts) y[i] = T(fminf(y[i].v, peak.v));  // which is what was put aside
         y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
       }
     };
@@ -441,7 +439,8 @@ class Rows {
     else backward<false>(words, result);
   }
 
-  // The peak, beside which all elements are weighed then. A peak that is far from 0 becomes the base.
+  // The peak, beside which all elements are weighed then. Elements of float32 are scaled in their places. A peak that is far from 0
+  // becomes the base: distances to it are exact.
   JITACT_DEVICE void fold_in_two(Held& words, T& base, T& invalid, T& peak, Weights<T>& weights, T (&sums)[F::parts]) {
     T of_row[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     if constexpr (pairs) {
@@ -455,9 +454,11 @@ class Rows {
     } else {
       each<true>([&](int c, int v) {
         T t[size];
-        elements(words, c, v, base, t);
-        JITACT_UNROLL for (int i = 0; i < size; i++) highest[i % 4] = max(highest[i % 4], t[i]);
+        read(words, c, v, x, t);
+        JITACT_UNROLL for (int i = 0; i < size; i++) t[i] *= scale_, highest[quarter(v)] = max(highest[quarter(v)], t[i]);
+        keep(words, c, v, t);
       });
+      times_ = 1;
     }
     const T own = max(max(highest[0], highest[1]), max(highest[2], highest[3]));
     of_row[0] = own;
@@ -465,21 +466,23 @@ class Rows {
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
     peak = of_row[0], invalid = peak - peak;
     // Of many warps, all but one are without the peak.
-    const bool with_peak = !F::counts || __ballot_sync(0xffffffffu, !(own < peak)) != 0;
+    const bool with_peak = pairs && F::counts && __ballot_sync(0xffffffffu, !(own < peak)) != 0;
     peak = signed_peak(peak);
     if (!pairs && is_far(peak)) {
       base = peak, peak = 0;
-      if (is_beyond(base)) {
+      if constexpr (!kPlaced)
         each<false>([&](int c, int v) {
           T t[size];
-          elements(words, c, v, T(0), t);
+          read(words, c, v, x, t);
+          JITACT_UNROLL for (int i = 0; i < size; i++) t[i] -= base;
           keep(words, c, v, t);
         });
-        times_ = 1;
-      }
     }
 
     weights = weights_beside<S>(peak, scale_);
+    T aside = 0;
+    if constexpr (F::counts && !pairs)
+      if (own == of_row[0]) aside = put_aside(words, highest, own, kPlaced ? own : peak);
     Partial partial;
     const auto weigh = [&]<bool may_be_peak>() {
       each<false>([&](int c, int v) {
@@ -489,13 +492,38 @@ class Rows {
         if constexpr (stored) keep(words, c, v, t);
       });
     };
-    if constexpr (F::counts)
-      if (!with_peak) weigh.template operator()<false>();
-    if (with_peak) weigh.template operator()<true>();
+    if (!with_peak) weigh.template operator()<!F::counts>();
+    if constexpr (F::counts && pairs)
+      if (with_peak) weigh.template operator()<true>();
     forget(words);
     partial.total(sums);
+    if constexpr (F::counts && !pairs) sums[F::parts - 1] = aside;
     combine<1>(sums, Totals(), folded_in_two_);
   }
+
+  // Replaces elements of float32 at the row's peak, which is the thread's `own`, by NaN, which weighs nothing, and gives their
+  // number. What is below the peak is weighed by few instructions then, and alike in all warps: the one that has the peak would be
+  // waited for. `highest` is of each quarter of the vectors, and `placed` what the peak's places have.
+  JITACT_DEVICE T put_aside(Held& words, const T (&highest)[4], T own, T placed) const {
+    T count = 0;
+    JITACT_UNROLL for (int q = 0; q < 4; q++) {
+      if (highest[q] != own) continue;
+      for (int c = 0; c < chunks(); c++)
+        JITACT_UNROLL for (int v = 0; v < vectors; v++) {
+          if (quarter(v) != q || (!held && at(c, v) >= place_.end)) continue;
+          T t[size];
+          read(words, c, v, x, t);
+          JITACT_UNROLL for (int i = 0; i < size; i++) {
+            const bool is_peak = t[i] == placed;
+            t[i] = is_peak ? T(NAN) : t[i], count += is_peak ? T(1) : T(0);
+          }
+          keep(words, c, v, t);
+        }
+      forget(words);
+    }
+    return count;
+  }
+  static constexpr int quarter(int v) { return v * 4 / vectors; }
 
   // Folds the row in one pass, as its chunks come: each thread weighs beside a peak of its own, which rises with what it finds, and
   // all move to the highest then. What is kept takes a power of two of this exponent to be there, too. False where that peak is
