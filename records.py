@@ -335,9 +335,13 @@ class Activation:
 
     @cached_property
     def options_of_calls(self) -> dict[str, Any]:
-        """What a call of a gated activation chooses, with defaults: the constructor's arguments but for its weights'."""
+        """What a call of a gated activation chooses, with defaults: the constructor's arguments but for its weights'.
+
+        And ``training``, where that makes a difference, as modules have it.
+        """
         of_weights = {*self.channels, "device", "dtype"}
-        return {name: each.default for name, each in self.signature.parameters.items() if name not in of_weights}
+        chosen = {name: each.default for name, each in self.signature.parameters.items() if name not in of_weights}
+        return chosen | ({"training": False} if self.in_eval else {})
 
     @cached_property
     def beside(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from .. import registry
 from ..definitions.define import Definition
 from ..definitions.expression import DROPOUT, in_cpp
+from ..modules import GENERATED
 from ..records import Activation
 
 __all__ = ["with_shares"]
@@ -26,7 +27,7 @@ def with_shares(record: Activation) -> tuple[Activation, dict[str, str]]:
 
     Raises:
         ValueError: a kernel file with a backward of its own, or unmarked numbers, has a share that is no parameter, or what
-            drops by itself has something around it.
+            drops by itself has something around it, or is at a gate.
     """
     name, *parts = record.name.split("+")
     passed = {"dropout": "self.dropout if self.training else 0.0"} if "dropout" in parts else {}
@@ -35,6 +36,9 @@ def with_shares(record: Activation) -> tuple[Activation, dict[str, str]]:
         return record, passed | {each: f"self.{each} if self.training else {other}" for each, other in in_eval.items()}
     if parts and registry.class_of(name).activation.in_eval is not None:
         raise ValueError(f"{record.name} cannot be exported: {name} drops by itself; define the whole as one expression")
+    if record.gating and record.in_eval is not None:
+        at_gate = name.removeprefix(GENERATED)
+        raise ValueError(f"{record.name} cannot be exported: {at_gate} drops by itself; define the whole as one expression")
     if not isinstance(record, Definition) or record.in_eval is None:
         return record, passed
     python = record.expression.renamed(*record.layout.tensors, *(f"self.{name}" for name, _ in record.params))

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..kernels.loader.signature import ROLES, Signature
 from ..kernels.loader.uses import prepare_through
 from ..records import Activation
 
-__all__ = ["UNFUSED", "WEIGHT", "name_of", "named", "with_options"]
+__all__ = ["CHANNEL", "UNFUSED", "WEIGHT", "name_of", "named", "typed_operands", "with_options"]
 
 WEIGHT, UNFUSED = "row_weight", "unfused"
+CHANNEL = "Channel<T>"
+_KINDS = {role: kind for kind, role in ROLES.items()}
+
+
+def typed_operands(signature: Signature) -> list[tuple[str, str]]:
+    """The operands that are no elements, by type, with names that are no function's."""
+    return [(_KINDS[each.role], f"{each.name}_") for each in signature.operands if each.role != "element"]
 
 
 def with_options(record: Activation, *, weighted: bool = False, unfused: bool = False) -> Activation:
@@ -76,12 +84,10 @@ def _weighted(record: Activation) -> Activation:
 def _weighted_text(record: Activation) -> str:
     """A kernel file that multiplies the activation by the weight of the row."""
     signature, name = record.source.signature, record.source.name
-    elements, channels = signature.of("element"), signature.of("channel")
-    numbers = [f"{number}_" for number in signature.of("number")]
-    operands = [f"Row<T> {WEIGHT}", *(f"Channel<T> {c}" for c in channels), *(f"Number<T> {n}" for n in numbers)]
-    declared = ", ".join([*(f"T {e}" for e in elements), *operands])
-    given = ", ".join([*elements, *channels, *numbers])
-    prepare = prepare_through(name, record.source.text, [("Channel<T>", c) for c in channels])
+    elements, operands = signature.of("element"), typed_operands(signature)
+    declared = ", ".join([*(f"T {e}" for e in elements), f"Row<T> {WEIGHT}", *(f"{kind} {each}" for kind, each in operands)])
+    given = ", ".join([*elements, *(each for _, each in operands)])
+    prepare = prepare_through(name, record.source.text, [each for each in operands if each[0] == CHANNEL])
     others = range(2, len(signature.differentiable))
     count, unfused = 3 + len(others), "".join(f", by.of[{k}]" for k in others)
     once = "".join(f", by.of[{k}] * {WEIGHT}" for k in others)

@@ -25,7 +25,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
         record: of the activation.
         tensors: one that holds both, or both in the order of the halves, or one of them if the other is named.
         named: ``gate`` and ``up``, those of them that are given by name, ``row_weight``, or None, and what is learned.
-        options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``.
+        options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``; and ``training``, where
+            that makes a difference.
 
     Raises:
         TypeError: these are not the tensors that it takes, or an option is of another type than it has to be.
@@ -38,6 +39,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     check_options(record, options)
     params = tuple([options[name] for name, _ in record.params])
     row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]
+    if record.in_eval is not None and not options["training"]:
+        record, params = record.in_eval(*record.check(params, False, save, fast_math))
     weighted = row_weight is not None
     weights = {name: named[name] for name in record.channels} | ({"row_weight": row_weight} if weighted else {})
     given = _pair(record, tensors, named, options["gate"])
@@ -54,9 +57,11 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     # A graph that holds operations in place of the kernel finds for itself what to put together.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     pair, params = halves.split(x), record.check(params, False, save, fast_math)
+    if record.spans is not None:
+        record.check_span(params, x.dtype)
     if weights:
         pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
-    if not recorded or dissolves or is_transformed() or is_exporting():
+    if not recorded or dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)
     return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *pair[2:])
 

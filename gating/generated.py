@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from functools import cache
+
+from torch import Tensor
 
 from .. import registry
 from ..activations import TABLE
@@ -10,6 +14,7 @@ from ..kernels import KernelSource, Work
 from ..kernels.loader.uses import prepare_through
 from ..modules import GENERATED, ActivationModule
 from ..records import GATED, OPTIONS, Activation, Gating
+from .around import CHANNEL, typed_operands
 from .modules import make_gated_module
 
 __all__ = ["gated"]
@@ -29,17 +34,21 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     A class like the library's own gated ones, whose functions are compiled at first use: it takes the numbers of the
     activation by keyword, and what ``jitact.get("swiglu")`` takes. ``gated("silu")`` is that very class. Weights that the
     activation learns are the module's own: ``gated("prelu")(weight=64)`` has one for each of 64 channels; functions take them
-    by keyword.
+    by keyword. ``gated("rrelu")`` draws in training alone, which functions are told by ``training=True``.
 
     Args:
         activation: anything that :func:`jitact.get` takes. Of a module, it is the class alone: settings are the constructor's.
 
     Raises:
         KeyError, TypeError: as :func:`jitact.get`.
-        ValueError: it takes several tensors of elements, draws random numbers, or has an argument that gated ones have.
+        ValueError: it takes several tensors of elements, draws random numbers outside of training too, or has an argument that
+            gated ones have.
     """
     is_ours = isinstance(activation, ActivationModule)
-    record = registry.record_of(activation) if is_ours else registry.class_of(activation).activation
+    return _class_of(registry.record_of(activation) if is_ours else registry.class_of(activation).activation)
+
+
+def _class_of(record: Activation) -> type[ActivationModule]:
     own = None if record.fingerprint else _own().get(record.name)
     if own is not None:
         return registry.REGISTRY[own]
@@ -47,20 +56,23 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     if made is not None:
         return made
     signature = record.source.signature
-    more = [*signature.of("element")[1:], *signature.of("row"), *(f"random {name}" for name in signature.of("random"))]
+    more = [*signature.of("element")[1:], *signature.of("row")]
+    more += [] if record.in_eval else [f"random {name}" for name in signature.of("random")]
     if more:
         raise ValueError(f"gated() takes an activation of one tensor of elements; {record.name} takes more: {', '.join(more)}")
     own_names = [name for name in (*record.channels, *(name for name, _ in record.params)) if name in _TAKEN]
     if own_names:
         raise ValueError(f"gated(): {record.name} has an argument {own_names[0]!r}, which gated activations have themselves")
+    outside = _class_of(record.in_eval(*(default for _, default in record.params))[0]) if record.in_eval else None
     with registry.lock:
         made = getattr(record.made, "gated", None)
         if made is None:
-            made = record.made.gated = make_gated_module(_make(record))
+            made = record.made.gated = make_gated_module(_make(record, outside and outside.activation))
     return made
 
 
-def _make(record: Activation) -> Activation:
+def _make(record: Activation, outside: Activation | None) -> Activation:
+    """The record, and ``outside`` of training another."""
     name, source = f"{GENERATED}{record.name}", record.source
     work = Work(*(min(each + 1, 4) for each in source.work))
     kernel = KernelSource(name, _text(record), f"<{name}>", work=work, given=() if source.is_librarys else (source,))
@@ -69,7 +81,7 @@ def _make(record: Activation) -> Activation:
         name,
         f"Gated{record.title}",
         f"{record.name}(gate) up, where {record.name}(x) is {record.formula}",
-        lambda gate, up, *rest: reference(gate, *rest) * up,
+        _times_up(reference),
         params=record.params,
         exact=exact and (lambda gate, up, *rest: exact(gate, *rest) * up),
         requires=tuple(requirement for requirement in record.requires if requirement.save is None),
@@ -78,18 +90,27 @@ def _make(record: Activation) -> Activation:
         fingerprint=record.fingerprint,
         channels=record.channels,
         dtypes=record.dtypes,
+        spans=record.spans,
+        in_python={name: record.in_python[name] for name, _ in record.params if name in record.in_python},
+        in_eval=outside and (lambda *params: (outside, record.in_eval(*params)[1])),
         gating=Gating(),
     )
+
+
+def _times_up(reference: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The formula with the other tensor; it can be told the random numbers if ``reference`` can."""
+    if "keep" in inspect.signature(reference).parameters:
+        return lambda gate, up, *rest, keep=None: reference(gate, *rest, keep=keep) * up
+    return lambda gate, up, *rest: reference(gate, *rest) * up
 
 
 def _text(record: Activation) -> str:
     """The kernel file."""
     signature, act = record.source.signature, f"{record.name}_"
-    channels, numbers = signature.of("channel"), [f"{name}_" for name in signature.of("number")]
-    operands = [*(f"Channel<T> {name}" for name in channels), *(f"Number<T> {name}" for name in numbers)]
-    declared = ", ".join(["T gate", "T up", *operands])
-    given = ", ".join(["gate", *channels, *numbers])
-    prepare = prepare_through(record.name, record.source.text, [("Channel<T>", name) for name in channels])
+    operands = typed_operands(signature)
+    declared = ", ".join(["T gate", "T up", *(f"{kind} {name}" for kind, name in operands)])
+    given = ", ".join(["gate", *(name for _, name in operands)])
+    prepare = prepare_through(record.name, record.source.text, [each for each in operands if each[0] == CHANNEL])
     slopes = len(signature.differentiable)  # the first is that of x
     by_gate, *by_others = [f"slopes.of[{k}]" for k in range(slopes)] if slopes > 1 else ["slopes"]
     gradients = [f"from_gate({by_gate}, dy, up)", f"dy * rounded({act}::forward({given}))"]

@@ -91,7 +91,10 @@ def _make_reference(record: Activation) -> type[nn.Module]:
                 pair = [given[name] for name in names[:2]]
             if record.channels:
                 pair = record.fitted(dict(zip(names, pair, strict=False)) | {name: getattr(self, name) for name in names[2:]})
-            return record.reference(*pair, *self.params)
+            chosen, params = record, self.params
+            if record.in_eval and not self.training:
+                chosen, params = record.in_eval(*params)
+            return chosen.reference(*pair, *params)
 
     if record.channels:
         Model.reset_parameters = lambda self: reset_weights(self, record)
@@ -107,10 +110,10 @@ def _make_function(record: Activation) -> Callable[..., Tensor]:
     learned = {name: Parameter.empty if name in record.learned else each.init for name, each in record.channels.items()}
     keywords = {"gate": order, "up": None, "row_weight": None} | learned | defaults
     arguments = Arguments(record.name, signature_of({"x": None, "other": None}, keywords))
-    numbers = tuple([default for _, default in record.params])
+    numbers, is_plain = tuple([default for _, default in record.params]), not learned and record.in_eval is None
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
-        if not kwargs and not learned and len(args) in (1, 2) and all([isinstance(each, Tensor) for each in args]):
+        if is_plain and not kwargs and len(args) in (1, 2) and all([isinstance(each, Tensor) for each in args]):
             if len(args) == 1:
                 return run_gated(record, args, {}, usual)
             return run_with_operands(record, by_name(order, *args), numbers, False, None, False, True)  # as run_gated would

@@ -47,7 +47,7 @@ RAGGED = 1000  # elements of the shortest row that may begin and end within what
 CLUSTERS = (9, 10)  # compute capabilities where 16 blocks can be joined: before, none, and 8 in GPUs for graphics after
 VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches, where blocks are not joined
 VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
-HELD_VECTORS = 65536  # kHeldVectors: those of a row and its mask
+HELD_VECTORS = 98304  # kHeldVectors: those of a row with a mask, or of another dtype
 ACROSS_IN_A_BLOCK = 256  # the same of elements of rows across memory
 MOST_ACROSS = 2**34  # kMostAcross: bytes of all rows across memory that lie side by side
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of such a row
@@ -159,7 +159,7 @@ def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
     most = HELD_VECTORS if _has_clusters(x.device) else VECTORS_OF_A_BLOCK
     if x.data_ptr() % ALIGNED or (length % each and length < RAGGED):
         return False
-    return touched * (1 if types.mask == "none" else 2) <= most
+    return touched <= most
 
 
 def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:

@@ -314,6 +314,11 @@ inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
 }
 inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 16}); }
 inline void copy_word_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 4}); }
+inline uint32_t spread_signs(uint32_t w, uint32_t places) {
+  uint32_t spread = 0;
+  for (int byte = 0; byte < 4; byte++) spread |= (w >> (places >> 4 * byte & 3) * 8 & 0x80 ? 0xffu : 0) << 8 * byte;
+  return spread;
+}
 inline void forget(uint32_t&) {}
 inline void forget(int64_t&) {}
 inline void let_next_begin() {}

@@ -330,11 +330,12 @@ def test_values_by_row(swoosh: str) -> None:
     ("prelu+bias", (1, 30), 1),
     ("xielu+bias", (30,), 1),
     ("gated_mish", (), 2),
+    ("gated_rrelu", (0.1, 0.4), 2),
     ("swiglu+unfused", (), 2),
 ])  # fmt: skip
 @pytest.mark.slow
 def test_what_stands_around_an_activation(name: str, arguments: tuple, count: int) -> None:
-    given = jitact.gated("mish") if name == "gated_mish" else name
+    given = jitact.gated(name.removeprefix("gated_")) if name.startswith("gated_") else name
     text = jitact.export(given, device="cpu", dtype="fp32")
     beside_model(text, *arguments, inputs=[torch.randn(40, 30) for _ in range(count)])
 

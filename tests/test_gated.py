@@ -541,12 +541,65 @@ def test_any_activation_at_the_gate(name: str, device: str) -> None:
 def test_gated_of_what_is_there_or_cannot_be() -> None:
     assert jitact.gated("silu") is jitact.get("swiglu") and jitact.gated(nn.GELU("tanh")) is not jitact.get("geglu_tanh")
     assert jitact.gated(F.gelu) is jitact.get("geglu") and jitact.gated("swish") is jitact.get("swiglu")
-    with pytest.raises(ValueError, match=r"one tensor of elements; rrelu takes more: random u"):
-        jitact.gated("rrelu")
     with pytest.raises(ValueError, match=r"swiglu takes more: up"):
         jitact.gated("swiglu")
     with pytest.raises(KeyError, match="did you mean"):
         jitact.gated("mishh")
+
+
+def slopes_of(y: Tensor, gate: Tensor, up: Tensor) -> Tensor:
+    return (y / up / gate).detach()
+
+
+@pytest.mark.parametrize("options", [{}, {"layout": "interleaved", "gate": "last"}, {"rounding": "unfused"}], ids=str)
+def test_gated_of_what_draws_in_training(options: dict[str, str], device: str) -> None:
+    x = halves(50, 64, dtype=torch.float64).to(device).requires_grad_()
+    module = jitact.gated("rrelu")(lower=0.2, upper=0.4, **options)
+    pair = x.unflatten(-1, (-1, 2)).unbind(-1) if "layout" in options else x.chunk(2, -1)
+    gate, up = pair[::-1] if "gate" in options else pair
+    weight = torch.rand(50, dtype=torch.float64, device=device).requires_grad_()
+    for run in (module, torch.compile(module, backend="aot_eager", fullgraph=True)):
+        torch.manual_seed(0)
+        y = run(x)
+        slopes = slopes_of(y, gate, up)
+        assert (slopes[gate > 0] - 1).abs().max() < 1e-12 and slopes[gate < 0].min() >= 0.2 and slopes[gate < 0].max() <= 0.4
+        assert slopes[gate < 0].std() > 0.05
+        dy = torch.randn_like(y)
+        expected = torch.autograd.grad(slopes * gate * up, x, dy)
+        torch.testing.assert_close(torch.autograd.grad(y, x, dy), expected)
+    torch.manual_seed(0)
+    weighted = module(x, row_weight=weight)
+    torch.manual_seed(0)
+    torch.testing.assert_close(weighted, module(x) * weight[:, None])
+    weighted.sum().backward()
+    assert weight.grad is not None and x.grad is not None
+    module.eval()
+    mean = F.leaky_relu(gate, 0.3) * up
+    for run in (module, jitact.gated("rrelu").Model(lower=0.2, upper=0.4, **options).eval()):
+        torch.testing.assert_close(run(x), mean)
+    torch.testing.assert_close(jitact.gated("rrelu").activation.function(gate=gate, up=up, lower=0.2, upper=0.4), mean)
+
+
+def test_gated_of_what_draws_of_two_tensors_and_twice_differentiated(device: str, only_here: None) -> None:
+    function, cls = jitact.gated("rrelu").activation.function, jitact.gated("rrelu")
+    gate, up = halves(2, 5, 6, dtype=torch.float64).to(device).requires_grad_()
+
+    def drawn(gate: Tensor, up: Tensor) -> Tensor:
+        torch.manual_seed(1)
+        return function(gate, up, training=True)
+
+    assert torch.autograd.gradcheck(drawn, (gate, up)) and torch.autograd.gradgradcheck(drawn, (gate, up))
+    torch.testing.assert_close(function(gate, up), F.rrelu(gate) * up)
+    assert pickle.loads(pickle.dumps(cls())).training and not pickle.loads(pickle.dumps(cls().eval())).training
+    for training in (True, False):
+        with pytest.raises(ValueError, match=r"gated_rrelu: needs finite bounds, lower <= upper, got lower=0\.4, upper=0\.3"):
+            function(gate, up, lower=0.4, upper=0.3, training=training)
+    jitact.define("noisy", "dropout(x, p) * 2", p=0.5)
+    module = jitact.gated("noisy")()
+    assert 0.1 < (module(gate, up) == 0).double().mean() < 0.9
+    torch.testing.assert_close(module.eval()(gate, up), gate * 2 * up)
+    with pytest.raises(ValueError, match="gated_noisy cannot be exported: noisy drops by itself"):
+        jitact.export(jitact.gated("noisy"))
 
 
 def test_gated_of_a_definition_that_has_such_an_argument(only_here: None) -> None:

@@ -182,6 +182,32 @@ def test_builds_are_as_exact_as_their_type(kind: str, build: Callable) -> None:
             assert ((dx.double() / scale - exact).abs() <= GRADIENT[input] * sizes + smallest(input)).all(), length
 
 
+@pytest.mark.parametrize("kind", ["added", "added in 16 bits", "bool", "bool in 16 bits", "converted"])
+def test_long_rows(kind: str, build: Callable) -> None:
+    """Those that threads of a cluster hold many vectors of."""
+    torch.manual_seed(0)
+    name, input, output, mask_dtype = BUILDS[kind]
+    run = build(name, types_of(input, output, mask_dtype))
+    for length in (150_000, 270_003, 393_216):
+        shape = (1, 2, 1, length)
+        x = (torch.randn(shape) * 4).to(input)
+        mask = masks(shape, mask_dtype)["heads"] if mask_dtype else None
+        rows = None if mask is None else collapsed(mask.expand(shape), 3)
+        check(run("forward", x, rows, 0.5), name, as_added(x, 0.5, mask), (kind, length))
+
+
+def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:
+    """These a GPU takes one after another."""
+    torch.manual_seed(0)
+    for kind, shape in (("added", (2, 3, 7, 230_000)), ("bool in 16 bits", (1, 2, 51, 131_072))):
+        name, input, output, mask_dtype = BUILDS[kind]
+        x, mask = torch.randn(shape).to(input), masks((shape[0], 1, *shape[2:]), mask_dtype)["heads"]
+        assert mask[0].nbytes > 6 * 2**20
+        y = build(name, types_of(input, output, mask_dtype))("forward", x, collapsed(mask.expand(shape), 3), 1.0)
+        for of_x, of_mask, of_y in zip(x.unbind(1), mask.expand(shape).unbind(1), y.unbind(1), strict=True):
+            check(of_y, name, as_added(of_x, 1.0, of_mask), kind)
+
+
 STRANGE = [
     ([INF, 0.0], [0.0, 0.0]),
     ([INF, 0.0], [-INF, 0.0]),

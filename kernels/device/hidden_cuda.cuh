@@ -31,7 +31,7 @@ const char* hide_cuda(const Hidden& call, void* stream) {
   const dim3 grid(unsigned(blocks < most_blocks ? blocks : most_blocks), unsigned(parts < most_parts ? parts : most_parts));
   Clusters shape(1, kHiding, 0, static_cast<cudaStream_t>(stream));
   shape.config.gridDim = grid;
-  return message(cudaLaunchKernelEx(&shape.config, hide, call, MaskOfRows(call.mask)));
+  return message(cudaLaunchKernelEx(&shape.config, hide, call, MaskOfRows(call.mask, call.length)));
 }
 
 }  // namespace jitact::rows

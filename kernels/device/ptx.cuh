@@ -148,6 +148,13 @@ JITACT_DEVICE void wait_for_copies(int left) {
 #endif
 }
 
+// Bytes that are each the sign of one of w's, all bits of it: of the one that a digit of `places` has, the lowest digit first, + 8.
+JITACT_DEVICE uint32_t spread_signs(uint32_t w, uint32_t places) {
+  uint32_t spread;
+  asm("prmt.b32 %0, %1, %1, %2;" : "=r"(spread) : "r"(w), "r"(places));
+  return spread;
+}
+
 // To the compiler, w may be another from here on.
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }

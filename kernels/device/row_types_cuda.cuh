@@ -63,13 +63,23 @@ struct Packed {
   }
 };
 
-// Where a mask's rows lie.
+// Where a mask's rows lie, and in which order rows are taken. Rows that have the same one of the mask are taken one after another
+// where they are far apart, as those of heads are, and the cache would not keep the mask from one head to the next.
 class MaskOfRows {
  public:
   MaskOfRows() = default;
-  explicit MaskOfRows(const Mask& mask)
+  MaskOfRows(const Mask& mask, int64_t length)
       : step(int(mask.step)), scale(mask.scale), data_(mask.data), by_middle_(mask.sizes[0]), by_last_(mask.sizes[1]),
-        middle_(int(mask.sizes[0])), last_(int(mask.sizes[1])), strides_{mask.strides[0], mask.strides[1], mask.strides[2]} {}
+        middle_(int(mask.sizes[0])), last_(int(mask.sizes[1])), strides_{mask.strides[0], mask.strides[1], mask.strides[2]} {
+    const int64_t bytes = length * int64_t(sizeof(MaskBits));
+    turns_ = mask.strides[1] == 0 && mask.strides[2] != 0 && length * int64_t(sizeof(Input)) >= kApart && last_ * bytes >= kCached;
+  }
+  // The row that is the n-th to be taken.
+  JITACT_DEVICE unsigned row_at(unsigned n) const {
+    if (!turns_) return n;
+    const unsigned others = by_middle_.divide_small(n), first = by_last_.divide_small(others);
+    return (first * middle_ + (n - others * middle_)) * last_ + (others - first * last_);
+  }
   JITACT_DEVICE const MaskBits* of(unsigned row) const {
     const unsigned others = by_last_.divide_small(row), first = by_middle_.divide_small(others);
     const int64_t begin = int64_t(first) * strides_[0] + int64_t(others - first * middle_) * strides_[1] +
@@ -81,23 +91,41 @@ class MaskOfRows {
   float scale;
 
  private:
+  // Bytes of a row that may lie apart from others, and of a mask that would not stay in the cache.
+  static constexpr int64_t kApart = 2048, kCached = 6 << 20;
+
   const void* data_;
   loops::Divisor by_middle_, by_last_;
   int middle_, last_;
+  bool turns_;
   int64_t strides_[3];
 };
 
-// Elements of a mask that lie side by side, as words: the compiler would wait for elements where they are loaded.
+// Vectors whose masks are on their way at once.
+constexpr int kMasksAtOnce = sizeof(MaskBits) == 4 ? 4 : 8;
+
+// Elements that lie side by side, as words: the compiler would wait for elements where they are loaded.
+template <typename E, int size>
+struct alignas(alignof(Side<E, size>)) SideWords {
+  uint32_t w[size * sizeof(E) / 4];
+
+  JITACT_DEVICE Side<E, size> side() const { return bit_cast<Side<E, size>>(*this); }
+};
 template <int size>
-struct alignas(alignof(Side<MaskBits, size>)) MaskWords {
+struct MaskWords : SideWords<MaskBits, size> {
   static constexpr int bytes = sizeof(MaskBits);
-  uint32_t w[size * bytes / 4];
+  using SideWords<MaskBits, size>::w;
 
   JITACT_DEVICE void set(int e, MaskBits value) {
     using Bits = std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>;
     w[e * bytes / 4] |= uint32_t(bit_cast<Bits>(value)) << (e * bytes % 4 * 8);
   }
-  JITACT_DEVICE Side<MaskBits, size> side() const { return bit_cast<Side<MaskBits, size>>(*this); }
+  // Of bool, all bits of those elements of the vector's word i that take part.
+  JITACT_DEVICE uint32_t spread(int i) const {
+    constexpr int each = size / 4;  // elements of a word
+    const uint32_t bools = w[i * each / 4], signs = ((bools & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bools;
+    return ptx::spread_signs(signs, (each == 1 ? 0x8888u : 0x9988u) + 0x1111u * uint32_t(i * each % 4));
+  }
 };
 
 }  // namespace jitact::rows

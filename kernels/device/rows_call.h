@@ -204,11 +204,11 @@ constexpr bool takes_columns(const Call& call, int64_t size) {
 // How many elements a GPU computes as a vector of 16 bytes: x as it is, or as float where it is converted or added to.
 template <Op op>
 constexpr int64_t kVectorSize = op == Op::forward && !kConverts && !kAdds ? 16 / sizeof(Input) : 4;
-constexpr int64_t kHeldVectors = 65536;  // of a row, that the registers of a cluster hold, of x and the mask
+constexpr int64_t kHeldVectors = 98304;  // of a row, that the registers of a cluster hold
 // Whether a GPU takes rows along the last dimension.
 template <Op op>
 constexpr bool is_held(int64_t length) {
-  const int64_t vectors = (reads(op) + masks(op)) * vectors_touched(length, kVectorSize<op>);
+  const int64_t vectors = reads(op) * vectors_touched(length, kVectorSize<op>);
   return vectors <= (op == Op::forward ? kHeldVectors : kMostVectors);
 }
 #endif

@@ -31,6 +31,9 @@ constexpr int kFew = 8, kMany = 24;  // vectors of all tensors that a thread hol
 constexpr int kLogOfMany = 8;        // threads of a block whose threads hold many, at most: two such share a multiprocessor
 constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // of a thread if two blocks share a multiprocessor, and if one has it
 static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kClusterBlocks);
+#ifdef JITACT_ROW_INPUT
+static_assert(kHeldVectors == int64_t(kMany * kClusterBlocks) << kLogOfMany);
+#endif
 
 struct Launch {
   int threads, log_threads;  // of a block
@@ -155,19 +158,22 @@ class Rows {
 
   JITACT_DEVICE void run() {
     const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
-    int64_t left = launch_.rows - first, element = (first + (threadIdx.x >> launch_.log_group)) * launch_.length;
+    int64_t left = launch_.rows - first, row = first + (threadIdx.x >> launch_.log_group);
+#ifdef JITACT_ROW_INPUT
+    if constexpr (masks(op) > 0) row = launch_.mask.row_at(unsigned(row));
+#endif
     if (launch_.blocks > 1) {
       ptx::Barrier* const arrivals = ptx::shared<Arrivals<turns>>().of_turn[0];
       for (int i = 0; threadIdx.x == 0 && i < 2 * turns; i++) ptx::start(&arrivals[i]);
       ptx::cluster_started();
     }
-    next_ = place_of(element, left);
+    next_ = place_of(row, left);
     Held words;
     if constexpr (held) {
-      if constexpr (kRowValues > 0) take_row(left);
+      if constexpr (kRowValues > 0) take_row(row, left);
       place_ = next_;
 #ifdef JITACT_ROW_INPUT
-      if constexpr (op == Op::forward) load_masked(words);
+      if constexpr (op == Op::forward) load_masked(words, row);
       else
 #endif
       load(words);
@@ -177,8 +183,8 @@ class Rows {
       for (int c = 0; c < launch_.chunks; c++) copy(c, next_);
       if (launch_.blocks > 1) ptx::cluster_wait();
       while (left > 0) {
-        if constexpr (kRowValues > 0) take_row(left);
-        place_ = next_, next_ = place_of(element += launch_.at_once * launch_.length, left -= launch_.at_once);
+        if constexpr (kRowValues > 0) take_row(row, left);
+        place_ = next_, next_ = place_of(row += launch_.at_once, left -= launch_.at_once);
         walk(words);
         walked_++;
       }
@@ -191,7 +197,7 @@ class Rows {
   static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
   static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward;  // whether rows can be that
   static constexpr int size = Storage<S>::size, tensors = reads(op);
-  static constexpr int vectors = held ? held / (tensors + masks(op)) : kChunk / tensors;
+  static constexpr int vectors = held ? held / tensors : kChunk / tensors;
   static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // of exchanges; the tensor that is folded
   using F = Fold<T>;
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
@@ -207,7 +213,9 @@ class Rows {
 #endif
 
   JITACT_DEVICE int chunks() const { return held ? 1 : launch_.chunks; }
-  JITACT_DEVICE Place place_of(int64_t element, int64_t left) const {
+  // Where that of a row lies, if `left` rows are from the first of the block's.
+  JITACT_DEVICE Place place_of(int64_t row, int64_t left) const {
+    const int64_t element = row * launch_.length;
     const int own = ptx::cluster_rank() * launch_.group + (int(threadIdx.x) & (launch_.group - 1));
     const int begin = (ragged ? int(element % size) : 0) - own * size;
     const bool there = int(threadIdx.x) >> launch_.log_group < left;
@@ -239,11 +247,10 @@ class Rows {
     }
   }
 
-  // The operands of the thread's row, where `left` rows are from the first of its block's.
-  JITACT_DEVICE void take_row(int64_t left) {
-    const int own = int(threadIdx.x) >> launch_.log_group;
-    row_ = launch_.rows - left + own;
-    if (own < left) formulas_.take_row(launch_.operands, 0, row_);
+  // The operands of the thread's row, if it has one.
+  JITACT_DEVICE void take_row(int64_t row, int64_t left) {
+    row_ = row;
+    if (int(threadIdx.x) >> launch_.log_group < left) formulas_.take_row(launch_.operands, 0, row_);
   }
   JITACT_DEVICE void give_row(const Sums<T>& sums) const {
     const bool is_first = ptx::cluster_rank() == 0 && (int(threadIdx.x) & (launch_.group - 1)) == 0;
@@ -277,45 +284,58 @@ class Rows {
   }
 
 #ifdef JITACT_ROW_INPUT
-  // What the mask makes of x, all of which is loaded before.
-  JITACT_DEVICE void load_masked(Held& words) const {
-    const auto* const from = static_cast<const Side<Input, size>*>(launch_.read[0]) + place_.first;
-    Side<Input, size> x[vectors];
-    MaskWords<size> masks[vectors];
+  // What the mask makes of x, all of which is on its way before masks are.
+  JITACT_DEVICE void load_masked(Held& words, [[maybe_unused]] int64_t row) const {
+    const auto* const from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
+    const bool is_full = at(0, vectors - 1) < place_.end;
+    SideWords<Input, size> x[vectors];
     JITACT_UNROLL for (int v = 0; v < vectors; v++)
       if (at(0, v) < place_.end) x[v] = from[vectors_to(0, v)];
+    [[maybe_unused]] const MaskBits* mask = nullptr;
+    [[maybe_unused]] bool is_aligned = false;
     if constexpr (kMasks) {
-      const unsigned first = ptx::cluster_id() << (launch_.log_threads - launch_.log_group);
-      const int step = launch_.mask.step;
-      const MaskBits* const mask = launch_.mask.of(first + (threadIdx.x >> launch_.log_group)) - place_.begin * step;
-      const bool is_aligned = step == 1 && reinterpret_cast<uintptr_t>(mask) % alignof(MaskWords<size>) == 0;
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-        const int i = at(0, v);
-        if (i >= place_.end) continue;
-        if (is_aligned && is_whole(i)) {
-          masks[v] = *reinterpret_cast<const MaskWords<size>*>(mask + i);
+      mask = launch_.mask.of(unsigned(row)) - place_.begin * launch_.mask.step;
+      is_aligned = launch_.mask.step == 1 && reinterpret_cast<uintptr_t>(mask) % alignof(MaskWords<size>) == 0;
+    }
+    JITACT_UNROLL for (int first = 0; first < vectors; first += kMasksAtOnce) {
+      MaskWords<size> masks[kMasksAtOnce];
+      if constexpr (kMasks)
+        JITACT_UNROLL for (int v = 0; v < kMasksAtOnce; v++) load_mask(masks[v], mask, at(0, first + v), is_full, is_aligned);
+      JITACT_UNROLL for (int v = first; v < first + kMasksAtOnce; v++) {
+        const bool is_there = is_full || at(0, v) < place_.end;
+        JITACT_UNROLL for (uint32_t& w : words.of[0][v].w) w = launch_.outside[0];
+        if (!kMasks && !is_there) continue;
+        Words made;
+        if constexpr (kAdds || kConverts) {
+          T t[size];
+          widen(x[v].side(), t);
+          if constexpr (kAdds) {
+            T added[size];
+            widen(masks[v - first].side(), added);
+            JITACT_UNROLL for (int e = 0; e < size; e++) t[e] = fma(t[e], T(launch_.mask.scale), added[e]);
+          }
+          made = Storage<S>::narrow(t);
         } else {
-          masks[v] = {};
-          JITACT_UNROLL for (int e = 0; e < size; e++)
-            if (is_inside(i + e)) masks[v].set(e, mask[(i + e) * step]);
+          made = bit_cast<Words>(x[v]);
         }
+        if constexpr (kMasks && !kAdds)
+          JITACT_UNROLL for (int w = 0; w < 4; w++) {
+            const uint32_t taking_part = masks[v - first].spread(w);
+            made.w[w] = (made.w[w] & taking_part) | (launch_.outside[0] & ~taking_part);
+          }
+        if (is_there) words.of[0][v] = made;
+        trim(words.of[0][v], at(0, v), 0);
       }
     }
-    JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-      JITACT_UNROLL for (uint32_t& w : words.of[0][v].w) w = launch_.outside[0];
-      if (at(0, v) >= place_.end) continue;
-      T t[size];
-      widen(x[v], t);
-      if constexpr (kAdds) {
-        T added[size];
-        widen(masks[v].side(), added);
-        JITACT_UNROLL for (int e = 0; e < size; e++) t[e] = fma(t[e], T(launch_.mask.scale), added[e]);
-      } else if constexpr (kMasks) {
-        const T lowest = scale_ > 0 ? -INFINITY : INFINITY;
-        JITACT_UNROLL for (int e = 0; e < size; e++) t[e] = masks[v].side().of[e] ? t[e] : lowest;
-      }
-      words.of[0][v] = Storage<S>::narrow(t);
-      trim(words.of[0][v], at(0, v), 0);
+  }
+  // The mask of the vector from element i of the row on.
+  JITACT_DEVICE void load_mask(MaskWords<size>& words, const MaskBits* mask, int i, bool is_full, bool is_aligned) const {
+    if (is_aligned && (is_full || i < place_.end) && is_whole(i)) {
+      words = *reinterpret_cast<const MaskWords<size>*>(mask + i);
+    } else {
+      words = {};
+      JITACT_UNROLL for (int e = 0; e < size; e++)
+        if (is_inside(i + e)) words.set(e, mask[(i + e) * launch_.mask.step]);
     }
   }
 #endif
@@ -744,18 +764,14 @@ uint32_t lowest(float scale) {
 }
 
 // Whether long rows are held by fewer threads that have many vectors each, which leaves more registers to elements.
-#ifdef JITACT_ROW_INPUT
-template <Op op> constexpr bool holds_many = false;
-#else
 template <Op op> constexpr bool holds_many = op == Op::forward;
-#endif
 
 // How threads share rows of so many vectors. Small blocks, which do not wait for each other, were measured to be the fastest, but
 // for backward, where large ones were; and the shortest rows in more threads than could hold them.
 template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
-  constexpr int64_t each = kFew / (reads(op) + masks(op));
+  constexpr int64_t each = kFew / reads(op);
   const int64_t threads = op == Op::forward && sizeof(S) == 2 && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
@@ -807,12 +823,12 @@ template <Op op, typename S, bool ragged, int held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
   launch.unit = unit_of<S>(call.scale);
-  constexpr int each = held / (reads(op) + masks(op));
+  constexpr int each = held / reads(op);
   launch.nearly_full = int64_t(each - 1) * Storage<S>::size * launch.blocks * launch.group <= call.length;
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 #ifdef JITACT_ROW_INPUT
-  if constexpr (masks(op) > 0) launch.mask = MaskOfRows(call.mask);
+  if constexpr (masks(op) > 0) launch.mask = MaskOfRows(call.mask, call.length);
 #endif
   if constexpr (kOperands > 0) launch.operands = operands_of(call);
 
