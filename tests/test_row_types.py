@@ -484,7 +484,7 @@ def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:
         ((x, rows, 1, 0.0), "finite and not 0"),
     ]
     if device == "cuda":
-        long = torch.empty(1, 200000, device=device)
+        long = torch.empty(1, 400000, device=device)
         refused += [((long, long[None, None], 1, 1.0), "a cluster holds"), ((x, rows.cpu(), 1, 1.0), "where x is|device")]
     for given, message in refused:
         with pytest.raises(RuntimeError, match=message):

@@ -102,7 +102,7 @@ class MaskOfRows {
 };
 
 // Vectors whose masks are on their way at once.
-constexpr int kMasksAtOnce = sizeof(MaskBits) == 4 ? 4 : 8;
+constexpr int kMasksAtOnce = !kMasks || sizeof(MaskBits) == 4 ? 4 : 8;
 
 // Elements that lie side by side, as words: the compiler would wait for elements where they are loaded.
 template <typename E, int size>

@@ -302,9 +302,9 @@ class Rows {
       if constexpr (kMasks)
         JITACT_UNROLL for (int v = 0; v < kMasksAtOnce; v++) load_mask(masks[v], mask, at(0, first + v), is_full, is_aligned);
       JITACT_UNROLL for (int v = first; v < first + kMasksAtOnce; v++) {
-        const bool is_there = is_full || at(0, v) < place_.end;
+        const bool is_there = !kMasks || is_full || at(0, v) < place_.end;
         JITACT_UNROLL for (uint32_t& w : words.of[0][v].w) w = launch_.outside[0];
-        if (!kMasks && !is_there) continue;
+        if (!kMasks && at(0, v) >= place_.end) continue;
         Words made;
         if constexpr (kAdds || kConverts) {
           T t[size];
