@@ -38,6 +38,7 @@ BUILDS = {
     "bool in 16 bits": ("softmax", BF16, BF16, torch.bool),
     "converted": ("log_softmax", BF16, F32, None),
     "converted and added": ("log_softmax", F16, F32, F16),
+    "added to a logarithm in 16 bits": ("log_softmax", BF16, BF16, BF16),
     "of integers": ("softmax", torch.int64, F32, None),
 }
 

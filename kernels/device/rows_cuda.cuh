@@ -200,6 +200,7 @@ class Rows {
   static constexpr int vectors = held ? held / tensors : kChunk / tensors;
   static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // of exchanges; the tensor that is folded
   using F = Fold<T>;
+  static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single>;  // elements at the peak
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
@@ -451,7 +452,7 @@ class Rows {
       else elements(words, c, v, base, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         if (pairs && F::as_it_is) y[i] *= scale_;
-        if (!pairs && F::counts) y[i] = T(fminf(y[i].v, peak.v));  // which is what was put aside
+        if (kSetsAside) y[i] = T(fminf(y[i].v, peak.v));  // which is what was put aside
         y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
       }
     };
@@ -486,7 +487,7 @@ class Rows {
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
     peak = of_row[0], invalid = peak - peak;
     // Of many warps, all but one are without the peak.
-    const bool with_peak = pairs && F::counts && __ballot_sync(0xffffffffu, !(own < peak)) != 0;
+    const bool with_peak = F::counts && !kSetsAside && __ballot_sync(0xffffffffu, !(own < peak)) != 0;
     peak = signed_peak(peak);
     if (!pairs && is_far(peak)) {
       base = peak, peak = 0;
@@ -501,7 +502,7 @@ class Rows {
 
     weights = weights_beside<S>(peak, scale_);
     T aside = 0;
-    if constexpr (F::counts && !pairs)
+    if constexpr (kSetsAside)
       if (own == of_row[0]) aside = put_aside(words, highest, own, kPlaced ? own : peak);
     Partial partial;
     const auto weigh = [&]<bool may_be_peak>() {
@@ -513,15 +514,15 @@ class Rows {
       });
     };
     if (!with_peak) weigh.template operator()<!F::counts>();
-    if constexpr (F::counts && pairs)
+    if constexpr (F::counts && !kSetsAside)
       if (with_peak) weigh.template operator()<true>();
     forget(words);
     partial.total(sums);
-    if constexpr (F::counts && !pairs) sums[F::parts - 1] = aside;
+    if constexpr (kSetsAside) sums[F::parts - 1] = aside;
     combine<1>(sums, Totals(), folded_in_two_);
   }
 
-  // Replaces elements of float32 at the row's peak, which is the thread's `own`, by NaN, which weighs nothing, and gives their
+  // Replaces elements at the row's peak, which is the thread's `own`, by NaN, which weighs nothing in float32, and gives their
   // number. What is below the peak is weighed by few instructions then, and alike in all warps: the one that has the peak would be
   // waited for. `highest` is of each quarter of the vectors, and `placed` what the peak's places have.
   JITACT_DEVICE T put_aside(Held& words, const T (&highest)[4], T own, T placed) const {
