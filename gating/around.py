@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from ..kernels.loader.signature import ROLES, Signature
 from ..kernels.loader.uses import prepare_through
 from ..records import Activation
 
-__all__ = ["CHANNEL", "UNFUSED", "WEIGHT", "name_of", "named", "typed_operands", "with_options"]
+__all__ = ["CHANNEL", "UNFUSED", "WEIGHT", "leading_to", "name_of", "named", "typed_operands", "with_options"]
 
 WEIGHT, UNFUSED = "row_weight", "unfused"
 CHANNEL = "Channel<T>"
@@ -30,8 +31,16 @@ def with_options(record: Activation, *, weighted: bool = False, unfused: bool = 
         made = record
         for chosen, make in ((unfused, _unfused), (weighted, _weighted)):
             made = make(made) if chosen else made
+        if record.in_eval is not None:
+            outside, _ = record.in_eval(*(default for _, default in record.params))
+            made = replace(made, in_eval=leading_to(with_options(outside, weighted=weighted, unfused=unfused), record))
         setattr(record.made, name, made)
     return made
+
+
+def leading_to(outside: Activation, record: Activation) -> Callable[..., tuple[Activation, tuple]]:
+    """The ``in_eval`` of what is made of ``record``, where ``outside`` is made of what that is outside of training."""
+    return lambda *params: (outside, record.in_eval(*params)[1])
 
 
 def name_of(weighted: bool, unfused: bool) -> str:
@@ -68,6 +77,8 @@ def _weighted(record: Activation) -> Activation:
     )
 
     def weighted(form):
+        if record.layout.draws and record.by_formula:
+            return lambda a, b, weight, *rest, keep=None: (form(a, b, *rest, keep=keep) * weight).to(a.dtype)
         return lambda a, b, weight, *rest: (form(a, b, *rest) * weight).to(a.dtype)
 
     return replace(

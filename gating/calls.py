@@ -39,8 +39,6 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     check_options(record, options)
     params = tuple([options[name] for name, _ in record.params])
     row_weight, save, fast_math = named.get("row_weight"), options["save"], options["fast_math"]
-    if record.in_eval is not None and not options["training"]:
-        record, params = record.in_eval(*record.check(params, False, save, fast_math))
     weighted = row_weight is not None
     weights = {name: named[name] for name in record.channels} | ({"row_weight": row_weight} if weighted else {})
     given = _pair(record, tensors, named, options["gate"])
@@ -48,19 +46,22 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     if weighted or unfused:
         record = getattr(record.made, _made(record.token, weighted, unfused))
     if given:
-        return run_with_operands(record, given | weights, params, False, save, fast_math, True)
+        training = record.in_eval is None or options["training"]
+        return run_with_operands(record, given | weights, params, False, save, fast_math, training)
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
     recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in (x, *weights.values())])
     x = rows_together(x) if weighted else x
-    # A graph that holds operations in place of the kernel finds for itself what to put together.
-    _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     pair, params = halves.split(x), record.check(params, False, save, fast_math)
     if record.spans is not None:
         record.check_span(params, x.dtype)
     if weights:
         pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
+    if record.in_eval is not None and not options["training"]:
+        record, params = record.in_eval(*params)
+    # A graph that holds operations in place of the kernel finds for itself what to put together.
+    _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     if not recorded or dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)
     return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *pair[2:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from functools import cache
 
@@ -14,7 +13,7 @@ from ..kernels import KernelSource, Work
 from ..kernels.loader.uses import prepare_through
 from ..modules import GENERATED, ActivationModule
 from ..records import GATED, OPTIONS, Activation, Gating
-from .around import CHANNEL, typed_operands
+from .around import CHANNEL, leading_to, typed_operands
 from .modules import make_gated_module
 
 __all__ = ["gated"]
@@ -76,12 +75,12 @@ def _make(record: Activation, outside: Activation | None) -> Activation:
     name, source = f"{GENERATED}{record.name}", record.source
     work = Work(*(min(each + 1, 4) for each in source.work))
     kernel = KernelSource(name, _text(record), f"<{name}>", work=work, given=() if source.is_librarys else (source,))
-    reference, exact = record.reference, record.exact
+    exact = record.exact
     return Activation(
         name,
         f"Gated{record.title}",
         f"{record.name}(gate) up, where {record.name}(x) is {record.formula}",
-        _times_up(reference),
+        _times_up(record),
         params=record.params,
         exact=exact and (lambda gate, up, *rest: exact(gate, *rest) * up),
         requires=tuple(requirement for requirement in record.requires if requirement.save is None),
@@ -92,14 +91,15 @@ def _make(record: Activation, outside: Activation | None) -> Activation:
         dtypes=record.dtypes,
         spans=record.spans,
         in_python={name: record.in_python[name] for name, _ in record.params if name in record.in_python},
-        in_eval=outside and (lambda *params: (outside, record.in_eval(*params)[1])),
+        in_eval=outside and leading_to(outside, record),
         gating=Gating(),
     )
 
 
-def _times_up(reference: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The formula with the other tensor; it can be told the random numbers if ``reference`` can."""
-    if "keep" in inspect.signature(reference).parameters:
+def _times_up(record: Activation) -> Callable[..., Tensor]:
+    """The formula with the other tensor; it can be told the random numbers if the record's can."""
+    reference = record.reference
+    if record.layout.draws and record.by_formula:
         return lambda gate, up, *rest, keep=None: reference(gate, *rest, keep=keep) * up
     return lambda gate, up, *rest: reference(gate, *rest) * up
 

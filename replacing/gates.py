@@ -70,7 +70,7 @@ def waiting(
 def _why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool) -> str:
     """Why an activation cannot wait for what follows it; "" if it can."""
     if not is_plain(record_of(act).token) or act.surrounded:
-        return "it takes more than one tensor"
+        return "it takes more than one tensor, or draws random numbers"
     if act.inplace and not in_place:
         return "it overwrites its input"
     if has_hooks(act):

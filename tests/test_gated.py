@@ -538,6 +538,19 @@ def test_any_activation_at_the_gate(name: str, device: str) -> None:
     assert found.stdout.decode().strip() == cls.__name__
 
 
+ALONE = [cls for cls in jitact.REGISTRY.values() if len(cls.activation.layout.tensors) == 1]
+
+
+@pytest.mark.parametrize("kernel", [False, SLOW(True)])
+def test_every_activation_at_the_gate(kernel: bool, device: str) -> None:
+    assert len(ALONE) > 30
+    x = halves(4, 6).to(device)
+    for act in ALONE:
+        made = jitact.gated(act.activation.name)
+        module, own = (made() if kernel else made.Model()).eval(), act.Model().eval()
+        torch.testing.assert_close(module(x), own(x[:, :3]) * x[:, 3:])
+
+
 def test_gated_of_what_is_there_or_cannot_be() -> None:
     assert jitact.gated("silu") is jitact.get("swiglu") and jitact.gated(nn.GELU("tanh")) is not jitact.get("geglu_tanh")
     assert jitact.gated(F.gelu) is jitact.get("geglu") and jitact.gated("swish") is jitact.get("swiglu")
@@ -600,6 +613,41 @@ def test_gated_of_what_draws_of_two_tensors_and_twice_differentiated(device: str
     torch.testing.assert_close(module.eval()(gate, up), gate * 2 * up)
     with pytest.raises(ValueError, match="gated_noisy cannot be exported: noisy drops by itself"):
         jitact.export(jitact.gated("noisy"))
+
+
+def test_errors_name_what_was_called_in_eval_too() -> None:
+    function, x = jitact.gated("rrelu").activation.function, halves(4, 6)
+    for training in (True, False):
+        for given in ((x[:, :3],), (x.int(),), (x, x[:3, :5]), (x.int(), x), (x, 3)):
+            with pytest.raises((TypeError, ValueError), match="gated_rrelu: "):
+                function(*given, training=training)
+        with pytest.raises(ValueError, match=r"gated_rrelu\+row_weight: "):
+            function(x, row_weight=x[0, :3], training=training)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_gated_of_a_definition_that_draws_and_learns(training: bool, device: str, only_here: None) -> None:
+    jitact.define("wc", "dropout(x * w, p)", w=jitact.Channel(2.0), p=0.5)
+    function = jitact.gated("wc").activation.function
+    x, w = halves(6, 8).to(device).requires_grad_(), torch.rand(4, dtype=torch.float64, device=device).requires_grad_()
+    weight = torch.rand(6, dtype=torch.float64, device=device)
+
+    def drawn(x: Tensor, w: Tensor) -> Tensor:
+        torch.manual_seed(0)
+        return function(x, w=w, training=training, row_weight=weight)
+
+    assert torch.autograd.gradgradcheck(drawn, (x, w), fast_mode=True)
+
+
+def test_gated_of_references_of_any_signature(only_here: None) -> None:
+    """One that is built in has none; a number may have the name that random numbers have."""
+    jitact.define("k2", "x * keep", keep=0.5, reference=lambda x, keep: x * keep)
+    jitact.define("built_in", "tanh(x)", reference=torch.tanh)
+    x = halves(5, 6)
+    for name, expected in (("k2", x[:, :3] * 0.5), ("built_in", x[:, :3].tanh())):
+        cls = jitact.gated(name)
+        for run in (cls(), cls.Model(), vmap(cls())):
+            torch.testing.assert_close(run(x), expected * x[:, 3:])
 
 
 def test_gated_of_a_definition_that_has_such_an_argument(only_here: None) -> None:

@@ -49,6 +49,11 @@ JITACT_INLINE auto unwritten(const A& a) {
   if constexpr (gradient >= 0) return value(a);
   else return a;
 }
+template <int gradient, typename T>
+JITACT_INLINE auto unwritten(const Channel<Dual<T>>& a) {
+  if constexpr (gradient >= 0) return Channel<Dual<T>>(Dual<T>(T(a.value)));
+  else return a;
+}
 
 template <typename Used, typename T, typename... A, size_t... K>
 JITACT_INLINE Dual<T> one_function(std::index_sequence<K...>, A... a) {
