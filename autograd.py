@@ -10,9 +10,9 @@ from torch import Tensor
 
 from .configs import BEFORE_2_13, Config, call, configured, in_order, is_batched, is_transformed, strides_of_bits
 from .fusing.drop import kept
-from .records import Activation, by_token, layout
+from .records import Activation, by_token
 
-__all__ = ["activate", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
+__all__ = ["activate", "activate_at_once", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
 
 
 def by_slope(dy: Tensor, slope: Tensor) -> Tensor:
@@ -41,7 +41,7 @@ class _Activate(torch.autograd.Function):
         if config.save == "bit":
             y, kept = (x, y) if config.inplace else y
             ctx.strides = strides_of_bits(y)
-        else:
+        elif config.draws:
             ctx.strides = _strides_of_draws(config, x)
         if config.inplace:
             y = x
@@ -60,7 +60,8 @@ class _Activate(torch.autograd.Function):
         if dy is None:
             return tuple(found)
         kept, *others = ctx.saved_tensors
-        kept = _as_drawn(config, kept, ctx.strides)
+        if config.draws and config.save != "bit":
+            kept = _as_drawn(kept, ctx.strides)
         for place in config.passed:
             found[_argument(place)] = dy
             if config.save == "input":
@@ -77,12 +78,12 @@ class _Activate(torch.autograd.Function):
 
 def _strides_of_draws(config: Config, x: Tensor) -> tuple[int, ...] | None:
     """The order of memory in which elements draw random numbers; None where they draw none, or a graph keeps it itself."""
-    return strides_of_bits(x) if layout(config.record.token).draws and not torch.compiler.is_compiling() else None
+    return strides_of_bits(x) if config.draws and not torch.compiler.is_compiling() else None
 
 
-def _as_drawn(config: Config, kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+def _as_drawn(kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     """What was kept, in that order, which hooks for saved tensors may have changed."""
-    if config.save == "bit" or strides is None or strides_of_bits(kept) == strides:
+    if strides is None or strides_of_bits(kept) == strides:
         return kept
     return torch.empty_strided(kept.shape, strides, dtype=kept.dtype, device=kept.device).copy_(kept)
 
@@ -127,6 +128,10 @@ class _ActivateTransformed(_Activate):
 # Not functions around these: torch.compile, where it runs a call uncompiled, would compile such a function alone, and a graph
 # knows no forward mode.
 activate, activate_transformed = _Activate.apply, _ActivateTransformed.apply
+
+# The same where neither torch.compile nor transforms are at work: what Function.apply calls when it has found that out, in
+# almost half of the time.
+activate_at_once = super(torch.autograd.Function, _Activate).apply
 
 
 class _Gradient(torch.autograd.Function):
@@ -201,7 +206,7 @@ def _slope(
 
 def _widened(config: Config, dy: Tensor, others: list[Tensor]) -> tuple[torch.dtype, list[Tensor]]:
     """What slopes are computed in, and the operands beside the elements for that."""
-    if layout(config.record.token).draws:
+    if config.draws:
         return dy.dtype, others
     dtype = torch.promote_types(dy.dtype, torch.float32)
     return dtype, [t.to(dtype) for t in others]
@@ -272,7 +277,7 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         config, (dy, kept, *others) = ctx.config, ctx.saved_tensors
-        operands = (_as_drawn(config, kept, ctx.strides), *others)
+        operands = (_as_drawn(kept, ctx.strides), *others)
         needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[4:]]
         ddy, *found = _second(config, ctx.params, ctx.wanted, gradients, needs, dy, operands)
         return ddy, None, None, None, *found

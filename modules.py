@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .fusing.around import around, check_beside, check_channel_dim, probability, run_around
+from .fusing.around import check_beside, check_channel_dim, probability, run_around, run_with_added
 from .measuring.inputs import KernelBenchForm
 from .records import (
     ACCEPTED,
@@ -85,7 +85,8 @@ class ActivationModule(KernelBenchForm, StandingIn):
             _surround(self, record, beside, made)
 
     def _params(self) -> tuple[float, ...]:
-        return tuple([getattr(self, name) for name, _ in self.activation.params])
+        params = self.activation.params
+        return tuple([getattr(self, name) for name, _ in params]) if params else ()
 
     def forward(self, x: Tensor | None = None, *others: Tensor, **named: Tensor) -> Tensor:
         """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats.
@@ -94,10 +95,20 @@ class ActivationModule(KernelBenchForm, StandingIn):
         to the result.
         """
         record = self.activation
-        if x is not None and not others and not named and not self.surrounded and is_plain(record.token):
-            record = variant(record, self.__dict__)
-            return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
+        if x is not None and not others and not named and is_plain(record.token):
+            record = record if record.variant is None else variant(record, self.__dict__)
+            if not self.surrounded:
+                return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
+            if not torch.compiler.is_compiling() and isinstance(x, Tensor) and self._has_a_bias_alone():
+                operands = {"x": x, "bias": self.bias}
+                return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
+
+    def _has_a_bias_alone(self) -> bool:
+        """Whether what stands around the activation is, in this call, a bias of the last dimension and nothing else."""
+        own, beside = self.__dict__, self.surrounded
+        drops = "dropout" in beside and self.training and own["dropout"] != 0
+        return not drops and own.get("channel_dim", -1) == -1 and bias_around(self) is not None
 
     def _forward_with_operands(self, *tensors: Tensor, **named: Any) -> Tensor:
         record = self.activation
@@ -386,9 +397,8 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
             return run(x, record, defaults, False, None, False)
         if not args and not torch.compiler.is_compiling() and kwargs.keys() <= added:
             tensors = {"x": x, **kwargs}
-            if all([isinstance(each, Tensor) for each in tensors.values()]):  # what run_around would do, in half of its time
-                wrapped = around(usual, "bias" in kwargs, False, "residual" in kwargs)
-                return run_with_operands(wrapped, tensors, defaults, False, None, False, True)
+            if all([isinstance(each, Tensor) for each in tensors.values()]):
+                return run_with_added(usual, tensors, defaults, False, None, False)
         options = arguments.bind(args, kwargs)
         params = tuple([options[name] for name, _ in record.params])
         chosen, inplace = variant(record, options), options.get("inplace", False)

@@ -249,6 +249,11 @@ class Activation:
         from_bit = places[: signature.bit_gradients]
         return Layout(tensors, saves, len(signature.of("element")), bool(signature.of("random")), places, passed, from_bit)
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether it takes ``x`` and numbers alone."""
+        return not self.channels and self.in_eval is None and len(self.layout.tensors) == 1
+
     @property
     def saves(self) -> tuple[str, ...]:
         """What backward can keep, the default first."""
@@ -410,8 +415,6 @@ class Activation:
             TypeError: one is no tensor that kernels take, or of another dtype than it has to be.
             ValueError: one is on another device, or does not broadcast.
         """
-        if not torch.compiler.is_compiling() and self._fits(given):
-            return tuple([given[name] for name in self.layout.tensors])
         laid = layout(self.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
         names, elements, places = laid.tensors, laid.elements, laid.places
         x = given[names[0]]
@@ -452,29 +455,37 @@ class Activation:
             tensors[place] = operand.reshape(()) if x.dim() < operand.dim() and operand.numel() == 1 else operand
         return tuple(tensors)
 
-    def _fits(self, given: dict[str, Any]) -> bool:
-        """Whether operators take tensors as they are, as in almost every call: the same in a fraction of the time."""
+    def fitting(self, given: dict[str, Any]) -> tuple[Tensor, ...] | None:
+        """What :meth:`fitted` returns, in a fraction of its time, where operators take the tensors as they are.
+
+        So it is in almost every call. None where it is not, or is yet to be found out, as under torch.compile.
+        """
+        if torch.compiler.is_compiling():
+            return None
         laid = self.layout
-        x = given[laid.tensors[0]]
+        tensors = tuple([given[name] for name in laid.tensors])
+        x = tensors[0]
         if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and _is_cast(x)):
-            return False
+            return None
         dtype, device, shape = x.dtype, x.device, x.shape
-        for place, name in enumerate(laid.tensors):
-            each = given[name]
+        if dtype not in DTYPES or x.layout is not torch.strided:
+            return None
+        for place in range(1, len(tensors)):
+            each = tensors[place]
             if not isinstance(each, Tensor) or each.dtype is not dtype or each.device != device:
-                return False
+                return None
             if each.layout is not torch.strided or each.is_nested:
-                return False
+                return None
             if place < laid.elements:
                 if each.shape != shape:
-                    return False
+                    return None
                 continue
-            channel = self.channels.get(name)
+            channel = self.channels.get(laid.tensors[place])
             if channel is None or channel.one or channel.dim not in (-1, len(shape) - 1) or each.shape != shape[-1:]:
-                return False
+                return None
             if each.requires_grad and place not in laid.places:
-                return False
-        return dtype in DTYPES
+                return None
+        return tensors
 
     def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> tuple[list[Tensor], torch.dtype]:
         """Tensors that have to be of x's dtype, or that autocast casts, as it does for PyTorch's function of the name.
@@ -589,9 +600,8 @@ _written_names._dynamo_marked_constant = True
 
 
 def is_plain(token: str) -> bool:
-    """Whether a record's activation takes ``x`` and numbers alone."""
-    record = by_token[token]
-    return not record.channels and record.in_eval is None and len(record.layout.tensors) == 1
+    """:attr:`Activation.is_plain`, by the record's token."""
+    return by_token[token].is_plain
 
 
 is_plain._dynamo_marked_constant = True

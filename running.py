@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from .autograd import activate, activate_transformed, check_formula, formula_from_seed
+from .autograd import activate, activate_at_once, activate_transformed, check_formula, formula_from_seed
 from .configs import (
     BEFORE_2_13,
     call,
@@ -54,10 +54,12 @@ def run_with_operands(
     Raises:
         TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
     """
-    if stand_ins(*given.values()):
-        return called_later(record, given, params, inplace, save, fast_math, training)
+    tensors = record.fitting(given)
+    if tensors is None:
+        if stand_ins(*given.values()):
+            return called_later(record, given, params, inplace, save, fast_math, training)
+        tensors = record.fitted(given)
     x = next(iter(given.values()))
-    tensors = record.fitted(given)
     params = record.check(params, inplace, save, fast_math)
     if inplace and tensors[0].shape != x.shape:
         shapes = f"{tuple(x.shape)}, and the result {tuple(tensors[0].shape)}"
@@ -103,6 +105,30 @@ def run_fitted(
     seed: Tensor | None = None,
 ) -> Tensor:
     """Applies an activation to what has been checked."""
+    if inplace or torch.compiler.is_compiling() or is_transformed():
+        return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
+    # The usual call, in a fraction of the time that finding out all that could be takes.
+    laid, x, operands = record.layout, tensors[0], tensors[1:]
+    if laid.draws:
+        operands = (*operands, _seed(x) if seed is None else seed)
+    if torch.is_grad_enabled():
+        for place in laid.places + laid.passed:
+            if tensors[place].requires_grad:
+                save = _first_save(record, tensors, save) if operands else save or laid.saves[0]
+                return activate_at_once(x, configured(record, False, save, fast_math), params, (), *operands)
+    return call(configured(record, False, "input", fast_math).forward_op, x, *operands, *params)
+
+
+def _run_in_any_way(
+    record: Activation,
+    tensors: tuple[Tensor, ...],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    seed: Tensor | None,
+) -> Tensor:
+    """:func:`run_fitted` in place too, and where torch.compile, transforms or forward mode are at work."""
     x, others = tensors[0], tensors[1:]
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
     laid = layout(record.token) if compiling else record.layout  # of which torch 2.11 reads fields, and unpacks nothing

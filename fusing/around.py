@@ -20,7 +20,7 @@ from ..records import Activation, Channel, Requirement, as_number, by_token, sho
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around"]
+__all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around", "run_with_added"]
 
 NAMES = ("bias", "dropout", "residual")
 DRAWING = 5  # how much a GPU computes for an element, from random numbers alone
@@ -69,6 +69,15 @@ def run_around(
         else:
             record = around(record, *chosen, dim)
     return run_with_operands(record, given | added, (*params, p) if drops else params, inplace, save, fast_math, True, seed)
+
+
+def run_with_added(
+    record: Activation, tensors: dict[str, Tensor], params: tuple, inplace: bool, save: str | None, fast_math: bool
+) -> Tensor:
+    """:func:`run_around` in half of its time: of an activation of ``x`` alone, beside which ``tensors`` has a bias of the last
+    dimension, a residual or both, where torch.compile is not at work."""
+    wrapped = around(record, "bias" in tensors, False, "residual" in tensors)
+    return run_with_operands(wrapped, tensors, params, inplace, save, fast_math, True)
 
 
 def _constant(dim: int, dims: int) -> int:

@@ -13,7 +13,7 @@ from ..records import Activation, by_token, check_tensor, layout, rows_together,
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
-from .packed import ActivatePacked, packing
+from .packed import ActivatePacked, activate_packed_at_once, packing
 
 __all__ = ["run_gated"]
 
@@ -24,7 +24,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     Args:
         record: of the activation.
         tensors: one that holds both, or both in the order of the halves, or one of them if the other is named.
-        named: ``gate`` and ``up``, those of them that are given by name, ``row_weight``, or None, and what is learned.
+        named: ``gate``, ``up`` and ``row_weight``, those of them that are given by name, or None, and what is learned.
         options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``; and ``training``, where
             that makes a difference.
 
@@ -64,7 +64,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
     if not recorded or dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)
-    return ActivatePacked.apply(x, packing(record, halves, fast_math), params, *pair[2:])
+    apply = ActivatePacked.apply if torch.compiler.is_compiling() else activate_packed_at_once
+    return apply(x, packing(record, halves, fast_math), params, *pair[2:])
 
 
 def _made(token: str, weighted: bool, unfused: bool) -> str:
@@ -82,7 +83,7 @@ def _pair(record: Activation, tensors: tuple, named: dict[str, Any], gate: str) 
     Raises:
         TypeError: there are none, too many, or one twice.
     """
-    given = {name: named[name] for name in ("gate", "up") if named.get(name) is not None}
+    given = {name: named[name] for name in ("gate", "up") if named.get(name) is not None} if named else {}
     if len(tensors) == 2 and not given:
         return by_name(gate, *tensors)
     if len(tensors) + len(given) == 2:

@@ -41,9 +41,11 @@ class Halves(NamedTuple):
         if self.interleaved:
             pairs = x.unflatten(self.dim, (x.shape[self.dim] // 2, 2))
             first, second = pairs.select(self.dim + 1, 0), pairs.select(self.dim + 1, 1)
-        else:
+        elif torch.compiler.is_compiling():
             size = x.shape[self.dim] // 2
             first, second = x.narrow(self.dim, 0, size), x.narrow(self.dim, size, size)
+        else:
+            first, second = x.chunk(2, self.dim)  # the same in half of the time
         return (second, first) if self.swapped else (first, second)
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
@@ -77,9 +79,10 @@ def halves_of(record: Activation, x: Tensor, dim: int, layout: str, gate: str) -
     Raises:
         ValueError: it has no such dimension, or one of odd size.
     """
-    if not -x.dim() <= dim < x.dim():
-        raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no dimension {dim}: {tuple(x.shape)}")
-    dim %= x.dim()
+    dims = x.dim()
+    if not -dims <= dim < dims:
+        raise ValueError(f"{record.name}: x has {dims} dimensions, and no dimension {dim}: {tuple(x.shape)}")
+    dim %= dims
     if x.shape[dim] % 2:
         raise ValueError(f"{record.name}: dimension {dim} of x holds gate and up, and must be even; got {tuple(x.shape)}")
     return Halves(dim, layout == "interleaved", is_swapped(record, gate))

@@ -46,10 +46,12 @@ class GatedModule(ActivationModule):
             up: the other tensor, by name.
             row_weight: a weight for each row of the result, of shape ``x.shape[:-1]``.
         """
+        record = self.activation
         tensors = tuple([t for t in (x, other) if t is not None])
-        named = {"gate": gate, "up": up, "row_weight": row_weight}
-        named |= {name: getattr(self, name) for name in self.activation.channels}
-        return run_gated(self.activation, tensors, named, self._options())
+        named = {} if gate is up is row_weight is None else {"gate": gate, "up": up, "row_weight": row_weight}
+        if record.channels:
+            named |= {name: getattr(self, name) for name in record.channels}
+        return run_gated(record, tensors, named, self._options())
 
     def extra_repr(self) -> str:
         """Numbers, and the options that were chosen."""
