@@ -13,7 +13,7 @@ from functools import cache
 from torch import Tensor
 
 from ..kernels.loader.source import DEVICE
-from .functions import Value
+from .functions import LN2, Value
 from .reader import read, split
 
 __all__ = ["Dual", "of_duals"]
@@ -150,6 +150,15 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         y = functions["times_sigmoid"](values[0], left, *values[1:])
         return Dual(y, chained("times_sigmoid")(a, choose(left, -x, x)).derivative)
 
+    def sigmoid_of_power(x: Dual | Value, *of: Dual | Value) -> Dual:
+        if len(of) == 1:
+            return chained("x_times_sigmoid")(x, *of)
+        t, w, low = of
+        values = [_dual(each).value for each in (x, t, w, low)]
+        a = most(x, -_dual(t))
+        y = functions["x_times_sigmoid"](*values)
+        return Dual(y, chained("times_sigmoid")(a, a * (_dual(w) + low) * LN2).derivative)
+
     return {
         **{name: chained(name) for name in names},
         "select": choose,
@@ -166,4 +175,5 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         "fma": lambda a, b, c: _dual(a) * b + c,
         "normal_cdf": cdf,
         "times_sigmoid": sigmoid_product,
+        "x_times_sigmoid": sigmoid_of_power,
     }

@@ -17,7 +17,7 @@ from ..definitions import helpers
 __all__ = ["functions"]
 
 Value = Tensor | float
-LOG2E, SQRT_HALF = math.log2(math.e), math.sqrt(0.5)
+LOG2E, LN2, SQRT_HALF = math.log2(math.e), math.log(2), math.sqrt(0.5)
 
 
 def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = False) -> dict[str, Callable]:
@@ -215,7 +215,11 @@ class Wide:
         return torch.where(left, a * h * h, a) / (1 + h * h)
 
     @classmethod
-    def x_times_sigmoid(cls, x: Tensor, alpha: Tensor) -> Tensor:
+    def x_times_sigmoid(cls, x: Tensor, *of: Tensor) -> Tensor:
+        if len(of) == 3:
+            t, w, low = of
+            return cls.times_sigmoid(torch.maximum(x, -t), x < 0, LN2 * t * w, LN2 * t * low)
+        alpha = of[0]
         bound = (1000 / alpha).clamp(max=2.0**100)  # where it is constant, and 0 * inf would be NaN
         return cls.times_sigmoid(torch.maximum(x, -bound), alpha * x)
 
@@ -381,7 +385,11 @@ class Narrow(Wide):
         return quotient(a * 2.0**-8, torch.exp2(-LOG2E * x - 8) + 2.0**-8)
 
     @staticmethod
-    def x_times_sigmoid(x: Tensor, alpha: Tensor) -> Tensor:
+    def x_times_sigmoid(x: Tensor, *of: Tensor) -> Tensor:
+        if len(of) == 3:
+            a = most(x, -of[0])
+            return quotient(a * 2.0**-8, torch.exp2(-a * of[1] - 8) + 2.0**-8)
+        alpha = of[0]
         a = most(x, -(2.0**100))  # 0 * inf would be NaN
         return quotient(a * 2.0**-8, torch.exp2(-LOG2E * alpha * a - 8) + 2.0**-8)
 

@@ -6,15 +6,18 @@
 
 #define GELU_TANH_K1 1.5957691216057308  // 2 sqrt(2 / pi)
 #define GELU_TANH_K3 (0.044715 * GELU_TANH_K1)
-#define GELU_TANH_NEAR_K1 1.59577178955078125  // 209161 / 2^17: a float's difference to it is exact, from K1 to 128
+// The same, times log2(e): for powers of two in place of exponentials.
+#define GELU_TANH_B1 2.3022081981443248
+#define GELU_TANH_B3 0.1029432395800235
+#define GELU_TANH_NEAR_B1 2.30220794677734375  // 301755 / 2^17: a float's difference to it is exact, from B1 to 128
 
 // From |x| = 40 on both are constant in every type.
 ELEMENTWISE T forward(T x) {
-  // |2 u| = v + low: exp turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
-  const T t = min(abs(x), 40), u = t * t, w = fma(T(GELU_TANH_K3), u, T(GELU_TANH_K1)), v = t * w;
-  const T rests = fma(rest(T(GELU_TANH_K3), GELU_TANH_K3), u, T(GELU_TANH_K1 - GELU_TANH_NEAR_K1));
-  const T w_low = fma(T(GELU_TANH_K3), u, GELU_TANH_NEAR_K1 - w) + fma(T(GELU_TANH_K3), fma(t, t, -u), rests);
-  return times_sigmoid(max(x, -40), x < 0, v, fma(t, w_low, fma(t, w, -v)));
+  // A power turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
+  const T t = min(abs(x), 40), u = t * t, w = fma(T(GELU_TANH_B3), u, T(GELU_TANH_B1));
+  const T rests = fma(rest(T(GELU_TANH_B3), GELU_TANH_B3), u, T(GELU_TANH_B1 - GELU_TANH_NEAR_B1));
+  const T w_low = fma(T(GELU_TANH_B3), u, GELU_TANH_NEAR_B1 - w) + fma(T(GELU_TANH_B3), fma(t, t, -u), rests);
+  return x_times_sigmoid(x, t, w, w_low);
 }
 
 // exp(-|2 u|), and the slope from it and r = 1 / (1 + exp(-|2 u|)).

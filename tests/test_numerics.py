@@ -156,7 +156,9 @@ def test_gradient_at_nan(name: str, device: str) -> None:
     torch.testing.assert_close(dx, torch.full((9,), float(NAN_GRADIENT[name])))
 
 
-@pytest.mark.parametrize("name", ["relu", "relu6", "leaky_relu"])
+@pytest.mark.parametrize(
+    "name", ["relu", "relu6", "leaky_relu", "silu", "gelu", "gelu_tanh", "quick_gelu", "hardswish", "mish", "tanh", "softsign"]
+)
 def test_signed_zero_is_kept(name: str, device: str) -> None:
     y, _ = evaluate(jitact.get(name)(), torch.tensor([-0.0, 0.0], device=device))
     assert y.signbit().tolist() == [True, False]

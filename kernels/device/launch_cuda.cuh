@@ -57,7 +57,7 @@ constexpr int least_blocks() {
   }
 #ifdef JITACT_STAGED
   if (JITACT_STAGED % 2 && op == Op::forward && (dense || kAlwaysRows)) {
-    if (sizeof(S) == 4) return kStaged<op> && kNumbers == 0 ? kMostBlocks : 0;
+    if (sizeof(S) == 4) return kStaged<op> && kNumbers == 0 ? kMostBlocks * (kBroadcast > 0 ? 12 : 16) / 16 : 0;
     if (sizeof(S) == 2) return kMostBlocks;
   }
 #endif
@@ -128,9 +128,9 @@ struct Launch : Call {
   float singles[kNumbers + 1];
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
-  bool in_vectors[kBroadcast + 1];  // whether an operand lies along the last dimension, and its values in whole vectors
+  bool follows[kBroadcast + 1];  // whether an operand lies along the last dimension, in whole vectors, and no shorter than a block
 
-  __attribute__((noinline)) Launch(const Call& call) : Call(call) {
+  __attribute__((noinline)) Launch(const Call& call, int64_t block_elements = 0) : Call(call) {
     if (call.dense) {
       aligned = all_on_16_bytes(call.read, reads(call.op)) && all_on_16_bytes(call.written, writes(call.op));
     } else {
@@ -148,7 +148,7 @@ struct Launch : Call {
       by_inner[b] = Divisor(call.broadcast[b].inner);
       const Broadcasts& operand = call.broadcast[b];
       const bool whole = operand.count % (16 / bytes_of(call.dtype)) == 0 && operand.count < int64_t(1) << 31;
-      in_vectors[b] = operand.inner == 1 && whole && on_16_bytes(operand.data);
+      follows[b] = operand.inner == 1 && whole && on_16_bytes(operand.data) && operand.count >= block_elements;
     }
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
@@ -298,17 +298,17 @@ struct Operands {
   // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
   template <int width, bool common_only = kUnprepared == 0>  // prepare is for such operands
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
-    return from<width, common_only, 0>(common, first, Ready());
+    return from<width, common_only, false>(common, first, Ready());
   }
-  // The same but for random numbers, of a vector of a block of so many elements, with what was made ready for it.
-  template <int width, bool common_only, int block>
+  // The same but for random numbers, of a vector of a block, with what was made ready for it.
+  template <int width, bool common_only, bool is_ready>
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first, const Ready& ready) const {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
       const bool is_common = common_only || b >= kUnprepared;
-      if constexpr (block > 0 && !common_only) {
-        if (!is_common && follows<block>(b)) {
+      if constexpr (is_ready && !common_only) {
+        if (!is_common && launch.follows[b]) {
           if (is_wide(b)) load_vector(b, ready.broadcast[b].w[0], values.broadcast[b]);
           else Storage<S>::widen(ready.broadcast[b], values.broadcast[b]);
           continue;
@@ -321,7 +321,7 @@ struct Operands {
         JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
       }
     }
-    if constexpr (block == 0) draw(values.random, common, first);
+    if constexpr (!is_ready) draw(values.random, common, first);
     return values;
   }
   // The random numbers alone.
@@ -330,19 +330,17 @@ struct Operands {
   }
   // Where a block of so many elements begins in the operands that follow them.
   struct Begins { uint32_t of[kUnprepared + 1]; };
-  template <int block>
   JITACT_DEVICE Begins begins(int64_t first) const {
     Begins begins;
     begins.of[kUnprepared] = 0;  // of no operand: nvcc warns where there are none
     JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
-      if (follows<block>(b)) begins.of[b] = uint32_t(in_operand(b, first));
+      if (launch.follows[b]) begins.of[b] = uint32_t(in_operand(b, first));
     return begins;
   }
   // Begins to load what a vector needs of those, `within` elements from where the block begins.
-  template <int block>
   JITACT_DEVICE void load(Ready& ready, const Begins& begins, int within) const {
     JITACT_UNROLL for (int b = 0; b < kUnprepared; b++) {
-      if (!follows<block>(b)) continue;
+      if (!launch.follows[b]) continue;
       const uint32_t beyond = begins.of[b] + within;
       const uint32_t c = min(beyond, beyond - uint32_t(launch.broadcast[b].count));  // the latter is huge if it wraps
       if (is_wide(b)) ready.broadcast[b].w[0] = c;
@@ -391,11 +389,6 @@ struct Operands {
     return p - launch.by_count[b].divide_small(p) * uint32_t(count);
   }
   JITACT_DEVICE bool is_wide(int b) const { return sizeof(S) == 2 && launch.broadcast[b].wide; }
-  // Whether vectors of a block follow each other in operand b, which has as many values or more.
-  template <int block>
-  JITACT_DEVICE bool follows(int b) const {
-    return launch.in_vectors[b] && launch.broadcast[b].count >= block;
-  }
 
   // Whether the values from value i of operand b on lie as vectors have to.
   JITACT_DEVICE bool is_vector(int b, int64_t i) const {
@@ -524,13 +517,12 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   const auto numbers = launch.numbers_as<T>();
 
   if (launch.aligned && block + stride * vectors <= n) {
-    constexpr int count = stride * vectors;
     // Elsewhere it takes too many registers.
     constexpr bool early = op == Op::backward ? kBroadcast == 0 : ins == 1 && !reads_bits(op);
-    const auto begins = operands.template begins<count>(block);
+    const auto begins = operands.begins(block);
     typename Operands<S>::Ready ready[vectors];
     const auto load_operands = [&](int v) {
-      operands.template load<count>(ready[v], begins, int(threadIdx.x) * size + v * stride);
+      operands.load(ready[v], begins, int(threadIdx.x) * size + v * stride);
     };
     if constexpr (kBroadcast > 0 && early)  // first, as their addresses take longest
       JITACT_UNROLL for (int v = 0; v < vectors; v++) load_operands(v);
@@ -572,7 +564,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
         }
       } else {
         if constexpr (kBroadcast > 0 && !early) load_operands(v);
-        auto others = operands.template from<size, kUnprepared == 0, count>(common, first + v * stride, ready[v]);
+        auto others = operands.template from<size, kUnprepared == 0, true>(common, first + v * stride, ready[v]);
         if constexpr (kRandom > 0 && !early) draw(v);
         JITACT_UNROLL for (int r = 0; r < kRandom; r++) others.random[r] = random[v][r];
         const Computation<op, S> computation{
@@ -662,14 +654,15 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
 #ifdef JITACT_PART
       if constexpr (parts::kIsHere<op, S>) {
 #endif
-      const Launch launch(call);
-      const unsigned blocks = blocks_of(call, int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>());
+      constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();
+      const Launch launch(call, block);
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
           return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
       if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
-        if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks, kThreads, 0, s>>>(launch);
-      if constexpr (!kAlwaysRows || op == Op::backward_from_bit) elementwise<op, S, true><<<blocks, kThreads, 0, s>>>(launch);
+        if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks_of(call, block), kThreads, 0, s>>>(launch);
+      if constexpr (!kAlwaysRows || op == Op::backward_from_bit)
+        elementwise<op, S, true><<<blocks_of(call, block), kThreads, 0, s>>>(launch);
 #ifdef JITACT_PART
       }
 #endif

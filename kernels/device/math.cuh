@@ -22,6 +22,7 @@
 //   times_sigmoid(a, x)        a sigmoid(x)
 //   times_sigmoid(a, left, t, low)   the same of x = t + low >= 0, or, if left, of -x
 //   x_times_sigmoid(x, a)      x sigmoid(a x) for a > 0, -0 at -inf; x_times_sigmoid_slope(x, a) is its derivative by x
+//   x_times_sigmoid(x, t, w, low)   x sigmoid(ln(2) x (w + low)) for w > 0, with t = |x|, or less where that leaves 0 or x
 //   times_tanh_softplus(a, x)  a tanh(softplus(x))
 //   x_minus_tanh(x)            x - tanh(x), without the cancellation
 //   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
@@ -66,6 +67,10 @@ namespace for_narrow = narrow;
   JITACT_INLINE Single name(Single a, Single b) { return for_single::name(a.v, b.v); } \
   JITACT_INLINE Narrow name(Narrow a, Narrow b) { return for_narrow::name(a.v, b.v); } \
   JITACT_BRAIN(JITACT_INLINE Brain name(Brain a, Brain b) { return for_narrow::name(a.v, b.v); })
+#define JITACT_OWN_4(name)                                                                                                    \
+  JITACT_INLINE Single name(Single a, Single b, Single c, Single d) { return for_single::name(a.v, b.v, c.v, d.v); }       \
+  JITACT_INLINE Narrow name(Narrow a, Narrow b, Narrow c, Narrow d) { return for_narrow::name(a.v, b.v, c.v, d.v); }       \
+  JITACT_BRAIN(JITACT_INLINE Brain name(Brain a, Brain b, Brain c, Brain d) { return for_narrow::name(a.v, b.v, c.v, d.v); })
 #define JITACT_WIDE(name) \
   JITACT_INLINE Double name(Double x) { return wide::name(x.v); }
 #define JITACT_PLATFORM_DOUBLE(name) \
@@ -156,6 +161,7 @@ JITACT_BRAIN(JITACT_INLINE Brain x_times_sigmoid(Brain x, double a) { return for
 JITACT_INLINE Single times_sigmoid(Single a, bool left, Single t, Single low) {
   return for_single::times_sigmoid(a.v, left, t.v, low.v);
 }
+JITACT_OWN_4(x_times_sigmoid)
 JITACT_INLINE Single normal_cdf(Single x, Single mu, Single sigma) { return for_single::normal_cdf(x.v, mu.v, sigma.v); }
 JITACT_INLINE Narrow normal_cdf(Narrow x, Narrow mu, Narrow sigma) { return for_narrow::normal_cdf(x.v, mu.v, sigma.v); }
 JITACT_INLINE Narrow times_sigmoid(Narrow a, bool left, Narrow t, Narrow low) {
@@ -202,6 +208,11 @@ JITACT_INLINE Double x_times_sigmoid(Double x, Double a, Double bound) {  // bey
 }
 JITACT_INLINE Double x_times_sigmoid(Double x, Double a) { return x_times_sigmoid(x, a, min(1000 * one_over(a), 0x1p100)); }
 JITACT_INLINE Double x_times_sigmoid(Double x, double a) { return x_times_sigmoid(x, Double(a), 0x1p100); }
+JITACT_INLINE Double x_times_sigmoid(Double x, Double t, Double w, Double low) {
+  constexpr double ln2 = 0.6931471805599453, rest = 2.3190468138462996e-17;
+  const Double p = t * w, p_low = fma(t, w, -p) + t * low;
+  return times_sigmoid(max(x, -t), x < 0, fma(p, ln2, fma(p, rest, ln2 * p_low)), 0);
+}
 JITACT_INLINE Double x_times_sigmoid_slope(Double x, Double a) {
   const Double t = min(a * abs(x), 1000), e = decay(t), r = reciprocal(1 + e);
   return r * (x < 0 ? e * (1 - t * r) : 1 + t * e * r);
@@ -239,6 +250,7 @@ JITACT_INLINE Double x_minus_tanh(Double x) {
 
 #undef JITACT_OWN
 #undef JITACT_OWN_2
+#undef JITACT_OWN_4
 #undef JITACT_WIDE
 #undef JITACT_PLATFORM_DOUBLE
 #undef JITACT_PLATFORM

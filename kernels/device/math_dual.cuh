@@ -114,6 +114,12 @@ JITACT_INLINE Dual<T> normal_cdf(Dual<T> x, Dual<T> mu, Dual<T> sigma) {
 }
 
 template <typename T>
+JITACT_INLINE Dual<T> x_times_sigmoid(Dual<T> x, Dual<T> t, Dual<T> w, Dual<T> low) {
+  const Dual<T> a = max(x, -t);
+  return {x_times_sigmoid(x.value, t.value, w.value, low.value), times_sigmoid(a, a * (w + low) * 0.6931471805599453).derivative};
+}
+
+template <typename T>
 JITACT_INLINE Dual<T> times_sigmoid(Dual<T> a, bool left, Dual<T> t, Dual<T> low) {
   return {times_sigmoid(a.value, left, t.value, low.value), times_sigmoid(a, left ? -(t + low) : t + low).derivative};
 }

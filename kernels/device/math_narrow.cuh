@@ -102,6 +102,11 @@ JITACT_INLINE float x_times_sigmoid(float x, float alpha, float = 0.0f) {
   const float a = single::at_least(x, -sigmoid_bound(alpha));
   return divide(a * 0x1p-8f, sigmoid_divisor(a, alpha));
 }
+// x sigmoid(ln(2) x w), with t for |x|, which is held where that leaves 0 or x.
+JITACT_INLINE float x_times_sigmoid(float x, float t, float w, float) {
+  const float a = single::at_least(x, -t);
+  return divide(a * 0x1p-8f, exp2(fmaf(-a, w, -8.0f)) + 0x1p-8f);
+}
 // s (1 + alpha x (1 - s)), with 2^8 s.
 JITACT_INLINE float x_times_sigmoid_slope(float x, float alpha) {
   const float bound = sigmoid_bound(alpha), a = single::at_least(x, -bound), s = reciprocal(sigmoid_divisor(a, alpha));

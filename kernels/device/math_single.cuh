@@ -86,10 +86,10 @@ JITACT_INLINE float one_over(float p) { return held(1.0f / p, -kLargest, kLarges
 JITACT_INLINE float root_of(float p) { return sqrtf(p); }
 
 // a / (b + low) for b from 1 to 2 and |low| tiny, rounded but once: the residual corrects the quotient. An infinite a has
-// none.
+// none. The residual is of the opposite sign, as a sum of -0 and 0 is 0: so a quotient of -0 keeps its sign.
 JITACT_INLINE float divide(float a, float b, float low) {
   const float r = rough_reciprocal(b), q = a * r;
-  return select(fabsf(q) <= 3.40282347e38f, fmaf(fmaf(-low, q, fmaf(-b, q, a)), r, q), q);
+  return select(fabsf(q) <= 3.40282347e38f, fmaf(fmaf(low, q, fmaf(b, q, -a)), -r, q), q);
 }
 
 // exp(x + low) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 (Cody and Waite) and exp(r) = 1 + r + r^2 q. x is within 2^21,
@@ -215,6 +215,23 @@ JITACT_INLINE float x_times_sigmoid(float x, float alpha, float rest = 0.0f) {
   const float t = at_most(fabsf(x), bound), v = alpha * t;
   return times_sigmoid(at_least(x, -bound), x < 0, v, fmaf(rest, t, fmaf(alpha, t, -v)));
 }
+// x sigmoid(ln(2) x (w + low)) for w > 0, with t for |x|, which is held where that leaves 0 or x. In powers of two the exponent is
+// reduced as it is multiplied: t w is never rounded.
+JITACT_INLINE float x_times_sigmoid(float x, float t, float w, float low) {
+  const float shifted = fmaf(-t, w, 12582912.0f), n = shifted - 12582912.0f;  // as in reduce()
+  const float r = fmaf(-t, low, fmaf(-t, w, -n));
+  float s = 1.532647002e-4f;  // 2^r, of relative error 3e-9
+  s = fmaf(s, r, 1.339080743e-3f);
+  s = fmaf(s, r, 9.618505836e-3f);
+  s = fmaf(s, r, 5.550359935e-2f);
+  s = fmaf(s, r, 2.402264774e-1f);
+  s = fmaf(s, r, 6.931471825e-1f);
+  s = fmaf(s, r, 1.0f);
+  // 2^(n + 24), 0 from n = -151 on.
+  const int32_t sum = int32_t(to_bits(shifted)), least = 0x4b400000 - 151;
+  const float scaled = s * from_bits((uint32_t(sum > least ? sum : least) << 23) + (uint32_t(127 + 24) << 23));
+  return divide_by_one_plus(select(x < 0, -t * scaled * kUnscale, x), scaled * kUnscale);
+}
 // With r = 1 / (1 + e), e = exp(-t), t = |alpha x|.
 JITACT_INLINE float x_times_sigmoid_slope_of(float x, float t, float e, float r) {
   return r * select(x < 0, e * (1.0f - t * r), 1.0f + t * e * r);
@@ -239,7 +256,7 @@ JITACT_INLINE float times_tanh_softplus(float a, float x) {
   const float k = select(left, w, 2.0f * e * e) *
                   reciprocal(select(left, fmaf(e, e + 2.0f, 2.0f), fmaf(2.0f, w, 1.0f)));
   const float b = select(left, a * scaled * kUnscale, a);
-  return select(fabsf(b) < INFINITY, fmaf(-b, k, b), b);
+  return select(fabsf(b) < INFINITY, copysignf(fmaf(-b, k, b), a), b);  // the sign also of 0
 }
 
 // (x - tanh(x)) / x^3 as a polynomial in u = x^2, for |x| <= 5/4.
