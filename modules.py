@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import weakref
 from collections.abc import Callable
 from inspect import Parameter
+from types import FunctionType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -45,6 +47,7 @@ __all__ = [
     "title_of",
     "users_rows",
     "variant",
+    "with_own_code",
 ]
 
 
@@ -350,6 +353,7 @@ def make_module(record: Activation, makers: Makers | None = None) -> type[Activa
         "__doc__": _Description(),
         "__module__": __name__,
         "__signature__": record.of_constructor.signature,  # which is made here, as torch.compile could not
+        "forward": with_own_code(makers.base.forward, f"{record.title}.forward"),
     }
     bases = (makers.base, record.module) if record.channels and record.module else (makers.base,)
     cls = type(record.title, bases, members)
@@ -379,8 +383,22 @@ def _make_function(record: Activation) -> Callable[..., Tensor]:
     return named_as((_function_of_x if is_plain(record.token) else _function_of_several)(record), record)
 
 
-def named_as(function: Callable[..., Tensor], record: Activation) -> Callable[..., Tensor]:
+def with_own_code(function: FunctionType, name: str) -> FunctionType:
+    """A copy of a function with a code object of its own, called ``name`` in tracebacks.
+
+    torch.compile counts recompilations by code object: with one for all activations it would give up at the ninth.
+    """
+    code = function.__code__.replace(co_name=name)
+    copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+    copied.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(copied, function)
+    del copied.__wrapped__  # it wraps nothing
+    return copied
+
+
+def named_as(function: FunctionType, record: Activation) -> Callable[..., Tensor]:
     """A function, called and described as the activation's."""
+    function.__code__ = function.__code__.replace(co_name=record.name)  # its own, as of with_own_code
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = _describe_activation(record)

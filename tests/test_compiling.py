@@ -453,6 +453,22 @@ def test_special_values_and_tails_through_inductor() -> None:
         assert_as_eager(dx, formula.gradient(torch.ones_like(x), x, *params), 1.0, 2, f"{name}, gradient")
 
 
+@pytest.mark.parametrize("of", ["functions", "modules"])
+@pytest.mark.parametrize("kind", ["elementwise", "gated"])
+def test_each_activation_has_recompilations_of_its_own(kind: str, of: str) -> None:
+    """With one code object for all, torch.compile would give up at the ninth, which fullgraph=True makes an error."""
+    names = [*GATED, *PLAIN_IDS][: torch._dynamo.config.recompile_limit + 1]
+    names = names if kind == "gated" else PLAIN_IDS[: len(names)]
+    x = torch.randn(4, 8)
+    torch._dynamo.reset()
+    try:
+        for name in names:
+            made = getattr(jitact, name) if of == "functions" else jitact.get(name)()
+            torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="eager")(x), made(x))
+    finally:
+        torch._dynamo.reset()
+
+
 def test_few_compilations() -> None:
     """At most two for 20 shapes and 20 values of a parameter."""
     counter = CompileCounterWithBackend("inductor")
