@@ -15,6 +15,7 @@ from .records import Activation, by_token, layout
 __all__ = [
     "BEFORE_2_13",
     "Config",
+    "alive",
     "call",
     "configure",
     "configured",
@@ -138,6 +139,20 @@ def overwritten(x: Tensor, operator: Callable, *arguments: Any) -> Tensor:
     call(operator, x, *arguments)
     torch.autograd.graph.increment_version(x)
     return x
+
+
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+
+
+def alive(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensors in place of those that outlived the torch.func transform in which they were made; the others themselves.
+
+    One that outlived it has no history, and may not tell that its gradient is wanted: what it holds does both.
+    """
+    for each in tensors:
+        if _unwrap_if_dead(each) is not each:
+            return alive(tuple([_unwrap_if_dead(each) for each in tensors]))  # again, as transforms stand within transforms
+    return tensors
 
 
 def strides_of_bits(y: Tensor) -> tuple[int, ...]:

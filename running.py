@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function
 from .autograd import activate, activate_at_once, activate_transformed, check_formula, formula_from_seed
 from .configs import (
     BEFORE_2_13,
+    alive,
     call,
     configured,
     copied,
@@ -108,10 +109,12 @@ def run_fitted(
     if inplace or torch.compiler.is_compiling() or is_transformed():
         return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
     # The usual call, in a fraction of the time that finding out all that could be takes.
+    records = torch.is_grad_enabled()
+    tensors = alive(tensors) if records else tensors
     laid, x, operands = record.layout, tensors[0], tensors[1:]
     if laid.draws:
         operands = (*operands, _seed(x) if seed is None else seed)
-    if torch.is_grad_enabled():
+    if records:
         for place in laid.places + laid.passed:
             if tensors[place].requires_grad:
                 save = _first_save(record, tensors, save) if operands else save or laid.saves[0]
@@ -129,8 +132,9 @@ def _run_in_any_way(
     seed: Tensor | None,
 ) -> Tensor:
     """:func:`run_fitted` in place too, and where torch.compile, transforms or forward mode are at work."""
-    x, others = tensors[0], tensors[1:]
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
+    tensors = tensors if compiling else alive(tensors)
+    x, others = tensors[0], tensors[1:]
     laid = layout(record.token) if compiling else record.layout  # of which torch 2.11 reads fields, and unpacks nothing
     draws, places, passed = laid.draws, laid.places, laid.passed
     records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))

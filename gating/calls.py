@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..configs import is_exporting, is_transformed
+from ..configs import alive, is_exporting, is_transformed
 from ..records import Activation, by_token, check_tensor, layout, rows_together, stand_ins, what_it_is
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
@@ -51,6 +51,9 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        (x,) = alive((x,))
+        weights = {name: alive((t,))[0] if isinstance(t, Tensor) else t for name, t in weights.items()} if weights else weights
     recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in (x, *weights.values())])
     x = rows_together(x) if weighted else x
     pair, params = halves.split(x), record.check(params, False, save, fast_math)

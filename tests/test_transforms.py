@@ -349,3 +349,47 @@ def test_export(name: str, strict: bool) -> None:
     torch.testing.assert_close(grad(lambda t: module(t).sum())(x), grad(lambda t: model(t).sum())(x))
     with torch.no_grad():
         torch.testing.assert_close(module(x[:2]), model(x[:2]))
+
+
+def through_grad(f: Callable[[Tensor], Tensor], x: Tensor) -> None:
+    grad(lambda t: f(t).sum())(x)
+
+
+LEAKS: dict[str, Callable[[Callable[[Tensor], Tensor], Tensor], object]] = {
+    "grad": through_grad,
+    "grad in grad": lambda f, x: grad(lambda t: grad(lambda s: f(s).sum())(t).sum())(x),
+    "vjp": vjp,
+    "jvp": lambda f, x: jvp(f, (x,), (torch.ones_like(x),)),
+}
+USES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tensor], Tensor]]] = {
+    "x": (lambda t, b: jitact.gelu(t), lambda t, b: F.gelu(t)),
+    "a module": (lambda t, b: jitact.get("relu")()(t), lambda t, b: F.relu(t)),
+    "in place": (lambda t, b: jitact.silu(t, inplace=True), lambda t, b: F.silu(t.clone())),
+    "bias": (lambda t, b: jitact.gelu(b, bias=t[0]), lambda t, b: F.gelu(b + t[0])),
+    "residual": (lambda t, b: jitact.gelu(b, residual=t), lambda t, b: F.gelu(b) + t),
+    "beside a learned bias": (lambda t, b: jitact.gelu(t, bias=b[0]), lambda t, b: F.gelu(t + b[0])),
+    "a weight": (lambda t, b: jitact.prelu(b, t.flatten()[:6]), lambda t, b: F.prelu(b, t.flatten()[:6])),
+    "gate and up": (lambda t, b: jitact.swiglu(t, t), lambda t, b: F.silu(t) * t),
+    "both in one": (lambda t, b: jitact.swiglu(t), lambda t, b: F.silu(t[:, :3]) * t[:, 3:]),
+    "row_weight": (
+        lambda t, b: jitact.swiglu(b.flatten()[:8].view(4, 2), row_weight=t.flatten()[:4]),
+        lambda t, b: F.silu(b.flatten()[:8:2]).unsqueeze(-1) * b.flatten()[1:8:2].unsqueeze(-1) * t.flatten()[:4].unsqueeze(-1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("leak", LEAKS)
+def test_tensors_that_outlived_their_transform(leak: str, use: str, learned: bool) -> None:
+    """They hide their history, and after jvp that a gradient of them is wanted at all."""
+    found = []
+    for f in USES[use]:
+        x = torch.linspace(-2, 2, 24, dtype=torch.float64).view(4, 6).requires_grad_()
+        beside = torch.linspace(-1, 2, 24, dtype=torch.float64).view(4, 6).requires_grad_(learned)
+        made: list[Tensor] = []
+        LEAKS[leak](lambda t, made=made: made.append(t * 2) or t * 2, x)
+        y = f(made[0], beside)
+        wanted = (x, beside) if learned else (x,)
+        found.append((y.detach(), *torch.autograd.grad((y * y).sum(), wanted, allow_unused=True)))
+    torch.testing.assert_close(*found)
