@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules import module as of_modules
 
+from ..configs import is_transformed
 from ..fusing.around import run_around
 from ..gating.calls import run_gated
 from ..gating.generated import gated
@@ -120,7 +121,7 @@ class Pending:
             return self.value() * up
         self._check_unchanged()
         record, params = gated(act).activation, act._params()
-        whole = _whole(gate, up)
+        whole = _whole(gate, up) if self._modes.grad and not is_transformed() else None  # else nothing is recorded on it
         if whole is None:
             return run_with_operands(record, {"gate": gate, "up": up}, params, False, None, act.fast_math, True)
         x, found = whole
@@ -178,10 +179,29 @@ for _name in _OPERATORS.split():
 Pending.__hash__ = object.__hash__
 
 
+_VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "SliceBackward0", "AsStridedBackward0")
+
+
+def _hands_on(half: Tensor, x: Tensor) -> bool:
+    """Whether autograd hands the gradient of ``half``, a view of ``x``, on to it, and nobody looks at it on the way.
+
+    One that was made under no_grad or by an autograd function of a user's has another history than its memory.
+    """
+    node = half.grad_fn
+    if node is None or node.name() not in _VIEWS or half.retains_grad or half._backward_hooks:
+        return False
+    ((before, number),) = node.next_functions
+    if x.grad_fn is None:
+        return getattr(before, "variable", None) is x
+    return before is x.grad_fn and number == x.output_nr
+
+
 def _whole(gate: Tensor, up: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
-    """The tensor that holds just these two, and how, if both are views of one."""
+    """The tensor that holds just these two, and how, if both are views of one, which gets the gradients of both as they are."""
     x = gate._base
     if x is None or x is not up._base or gate.shape != up.shape or x.dim() != gate.dim() or x.dtype is not gate.dtype:
+        return None
+    if not (_hands_on(gate, x) and _hands_on(up, x)):
         return None
     doubled = [dim for dim in range(x.dim()) if x.shape[dim] != gate.shape[dim]]
     if len(doubled) != 1 or x.shape[doubled[0]] != 2 * gate.shape[doubled[0]] or gate.stride() != up.stride():

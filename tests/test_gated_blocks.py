@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 import jitact
 from jitact.replacing.gates import Gate, Pending
@@ -173,6 +174,127 @@ def test_other_products(what: str) -> None:
     expected = results(model, x)
     jitact.replace(model)
     assert_same(results(model, x), expected)
+
+
+class Weighed(torch.autograd.Function):
+    """Gradients other than those of the views that it returns."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> tuple[Tensor, ...]:
+        return x.chunk(2, -1)
+
+    @staticmethod
+    def backward(ctx: object, a: Tensor, b: Tensor) -> Tensor:
+        return torch.cat([a * 3, b * 5], -1)
+
+
+class Scaled(torch.autograd.Function):
+    """The same of one."""
+
+    @staticmethod
+    def forward(ctx: object, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: object, dy: Tensor) -> Tensor:
+        return dy * 7
+
+
+def under_no_grad(t: Tensor) -> tuple[Tensor, ...]:
+    with torch.no_grad():
+        return t.chunk(2, -1)
+
+
+def one_under_no_grad(t: Tensor) -> tuple[Tensor, Tensor]:
+    return under_no_grad(t)[0], t[..., 10:]
+
+
+def in_inference_mode(t: Tensor) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode():
+        up = t[..., 10:]
+    return t[..., :10], up
+
+
+def doubled_in_place(t: Tensor) -> tuple[Tensor, Tensor]:
+    gate, up = interleaved(t)
+    return gate.mul_(2), up
+
+
+APART: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "of a function": Weighed.apply,
+    "of a function of all": lambda t: halves(Scaled.apply(t)),
+    "one of a function": lambda t: (Scaled.apply(t[..., :10]), t[..., 10:]),
+    "under no_grad": under_no_grad,
+    "one under no_grad": one_under_no_grad,
+    "one in inference mode": in_inference_mode,
+    "one detached": lambda t: (t[..., :10], t[..., 10:].detach()),
+    "one a leaf of its own": lambda t: (t[..., :10].detach().requires_grad_(), t[..., 10:]),
+    "doubled in place": doubled_in_place,
+    "views of a view": lambda t: t.unflatten(-1, (2, 10)).unbind(-2),
+    "as_strided": lambda t: (t.as_strided((3, 10), (20, 1)), t.as_strided((3, 10), (20, 1), 10)),
+}
+
+
+@pytest.mark.parametrize("order", ["gate first", "gate last"])
+@pytest.mark.parametrize("what", APART)
+def test_halves_with_a_history_of_their_own(what: str, order: str) -> None:
+    """Gradients go through it, not right to the tensor whose views the halves are."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Packed(lambda t: APART[what](t)[:: 1 if order == "gate first" else -1]))
+    x = torch.randn(3, 6)
+    expected = results(model, x)
+    assert not jitact.replace(model).unfused
+    assert_same(results(model, x), expected)
+
+
+@pytest.mark.parametrize("whose", ["gate", "up", "both", "the projection"])
+@pytest.mark.parametrize("split", [halves, interleaved])
+def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose: str) -> None:
+    """They see the gradient, and change it; that of the tensor itself is retained."""
+    seen: list[Tensor] = []
+    held: list[Tensor] = []
+
+    def watched(t: Tensor) -> tuple[Tensor, Tensor]:
+        gate, up = split(t)
+        for each in {"gate": [gate], "up": [up], "both": [gate, up], "the projection": [t]}[whose]:
+            each.register_hook(lambda dy: seen.append(dy.clone()) or dy * 2)
+            each.retain_grad()
+            held.append(each)
+        return gate, up
+
+    def run(model: nn.Module) -> list[Tensor]:
+        seen.clear()
+        held.clear()
+        return [*results(model, x), *seen, *(each.grad for each in held)]
+
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Packed(watched)), torch.randn(3, 6)
+    expected = run(model)
+    assert not jitact.replace(model).unfused
+    assert_same(run(model), expected)
+
+
+def test_backward_hooks_of_a_projection_that_come_later() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Packed(halves)), torch.randn(3, 6)
+    jitact.replace(model)
+    model[0].both.register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))
+    own = results(model, x.requires_grad_())
+    jitact.restore(model)
+    assert_same(own, results(model, x))
+
+
+@pytest.mark.parametrize("learned", [False, True])
+def test_halves_with_tangents_of_their_own(learned: bool) -> None:
+    """In forward mode, where the tensor that they are views of has none."""
+    act, found = jitact.get("silu")(), []
+    for times in (lambda gate, up: F.silu(gate) * up, lambda gate, up: Pending(act, gate) * up):
+        x = torch.linspace(-2, 2, 24, dtype=torch.float64).view(3, 8).requires_grad_(learned)
+        with forward_ad.dual_level():
+            gate, up = (x * 1).chunk(2, -1)
+            gate = forward_ad.make_dual(gate, torch.ones_like(gate))
+            found.append(forward_ad.unpack_dual(times(gate, up)))
+    torch.testing.assert_close(*found)
 
 
 class Zeroed(Block):
