@@ -104,7 +104,8 @@ class ActivationModule(KernelBenchForm, StandingIn):
                 return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
             if not torch.compiler.is_compiling() and isinstance(x, Tensor) and self._has_a_bias_alone():
                 operands = {"x": x, "bias": self.bias}
-                return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
+                if isinstance(operands["bias"], Tensor):  # as torch.fx does not have it
+                    return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
 
     def _has_a_bias_alone(self) -> bool:

@@ -139,6 +139,10 @@ class Pending:
         record, options = variant(act.activation, vars(act)), (act.inplace, act.save, act.fast_math, act.training)
         return run_around(record, {"x": self._gate}, act._params(), {"dropout": p}, *options)
 
+    def __fx_create_arg__(self, tracer: Any) -> Any:
+        """The activation's value, where torch.fx traces what is done with one of a tensor that is there already."""
+        return tracer.create_arg(self.value())
+
     def __getattr__(self, name: str) -> Any:
         """Of the activation's value."""
         return getattr(self.value(), name)

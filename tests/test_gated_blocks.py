@@ -274,16 +274,6 @@ def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose
     assert_same(run(model), expected)
 
 
-def test_backward_hooks_of_a_projection_that_come_later() -> None:
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Packed(halves)), torch.randn(3, 6)
-    jitact.replace(model)
-    model[0].both.register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))
-    own = results(model, x.requires_grad_())
-    jitact.restore(model)
-    assert_same(own, results(model, x))
-
-
 @pytest.mark.parametrize("learned", [False, True])
 def test_halves_with_tangents_of_their_own(learned: bool) -> None:
     """In forward mode, where the tensor that they are views of has none."""

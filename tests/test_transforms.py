@@ -264,6 +264,28 @@ def test_torch_fx() -> None:
     torch.testing.assert_close(torch.fx.symbolic_trace(replaced)(x), replaced(x))
 
 
+class OnBuffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("held", torch.randn(3, 4))
+        self.biased, self.buffered, self.act = jitact.get("gelu")(bias=4), jitact.get("gelu")(bias=4), nn.SiLU()
+        del self.buffered.bias
+        self.buffered.register_buffer("bias", torch.randn(4))
+
+    def forward(self, x):
+        return x * self.act(self.held) + self.biased(self.held) + self.buffered(self.held) + self.buffered(x)
+
+
+def test_torch_fx_of_buffers() -> None:
+    """Which are tensors while the parameters beside them, and the inputs, are not."""
+    model, x = nn.Sequential(OnBuffers()), torch.randn(3, 4)
+    assert jitact.replace(model).replaced[0].new == "jitact SwiGLU with the product"
+    nn.init.normal_(model[0].biased.bias)
+    traced = torch.fx.symbolic_trace(model)
+    torch.testing.assert_close(traced(x), model(x))
+    torch.testing.assert_close(*[torch.autograd.grad(m(x).sum(), m.parameters()) for m in (traced, model)])
+
+
 class Attention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
