@@ -41,7 +41,7 @@ class Halves(NamedTuple):
         if self.interleaved:
             pairs = x.unflatten(self.dim, (x.shape[self.dim] // 2, 2))
             first, second = pairs.select(self.dim + 1, 0), pairs.select(self.dim + 1, 1)
-        elif torch.compiler.is_compiling():
+        elif torch.compiler.is_compiling() or not x.numel():  # as batches of none have no gradient of chunk
             size = x.shape[self.dim] // 2
             first, second = x.narrow(self.dim, 0, size), x.narrow(self.dim, size, size)
         else:

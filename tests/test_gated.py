@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from common import DTYPES, SLOW
 from torch import Tensor, nn
-from torch.func import functionalize, grad, hessian, jvp, vmap
+from torch.func import functionalize, grad, hessian, jacfwd, jacrev, jvp, vmap
 
 import jitact
 from jitact import swiglu
@@ -456,6 +456,15 @@ def test_transforms(packed: bool) -> None:
         torch.testing.assert_close(*taking_turns)
     own = vmap(lambda t, w: swiglu(t[None], row_weight=w[None]))(x, weight)
     torch.testing.assert_close(own[:, 0], swiglu(x, row_weight=weight))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 8), (3, 0), (2, 0, 4)], ids=str)
+def test_transforms_of_empty_tensors(shape: tuple[int, ...]) -> None:
+    """Beside halves that are narrowed: of chunk, there are no batches of gradients of no elements."""
+    x, size = halves(*shape), shape[-1] // 2
+    for transform in (jacrev, jacfwd, lambda f: jacfwd(jacrev(f)), lambda f: lambda t: vmap(f)(t.unsqueeze(0)[:0])):
+        own, theirs = [transform(f)(x) for f in (swiglu, lambda t: F.silu(t.narrow(-1, 0, size)) * t.narrow(-1, size, size))]
+        torch.testing.assert_close(own, theirs)
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
