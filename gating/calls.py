@@ -51,7 +51,8 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     x = tensors[0]
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    compiling = torch.compiler.is_compiling()
+    if torch.is_grad_enabled() and not compiling:
         (x,) = alive((x,))
         weights = {name: alive((t,))[0] if isinstance(t, Tensor) else t for name, t in weights.items()} if weights else weights
     recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in (x, *weights.values())])
@@ -64,10 +65,10 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     if record.in_eval is not None and not options["training"]:
         record, params = record.in_eval(*params)
     # A graph that holds operations in place of the kernel finds for itself what to put together.
-    _, _, *dissolves = traced(record.token, fast_math).split(",") if torch.compiler.is_compiling() else ("", "")
+    _, _, *dissolves = traced(record.token, fast_math).split(",") if compiling else ("", "")
     if not recorded or dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)
-    apply = ActivatePacked.apply if torch.compiler.is_compiling() else activate_packed_at_once
+    apply = ActivatePacked.apply if compiling else activate_packed_at_once
     return apply(x, packing(record, halves, fast_math), params, *pair[2:])
 
 
