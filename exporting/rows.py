@@ -6,7 +6,16 @@ import re
 from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
-from ..rows.kernels import ACROSS_IN_A_BLOCK, ALIGNED, CLUSTERS, NARROW, VECTORS_OF_A_BLOCK, WORD
+from ..rows.kernels import (
+    ACROSS_IN_A_BLOCK,
+    ALIGNED,
+    CLUSTERS,
+    LONGEST_ACROSS,
+    MOST_ACROSS,
+    NARROW,
+    VECTORS_OF_A_BLOCK,
+    WORD,
+)
 from ..rows.modules import RowModule
 from .build import DEVICES, DTYPES
 from .conditions import Facts
@@ -107,9 +116,10 @@ def _takes(devices: tuple[str, ...]) -> str:
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
         f"clusters = torch.cuda.get_device_capability(x.device)[0] in {CLUSTERS}  # of blocks",
         f"across = columns * x.itemsize % {WORD} == 0 and (clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK})",
+        f"most = x.nbytes // x.shape[dim] < {MOST_ACROSS} and x.shape[dim] < {LONGEST_ACROSS}  # or indices are beyond 32 bits",
         f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",
         f"along = row <= ({ALIGNED * vectors} // tensors if clusters else {ALIGNED * VECTORS_OF_A_BLOCK})",
-        f"return x.data_ptr() % {ALIGNED} == 0 and (along if columns == 1 else across)",
+        f"return x.data_ptr() % {ALIGNED} == 0 and (along if columns == 1 else across and most)",
     ]
     on_cpu = f"return columns == 1 or columns >= {NARROW}"
     device = "x.device.type not in " + str(DEVICES) if devices == DEVICES else f'x.device.type != "{devices[0]}"'

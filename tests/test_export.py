@@ -28,6 +28,7 @@ from jitact import registry
 from jitact.exporting import build, extract, onefile
 from jitact.exporting.conditions import evaluate
 from jitact.kernels.loader.source import DEVICE, KernelSource
+from jitact.rows import kernels as row_kernels
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAYOUTS = {
@@ -548,6 +549,29 @@ def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
     along(space, torch.randn(1, 800_000), 1, False)
     shifted, module = torch.randn(9, 1000)[:, 8:].reshape(-1)[1:8001].view(1, -1), space["ModelNew"](1)
     torch.testing.assert_close(module(shifted), torch.softmax(-shifted, 1) if name == "softmin" else space["Model"](1)(shifted))
+
+
+@pytest.mark.parametrize("clusters", [True, False])
+def test_gpu_rows_are_those_that_the_kernels_can_count(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beyond 32 bits a kernel would leave elements unwritten."""
+    text = jitact.export("softmax", device="cuda").replace('x.device.type != "cuda"', "False")
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: False)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9 if clusters else 8, 0))
+    monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: clusters)
+    found = []
+    for dtype, shape, dim in (
+        *((torch.float32, (64, columns), 0) for columns in (2**31, 2**32 - 1, 2**32, 2**33)),
+        *((torch.bfloat16, (64, columns), 0) for columns in (2**33 - 2, 2**33)),
+        *((torch.float32, (planes, 64, 2**16), 1) for planes in (2**16 - 1, 2**16)),
+        *((torch.bfloat16, (length, 32), 0) for length in (2**30 - 1, 2**30, 2**31)),
+        (torch.float32, (2**33, 256), 1),
+    ):
+        x = torch.empty(shape, dtype=dtype, device="meta")
+        found.append(space["takes"](x, dim))
+        assert found[-1] is row_kernels.fits_a_gpu(x, dim, 1, {2: 1, 4: 1}), (dtype, shape)
+    assert True in found and False in found
 
 
 def test_options_of_rows() -> None:
