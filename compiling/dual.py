@@ -93,8 +93,9 @@ def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
 def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     """The functions that a kernel file may call, of dual numbers, from those of values."""
     text, names = _slopes()
-    slopes = read(text, functions)
     select, divide = functions["select"], functions["divide"]
+    part_of = {"times_derivative": lambda slope, derivative: select(derivative == 0, derivative, slope * derivative)}
+    slopes = read(text, {**functions, **part_of})
 
     def chained(function: str) -> Callable[..., Dual]:
         def of(*arguments: Dual | Value) -> Dual:
@@ -170,6 +171,8 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         "max": most,
         "clamp": lambda x, low, high: least(most(x, low), high),
         "abs": magnitude,
+        "folded": lambda x: choose(_dual(x) < 0, -_dual(x), x),
+        "right_part": lambda x: choose(_dual(x) < 0, -0.0, x),
         "copysign": signed,
         "isnan": lambda x: _dual(x) != x,
         "fma": lambda a, b, c: _dual(a) * b + c,

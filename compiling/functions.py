@@ -27,6 +27,7 @@ def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = Fal
     of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
     found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}
     order = {"min": least, "max": most, "clamp": lambda x, low, high: least(most(x, low), high)}
+    order["right_part"] = lambda x: most(x, -0.0)
     called = {name: _with_numbers(each, new) for name, each in found.items()}
     return called | order | _language(new) | _of_gates(new, called)
 
@@ -186,7 +187,7 @@ class Wide:
         torch.hypot,
     )
     floor, ceil, trunc, rint, abs, copysign = torch.floor, torch.ceil, torch.trunc, torch.round, torch.abs, torch.copysign
-    isnan, reciprocal, one_over = torch.isnan, torch.reciprocal, torch.reciprocal
+    folded, isnan, reciprocal, one_over = torch.abs, torch.isnan, torch.reciprocal, torch.reciprocal
     square_root = root_of = torch.sqrt
     log1p_unit = torch.log1p
     cbrt, round = staticmethod(helpers.cbrt), staticmethod(helpers.round_half_up)

@@ -5,7 +5,7 @@
 // Source: Shazeer, GLU Variants Improve Transformer (2020), with the gelu of torch.nn.GELU.
 
 // gelu of the gate.
-ELEMENTWISE T act(T gate) { return max(gate, T(-0.0)) - times_normal_tail_closely<T>(abs(gate)); }
+ELEMENTWISE T act(T gate) { return right_part(gate) - times_normal_tail_closely<T>(folded(gate)); }
 
 ELEMENTWISE T forward(T gate, T up) { return rounded(act<T>(gate)) * up; }
 

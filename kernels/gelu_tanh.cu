@@ -14,7 +14,7 @@
 // From |x| = 40 on both are constant in every type.
 ELEMENTWISE T forward(T x) {
   // A power turns absolute errors of the exponent into relative ones, so what rounding takes is kept.
-  const T t = min(abs(x), 40), u = t * t, w = fma(T(GELU_TANH_B3), u, T(GELU_TANH_B1));
+  const T t = min(folded(x), 40), u = t * t, w = fma(T(GELU_TANH_B3), u, T(GELU_TANH_B1));
   const T rests = fma(rest(T(GELU_TANH_B3), GELU_TANH_B3), u, T(GELU_TANH_B1 - GELU_TANH_NEAR_B1));
   const T w_low = fma(T(GELU_TANH_B3), u, GELU_TANH_NEAR_B1 - w) + fma(T(GELU_TANH_B3), fma(t, t, -u), rests);
   return x_times_sigmoid(x, t, w, w_low);
@@ -22,11 +22,11 @@ ELEMENTWISE T forward(T x) {
 
 // exp(-|2 u|), and the slope from it and r = 1 / (1 + exp(-|2 u|)).
 ELEMENTWISE T fall(T x) {
-  const T t = min(abs(x), 40), u = t * t;
+  const T t = min(folded(x), 40), u = t * t;
   return decay(t * (GELU_TANH_K3 * u + GELU_TANH_K1));
 }
 ELEMENTWISE T slope(T x, T e, T r) {
-  const T t = min(abs(x), 40), u = t * t, s = t * (3 * GELU_TANH_K3 * u + GELU_TANH_K1) * r;
+  const T t = min(folded(x), 40), u = t * t, s = t * (3 * GELU_TANH_K3 * u + GELU_TANH_K1) * r;
   return r * select(x < 0, e * (1 - s), 1 + s * e);
 }
 

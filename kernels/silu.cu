@@ -8,6 +8,6 @@
 ELEMENTWISE T forward(T x) { return times_sigmoid(max(x, -1000), max(x, -1000)); }
 
 ELEMENTWISE T backward(T dy, T x) {
-  const T t = min(abs(x), 1000), e = decay(t), r = reciprocal(1 + e);
+  const T t = min(folded(x), 1000), e = decay(t), r = reciprocal(1 + e);
   return dy * (r * select(x < 0, e * (1 - t * r), 1 + t * e * r));
 }

@@ -7,7 +7,7 @@
 
 ELEMENTWISE T forward(T x, Number<T> beta, Number<T> threshold) {
   const T u = beta * x;
-  return select(u > threshold, x, log1p_unit(decay(abs(u))) * one_over(beta) + (x < 0 ? 0 : x));
+  return select(u > threshold, x, log1p_unit(decay(folded(u))) * one_over(beta) + (x < 0 ? 0 : x));
 }
 
 ELEMENTWISE T backward(T dy, T x, Number<T> beta, Number<T> threshold) {

@@ -6,12 +6,12 @@
 // it.
 
 ELEMENTWISE T forward(T x) {
-  const T h = decay(abs(x) / 2);
+  const T h = decay(folded(x) / 2);
   return select(x < -40, h, square_root(log1p_unit(h * h) + (x < 0 ? 0 : x)));
 }
 
 ELEMENTWISE T backward(T dy, T x) {
-  const T h = decay(abs(x) / 2), e = h * h;
+  const T h = decay(folded(x) / 2), e = h * h;
   const T y = square_root(log1p_unit(e) + select(x < 0, 0, min(x, 0x1p100)));
   return dy * select(x < -40, h / 2, select(x < 0, e, 1) * reciprocal((1 + e) * (2 * y)));
 }

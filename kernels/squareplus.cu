@@ -6,12 +6,12 @@
 // sqrt(b) / 2 times w for x >= 0, where the sum cancels left of 0 but 1 / w does not, and nothing that counts overflows.
 
 ELEMENTWISE T forward(T x, Number<T> b) {
-  const T r = root_of(b), u = abs(x) * one_over(r), w = u + select(u > 0x1p30, u, sqrt(u * u + 1));
+  const T r = root_of(b), u = folded(x) * one_over(r), w = u + select(u > 0x1p30, u, sqrt(u * u + 1));
   return select(x < 0, r / 2 / w, select(u > 0x1p30, x, r / 2 * w));
 }
 
 ELEMENTWISE T backward(T dy, T x, Number<T> b) {
-  const T u = min(abs(x) * one_over(root_of(b)), 0x1p60), s = sqrt(u * u + 1);
+  const T u = min(folded(x) * one_over(root_of(b)), 0x1p60), s = sqrt(u * u + 1);
   const T left = reciprocal(2 * s * (s + u));  // the slope at -u; at u it is 1 - left
   return dy * select(x < 0, left, 1 - left);
 }

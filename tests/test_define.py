@@ -384,6 +384,26 @@ def test_gradients_beside_literals_are_pytorchs() -> None:
             torch._dynamo.reset()  # which would give up after eight
 
 
+# Where a derivative is 0, and is not beside.
+FLAT = ["x * x * (x + 2)", "x * x / (x + 2)", "2 / (x * x + x + 1)", "sin(x * x) * exp(x)",
+        "(x + 1) * (cos(x) - x * x) / (2 - x)", "pow(x * x + 1, 2) * x * x"]  # fmt: skip
+
+
+def test_second_derivatives_where_a_slope_is_zero() -> None:
+    cls, x = jitact.define("flat", cases(FLAT), which=0.0), torch.tensor([-1, 0, 0.5], dtype=torch.float64)
+    for i, text in enumerate(FLAT):
+        expected = gradient(lambda x, text=text: gradient_of(Expression(text, ["x"]), x), x)
+        torch.testing.assert_close(gradient(lambda x, i=i: gradient_of(cls(i), x), x), expected, msg=text)
+
+
+def test_mixed_second_derivatives_of_a_power() -> None:
+    product = "T y = pow(x, n); for (int i = 0; i < 1; i++) y = y * x;"  # a loop is no formula
+    cls = jitact.define("power", source=f"ELEMENTWISE T forward(T x, T n) {{ {product} return y; }}")
+    assert not cls.activation.has_reference
+    given = [torch.tensor(values, dtype=torch.float64, requires_grad=True) for values in ([3.0, 2, 0.5], [0.0, 1, 2])]
+    assert torch.autograd.gradgradcheck(jitact.power, given)
+
+
 def test_powers_of_zero() -> None:
     jitact.define("power", "pow(x, n)")
     given = [torch.zeros(4), torch.tensor([2.0, 1, 0, -1])]

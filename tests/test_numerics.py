@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from common import CASE_IDS, CASES, PLAIN, PLAIN_IDS, TAILED, assert_accurate, evaluate, oracle, slow_but
+from common import CASE_IDS, CASES, PLAIN, PLAIN_IDS, SLOW, TAILED, assert_accurate, evaluate, oracle, slow_but
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import jitact
 from jitact import registry
@@ -130,6 +133,51 @@ def test_gradient_at_kinks(name: str, device: str) -> None:
         x = torch.tensor(list(KINKS[name]), dtype=torch.float64, device=device)
         expected = torch.tensor(list(KINKS[name].values()), dtype=torch.float64)
         torch.testing.assert_close(evaluate(jitact.get(name)(save=save), x)[1], expected)
+
+
+# Those of one tensor that are smooth at 0, however their kernels are folded there.
+SMOOTH = [
+    "gelu", "gelu_tanh", "gelu_10", "silu", "quick_gelu", "mish", "sigmoid", "tanh", "softplus", "logsigmoid", "squareplus",
+    "sqrtsoftplus", "softcap", "tanhshrink", "laplace", "snake",
+]  # fmt: skip
+
+
+def second_derivatives(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
+    """Of what flows back through gradients that are weighed differently."""
+    leaves = [t.clone().requires_grad_() for t in given]
+    slopes = torch.autograd.grad(function(*leaves).sum(), leaves, create_graph=True)
+    return torch.autograd.grad(sum([(k + 1.3) * slope.sum() for k, slope in enumerate(slopes)]), leaves)
+
+
+@pytest.mark.parametrize("name", slow_but(SMOOTH, ["gelu_tanh"]))
+def test_second_derivatives_of_what_a_definition_calls(name: str, device: str) -> None:
+    """Those are the compiler's, of the kernel file's gradient, also at 0."""
+    activation = jitact.get(name).activation
+    cls = jitact.define("calls", f"{name}(x) * (x + 1)")
+    x, params = torch.linspace(-4, 4, 33, dtype=torch.float64, device=device), [value for _, value in activation.params]
+    expected = second_derivatives(lambda t: (activation.exact or activation.reference)(t, *params) * (t + 1), x)
+    for dtype in (torch.float64, torch.float32):
+        found = second_derivatives(cls(), x.to(dtype))
+        tolerance = 1e-8 if dtype is torch.float64 else 1e-5
+        torch.testing.assert_close(found[0].double(), expected[0], rtol=tolerance, atol=tolerance)
+    registry.unregister("calls")
+
+
+@pytest.mark.parametrize(("name", "act"), [
+    SLOW("geglu", torch.nn.functional.gelu),
+    SLOW("geglu_tanh", partial(torch.nn.functional.gelu, approximate="tanh")),
+    SLOW("swiglu", torch.nn.functional.silu),
+])  # fmt: skip
+def test_second_derivatives_of_gates_that_a_kernel_file_calls(name: str, act: Callable[..., Tensor], device: str) -> None:
+    product = f"T y = {name}_::forward(gate, up); for (int i = 0; i < 1; i++) y = y * up;"  # a loop is no formula
+    cls = jitact.define("calls", source=f"ELEMENTWISE T forward(T gate, T up) {{ {product} return y; }}")
+    assert not cls.activation.has_reference
+    gate = torch.linspace(-4, 4, 33, dtype=torch.float64, device=device)
+    given = gate, torch.linspace(2, -1, 33, dtype=torch.float64, device=device)
+    found = second_derivatives(jitact.calls, *given)
+    for own, exact in zip(found, second_derivatives(lambda gate, up: act(gate) * up * up, *given), strict=True):
+        torch.testing.assert_close(own, exact, rtol=1e-8, atol=1e-8)
+    registry.unregister("calls")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)

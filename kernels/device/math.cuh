@@ -32,6 +32,8 @@
 //   square_root(x)             sqrt(x) for 0, and from 2^-126 to inf, likewise
 //   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
 //   rest(T(c), c)              what rounding to T took from a literal c
+//   folded(x), right_part(x)   |x| and max(x, -0) whose derivatives at 0 are those right of 0, 1: where x < 0 chooses between two
+//                              halves of a smooth function, all of its derivatives are right there
 //
 // The times_ functions are exact also where the factor of a alone would be too small for a T; there, |a| is at most 2^100.
 // `low`, which may be left out, is what rounding took from a finite x: where the function falls steeply, it matters.

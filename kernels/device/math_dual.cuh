@@ -85,7 +85,7 @@ JITACT_INLINE T sigmoid_curve(T x) {
   template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
   JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
 
-JITACT_CHAIN_2(pow, b == 0 ? b : b * pow(a, b - 1), a == 0 && b >= 0 ? T(0) : y * log(a))
+JITACT_CHAIN_2(pow, times_derivative(pow(a, b - 1), b), a == 0 && b >= 0 ? T(0) : y * log(a))
 JITACT_CHAIN_2(fmod, T(1), -trunc(a / b))
 JITACT_CHAIN_2(atan2, a * a + b * b == 0 ? T(0) : b / (a * a + b * b), a * a + b * b == 0 ? T(0) : -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)
@@ -113,9 +113,13 @@ JITACT_INLINE Dual<T> normal_cdf(Dual<T> x, Dual<T> mu, Dual<T> sigma) {
   return {normal_cdf(x.value, mu.value, sigma.value), normal_cdf((x - mu) / sigma).derivative};
 }
 
+// What rounding takes from a literal has no derivative.
+template <typename T>
+JITACT_INLINE Dual<T> rest(Dual<T> rounded, double x) { return rest(rounded.value, x); }
+
 template <typename T>
 JITACT_INLINE Dual<T> x_times_sigmoid(Dual<T> x, Dual<T> t, Dual<T> w, Dual<T> low) {
-  const Dual<T> a = max(x, -t);
+  const Dual<T> a = select(x < -t, -t, x);
   return {x_times_sigmoid(x.value, t.value, w.value, low.value), times_sigmoid(a, a * (w + low) * 0.6931471805599453).derivative};
 }
 

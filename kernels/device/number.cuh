@@ -106,6 +106,9 @@ struct Real {
     if constexpr (std::is_same_v<V, float>) return Real(fabsf(x.v));
     return Real(magnitude(x.v));
   }
+  // |x| and max(x, -0), of functions that are smooth at 0 though they are written in these: to Dual, 0 is right of 0.
+  friend JITACT_INLINE Real folded(Real x) { return abs(x); }
+  friend JITACT_INLINE Real right_part(Real x) { return max(x, Real(-0.0)); }
   friend JITACT_INLINE Real copysign(Real x, Real sign) {
     if constexpr (std::is_same_v<V, float>) return Real(copysignf(x.v, sign.v));
     return Real(::copysign(x.v, sign.v));
@@ -133,6 +136,9 @@ using Brain = Narrow;
 // where that is known when this is compiled, nothing is left of it.
 template <typename T>
 JITACT_INLINE T times_derivative(T slope, T derivative) { return derivative == 0 ? derivative : slope * derivative; }
+// And divided by what it varies with.
+template <typename T>
+JITACT_INLINE T derivative_over(T derivative, T divisor) { return derivative == 0 ? derivative : derivative / divisor; }
 
 // value + derivative * epsilon, with epsilon^2 = 0. Comparisons look at the value alone.
 template <typename T>
@@ -158,7 +164,7 @@ struct Dual {
   }
   friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
     const T q = a.value / b.value, d = a.derivative - times_derivative(q, b.derivative);
-    return {q, d == 0 ? d : d / b.value};
+    return {q, derivative_over(d, b.value)};
   }
   // A literal has no derivative.
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
@@ -188,6 +194,8 @@ struct Dual {
   friend JITACT_INLINE Dual abs(Dual x) {
     return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value, x.derivative)};
   }
+  friend JITACT_INLINE Dual folded(Dual x) { return {folded(x.value), x.value < 0 ? -x.derivative : x.derivative}; }
+  friend JITACT_INLINE Dual right_part(Dual x) { return {right_part(x.value), x.value < 0 ? T(0) : x.derivative}; }
   friend JITACT_INLINE Dual copysign(Dual magnitude, Dual sign) {
     const Dual a = abs(magnitude);
     return {copysign(a.value, sign.value), times_derivative(copysign(T(1), sign.value), a.derivative)};
@@ -195,5 +203,17 @@ struct Dual {
   friend JITACT_INLINE bool isnan(Dual x) { return isnan(x.value); }
   friend JITACT_INLINE Dual fma(Dual a, Dual b, Dual c) { return a * b + c; }
 };
+
+// A derivative that is 0 here may vary all the same.
+template <typename T>
+JITACT_INLINE Dual<T> times_derivative(Dual<T> slope, Dual<T> derivative) {
+  return {times_derivative(slope.value, derivative.value),
+          times_derivative(slope.value, derivative.derivative) + times_derivative(slope.derivative, derivative.value)};
+}
+template <typename T>
+JITACT_INLINE Dual<T> derivative_over(Dual<T> derivative, Dual<T> divisor) {
+  const T q = derivative_over(derivative.value, divisor.value);
+  return {q, derivative_over(derivative.derivative - times_derivative(q, divisor.derivative), divisor.value)};
+}
 
 }  // namespace jitact

@@ -55,9 +55,12 @@ JITACT_INLINE auto unwritten(const Channel<Dual<T>>& a) {
   else return a;
 }
 
+template <typename Used, typename... A> JITACT_INLINE auto forward(A... a);
+
+// Where T is of dual numbers itself, the value has that slope too.
 template <typename Used, typename T, typename... A, size_t... K>
 JITACT_INLINE Dual<T> one_function(std::index_sequence<K...>, A... a) {
-  const T y = Used::template forward<T>(value(a)...);
+  const T y = forward<Used>(value(a)...);
   const auto slopes = Used::template backward<T>(T(1), value(a)...);
   const auto derivative = (Nothing() + ... + written<Used::gradients[K]>(slopes, a));
   if constexpr ((... || (HasDerivative<A> && Used::gradients[K] < 0)))
