@@ -46,9 +46,10 @@ class _Activate(torch.autograd.Function):
         if config.inplace:
             y = x
             ctx.mark_dirty(x)
-        if config.passed or (config.elements > 1 and config.save != "input"):
-            others = [t for place, t in enumerate(others, 1) if _is_kept(config, place)]
-        ctx.save_for_backward(y if config.save == "output" else kept, *others)
+        saved = (y if config.save == "output" else kept, *others)
+        if config.reads or (config.elements > 1 and config.save != "input"):
+            saved = _what_is_read(ctx, config, saved)
+        ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
         ctx.config, ctx.params = config, params
         return y
@@ -59,18 +60,19 @@ class _Activate(torch.autograd.Function):
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dy is None:
             return tuple(found)
-        kept, *others = ctx.saved_tensors
-        if config.draws and config.save != "bit":
-            kept = _as_drawn(kept, ctx.strides)
         for place in config.passed:
             found[_argument(place)] = dy
-            if config.save == "input":
-                others = [*others[: place - 1], kept, *others[place - 1 :]]  # of which nothing is read
+        wanted = [place not in config.passed and ctx.needs_input_grad[_argument(place)] for place in config.places]
+        if not any(wanted):
+            return tuple(found)
+        kept, *others = _with_stand_ins(ctx, dy) if config.reads else ctx.saved_tensors
+        if config.draws and config.save != "bit":
+            kept = _as_drawn(kept, ctx.strides)
         if config.by_bits or (config.save == "input" and others):
-            wanted = [ctx.needs_input_grad[_argument(place)] for place in config.places]
-            slopes = _wanted_gradients(ctx, dy, kept, others, wanted) if any(wanted) else [None] * len(wanted)
+            slopes = _wanted_gradients(ctx, dy, kept, others, wanted)
             for place, gradient in zip(config.places, slopes, strict=True):
-                found[_argument(place)] = gradient
+                if gradient is not None:
+                    found[_argument(place)] = gradient
         else:
             found[0] = _gradient(ctx, dy, kept, others)
         return tuple(found)
@@ -88,9 +90,51 @@ def _as_drawn(kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     return torch.empty_strided(kept.shape, strides, dtype=kept.dtype, device=kept.device).copy_(kept)
 
 
-def _is_kept(config: Config, place: int) -> bool:
-    """Whether backward wants an operand beside the first."""
-    return place not in config.passed and (config.save == "input" or place >= config.elements)
+def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
+    """Of the tensors of a call, those that backward's operator takes; None where it reads nothing, as ``ctx`` then tells.
+
+    What is not kept may be changed in place, or freed, before backward.
+    """
+    if config.save != "input":
+        ctx.shapes = ()
+        return [tensors[0], *tensors[config.elements :]]
+    read = 0
+    for place in config.places:
+        if place not in config.passed and ctx.needs_input_grad[_argument(place)]:
+            read |= config.reads[place]
+    unread = [place for place in range(len(config.reads)) if not read >> place & 1]
+    ctx.shapes = tuple([(tensors[place].shape, tensors[place].dtype) for place in unread if place >= config.elements])
+    if 0 in unread:
+        ctx.strides = strides_of_bits(tensors[0])
+    return [None if place in unread else each for place, each in enumerate(tensors)]
+
+
+def _with_stand_ins(ctx: Any, dy: Tensor) -> list[Tensor]:
+    """What backward's operator takes: what was kept and, where it reads nothing, tensors of the same shape.
+
+    Elements lie in memory as the first operand did, whose order is that of gradients and of random numbers.
+    """
+    first, *others = ctx.saved_tensors
+    if first is None:
+        first = _stand_in(dy, ctx.strides)
+    shapes, found = list(ctx.shapes), [first]
+    for place, each in enumerate(others, 1):
+        if each is None and place < ctx.config.elements:
+            each = first
+        elif each is None:
+            shape, dtype = shapes.pop(0)
+            each = dy.new_zeros(shape, dtype=dtype) if is_batched(dy) else dy.new_empty(shape, dtype=dtype)
+        found.append(each)
+    return found
+
+
+def _stand_in(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A tensor like ``dy`` with these strides, of which nothing is read: that itself, if it has them."""
+    batched = is_batched(dy)
+    if not batched and dy.stride() == strides and (torch.compiler.is_compiling() or not dy._is_zerotensor()):
+        return dy.detach()
+    like = torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device)
+    return like.zero_() if batched else like  # formulas may compute something of it
 
 
 def _argument(place: int) -> int:

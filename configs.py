@@ -47,6 +47,7 @@ class Config(NamedTuple):
         places: of the tensors, those that ``backward_op`` gives gradients of, in its order.
         by_bits: whether ``backward_op`` takes a number whose bits tell which gradients are wanted.
         passed: of the tensors, those whose gradient is ``dy``.
+        reads: for each tensor, which of them its gradient reads, as bits; empty where each may read all.
         elements: how many of the tensors are elements.
         draws: whether there are random numbers.
         copy_op: the operator that copies a gradient into the memory order of the bits, where ``save`` is "bit".
@@ -60,6 +61,7 @@ class Config(NamedTuple):
     places: tuple[int, ...]
     by_bits: bool
     passed: tuple[int, ...]
+    reads: tuple[int, ...]
     elements: int
     draws: bool
     copy_op: Callable | None
@@ -74,7 +76,8 @@ def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> 
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
     places = {"input": laid.places, "bit": laid.from_bit}.get(save, laid.places[:1])
     copy = getattr(torch.ops.jitact, f"{library}_copy_").default if save == "bit" else None
-    return Config(record, inplace, save, *ops, places, len(places) > 1, laid.passed, laid.elements, laid.draws, copy)
+    of_places = (places, len(places) > 1, laid.passed, laid.reads)
+    return Config(record, inplace, save, *ops, *of_places, laid.elements, laid.draws, copy)
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:

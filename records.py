@@ -117,6 +117,7 @@ class Layout(NamedTuple):
         draws: whether there are random numbers, and so a seed.
         places: of the tensors, those that backward gives gradients of, in its order.
         passed: of the tensors, those whose gradient is ``dy``.
+        reads: for each tensor, which of them its gradient reads, as bits; empty where each may read all.
         from_bit: of ``places``, those that a bit is enough for.
     """
 
@@ -126,6 +127,7 @@ class Layout(NamedTuple):
     draws: bool
     places: tuple[int, ...]
     passed: tuple[int, ...]
+    reads: tuple[int, ...]
     from_bit: tuple[int, ...]
 
 
@@ -165,7 +167,9 @@ class Activation:
             for a parameter, what stands in its place outside of training.
         transformers: transformers' module classes that it stands for, by name.
         added: the operands that stand around the activation, whose dtypes are their own.
-        passed: of the tensors, those whose gradient is ``dy`` itself, and of which backward wants nothing: what is added.
+        passed: of the tensors, those of elements whose gradient is ``dy`` itself.
+        reads: by the name of a tensor, those whose values its gradient reads, so that nothing is kept of the others; of a
+            tensor that is not named, all.
         gating: of a gated activation, which takes two tensors, ``gate`` and ``up``, or one that holds both.
         since: the version that brought the name, where folders may have been saved before that define another of it.
     """
@@ -197,6 +201,7 @@ class Activation:
     transformers: tuple[str, ...] = ()
     added: tuple[str, ...] = ()
     passed: tuple[str, ...] = ()
+    reads: dict[str, tuple[str, ...]] = field(default_factory=dict)
     gating: Gating | None = None
     since: str = ""
 
@@ -246,8 +251,10 @@ class Activation:
         tensors, saves = signature.tensors, self.declared_saves or signature.saves
         places = tuple(tensors.index(operand.name) for operand in signature.differentiable)
         passed = tuple(tensors.index(name) for name in self.passed)
-        from_bit = places[: signature.bit_gradients]
-        return Layout(tensors, saves, len(signature.of("element")), bool(signature.of("random")), places, passed, from_bit)
+        reads = tuple(sum(1 << tensors.index(read) for read in self.reads.get(name, tensors)) for name in tensors)
+        reads = reads if any(each + 1 != 1 << len(tensors) for each in reads) else ()
+        from_bit, draws = places[: signature.bit_gradients], bool(signature.of("random"))
+        return Layout(tensors, saves, len(signature.of("element")), draws, places, passed, reads, from_bit)
 
     @cached_property
     def is_plain(self) -> bool:
@@ -277,6 +284,13 @@ class Activation:
     def _derived(self, kernel: KernelSource, params: tuple[tuple[str, float], ...]) -> Activation:
         told = (kernel.name, self.title, self.formula, self.reference)
         return Activation(*told, params=params, kernel=kernel, has_reference=False)
+
+    @property
+    def unread(self) -> tuple[str, ...]:
+        """The tensors whose values no gradient reads that is not ``dy`` itself."""
+        laid = self.layout
+        computed = [laid.reads[place] for place in laid.places if place not in laid.passed] if laid.reads else [-1]
+        return tuple(name for place, name in enumerate(laid.tensors) if not any(each >> place & 1 for each in computed))
 
     @cached_property
     def by_formula(self) -> bool:
@@ -569,9 +583,9 @@ def layout(token: str) -> Layout:
     if not torch.compiler.is_compiling():
         return by_token[token].layout
     tensors, saves, *numbers = _written_layout(token).split(";")
-    elements, draws, places, passed, from_bit = [tuple([int(n) for n in each.split(",") if n]) for each in numbers]
+    elements, draws, places, passed, reads, from_bit = [tuple([int(n) for n in each.split(",") if n]) for each in numbers]
     named = tuple(tensors.split(",")), tuple(saves.split(","))
-    return Layout(*named, elements[0], bool(draws[0]), places, passed, from_bit)
+    return Layout(*named, elements[0], bool(draws[0]), places, passed, reads, from_bit)
 
 
 def _written_layout(token: str) -> str:

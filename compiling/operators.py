@@ -188,27 +188,39 @@ class _Recorded(torch.autograd.Function):
             y = of.operator()(*arguments, version=of.version)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         ctx.of, ctx.save, ctx.numbers = of, save, arguments[len(tensors) :]
-        first, passed = y if save == "output" else tensors[0], of.record.layout.passed
-        # Of what is passed backward reads nothing, and others may change it.
-        ctx.save_for_backward(first, *[first if place in passed else each for place, each in enumerate(tensors[1:], 1)])
+        laid, tensors[0] = of.record.layout, y if save == "output" else tensors[0]
+        wanted = [place for place in laid.places if place not in laid.passed and ctx.needs_input_grad[place + 2]]
+        # Of what none of these reads nothing is kept, and others may change it.
+        ctx.unread = {
+            place: (each.shape, each.dtype)
+            for place, each in enumerate(tensors)
+            if laid.reads and not any(laid.reads[by] >> place & 1 for by in wanted) and (place or save == "input")
+        }
+        ctx.save_for_backward(*[each for place, each in enumerate(tensors) if place not in ctx.unread])
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        of, operands = ctx.of, (*ctx.saved_tensors, *ctx.numbers)
+        of, laid, tensors = ctx.of, ctx.of.record.layout, list(ctx.saved_tensors)
+        for place, (shape, dtype) in sorted(ctx.unread.items()):
+            tensors.insert(place, dy if place < laid.elements else dy.new_empty(shape, dtype=dtype))
+        operands = (*tensors, *ctx.numbers)
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        places = [place + 2 for place in of.record.layout.places]
-        for place in of.record.layout.passed:
+        for place in laid.passed:
             found[place + 2] = dy
+        wanted = [place not in laid.passed and ctx.needs_input_grad[place + 2] for place in laid.places]
+        if not any(wanted):
+            return tuple(found)
         if ctx.save == "output":
             found[2] = of.operator("_gradient_from_output")(dy, *operands, version=of.version)
-        elif len(places) == 1:
-            found[places[0]] = of.operator("_gradient")(dy, *operands, version=of.version)
+        elif len(wanted) == 1:
+            found[laid.places[0] + 2] = of.operator("_gradient")(dy, *operands, version=of.version)
         else:
-            wanted = sum(1 << g for g, place in enumerate(places) if ctx.needs_input_grad[place])
-            gradients = of.operator("_gradient")(dy, *operands, wanted=wanted, version=of.version)
-            for place, gradient in zip(places, gradients, strict=True):
-                found[place] = gradient if ctx.needs_input_grad[place] else None
+            bits = sum(1 << g for g, each in enumerate(wanted) if each)
+            gradients = of.operator("_gradient")(dy, *operands, wanted=bits, version=of.version)
+            for place, gradient, each in zip(laid.places, gradients, wanted, strict=True):
+                if each:
+                    found[place + 2] = gradient
         return tuple(found)
 
 

@@ -23,6 +23,7 @@ from ..running import run, run_fitted
 from . import kernel_file
 from .expression import Expression, ExpressionError
 from .operands import Declared, check_element, declared, in_header, read_header
+from .reads import read_by_gradients
 
 __all__ = ["NO_FORMULA", "Definition", "channels_declared", "read_definition", "with_header"]
 
@@ -65,6 +66,8 @@ class Definition(Activation):
             kernel=kernel,
             functions=frozenset({"forward"}),
             has_reference=False,  # that of the definition is of another function
+            passed=(),
+            reads={},
         )
 
 
@@ -120,6 +123,7 @@ def read_definition(
         has_reference=bool(reference or forward),
         channels=channels,
         requires=_requirements(forward, names) if forward else (),
+        **_gradients_read(kernel.signature, {} if reference else expressions),  # a formula may read what that does not
     )
     if not definition.has_reference:
         definition.reference = _in_float64(definition)
@@ -212,6 +216,20 @@ def _requirements(forward: Expression, names: tuple[str, ...]) -> tuple[Requirem
     return tuple(requirement(*share) for share in forward.shares)
 
 
+def _gradients_read(there: Signature, expressions: Mapping[str, Expression]) -> dict[str, Any]:
+    """The fields of a record that say what its gradients read, and which of them are the one that comes in."""
+    tensors = there.tensors
+    alone = len(there.operands) == 1 + len(there.of("number"))  # else second derivatives are those of forward's formula
+    if expressions.keys() == {"forward"} == there.functions:
+        _, reads, passed = read_by_gradients(expressions["forward"].key)
+        read = {name: tuple(tensors[by] for by in sorted(reads.get(place, ()))) for place, name in enumerate(tensors)}
+        return {"reads": read, "passed": tuple(name for name in there.of("element") if tensors.index(name) in passed)}
+    if "backward" in expressions and alone:
+        _, x, *_ = expressions["backward"].variables
+        return {"reads": {tensors[0]: tensors if x in expressions["backward"].names else ()}, "passed": ()}
+    return {"reads": {}, "passed": ()}
+
+
 def _without_dropout(definition: Definition, body: str, beside: Mapping[str, Activation]) -> Definition:
     """What a definition is outside of training."""
     kernel, there = definition.source, definition.source.signature
@@ -219,14 +237,16 @@ def _without_dropout(definition: Definition, body: str, beside: Mapping[str, Act
     arguments = ", ".join(f"{each.type} {each.in_file}" for each in there.operands if each.role != "random")
     text = f'#include "elementwise.cuh"\n\nELEMENTWISE T forward({arguments}) {{ return {expression.cpp}; }}\n'
     name = f"{definition.name}_in_eval"
+    kernel = kernel._replace(name=name, text=text, path=f"<{name}>")
     return replace(
         definition,
         name=name,
-        kernel=kernel._replace(name=name, text=text, path=f"<{name}>"),
+        kernel=kernel,
         reference=expression,
         expression=expression,
         has_reference=True,
         requires=(),
+        **_gradients_read(kernel.signature, {"forward": expression}),
     )
 
 

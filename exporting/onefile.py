@@ -173,7 +173,7 @@ def _file(record: Activation, build: Build, params: dict[str, float], passed: di
     name = record.name.replace("+", "_")
     title = record.title if record.title.isidentifier() else name
     dims = {name: channel.dim for name, channel in record.channels.items()}
-    wrapper = Wrapper(build, record.name, title, dims, f"{name}.py: {record.name}", record.passed)
+    wrapper = Wrapper(build, record.name, title, dims, f"{name}.py: {record.name}", record.passed, record.unread)
     modules = Modules(record, params, wrapper, passed)
     return assembled(
         name,

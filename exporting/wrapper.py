@@ -118,7 +118,8 @@ class Wrapper:
         title: what the autograd function is called.
         dims: the dimension that an operand's values belong to, of operands with a value for each channel.
         where: what errors begin with.
-        through: the elements whose gradient is dy, which backward does not read.
+        through: the elements whose gradient is dy.
+        unread: the tensors of which backward reads nothing.
 
     Attributes:
         taken: what the autograd function takes.
@@ -126,11 +127,18 @@ class Wrapper:
     """
 
     def __init__(
-        self, build: Build, name: str, title: str, dims: dict[str, int], where: str, through: tuple[str, ...] = ()
+        self,
+        build: Build,
+        name: str,
+        title: str,
+        dims: dict[str, int],
+        where: str,
+        through: tuple[str, ...] = (),
+        unread: tuple[str, ...] = (),
     ) -> None:
         """Reads the signature."""
         self.build, self.name, self.title, self.dims, self.where = build, name, title, dims, where
-        self.through = through
+        self.through, self.unread = through, unread
         signature = build.source.signature
         self.elements = signature.of("element")
         self.broadcast = signature.of("channel", "row")
@@ -251,31 +259,43 @@ class Wrapper:
             lines += [self._call('"forward"', reads, "[y]", "y")]
         if save is None:
             return "\n".join([*lines, "        ctx.mark_non_differentiable(y)", "        return y"]) + "\n"
-        kept = {"bit": ["bits"], "output": ["y"], "input": [each for each in self.elements if each not in self.through]}[save]
-        kept += self.broadcast
+        kept = {"bit": ["bits"], "output": ["y"], "input": self._read}[save]
+        kept = [*kept, *self.broadcast]
         if self.draws:
             kept.append("seed")
         lines.append(f"        ctx.save_for_backward({', '.join(kept)})")
         numbers = [*self.numbers, *self.counted]
         if numbers:
             lines.append(f"        ctx.numbers = ({_tuple(numbers)})")
-        if save == "bit":
+        if save == "bit" or (save == "input" and not self._read and self._computed):
             lines.append("        ctx.strides = y.stride()")
         lines += ["        return y", "", "    @staticmethod", "    def backward(ctx, dy):"]
         lines += [
             "        if torch.is_grad_enabled():",
             f'            raise RuntimeError("{self.where}: no second derivative")',
         ]
-        if kept != ["bits"]:
+        if kept and kept != ["bits"]:
             lines.append(f"        ({_tuple(kept)}) = ctx.saved_tensors")
         if numbers:
             lines.append(f"        ({_tuple(numbers)}) = ctx.numbers")
         return "\n".join([*lines, *self._backward()]) + "\n"
 
+    @property
+    def _read(self) -> list[str]:
+        """The elements that backward reads."""
+        return [each for each in self.elements if each not in self.unread]
+
+    @property
+    def _computed(self) -> list[str]:
+        """The operands whose gradients are computed: elements, and those that are summed."""
+        written, sums = self.build.numbers["kElementGradients"], self.build.numbers["kSums"]
+        return [each for each in (*self.elements[:written], *self.broadcast[:sums]) if each not in self.through]
+
     def _told(self) -> str:
         """What forward keeps."""
         several = "s" if len(self.elements) > 1 else ""
-        kept = {"bit": "one bit of each element", "input": f"the input{several}", "output": "the output"}
+        of_input = f"the input{several}" if self._read == list(self.elements) else ", ".join(self._read) or "no tensor"
+        kept = {"bit": "one bit of each element", "input": of_input, "output": "the output"}
         return f"keeps {kept[self.build.save]} for backward" if self.build.save else "without a gradient"
 
     def _backward(self) -> list[str]:
@@ -295,25 +315,31 @@ class Wrapper:
             if self.through:
                 rest = "".join(f", {'dy' if each in self.through else 'None'}" for each in self.taken[1:])
             return [*lines, f"        return dx{rest}"]
+        gradients = [f"d{each}" if each in self._computed else "dy" if each in self.through else "None" for each in self.taken]
+        returned = f"        return {', '.join(gradients)}"
+        if not self._computed:
+            return [returned]
         written = self.elements[: self.build.numbers["kElementGradients"]]
         sums = self.broadcast[: self.build.numbers["kSums"]]
-        lines = [f"        dy = laid_out_like({self.elements[0]}, dy)"]
-        for each in (*written, *sums):
-            new = "empty_like" if each in written else "zeros_like"
-            needed = f" if ctx.needs_input_grad[{self.taken.index(each)}] else None" if len(written) + len(sums) > 1 else ""
-            lines += [f"        d{each} = torch.{new}({each}){needed}"]
-        read = ["dy" if each in self.through else each for each in self.elements]
-        reads, writes = f"[{', '.join(['dy', *read])}]", f"[{', '.join(f'd{each}' for each in written)}]"
+        if self._read:
+            lines = [f"        dy = laid_out_like({self._read[0]}, dy)"]
+        else:
+            like = "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)"
+            lines = [f"        dy = dy if dy.stride() == ctx.strides else {like}.copy_(dy)"]
+        for each in self._computed:
+            new, like = "empty_like" if each in written else "zeros_like", "dy" if each in self.elements else each
+            needed = f" if ctx.needs_input_grad[{self.taken.index(each)}] else None" if len(self.taken) > 1 else ""
+            lines += [f"        d{each} = torch.{new}({like}){needed}"]
+        read = ["dy" if each in self.unread else each for each in self.elements]
+        results = [f"d{each}" if each in self._computed else "None" for each in written]
+        reads, writes = f"[{', '.join(['dy', *read])}]", f"[{', '.join(results)}]"
         if sums:
             lines += [f"        sums = [{', '.join(f'd{each}' for each in sums)}]"]
             lines += ['        operation = "backward" if all(each is None for each in sums) else "backward_sums"']
             lines += [self._call("operation", reads, writes, "dy", "sums=sums")]
         else:
             lines += [self._call('"backward"', reads, writes, "dy")]
-        gradients = [
-            f"d{each}" if each in (*written, *sums) else "dy" if each in self.through else "None" for each in self.taken
-        ]
-        return [*lines, f"        return {', '.join(gradients)}"]
+        return [*lines, returned]
 
     def _call(self, operation: str, reads: str, writes: str, like: str, *others: str) -> str:
         """A call of run(), after what it takes of the operands that broadcast."""

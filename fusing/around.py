@@ -236,11 +236,22 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         kernel=kernel,
         channels=record.channels | ({"bias": Channel(0.0, dim)} if bias else {}),
         added=tuple(name for name, chosen in (("bias", bias), ("residual", residual)) if chosen),
-        passed=("residual",) if residual else (),
+        passed=(() if dropout else record.passed) + (("residual",) if residual else ()),
+        reads=_reads(record, bias, residual),
         spans=None if record.spans is None else (record.spans[0], partial(_holds, record.spans[1], own)),
         in_eval=None,
         transformers=(),
     )
+
+
+def _reads(record: Activation, bias: bool, residual: bool) -> dict[str, tuple[str, ...]]:
+    """What each gradient reads: the bias where the activation's reads x, whose gradient that of the bias is too."""
+    own = record.layout.tensors
+    reads = {name: record.reads.get(name, own) for name in own}
+    if bias:
+        reads = {name: (*read, "bias") if own[0] in read else read for name, read in reads.items()}
+        reads["bias"] = reads[own[0]]
+    return reads | ({"residual": ()} if residual else {})
 
 
 def _holds(function: Callable[..., Any], own: int, *params: float) -> Any:
