@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 import jitact
+from jitact import registry
 from jitact.accuracy import ulp_error
 from jitact.activations import TABLE
 from jitact.measuring.limits import OTHER_PARAMETERS, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
@@ -30,6 +32,22 @@ TAILED = {"gelu", "gelu_tanh", "gelu_10", "laplace", "quick_gelu", "silu", "mish
 def slow_but(names: Iterable[str], always: Container[str] = OF_EACH_KIND) -> list[object]:
     """Names as parameters, of which some always run: by default those of a kind of their own."""
     return [name if name in always else SLOW(name) for name in names]
+
+
+@contextmanager
+def registered_as_before() -> Iterator[None]:
+    """What is defined within is gone after it, and what is taken out is back in its place."""
+    tables = registry._modules, registry._aliases, registry.users_rows
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for name in [name for name in registry._functions if registry._modules.get(name) is not before[0].get(name)]:
+            del registry._functions[name]
+        for table, items in zip(tables, before, strict=True):
+            if list(table.items()) != list(items.items()):
+                table.clear()
+                table.update(items)
 
 
 def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tuple[Tensor, Tensor]:

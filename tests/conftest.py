@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,9 +27,9 @@ if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
         os.environ.setdefault(variable, str(max(1, len(os.sched_getaffinity(0)) // int(workers))))
 
 import torch
+from common import registered_as_before
 
 import jitact
-from jitact import registry
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -85,12 +86,8 @@ def device(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture
-def only_here():
-    """Takes what a test defines out of the registry again."""
-    before, rows_before = set(jitact.names()), dict(registry.users_rows)
-    yield
-    for name in set(jitact.names()) - before:
-        registry.unregister(name)
-    registry.users_rows.clear()
-    registry.users_rows.update(rows_before)
+@pytest.fixture(autouse=True)
+def only_here() -> Iterator[None]:
+    """No test sees what another defines."""
+    with registered_as_before():
+        yield

@@ -469,7 +469,7 @@ def test_modules(device: str) -> None:
     assert torch.equal(planes(images, images), F.relu(images) + images)
 
 
-def test_arguments_of_the_activations_own_win(device: str, only_here: None) -> None:
+def test_arguments_of_the_activations_own_win(device: str) -> None:
     x = torch.randn(3, 4, device=device)
     own = jitact.define("own_bias", "x * bias", bias=jitact.Channel(2.0))(4, dropout=0.5, device=device)
     assert set((own(x) / x).flatten().tolist()) == {0.0, 4.0} and torch.equal(own.eval()(x), 2 * x)

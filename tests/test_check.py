@@ -14,7 +14,6 @@ from jitact.measuring.sampling import incoming, inputs, kinks
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
-pytestmark = pytest.mark.usefixtures("only_here")
 
 
 def slip(expression: str, backward: str | None = None, **options) -> type:

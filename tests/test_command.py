@@ -96,7 +96,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert short == f"jitact {jitact.__version__}" and long[0].startswith(short) and f"torch {torch.__version__}" in long[1]
 
 
-def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path, only_here: None) -> None:
+def test_check(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["check", "Softsign", "--dtype", "bf16", "--high", "4"]) == 0
     assert "softsign: x / (1 + |x|)" in capsys.readouterr().out
     (tmp_path / "slip.cu").write_text(

@@ -72,7 +72,7 @@ def test_formulas_are_as_exact_as_kernels(activation: Activation) -> None:
             )
 
 
-def test_gradients_that_kernel_files_leave_out(only_here: None) -> None:
+def test_gradients_that_kernel_files_leave_out() -> None:
     """Derived from the formula, by the slopes that kernels have, in float64 beside PyTorch's."""
     text = "x * sin(a * x) / (1 + softplus(x)) + max(x, 0) * normal_cdf(x) + pow(abs(tanh(x)), b)"
     jitact.define("swoosh", text, a=2.0, b=1.5)
@@ -160,14 +160,14 @@ UNREADABLE = {
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read(text: str, only_here: None) -> None:
+def test_what_cannot_be_read(text: str) -> None:
     source = f'#include "elementwise.cuh"\n{text}\nELEMENTWISE T backward(T dy, T x) {{ return dy * x; }}\n'
     jitact.define("odd", source=source)
     with pytest.raises(Unreadable):
         Formula(jitact.get("odd").activation.source, fast_math=False)
 
 
-def test_what_cannot_be_read_stays_whole(only_here: None) -> None:
+def test_what_cannot_be_read_stays_whole() -> None:
     """In a compiled graph it is its kernel."""
     backward = "ELEMENTWISE T backward(T dy, T x) { return dy * 4 * x * x * x; }"
     jitact.define("odd", source=f'#include "elementwise.cuh"\n{UNREADABLE["loop"]}\n{backward}\n')
@@ -565,7 +565,7 @@ def test_package_of_aotinductor(tmp_path: Path) -> None:
 
 
 @SLOW
-def test_onnx_has_standard_operators(only_here: None) -> None:
+def test_onnx_has_standard_operators() -> None:
     onnx = pytest.importorskip("onnx")
     pytest.importorskip("onnxscript")
     cube = "ELEMENTWISE T forward(T x) { return x * x * x; }"

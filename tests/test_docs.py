@@ -67,7 +67,7 @@ def run_shell(block: Block, folder: Path) -> None:
 
 
 @pytest.fixture
-def set_apart(only_here: None, exported_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def set_apart(exported_builds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "Agg")
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(exported_builds))

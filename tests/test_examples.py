@@ -13,7 +13,7 @@ import pytest
 import jitact
 
 CHECKOUT = Path(__file__).resolve().parents[1]
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("only_here")]
+pytestmark = pytest.mark.slow
 
 
 def example(name: str) -> ModuleType:

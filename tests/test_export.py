@@ -52,8 +52,7 @@ def builds(exported_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def swoosh():
     jitact.define("swoosh", "x * sin(a * x)", a=2.0)
-    yield "swoosh"
-    registry.unregister("swoosh")
+    return "swoosh"
 
 
 @functools.cache
@@ -676,13 +675,11 @@ def test_words_that_the_form_forbids(swoosh: str) -> None:
     jitact.define("retry", "x")
     with pytest.raises(ValueError, match="'try' may not occur"):
         jitact.export("retry")
-    registry.unregister("retry")
     jitact.define("opaque", source="ELEMENTWISE T forward(T x) { T y = x; return y; }")
     with pytest.raises(ValueError, match="define it with reference="):
         jitact.export("opaque")
     jitact.define("opaque", source="ELEMENTWISE T forward(T x) { T y = x; return y; }", reference=lambda x: x * 1)
     assert "return x * 1" in jitact.export("opaque")
-    registry.unregister("opaque")
 
 
 FORMULAS = (
@@ -799,7 +796,6 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert onefile.main(["export", "sofsign"]) == 2 and "did you mean 'softsign'" in capsys.readouterr().err
     (tmp_path / "own.cu").write_text("ELEMENTWISE T forward(T x) { return x * x; }\n")
     assert onefile.main(["export", "own", "--from", str(tmp_path)]) == 0 and "x * x" in capsys.readouterr().out
-    registry.unregister("own")
 
 
 def test_command_line(tmp_path: Path) -> None:

@@ -24,8 +24,6 @@ from jitact.definitions.expression import Expression, ExpressionError
 from jitact.magics import describe, describe_html
 from jitact.modules import ActivationModule
 
-pytestmark = pytest.mark.usefixtures("only_here")
-
 
 def my_swiglu() -> type[ActivationModule]:
     return jitact.define("my_swiglu", "silu(gate) * up")

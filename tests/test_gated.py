@@ -602,7 +602,7 @@ def test_gated_of_what_draws_in_training(options: dict[str, str], device: str) -
     torch.testing.assert_close(jitact.gated("rrelu").activation.function(gate=gate, up=up, lower=0.2, upper=0.4), mean)
 
 
-def test_gated_of_what_draws_of_two_tensors_and_twice_differentiated(device: str, only_here: None) -> None:
+def test_gated_of_what_draws_of_two_tensors_and_twice_differentiated(device: str) -> None:
     function, cls = jitact.gated("rrelu").activation.function, jitact.gated("rrelu")
     gate, up = halves(2, 5, 6, dtype=torch.float64).to(device).requires_grad_()
 
@@ -635,7 +635,7 @@ def test_errors_name_what_was_called_in_eval_too() -> None:
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_gated_of_a_definition_that_draws_and_learns(training: bool, device: str, only_here: None) -> None:
+def test_gated_of_a_definition_that_draws_and_learns(training: bool, device: str) -> None:
     jitact.define("wc", "dropout(x * w, p)", w=jitact.Channel(2.0), p=0.5)
     function = jitact.gated("wc").activation.function
     x, w = halves(6, 8).to(device).requires_grad_(), torch.rand(4, dtype=torch.float64, device=device).requires_grad_()
@@ -648,7 +648,7 @@ def test_gated_of_a_definition_that_draws_and_learns(training: bool, device: str
     assert torch.autograd.gradgradcheck(drawn, (x, w), fast_mode=True)
 
 
-def test_gated_of_references_of_any_signature(only_here: None) -> None:
+def test_gated_of_references_of_any_signature() -> None:
     """One that is built in has none; a number may have the name that random numbers have."""
     jitact.define("k2", "x * keep", keep=0.5, reference=lambda x, keep: x * keep)
     jitact.define("built_in", "tanh(x)", reference=torch.tanh)
@@ -659,13 +659,13 @@ def test_gated_of_references_of_any_signature(only_here: None) -> None:
             torch.testing.assert_close(run(x), expected * x[:, 3:])
 
 
-def test_gated_of_a_definition_that_has_such_an_argument(only_here: None) -> None:
+def test_gated_of_a_definition_that_has_such_an_argument() -> None:
     jitact.define("clash", "x * up", up=2.0)
     with pytest.raises(ValueError, match=r"gated\(\): clash has an argument 'up', which gated activations have themselves"):
         jitact.gated("clash")
 
 
-def test_gated_of_a_definition_that_learns(only_here: None) -> None:
+def test_gated_of_a_definition_that_learns() -> None:
     jitact.define("swish_b", "x * sigmoid(beta * x)", beta=jitact.Channel(init=1.5, one=True))
     module, x = jitact.gated("swish_b")(), halves(5, 6).requires_grad_()
     gate, up = x.chunk(2, -1)
@@ -676,7 +676,7 @@ def test_gated_of_a_definition_that_learns(only_here: None) -> None:
     torch.testing.assert_close(found, wanted)
 
 
-def test_gated_of_a_definition(only_here: None) -> None:
+def test_gated_of_a_definition() -> None:
     jitact.define("swoosh", "x * sin(a * x)", a=1.0)
     module, x = jitact.gated("swoosh")(a=2.0), halves(5, 6)
     gate, up = x.chunk(2, -1)

@@ -42,7 +42,7 @@ def test_help_shows_functions_and_activations() -> None:
     assert shown == set(jitact.__all__) - {"REGISTRY", "Channel", "Row"}  # which are no functions
 
 
-def test_only_what_is_meant_to_be_used_is_shown(only_here: None) -> None:
+def test_only_what_is_meant_to_be_used_is_shown() -> None:
     before = set(jitact.__all__)
     assert {"registry", "load_ipython_extension", "PUBLIC", "sys"}.isdisjoint(before | set(dir(jitact)))
     jitact.define("swoosh", "x * sin(x)")

@@ -12,11 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from common import registered_as_before
 from torch import nn
 
 import jitact
 from jitact import registry
 from jitact.exporting.onefile import main
+from jitact.kernels import KernelSource
 
 
 class MyGELU(nn.GELU):
@@ -55,7 +57,18 @@ def test_get_takes_the_classes_of_transformers() -> None:
         jitact.get(activations.ClippedGELUActivation(-1, 1))
 
 
-def test_what_was_defined_goes_on_standing_for_itself(only_here: None) -> None:
+def test_tests_leave_the_registry_as_it_was() -> None:
+    names, relu6 = list(jitact.REGISTRY), jitact.relu6
+    with registered_as_before():
+        jitact.define("swoosh", "x * sin(x)")
+        jitact.define("my_rows", source=KernelSource.from_file("softmax").text)
+        registry.unregister("relu6")
+        assert jitact.swoosh and jitact.my_rows and not hasattr(jitact, "relu6")
+    assert list(jitact.REGISTRY) == names and jitact.relu6 is relu6
+    assert not hasattr(jitact, "swoosh") and not hasattr(jitact, "my_rows") and "my_rows" not in dir(jitact)
+
+
+def test_what_was_defined_goes_on_standing_for_itself() -> None:
     old = jitact.define("swoosh", "x * sin(x)")
     function = jitact.swoosh
     new = jitact.define("swoosh", "x * cos(x)")
@@ -166,7 +179,7 @@ def test_export_refuses_what_a_file_does_not_have(given: nn.Module, message: str
         jitact.export(given)
 
 
-def test_export_where_it_cannot_be_printed(only_here: None, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
+def test_export_where_it_cannot_be_printed(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
     jitact.define("swoosh", "x * sin(x)", formula="x · sin(x)")
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
     assert main(["export", "swoosh"]) == 2

@@ -10,7 +10,7 @@ import torch
 import jitact
 from jitact.magics import describe, describe_html
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("only_here")]
+pytestmark = pytest.mark.slow
 TOUR = Path(__file__).parents[1] / "notebooks" / "tour.ipynb"
 
 

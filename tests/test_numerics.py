@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import jitact
-from jitact import registry
 from jitact.accuracy import every_16bit_value
 from jitact.kernels import KernelSource
 from jitact.records import Activation
@@ -67,7 +66,6 @@ def test_own_functions_of_float64(device: str) -> None:
     *first, last = wide
     text = "".join(f"which == {i} ? {name}(x) : " for i, name in enumerate(first)) + f"{last}(x)"
     cls = jitact.define("own_functions", text, which=0.0)
-    registry.unregister("own_functions")
     for i, (name, (function, ulp)) in enumerate(wide.items()):
         ours = cls(i)(x.to(device)).cpu()
         exact = function(x.numpy().astype(np.longdouble))
@@ -248,4 +246,3 @@ def test_a_wrong_kernel_is_rejected(fault: str) -> None:
     with pytest.raises(AssertionError):
         assert_accurate(wrong, "input", every_16bit_value(torch.float16))
         test_nan_and_infinities(wrong, torch.float32, "cpu")
-    jitact.registry.unregister("wrong")

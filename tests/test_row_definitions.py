@@ -53,7 +53,6 @@ def with_sink(x: Tensor, dim: int) -> Tensor:
     return torch.softmax(torch.cat([x, beside], dim), dim).narrow(dim, 0, x.shape[dim])
 
 
-pytestmark = pytest.mark.usefixtures("only_here")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)

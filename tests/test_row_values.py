@@ -84,7 +84,6 @@ def line(x: Tensor, r: Tensor, b: Tensor, dim: int, a: float) -> Tensor:
     return a * r * torch.log_softmax(x, dim) + b
 
 
-pytestmark = pytest.mark.usefixtures("only_here")
 
 
 def check_gradients(

@@ -78,7 +78,7 @@ def sample() -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _what_is_defined(only_here: None) -> None:
+def _what_is_defined() -> None:
     torch._dynamo.reset()
 
 

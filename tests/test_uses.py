@@ -93,7 +93,7 @@ def test_gelu_10_is_gelu_held() -> None:
 
 
 @pytest.mark.slow
-def test_every_activation_in_an_expression(only_here) -> None:
+def test_every_activation_in_an_expression() -> None:
     text = " + ".join(f"{i + 1} * {record.name}(x)" for i, record in enumerate(PLAIN))
     cls = jitact.define("all_of_them", text)
     x = torch.linspace(-7.03, 7.01, 301, dtype=torch.float64)
@@ -109,7 +109,7 @@ def test_every_activation_in_an_expression(only_here) -> None:
         assert torch.allclose(function(x), exact(x), rtol=1e-12) and torch.allclose(slope_of(function, x), slope_of(exact, x))
 
 
-def test_calls_with_numbers(only_here) -> None:
+def test_calls_with_numbers() -> None:
     cls = jitact.define("calls", "softcap(x, c) + Swish(0.5) + leaky_relu(x, 0.2) * leaky_relu(x)", c=2.0)
     text = cls.activation.source.text
     for call in ("softcap_::forward(x, c_)", "silu_::forward(T(0.5))", "leaky_relu_::forward(x, 0.2)", "(x, 0.01)"):
@@ -152,7 +152,7 @@ def test_what_is_used_is_in_the_key(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert uses.names_used(own) == () and uses.names_used("// silu_::forward\nmish_ :: forward(x)") == ("mish",)
 
 
-def test_folders_of_files_that_use_each_other(only_here, tmp_path: Path) -> None:
+def test_folders_of_files_that_use_each_other(tmp_path: Path) -> None:
     jitact.define("second", "silu(x) + a", a=0.5)
     first = jitact.define("first", "second(x, 2) * 2")
     x = torch.linspace(-3, 3, 20)
@@ -170,7 +170,7 @@ def test_folders_of_files_that_use_each_other(only_here, tmp_path: Path) -> None
         jitact.load_folder(tmp_path)
 
 
-def test_a_name_that_the_library_gained_is_the_folders(only_here, tmp_path: Path) -> None:
+def test_a_name_that_the_library_gained_is_the_folders(tmp_path: Path) -> None:
     kernel = KernelSource("gained", "ELEMENTWISE T forward(T x) { return -x; }", "<gained>")
     gained = Activation("gained", "Gained", "-x", torch.neg, kernel=kernel, since="9.9")
     registry.register(gained)
