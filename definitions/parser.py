@@ -322,10 +322,15 @@ class _Parser:
         else:  # torch.where takes a number beside a tensor, but makes float32 of two numbers
             branch = self.as_tensor(a) if b.kind != "tensor" else a.python
             python = f"torch.where({bare(condition.python)}, {bare(branch)}, {bare(b.python)})"
-        numbers = a.kind == b.kind == "number"  # that are alike to C++ where both are of type T
-        branches = [f"T({each.cpp})" if numbers else bare(each.cpp) for each in (a, b)]
+        unlike = all(each.kind == "number" or self.is_typed(each) for each in (a, b))  # to C++, unless both are of type T
+        branches = [f"T({bare(each.cpp)})" if unlike else bare(each.cpp) for each in (a, b)]
         cpp, key = f"{condition.cpp} ? {branches[0]} : {branches[1]}", f"(? {condition.key} {a.key} {b.key})"
         return self.node(start, end, python, cpp, key, condition, a, b, kind=kind, whole=self.int_in_cpp(first, second))
+
+    def is_typed(self, node: _Node) -> bool:
+        """Whether it is an operand alone that is no element: to C++ a number of a type of its own."""
+        names = (*self.tensors[len(self.elements) :], *self.parameters)
+        return bare(node.cpp) in (names if self.of_kernel_file else map(in_cpp, names))
 
     def operation(self, lowest: int) -> _Node:
         """Operators that bind at least as tight as ``lowest``."""

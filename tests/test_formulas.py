@@ -208,6 +208,17 @@ def test_sums_over_channels(dtype: torch.dtype, device: str) -> None:
         assert own.dtype is wide and ((own.double() - gradient.double()).abs() <= bound).all()
 
 
+def test_a_choice_between_operands_of_any_kind() -> None:
+    text = "x * (x > 0 ? (y > 0 ? b : w) : (y > 1 ? a : w)) + (y > x ? b : 2) * (x > 1 ? a : c)"
+    cls = jitact.define("chosen", text, w=Channel(2.0), b=Channel(-3.0), a=0.5, c=7.0)
+    x, y = leaves((6, 8), (6, 8))
+    w, b = leaves((8,), (8,))
+    exact = x * torch.where(x > 0, torch.where(y > 0, b, w), torch.where(y > 1, 0.5, w))
+    exact = exact + torch.where(y > x, b, 2.0) * torch.where(x > 1, 0.5, 7.0)
+    torch.testing.assert_close(jitact.chosen(x, y, w, b), exact)
+    torch.testing.assert_close(cls.activation.reference(x, y, w, b, 0.5, 7.0), exact)
+
+
 def test_dtypes_of_elements_promote() -> None:
     my_swiglu()
     gate, up = leaves((3, 4), (4,), dtype=torch.bfloat16)
