@@ -62,7 +62,7 @@ class _Activate(torch.autograd.Function):
             return tuple(found)
         for place in config.passed:
             found[_argument(place)] = dy
-        wanted = [place not in config.passed and ctx.needs_input_grad[_argument(place)] for place in config.places]
+        wanted = _wanted(ctx, config)
         if not any(wanted):
             return tuple(found)
         kept, *others = _with_stand_ins(ctx, dy) if config.reads else ctx.saved_tensors
@@ -90,6 +90,11 @@ def _as_drawn(kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     return torch.empty_strided(kept.shape, strides, dtype=kept.dtype, device=kept.device).copy_(kept)
 
 
+def _wanted(ctx: Any, config: Config) -> list[bool]:
+    """Which of the gradients are to be computed: those that are asked for and are not ``dy`` itself."""
+    return [place not in config.passed and ctx.needs_input_grad[_argument(place)] for place in config.places]
+
+
 def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
     """Of the tensors of a call, those that backward's operator takes; None where it reads nothing, as ``ctx`` then tells.
 
@@ -98,10 +103,11 @@ def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> list
     if config.save != "input":
         ctx.shapes = ()
         return [tensors[0], *tensors[config.elements :]]
-    read = 0
-    for place in config.places:
-        if place not in config.passed and ctx.needs_input_grad[_argument(place)]:
-            read |= config.reads[place]
+    wanted, read = _wanted(ctx, config), 0
+    if not any(wanted):
+        return []
+    for place, each in zip(config.places, wanted, strict=True):
+        read |= config.reads[place] if each else 0
     unread = [place for place in range(len(config.reads)) if not read >> place & 1]
     ctx.shapes = tuple([(tensors[place].shape, tensors[place].dtype) for place in unread if place >= config.elements])
     if 0 in unread:
