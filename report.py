@@ -17,6 +17,7 @@ from jitact.measuring.markdown import (
     activations_markdown,
     current_activations_markdown,
     current_comparison,
+    current_headline,
     current_readme,
 )
 from jitact.measuring.picture import can_plot, draw
@@ -64,8 +65,9 @@ WRITTEN: dict[str, Callable[[Path], str]] = {
     "__init__.pyi": lambda checkout: interface.stub(),
     "docs/comparison.md": current_comparison,
     "docs/api.md": lambda checkout: interface.api_markdown(),
+    "results/headline.svg": current_headline,
 }
-"""The files of a checkout that are written, wholly or in part, and what should be in them now."""
+"""The files of a checkout that are written, wholly or in part, and their text; "" where there is nothing to write yet."""
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m jitact.report") -> int:
@@ -82,7 +84,9 @@ def _write(prog: str) -> int:
     for name, content in WRITTEN.items():
         path = ROOT / name
         text = content(ROOT)
-        if not path.exists() or path.read_text(encoding="utf-8") != text:
+        if not text:
+            print(f"{path} is not written: nothing was measured")
+        elif not path.exists() or path.read_text(encoding="utf-8") != text:
             path.parent.mkdir(exist_ok=True)
             path.write_text(text, encoding="utf-8")
             print(f"wrote {path}")

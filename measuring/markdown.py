@@ -10,10 +10,19 @@ from pathlib import Path
 
 from ..registry import REGISTRY
 from ..rows.records import TABLE
+from .headline import HEADLINE_DTYPE, headlines
 from .models import HOST_LIMIT
+from .picture import headline_svg
 from .text import DIRECTIONS, PEERS, Entry, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
 
-__all__ = ["accuracy_markdown", "activations_markdown", "current_activations_markdown", "current_comparison", "current_readme"]
+__all__ = [
+    "accuracy_markdown",
+    "activations_markdown",
+    "current_activations_markdown",
+    "current_comparison",
+    "current_headline",
+    "current_readme",
+]
 
 OTHER_PEERS = {"liger": "Liger-Kernel"}
 NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # among the parameters of a constructor
@@ -183,19 +192,6 @@ def current_activations_markdown(checkout: Path) -> str:
 
 # The README's tables
 
-KINDS = (  # what stands for each kind of activation, in the order of the table
-    ("relu", "one bit kept"),
-    ("silu", "plain"),
-    ("gelu", "expensive"),
-    ("mish", "expensive"),
-)
-KINDS_BY_SHAPE = (  # and for those that bench.py --operands measures
-    ("gelu+bias", [16384, 14336], "with its bias"),
-    ("gelu+bias+dropout+residual", [16384, 14336], "with all around it"),
-    ("swiglu", [16384, 14336], "gated"),
-    ("softmax", [65536, 4096], "rows"),
-)
-HEADLINE_DTYPE = "bf16"
 LINE = 0.97  # what every activation is held to on a GPU
 
 
@@ -208,34 +204,20 @@ def headline_markdown(bench: Entry | None, *operands: Entry) -> str:
     """
     if not bench:
         return ""
-    facts, dtype = bench["machine"], HEADLINE_DTYPE
+    facts = bench["machine"]
     lines = [
-        f"Forward + backward in {dtype} on one {facts['device']}, torch {facts['torch']}, {shape_of(bench)} where nothing else",
-        "is said. The memory's rate is that of a copy in the same run; kept are bytes per element, from forward to backward:",
+        f"Forward + backward in {HEADLINE_DTYPE} on one {facts['device']}, torch {facts['torch']}. *Of the memory bandwidth*:",
+        "100% is the time to move the fewest bytes that the computation needs, at the speed of a copy in the same run.",
+        "*Bytes kept*: per element, from forward to backward.",
         "",
-        _cells("", "", "of the memory's rate", "times as fast as eager", "as torch.compile", "bytes kept / eager's"),
+        _cells("", "shape", "of the memory bandwidth", "times as fast as eager", "as torch.compile", "bytes kept / eager's"),
         _cells("---", "---", *["---:"] * 4),
     ]
-    for name, kind in KINDS:
-        row = _find(bench, name=name, dtype=dtype)
-        if row:
-            kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else "-"
-            faster = (_faster(row, peer) for peer in ("eager", "compile"))
-            lines.append(_cells(f"`{name}`", kind, f"{step_share(row, 'ours'):.0%}", *faster, kept))
-    measured = [row for results in operands for row in results["operands"] if row["dtype"] == dtype and not row.get("wrong")]
-    for name, shape, kind in KINDS_BY_SHAPE:
-        found = [row for row in measured if row["name"] == name and row["shape"] == shape]
-        lines += [_headline_by_shape(row, kind) for row in found[:1]]
+    for each in headlines(bench, operands):
+        faster = (f"{times:.2f}x" if (times := each.faster(peer)) else "-" for peer in ("eager", "compile"))
+        kept = f"{each.kept['ours']:.3g} / {each.kept['eager']:.3g}" if "eager" in each.kept else "-"
+        lines.append(_cells(f"`{each.name}`", each.shape, f"{each.shares['ours']:.0%}", *faster, kept))
     return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
-
-
-def _headline_by_shape(row: Entry, kind: str) -> str:
-    """A line of the table, of its own shape."""
-    ours, *peers = (sum(times.get(who, 0.0) for times in row["ms"].values()) for who in ("ours", "eager", "compile"))
-    floor = sum(row["floor"].values())
-    faster = (f"{peer / ours:.2f}x" if peer else "-" for peer in peers)
-    kept = f"{row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}"
-    return _cells(f"`{row['name']}`", f"{kind}, {size(row['shape'])}", f"{floor / ours:.0%}", *faster, kept)
 
 
 def _all_of(bench: Entry) -> list[str]:
@@ -243,8 +225,8 @@ def _all_of(bench: Entry) -> list[str]:
     means = [m for m in bench["geometric_means"] if m["dtype"] == HEADLINE_DTYPE and m["peer"] != "exported"]
     lines = []
     for of, which in (
-        ("all", "All {} elementwise activations, in the geometric mean"),
-        ("classic", "The {} of them that torch.nn has"),
+        ("all", "Geometric mean of all {} elementwise activations"),
+        ("classic", "Of the {} that torch.nn has"),
     ):
         found = [mean for mean in means if mean["of"] == of]
         times = ", ".join(f"{mean['step']:.2f} times as fast as {PEERS[mean['peer']]}" for mean in found)
@@ -252,10 +234,10 @@ def _all_of(bench: Entry) -> list[str]:
     rows = [row for row in bench["rows"] if row["ours"]]
     below = [f"{row['name']} {row['dtype']}" for row in rows if any(share(row, d) < LINE for d in DIRECTIONS)]
     dtypes = ", ".join(dtypes_of(bench))
-    told = f"below {LINE:.0%} of the memory's rate, forward or backward: {', '.join(below)}"
+    told = f"Below {LINE:.0%} of the memory bandwidth, forward or backward (measured in {dtypes}): {', '.join(below)}."
     if not below:
-        told = f"all are at {LINE:.0%} of the memory's rate or better, forward and backward"
-    return [*lines, f"In {dtypes} {told}."]
+        told = f"All are at {LINE:.0%} of the memory bandwidth or better, forward and backward, in {dtypes}."
+    return [*lines, told]
 
 
 def training_markdown(training: Entry | None) -> str:
@@ -263,9 +245,10 @@ def training_markdown(training: Entry | None) -> str:
     if not training:
         return ""
     lines = [
-        f"A training step in {training['dtype']}, before and after `jitact.replace`, {describe_machine(training['machine'])}:",
+        f"Training steps of whole models in {training['dtype']}, before → after `jitact.replace`:",
+        f"{describe_machine(training['machine'])}.",
         "",
-        _cells("model", "", "per second", "peak memory"),
+        _cells("model", "run by", "per second", "peak memory"),
         _cells("---", "---", "---:", "---:"),
     ]
     for row in training["rows"]:
@@ -331,6 +314,11 @@ def current_readme(checkout: Path) -> str:
         "training": training_markdown(_results(checkout, "training")),
     }
     return _with_tables(checkout / "README.md", tables)
+
+
+def current_headline(checkout: Path) -> str:
+    """The README's picture as it should be now; "" where nothing was measured."""
+    return headline_svg(_results(checkout, "bench"), *_operands(checkout))
 
 
 def _with_tables(path: Path, tables: dict[str, str]) -> str:

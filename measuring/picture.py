@@ -1,15 +1,21 @@
-"""What bench.py draws: each activation's share of the floor, ours beside the peers'."""
+"""Pictures of what bench.py measured: each activation's share of the floor, ours beside the peers'.
+
+:func:`draw` has all activations and needs matplotlib. :func:`headline_svg` has the README's few, as text, and needs nothing.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import statistics
+from collections.abc import Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
+from .headline import HEADLINE_DTYPE, Headline, headlines
 from .text import PEERS, Entry, dtypes_of, shape_of, step_share
 
-__all__ = ["can_plot", "draw"]
+__all__ = ["can_plot", "draw", "headline_svg"]
 
 INK, MUTED, RULE = "#1b1f24", "#6a737d", "#e4e7eb"
 MARKS = {  # colour, filled or not, size, which is on top
@@ -18,6 +24,33 @@ MARKS = {  # colour, filled or not, size, which is on top
     "exported": ("#2f8f4e", False, 34, 3.5),
     "ours": ("#0b62c4", True, 46, 4),
 }
+
+WHO = {"ours": "jitact", "compile": "torch.compile", "eager": "PyTorch eager"}  # the bars of headline_svg, from above
+WIDTH, LEFT, RIGHT, TOP, FOOT = 860, 236, 64, 112, 42  # of headline_svg, in pixels; the scale is between the margins
+BAR, STEP, GROUP = 10, 12, 54  # the height of a bar, from one bar to the next, from one activation to the next
+FIGURE = 36  # the width of a figure behind its bar
+STYLE = """
+svg {
+  --page: #ffffff; --ink: #1b1f24; --muted: #5b6570; --rule: #e1e5ea;
+  --ours: #0b62c4; --compile: #d9822b; --eager: #a3adb8;
+}
+@media (prefers-color-scheme: dark) {
+  svg {
+    --page: #12161c; --ink: #e8ebef; --muted: #9ba6b2; --rule: #2c343e;
+    --ours: #58a6ff; --compile: #e3a04f; --eager: #66717d;
+  }
+}
+text { font-family: -apple-system, "Segoe UI", "DejaVu Sans", Helvetica, Arial, sans-serif; font-size: 12px; fill: var(--ink); }
+.title { font-size: 18px; font-weight: 600; }
+.name { font-family: ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; font-size: 13px; font-weight: 600; }
+.muted { fill: var(--muted); }
+.small { font-size: 11px; }
+.ours { fill: var(--ours); }
+.compile { fill: var(--compile); }
+.eager { fill: var(--eager); }
+.figure { font-size: 10.5px; fill: var(--muted); }
+.best { font-weight: 700; fill: var(--ink); }
+"""
 
 
 def can_plot() -> bool:
@@ -111,3 +144,62 @@ def _legend(picture: Any, results: Entry, subjects: list[str], height: float) ->
     picture.legend(
         handles=handles, loc="upper left", bbox_to_anchor=corner, ncols=3, frameon=False, fontsize=10, labelcolor=INK, **spacing
     )
+
+
+def headline_svg(bench: Entry | None, *operands: Entry) -> str:
+    """The README's picture: a bar for the share of the memory bandwidth of each, in colours for light and dark pages.
+
+    Args:
+        bench: what ``bench.py`` wrote, if it was run.
+        operands: what ``bench.py --operands`` wrote, in each of its runs.
+
+    Returns:
+        The text of an SVG file; "" where nothing was measured.
+    """
+    if not bench:
+        return ""
+    found = headlines(bench, operands)
+    facts, height = bench["machine"], TOP + GROUP * len(found) + FOOT
+    bottom = height - FOOT
+    title = "Share of the memory bandwidth, forward + backward"
+    told = f"{facts['device']} · {HEADLINE_DTYPE} · torch {facts['torch']} · 100% is the speed of a copy of as many bytes"
+    parts = [_text(24, 36, title, "title"), _text(24, 58, told, "muted")]
+    shown = [who for who in WHO if any(who in each.shares for each in found)]
+    x = 24
+    for who in shown:
+        parts.append(f'<rect class="{who}" x="{x}" y="73" width="11" height="11" rx="2"/>')
+        parts.append(_text(x + 17, 83, WHO[who]))
+        x += 40 + 7 * len(WHO[who])
+    for percent in (0, 25, 50, 75, 100):
+        x = _place(percent / 100)
+        parts.append(f'<path d="M{x:.1f} {TOP - 6}V{bottom}" stroke="var(--{"muted" if percent == 100 else "rule"})"/>')
+        parts.append(_text(x, bottom + 18, f"{percent}%", "muted small", "middle"))
+    for i, each in enumerate(found):
+        parts += _bars(each, TOP + GROUP * i, shown)
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}">\n'
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n"
+        f'<rect width="{WIDTH}" height="{height}" rx="10" fill="var(--page)"/>\n' + "\n".join(parts) + "\n</svg>\n"
+    )
+
+
+def _bars(row: Headline, y: int, shown: Sequence[str]) -> list[str]:
+    """One activation: its name and shape, and a bar for each who was measured."""
+    name, shape = (row.name, row.shape.replace("x", "\u00d7"))
+    parts = [_text(LEFT - 14, y + 15, name, "name", "end"), _text(LEFT - 14, y + 31, shape, "muted small", "end")]
+    for i, who in enumerate(who for who in shown if who in row.shares):
+        value, top = row.shares[who], y + STEP * i
+        end, style = _place(value), "figure best" if who == "ours" else "figure"
+        told = max(end, _place(1)) if end + FIGURE > _place(1) else end  # not across the line of 100%
+        parts.append(f'<rect class="{who}" x="{LEFT}" y="{top}" width="{end - LEFT:.1f}" height="{BAR}" rx="2"/>')
+        parts.append(_text(told + 6, top + 9, f"{value:.0%}", style))
+    return parts
+
+
+def _place(value: float) -> float:
+    """Where a share ends on the scale."""
+    return LEFT + (WIDTH - LEFT - RIGHT) * value
+
+
+def _text(x: float, y: float, text: str, style: str = "", anchor: str = "start") -> str:
+    return f'<text x="{x:.1f}" y="{y}" class="{style}" text-anchor="{anchor}">{escape(text)}</text>'

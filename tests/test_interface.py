@@ -8,6 +8,7 @@ import pydoc
 import subprocess
 import sys
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -105,6 +106,7 @@ def test_tables_in_the_readme_are_made_of_results(tmp_path: Path) -> None:
     marks = "".join(f"<!-- {name}: written by `jitact report` -->\n<!-- end of {name} -->\n" for name in ("speed", "training"))
     (tmp_path / "README.md").write_text(f"before\n{marks}after\n", encoding="utf-8")
     assert report.WRITTEN["README.md"](tmp_path) == f"before\n{marks}after\n", "nothing was measured"
+    assert report.WRITTEN["results/headline.svg"](tmp_path) == ""
     (tmp_path / "results" / "bench-cuda.json").write_text(json.dumps(bench))
     ms = {d: {"ours": 1.0, "eager": 1.5, "compile": 1.25} for d in ("forward", "backward")}
     gated = {"name": "swiglu", "dtype": "bf16", "shape": [16384, 14336], "ms": ms, "kept": {"ours": 4.0, "eager": 6.0}}
@@ -117,16 +119,25 @@ def test_tables_in_the_readme_are_made_of_results(tmp_path: Path) -> None:
     training = {"machine": machine, "dtype": "bfloat16", "rows": models}
     (tmp_path / "results" / "training-cuda.json").write_text(json.dumps(training))
     text = report.WRITTEN["README.md"](tmp_path)
-    assert "| `relu` | one bit kept | 96% | 1.50x | 1.25x | 0.125 / 2 |" in text
-    assert text.count("| `swiglu` | gated, 16384 x 14336 | 96% | 1.50x | 1.25x | 4 / 6 |") == text.count("`swiglu`") == 1
-    assert "| `softmax` | rows, 65536 x 4096 | 48% | 1.50x | - | 2 / 2 |" in text
-    assert "All 1 elementwise activations, in the geometric mean: 1.50 times as fast as eager, 1.25 times as fast as" in text
-    assert "The 22 of them that torch.nn has: 1.10 times as fast as eager, 1.10 times as fast as torch.compile.\n" in text
+    assert "| `relu` | 4 x 8 | 96% | 1.50x | 1.25x | 0.125 / 2 |" in text
+    assert text.count("| `swiglu` | 16384 x 14336 | 96% | 1.50x | 1.25x | 4 / 6 |") == text.count("`swiglu`") == 1
+    assert "| `softmax` | 65536 x 4096 | 48% | 1.50x | - | 2 / 2 |" in text
+    assert "Geometric mean of all 1 elementwise activations: 1.50 times as fast as eager, 1.25 times as fast as" in text
+    assert "Of the 22 that torch.nn has: 1.10 times as fast as eager, 1.10 times as fast as torch.compile.\n" in text
     listed = report.WRITTEN["ACTIVATIONS.md"](tmp_path).partition("## Gated")[2].partition("## Rows")
     assert "| swiglu | bf16 | 16384 x 14336 | 96% | 1.50x / 1.25x | 96% | 1.50x / 1.25x | 4 |" in listed[0]
     assert listed[0].count("| swiglu |") == 3 and "softmax" not in listed[0] and "| softmax | bf16 |" in listed[2]
-    assert "below 97% of the memory's rate, forward or backward: relu bf16" in text
+    assert "Below 97% of the memory bandwidth, forward or backward (measured in bf16): relu bf16." in text
     assert "| llama | eager | 1,000 → 1,500 tokens (1.500x) | 2.00 → 2.00 GB |" in text
     assert text.startswith("before\n") and text.endswith("after\n")
+    picture = ElementTree.fromstring(report.WRITTEN["results/headline.svg"](tmp_path))
+    shown = [each.text for each in picture.iter("{http://www.w3.org/2000/svg}text")]
+    bars = [each.get("class") for each in picture.iter("{http://www.w3.org/2000/svg}rect") if each.get("height") == "10"]
+    assert shown[-14:] == [
+        *("relu", "4 \u00d7 8", "96%", "77%", "64%"),
+        *("swiglu", "16384 \u00d7 14336", "96%", "77%", "64%"),
+        *("softmax", "65536 \u00d7 4096", "48%", "32%"),
+    ]
+    assert bars == ["ours", "compile", "eager"] * 2 + ["ours", "eager"]
     (tmp_path / "README.md").write_text(text, encoding="utf-8")
     assert report.WRITTEN["README.md"](tmp_path) == text
