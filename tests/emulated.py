@@ -12,7 +12,7 @@ import torch
 from jitact.kernels.loader import load
 from jitact.kernels.loader.source import DEVICE, KernelSource
 
-__all__ = ["emulate", "without_launches"]
+__all__ = ["device_headers", "emulate", "without_launches"]
 
 HERE = Path(__file__).resolve().parent
 _LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\(")
@@ -37,11 +37,16 @@ void run_cpu(const Call& call) {
 """
 
 
-def emulate(source: KernelSource, name: str, folder: Path) -> None:
-    """Registers the operators of a kernel file, as ``torch.ops.jitact.<name>_forward`` and so on, for tensors on the CPU."""
+def device_headers(folder: Path) -> None:
+    """Writes what the library's GPU loops include, for threads of the CPU, to a folder."""
     for header in DEVICE.iterdir():
         (folder / header.name).write_text(without_launches(header.read_text()))
     (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+
+
+def emulate(source: KernelSource, name: str, folder: Path) -> None:
+    """Registers the operators of a kernel file, as ``torch.ops.jitact.<name>_forward`` and so on, for tensors on the CPU."""
+    device_headers(folder)
     kernel = source.full_text.replace(str(DEVICE), str(folder))
     text = [f'#define __CUDACC__\n#define JITACT_CUDA\n#include "{HERE}/emulated_cuda.h"\n#include "elementwise.cuh"', kernel]
     text += [f'#include "launch.cuh"{_RUN}#undef JITACT_CUDA\n#include "binding.cpp"\n']

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from emulated import emulate
+from emulated import HERE, device_headers, emulate
 from torch import Tensor
 
 import jitact
@@ -121,6 +122,44 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
                 given = (dy, expected[1], torch.randn(shape).to(dtype), *others[1:], wanted)
                 found, its = (run(of, "backward_from_bit", *given) for of in (tag, library))
                 close(found, its, n, ("from bit", shape, wanted, *what))
+
+
+DIVISIONS = """
+#include "memory_cuda.cuh"
+#include <cstdio>
+#include <cstdlib>
+using jitact::loops::Divisor;
+void check(bool right, int64_t n, int64_t d) {
+  if (!right) std::printf("%lld / %lld\\n", (long long)n, (long long)d), std::exit(1);
+}
+int main() {
+  const int64_t most = int64_t(1) << 62, small = int64_t(1) << 31;
+  std::mt19937_64 random;
+  for (int64_t power = 1; power <= most; power *= 2)
+    for (int64_t d : {power - 1, power, power + 1, int64_t(power + random() % power)}) {
+      if (d < 1 || d > most) continue;
+      const Divisor by(d);
+      for (int64_t q : {int64_t(0), int64_t(1), int64_t(2), int64_t(random() % d), most / d, (INT64_MAX - d) / d})
+        for (int64_t n : {q * d - 1, q * d, q * d + d / 2, int64_t(random() >> 1), int64_t(random() % small), INT64_MAX}) {
+          if (n < 0) continue;
+          check(by.divide(n) == n / d, n, d);
+          if (n < small && d <= small) check(by.divide_small(uint32_t(n)) == n / d, n, d);
+          if (d > 1 || n == 0) check(by.divide_by_many(n) == n / d, n, d);
+          if (n < small && d <= small && (d > 1 || n == 0)) check(by.divide_small_by_many(uint32_t(n)) == n / d, n, d);
+        }
+    }
+}
+"""
+
+
+def test_divisions_by_a_constant(tmp_path: Path) -> None:
+    """By 1 too: a shift by less than 0 has no meaning, whatever a GPU makes of it."""
+    device_headers(tmp_path)
+    (tmp_path / "main.cpp").write_text(f'#define __CUDACC__\n#include "{HERE}/emulated_cuda.h"\n{DIVISIONS}')
+    command = ["g++", "-std=c++20", "-O1", "-w", "-fsanitize=undefined", "-fno-sanitize-recover=all", "main.cpp"]
+    subprocess.run([*command, "-o", "divisions"], cwd=tmp_path, check=True)
+    found = subprocess.run([tmp_path / "divisions"], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_gradients_are_not_packed_beside_random_numbers() -> None:

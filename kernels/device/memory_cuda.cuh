@@ -124,7 +124,7 @@ class Divisor {
   JITACT_DEVICE uint32_t divide_small(uint32_t n) const {
     return small_factor_ ? __umulhi(n, small_factor_) >> shift_ : n;
   }
-  // The same where d > 1.
+  // The same where d > 1; of d = 1 they are 0, as of a single element, which is all that there is then.
   JITACT_DEVICE uint32_t divide_small_by_many(uint32_t n) const { return __umulhi(n, small_factor_) >> shift_; }
   JITACT_DEVICE int64_t divide_by_many(int64_t n) const {
     return int64_t(__umul64hi(uint64_t(n), factor_) >> shift_);
@@ -133,11 +133,11 @@ class Divisor {
  private:
   uint64_t factor_ = 0;
   uint32_t small_factor_ = 0;
-  int shift_ = -1;
+  int shift_ = 0;
 };
 inline __attribute__((noinline)) Divisor::Divisor(int64_t d) {
   if (d == 1) return;
-  while (int64_t(1) << (shift_ + 1) < d) shift_++;
+  while (int64_t(2) << shift_ < d) shift_++;
   factor_ = uint64_t(((unsigned __int128)1 << (64 + shift_)) / (unsigned __int128)d) + 1;
   if (shift_ < 31) small_factor_ = uint32_t((uint64_t(1) << (32 + shift_)) / uint64_t(d)) + 1;
 }
