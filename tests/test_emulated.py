@@ -139,7 +139,7 @@ int main() {
     for (int64_t d : {power - 1, power, power + 1, int64_t(power + random() % power)}) {
       if (d < 1 || d > most) continue;
       const Divisor by(d);
-      for (int64_t q : {int64_t(0), int64_t(1), int64_t(2), int64_t(random() % d), most / d, (INT64_MAX - d) / d})
+      for (int64_t q : {int64_t(0), int64_t(1), int64_t(2), int64_t(random() % ((INT64_MAX - d) / d + 1)), (INT64_MAX - d) / d})
         for (int64_t n : {q * d - 1, q * d, q * d + d / 2, int64_t(random() >> 1), int64_t(random() % small), INT64_MAX}) {
           if (n < 0) continue;
           check(by.divide(n) == n / d, n, d);
