@@ -47,7 +47,9 @@ class _Activate(torch.autograd.Function):
             y = x
             ctx.mark_dirty(x)
         saved = (y if config.save == "output" else kept, *others)
-        if config.reads or (config.elements > 1 and config.save != "input"):
+        if config.save != "input":
+            saved = (saved[0], *saved[config.elements :])
+        elif config.reads:
             saved = _what_is_read(ctx, config, saved)
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
@@ -62,10 +64,12 @@ class _Activate(torch.autograd.Function):
             return tuple(found)
         for place in config.passed:
             found[_argument(place)] = dy
-        wanted = _wanted(ctx, config)
+        needs = ctx.needs_input_grad
+        wanted = [needs[_argument(place)] and place not in config.passed for place in config.places]
         if not any(wanted):
             return tuple(found)
-        kept, *others = _with_stand_ins(ctx, dy) if config.reads else ctx.saved_tensors
+        has_gaps = config.reads and config.save == "input" and ctx.unread
+        kept, *others = _with_stand_ins(ctx, dy) if has_gaps else ctx.saved_tensors
         if config.draws and config.save != "bit":
             kept = _as_drawn(kept, ctx.strides)
         if config.by_bits or (config.save == "input" and others):
@@ -90,29 +94,34 @@ def _as_drawn(kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
     return torch.empty_strided(kept.shape, strides, dtype=kept.dtype, device=kept.device).copy_(kept)
 
 
-def _wanted(ctx: Any, config: Config) -> list[bool]:
-    """Which of the gradients are to be computed: those that are asked for and are not ``dy`` itself."""
-    return [place not in config.passed and ctx.needs_input_grad[_argument(place)] for place in config.places]
-
-
-def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> list[Tensor | None]:
-    """Of the tensors of a call, those that backward's operator takes; None where it reads nothing, as ``ctx`` then tells.
+def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """Of the tensors of a call, those that backward reads, and None in the places of the others, as ``ctx`` then tells.
 
     What is not kept may be changed in place, or freed, before backward.
     """
-    if config.save != "input":
-        ctx.shapes = ()
-        return [tensors[0], *tensors[config.elements :]]
-    wanted, read = _wanted(ctx, config), 0
-    if not any(wanted):
-        return []
-    for place, each in zip(config.places, wanted, strict=True):
-        read |= config.reads[place] if each else 0
-    unread = [place for place in range(len(config.reads)) if not read >> place & 1]
-    ctx.shapes = tuple([(tensors[place].shape, tensors[place].dtype) for place in unread if place >= config.elements])
-    if 0 in unread:
+    ctx.unread = unread = _unread(config, ctx.needs_input_grad)
+    if unread is None:
+        return ()
+    if not unread:
+        return tensors
+    if unread[-1] >= config.elements:
+        ctx.shapes = [(tensors[place].shape, tensors[place].dtype) for place in unread if place >= config.elements]
+    if unread[0] == 0:
         ctx.strides = strides_of_bits(tensors[0])
-    return [None if place in unread else each for place, each in enumerate(tensors)]
+    return tuple([None if place in unread else each for place, each in enumerate(tensors)])
+
+
+def _unread(config: Config, needs: tuple[bool, ...]) -> tuple[int, ...] | None:
+    """Which tensors are read by no gradient that is computed, where autograd needs these; None where none is computed."""
+    compiling = torch.compiler.is_compiling()
+    if not compiling and needs in config.unread:
+        return config.unread[needs]
+    read = [config.reads[place] for place in config.places if place not in config.passed and needs[_argument(place)]]
+    unread = tuple([place for place in range(len(config.reads)) if not any([each >> place & 1 for each in read])])
+    found = unread if read else None
+    if not compiling:
+        config.unread[needs] = found
+    return found
 
 
 def _with_stand_ins(ctx: Any, dy: Tensor) -> list[Tensor]:
@@ -120,17 +129,15 @@ def _with_stand_ins(ctx: Any, dy: Tensor) -> list[Tensor]:
 
     Elements lie in memory as the first operand did, whose order is that of gradients and of random numbers.
     """
-    first, *others = ctx.saved_tensors
-    if first is None:
-        first = _stand_in(dy, ctx.strides)
-    shapes, found = list(ctx.shapes), [first]
-    for place, each in enumerate(others, 1):
-        if each is None and place < ctx.config.elements:
-            each = first
-        elif each is None:
-            shape, dtype = shapes.pop(0)
-            each = dy.new_zeros(shape, dtype=dtype) if is_batched(dy) else dy.new_empty(shape, dtype=dtype)
-        found.append(each)
+    found, elements = list(ctx.saved_tensors), ctx.config.elements
+    for place in ctx.unread:
+        if place < elements:
+            found[place] = found[0] if place else _stand_in(dy, ctx.strides)
+    broadcast = [place for place in ctx.unread if place >= elements]
+    if broadcast:
+        make = dy.new_zeros if is_batched(dy) else dy.new_empty
+        for place, (shape, dtype) in zip(broadcast, ctx.shapes, strict=True):
+            found[place] = make(shape, dtype=dtype)
     return found
 
 
@@ -138,7 +145,7 @@ def _stand_in(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
     """A tensor like ``dy`` with these strides, of which nothing is read: that itself, if it has them."""
     batched = is_batched(dy)
     if not batched and dy.stride() == strides and (torch.compiler.is_compiling() or not dy._is_zerotensor()):
-        return dy.detach()
+        return dy.detach() if torch.is_grad_enabled() else dy
     like = torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device)
     return like.zero_() if batched else like  # formulas may compute something of it
 

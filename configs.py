@@ -51,6 +51,7 @@ class Config(NamedTuple):
         elements: how many of the tensors are elements.
         draws: whether there are random numbers.
         copy_op: the operator that copies a gradient into the memory order of the bits, where ``save`` is "bit".
+        unread: of the tensors, those that backward reads nothing of, by what autograd asks for, as calls find out.
     """
 
     record: Activation
@@ -65,6 +66,7 @@ class Config(NamedTuple):
     elements: int
     draws: bool
     copy_op: Callable | None
+    unread: dict[tuple[bool, ...], tuple[int, ...] | None]
 
 
 def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
@@ -77,7 +79,7 @@ def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> 
     places = {"input": laid.places, "bit": laid.from_bit}.get(save, laid.places[:1])
     copy = getattr(torch.ops.jitact, f"{library}_copy_").default if save == "bit" else None
     of_places = (places, len(places) > 1, laid.passed, laid.reads)
-    return Config(record, inplace, save, *ops, *of_places, laid.elements, laid.draws, copy)
+    return Config(record, inplace, save, *ops, *of_places, laid.elements, laid.draws, copy, {})
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
