@@ -18,6 +18,8 @@ from .reader import read, split
 
 __all__ = ["Dual", "of_duals"]
 
+OF_NUMBERS = ("bool", "int", "double")  # what is of these types does not vary
+
 
 @dataclass(frozen=True, eq=False)
 class Dual:
@@ -93,7 +95,7 @@ def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
 def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     """The functions that a kernel file may call, of dual numbers, from those of values."""
     text, names = _slopes()
-    select, divide = functions["select"], functions["divide"]
+    select, divide = functions["select"], functions["divide_T"]
     part_of = {"times_derivative": lambda slope, derivative: select(derivative == 0, derivative, slope * derivative)}
     slopes = read(text, {**functions, **part_of})
 
@@ -162,8 +164,13 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
 
     return {
         **{name: chained(name) for name in names},
+        **{name: function for name, function in functions.items() if name.endswith(OF_NUMBERS)},
+        "add_T": lambda a, b: _dual(a) + b,
+        "subtract_T": lambda a, b: _dual(a) - b,
+        "multiply_T": lambda a, b: _dual(a) * b,
+        "divide_T": quotient,
+        "select_T": choose,
         "select": choose,
-        "divide": quotient,
         "negate": functions["negate"],
         "T": lambda x: x if isinstance(x, Dual) else functions["T"](x),
         "rest": functions["rest"],

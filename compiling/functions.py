@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 from collections.abc import Callable
+from ctypes import c_float
 
 import torch
 from torch import Tensor
@@ -43,26 +45,72 @@ def _with_numbers(function: Callable[..., Tensor], new: Callable[[float], Tensor
 
 
 def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
-    """What the reader writes for ``?:``, ``/`` and ``!``, and what turns one kind of value into another."""
+    """What the reader writes for operators, by the type that C++ computes them in, and for conversions to a type.
 
-    def select(condition: Tensor | bool, a: Tensor | float, b: Tensor | float) -> Tensor | float:
-        if isinstance(condition, bool):
-            return a if condition else b
-        return torch.where(condition, a if isinstance(a, Tensor) or isinstance(b, Tensor) else new(a), b)
+    Numbers are Python's, and of ``T`` rounded to it.
+    """
+    computed, dtypes = new.keywords["dtype"], {"bool": torch.bool, "int": torch.int32, "double": torch.float64}
 
-    def divide(a: Tensor | float, b: Tensor | float) -> Tensor | float:
-        return a / b if isinstance(b, Tensor) else a * (1 / b)
+    def rounded(a: float) -> float:
+        return c_float(a).value if computed is torch.float32 else float(a)
+
+    def of_t(a: Value) -> Value:
+        if not isinstance(a, Tensor):
+            return rounded(a)
+        return torch.where(a, new(1), 0.0) if a.dtype is torch.bool else a.to(computed)
+
+    def rest(rounded: float, a: float) -> float:
+        return of_t(a - rounded)
 
     def negate(condition: Tensor | bool) -> Tensor | bool:
         return ~condition if isinstance(condition, Tensor) else not condition
 
-    def convert(a: Tensor | float) -> Tensor | float:
-        return torch.where(a, new(1), 0.0) if isinstance(a, Tensor) and a.dtype is torch.bool else a
+    language = {"select": _selection(new), "negate": negate, "T": of_t, "rest": rest}
+    language |= {f"{name}_T": function for name, function in _arithmetic(rounded).items()} | {"select_T": language["select"]}
+    for type_, dtype in dtypes.items():
+        number = {"bool": bool, "int": int, "double": float}[type_]
+        language[type_] = functools.partial(_converted, dtype, number)
+        language[f"select_{type_}"] = _selection(functools.partial(new, dtype=dtype))
+        language |= {f"{name}_{type_}": function for name, function in _arithmetic(number).items()}
+    return language
 
-    def rest(rounded: float, a: float) -> float:
-        return 0.0  # numbers are not rounded here
 
-    return {"select": select, "divide": divide, "negate": negate, "T": convert, "rest": rest}
+def _converted(dtype: torch.dtype, number: Callable[[float], float], a: Value) -> Value:
+    return a.to(dtype) if isinstance(a, Tensor) else number(a)
+
+
+def _selection(new: Callable[[float], Tensor]) -> Callable[..., Value]:
+    def select(condition: Tensor | bool, a: Value, b: Value) -> Value:
+        if isinstance(condition, bool):
+            return a if condition else b
+        return torch.where(condition, a if isinstance(a, Tensor) or isinstance(b, Tensor) else new(a), b)
+
+    return select
+
+
+def _arithmetic(rounded: Callable[[float], float]) -> dict[str, Callable[..., Value]]:
+    """Sums, products and quotients, of which ``rounded`` makes numbers of their type."""
+
+    def of(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+        def of_both(a: Value, b: Value) -> Value:
+            y = function(a, b)
+            return y if isinstance(y, Tensor) else rounded(y)
+
+        return of_both
+
+    return {"add": of(operator.add), "subtract": of(operator.sub), "multiply": of(operator.mul), "divide": of(quotient_of)}
+
+
+def quotient_of(a: Value, b: Value) -> Value:
+    """a / b. By a number, a product: of what it is not too small or too large for, and where it is 0 of infinity, as in C."""
+    if isinstance(b, Tensor):
+        return a / b
+    if not isinstance(a, Tensor):
+        return a / b if b else a * math.copysign(math.inf, b)
+    if b == 0 or 2.0**-100 < abs(b) < 2.0**100:
+        return a * (1 / b if b else math.copysign(math.inf, b))
+    step = 2.0**64 if abs(b) < 1 else 2.0**-64
+    return a * step * (1 / (b * step))
 
 
 def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> dict[str, Callable]:
@@ -119,20 +167,21 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
     return y
 
 
-def _extreme(beyond: Callable, of_tensors: Callable, of_numbers: Callable, a: Value, b: Value) -> Value:
+def _extreme(beyond: Callable, or_equal: Callable, of_tensors: Callable, a: Value, b: Value) -> Value:
+    """b where it is beyond a, else a, which for numbers is exact in signs of 0 too; NaN if one of them is."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return of_tensors(a, b)
-    x, number = (a, b) if isinstance(a, Tensor) else (b, a)
-    if not isinstance(x, Tensor):
-        return of_numbers(x, number)
-    if x.device.type == "cpu":
-        return of_tensors(x, x.new_full((), number))
-    return torch.where(beyond(x, number), number, x)  # a comparison less than PyTorch's, on a GPU
+    if not isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return b if beyond(b, a) or b != b else a
+    x, number, beyond = (a, b, beyond) if isinstance(a, Tensor) else (b, a, or_equal)
+    if number != number:
+        return x * number
+    return torch.where(beyond(number, x), number, x)  # a comparison less than PyTorch's
 
 
-least = functools.partial(_extreme, torch.gt, torch.minimum, min)
-"""The smaller one of two tensors or numbers, NaN if a tensor is."""
-most = functools.partial(_extreme, torch.lt, torch.maximum, max)
+least = functools.partial(_extreme, operator.lt, operator.le, torch.minimum)
+"""The smaller one of two tensors or numbers, NaN if one is."""
+most = functools.partial(_extreme, operator.gt, operator.ge, torch.maximum)
 """The greater one, likewise."""
 
 

@@ -17,28 +17,14 @@ from ..kernels.loader.uses import namespace
 from ..records import Activation, library
 from .functions import FUNCTIONS, IN_MATH, Called, called
 from .helpers import HELPERS
+from .signs import ARITHMETIC, BINDING, COMPARISONS
 
 __all__ = ["CONSTANTS", "DROPOUT", "KEEP", "ExpressionError", "Share", "bare", "in_cpp"]
 
 CONSTANTS = {"pi": math.pi}
 DROPOUT = "dropout"  # the function that draws, which is none of one element's values alone
 
-# How tightly the operators bind, tightest last, and what Python calls the two that it writes otherwise.
-BINDING = {"||": 1, "&&": 2, "==": 3, "!=": 3, "<": 4, "<=": 4, ">": 4, ">=": 4, "+": 5, "-": 5, "*": 6, "/": 6}
-COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    "==": float.__eq__,
-    "!=": float.__ne__,
-    "<": float.__lt__,
-    "<=": float.__le__,
-    ">": float.__gt__,
-    ">=": float.__ge__,
-}
-ARITHMETIC: dict[str, Callable[[float, float], float]] = {
-    "+": float.__add__,
-    "-": float.__sub__,
-    "*": float.__mul__,
-    "/": float.__truediv__,
-}
+# What Python calls the two that it writes otherwise.
 LOGICAL = {"||": "|", "&&": "&"}
 
 # What people write from habit, and what to write instead.
