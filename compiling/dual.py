@@ -5,18 +5,20 @@ The slopes of functions are read from ``kernels/device/math_dual.cuh``, so that 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from ..kernels.loader.source import DEVICE
 from .functions import LN2, Value
 from .reader import read, split
 
-__all__ = ["Dual", "of_duals"]
+__all__ = ["Dual", "derivative", "of_duals", "times_derivative"]
 
 OF_NUMBERS = ("bool", "int", "double")  # what is of these types does not vary
 
@@ -37,7 +39,8 @@ class Dual:
 
     def __mul__(self, other: Dual | Value) -> Dual:
         other = _dual(other)
-        return Dual(self.value * other.value, _times(self.derivative, other.value) + _times(other.derivative, self.value))
+        by_self, by_other = times_derivative(other.value, self.derivative), times_derivative(self.value, other.derivative)
+        return Dual(self.value * other.value, by_self + by_other)
 
     def __sub__(self, other: Dual | Value) -> Dual:
         return self + -_dual(other)
@@ -70,12 +73,25 @@ def _dual(value: Dual | Value) -> Dual:
     return value if isinstance(value, Dual) else Dual(value)
 
 
+def derivative(value: Dual | Value) -> Value:
+    """Of what a file computes of dual numbers, which is one unless it depends on none."""
+    return _dual(value).derivative
+
+
 def _is_constant(dual: Dual) -> bool:
     return not isinstance(dual.derivative, Tensor) and dual.derivative == 0
 
 
-def _times(derivative: Value, slope: Value) -> Value:
-    return derivative * slope if isinstance(derivative, Tensor) or derivative != 0 else 0
+def times_derivative(slope: Value, derivative: Value) -> Value:
+    """A part of a derivative: what does not vary has none, also where the slope is infinite or NaN."""
+    if not isinstance(derivative, Tensor):
+        return slope * derivative if derivative else 0
+    return _unless_zero(derivative, slope * derivative, isinstance(slope, Tensor) or not math.isfinite(slope))
+
+
+def _unless_zero(derivative: Tensor, made: Tensor, differs: bool) -> Tensor:
+    """What is made of a derivative, where 0 has to stay 0 even if that ``differs``."""
+    return torch.where(derivative == 0, derivative, made) if differs else made
 
 
 @cache
@@ -103,13 +119,11 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         def of(*arguments: Dual | Value) -> Dual:
             duals = [_dual(argument) for argument in arguments]
             values = [dual.value for dual in duals]
-            y, derivative = functions[function](*values), 0
+            y, made = functions[function](*values), 0
             for dual, slope in zip(duals, names[function], strict=True):
                 if not _is_constant(dual):
-                    part = dual.derivative * slopes[slope](*values, y)
-                    # Where an argument is constant, a partial derivative that is not finite plays no part.
-                    derivative = derivative + (part if len(duals) == 1 else select(dual.derivative == 0, 0.0, part))
-            return Dual(y, derivative)
+                    made = made + times_derivative(slopes[slope](*values, y), dual.derivative)
+            return Dual(y, made)
 
         return of
 
@@ -121,8 +135,11 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     def quotient(a: Dual | Value, b: Dual | Value) -> Dual:
         a, b = _dual(a), _dual(b)
         q = divide(a.value, b.value)
-        difference = a.derivative - _times(b.derivative, q)
-        return Dual(q, divide(difference, b.value) if isinstance(difference, Tensor) or difference != 0 else 0)
+        difference = a.derivative - times_derivative(q, b.derivative)
+        if not isinstance(difference, Tensor):
+            return Dual(q, divide(difference, b.value) if difference else 0)
+        differs = isinstance(b.value, Tensor) or not abs(b.value) > 0
+        return Dual(q, _unless_zero(difference, divide(difference, b.value), differs))
 
     def least(a: Dual | Value, b: Dual | Value) -> Dual:
         return choose((_dual(a) < b) | (_dual(a) != a), a, b)
@@ -133,11 +150,11 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     def magnitude(x: Dual | Value) -> Dual:
         x = _dual(x)
         sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value))  # of 0 and NaN itself
-        return Dual(functions["abs"](x.value), _times(x.derivative, sign))
+        return Dual(functions["abs"](x.value), times_derivative(sign, x.derivative))
 
     def signed(size: Dual | Value, sign: Dual | Value) -> Dual:
-        size, sign = magnitude(size), _dual(sign).value
-        return Dual(functions["copysign"](size.value, sign), _times(size.derivative, functions["copysign"](1.0, sign)))
+        size, copysign, sign = magnitude(size), functions["copysign"], _dual(sign).value
+        return Dual(copysign(size.value, sign), times_derivative(copysign(1.0, sign), size.derivative))
 
     def cdf(x: Dual | Value, *of: Dual | Value) -> Dual:
         z = quotient(_dual(x) - of[0], of[1]) if of else x

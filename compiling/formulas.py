@@ -9,7 +9,7 @@ from torch import SymFloat, Tensor
 
 from ..kernels import KernelSource
 from ..kernels.loader.signature import prepared
-from .dual import Dual, of_duals
+from .dual import Dual, derivative, of_duals, times_derivative
 from .functions import Value, functions
 from .reader import Unreadable, read
 from .shorter import shorter
@@ -128,7 +128,7 @@ class Formula:
         tensors = dict(zip(self.signature.tensors, operands, strict=False))
         gradients = {}
         for operand, gradient in zip(self.signature.differentiable, found, strict=True):
-            gradient = gradient if isinstance(gradient, Tensor) else torch.full_like(_wide(x), gradient)
+            gradient = _like(gradient, x)
             if operand.role != "element":
                 gradient = gradient.sum_to_size(tensors[operand.name].shape)
             gradients[operand.name] = gradient
@@ -143,7 +143,7 @@ class Formula:
         """The gradient of one operand of a file that has none."""
         duals = {name: Dual(value, 1) if name == by else Dual(value) for name, value in values.items()}
         y = self._functions(x, dual=True)["forward"](*self._arguments(duals))
-        return _wide(dy) * y.derivative
+        return _wide(dy) * derivative(y)
 
     def _unprepared(self, gradients: dict[str, Tensor], raw: dict[str, Value], x: Tensor) -> dict[str, Tensor]:
         """The gradients of channel operands from those of what ``prepare`` makes of them."""
@@ -151,7 +151,7 @@ class Formula:
         found = {}
         for by in filter(gradients.__contains__, channels):
             made = prepare(*[Dual(raw[name], 1 if name == by else 0) for name in channels])
-            parts = [gradients[name] * each.derivative for name, each in zip(channels, made, strict=True) if name in gradients]
+            parts = [gradients[name] * derivative(each) for name, each in zip(channels, made, strict=True) if name in gradients]
             found[by] = sum(parts[1:], start=parts[0])
         return found
 
@@ -184,7 +184,7 @@ def _gradient_of_used(
     places = [operands.index(operand) for operand in source.signature.differentiable]
 
     def backward(dy: Value, *of: Value) -> Value | tuple[Value, ...]:
-        found = [dy * forward(*[Dual(v, 1 if k == place else 0) for k, v in enumerate(of)]).derivative for place in places]
+        found = [dy * derivative(forward(*[Dual(v, int(k == place)) for k, v in enumerate(of)])) for place in places]
         return tuple(found) if len(found) > 1 else found[0]
 
     return backward
@@ -214,11 +214,8 @@ def _one_function(source: KernelSource, forward: Callable, slope: Callable) -> C
         values = [dual.value for dual in duals]
         slopes = slope(1.0, *values)
         slopes = slopes if isinstance(slopes, tuple) else (slopes,)
-        derivative: Value = 0
-        for place, by in zip(places, slopes, strict=True):
-            of = duals[place].derivative
-            derivative = derivative + by * of if isinstance(of, Tensor) or of != 0 else derivative
-        return Dual(forward(*values), derivative)
+        parts = [times_derivative(by, duals[place].derivative) for place, by in zip(places, slopes, strict=True)]
+        return Dual(forward(*values), sum(parts[1:], start=parts[0]))
 
     return function
 
@@ -227,5 +224,10 @@ def _wide(t: Tensor) -> Tensor:
     return t.to(torch.promote_types(t.dtype, torch.float32))
 
 
+def _like(value: Value, x: Tensor) -> Tensor:
+    """A value of every element of x, of which it may not depend."""
+    return torch.broadcast_to(value, x.shape) if isinstance(value, Tensor) else torch.full_like(_wide(x), value)
+
+
 def _rounded(value: Value, like: Tensor) -> Tensor:
-    return value.to(like.dtype) if isinstance(value, Tensor) else torch.full_like(like, value)
+    return _like(value, like).to(like.dtype)

@@ -185,6 +185,11 @@ most = functools.partial(_extreme, operator.gt, operator.ge, torch.maximum)
 """The greater one, likewise."""
 
 
+def not_below(x: Tensor, low: Tensor) -> Tensor:
+    """The greater one, where both are NaN or none; of zeros x, which on a CPU maximum does not tell apart."""
+    return torch.where(low > x, low, x) if x.device.type == "cpu" else torch.maximum(x, low)
+
+
 def leading(x: Tensor, step: float) -> Tensor:
     """The nearest multiple of a power of two: few digits, of which products are exact. Compilers may fuse, but not reorder."""
     return x + 1.5 * 2**23 * step - 1.5 * 2**23 * step
@@ -215,15 +220,7 @@ def scaled_sigmoid(x: Tensor, e: Tensor, scale: float) -> Tensor:
 class Wide:
     """For float64: PyTorch's functions."""
 
-    exp, exp2, expm1, log, log2, log10, log1p = (
-        torch.exp,
-        torch.exp2,
-        torch.expm1,
-        torch.log,
-        torch.log2,
-        torch.log10,
-        torch.log1p,
-    )
+    exp, exp2, log, log2, log10, log1p = torch.exp, torch.exp2, torch.log, torch.log2, torch.log10, torch.log1p
     sin, cos, tan, asin, acos, atan, atan2 = torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.atan2
     sinh, cosh, tanh, asinh, acosh, atanh = torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh
     sqrt, rsqrt, erf, erfc, pow, fmod, hypot = (
@@ -240,6 +237,13 @@ class Wide:
     square_root = root_of = torch.sqrt
     log1p_unit = torch.log1p
     cbrt, round = staticmethod(helpers.cbrt), staticmethod(helpers.round_half_up)
+
+    @staticmethod
+    def expm1(x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return torch.expm1(x)
+        near = x * polynomial(x, *[1 / math.factorial(k) for k in range(14, 0, -1)])
+        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
 
     @staticmethod
     def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -268,7 +272,7 @@ class Wide:
     def x_times_sigmoid(cls, x: Tensor, *of: Tensor) -> Tensor:
         if len(of) == 3:
             t, w, low = of
-            return cls.times_sigmoid(torch.maximum(x, -t), x < 0, LN2 * t * w, LN2 * t * low)
+            return cls.times_sigmoid(not_below(x, -t), x < 0, LN2 * t * w, LN2 * t * low)
         alpha = of[0]
         bound = (1000 / alpha).clamp(max=2.0**100)  # where it is constant, and 0 * inf would be NaN
         return cls.times_sigmoid(torch.maximum(x, -bound), alpha * x)
@@ -329,7 +333,7 @@ class Single(Wide):
     @staticmethod
     def expm1(x: Tensor) -> Tensor:
         near = x * polynomial(x, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0)
-        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
+        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)
 
     @staticmethod
     def log1p_unit(e: Tensor) -> Tensor:
@@ -437,7 +441,7 @@ class Narrow(Wide):
     @staticmethod
     def x_times_sigmoid(x: Tensor, *of: Tensor) -> Tensor:
         if len(of) == 3:
-            a = most(x, -of[0])
+            a = not_below(x, -of[0])
             return quotient(a * 2.0**-8, torch.exp2(-a * of[1] - 8) + 2.0**-8)
         alpha = of[0]
         a = most(x, -(2.0**100))  # 0 * inf would be NaN

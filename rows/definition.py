@@ -287,6 +287,7 @@ OF_CALLS = ("x", "input", "dim", "dtype", "scale", "mask", "save")
 
 
 SMOOTH: dict[str, Callable[..., Tensor]] = {
+    "expm1": torch.expm1,
     "sigmoid": torch.sigmoid,
     "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "times_sigmoid": lambda a, x: a * torch.sigmoid(x),

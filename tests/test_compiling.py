@@ -15,6 +15,7 @@ import pytest
 import torch
 from common import PLAIN, PLAIN_IDS, assert_below, oracle
 from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from random_kernels import in_cpp, program, with_body
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -25,8 +26,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import jitact
 from jitact import running
 from jitact.accuracy import ulp_error
+from jitact.compiling.dual import Dual, derivative, of_duals
 from jitact.compiling.formulas import Formula, Unreadable
+from jitact.compiling.functions import functions
 from jitact.compiling.operators import operators
+from jitact.compiling.reader import read
 from jitact.configs import configured
 from jitact.measuring.limits import BOUNDS, DISSOLVED, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.measuring.ulp import every_16bit_value
@@ -151,20 +155,101 @@ def test_special_values_are_as_in_eager_mode(name: str) -> None:
                     assert_as_eager(own, other, least, limits.gradient, f"{name} {dtype}, gradient {place} of {each}")
 
 
+FORWARD = "ELEMENTWISE T forward(T x)"
 UNREADABLE = {
-    "loop": "ELEMENTWISE T forward(T x) { for (int k = 0; k < 2; ++k) x = x * x; return x; }",
-    "branch": "ELEMENTWISE T forward(T x) { if (x > 0) { return x; } return T(0); }",
-    "type": "using Number_of = T; ELEMENTWISE T forward(T x) { return x; }",
-    "whole numbers": "ELEMENTWISE T forward(T x) { return x * (1 / 2); }",
+    "loop": f"{FORWARD} {{ for (int k = 0; k < 2; ++k) x = x * x; return x; }}",
+    "branch": f"{FORWARD} {{ if (x > 0) {{ return x; }} return T(0); }}",
+    "block": f"{FORWARD} {{ T y = x; {{ T y = 2 * x; }} return y; }}",
+    "type": f"using Number_of = T; {FORWARD} {{ return x; }}",
+    "whole numbers": f"{FORWARD} {{ return x * (1 / 2); }}",
+    "whole numbers that vary": f"{FORWARD} {{ return x * (((x > 0) + (x > 1)) / 2); }}",
+    "octal": f"{FORWARD} {{ return x * 010; }}",
+    "an int's end": f"{FORWARD} {{ return x * (65536 * 65536); }}",
+    "no int": f"{FORWARD} {{ return x * 2147483648; }}",
+    "suffix": f"{FORWARD} {{ return x * 0.1f; }}",
+    "cast": f"{FORWARD} {{ return x * int(2.5); }}",
+    "comma": f"{FORWARD} {{ return (x, 2 * x); }}",
+    "a template of int": f"ELEMENTWISE T half(T x) {{ return x / 2; }} {FORWARD} {{ return x * half(3); }}",
+    "overloads": f"ELEMENTWISE T f(T x) {{ return x; }} ELEMENTWISE T f(T x, T y) {{ return y; }} {FORWARD} {{ return f(x); }}",
+    "a function of the library's name": f"ELEMENTWISE T sigmoid(T x) {{ return x; }} {FORWARD} {{ return sigmoid(x); }}",
+    "an argument that is changed": f"ELEMENTWISE T f(T& x) {{ x = 2; return x; }} {FORWARD} {{ T y = x; return f(y) + y; }}",
+    "macro of arguments": f"#define TWICE(v) v * 2\n{FORWARD} {{ return TWICE(x + 1); }}",
+    "where it runs": f"#ifdef __CUDA_ARCH__\n#define HERE 1\n#else\n#define HERE 2\n#endif\n{FORWARD} {{ return x * HERE; }}",
+    "branches": f"#ifdef JITACT_FAST_MATH\n#elif 1\n#define KEPT 1\n#endif\n{FORWARD} {{ return x; }}",
+    "a line that goes on": f"// this one, too, \\\n#define KEPT 2\n{FORWARD} {{ return x; }}",
 }
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
 def test_what_cannot_be_read(text: str) -> None:
-    source = f'#include "elementwise.cuh"\n{text}\nELEMENTWISE T backward(T dy, T x) {{ return dy * x; }}\n'
-    jitact.define("odd", source=source)
     with pytest.raises(Unreadable):
-        Formula(jitact.get("odd").activation.source, fast_math=False)
+        read(text, functions(torch.float64, torch.device("cpu")))
+
+
+# What C++ has otherwise than Python: kinds of numbers, truth as one, text that is substituted, quotients by 0, names.
+OTHERWISE = {
+    "truth": "return (x > 0) + (x > 1) - -(z > 0) + true * x * (x == x) + +(z > x);",
+    "truth of a literal": "return (2 && 0.5 ? x : z) * (!3 || !0.0);",
+    "comparisons of comparisons": "return (0 < x < 2) + (x > 0 == z > 0) * x + (x != z != true);",
+    "associativity": "return x - z - a - 1 + x / z / a / 2;",
+    "nested choices": "return x > 0 ? 1 : z > 0 ? 0.5 : a > 0 ? true : x;",
+    "a choice of truth": "const auto c = x > 0 ? z > 0 : false; return c + (x > 0 ? 1 : 0) * (c ? 2 : 0.5);",
+    "no zero among ints": "return x * -0 + copysign(1, T(-0)) + copysign(2, T(-0.0));",
+    "quotients by zero": "return x * T(1. / 0) + z * T(-1 / 0.0) + (0. / 0 == 0) + x / a;",
+    "of numbers": "return x * (a / a) + x / (a * a) + 2 / a + min(a, 1) + max(T(2), a) * select(a < 1, a, 2);",
+    "words of Python": "const T lambda = x, divide = 2 * z, select_T = a; return lambda / divide / select_T;",
+    "several": "T y = x, w = y * z; y = w > 1; bool b = 2; b = b && y > 0; return b ? y + w : w;",
+    "what does not vary": "return sqrt(max(x, 0)) + x * max(x, 0) + max(x, 0) / a + 1 / (x * x) + max(x, 1) * a;",
+    "a function's own": "return square<T>(3) * x + positive(x) + square<T>(x > 0);",
+    "a value alone": "return x;",
+    "no value of x": "return positive(z) ? a : 2;",
+}
+TEXTS = {
+    "text": "#define KEPT_0 1 + z\nELEMENTWISE T forward(T x, T z, Number<T> a) { return x * KEPT_0 * a; }",
+    "text in text": "#define KEPT_0 2 - KEPT_1\n#define KEPT_1 1 - z\n"
+    "ELEMENTWISE T forward(T x, T z, Number<T> a) { return KEPT_0 - KEPT_0 * a > 0 ? x : -KEPT_1; }",
+    "text that comes later": "ELEMENTWISE T forward(T x, T z, Number<T> KEPT_0) { return x * KEPT_0 + z; }\n#define KEPT_0 3",
+}
+
+
+def test_kernel_files_mean_what_they_mean_in_cpp(tmp_path: Path) -> None:
+    """These and random ones, beside a C++ compiler: values and derivatives at special values; numbers as tensors, too."""
+    places = [-torch.inf, -2.5, -1.0, -0.0, 0.0, 0.75, 1.0, 3.0, torch.inf, torch.nan]
+    columns = [places, [-0.75, 0.0, 2.0, torch.inf], [0.0, -0.0, 1.5, -2.0, torch.inf, torch.nan]]
+    inputs = torch.cartesian_prod(*[torch.tensor(each, dtype=torch.float64) for each in columns])
+    known = functions(torch.float64, torch.device("cpu"))
+    duals = of_duals(known)
+    texts = {name: with_body(body) for name, body in OTHERWISE.items()} | TEXTS
+    texts |= {f"random {seed}": program(seed) for seed in range(70)}
+    read_ones = {}
+    for name, text in texts.items():
+        try:
+            read_ones[name] = read(text, known)["forward"], read(text, duals)["forward"]
+        except Unreadable:
+            assert name.startswith("random")
+    assert len(read_ones) > 0.9 * len(texts)
+    expected = in_cpp([texts[name] for name in read_ones], inputs, tmp_path)
+    for (name, (forward, of_dual)), exact in zip(read_ones.items(), expected, strict=True):
+        for k, number in enumerate(columns[2]):
+            x, z, a = inputs[k :: len(columns[2])].T
+            for alpha in (number, a):
+                found = forward(x, z, alpha), derivative(of_dual(Dual(x, 1), Dual(z), Dual(alpha)))
+                for what, own, other in zip(("value", "slope"), found, exact[:, k :: len(columns[2])], strict=True):
+                    own = torch.as_tensor(own, dtype=torch.float64).expand_as(other)
+                    told = f"{what} of {name}, a = {number}:\n{texts[name]}"
+                    near = torch.isclose(own, other, rtol=1e-12, atol=1e-12, equal_nan=True)
+                    assert near.all(), f"{told}{x[~near][0]}, {z[~near][0]}: {own[~near][0]}, not {other[~near][0]}"
+                    zero = (other == 0) & (own == 0)
+                    assert what == "slope" or torch.equal(own[zero].signbit(), other[zero].signbit()), told
+
+
+def test_numbers_are_rounded_as_kernels_round_them() -> None:
+    """Of float32: a sum, what is too large, and two that are one there."""
+    text = "return (a + 16777216 == 16777216) + 2 * (a * 1e38 / a > 2e38) + 4 * (a == 1 + 1e-9) + 0 * x * z;"
+    forward = read(with_body(text), functions(torch.float32, torch.device("cpu")))["forward"]
+    x = torch.ones(3)
+    assert forward(x, x, 1.0).tolist() == [5.0] * 3
+    assert forward(x, x, 100.0).tolist() == [2.0] * 3 and forward(x, x, 2.0).tolist() == [0.0] * 3
 
 
 def test_what_cannot_be_read_stays_whole() -> None:
@@ -175,6 +260,54 @@ def test_what_cannot_be_read_stays_whole() -> None:
     y = torch.compile(jitact.odd, backend="aot_eager", fullgraph=True)(x)
     torch.testing.assert_close(y, x**4)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x)[0], 4 * x**3)
+
+
+OF_NOTHING = {
+    "constant": f"{FORWARD} {{ return 2; }}",
+    "parameter": "ELEMENTWISE T forward(T x, Number<T> a) { return softplus(a); }",
+    "itself": f"{FORWARD} {{ return x; }}",
+    "quotient": "ELEMENTWISE T forward(T x, Number<T> a) { return x / a; }",
+    "constant_slope": f"{FORWARD} {{ return 2 * x; }} ELEMENTWISE T backward(T dy, T x) {{ return 2 * dy; }}",
+    "channel": "ELEMENTWISE T forward(T x, Channel<T> w) { return w; }",
+    "by_channel": "ELEMENTWISE T forward(T x, Channel<T> w) { return x + w; }",
+}
+
+
+@pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_what_does_not_depend_on_elements(dynamic: bool, only_here: None) -> None:
+    """Values, slopes and parameters of 0 that are constant where a graph is compiled, beside eager mode."""
+    for name, text in OF_NOTHING.items():
+        parameters = {"a": 0.0} if "Number" in text else {}
+        jitact.define(name, source=f'#include "elementwise.cuh"\n{text}\n', **parameters)
+
+    def every(x: Tensor, w: Tensor) -> list[Tensor]:
+        given = {"channel": (x, w), "by_channel": (x, w), "quotient": (x.detach(),)}  # of whose gradient 0 * inf is NaN
+        return [getattr(jitact, name)(*given.get(name, (x,))) for name in OF_NOTHING]
+
+    operands = torch.linspace(-2, 2, 24).view(4, 6).requires_grad_(), torch.ones(6).requires_grad_()
+    found = torch.compile(every, fullgraph=True, dynamic=dynamic)(*operands)
+    for name, own, eager in zip(OF_NOTHING, found, every(*operands), strict=True):
+        torch.testing.assert_close(own, eager, equal_nan=True, msg=lambda told, name=name: f"{name}: {told}")
+        if name == "quotient":
+            continue
+        gradients = [
+            torch.autograd.grad(y.sum(), operands, allow_unused=True, retain_graph=True, materialize_grads=True)
+            for y in (own, eager)
+        ]
+        for one, other in zip(*gradients, strict=True):
+            torch.testing.assert_close(one, other, msg=lambda told, name=name: f"gradient of {name}: {told}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_near_zero_through_inductor(dtype: torch.dtype) -> None:
+    """All digits, and the sign of zero, but of relu6, whose bounds Inductor has: its own expm1 is 0 near 0 on a CPU."""
+    functions = [jitact.elu, jitact.selu, jitact.celu, jitact.gelu, jitact.get("gelu_tanh")(), jitact.tanh, jitact.softsign]
+    x = torch.cat([torch.logspace(-30, 0, 40, dtype=dtype), torch.zeros(8, dtype=dtype)])
+    x = torch.cat([x, -x])
+    for function, y in zip(functions, torch.compile(lambda x: [each(x) for each in functions])(x), strict=True):
+        eager = function(x)
+        assert torch.allclose(y, eager, rtol=64 * torch.finfo(dtype).eps, atol=0), function
+        assert torch.equal(y.signbit(), eager.signbit()), function
 
 
 # Through Inductor. One graph holds all of these, as each compilation takes seconds.
