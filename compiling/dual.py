@@ -112,8 +112,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     """The functions that a kernel file may call, of dual numbers, from those of values."""
     text, names = _slopes()
     select, divide = functions["select"], functions["divide_T"]
-    part_of = {"times_derivative": lambda slope, derivative: select(derivative == 0, derivative, slope * derivative)}
-    slopes = read(text, {**functions, **part_of})
+    slopes = read(text, {**functions, "times_derivative": times_derivative})
 
     def chained(function: str) -> Callable[..., Dual]:
         def of(*arguments: Dual | Value) -> Dual:

@@ -274,7 +274,7 @@ OF_NOTHING = {
 
 
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_what_does_not_depend_on_elements(dynamic: bool, only_here: None) -> None:
+def test_what_does_not_depend_on_elements(dynamic: bool) -> None:
     """Values, slopes and parameters of 0 that are constant where a graph is compiled, beside eager mode."""
     for name, text in OF_NOTHING.items():
         parameters = {"a": 0.0} if "Number" in text else {}

@@ -158,7 +158,6 @@ def test_second_derivatives_of_what_a_definition_calls(name: str, device: str) -
         found = second_derivatives(cls(), x.to(dtype))
         tolerance = 1e-8 if dtype is torch.float64 else 1e-5
         torch.testing.assert_close(found[0].double(), expected[0], rtol=tolerance, atol=tolerance)
-    registry.unregister("calls")
 
 
 @pytest.mark.parametrize(("name", "act"), [
@@ -175,7 +174,6 @@ def test_second_derivatives_of_gates_that_a_kernel_file_calls(name: str, act: Ca
     found = second_derivatives(jitact.calls, *given)
     for own, exact in zip(found, second_derivatives(lambda gate, up: act(gate) * up * up, *given), strict=True):
         torch.testing.assert_close(own, exact, rtol=1e-8, atol=1e-8)
-    registry.unregister("calls")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
