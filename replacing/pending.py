@@ -38,9 +38,10 @@ class Waiting(nn.Module):
         """The activation of a tensor, to be computed with what follows; right away where a graph is made or hooks look on."""
         x = input
         in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and x.device.type in ("cpu", "cuda")
-        looked_at = has_hooks(self) or of_modules._has_any_global_hook()
+        act_has_hooks = has_hooks(self.act)
+        looked_at = has_hooks(self) or act_has_hooks or of_modules._has_any_global_hook()
         if looked_at or not in_eager or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return self.act(x)
+            return self.act(x) if act_has_hooks else self.act.forward(x)  # so that hooks of all modules look on once
         return self._pending(x)
 
     def _pending(self, x: Tensor) -> Pending:

@@ -235,7 +235,7 @@ def restore(model: nn.Module) -> int:
     for parent, name, old, child in planned:
         if isinstance(child, Waiting):
             child.act.training = child.training
-            vars(child.act).update({key: value for key, value in vars(child).items() if "_hooks" in key})
+            vars(child.act).update({key: value for key, value in _hooks(child).items() if value})
             child = child.act
         _take_over(old, child)
         parent._modules[name] = old
@@ -252,10 +252,14 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
     ours = new if isinstance(new, (ActivationModule, RowModule)) else old
     settings = rows.SETTINGS if isinstance(ours, RowModule) else ours.activation.signature.parameters
     shared = set(settings) & vars(new).keys() & vars(old).keys()
-    vars(new).update({key: value for key, value in vars(old).items() if "_hooks" in key or key in shared})
-    vars(new)["_is_full_backward_hook"] = vars(old)["_is_full_backward_hook"]
+    vars(new).update({name: vars(old)[name] for name in shared} | _hooks(old))
     new.training = old.training
     share_weights(new, old)
+
+
+def _hooks(module: nn.Module) -> dict[str, Any]:
+    """The hooks of a module, by the names of what holds them, and of which kind those of backward are."""
+    return {key: value for key, value in vars(module).items() if "_hooks" in key or key == "_is_full_backward_hook"}
 
 
 def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:

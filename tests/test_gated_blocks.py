@@ -388,6 +388,40 @@ def test_hooks_that_come_later() -> None:
     assert seen == [Tensor, Tensor] and type(model[0].act) is nn.SiLU
 
 
+def test_backward_hooks_that_come_later() -> None:
+    """Those of the whole gradient too, which change it, in place of the activation and back in it."""
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Block()), torch.randn(3, 6)
+    plain = results(model, x)
+    jitact.replace(model)
+    handle = model[0].act.register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))
+    hooked = results(model, x)
+    jitact.restore(model)
+    assert_same(results(model, x), hooked)
+    assert not torch.equal(hooked[1], plain[1])
+    handle.remove()
+    assert_same(results(model, x), plain)
+
+
+def test_hooks_look_on_once() -> None:
+    """Those of all modules, and those of an activation that a user finds in its gate; and hooks of a state_dict come back."""
+    model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
+    model[0].act.register_state_dict_post_hook(lambda *_: seen.append("state_dict"))
+    jitact.replace(model)
+    handle = nn.modules.module.register_module_forward_hook(lambda module, args, y: seen.append(module))
+    model(x)
+    handle.remove()
+    assert [type(each) for each in seen] == [nn.Linear, Gate, nn.Linear, nn.Linear, Block, nn.Sequential]
+    seen.clear()
+    model[0].act.act.register_forward_hook(lambda module, args, y: seen.append(type(y)))
+    model(x)
+    assert seen == [Tensor]
+    jitact.restore(model)
+    seen.clear()
+    model.state_dict()
+    assert seen == ["state_dict"]
+
+
 def test_the_report() -> None:
     model = nn.Sequential(Block(), Block())
     assert repr(jitact.replace(model)) == (
