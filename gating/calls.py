@@ -62,6 +62,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
         record.check_span(params, x.dtype)
     if weights:
         pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
+        x = x.to(pair[0].dtype)  # which autocast and a wider weight change
     if record.in_eval is not None and not options["training"]:
         record, params = record.in_eval(*params)
     # A graph that holds operations in place of the kernel finds for itself what to put together.

@@ -103,3 +103,18 @@ def test_exports(name: str) -> None:
         torch.autograd.grad(each.double()(gate, up).sum(), [gate, *each.parameters()]) for each in (ours, theirs)
     )
     torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize("cast", [False, True], ids=["wider weights", "autocast"])
+def test_of_one_tensor_of_another_dtype_than_is_computed_in(name: str, cast: bool, device: str) -> None:
+    """It is converted as the two are."""
+    if name == "prelu" and not cast:
+        pytest.skip("its weight is of x's dtype, as PyTorch's")
+    ours, _ = both_of(name, device, dtype=torch.float32 if cast else torch.float64)
+    x = drawn(5, 12, device=device, dtype=torch.float32)
+    found = []
+    for tensors in ((x,), x.chunk(2, -1)):
+        with torch.autocast(device, torch.bfloat16, enabled=cast):
+            y = ours(*tensors)
+        found.append((y, *torch.autograd.grad(torch.cos(y).sum(), [x, *ours.parameters()])))
+    torch.testing.assert_close(*found)
