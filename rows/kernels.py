@@ -78,6 +78,7 @@ def is_plain(x: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and not is_transformed()
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # it outlived its transform, and has no history
         and not torch.is_autocast_enabled(x.device.type)
         and not torch._C._len_torch_dispatch_stack()
     )

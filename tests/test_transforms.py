@@ -415,3 +415,16 @@ def test_tensors_that_outlived_their_transform(leak: str, use: str, learned: boo
         wanted = (x, beside) if learned else (x,)
         found.append((y.detach(), *torch.autograd.grad((y * y).sum(), wanted, allow_unused=True)))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("leak", LEAKS)
+def test_rows_that_outlived_their_transform(leak: str) -> None:
+    """Large enough for the kernel."""
+    found = []
+    for f in (jitact.softmax, F.softmax):
+        x = torch.linspace(-9, 9, 512 * 512).sin().view(512, 512).requires_grad_()
+        made: list[Tensor] = []
+        LEAKS[leak](lambda t, made=made: made.append(t * 2) or t * 2, x)
+        y = f(made[0], -1)
+        found.append((y.detach(), *torch.autograd.grad((y * x.detach()).sum(), x)))
+    torch.testing.assert_close(*found)
