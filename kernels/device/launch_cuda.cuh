@@ -57,7 +57,7 @@ constexpr int least_blocks() {
   }
 #ifdef JITACT_STAGED
   if (JITACT_STAGED % 2 && op == Op::forward && (dense || kAlwaysRows)) {
-    if (sizeof(S) == 4) return kStaged<op> && kNumbers == 0 ? kMostBlocks * (kBroadcast > 0 ? 12 : 16) / 16 : 0;
+    if (sizeof(S) == 4) return kStaged<op> && kNumbers == 0 ? kMostBlocks : 0;
     if (sizeof(S) == 2) return kMostBlocks;
   }
 #endif
