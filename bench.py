@@ -4,7 +4,7 @@ Each activation and dtype is first compared with float64; a wrong one gets no ti
 save (autograd recording) and backward are timed, taking turns with PyTorch's, as medians. Their floor is the fewest bytes that
 they can move over the ceiling: the best rate that torch or jitact reached here, in the same run, with as many reads and
 writes. What is kept for backward is counted as autograd's saved-tensor hooks see it, in bytes per element. Gated activations,
-which take two tensors, have a table of their own after the others, as ``--operands`` has it.
+of two tensors and of one that holds both, have a table of their own after the others, as ``--operands`` has it.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
     parser.add_argument(
-        "--operands", action="store_true", help="instead, what stands around activations, gated ones, and rows (softmax)"
+        "--operands", action="store_true", help="instead, what stands around activations, gated ones, formulas, rows (softmax)"
     )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
@@ -416,7 +416,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         "--html", type=parser.output_file, metavar="FILE.html", help="write a page to look at: speed, memory, errors, builds"
     )
     parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
-    args = parser.parse(arguments)
+    args = parser.parse(arguments, formulas=operand_cases.FORMULAS)
     if args.models is not None:
         return blocks_of_models(parser, args)
     if args.plot and not report.can_plot():

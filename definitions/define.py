@@ -22,6 +22,7 @@ from torch import Tensor
 
 from .. import registry
 from ..modules import ActivationModule
+from ..modules import make_module as make_elementwise
 from ..records import Channel, Row
 from ..rows.definition import RowDefinition, read_rows, rows_with_header
 from ..rows.modules import RowModule, forget, make_module
@@ -31,7 +32,7 @@ from .definition import Definition, read_definition, with_header
 from .expression import Expression, ExpressionError, in_cpp
 from .operands import Declared, check_element, check_operands, declared, reserves_arguments
 
-__all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder"]
+__all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder", "unregistered"]
 
 Defined = Definition | RowDefinition
 
@@ -95,18 +96,33 @@ def define(
     fields = {"parameters": (given.params | given.beside) or None, "keeps": saves, "formula": formula}
     expressions, path = None, f"<{name}>"
     if expression is not None:
-        listed = None if operands is None else check_operands(name, operands, given)
         gradients = {"backward": backward, "backward_from_output": backward_from_output}
         gradients = {key: body for key, body in gradients.items() if body is not None}
-        expressions = _read_expressions(name, expression, gradients, listed, given)
+        expressions, source = _written(name, expression, gradients, operands, given)
         fields["formula"] = formula or expressions["forward"].text
-        source = _write_kernel(expressions, listed or (), given)
     elif isinstance(source, Path):
         source, path = kernel_file.read_file(source), str(source.resolve())
     fields = {key: value for key, value in fields.items() if value is not None}
     with registry.lock:
         _check_name(name)
         return _register(_read(name, source, path, fields, reference, expressions))
+
+
+def unregistered(name: str, expression: str, **params: float | Channel | Row) -> type[ActivationModule]:
+    """The class that :func:`define` makes of an expression, but one that no name leads to: others of its name stay."""
+    given = declared(name, params)
+    expressions, source = _written(name, expression, {}, None, given)
+    fields = {"parameters": given.params | given.beside, "formula": expressions["forward"].text}
+    return make_elementwise(read_definition(name, source, f"<{name}>", fields, None, expressions))
+
+
+def _written(
+    name: str, expression: str, gradients: dict[str, str], operands: Iterable[str] | None, given: Declared
+) -> tuple[dict[str, Expression], str]:
+    """The expressions of a definition, by the functions that return them, and its kernel file."""
+    listed = None if operands is None else check_operands(name, operands, given)
+    expressions = _read_expressions(name, expression, gradients, listed, given)
+    return expressions, _write_kernel(expressions, listed or (), given)
 
 
 def _read(

@@ -97,25 +97,29 @@ class CommandParser(argparse.ArgumentParser):
         """Ends the program."""
         self.exit(2, f"{self.prog}: {message}\n")
 
-    def canonical(self, names: list[str], of_rows: bool = False, around: bool = False) -> list[str]:
+    def canonical(
+        self, names: list[str], of_rows: bool = False, around: bool = False, others: Iterable[str] = ()
+    ) -> list[str]:
         """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake.
 
         Args:
             names: in any spelling.
             of_rows: whether softmax and its kin are among them.
             around: whether names may say what stands around an activation: "gelu+bias".
+            others: names of what is no activation, as it is called.
         """
 
         def resolve(name: str) -> str:
+            if name in others:
+                return name
             if around and "+" in name:
                 return registry.record_named(name).name
             return (registry.resolve_any if of_rows else registry.resolve)(name)
 
         try:
-            return list(dict.fromkeys(map(resolve, names))) or [*registry.names(), *(row_names() if of_rows else ())]
+            return list(dict.fromkeys(map(resolve, names))) or [*registry.names(), *(row_names() if of_rows else ()), *others]
         except (KeyError, ValueError) as error:
             self.error(str(error))
-
 
     @staticmethod
     def output_file(text: str) -> Path:
@@ -142,16 +146,20 @@ class Parser(CommandParser):
         parser.add_argument("--dtype", type=cls._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
-    def parse(self, arguments: list[str] | None, of_rows: bool = False) -> argparse.Namespace:
+    def parse(
+        self, arguments: list[str] | None, of_rows: bool = False, formulas: Iterable[str] = ()
+    ) -> argparse.Namespace:
         """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?.
 
         Args:
             arguments: the command line.
-            of_rows: whether the names may be those of rows.
+            of_rows: whether the names may be those of rows, as they may with ``--operands``.
+            formulas: what else names may be with that.
         """
         plain_output()
         args = self.parse_args(arguments)
-        args.names = self.canonical(args.names, of_rows or getattr(args, "operands", False))
+        operands = getattr(args, "operands", False)
+        args.names = self.canonical(args.names, of_rows or operands, others=formulas if operands else ())
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args
 

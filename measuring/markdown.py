@@ -12,6 +12,7 @@ from ..registry import REGISTRY
 from ..rows.records import TABLE
 from .headline import HEADLINE_DTYPE, headlines
 from .models import HOST_LIMIT
+from .operand_cases import FORMULAS
 from .picture import headline_svg
 from .text import DIRECTIONS, PEERS, Entry, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
 
@@ -111,7 +112,14 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
     gated = [name for name, cls in REGISTRY.items() if cls.activation.gating]
     speeds = _speeds_markdown(gated, operands)
     if speeds:
-        lines += ["", "## Gated", "", "Of two tensors, beside the formula in PyTorch."]
+        told = "Of two tensors or, where that is said, of one that holds both; beside the formula in PyTorch."
+        lines += ["", "## Gated", "", told]
+    lines += speeds
+    speeds = _speeds_markdown(list(FORMULAS), [results for results in operands if results["machine"].get("kind") == "cuda"])
+    if speeds:
+        told = "What `jitact.define` makes of an expression, beside the same in PyTorch:"
+        defined = (f"`{name}` is `{expression}`" for name, (expression, _) in FORMULAS.items())
+        lines += ["", "## Formulas", "", f"{told} {', '.join(defined)}."]
     lines += speeds
     measured = {row["name"] for results in operands for row in results["operands"]}
     speeds = _speeds_markdown([name for name in measured if "+" in name and name.split("+")[0] in REGISTRY], operands)

@@ -1,9 +1,11 @@
-"""What ``python bench.py --operands`` measures: what stands around an activation, gated activations, and rows."""
+"""What ``python bench.py --operands`` measures: what stands around an activation, gated ones, formulas, and rows."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
 from importlib.util import find_spec
 from math import gcd
 from typing import Any, NamedTuple
@@ -13,9 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import jitact
-from jitact.registry import REGISTRY
+from jitact.definitions.define import unregistered
+from jitact.kernels import KernelSource
+from jitact.modules import ActivationModule
+from jitact.records import Channel
+from jitact.registry import REGISTRY, record_named
+from jitact.rows.records import TABLE
 
-__all__ = ["CASES", "GATED", "Case", "Function", "Shape", "by_rows", "of_activations"]
+__all__ = ["CASES", "FORMULAS", "GATED", "Case", "Function", "Shape", "by_rows", "of_activations"]
 
 Shape = tuple[int, ...]
 Function = Callable[..., Tensor]
@@ -27,6 +34,23 @@ RAGGED: tuple[Shape, ...] = ((65536, 1001), (16384, 50257))
 LONGEST: dict[int, tuple[Shape, ...]] = {2: ((16384, 131072),), 4: ((4096, 393216),)}  # by the bytes of an element
 ROWS_ON_CPU: tuple[Shape, ...] = ((4096, 4096), (16384, 1000), (32, 131072))
 COLUMNS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 8192),), "cpu": ((4096, 4096),)}
+FORMULAS: dict[str, tuple[str, dict[str, float | Channel]]] = {
+    "my_swiglu": ("silu(gate) * up", {}),
+    "dyt": (
+        "tanh(alpha * x) * w + b",
+        {"w": Channel(), "b": Channel(init=0.0), "alpha": Channel(init=0.5, one=True)},
+    ),
+    "block": ("residual + dropout(x + bias, p)", {"bias": Channel(init=0.0), "p": 0.1}),
+}
+"""Definitions that are measured, whether or not something else has their names."""
+LIGER: dict[str, tuple[str, str, tuple[int, ...]]] = {
+    "softmax": ("softmax", "LigerSoftmaxFunction", (0,)),
+    "swiglu": ("swiglu", "LigerSiLUMulFunction", (0, 1)),
+    "my_swiglu": ("swiglu", "LigerSiLUMulFunction", (0, 1)),
+    "geglu_tanh": ("geglu", "LigerGELUMulFunction", (0, 1)),
+    "dyt": ("dyt", "LigerDyTFunction", (0, 3, 1, 2)),
+}
+"""What Liger-Kernel has the same of, by the name of a case: its module, autograd function, and order of the tensors."""
 
 
 class Case(NamedTuple):
@@ -44,6 +68,8 @@ class Case(NamedTuple):
         masked: whether ``extra`` makes a mask, which forward reads beside that, and which has no gradient.
         converts: whether the result is float32, and so x of 16 bits.
         multiple: what the number of elements is a multiple of.
+        written: of those tensors of backward, how many it writes.
+        packed: whether ``x`` holds two tensors of the shape, side by side in each row.
     """
 
     name: str
@@ -57,11 +83,25 @@ class Case(NamedTuple):
     masked: bool = False
     converts: bool = False
     multiple: int = 1
+    written: int = 1
+    packed: bool = False
 
     @property
     def activation(self) -> str:
         """What it is a case of."""
         return re.split("[+,]", self.name)[0]
+
+    @property
+    def source(self) -> KernelSource:
+        """The kernel file that ours runs."""
+        if self.rows:
+            return TABLE[self.rows[0]].source
+        defined = self.activation in FORMULAS
+        return (_formula(self.activation).activation if defined else record_named(self.name.split(",")[0])).source
+
+    def inputs(self, xs: list[Tensor]) -> list[Tensor]:
+        """What it takes as ``x``, made of tensors of the shape."""
+        return [torch.cat((x, xs[i - 1]), -1) for i, x in enumerate(xs)] if self.packed else xs
 
     def shapes(self, device: torch.device, dtype: torch.dtype) -> tuple[Shape, ...]:
         """Where it is measured."""
@@ -76,12 +116,14 @@ class Case(NamedTuple):
 
     def others(self, device: torch.device) -> dict[str, Function]:
         """Libraries that have the same, where they are installed."""
-        plain = self.rows == ("softmax", -1) and not self.masked and not self.converts
-        if not plain or device.type != "cuda" or find_spec("liger_kernel") is None:
+        if self.name not in LIGER or device.type != "cuda" or find_spec("liger_kernel") is None:
             return {}
-        from liger_kernel.ops.softmax import LigerSoftmaxFunction
+        module, function, order = LIGER[self.name]
 
-        return {"liger": LigerSoftmaxFunction.apply}
+        def liger(*tensors: Tensor) -> Tensor:
+            return getattr(import_module(f"liger_kernel.ops.{module}"), function).apply(*[tensors[place] for place in order])
+
+        return {"liger": liger}
 
 
 def _bias(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
@@ -141,19 +183,60 @@ def _around(name: str) -> list[Case]:
     ]
 
 
-def _gated(name: str) -> Case:
-    """A gated activation of two tensors, with its default numbers, beside its formula in PyTorch."""
+def _gated(name: str) -> list[Case]:
+    """A gated activation with its default numbers, of two tensors and of one that holds both, beside its formula in PyTorch."""
     record = REGISTRY[name].activation
     numbers = [default for _, default in record.params]
+    gate_first = record.gating.gate == "first"
 
     def ours(gate: Tensor, up: Tensor) -> Tensor:
-        return record.function(*((gate, up) if record.gating.gate == "first" else (up, gate)))
+        return record.function(*((gate, up) if gate_first else (up, gate)))
 
     def theirs(gate: Tensor, up: Tensor) -> Tensor:
         given = {"gate": gate, "up": up}
         return record.reference(*[given[tensor] for tensor in record.layout.tensors[:2]], *numbers)
 
-    return Case(name, ours, theirs, _like, 3, 5)
+    def of_one(layout: str, split: Callable[[Tensor], tuple[Tensor, ...]]) -> Case:
+        def their_own(x: Tensor) -> Tensor:
+            return theirs(*(split(x) if gate_first else reversed(split(x))))
+
+        its = (lambda x: record.function(x, layout=layout)), their_own, _nothing
+        return Case(f"{name}, {layout}", *its, 3, 5, written=2, packed=True)
+
+    return [
+        Case(name, ours, theirs, _like, 3, 5, written=2),
+        of_one("halves", lambda x: x.chunk(2, -1)),
+        of_one("interleaved", lambda x: (x[..., ::2], x[..., 1::2])),
+    ]
+
+
+@cache
+def _formula(name: str) -> type[ActivationModule]:
+    """The class of one of the definitions."""
+    expression, operands = FORMULAS[name]
+    return unregistered(name, expression, **operands)
+
+
+def _formulas() -> list[Case]:
+    """Definitions, beside the same in PyTorch. What is added has the gradient that comes in, which no one writes again."""
+
+    def ours(name: str) -> Function:
+        return lambda *tensors: _formula(name).activation.function(*tensors)
+
+    def dropped(x: Tensor, residual: Tensor, bias: Tensor) -> Tensor:
+        return _formula("block").activation.function(x, residual, bias, training=True)
+
+    def residual_and_bias(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+        return [*_like(shape, made), *_bias(shape, made)]
+
+    def learned(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
+        return [*_bias(shape, made), *_bias(shape, made), torch.full((1,), 0.5, **made)]
+
+    return [
+        Case("my_swiglu", ours("my_swiglu"), lambda gate, up: F.silu(gate) * up, _like, 3, 5, written=2),
+        Case("dyt", ours("dyt"), lambda x, w, b, alpha: torch.tanh(alpha * x) * w + b, learned, 2, 3),
+        Case("block", dropped, lambda x, r, b: r + F.dropout(x + b, 0.1), residual_and_bias, 3, 2, is_random=True),
+    ]
 
 
 def _of_rows(name: str) -> list[Case]:
@@ -232,7 +315,8 @@ CASES: tuple[Case, ...] = (
     *_around("mish"),
     _prelu(64, 1024),
     _prelu(4096),
-    *(_gated(name) for name in GATED),
+    *(case for name in GATED for case in _gated(name)),
+    *_formulas(),
     *_of_rows("softmax"),
     *_masked_rows(),
     *_of_rows("log_softmax"),

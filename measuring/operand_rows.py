@@ -1,4 +1,4 @@
-"""What stands around an activation, gated activations, and rows, measured: ``python bench.py --operands``.
+"""What stands around an activation, gated ones, formulas, and rows, measured: ``python bench.py --operands``.
 
 Each case is timed beside the same written in PyTorch, eager and compiled, and of other libraries, where they are installed; and
 beside its floor: the fewest bytes that it can move over the ceiling, the best rate that a copy and an addition reach in the
@@ -24,13 +24,12 @@ from jitact.measuring.commandline import dtype_name, first_line, keeping, machin
 from jitact.measuring.instructions import instructions_of, rate_of_issue
 from jitact.measuring.limits import FORMULA
 from jitact.measuring.models import compile_ahead
-from jitact.measuring.operand_cases import CASES, GATED, Case, Function, Shape, by_rows
+from jitact.measuring.operand_cases import CASES, FORMULAS, GATED, Case, Function, Shape, by_rows
 from jitact.measuring.others import Others
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.text import PEERS, size
 from jitact.measuring.timing import ceilings, kept_bytes, make_inputs, medians, release
-from jitact.registry import REGISTRY, record_named
-from jitact.rows.records import TABLE
+from jitact.registry import REGISTRY
 
 __all__ = ["measure_operands"]
 
@@ -99,8 +98,8 @@ def _tasks(chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, 
 
 def _build_ahead(chosen: list[Case]) -> None:
     """Compiles what has kernel files of its own at once, and relu for the ceiling: one after the other they take longest."""
-    sources = {REGISTRY["relu"].activation.source, *(TABLE[case.rows[0]].source for case in chosen if case.rows)}
-    sources |= {REGISTRY[case.name].activation.source for case in chosen if case.name in GATED}
+    whole = [case for case in chosen if case.rows or case.activation in (*GATED, *FORMULAS)]
+    sources = {REGISTRY["relu"].activation.source, *(case.source for case in whole)}
     with ThreadPoolExecutor(len(sources)) as pool:
         for building in [pool.submit(kernels.load, source) for source in sources]:
             with suppress(kernels.BuildError):  # the measurement will say so
@@ -115,8 +114,9 @@ def _compile(task: Task) -> str | None:
     case = CASES[task.case]
     made = {"device": task.device, "dtype": task.dtype}
     try:
-        x = torch.randn(task.shape, **made, requires_grad=True)
+        x = torch.randn(task.shape, **made)
         extra = _made_extra(case, x)
+        x = case.inputs([x])[0].requires_grad_()
         function = torch.compile(case.theirs, dynamic=False)
         with torch.no_grad():
             function(x.detach(), *extra)
@@ -131,6 +131,10 @@ def _made_extra(case: Case, x: Tensor) -> list[Tensor]:
     """What is beside x, of which masks have no gradient."""
     made = case.extra(tuple(x.shape), {"device": x.device, "dtype": x.dtype})
     return made if case.masked else [t.requires_grad_() for t in made]
+
+
+def _copies(tensors: list[Tensor]) -> list[Tensor]:
+    return [t.detach().clone().requires_grad_(t.requires_grad) for t in tensors]
 
 
 def _learned(extra: list[Tensor]) -> list[Tensor]:
@@ -196,10 +200,10 @@ def _count_instructions(tasks: list[Task], found: list[dict[str, Any]]) -> None:
 def _instructions(case: Case, task: Task) -> dict[str, float]:
     """How many a kernel takes at least for each element of x, by direction; nothing where that cannot be told."""
     x = torch.randn(min(task.shape[0], 1024), *task.shape[1:], device=task.device, dtype=task.dtype)
-    subject = _Subject(case.ours, [x], [torch.randn_like(x)], _made_extra(case, x))
-    library = kernels.load(record_named(case.name.split(",")[0]).source).path
+    subject = _Subject(case.ours, case.inputs([x]), [torch.randn_like(x)], _made_extra(case, x))
+    library = kernels.load(case.source).path
     found = {}
-    for direction, written in (("forward", 1), ("backward", 2 if case.name in GATED else 1)):
+    for direction, written in (("forward", 1), ("backward", case.written)):
         each = instructions_of(partial(getattr(subject, direction), 0), library)
         if each is not None:
             found[direction] = each * x.itemsize * written
@@ -207,9 +211,9 @@ def _instructions(case: Case, task: Task) -> dict[str, float]:
 
 
 def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, Any], compiled: bool) -> dict[str, Any]:
-    x = xs[0]
+    x, taken = xs[0], case.inputs(xs)
     extra = _made_extra(case, x)
-    wrong = _wrong_rows(case, x, dys[0], *extra) if case.rows else _wrong(case, x, extra, dys[0])
+    wrong = _wrong_rows(case, x, dys[0], *extra) if case.rows else _wrong(case, taken[0], extra, dys[0])
     if wrong:
         return {"name": case.name, "wrong": wrong}
     row: dict[str, Any] = {"name": case.name, "ms": {}, "floor": {}, "kept": {}, "notes": []}
@@ -220,7 +224,9 @@ def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, A
                 continue
             torch.compiler.reset()
             function = torch.compile(function, dynamic=False)
-        subject = _Subject(function, xs, dys, extra)
+        # Functions of other libraries may write gradients over what they keep.
+        given, beside = (taken, extra) if name in ("ours", *PEERS) else (_copies(taken), _copies(extra))
+        subject = _Subject(function, given, dys, beside)
         try:
             row["kept"][name] = subject.kept()
             subject.forward(0)
@@ -263,8 +269,8 @@ class _Subject:
         return torch.autograd.grad(y, [self.leaves[i], *_learned(self.extra)], self.dys[i].view_as(y), retain_graph=True)
 
     def kept(self) -> float:
-        """Bytes per element that autograd keeps for backward."""
-        return kept_bytes(lambda: self.function(self.leaves[0], *self.extra)) / self.leaves[0].numel()
+        """Bytes per element of the result that autograd keeps for backward."""
+        return kept_bytes(lambda: self.function(self.leaves[0], *self.extra)) / self.dys[0].numel()
 
 
 def _wrong(case: Case, x: Tensor, extra: list[Tensor], dy: Tensor) -> str | None:

@@ -304,7 +304,8 @@ class TestBench:
         assert bench.main(["swiglu", "relu", "glu", *arguments]) == 0
         results = json.loads(file.read_text())
         assert [row["name"] for row in results["rows"]] == ["relu"]
-        assert [row["name"] for row in results["operands"]] == ["glu", "swiglu"]
+        layouts = [f"{name}{layout}" for name in ("glu", "swiglu") for layout in ("", ", halves", ", interleaved")]
+        assert [row["name"] for row in results["operands"]] == layouts
         for row in results["operands"]:
             assert row["shape"] == [16, 64] and row["kept"] == {"ours": 4, "eager": 6}
             assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
@@ -314,14 +315,52 @@ class TestBench:
         monkeypatch.setattr(operand_rows.Others, "disturb", lambda *_: True)
         file.unlink()
         assert bench.main(["swiglu", *arguments]) == 0
-        assert "NOT TO BE TRUSTED: this machine did other work during 1 of 1 rows" in capsys.readouterr().out
+        assert "NOT TO BE TRUSTED: this machine did other work during 3 of 3 rows" in capsys.readouterr().out
         assert set(json.loads(file.read_text())) == {"machine", "stopped", "operands"}
         with pytest.raises(SystemExit):
             bench.main(["swiglu", "--device", "cpu", "--html", str(tmp_path / "page.html")])
 
     def test_all_gated_activations_are_measured(self):
         assert set(operand_cases.GATED) == {n for n in registry.names() if registry.REGISTRY[n].activation.gating}
-        assert [case.name for case in operand_cases.of_activations(list(operand_cases.GATED))] == list(operand_cases.GATED)
+        measured = [case.name for case in operand_cases.of_activations(list(operand_cases.GATED))]
+        assert measured == [f"{name}{each}" for name in operand_cases.GATED for each in ("", ", halves", ", interleaved")]
+
+    def test_formulas(self, tmp_path, quick):
+        file, x = tmp_path / "formulas.json", 16 * 64
+        mine = jitact.define("block", "2 * x")
+        arguments = ["--dtype", "bf16", "--device", "cpu", "--shape", "16x64", "--json", str(file)]
+        assert bench.main(["--operands", "block", "my_swiglu", "dyt", *arguments]) == 0
+        assert jitact.get("block") is mine and not {"my_swiglu", "dyt"} & set(jitact.names())
+        rows = {row["name"]: row for row in json.loads(file.read_text())["operands"]}
+        assert list(rows) == ["my_swiglu", "dyt", "block"]
+        kept = {name: row["kept"]["ours"] for name, row in rows.items()}  # of dyt x, w and alpha, of a block its seed
+        assert kept == {"my_swiglu": 4, "dyt": 2 + (64 + 1) * 2 / x, "block": 8 / x}
+        for row in rows.values():
+            assert not row["notes"] and row["kept"]["eager"] > row["kept"]["ours"]
+            assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
+            assert all(row["floor"][direction] > 0 for direction in ("forward", "backward"))
+
+    @pytest.mark.parametrize("kind", ["cuda", "cpu"])
+    def test_formulas_that_a_gpu_measured_are_reported(self, kind):
+        times = {direction: {"ours": 2.0, "eager": 3.0} for direction in ("forward", "backward")}
+        row = {"name": "block", "shape": [16, 64], "dtype": "bf16", "ms": times, "floor": {"forward": 1.8, "backward": 1.9}}
+        row["kept"] = {"ours": 0.01, "eager": 1}
+        results = {"machine": results_of()["machine"] | {"kind": kind}, "operands": [row]}
+        before, title, section = report.activations_markdown(None, None, results).partition("## Formulas\n")
+        assert bool(title) == (kind == "cuda") and "block" not in before
+        line = "| block | bf16 | 16 x 64 | 90% | 1.50x | 95% | 1.50x | 0.01 |"
+        assert not title or (line in section and "`block` is `residual + dropout(x + bias, p)`" in section)
+
+    @pytest.mark.parametrize("name", ["swiglu, halves", "swiglu, interleaved", "situ_glu, halves", "my_swiglu", "dyt"])
+    def test_layouts_and_formulas_that_are_wrong_get_no_time(self, name):
+        case = next(case for case in operand_cases.CASES if case.name == name)
+        x, dy = torch.randn(2, 40, 64).unbind()
+        (given,), beside = case.inputs([x]), operand_rows._made_extra(case, x)
+        assert case.ours(given, *beside).shape == x.shape and operand_rows._wrong(case, given, beside, dy) is None
+        wrong = case._replace(ours=lambda *t: case.theirs(*t) + 1)
+        assert operand_rows._wrong(wrong, given, beside, dy) == "forward is wrong"
+        wrong = case._replace(ours=lambda t, *more: case.theirs(t + (t.detach() - t) / 2, *more))
+        assert operand_rows._wrong(wrong, given, beside, dy) == "a gradient is wrong"
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
     @pytest.mark.parametrize("name", ["swiglu", "glu"])
