@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
@@ -32,6 +33,7 @@ __all__ = [
     "Requirement",
     "Row",
     "as_number",
+    "by_name_hint",
     "by_token",
     "check_tensor",
     "given_in_calls",
@@ -393,7 +395,7 @@ class Activation:
         """
         if type(inplace) is not bool or type(fast_math) is not bool:
             option, value = ("inplace", inplace) if type(inplace) is not bool else ("fast_math", fast_math)
-            raise TypeError(f"{self.name}: {option} must be True or False, got {shown(value)}")
+            raise TypeError(f"{self.name}: {option} must be True or False, got {shown(value)}{by_name_hint(self, value)}")
         if save is not None and save not in layout(self.token).saves:
             choices = ", ".join(map(repr, layout(self.token).saves))
             raise ValueError(f"{self.name}: save={shown(save)} is not possible; choose from {choices}")
@@ -515,7 +517,8 @@ class Activation:
         for name, each in zip(names, tensors, strict=True):
             if each.dtype != x.dtype and name not in added:
                 wanted = str(x.dtype).removeprefix("torch.")
-                raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, got {what_it_is(each)}")
+                got = f"got {what_it_is(each)}; convert it, as with .to(x.dtype)"
+                raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, {got}")
         return tensors, promoted([x, *(t for name, t in zip(names, tensors, strict=True) if name in self.passed)])
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
@@ -624,9 +627,9 @@ is_plain._dynamo_marked_constant = True
 class Arguments:
     """What a function or a constructor takes, and how what it is given binds to that."""
 
-    def __init__(self, called: str, signature: inspect.Signature) -> None:
-        """``called`` is what was called, which errors begin with."""
-        self.called, self.signature = called, signature
+    def __init__(self, called: str, signature: inspect.Signature, before: str = "") -> None:
+        """``called`` is what was called, which errors begin with, and ``before`` the arguments that were taken out already."""
+        self.called, self.signature, self.before = called, signature, before
         self.defaults = {name: each.default for name, each in signature.parameters.items()}
         self.places = [n for n, each in signature.parameters.items() if each.kind is not Parameter.KEYWORD_ONLY]
         self.needed = [name for name, default in self.defaults.items() if default is Parameter.empty]
@@ -644,7 +647,11 @@ class Arguments:
         try:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:  # which says what does not fit
-            raise TypeError(f"{self.called}{self.signature}: {error}") from None
+            unknown = next((name for name in kwargs if name not in self.defaults), "")
+            near = difflib.get_close_matches(unknown, self.defaults, n=1)
+            hint = f"; did you mean {near[0]}=?" if near else ""
+            taken = ", ".join(filter(None, [self.before, str(self.signature)[1:]]))
+            raise TypeError(f"{self.called}({taken}: {error}{hint}") from None
 
 
 def signature_of(positional: dict[str, Any], options: dict[str, Any]) -> inspect.Signature:
@@ -688,7 +695,7 @@ def as_number(activation: Activation, name: str, value: Any) -> float:
         ValueError: it is an integer that no float can hold.
     """
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{activation.name}: {name} must be a number, got {shown(value)}")
+        raise TypeError(f"{activation.name}: {name} must be a number, got {shown(value)}{by_name_hint(activation, value)}")
     try:
         return float(value)
     except OverflowError:
@@ -712,7 +719,23 @@ def check_tensor(activation: Activation, x: object, what: str = "expected") -> N
         TypeError: it is not.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
-        raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {what_it_is(x)}")
+        raise TypeError(f"{activation.name}: {what} {ACCEPTED}, got {what_it_is(x)}{_remedy(activation, x)}")
+
+
+def _remedy(activation: Activation, x: object) -> str:
+    """What to write instead of what is no tensor that kernels take, where that is known; "" elsewhere."""
+    if isinstance(x, Tensor):
+        converts = x.layout is torch.strided and not (x.is_nested or x.is_complex() or x.is_quantized)
+        return "; convert it, as with .float()" if converts else ""
+    if isinstance(x, Real) and activation.gating:
+        return f"; give numbers by name, as {activation.params[0][0] if activation.params else 'dim'}="
+    return "; convert it with torch.as_tensor" if isinstance(x, Real | list | tuple) or hasattr(x, "__array__") else ""
+
+
+def by_name_hint(activation: Activation, value: object) -> str:
+    """How to give a tensor that was given in place of a number or an option, where that is known; "" elsewhere."""
+    names = [f"{name}=" for name in ("bias", "residual") if name in activation.beside]
+    return f"; give a tensor by name, as {' or '.join(names)}" if isinstance(value, Tensor) and names else ""
 
 
 def shown(value: object) -> str:
@@ -723,8 +746,12 @@ def shown(value: object) -> str:
 def what_it_is(x: object) -> str:
     """What was given in place of a tensor that an activation takes, for an error."""
     if not isinstance(x, Tensor):
-        return "None" if x is None else f"a {type(x).__name__}"
+        return "None" if x is None else _with_article(type(x).__name__)
     if x.is_nested and x.layout is torch.strided:
         return f"a nested {str(x.dtype).removeprefix('torch.')} tensor"
     layout = "" if x.layout is torch.strided else f"{str(x.layout).removeprefix('torch.')} "
-    return f"a {layout}{str(x.dtype).removeprefix('torch.')} tensor"
+    return _with_article(f"{layout}{str(x.dtype).removeprefix('torch.')} tensor")
+
+
+def _with_article(words: str) -> str:
+    return f"{'an' if words[0] in 'aeio' else 'a'} {words}"

@@ -364,7 +364,7 @@ X = torch.randn(4, 3)
 W = torch.rand(3)
 ERRORS = [
     (lambda: prelu([1.0], W), TypeError, "prelu: expected .*bfloat16 tensor, got a list"),
-    (lambda: prelu(X.int(), W), TypeError, "prelu: expected .*, got a int32 tensor"),
+    (lambda: prelu(X.int(), W), TypeError, "prelu: expected .*, got an int32 tensor"),
     (lambda: prelu(X, 0.25), TypeError, "prelu: weight must be .*tensor, got a float"),
     (lambda: prelu(X, W.double()), TypeError, "prelu: weight must be of x's dtype, float32, got a float64 tensor"),
     (lambda: prelu(X, W.view(3, 1)), ValueError, r"prelu: weight must have at most 1 dimension, got 2: \(3, 1\)"),
