@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from .fusing.around import check_beside, check_channel_dim, probability, run_around, run_with_added
+from .measuring.docstrings import describe_class, describe_function
 from .measuring.inputs import KernelBenchForm
 from .records import (
-    ACCEPTED,
     AROUND,
     OF_MODULES,
     OPTIONS,
     Activation,
     Arguments,
     as_number,
+    by_name_hint,
     given_in_calls,
     is_plain,
     library,
@@ -84,6 +85,9 @@ class ActivationModule(KernelBenchForm, StandingIn):
         variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
         if "channel_dim" in beside:
             check_channel_dim(record, beside["channel_dim"], beside.get("bias"))
+        unused = [f"{name}=" for name, value in made.items() if value is not None and name in beside]
+        if unused and not record.channels and beside.get("bias") is None:
+            raise ValueError(f"{record.name}: {' and '.join(unused)} is for the module's bias or weights, and there are none")
         if beside.get("bias") is not None or beside.get("dropout", 0.0) != 0:
             _surround(self, record, beside, made)
 
@@ -199,7 +203,8 @@ def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, T
     given = dict(zip(names, tensors, strict=False)) | named
     if len(tensors) + len(named) != len(names) or len(given) != len(names):
         also = f" and {', '.join(named)}=" if named else ""
-        raise TypeError(f"{record.name} is applied to {len(names)} tensors, {', '.join(names)}; got {len(tensors)}{also}")
+        takes = f"{len(names)} tensor{'s'[: len(names) - 1]}, {', '.join(names)}"
+        raise TypeError(f"{record.name} is applied to {takes}; got {len(tensors)}{also}")
     return {name: given[name] for name in names}
 
 
@@ -271,7 +276,9 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
     argument, names = record.variant
     if options[argument] not in names:
         choices = ", ".join(map(repr, names))
-        raise ValueError(f"{record.name}: {argument}={shown(options[argument])} is not possible; choose from {choices}")
+        value = options[argument]
+        also = by_name_hint(record, value)
+        raise ValueError(f"{record.name}: {argument}={shown(value)} is not possible; choose from {choices}{also}")
     return library[names[options[argument]]]
 
 
@@ -402,13 +409,13 @@ def named_as(function: FunctionType, record: Activation) -> Callable[..., Tensor
     function.__code__ = function.__code__.replace(co_name=record.name)  # its own, as of with_own_code
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = __package__  # where pickles and torch.fx look for it
-    function.__doc__ = _describe_activation(record)
+    function.__doc__ = describe_function(record, function.__signature__)
     return function
 
 
 def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
-    arguments = Arguments(record.name, signature_of(record.own_arguments, OPTIONS | record.beside))
+    arguments = Arguments(record.name, signature_of(record.own_arguments, OPTIONS | record.beside), before="x")
     added, usual = {"bias", "residual"} & record.beside.keys(), variant(record, record.own_arguments)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -506,17 +513,4 @@ class _Description:
     """The docstring of a module class, made when it is asked for: it tells what the kernel file says, which no import reads."""
 
     def __get__(self, module: ActivationModule | None, cls: type[ActivationModule]) -> str:
-        return _describe_activation(cls.activation)
-
-
-def _describe_activation(record: Activation) -> str:
-    saves = " | ".join(f'"{save}"' for save in record.saves)
-    lines = [
-        record.equation,
-        "",
-        f"For {ACCEPTED}, of any shape and strides, on CPU and CUDA; compiled at first use.",
-        f"save={saves}: what backward keeps; {record.saves[0]} is the default.",
-        "fast_math: use a build with -use_fast_math.",
-        record.notes,
-    ]
-    return "\n".join(lines).rstrip() + "\n"
+        return describe_class(cls.activation)

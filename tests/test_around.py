@@ -512,16 +512,18 @@ def test_random_and_prepared_activations(device: str) -> None:
 X = torch.randn(4, 3)
 ERRORS = [
     (lambda: jitact.gelu(X, bias=torch.ones(4)), ValueError, "the number of values of bias must be 1 or 3"),
-    (lambda: jitact.gelu(X, X), ValueError, "gelu: approximate=a float32 tensor is not possible; choose from 'none', 'tanh'"),
+    (lambda: jitact.gelu(X, X), ValueError,
+     "gelu: approximate=a float32 tensor is not possible; choose from 'none', 'tanh'; give a tensor by name, as bias= or res"),
     (lambda: jitact.relu(X, X), TypeError, "relu: inplace must be True or False, got a float32 tensor"),
-    (lambda: jitact.elu(X, X), TypeError, "elu: alpha must be a number, got a float32 tensor"),
+    (lambda: jitact.elu(X, X), TypeError, "elu: alpha must be a number, got a float32 tensor; give a tensor by name"),
     (lambda: jitact.gelu(X, bias=0.5), TypeError, "bias must be a dense .*, got a float"),
     (lambda: jitact.gelu(X, dropout=1.5), ValueError, "gelu: dropout is a probability, from 0 to 1, got 1.5"),
     (lambda: jitact.gelu(X, dropout="a"), TypeError, "gelu: dropout must be a number, got 'a'"),
     (lambda: jitact.gelu(X, residual=torch.ones(2, 2)), ValueError, "shapes do not broadcast: x .4, 3., residual .2, 2."),
-    (lambda: jitact.gelu(X, dropout=0.5, seed=7), TypeError, "gelu: seed must be a tensor that holds one int64, got a int"),
+    (lambda: jitact.gelu(X, dropout=0.5, seed=7), TypeError,
+     r"gelu: seed must be a tensor that holds one int64, got an int; write torch.tensor\(7\)"),
     (lambda: jitact.gelu(X, seed=7), TypeError, "gelu: seed must be a tensor that holds one int64"),
-    (lambda: jitact.gelu(X, dropout=0.5, seed=torch.tensor([1, 2])), TypeError, "got a int64 tensor of 2 values"),
+    (lambda: jitact.gelu(X, dropout=0.5, seed=torch.tensor([1, 2])), TypeError, "got an int64 tensor of 2 values"),
     (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=1.0), TypeError, "gelu: channel_dim must be an int, got 1.0"),
     (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=2), ValueError, "x has 2 dimensions, and no channel_dim=2: .4, 3."),
     (lambda: jitact.get("gelu")(bias=3, channel_dim="c"), TypeError, "gelu: channel_dim must be an int, got 'c'"),
@@ -535,9 +537,12 @@ ERRORS = [
      "relu.residual: in place the result has the shape of x; that is .4, 3., and the result .2, 4, 3."),
     (lambda: jitact.get("tanh")(dropout=0.5, save="output"), ValueError, "tanh: save='output' is not possible with dropout"),
     (lambda: jitact.get("gelu")()(X, bias=X), TypeError, "gelu: a module is called with tensors and residual=; got bias="),
+    (lambda: jitact.get("gelu")()(X, X, X), TypeError, "gelu is applied to 1 tensor, x; got 3"),
+    (lambda: jitact.get("gelu")(dtype=torch.half), ValueError, "gelu: dtype= is for the module.s bias or weights"),
+    (lambda: jitact.gelu(X, residul=X), TypeError, r"gelu\(x, approximate='none', .*'residul'; did you mean residual=\?"),
     (lambda: jitact.get("gelu")(bias=0), ValueError, "bias is how many channels there are, a positive number; got 0"),
     (lambda: jitact.get("gelu")(dropout=-0.1), ValueError, "gelu: dropout is a probability"),
-    (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot stand around an activation"),
+    (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot be fused with an activation"),
 ]  # fmt: skip
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import pydoc
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +23,17 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 @pytest.mark.parametrize("name", report.WRITTEN)
 def test_what_is_written_is_current(name: str) -> None:
     assert (CHECKOUT / name).read_text(encoding="utf-8") == report.WRITTEN[name](CHECKOUT), "stale: run `jitact report`"
+
+
+@pytest.mark.parametrize("name", jitact.names())
+def test_help_tells_of_every_argument_and_its_default(name: str) -> None:
+    for described in (jitact.get(name), getattr(jitact, name)):
+        told = " ".join(inspect.getdoc(described).split())
+        for parameter in inspect.signature(described).parameters.values():
+            default = parameter.default
+            shown = "" if default in (parameter.empty, None) else re.escape(f"Default: {default!r}.")
+            assert re.search(rf" {parameter.name}: .*?{shown}", told), (name, parameter)
+        assert all(f"{error}: " in told for error in ("TypeError", "ValueError", "RuntimeError"))
 
 
 def test_the_stub_has_every_public_name() -> None:
