@@ -65,9 +65,10 @@ def plot(
         ValueError: there is nothing to draw, ``low`` is not less than ``high``, or errors are not measured in ``dtype``.
     """
     pyplot = _pyplot()
-    if not activations or not -math.inf < low < high < math.inf:
-        given = f"{len(activations)}, {low}, {high}"
-        raise ValueError(f"plot() takes at least one activation, and low < high, both finite; got {given}")
+    if not activations:
+        raise ValueError("plot() takes at least one activation, as in plot('gelu', 'silu'); got none")
+    if not -math.inf < low < high < math.inf:
+        raise ValueError(f"plot() takes low < high, both finite; got low={low}, high={high}")
     if dtype not in DTYPES:
         raise ValueError(f"plot() measures errors in {', '.join(map(str, DTYPES))}; got dtype={dtype!r}")
     drawn = [_labelled(activation) for activation in activations]  # before there is a figure that an error would leave open

@@ -145,6 +145,10 @@ def _unknown(name: object) -> UnknownActivation:
         return UnknownActivation(f"{name!r} is no activation to compile: it returns its input; use torch.nn.Identity")
     if of_rows(name):
         return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
+    plain, plus, _ = str(name).partition("+")
+    if plus and _known(plain):
+        what = f"{name!r}: names with + are for check, accuracy, export and build"
+        return UnknownActivation(f"{what}; use jitact.get({plain!r}), and give the rest as arguments of its class or function")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     rows = {normalise(row): row for row in reversed(get_args(OfRows))}  # of two spellings the function's
     known = rows | {key: cls.activation.name for key, cls in list(users_rows.items())} | _aliases

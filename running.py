@@ -179,7 +179,8 @@ def _run_in_any_way(
 def _check_no_leaf(record: Activation, x: Tensor) -> None:
     """Raises RuntimeError for a leaf whose gradient is wanted."""
     if torch.is_grad_enabled() and x.is_leaf and x.requires_grad and not is_transformed():
-        raise RuntimeError(f"{record.name}: a leaf that requires a gradient cannot be changed in place")
+        what = "a leaf that requires a gradient cannot be changed in place; apply it to a copy, x.clone()"
+        raise RuntimeError(f"{record.name}: {what}")
 
 
 def _overlaps(x: Tensor, other: Tensor) -> bool:

@@ -341,7 +341,8 @@ def _read_expressions(
     for kind, names in (kinds | {"an operand": listed or ()}).items():
         unused = [operand for operand in names if operand not in used]
         if unused:
-            raise ValueError(f"{name}: {', '.join(unused)} given as {kind}, but not used in {' or '.join(expressions)}")
+            where = " or ".join(expressions)
+            raise ValueError(f"{name}: {', '.join(unused)} given as {kind}, but not used in {where}; use it, or leave it out")
     return expressions
 
 

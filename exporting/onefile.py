@@ -130,7 +130,7 @@ def _check_settings(module: ActivationModule) -> None:
     if module.surrounded:
         present = {"bias": bias_around(module) is not None, "dropout": drops(module)}
         parts = "+".join([name, *(part for part, there in present.items() if there)])
-        raise ValueError(f"{name} with what stands around it is exported by name, as {parts!r}; got the module {given}")
+        raise ValueError(f"{name} with bias or dropout is exported by name, as {parts!r}; got the module {given}")
     if not is_plain(module.activation.token):
         raise ValueError(f"{name} is exported as a class, with its defaults, and loads a state_dict; got the module {given}")
 

@@ -111,7 +111,8 @@ def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, An
     if seed is not None:
         if not isinstance(seed, Tensor) or seed.dtype is not torch.int64 or seed.numel() != 1:
             many = f" of {seed.numel()} values" if isinstance(seed, Tensor) and seed.numel() != 1 else ""
-            raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}")
+            write = f"; write torch.tensor({seed})" if type(seed) is int else ""
+            raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}{write}")
         if isinstance(x, Tensor) and seed.device != x.device:
             raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
     check_channel_dim(record, dim, beside.get("bias"))
@@ -184,7 +185,7 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
     activation, *parts = name.split("+")
     unknown = [part for part in parts if part not in NAMES]
     if unknown:
-        raise ValueError(f"{name!r}: {unknown[0]!r} cannot stand around an activation; {', '.join(NAMES)} can")
+        raise ValueError(f"{name!r}: {unknown[0]!r} cannot be fused with an activation; {', '.join(NAMES)} can")
     record = get(activation)
     own = [part for part in parts if part not in record.beside]
     if own:

@@ -56,7 +56,7 @@ def named(record: Activation, parts: list[str]) -> Activation:
     """
     unknown = [part for part in parts if part not in (WEIGHT, UNFUSED)]
     if unknown:
-        raise ValueError(f"{record.name}: {unknown[0]!r} is nothing that a gated activation takes; {WEIGHT}, {UNFUSED} are")
+        raise ValueError(f"{record.name}: {unknown[0]!r} cannot be fused with a gated activation; {WEIGHT}, {UNFUSED} can")
     return with_options(record, weighted=WEIGHT in parts, unfused=UNFUSED in parts)
 
 

@@ -95,7 +95,7 @@ def check(
 
 def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[torch.dtype, ...]:
     """``dtypes``, after a look at what was given."""
-    choices = ", ".join(map(name_of, DTYPES))
+    choices = ", ".join(map(str, DTYPES))
     if isinstance(dtypes, (torch.dtype, str)) or not isinstance(dtypes, Iterable):
         raise TypeError(f"check: dtypes must be a list, such as [torch.float32], got {dtypes!r}")
     dtypes = tuple(dtypes)

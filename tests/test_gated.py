@@ -292,8 +292,8 @@ WRONG = {
     "one by name": (lambda x: swiglu(gate=x), TypeError, r"got gate=a float64 tensor"),
     "three": (lambda x: swiglu(x, x, up=x), TypeError, r"got a float64 tensor, a float64 tensor, up=a float64 tensor"),
     "no tensor": (lambda x: swiglu([1.0]), TypeError, r"swiglu: expected a dense float32.* got a list"),
-    "an int": (lambda x: swiglu(x, 1), TypeError, r"swiglu: up must be a dense .* got a int"),
-    "integers": (lambda x: swiglu(x.long()), TypeError, r"swiglu: expected .* got a int64 tensor"),
+    "an int": (lambda x: swiglu(x, 1), TypeError, r"swiglu: up must be a dense .* got an int; give numbers by name, as dim="),
+    "integers": (lambda x: swiglu(x.long()), TypeError, r"swiglu: expected .* got an int64 tensor"),
     "gate": (lambda x: swiglu(x, gate="second"), ValueError,
         r"swiglu: gate must be a tensor or 'first' or 'last', got 'second'"),
     "layout": (lambda x: swiglu(x, layout="odd"), ValueError, r"swiglu: layout must be 'halves' or 'interleaved', got 'odd'"),
@@ -520,7 +520,7 @@ def test_modules() -> None:
 def test_builds_have_names() -> None:
     record = with_options(GATED["swiglu"], weighted=True)
     assert jitact.registry.record_named("swiglu+row_weight") is record and record.source.label == "swiglu+row_weight"
-    with pytest.raises(ValueError, match="'bias' is nothing that a gated activation takes"):
+    with pytest.raises(ValueError, match="'bias' cannot be fused with a gated activation"):
         jitact.registry.record_named("swiglu+bias")
 
 
