@@ -1,9 +1,12 @@
 """jitact: activation kernels for PyTorch, compiled at first use, at the speed of memory.
 
-``jitact.get("softsign")`` is a module class, ``jitact.softsign(x)`` the function, ``jitact.names()`` what there is.
-``jitact.define`` makes your own, ``jitact.check`` compares one with float64, ``jitact.plot`` draws it.
-``jitact.replace`` puts them into a model, ``jitact.restore`` takes them out, ``jitact.patched`` reaches function calls.
-``jitact.export`` takes one away as one file. The command ``jitact`` measures, checks, builds and exports.
+- ``jitact.gelu(x, bias=b, dropout=0.1, residual=r)`` is a function, ``jitact.get("gelu")`` the ``torch.nn.Module`` class, and
+  ``jitact.names()`` lists all activations. ``help(jitact.gelu)`` explains the arguments.
+- ``jitact.swiglu(gate, up)`` and others are gated; ``jitact.gated`` makes the gated form of any activation.
+- ``jitact.softmax``, ``log_softmax`` and ``softmin`` take a scale and a mask.
+- ``jitact.define`` makes your own, ``jitact.check`` compares one with float64, ``jitact.plot`` draws it.
+- ``jitact.replace`` puts them into a model, ``jitact.restore`` takes them out, ``jitact.patched`` replaces function calls.
+- ``jitact.export`` writes one as a single file. The command ``jitact`` measures, checks, builds and exports.
 """
 
 import sys

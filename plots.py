@@ -1,4 +1,4 @@
-"""Pictures of activations: functions, gradients, and how far off results are. Needs matplotlib, the extra ``plot``."""
+"""Plots of activations: functions, gradients and measured errors. Needs matplotlib, the extra ``plot``."""
 
 from __future__ import annotations
 
@@ -43,18 +43,18 @@ def plot(
     dtype: torch.dtype = torch.bfloat16,
     device: str | torch.device | None = None,
 ) -> Figure:
-    """Draws functions and gradients, and with ``error=True`` the measured error of both in ulp.
+    """Draws functions and their gradients, and with ``error=True`` the measured errors of both in ulp.
 
     Args:
-        activations: anything that :func:`jitact.get` takes; modules are drawn with their parameters. One of several operands
-            is a curve for each, where other elements are 1 and channel operands the module's mean. One of rows is the first
-            element of a row of four, whose others are -1, 0 and 1.
+        activations: anything that :func:`jitact.get` takes; modules are drawn with their parameters. An activation of several
+            operands has a curve for each, with 1 for the other elements and the module's mean for channel operands. For softmax
+            and its relatives, the curve is the first element of a row of four, whose others are -1, 0 and 1.
         error: also draw how far results in ``dtype`` are from exact, in units in the last place: the largest error within
-            each of 120 intervals, PyTorch's own dashed. Every value of a 16-bit type is tried, a sample of the others.
-        low: where the x axis starts.
-        high: where it ends.
-        dtype: what errors are measured in.
-        device: where errors are measured; the GPU by default, if there is one.
+            each of 120 intervals, PyTorch's dashed. Every value of a 16-bit type is tried, and a sample of wider types.
+        low: the left end of the x axis.
+        high: the right end.
+        dtype: the dtype in which errors are measured.
+        device: the device on which errors are measured; by default the GPU, if there is one.
 
     Returns:
         The figure: a notebook shows it, ``figure.savefig("gelu.png")`` writes it.
@@ -62,7 +62,7 @@ def plot(
     Raises:
         ImportError: matplotlib is not installed.
         KeyError, TypeError: as :func:`jitact.get`.
-        ValueError: there is nothing to draw, ``low`` is not less than ``high``, or errors are not measured in ``dtype``.
+        ValueError: no activation is given, ``low`` is not less than ``high``, or ``dtype`` is not one of jitact's.
     """
     pyplot = _pyplot()
     if not activations:

@@ -53,37 +53,41 @@ def define(
 ) -> type[ActivationModule] | type[RowModule]:
     """Makes an activation and registers it: ``define("swoosh", "x * sin(x)")``, ``define("my_swiglu", "silu(gate) * up")``.
 
-    The result is a module class like the library's own, known to :func:`jitact.get` and as ``jitact.<name>``, compiled at
-    first use. A name that is defined again stands for the new activation; modules of the old one go on working.
+    The result is a module class like the library's own. From then on :func:`jitact.get` knows the name, and ``jitact.<name>``
+    is the function. Compiled at first use. Defining a name again replaces it; modules of the old class keep working.
 
-    What is given here is compiled and run in this process: it can do whatever a program of yours can.
+    What is given here is compiled and run in this process: it can do whatever your own program can do.
 
     Args:
-        name: an identifier.
-        expression: forward: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that
+        name: the name, an identifier that no activation of the library has.
+        expression: forward, as text: arithmetic, comparisons, ``condition ? a : b``, ``pi``, the functions that
             kernels/device/math.cuh lists, activations by their names, and ``dropout(value, p)``. A name before a parenthesis
-            is a function, what ``params`` declare is that, and any other name is a tensor. A number is one of the tensors'
-            type: ``1 / 2`` is 0.5.
-        backward: the gradient, in ``dy``, the tensor and the parameters; derived from forward by the compiler if left out, as
-            it has to be where several operands have gradients.
-        operands: the tensors, in the order of calls; ``x`` and then the order of occurrence, if left out. Of the channel and
-            row operands, those that are not to follow the tensors.
-        backward_from_output: the gradient in ``dy``, ``y`` and the parameters, for ``save="output"``.
-        source: a whole kernel file, its text or its Path, in place of the expressions; docs/adding.md describes one. One of
-            rows, which includes ``rows.cuh``, makes a function and a module class such as softmax's. One of the library's, as
-            it is, has the library's defaults.
-        saves: what backward can keep, one or several, the default first. From the functions that there are, if left out.
-        reference: the same in PyTorch, ``reference(*tensors, *params)``, to check against, with the tensors of elements first;
-            of rows, ``reference(x, *rows, dim, *params)``. If left out, and forward is an expression, that is evaluated in
-            PyTorch; else the compiled forward in float64 stands in.
-        formula: forward, for people; the expression if left out.
-        params: the parameters with their defaults, in the order of the constructor's arguments, and the operands with a
-            learned value for each channel, as :class:`Channel`, or with a value for each row, as :class:`Row`.
+            is a function, a name in ``params`` is a parameter or an operand of that kind, and any other name is a tensor.
+            Numbers have the type of the tensors: ``1 / 2`` is 0.5.
+        backward: the gradient as an expression of ``dy``, the tensor and the parameters. By default the compiler derives it;
+            with gradients of several operands it always does.
+        operands: the names of the tensors in the order of calls; by default ``x``, then the others in order of occurrence.
+            Channel and row operands need to be listed only if they are not to follow the tensors.
+        backward_from_output: the gradient as an expression of ``dy``, ``y`` and the parameters, for ``save="output"``.
+        source: a whole kernel file, as its text or a Path, in place of the expressions; docs/adding.md describes kernel files.
+            One that includes ``rows.cuh`` makes a function and a module class like softmax's. A kernel file of the library,
+            unchanged, has the library's defaults.
+        saves: what backward can keep, one or several of "input", "output" and "bit", the default first. By default what there
+            are functions for.
+        reference: the same in PyTorch, which :func:`jitact.check` compares with: ``reference(*tensors, *params)``, elements
+            first; for rows ``reference(x, *rows, dim, *params)``. By default the expression evaluated in PyTorch, and for a
+            kernel file its compiled forward in float64.
+        formula: forward as text for people; by default the expression.
+        params: parameters with their defaults, in the order of the constructor's arguments; a learned operand with a value for
+            each channel as :class:`Channel`; an operand with a value for each row as :class:`Row`.
+
+    Returns:
+        The module class.
 
     Raises:
-        ExpressionError: an expression will not do; the message points at the place.
-        ValueError: the name, a parameter or the kernel file will not do; the message says why.
-        TypeError: an argument is of another kind than it says here.
+        ExpressionError: an expression is wrong; the message points at the place. It is a ValueError.
+        ValueError: the name, a parameter or the kernel file is not possible; the message says why.
+        TypeError: an argument is of another type than described here.
     """
     _check_arguments(name, source, saves, reference, formula, backward, backward_from_output)
     if (expression is None) == (source is None):

@@ -27,7 +27,7 @@ OF_GATED = {"layout": LAYOUTS, "gate": ORDERS, "rounding": ROUNDINGS}  # what th
 CONSTANTS = {  # what has no docstring of its own
     "jitact.REGISTRY": "Every activation's class by its canonical name; read-only.",
     "jitact.registry.REGISTRY": "Every activation's class by its canonical name; read-only.",
-    "jitact.registry.Named": "What stands for an activation: a name, a class, a module or a function.",
+    "jitact.registry.Named": "An activation as a name, a class, a module or a function.",
 }
 HEAD = """\
 # Written by `jitact report` from the table of activations and the public functions; tests compare it. Not to be edited.
@@ -61,16 +61,16 @@ def api_markdown() -> str:
     lines = [
         "# The interface",
         "",
-        "Written by `jitact report`. `help(jitact.gelu)` tells more, [the guide](guide.md) shows it all in use.",
-        "Where an activation is taken, it may be a name, a class, a module or a function, jitact's or PyTorch's.",
+        "Written by `jitact report`. `help(jitact.gelu)` explains the arguments; [the guide](guide.md) shows all in use.",
+        "An argument `activation` is a name, a class, a module or a function, jitact's or PyTorch's.",
         "",
         "## Functions of the package",
         "",
         *_table((f"jitact.{name}", getattr(import_module(f"{PACKAGE}.{PUBLIC[name]}"), name)) for name in sorted(PUBLIC)),
         "",
-        "## What a class of `jitact.get` has beside what `torch.nn.Module` has",
+        "## Classes of `jitact.get`, beside what they have as `torch.nn.Module`",
         "",
-        "The constructor takes what the `torch.nn` class takes, and `save` and `fast_math`, as the functions below do.",
+        "The constructor takes the arguments of the `torch.nn` class, and `save` and `fast_math`, as the functions below do.",
         "",
         *_table((f"ModelNew.{name}", getattr(ActivationModule, name)) for name in ("forward", "get_inputs", "get_init_inputs")),
         "| `ModelNew.Model` | PyTorch's counterpart, a module class. |",
@@ -78,8 +78,8 @@ def api_markdown() -> str:
         "",
         "## Activations",
         "",
-        "`x` is a dense tensor of any shape; `save` is what backward keeps, by default the first choice. Left out here,",
-        f"as all take it, by name alone: {', '.join(f'`{name}`' for name in ('fast_math', *AROUND))}.",
+        "`x` is a dense tensor of any shape; `save` is what backward keeps, by default the first choice. All take these too,",
+        f"by name only: {', '.join(f'`{name}`' for name in ('fast_math', *AROUND))}.",
         "[ACTIVATIONS.md](../ACTIVATIONS.md) has errors and speed.",
         "",
         "| function | computes |",

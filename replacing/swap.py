@@ -120,29 +120,31 @@ def _common(texts: Iterable[str]) -> str:
 
 
 def replace(model: nn.Module, *, dropout: bool = False) -> Report:
-    """Replaces, in place, every activation module of ``model`` that jitact has a counterpart of.
+    """Replaces, in place, every activation module of ``model`` that jitact has a counterpart for.
 
-    A replacement takes over the parameters, ``inplace``, the training mode, the hooks and what else was set on the module,
-    and stands under the same names; a module that stands in several places is replaced by one. Modules of ``torch.nn`` and of
-    transformers are known; those of their subclasses, whose forward may differ, are left. Results agree with PyTorch's within
-    rounding. Printed models show what is replaced: ``jitact GELU(approximate='none')``.
+    A replacement has the same parameters, ``inplace``, training mode, hooks and other attributes, and stands under the same
+    names; a module that is used in several places is replaced by one. Modules of ``torch.nn`` and transformers are known;
+    their subclasses are left, as their forward may differ. Results agree with PyTorch's within rounding. Printing the model
+    shows what was replaced: ``jitact GELU(approximate='none')``.
 
-    In gated blocks, whose code multiplies what the activation returns and does nothing else with it, as in
-    ``down(act(gate(x)) * up(x))`` or with the halves of one projection, the activation is computed together with the product,
-    where neither it nor the block's projections have hooks. The block's code stays as it is, and calls its projections.
+    In gated blocks such as ``down(act(gate(x)) * up(x))``, also with the halves of one projection, one kernel computes the
+    activation and the product, if the source of the block uses the activation's result for nothing else and neither the
+    activation nor the projections have hooks. The block's code stays as it is and calls its projections.
 
-    With ``dropout=True`` an activation whose result goes into a ``torch.nn.Dropout`` or ``F.dropout``, and nowhere else, is
-    computed together with it in training, where neither has hooks. The masks are then of jitact's generator, from other numbers
-    of ``torch.manual_seed`` than PyTorch's, and nothing of them is kept.
+    Calls of functions such as ``F.gelu`` cannot be replaced in a model: the report lists those that it finds in the source of
+    forwards, and of the methods and functions that they call; :func:`patched` replaces them.
 
-    Calls of functions such as ``F.gelu`` cannot be replaced from outside: the report names those that it finds in the source of
-    a forward, of methods and of functions called there, and :func:`patched` reaches them.
+    Args:
+        model: a ``torch.nn.Module``. If it is itself an activation, nothing holds it, so nothing is replaced.
+        dropout: also compute each activation and the ``torch.nn.Dropout`` or ``F.dropout`` after it by one kernel in training
+            mode, where the result goes nowhere else and neither has hooks. The masks are other ones than PyTorch's for the same
+            ``torch.manual_seed``, and are not stored. Default: False.
 
     Returns:
-        What was replaced, what was left and why, and where functions are called. :func:`restore` undoes it.
+        A report: what was replaced, what was left and why, and where functions are called. :func:`restore` undoes it.
 
     Raises:
-        TypeError: ``model`` is no module, or ``dropout`` no bool.
+        TypeError: ``model`` is not a module, or ``dropout`` not a bool.
     """
     _check_model("replace", model)
     if type(dropout) is not bool:
