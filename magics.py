@@ -1,4 +1,4 @@
-"""What ``%load_ext jitact`` adds to IPython and Jupyter: a cell magic, completion of names, classes that show themselves."""
+"""What ``%load_ext jitact`` adds to IPython and Jupyter: a cell magic, completion of names, and a display of classes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["describe", "describe_html", "load_ipython_extension"]
 
 RESULTS = Path(__file__).parent / "results"
 KINDS = ("forward", "gradient")
-CURVE = (-4.0, 4.0, 161)  # where a class's picture starts and ends, and its points
+CURVE = (-4.0, 4.0, 161)  # the x axis of a class's plot: its ends, and the number of points
 
 
 def load_ipython_extension(ipython: Any) -> None:
@@ -54,11 +54,11 @@ FIELD = re.compile(r"^[ \t]*([A-Za-z_]\w*)[ \t]*:[ \t]*", re.MULTILINE)
 def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     """Defines an activation: ``%%activation NAME [PARAMETER=DEFAULT ...] [--check]``, below it an expression or a kernel file.
 
-    A default may be a ``Channel(...)``, for an operand with a learned value for each channel, or ``Row()``, with one for
-    each row; ``operands=gate,up`` lists the tensors, where their order is to be another than that of occurrence.
-
-    Compiles, binds the class to its title (``swoosh`` to ``Swoosh``), and shows it; with ``--check``, checks it too. Lines that
-    begin with ``backward:`` or ``backward_from_output:`` below an expression give the gradient::
+    The activation is compiled, and its class is bound to a variable (``swoosh`` to ``Swoosh``) and shown; with ``--check``
+    it is also compared with PyTorch in float64. A default may be a number, ``Channel(...)`` for an operand with a learned
+    value for each channel, or ``Row()`` for one with a value for each row. ``operands=gate,up`` sets the order of the
+    tensors, which otherwise is that of occurrence. Lines below the expression that begin with ``backward:`` or
+    ``backward_from_output:`` give the gradient::
 
         %%activation snake2 a=1.0 --check
         x + pow(sin(a * x), 2) / a
@@ -70,7 +70,7 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
     unknown = [word for word in words[1:] if word != "--check"]
     if not words or unknown:
         found = f"not {' '.join(unknown)!r}" if unknown else "and there is no name"
-        raise UsageError(f"it is %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
+        raise UsageError(f"usage: %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
         cls = _define(words[0], *_arguments(words[0], line), cell)
         load(cls.activation.source)  # compiled here, where its source is in sight

@@ -88,9 +88,9 @@ def _summary(results: dict[str, Any]) -> str:
             tiles.append(f"<div class='tile'><b>{float(mean['step']):.2f}x</b>{escape(title)}</div>")
     wrong = [row for row in results["rows"] if row["wrong"]]
     listed = "".join(f"<li>{escape(row['name'])} {row['dtype']}: {escape('; '.join(row['wrong']))}</li>" for row in wrong)
-    told = f"<p class='wrong'>Wrong, and not timed:</p><ul class='wrong'>{listed}</ul>" if wrong else ""
-    note = "<p>Forward, forward with autograd recording, and backward together; the geometric mean.</p>" if tiles else ""
-    return f"<h2>In short</h2>{note}<div class='tiles'>{''.join(tiles)}</div>{told}"
+    told = f"<p class='wrong'>Wrong results, not timed:</p><ul class='wrong'>{listed}</ul>" if wrong else ""
+    note = "<p>Geometric mean of forward, forward with autograd recording, and backward together.</p>" if tiles else ""
+    return f"<h2>Summary</h2>{note}<div class='tiles'>{''.join(tiles)}</div>{told}"
 
 
 def _speed(dtype: str, facts: dict[str, Any], rows: list[Entry]) -> str:
@@ -102,7 +102,7 @@ def _speed(dtype: str, facts: dict[str, Any], rows: list[Entry]) -> str:
     )
     return (
         f"<h2>Speed in {escape(dtype)}, {escape(size(facts['shape']))}</h2>"
-        f"<p>Percent of the ceiling, measured in the same run: {ceiling}. {_legend(timed)}</p>"
+        f"<p>Percent of the memory bandwidth, which the same run measured: {ceiling}. {_legend(timed)}</p>"
         f"<div class='scroll'>{_charts(timed)}</div>"
         f"<details><summary>The figures</summary><div class='scroll'>{_speed_table(timed)}</div></details>"
     )
@@ -132,7 +132,7 @@ def _charts(rows: list[Entry]) -> str:
                     x, y = left + WIDTH * min(share, 1.04), TOP + LINE * (i + 0.5)
                     parts.append(f"<circle cx='{x:.1f}' cy='{y}' r='4.2' fill='{COLORS[peer]}'><title>{told}</title></circle>")
     width = LEFT + len(DIRECTIONS) * (WIDTH + GAP)
-    return f"<svg width='{width}' height='{height}' role='img' aria-label='share of the ceiling'>{''.join(parts)}</svg>"
+    return f"<svg width='{width}' height='{height}' role='img' aria-label='share of memory bandwidth'>{''.join(parts)}</svg>"
 
 
 def _name(row: Entry, y: float) -> str:
@@ -149,7 +149,7 @@ def _speed_table(rows: list[Entry]) -> str:
     peers = [peer for peer in PEERS if any(row.get(peer) for row in rows)]
     heads = ["activation"]
     for title in DIRECTIONS.values():
-        heads += [f"{title}, ms", "GB/s", "of ceiling", *(f"x {PEERS[peer]}" for peer in peers)]
+        heads += [f"{title}, ms", "GB/s", "of bandwidth", *(f"x {PEERS[peer]}" for peer in peers)]
     lines = []
     for row in rows:
         cells = [row["name"]]
@@ -210,7 +210,7 @@ def _errors(rows: list[Entry]) -> str:
             cells += [figure(errors[kind]["ulp"]) if kind in errors else "" for kind in ("forward", "gradient")]
         lines.append(cells)
     heads = ["activation", *(f"{dtype} {kind}" for dtype in dtypes for kind in ("forward", "gradient"))]
-    note = "The largest distance from float64, in units in the last place, on bench.py's sample; 1/2 is correct rounding."
+    note = "The largest errors against float64 on bench.py's sample, in units in the last place; 0.5 is correct rounding."
     return f"<h2>Errors</h2><p>{note}</p><div class='scroll'>{_table(heads, lines)}</div>"
 
 
@@ -223,6 +223,6 @@ def _builds(first_use: dict[str, dict[str, float | None]]) -> str:
         return "" if value is None else f"{value:.{digits}f}"
 
     lines = [[name, cell(use["build_s"], 2), cell(use["load_ms"], 1)] for name, use in first_use.items()]
-    note = "First use: compiled, then from the cache in a new process."
+    note = "Time of the first use, which compiles, and of a load from the cache in a new process."
     heads = ["activation", "compiled, s", "cached, ms"]
-    return f"<h2>Builds</h2><p>{note}</p><div class='scroll'>{_table(heads, lines)}</div>"
+    return f"<h2>First use</h2><p>{note}</p><div class='scroll'>{_table(heads, lines)}</div>"
