@@ -280,7 +280,7 @@ def test_transforms() -> None:
 def test_compiled_and_exported(make: Callable[[], type[ActivationModule]]) -> None:
     cls = make()
     record = cls.activation
-    module = cls(**{name: 4 for name in cls.__signature__.parameters if name in record.channels}, dtype=torch.float64).eval()
+    module = cls(**{name: 4 for name in cls.__signature__.parameters if name in record.channels}).double().eval()
     tensors = tuple(leaves(*[(3, 4)] * record.layout.elements))
 
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
