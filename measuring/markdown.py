@@ -84,10 +84,11 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
         "Written by `jitact report` from the table in activations.py and the measurements in results/.",
         *sources,
         "",
-        "- Kept for backward: the default first, then what `save=` can choose.",
-        "- Worst error: forward / gradient in ulp of the dtype over every finite value, as results/ has it in full.",
-        "- Share of the floor: of the time taken, what memory needs for the fewest bytes; forward / forward + save / backward.",
-        "- Faster: than PyTorch eager / torch.compile in forward + save + backward.",
+        "- Kept for backward: the default, then the other choices of `save=`.",
+        "- Worst error: forward / gradient, in ulp of the dtype, over every finite value; results/accuracy-cuda.md has more.",
+        "- Share of the floor: the time that memory needs to move the fewest bytes, as a share of the time that was taken;",
+        "  forward without autograd / forward that keeps what backward needs / backward.",
+        "- Faster: how many times as fast as PyTorch eager / torch.compile, forward and backward together.",
         "",
         _cells("activation", "formula", "parameters", "kept for backward", *(f"worst error {d}" for d in dtypes_of(accuracy)),
                *(f"{what} {d}" for d in timed for what in ("share of the floor", "faster"))),
@@ -112,19 +113,19 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
     gated = [name for name, cls in REGISTRY.items() if cls.activation.gating]
     speeds = _speeds_markdown(gated, operands)
     if speeds:
-        told = "Of two tensors or, where that is said, of one that holds both; beside the formula in PyTorch."
+        told = "Two tensors, or one that holds both where the row says so, compared with the formula in PyTorch."
         lines += ["", "## Gated", "", told]
     lines += speeds
     speeds = _speeds_markdown(list(FORMULAS), [results for results in operands if results["machine"].get("kind") == "cuda"])
     if speeds:
-        told = "What `jitact.define` makes of an expression, beside the same in PyTorch:"
+        told = "What `jitact.define` makes of an expression, compared with the formula in PyTorch:"
         defined = (f"`{name}` is `{expression}`" for name, (expression, _) in FORMULAS.items())
         lines += ["", "## Formulas", "", f"{told} {', '.join(defined)}."]
     lines += speeds
     measured = {row["name"] for results in operands for row in results["operands"]}
     speeds = _speeds_markdown([name for name in measured if "+" in name and name.split("+")[0] in REGISTRY], operands)
     if speeds:
-        told = "`jitact.gelu(x, bias=b, dropout=0.1, residual=r)` is one kernel; backward has the gradient of the bias, too."
+        told = "One kernel, as `jitact.gelu(x, bias=b, dropout=0.1, residual=r)`; backward includes the gradient of the bias."
         lines += ["", "## With bias, dropout and residual", "", told]
     return "\n".join([*lines, *speeds, *_rows_markdown(accuracy, operands)]) + "\n"
 
@@ -136,9 +137,9 @@ def _rows_markdown(accuracy: Entry | None, operands: Sequence[Entry]) -> list[st
         "",
         "## Rows",
         "",
-        "Elements that depend on the row that they are in; [the guide](docs/guide.md#rows) tells which calls the kernels take.",
+        "Each element depends on its row. [The guide](docs/guide.md#rows) says which calls the kernels take.",
         "",
-        "- Worst error: of the kernels, forward in ulp / gradient in epsilons of the sum of the sizes of its terms.",
+        "- Worst error of the kernels: forward in ulp / gradient in epsilons of the sum of the magnitudes of its terms.",
         "",
         _cells("activation", "formula", "kept for backward", *(f"worst error {dtype}" for dtype in dtypes)),
         _cells(*["---"] * 3, *["---:"] * len(dtypes)),
@@ -283,8 +284,12 @@ def models_markdown(after: Entry | None, before: Entry | None) -> str:
         measured.append("torch.compile, whole operators")
     lines = [
         f"A training step around each of {', '.join(names)}.",
-        "How many times as fast it is after `jitact.replace`, least / geometric mean; eager, where the GPU is the limit.",
-        "Memory: compiled, its peak after `replace` over that before it, most / geometric mean.",
+        "",
+        "- torch.compile, eager: how many times as fast the step is after `jitact.replace`, worst / geometric mean. Eager only",
+        "  where the GPU, not the host, is the limit.",
+        "- memory: under torch.compile, the peak after `replace` over the peak before, worst / geometric mean.",
+        *(["- whole operators: with jitact's activations as operators that Inductor does not fuse."] if before else []),
+        "",
         f"{describe_machine(after['machine'])}.",
         "",
         _cells("block", "dtype", *measured),
