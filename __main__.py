@@ -25,18 +25,18 @@ class Command(NamedTuple):
 
 
 COMMANDS = (
-    Command("bench", "correctness, speed and memory of activations beside PyTorch's", "bench"),
-    Command("check", "forward and gradient of an activation beside float64", "measuring.commands", True),
-    Command("accuracy", "the worst error of every activation over all inputs of a type", "accuracy"),
-    Command("export", "an activation as one file that needs PyTorch alone", "exporting.onefile", True),
+    Command("bench", "measures correctness, speed and memory of activations and of PyTorch's", "bench"),
+    Command("check", "compares forward and gradient of activations with float64", "measuring.commands", True),
+    Command("accuracy", "measures the worst error of every activation over all inputs of a dtype", "accuracy"),
+    Command("export", "writes an activation as one file that needs PyTorch only", "exporting.onefile", True),
     Command("build", "compiles activations ahead of their first use", "kernels.__main__", True),
-    Command("list", "what is compiled and kept", "kernels.__main__", True),
-    Command("where", "in which folder, and why there", "kernels.__main__", True),
-    Command("clear", "removes what is kept: all, some, or what was not used lately", "kernels.__main__", True),
-    Command("doctor", "checks all that compiling takes, and says what mends what", "kernels.__main__", True),
-    Command("tune", "how many vectors a GPU's threads should take", "kernels.__main__", True),
-    Command("report", "writes the files of a checkout that are made of its tables and measurements", "report"),
-    Command("version", "versions of jitact and of what it depends on, for bug reports", "measuring.commands", True),
+    Command("list", "shows the builds in the cache", "kernels.__main__", True),
+    Command("where", "shows the folders of the cache, and why they are used", "kernels.__main__", True),
+    Command("clear", "removes builds: all, those named, or those not used lately", "kernels.__main__", True),
+    Command("doctor", "checks compilers, CUDA, GPUs and folders, and says how to fix what is wrong", "kernels.__main__", True),
+    Command("tune", "measures how many vectors each thread of a GPU should process", "kernels.__main__", True),
+    Command("report", "writes the files of a checkout that are generated from tables and measurements", "report"),
+    Command("version", "shows the versions of jitact and of what it depends on, for bug reports", "measuring.commands", True),
 )
 
 
@@ -44,7 +44,7 @@ def usage() -> str:
     """What ``jitact --help`` prints."""
     lines = ["usage: jitact COMMAND ...", "", "Activation kernels for PyTorch, compiled at first use.", ""]
     lines += [f"  {command.name:10}{command.does}" for command in COMMANDS]
-    return "\n".join([*lines, "", "`jitact COMMAND --help` tells the rest. `python -m jitact` is the same program."])
+    return "\n".join([*lines, "", "`jitact COMMAND --help` shows the options. `python -m jitact` is the same program."])
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,11 +1,10 @@
 """How far results are from exact, in units in the last place (ulp): the measure, and the exhaustive tool built on it.
 
-``python -m jitact.accuracy`` runs every activation, with everything that its backward can keep, and PyTorch's own, on every
-finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense sample), and compares forward and
-gradient with float64; softmax and its kin on random and extreme rows of many lengths. It says the largest error in ulp, the
-input where it occurs, the share of inputs above the usual bound, and which bounds are broken, and writes
-``results/accuracy-<cpu or cuda>.json`` and a table beside it. Rows of the same machine that are there, of what is not measured
-now, stay.
+``jitact accuracy`` compares the forward and gradient of every activation, with every choice of what backward keeps, with
+float64, and PyTorch's too: on every finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense
+sample); softmax and its relatives on random and extreme rows of many lengths. It reports the largest error in ulp, the input
+where it occurs, the share of inputs above the usual bound and the bounds that are exceeded, and writes ``results/accuracy-<cpu
+or cuda>.json`` and a table beside it. Results of the same machine in that file which are not measured again stay.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Correctness, speed and memory of every activation beside PyTorch's: ``python bench.py``, or ``jitact bench``.
 
-Each activation and dtype is first compared with float64; a wrong one gets no time. Then forward (nothing recorded), forward +
-save (autograd recording) and backward are timed, taking turns with PyTorch's, as medians. Their floor is the fewest bytes that
-they can move over the ceiling: the best rate that torch or jitact reached here, in the same run, with as many reads and
-writes. What is kept for backward is counted as autograd's saved-tensor hooks see it, in bytes per element. Gated activations,
-of two tensors and of one that holds both, have a table of their own after the others, as ``--operands`` has it.
+Each activation and dtype is first compared with float64; wrong ones are not timed. Then forward (without autograd), forward +
+save (with autograd) and backward are timed, alternating with PyTorch's; the medians are reported. The floor of each is the time
+to move the fewest bytes that it needs at the ceiling, the best bandwidth that torch or jitact reached in the same run with as
+many reads and writes. Bytes kept for backward are those that autograd's saved-tensor hooks see, per element. Gated activations,
+which take two tensors, have a table of their own after the others, in the form of ``--operands``.
 """
 
 from __future__ import annotations
@@ -393,7 +393,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
     parser.add_argument(
-        "--operands", action="store_true", help="instead, what stands around activations, gated ones, formulas, rows (softmax)"
+        "--operands", action="store_true", help="instead, fused bias, dropout and residual, gated ones, and rows (softmax)"
     )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
@@ -404,19 +404,24 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         nargs="?",
         const="",
         metavar="BLOCK,...",
-        help="instead, blocks of models before and after jitact.replace, eager and compiled; on a CPU a small part",
+        help="instead, blocks of models before and after jitact.replace, eager and compiled; on a CPU only some",
     )
     parser.add_argument(
         "--json",
         type=parser.output_file,
         metavar="FILE",
-        help="write all figures and the facts of the machine; lines in it of this machine that are not measured now are kept",
+        help="write all results and a description of the machine; results of this machine that are not measured again stay",
     )
     parser.add_argument(
-        "--html", type=parser.output_file, metavar="FILE.html", help="write a page to look at: speed, memory, errors, builds"
+        "--html", type=parser.output_file, metavar="FILE.html", help="write an HTML page: speed, memory, errors, first use"
     )
+<<<<<<< HEAD
     parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
     args = parser.parse(arguments, formulas=operand_cases.FORMULAS)
+=======
+    parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw shares of the bandwidth (matplotlib)")
+    args = parser.parse(arguments)
+>>>>>>> 10b2e97 (Help of the commands in plain English)
     if args.models is not None:
         return blocks_of_models(parser, args)
     if args.plot and not report.can_plot():

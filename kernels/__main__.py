@@ -52,7 +52,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         sub.set_defaults(run=run, prog=sub.prog)
         return sub
 
-    build = command("build", _build, "Compiles activations, all or those named, as far as they are not cached.")
+    build = command("build", _build, "Compiles the activations that are not cached, all or those named.")
     build.add_argument("names", nargs="*", metavar="NAME")
     build.add_argument(
         "--arch",
@@ -68,12 +68,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     )
     command("list", _list, "Lists what is cached.")
     command("where", _where, "Tells where builds are kept, and why there.")
-    clear = command("clear", _clear, "Removes builds, all or those named, and nothing that is not the loader's own.")
+    clear = command("clear", _clear, "Removes builds from the cache, all or those named. Other files are never touched.")
     clear.add_argument("names", nargs="*", metavar="NAME")
     clear.add_argument(
-        "--unused", type=_positive, metavar="DAYS", help="only what no process of yours has used for so many days"
+        "--unused", type=_positive, metavar="DAYS", help="only builds that no process of yours used for so many days"
     )
-    command("doctor", _doctor, "Checks and explains all that compiling takes; the exit code tells. Compiles nothing.")
+    command("doctor", _doctor, "Checks what compiling needs, and how to fix it. Compiles nothing; exits with 0 if all is well.")
     tune = command("tune", _tune, "Measures on a GPU how many vectors its threads should take, for all or those named.")
     tune.add_argument("names", nargs="*", metavar="NAME")
     bench = command("bench", _bench, "Measures first use and hits beside torch's load_inline.")

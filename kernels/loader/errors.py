@@ -10,7 +10,7 @@ __all__ = ["BuildError", "CompileError", "NoSpaceError", "NotOursError", "Toolch
 
 
 class BuildError(RuntimeError):
-    """A kernel cannot be compiled or loaded. The message says what is missing or wrong and what mends it."""
+    """A kernel cannot be compiled or loaded. The message says what is missing or wrong, and how to fix it."""
 
     def __reduce__(self) -> tuple:
         """Errors cross processes, from those that build many kernels at once to the one that reports."""
