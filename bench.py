@@ -393,7 +393,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
     parser.add_argument(
-        "--operands", action="store_true", help="instead, fused bias, dropout and residual, gated ones, and rows (softmax)"
+        "--operands", action="store_true", help="instead, fused bias, dropout and residual, gates, formulas, rows (softmax)"
     )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
@@ -415,13 +415,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     parser.add_argument(
         "--html", type=parser.output_file, metavar="FILE.html", help="write an HTML page: speed, memory, errors, first use"
     )
-<<<<<<< HEAD
-    parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw the shares of the floor (matplotlib)")
-    args = parser.parse(arguments, formulas=operand_cases.FORMULAS)
-=======
     parser.add_argument("--plot", type=parser.output_file, metavar="FILE.png", help="draw shares of the bandwidth (matplotlib)")
-    args = parser.parse(arguments)
->>>>>>> 10b2e97 (Help of the commands in plain English)
+    args = parser.parse(arguments, formulas=operand_cases.FORMULAS)
     if args.models is not None:
         return blocks_of_models(parser, args)
     if args.plot and not report.can_plot():

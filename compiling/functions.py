@@ -317,8 +317,9 @@ class Wide:
 
     @staticmethod
     def x_plus_sin_squared(x: Tensor, alpha: Tensor) -> Tensor:
-        s = torch.sin(alpha * x)
-        return torch.where(x.isinf(), x, x + s * s / alpha)
+        largest = torch.finfo(x.dtype).max  # as an infinity has no sine, and beside it none counts
+        s = torch.sin((alpha * x).clamp(-largest, largest))
+        return x + s * s / alpha
 
     @staticmethod
     def x_plus_sin_squared_slope(x: Tensor, alpha: Tensor) -> Tensor:

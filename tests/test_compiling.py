@@ -155,6 +155,25 @@ def test_special_values_are_as_in_eager_mode(name: str) -> None:
                     assert_as_eager(own, other, least, limits.gradient, f"{name} {dtype}, gradient {place} of {each}")
 
 
+WITH_NUMBERS = [record for record in PLAIN if record.params]
+
+
+@pytest.mark.parametrize("number", [0.0, -1.5, torch.inf, torch.nan])
+def test_unusual_numbers_are_as_in_eager_mode(number: float) -> None:
+    """Each activation's first parameter, where it may be that."""
+    x, tested = special_values(torch.float32), 0
+    for record in WITH_NUMBERS:
+        params = (number, *[default for _, default in record.params[1:]])
+        try:
+            record.check(params, False, "input", False)
+        except ValueError:
+            continue
+        eager, tested = configured(record, False, "input", False).forward_op(x, *params), tested + 1
+        found = Formula(record.source, fast_math=False).forward(x, *params)
+        assert_as_eager(found, eager, torch.finfo(torch.float32).tiny, DISSOLVED, f"{record.name} of {number}")
+    assert tested > 3
+
+
 FORWARD = "ELEMENTWISE T forward(T x)"
 UNREADABLE = {
     "loop": f"{FORWARD} {{ for (int k = 0; k < 2; ++k) x = x * x; return x; }}",
