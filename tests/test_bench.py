@@ -19,7 +19,7 @@ from common import SLOW
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.measuring import instructions, models, operand_cases, operand_rows, timing
+from jitact.measuring import activation_rows, first_calls, instructions, models, operand_cases, operand_rows, timing
 from jitact.measuring.commandline import with_kept, write_json
 from jitact.rows.modules import names as row_names
 
@@ -245,7 +245,7 @@ class TestBench:
                 outputs.append(weakref.ref(y))
                 return y
 
-        subject = bench.Subject(Watched(), [torch.ones(8)], [torch.ones(8)])
+        subject = timing.Subject(Watched(), [torch.ones(8)], [torch.ones(8)])
         assert subject.kept() == 4 and outputs[0]() is None
 
     def test_results_out_of_place_are_wrong(self):
@@ -255,7 +255,7 @@ class TestBench:
                 return y if y.numel() <= 4096 else y.flatten().roll(1).view(y.shape)
 
         x, dy = torch.randn(2, 100, 100).unbind()
-        (forward, gradient) = bench.check_places(registry.get("softsign"), bench.Subject(Shifted(), [x], [dy]))
+        (forward, gradient) = activation_rows.check_places(registry.get("softsign"), timing.Subject(Shifted(), [x], [dy]))
         assert forward == "forward is wrong at the size (100, 100)" and gradient.startswith("gradient")
 
     @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ class TestBench:
     def test_first_use_imports_nothing_of_the_folder_it_is_started_in(self, tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path)
         (tmp_path / "jitact.py").write_text("raise SystemExit('not this one')")
-        assert bench._seconds_of_first_use([], torch.device("cpu"))["import"] > 0
+        assert first_calls._seconds_of_first_use([], torch.device("cpu"))["import"] > 0
 
     @pytest.mark.slow  # CI runs it, too
     def test_as_a_script(self, tmp_path):

@@ -19,8 +19,8 @@ from jitact import accuracy, bench
 from jitact.__main__ import COMMANDS, main
 from jitact.kernels.loader import build, cache, log
 from jitact.kernels.loader.plan import make_plan
+from jitact.measuring import activation_rows, text, timing
 from jitact.measuring import progress as progress_module
-from jitact.measuring import text, timing
 from jitact.measuring.commandline import progress, say, write_json
 from jitact.measuring.others import Others
 
@@ -145,7 +145,7 @@ def stopped_after(monkeypatch: pytest.MonkeyPatch):
 
 def test_bench_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(timing, "RUNS", {"cpu": (3, 3, 0.0)})
-    stopped_after(bench, "measure_row", 1)
+    stopped_after(activation_rows, "measure_row", 1)
     file, page = tmp_path / "bench.json", tmp_path / "bench.html"
     files = ["--json", str(file), "--html", str(page)]
     assert main(["bench", "relu", "softsign", "--shape", "8x64", "--dtype", "fp32", "--device", "cpu", *files]) == 130

@@ -1,0 +1,66 @@
+"""How long the first calls of activations take in new processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+import torch
+
+from .. import kernels
+from ..registry import REGISTRY
+
+__all__ = ["first_use"]
+
+FIRST_USE = """
+import sys
+sys.path[:] = filter(None, sys.path)  # not what lies where this is started
+import json, time, torch
+x = torch.ones(8, device=sys.argv[1])
+x.sum().item()
+begin = time.perf_counter()
+import jitact
+seconds = {"import": time.perf_counter() - begin}
+for name in sys.argv[2:]:
+    begin = time.perf_counter()
+    jitact.get(name)()(x).sum().item()
+    seconds[name] = time.perf_counter() - begin
+print(json.dumps(seconds))
+"""
+
+
+def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[str, Any]:
+    """The time of first calls in new processes: with the cache, in milliseconds, and without, in seconds.
+
+    Args:
+        names: activations.
+        device: where they run.
+        cold: those to build anew; of the others, the cache tells how long their build took.
+    """
+    with tempfile.TemporaryDirectory() as empty:
+        builds = _seconds_of_first_use(cold, device, JITACT_CACHE_DIR=empty)
+    loads = _seconds_of_first_use(names, device)
+    loads_ms = {name: 1000 * seconds for name, seconds in loads.items()}
+    uses = {name: {"build_s": builds.get(name) or _recorded_seconds(name), "load_ms": loads_ms.get(name)} for name in names}
+    return {"import_ms": loads_ms.get("import"), "first_use": uses}
+
+
+def _seconds_of_first_use(names: list[str], device: torch.device, **variables: str) -> dict[str, float]:
+    command = [sys.executable, "-c", FIRST_USE, str(device), *names]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process would compile the Python of this package too
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
+
+
+def _recorded_seconds(name: str) -> float | None:
+    """How long the cached build of an activation took, as its record in the cache says."""
+    library = kernels.load(REGISTRY[name].activation.source)
+    try:
+        return json.loads((library.path.parent / "build.json").read_text())["seconds"]
+    except (OSError, ValueError, KeyError):
+        return None
