@@ -239,27 +239,28 @@ class Wrapper:
 
     def function(self) -> str:
         """The autograd function."""
-        x, save = self.elements[0], self.build.save
+        x, y, save = self.elements[0], self._local("y"), self.build.save
         layout = ", memory_format=torch.contiguous_format" if self.rows else ""
         lines = [f"class {self.title}(torch.autograd.Function):  # {self._told()}"]
         lines += [
             "    @staticmethod",
             f"    def forward(ctx, {', '.join(self.taken)}):",
-            f"        y = torch.empty_like({x}{layout})",
+            f"        {y} = torch.empty_like({x}{layout})",
         ]
         if save == "bit":
-            reads = f"[{', '.join(f'laid_out_like(y, {each})' for each in self.elements)}]"
+            bits, reads = self._local("bits"), f"[{', '.join(f'laid_out_like({y}, {each})' for each in self.elements)}]"
             lines += [
-                f"        bits = {x}.new_empty(({x}.numel() + 7) // 8, dtype=torch.uint8) if ctx.needs_input_grad[0] else None",
-                self._call('"forward" if bits is None else "forward_bit"', reads, "[y]", "y", "mask=bits"),
+                f"        {bits} = {x}.new_empty(({x}.numel() + 7) // 8, dtype=torch.uint8) if "
+                "ctx.needs_input_grad[0] else None",
+                self._call(f'"forward" if {bits} is None else "forward_bit"', reads, f"[{y}]", y, f"mask={bits}"),
             ]
         else:
-            lines += [f"        {each} = laid_out_like(y, {each})" for each in self.elements]
+            lines += [f"        {each} = laid_out_like({y}, {each})" for each in self.elements]
             reads = f"[{', '.join(self.elements)}]"
-            lines += [self._call('"forward"', reads, "[y]", "y")]
+            lines += [self._call('"forward"', reads, f"[{y}]", y)]
         if save is None:
-            return "\n".join([*lines, "        ctx.mark_non_differentiable(y)", "        return y"]) + "\n"
-        kept = {"bit": ["bits"], "output": ["y"], "input": self._read}[save]
+            return "\n".join([*lines, f"        ctx.mark_non_differentiable({y})", f"        return {y}"]) + "\n"
+        kept = {"bit": [self._local("bits")], "output": [y], "input": self._read}[save]
         kept = [*kept, *self.broadcast]
         if self.draws:
             kept.append("seed")
@@ -268,17 +269,23 @@ class Wrapper:
         if numbers:
             lines.append(f"        ctx.numbers = ({_tuple(numbers)})")
         if save == "bit" or (save == "input" and not self._read and self._computed):
-            lines.append("        ctx.strides = y.stride()")
-        lines += ["        return y", "", "    @staticmethod", "    def backward(ctx, dy):"]
+            lines.append(f"        ctx.strides = {y}.stride()")
+        lines += [f"        return {y}", "", "    @staticmethod", "    def backward(ctx, dy):"]
         lines += [
             "        if torch.is_grad_enabled():",
             f'            raise RuntimeError("{self.where}: no second derivative")',
         ]
-        if kept and kept != ["bits"]:
+        if kept and kept != [self._local("bits")]:
             lines.append(f"        ({_tuple(kept)}) = ctx.saved_tensors")
         if numbers:
             lines.append(f"        ({_tuple(numbers)}) = ctx.numbers")
         return "\n".join([*lines, *self._backward()]) + "\n"
+
+    def _local(self, name: str) -> str:
+        """What a variable of the autograd function is called, beside operands of any name and the gradient that comes in."""
+        while name in (*self.taken, "dy"):
+            name += "_"
+        return name
 
     @property
     def _read(self) -> list[str]:
@@ -300,22 +307,24 @@ class Wrapper:
 
     def _backward(self) -> list[str]:
         """The body of backward, once what was kept is there."""
-        save = self.build.save
+        save, y = self.build.save, self._local("y")
         if save != "input":
             like = (
                 "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)"
                 if save == "bit"
-                else "torch.empty_like(y)"
+                else f"torch.empty_like({y})"
             )
-            bits = "bits" if self.broadcast or self.draws else "ctx.saved_tensors[0]"
-            others, kept = ([f"mask={bits}"], "") if save == "bit" else ([], ", y")
-            call = self._call(f'"backward_from_{save}"', f"[laid_out_like(dx, dy){kept}]", "[dx]", "dx", *others)
-            lines = [f"        dx = {like}", call]
+            bits = self._local("bits") if self.broadcast or self.draws else "ctx.saved_tensors[0]"
+            others, kept = ([f"mask={bits}"], "") if save == "bit" else ([], f", {y}")
+            dx = self._local("dx")
+            call = self._call(f'"backward_from_{save}"', f"[laid_out_like({dx}, dy){kept}]", f"[{dx}]", dx, *others)
+            lines = [f"        {dx} = {like}", call]
             rest = f", *[None] * {len(self.taken) - 1}" if len(self.taken) > 1 else ""
             if self.through:
                 rest = "".join(f", {'dy' if each in self.through else 'None'}" for each in self.taken[1:])
-            return [*lines, f"        return dx{rest}"]
-        gradients = [f"d{each}" if each in self._computed else "dy" if each in self.through else "None" for each in self.taken]
+            return [*lines, f"        return {dx}{rest}"]
+        made = {each: self._local(f"d{each}") for each in self._computed}
+        gradients = [made.get(each) or ("dy" if each in self.through else "None") for each in self.taken]
         returned = f"        return {', '.join(gradients)}"
         if not self._computed:
             return [returned]
@@ -327,16 +336,17 @@ class Wrapper:
             like = "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)"
             lines = [f"        dy = dy if dy.stride() == ctx.strides else {like}.copy_(dy)"]
         for each in self._computed:
-            new, like = "empty_like" if each in written else "zeros_like", "dy" if each in self.elements else each
-            needed = f" if ctx.needs_input_grad[{self.taken.index(each)}] else None" if len(self.taken) > 1 else ""
-            lines += [f"        d{each} = torch.{new}({like}){needed}"]
+            new = "empty_like" if each in written else "zeros_like"
+            like = "dy" if each in written and each in self.unread else each
+            needed = f" if ctx.needs_input_grad[{self.taken.index(each)}] else None" if len(written) + len(sums) > 1 else ""
+            lines += [f"        {made[each]} = torch.{new}({like}){needed}"]
         read = ["dy" if each in self.unread else each for each in self.elements]
-        results = [f"d{each}" if each in self._computed else "None" for each in written]
-        reads, writes = f"[{', '.join(['dy', *read])}]", f"[{', '.join(results)}]"
+        reads, writes = (f"[{', '.join(each)}]" for each in (["dy", *read], [made.get(each, "None") for each in written]))
         if sums:
-            lines += [f"        sums = [{', '.join(f'd{each}' for each in sums)}]"]
-            lines += ['        operation = "backward" if all(each is None for each in sums) else "backward_sums"']
-            lines += [self._call("operation", reads, writes, "dy", "sums=sums")]
+            local, operation = self._local("sums"), self._local("operation")
+            lines += [f"        {local} = [{', '.join(made[each] for each in sums)}]"]
+            lines += [f'        {operation} = "backward" if all(each is None for each in {local}) else "backward_sums"']
+            lines += [self._call(operation, reads, writes, "dy", f"sums={local}")]
         else:
             lines += [self._call('"backward"', reads, writes, "dy")]
         return [*lines, returned]
@@ -356,8 +366,9 @@ class Wrapper:
         ]
         if not places:
             return wrapped("        run(", [*given, *others], ")")
-        before = wrapped("        places = [", places, "]")
-        return "\n".join([before, wrapped("        run(", [*given, "broadcast=places", *others], ")")])
+        local = self._local("places")
+        before = wrapped(f"        {local} = [", places, "]")
+        return "\n".join([before, wrapped("        run(", [*given, f"broadcast={local}", *others], ")")])
 
 
 def _tuple(names: Iterable[str]) -> str:

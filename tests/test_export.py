@@ -293,6 +293,34 @@ def test_expressions_that_drop_alone(expression: str, count: int, swoosh: str) -
     assert 0.15 < dropped.float().mean() < 0.35 and torch.equal(dx == 0, dropped)
 
 
+def test_operands_that_are_called_as_the_file_calls_its_own(swoosh: str) -> None:
+    options = {"sums": jitact.Channel(2.0), "bits": jitact.Channel(0.5)}
+    jitact.define("swoosh", "x * y - dx * 2 + sums * y + bits + places", operands=("x", "y", "dx", "places"), **options)
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    assert "# keeps x, y for backward" in text
+    module = beside_model(text, 30, 30, inputs=[torch.randn(40, 30) for _ in range(4)])
+    turned = [torch.randn(30, 40).t().requires_grad_(k == 2) for k in range(4)]
+    dy = torch.randn(40, 30)
+    (found,) = torch.autograd.grad(module(*turned), turned[2], dy)
+    assert torch.equal(found, -2 * dy)
+
+
+def test_what_no_gradient_reads_is_not_kept(swoosh: str) -> None:
+    jitact.define("swoosh", "r + dropout(x + b, p) * 2", b=jitact.Channel(0.5), p=0.25)
+    text = jitact.export(swoosh, device="cpu", dtype="fp32")
+    assert "# keeps no tensor for backward" in text and "ctx.save_for_backward(b, seed)" in text
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    module = space["ModelNew"](30)
+    for turn in (lambda t: t, lambda t: t.t().contiguous().t()):
+        x, r = (turn(torch.randn(40, 30)).requires_grad_() for _ in range(2))
+        y, dy = module(x, r), torch.randn(40, 30)
+        kept = 2 / 0.75 * ((y - r).abs() > 1e-6)
+        found = torch.autograd.grad(y, [x, r, module.b], dy)
+        for gradient, exact in zip(found, (kept * dy, dy, (kept * dy).sum(0)), strict=True):
+            torch.testing.assert_close(gradient, exact)
+
+
 BUILT = {
     "calls": ("gelu(x) * sigmoid(a * x)", {"a": 2.0}, (), 1),
     "calls a gated one": ("swiglu(x, z) + x", {}, (), 2),
