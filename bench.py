@@ -4,7 +4,7 @@ Each activation and dtype is first compared with float64; wrong ones are not tim
 save (with autograd) and backward are timed, alternating with PyTorch's; the medians are reported. The floor of each is the time
 to move the fewest bytes that it needs at the ceiling, the best bandwidth that torch or jitact reached in the same run with as
 many reads and writes. Bytes kept for backward are those that autograd's saved-tensor hooks see, per element. Gated activations,
-which take two tensors, have a table of their own after the others, in the form of ``--operands``.
+given as two tensors and as one that holds both, have a table of their own after the others, in the form of ``--operands``.
 """
 
 from __future__ import annotations
