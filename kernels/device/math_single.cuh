@@ -256,7 +256,7 @@ JITACT_INLINE float times_tanh_softplus(float a, float x) {
   const float k = select(left, w, 2.0f * e * e) *
                   reciprocal(select(left, fmaf(e, e + 2.0f, 2.0f), fmaf(2.0f, w, 1.0f)));
   const float b = select(left, a * scaled * kUnscale, a);
-  return select(fabsf(b) < INFINITY, copysignf(fmaf(-b, k, b), a), b);  // the sign also of 0
+  return copysignf(fmaf(-at_most(b, kLargest), k, b), a);  // of the sign of a where it is 0; inf - inf would be NaN
 }
 
 // (x - tanh(x)) / x^3 as a polynomial in u = x^2, for |x| <= 5/4.
