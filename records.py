@@ -24,6 +24,7 @@ __all__ = [
     "ACCEPTED",
     "AROUND",
     "DTYPES",
+    "NEXT_TO_NOTHING",
     "OF_MODULES",
     "OPTIONS",
     "Activation",

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels import KernelSource
+from ..kernels import KernelSource, Work
 from ..kernels.loader import signature
 from ..kernels.loader.signature import Signature
 from ..kernels.loader.slopes import slope_source
 from ..modules import title_of
-from ..records import Activation, Channel, Requirement, Row
+from ..records import NEXT_TO_NOTHING, Activation, Channel, Requirement, Row
 from ..running import run, run_fitted
 from . import kernel_file
 from .expression import Expression, ExpressionError
@@ -109,6 +109,7 @@ def read_definition(
     if expressions is None:
         expressions = _expressions_there(kernel, functions, beside)
     forward = expressions.get("forward")
+    kernel = kernel._replace(work=_work(expressions))
     definition = Definition(
         name,
         title=title_of(name),
@@ -214,6 +215,14 @@ def _requirements(forward: Expression, names: tuple[str, ...]) -> tuple[Requirem
         return Requirement(f"0 <= {text} <= 1", lambda *params: 0 <= of(*params) <= 1)
 
     return tuple(requirement(*share) for share in forward.shares)
+
+
+def _work(expressions: Mapping[str, Expression]) -> Work:
+    """How much a GPU computes: next to nothing for arithmetic alone, as lines of the table that are no more have it."""
+    usual, forward = Work(), expressions.get("forward")
+    if forward is None or not forward.is_arithmetic:
+        return usual
+    return NEXT_TO_NOTHING if expressions.get("backward", forward).is_arithmetic else usual._replace(forward=1)
 
 
 def _gradients_read(there: Signature, expressions: Mapping[str, Expression]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..fusing.drop import dropped
 from ..records import Activation, promoted
-from .functions import FUNCTIONS
+from .functions import ARITHMETIC, FUNCTIONS
 from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, _Parser, bare, in_cpp
 
@@ -37,6 +37,7 @@ class Expression:
         shares: of what is dropped.
         helpers: those of :data:`HELPERS` that :attr:`python` calls.
         activations: the activations that it calls.
+        is_arithmetic: whether it calls, and draws, nothing, but for functions that are an instruction or two.
         python: the same in Python, with the names ``torch``, ``math``, ``dropout`` and those of helpers and activations.
         cpp: the same in C++, where operands but ``x``, ``dy`` and an output ``y`` are called as :func:`in_cpp` says.
         key: equal for expressions that differ in spaces, needless parentheses, the spelling of numbers, or names of variables.
@@ -83,6 +84,7 @@ class Expression:
         self.random, self.shares = tuple(parser.drawn), tuple(parser.shares)
         self.helpers = {name: HELPERS[name] for name in HELPERS if name in parser.names}
         self.activations = tuple(parser.activations.values())
+        self.is_arithmetic = not (self.activations or self.random or self.names & FUNCTIONS.keys() - ARITHMETIC)
         self.python, self.cpp, self.key = bare(parser.as_tensor(root)), bare(root.cpp), root.key
         names = {"torch": torch, "math": math, DROPOUT: dropped}
         names |= {helper.__name__: helper for helper in self.helpers.values()}

@@ -13,7 +13,7 @@ from ..kernels import KernelSource
 from ..records import Activation, layout
 from .helpers import HELPERS
 
-__all__ = ["FUNCTIONS", "IN_MATH", "Called", "Function", "called"]
+__all__ = ["ARITHMETIC", "FUNCTIONS", "IN_MATH", "Called", "Function", "called"]
 
 
 class Function(NamedTuple):
@@ -44,6 +44,9 @@ FUNCTIONS: dict[str, Function] = {
     "hypot": Function(2, "torch.hypot"),
     "copysign": Function(2, "torch.copysign"),
 }
+
+ARITHMETIC = frozenset(("abs", "min", "max", "clamp", "fma", "copysign"))
+"""Those that take no more than a sum or a product does."""
 
 IN_MATH_TOO = (
     "exp expm1 log log2 log10 log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc pow fmod atan2 "

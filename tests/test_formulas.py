@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
 
 import jitact
-from jitact import Channel, modules
+from jitact import Channel, modules, registry
 from jitact.definitions.expression import Expression, ExpressionError
+from jitact.kernels import Work
 from jitact.magics import describe, describe_html
 from jitact.modules import ActivationModule
 
@@ -206,6 +207,26 @@ def test_sums_over_channels(dtype: torch.dtype, device: str) -> None:
     for own, gradient, magnitude in list(zip(found, expected, terms, strict=True))[1:]:
         bound = (2.0**-48 if dtype is torch.float64 else 2.0**-17) * magnitude.double().abs() + 1e-30
         assert own.dtype is wide and ((own.double() - gradient.double()).abs() <= bound).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "gradient", "work"),
+    [
+        ("x * x / (1 + abs(x))", None, Work(1, 1)),
+        ("x > 0 ? clamp(x, 0, a) * y : fma(x, y, 2)", None, Work(1, 1)),
+        ("x * 2", "dy * exp(x)", Work(forward=1)),
+        ("x * sin(x)", None, Work()),
+        ("silu(x) + y", None, Work()),
+        ("y + dropout(x, 0.5)", None, Work()),
+    ],
+)
+def test_arithmetic_alone_is_next_to_no_work(text: str, gradient: str | None, work: Work, tmp_path: Path) -> None:
+    """As of the table's lines that are no more."""
+    cls = jitact.define("told", text, gradient, **({"a": 1.0} if "clamp" in text else {}))
+    assert cls.activation.source.work == work
+    jitact.save_folder(tmp_path, "told")
+    assert jitact.load_folder(tmp_path)["told"].activation.source.work == work
+    assert {registry.class_of(name).activation.source.work for name in ("bilinear", "reglu", "softsign")} == {Work(1, 1)}
 
 
 def test_a_choice_between_operands_of_any_kind() -> None:
