@@ -44,6 +44,7 @@ __all__ = [
     "make_weights",
     "named_as",
     "normalise",
+    "remove_placeholders",
     "reset_weights",
     "title_of",
     "users_rows",
@@ -102,6 +103,10 @@ class ActivationModule(KernelBenchForm, StandingIn):
         to the result.
         """
         record = self.activation
+        if type(others) is not tuple:  # torch.fx traces this module as the root: `others` and `named` are proxies
+            remove_placeholders(others, named)
+            make, names = others.tracer.create_proxy, given_in_calls(record.token)
+            others, named = tuple([make("placeholder", name, (None,), {}) for name in names[1:]]), {}
         if x is not None and not others and not named and is_plain(record.token):
             record = record if record.variant is None else variant(record, self.__dict__)
             if not self.surrounded:
@@ -186,6 +191,12 @@ class ActivationModule(KernelBenchForm, StandingIn):
     def get_init_inputs(cls) -> list:
         """Arguments for the constructor: one value for all channels, where their number is asked for; else none."""
         return [1 for default in cls.activation.own_arguments.values() if default is Parameter.empty]
+
+
+def remove_placeholders(*proxies: Any) -> None:
+    """Removes unused arguments of a module that torch.fx traces as the root, so that the traced module does not ignore them."""
+    for proxy in proxies:
+        proxy.node.graph.erase_node(proxy.node)
 
 
 def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..modules import ActivationModule, Makers, make_module, make_weights, named_as, reset_weights
+from ..modules import ActivationModule, Makers, make_module, make_weights, named_as, remove_placeholders, reset_weights
 from ..records import GATED, OPTIONS, Activation, Arguments, as_number, is_stand_in, signature_of
 from ..running import run_with_operands
 from .calls import run_gated
@@ -47,6 +47,9 @@ class GatedModule(ActivationModule):
             row_weight: a weight for each row of the result, of shape ``x.shape[:-1]``.
         """
         record = self.activation
+        if gate is not None and other is not None and is_stand_in(gate):  # torch.fx traces this module as the root
+            remove_placeholders(gate, up)
+            gate = up = None
         tensors = tuple([t for t in (x, other) if t is not None])
         named = {} if gate is up is row_weight is None else {"gate": gate, "up": up, "row_weight": row_weight}
         if record.channels:

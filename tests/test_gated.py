@@ -501,6 +501,10 @@ def test_traced_by_fx() -> None:
 
     traced, x = torch.fx.symbolic_trace(Block()), halves(2, 6)
     assert torch.equal(traced(x), Block()(x))
+    alone, weight = jitact.get("swiglu")(gate="last"), torch.randn(2)
+    traced, pair = torch.fx.symbolic_trace(alone), x.chunk(2, -1)
+    for given in ((x,), pair):
+        assert torch.equal(traced(*given, row_weight=weight), alone(*given, row_weight=weight))
 
 
 def test_modules() -> None:

@@ -264,6 +264,19 @@ def test_torch_fx() -> None:
     torch.testing.assert_close(torch.fx.symbolic_trace(replaced)(x), replaced(x))
 
 
+def test_torch_fx_of_an_activation_alone() -> None:
+    """The traced module takes the tensors of the activation, and no others, which it would ignore."""
+    x, y = torch.randn(2, 3, 4)
+    for name, arguments in (("gelu", {"bias": 4}), ("prelu", {}), ("xielu", {"dtype": torch.float32}), ("rrelu", {})):
+        model = jitact.get(name)(**arguments).eval()
+        traced = torch.fx.symbolic_trace(model)
+        assert torch.equal(traced(x), model(x))
+        with pytest.raises(TypeError, match="residual"):
+            traced(x, residual=y)
+    model = jitact.define("silu_times", "silu(x) * y")()
+    assert torch.equal(torch.fx.symbolic_trace(model)(x, y), model(x, y))
+
+
 class OnBuffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
