@@ -17,8 +17,9 @@ from common import SLOW, slow_but
 
 import jitact
 from jitact import kernels
+from jitact.fusing.around import named as fused
 from jitact.kernels.loader.parts import write_compiler
-from jitact.kernels.loader.plan import CFLAGS, NVCC_FLAGS
+from jitact.kernels.loader.plan import CFLAGS, CPU_LEVELS, NVCC_FLAGS
 
 FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
@@ -152,6 +153,30 @@ def test_a_cpu_computes_vectors(name: str, tmp_path: Path) -> None:
         single = len(re.findall(r"\tv(?:mul|add|sub|div|sqrt|fn?m\w+)s[sd]\t", text))
         if "Dual" not in loop and (name, dtype) not in ONE_BY_ONE:
             assert single <= 6 or single <= packed / 2, (loop, packed, single)
+
+
+def is_gcc() -> bool:
+    """Whether c++ is GCC, which says what it vectorised."""
+    if shutil.which("c++") is None:
+        return False
+    return "Free Software Foundation" in subprocess.run(["c++", "--version"], capture_output=True, text=True).stdout
+
+
+FUSED = ("leaky_relu+bias+dropout+residual", SLOW("hardtanh+dropout"), SLOW("relu+bias+dropout+residual"))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or not is_gcc(), reason="GCC for x86 says what it vectorised")
+@pytest.mark.parametrize("name", FUSED)
+def test_a_cpu_computes_vectors_around_a_kept_bit(name: str, tmp_path: Path) -> None:
+    """Bits are stored as bytes, which may be those of any object unless it is said that they are not."""
+    source, missed = fused(name, lambda each: jitact.get(each).activation).source, tmp_path / "missed"
+    text = f'#include "elementwise.cuh"\n{source.full_text}\n#include "launch.cuh"\n'
+    flags = [*CFLAGS, "-w", *CPU_LEVELS["AVX512"], f"-fopt-info-vec-missed={missed}", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
+    compile_text(text, tmp_path, ["c++", "-x", "c++", "-S", *flags, *source.defines()])
+    lines = (DEVICE / "launch_cpu.h").read_text().splitlines()
+    (loop,) = (number for number, line in enumerate(lines, 1) if "i < padded; i++" in line)
+    assert missed.read_text()
+    assert not re.findall(rf"launch_cpu\.h:{loop}:\d+: missed: couldn't vectorize loop", missed.read_text())
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

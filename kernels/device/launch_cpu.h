@@ -272,8 +272,9 @@ class Block {
     template <int r> JITACT_INLINE Random<T> random() const { return Random<T>(block.random_[r][i]); }
   };
 
+  // Bytes could be those of any object: if it were not said that `bits` are not, all would be loaded again after each store.
   template <typename In, typename Out>
-  void compute(const In& in, const Out& out, uint8_t* bits, int64_t padded) {
+  void compute(const In& in, const Out& out, uint8_t* __restrict bits, int64_t padded) {
 #pragma GCC ivdep
     for (int64_t i = 0; i < padded; i++) {
       bool bit = reads_bits(op) && bits[i];
