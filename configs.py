@@ -1,4 +1,4 @@
-"""The operators behind a call, what backward keeps for them, and how they are called."""
+"""The operators of a call, what backward keeps for them, and helpers that call them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,13 @@ __all__ = [
 ]
 
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
-"""Whether torch.compile is one that keeps inputs of autograd functions which nobody asked for; 2.11 was seen to."""
+"""Whether torch.compile may save inputs of autograd functions that these did not save; observed with 2.11."""
 
 
 class Config(NamedTuple):
-    """How a call runs, everything but the tensors and the numbers: the options, completed, and the operators they lead to.
+    """Everything about a call but its tensors and numbers: the resolved options, and their operators.
+
+    Tensors are given by their index among the operator's tensors.
 
     Attributes:
         record: of the activation.
@@ -44,14 +46,14 @@ class Config(NamedTuple):
         save: what backward keeps.
         forward_op: the operator of forward.
         backward_op: the operator of backward.
-        places: of the tensors, those that ``backward_op`` gives gradients of, in its order.
-        by_bits: whether ``backward_op`` takes a number whose bits tell which gradients are wanted.
-        passed: of the tensors, those whose gradient is ``dy``.
-        reads: for each tensor, which of them its gradient reads, as bits; empty where each may read all.
-        elements: how many of the tensors are elements.
-        draws: whether there are random numbers.
-        copy_op: the operator that copies a gradient into the memory order of the bits, where ``save`` is "bit".
-        unread: of the tensors, those that backward reads nothing of, by what autograd asks for, as calls find out.
+        places: the tensors that ``backward_op`` computes gradients of, in the order of its results.
+        by_bits: whether ``backward_op`` takes a bit mask of the gradients to compute.
+        passed: the tensors whose gradient is ``dy`` itself.
+        reads: for each tensor, a bit mask of the tensors that its gradient reads; empty where each may read all.
+        elements: how many tensors are elementwise operands; they come first.
+        draws: whether the kernel draws random numbers.
+        copy_op: the operator that copies a gradient into the strides of the bit mask, where ``save`` is "bit".
+        unread: cache: for each ``needs_input_grad``, the tensors that no computed gradient reads; None if none is computed.
     """
 
     record: Activation
@@ -70,20 +72,20 @@ class Config(NamedTuple):
 
 
 def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
-    """Finds the operators of a call, and compiles them unless they are there. The options are checked."""
+    """Finds the operators of a call, and compiles them if necessary. The options have been checked."""
     library = load(record.token, fast_math)
-    laid = layout(record.token)
+    spec = layout(record.token)
     forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
     backward = "backward" if save == "input" else f"backward_from_{save}"
     ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
-    places = {"input": laid.places, "bit": laid.from_bit}.get(save, laid.places[:1])
+    places = {"input": spec.places, "bit": spec.from_bit}.get(save, spec.places[:1])
     copy = getattr(torch.ops.jitact, f"{library}_copy_").default if save == "bit" else None
-    of_places = (places, len(places) > 1, laid.passed, laid.reads)
-    return Config(record, inplace, save, *ops, *of_places, laid.elements, laid.draws, copy, {})
+    of_places = (places, len(places) > 1, spec.passed, spec.reads)
+    return Config(record, inplace, save, *ops, *of_places, spec.elements, spec.draws, copy, {})
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
-    """:func:`configure`, with what it returns kept by the record; not where torch.compile traces it."""
+    """:func:`configure`, cached in the record; not while torch.compile traces."""
     if torch.compiler.is_compiling():
         return configure(record, inplace, save, fast_math)
     config = record.configs.get((inplace, save, fast_math))
@@ -93,28 +95,27 @@ def configured(record: Activation, inplace: bool, save: str, fast_math: bool) ->
 
 
 def load(token: str, fast_math: bool) -> str:
-    """The first part of the names of a record's operators, compiled unless they are there."""
+    """The prefix of the names of a record's operators, which are compiled if necessary."""
     return kernels.load(by_token[token].source, fast_math=fast_math).name
 
 
-# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
+# As torch.compiler.assume_constant_result, without importing the whole compiler: torch.compile calls it and does not trace it.
 load._dynamo_marked_constant = True
 
 
 def call(operator: Callable, *arguments: Any) -> Any:
-    """Calls an operator, with PyTorch's own error where memory is short.
+    """Calls an operator; out of memory raises torch.OutOfMemoryError, as PyTorch's operators do.
 
-    Through the C interface of the operators every exception is a RuntimeError. Asking for the memory again raises the one
-    that users know how to catch, torch.OutOfMemoryError.
+    The stable C interface turns every exception into a RuntimeError. Allocating the same memory again raises PyTorch's own.
     """
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        raise _torchs_own(error, arguments) from None
+        raise _out_of_memory_error(error, arguments) from None
 
 
-def _torchs_own(error: RuntimeError, arguments: tuple) -> RuntimeError:
-    if "out of memory" not in str(error):  # as binding.cpp says it
+def _out_of_memory_error(error: RuntimeError, arguments: tuple) -> RuntimeError:
+    if "out of memory" not in str(error):  # the text of binding.cpp
         return error
     try:
         for each in arguments:
@@ -126,15 +127,15 @@ def _torchs_own(error: RuntimeError, arguments: tuple) -> RuntimeError:
 
 
 def run_operator(record: Activation, *arguments: Any) -> Tensor:
-    """The operator of forward, with nothing recorded: for what gives no gradient."""
+    """Runs the operator of forward without recording it, for results that need no gradient."""
     with torch.no_grad():
         return call(configured(record, False, "input", False).forward_op, *arguments)
 
 
 def overwritten(x: Tensor, operator: Callable, *arguments: Any) -> Tensor:
-    """Changes ``x`` in place by an operator, with nothing recorded; returns ``x``.
+    """Changes ``x`` in place by an operator, without recording it, and returns ``x``.
 
-    Operators that are made outside of PyTorch do not tell autograd that ``x`` has changed: this does.
+    Increments the version of ``x``, by which autograd detects changes, as operators from outside PyTorch do not.
 
     Raises:
         RuntimeError: ``x`` is an inference tensor, outside of inference mode.
@@ -150,18 +151,18 @@ _unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
 
 def alive(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """Tensors in place of those that outlived the torch.func transform in which they were made; the others themselves.
+    """Unwraps tensors that outlived the torch.func transform in which they were made; returns others as they are.
 
-    One that outlived it has no history, and may not tell that its gradient is wanted: what it holds does both.
+    A dead wrapper has no history and may not report ``requires_grad``; the tensor inside has both.
     """
     for each in tensors:
         if _unwrap_if_dead(each) is not each:
-            return alive(tuple([_unwrap_if_dead(each) for each in tensors]))  # again, as transforms stand within transforms
+            return alive(tuple([_unwrap_if_dead(each) for each in tensors]))  # again: transforms nest
     return tensors
 
 
 def strides_of_bits(y: Tensor) -> tuple[int, ...]:
-    """The strides in whose order a mask holds the bits of ``y``: those of a dense copy where ``y`` is a view with gaps."""
+    """The strides of the order in which a mask holds the bits of ``y``: those of ``empty_like``, if ``y`` is not contiguous."""
     return y.stride() if y.is_contiguous() else torch.empty_like(y, device="meta").stride()
 
 
@@ -169,7 +170,7 @@ def copied(x: Tensor, record: Activation) -> Tensor:
     """A copy of ``x``.
 
     Raises:
-        RuntimeError: its storage was freed behind it, as FSDP does, where PyTorch's own copy would crash.
+        RuntimeError: its storage was freed, as FSDP does; PyTorch's own copy would crash.
     """
     in_memory = type(x) is Tensor and not torch.compiler.is_compiling() and not is_transformed()
     if in_memory and x.numel() and not x.untyped_storage().nbytes():
@@ -178,7 +179,7 @@ def copied(x: Tensor, record: Activation) -> Tensor:
 
 
 def in_order(dy: Tensor, config: Config, strides: tuple[int, ...]) -> Tensor:
-    """``dy`` in memory, with these strides; copied if it has others."""
+    """``dy`` with these strides and with storage; copied if it has not."""
     in_memory = torch.compiler.is_compiling() or not dy._is_zerotensor()
     if dy.stride() == strides and in_memory:
         return dy
@@ -191,22 +192,22 @@ def in_order(dy: Tensor, config: Config, strides: tuple[int, ...]) -> Tensor:
 
 
 def is_batched(dy: Tensor) -> bool:
-    """Whether what looks like one gradient is, or may be, a batch of them, whose memory is not that of one."""
+    """Whether ``dy`` is, or may be, a batched tensor, whose memory holds many gradients of the shape that it reports."""
     if torch.compiler.is_compiling():
         return False
-    return is_transformed() or torch._C._functorch.is_legacy_batchedtensor(dy)  # torch.vmap's, and is_grads_batched's
+    return is_transformed() or torch._C._functorch.is_legacy_batchedtensor(dy)  # the latter by is_grads_batched=True
 
 
 def is_exporting() -> bool:
-    """Whether torch.export is at work; torch.compiler's own says so inside every torch.compile of torch 2.11."""
+    """Whether torch.export is tracing. Not traced itself: torch 2.11 traces ``is_exporting`` as True in every torch.compile."""
     return torch.compiler.is_exporting()
 
 
-is_exporting._dynamo_marked_constant = True  # asked while tracing, not traced
+is_exporting._dynamo_marked_constant = True  # called while tracing, not traced
 
 
 def is_transformed() -> bool:
-    """Whether torch.func transforms or forward-mode AD are at work. Neither has a public query."""
+    """Whether a torch.func transform or forward-mode AD is active. PyTorch has no public function for either."""
     return _in_torch_func() or forward_ad._current_level >= 0
 
 
@@ -214,10 +215,10 @@ def _in_torch_func() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
 
 
-_in_torch_func._dynamo_marked_constant = True  # as above; while tracing, a transform is at work where the traced code is in one
+_in_torch_func._dynamo_marked_constant = True  # as above; torch.compile enters a transform's level while it traces its body
 
 
 def is_functionalized() -> bool:
-    """Whether one of the transforms is torch.func.functionalize, for which an autograd function can have no rule."""
+    """Whether torch.func.functionalize is among the active transforms; autograd functions cannot support it."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
     return any(interpreter.key() == torch._C._functorch.TransformType.Functionalize for interpreter in stack)

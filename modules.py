@@ -1,4 +1,4 @@
-"""The module class and the function that are made from an activation's record."""
+"""Makes the module class and the function of an activation from its record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .fusing.around import check_beside, check_channel_dim, probability, run_around, run_with_added
+from .fusing.around import check_channel_dim, check_fused, probability, run_around, run_with_added
 from .measuring.docstrings import describe_class, describe_function
 from .measuring.inputs import KernelBenchForm
 from .records import (
@@ -54,53 +54,53 @@ __all__ = [
 
 
 class StandingIn(nn.Module):
-    """Base of modules that ``replace`` puts in place of PyTorch's."""
+    """Base of the modules that :func:`jitact.replace` puts into models."""
 
     def _get_name(self) -> str:
-        """The class in a printed model, where one that stands in place of PyTorch's is told from it."""
+        """The name in a printed model: ``jitact GELU`` for a replacement, to distinguish it from ``torch.nn.GELU``."""
         return f"jitact {type(self).__name__}" if "_replaced" in vars(self) else type(self).__name__
 
 
 class ActivationModule(KernelBenchForm, StandingIn):
-    """Base of the classes that :func:`make_module` makes: modules that drop in where ``torch.nn``'s stand."""
+    """Base of the classes that :func:`make_module` makes: drop-in replacements for modules of ``torch.nn``."""
 
     activation: ClassVar[Activation]
     Model: ClassVar[type[nn.Module]]
-    surrounded: tuple[str, ...] = ()  # by a bias or dropout: those of AROUND that it has, none its activation's own arguments
+    surrounded: tuple[str, ...] = ()  # with a fused bias or dropout: the arguments of AROUND that the constructor got
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes what the ``torch.nn`` counterpart takes, and ``save`` and ``fast_math``; see the class's signature."""
+        """Takes the arguments of the ``torch.nn`` counterpart, ``save``, ``fast_math`` and more: see the class's signature."""
         record = self.activation
         options = record.of_constructor.bind(args, kwargs)
-        beside = {name: options.pop(name) for name in OF_MODULES if name in options and name not in record.own_arguments}
-        made = {name: beside.get(name, options.get(name)) for name in ("device", "dtype")}
+        fused = {name: options.pop(name) for name in OF_MODULES if name in options and name not in record.own_arguments}
+        factory_kwargs = {name: fused.get(name, options.get(name)) for name in ("device", "dtype")}
         if record.channels and record.module:
             record.module.__init__(self, **{name: value for name, value in options.items() if name not in OPTIONS})
             options = {name: options[name] for name in OPTIONS}
         else:
             super().__init__()
-            make_weights(self, record, options, made)
+            make_weights(self, record, options, factory_kwargs)
         self.inplace = False
         for name, value in options.items():
             setattr(self, name, value)
         variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
-        if "channel_dim" in beside:
-            check_channel_dim(record, beside["channel_dim"], beside.get("bias"))
-        unused = [f"{name}=" for name, value in made.items() if value is not None and name in beside]
-        if unused and not record.channels and beside.get("bias") is None:
+        if "channel_dim" in fused:
+            check_channel_dim(record, fused["channel_dim"], fused.get("bias"))
+        unused = [f"{name}=" for name, value in factory_kwargs.items() if value is not None and name in fused]
+        if unused and not record.channels and fused.get("bias") is None:
             raise ValueError(f"{record.name}: {' and '.join(unused)} is for the module's bias or weights, and there are none")
-        if beside.get("bias") is not None or beside.get("dropout", 0.0) != 0:
-            _surround(self, record, beside, made)
+        if fused.get("bias") is not None or fused.get("dropout", 0.0) != 0:
+            _surround(self, record, fused, factory_kwargs)
 
     def _params(self) -> tuple[float, ...]:
         params = self.activation.params
         return tuple([getattr(self, name) for name, _ in params]) if params else ()
 
     def forward(self, x: Tensor | None = None, *others: Tensor, **named: Tensor) -> Tensor:
-        """Applies the activation to ``x``, of any shape; raises TypeError for what is not a dense tensor of floats.
+        """Applies the activation to ``x``, of any shape; raises TypeError for anything but a dense floating-point tensor.
 
-        The tensors of an activation that takes several may be given by name. After them, or as ``residual=``, one more is added
-        to the result.
+        An activation of several tensors takes them by position or by name. One more tensor after them, or ``residual=``, is
+        added to the result.
         """
         record = self.activation
         if type(others) is not tuple:  # torch.fx traces this module as the root: `others` and `named` are proxies
@@ -113,36 +113,36 @@ class ActivationModule(KernelBenchForm, StandingIn):
                 return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
             if not torch.compiler.is_compiling() and isinstance(x, Tensor) and self._has_a_bias_alone():
                 operands = {"x": x, "bias": self.bias}
-                if isinstance(operands["bias"], Tensor):  # as torch.fx does not have it
+                if isinstance(operands["bias"], Tensor):  # a proxy while torch.fx traces
                     return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
 
     def _has_a_bias_alone(self) -> bool:
-        """Whether what stands around the activation is, in this call, a bias of the last dimension and nothing else."""
-        own, beside = self.__dict__, self.surrounded
-        drops = "dropout" in beside and self.training and own["dropout"] != 0
+        """Whether this call fuses a bias of the last dimension with the activation, and nothing else."""
+        own, fused = self.__dict__, self.surrounded
+        drops = "dropout" in fused and self.training and own["dropout"] != 0
         return not drops and own.get("channel_dim", -1) == -1 and bias_around(self) is not None
 
     def _forward_with_operands(self, *tensors: Tensor, **named: Any) -> Tensor:
         record = self.activation
         names = given_in_calls(record.token)
         if "input" in named and "input" not in names and not tensors:
-            tensors = (named.pop("input"),)  # as torch.nn's modules call it
+            tensors = (named.pop("input"),)  # the name in torch.nn's modules
         residual = None if "residual" in names else named.pop("residual", None)
         if residual is None and "residual" not in names and len(tensors) == len(names) + 1:
             *tensors, residual = tensors
         given = _by_name(record, tensors, named) | {name: getattr(self, name) for name in record.channels}
         if self.surrounded or residual is not None:
-            beside: dict[str, Any] = {"residual": residual}
+            fused: dict[str, Any] = {"residual": residual}
             unused = () if self.training else ("dropout",)
             unused += ("channel_dim",) if bias_around(self) is None else ()
-            beside |= {name: getattr(self, name) for name in self.surrounded if name not in unused}
+            fused |= {name: getattr(self, name) for name in self.surrounded if name not in unused}
             record, fixed = variant(record, self.__dict__), (self.inplace, self.save, self.fast_math, self.training)
-            return run_around(record, given, self._params(), beside, *fixed)
+            return run_around(record, given, self._params(), fused, *fixed)
         return run_with_operands(record, given, self._params(), self.inplace, self.save, self.fast_math, self.training)
 
     def reset_parameters(self) -> None:
-        """Gives weights and bias the values that they have in a new module."""
+        """Resets weights and bias to their initial values."""
         if self.activation.channels and self.activation.module:
             reset = getattr(self.activation.module, "reset_parameters", None)
             if reset is not None:
@@ -153,7 +153,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
             nn.init.zeros_(self.bias)
 
     def extra_repr(self) -> str:
-        """Parameters, and the options that were chosen."""
+        """Parameters, and options that differ from their defaults."""
         record = self.activation
         if record.channels and record.module:
             shown = [text] if (text := record.module.extra_repr(self)) else []
@@ -172,13 +172,13 @@ class ActivationModule(KernelBenchForm, StandingIn):
         return ", ".join(shown)
 
     def __reduce__(self) -> tuple:
-        """By the activation's name: a class that was defined in a notebook has no other address. No code is in a pickle."""
+        """Pickles the class by the activation's name, as no module has a class that was defined in a notebook. No code."""
         record = self.activation
-        told = (record.fingerprint, record.equation_with_numbers) if record.fingerprint else ()
-        return _revive, (record.name, *told), self.__dict__
+        definition = (record.fingerprint, record.equation_with_numbers) if record.fingerprint else ()
+        return _revive, (record.name, *definition), self.__dict__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ActivationModule:
-        """Of this very class, also where another has its name by now."""
+        """Copies with the same class, even if its name has been defined again since, which pickling would look up."""
         new = memo[id(self)] = type(self).__new__(type(self))
         new.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return new
@@ -189,7 +189,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
 
     @classmethod
     def get_init_inputs(cls) -> list:
-        """Arguments for the constructor: one value for all channels, where their number is asked for; else none."""
+        """Arguments for the constructor: 1 for each number of channels that has no default."""
         return [1 for default in cls.activation.own_arguments.values() if default is Parameter.empty]
 
 
@@ -200,10 +200,10 @@ def remove_placeholders(*proxies: Any) -> None:
 
 
 def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors that a module is called on, in their order and by name, by the names of the operands that it does not own.
+    """The tensors of a module's call, positional and by name, as a dict by operand, without the module's own weights.
 
     Raises:
-        TypeError: they are more or fewer, or others.
+        TypeError: too many or too few tensors, or an unknown name.
     """
     names = given_in_calls(record.token)
     if not named and len(tensors) == len(names):
@@ -219,15 +219,15 @@ def _by_name(record: Activation, tensors: tuple[Tensor, ...], named: dict[str, T
     return {name: given[name] for name in names}
 
 
-def make_weights(module: nn.Module, record: Activation, options: dict[str, Any], made: dict[str, Any]) -> None:
-    """Gives a module its channel operands, as parameters where they are learned and as buffers else; takes their sizes out.
+def make_weights(module: nn.Module, record: Activation, options: dict[str, Any], factory_kwargs: dict[str, Any]) -> None:
+    """Makes a module's channel operands: parameters if they are learned, else buffers. Pops their sizes from ``options``.
 
     Raises:
-        TypeError, ValueError: a size is no positive number.
+        TypeError, ValueError: a size is not a positive int.
     """
     for name, channel in record.channels.items():
         size = 1 if channel.one else options.pop(name)
-        values = torch.full((_size(record, name, size),), as_number(record, name, channel.init), **made)
+        values = torch.full((_size(record, name, size),), as_number(record, name, channel.init), **factory_kwargs)
         if name in record.learned:
             module.register_parameter(name, nn.Parameter(values))
         else:
@@ -235,7 +235,7 @@ def make_weights(module: nn.Module, record: Activation, options: dict[str, Any],
 
 
 def reset_weights(module: nn.Module, record: Activation) -> None:
-    """Gives channel operands the values that they have in a new module."""
+    """Resets channel operands to their initial values."""
     for name, channel in record.channels.items():
         nn.init.constant_(getattr(module, name), channel.init)
 
@@ -247,27 +247,27 @@ def _size(record: Activation, name: str, size: Any) -> int:
     return size
 
 
-def _surround(module: ActivationModule, record: Activation, beside: dict[str, Any], made: dict[str, Any]) -> None:
-    """Gives a module a bias of its own, of zeros, and the probability of dropout, unless its activation has such an argument.
+def _surround(module: ActivationModule, record: Activation, fused: dict[str, Any], factory_kwargs: dict[str, Any]) -> None:
+    """Adds the fused bias, a parameter of zeros, and dropout to a module, as its constructor was asked.
 
     Raises:
-        TypeError, ValueError: one of them will not do.
+        TypeError, ValueError: the number of channels or the probability is invalid, or dropout excludes ``save="output"``.
     """
-    module.surrounded = tuple([name for name in AROUND if name in beside])
-    if "dropout" in beside:
-        module.dropout = probability(record, beside["dropout"])
+    module.surrounded = tuple([name for name in AROUND if name in fused])
+    if "dropout" in fused:
+        module.dropout = probability(record, fused["dropout"])
     if drops(module) and module.save == "output":
         raise ValueError(f"{record.name}: save='output' is not possible with dropout: that output is not the activation's own")
-    if "channel_dim" in beside:
-        module.channel_dim = beside["channel_dim"]
-    if "bias" in beside:
-        size = beside["bias"]
-        bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **made))
+    if "channel_dim" in fused:
+        module.channel_dim = fused["channel_dim"]
+    if "bias" in fused:
+        size = fused["bias"]
+        bias = None if size is None else nn.Parameter(torch.zeros(_size(record, "bias", size), **factory_kwargs))
         module.register_parameter("bias", bias)
 
 
 def bias_around(module: ActivationModule) -> nn.Parameter | None:
-    """The bias that a module adds before its activation."""
+    """The bias that a module adds before its activation; None if it has none."""
     return module.bias if "bias" in module.surrounded else None
 
 
@@ -277,10 +277,10 @@ def drops(module: ActivationModule) -> bool:
 
 
 def variant(record: Activation, options: dict[str, Any]) -> Activation:
-    """The record that the options lead to: another than ``record`` for ``GELU(approximate="tanh")``.
+    """The record that the options select: gelu_tanh's for ``GELU(approximate="tanh")``; ``record`` if it has no variants.
 
     Raises:
-        ValueError: the argument that chooses has an unknown value.
+        ValueError: the selecting argument has an unknown value.
     """
     if record.variant is None:
         return record
@@ -293,25 +293,25 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
     return library[names[options[argument]]]
 
 
-# To unpickle, as long as somebody has the class: by name and, so that a name may be defined again, by fingerprint. The latest
-# definition is the last.
+# Classes for unpickling, by name and fingerprint, as a name may be defined again. In order of definition. Weak: a class that
+# nobody uses any more is dropped.
 _made: weakref.WeakValueDictionary[tuple[str, str], type[ActivationModule]] = weakref.WeakValueDictionary()
 
 
 def normalise(name: str) -> str:
-    """What spellings of a name have in common that differ in case, ``_`` or ``-``."""
+    """The lookup key of a name, equal for spellings that differ in case, ``_`` or ``-`` alone."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 users_rows: dict[str, Any] = {}
-"""The classes of what users defined that works on rows, by what spellings of its name have in common. Readers take copies."""
+"""Users' own classes that work on rows, by :func:`normalise` of the name. Readers copy it, as other threads may define more."""
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
-    """An empty module for unpickling to fill, by its activation's name and, if it was defined, what it was.
+    """An uninitialised module for unpickling to fill; ``fingerprint`` and ``equation`` are of a user's definition.
 
     Raises:
-        LookupError: that is not known here.
+        LookupError: no such activation is defined in this process, or one with another definition.
     """
     if name.startswith(GENERATED):
         _generate(name.removeprefix(GENERATED))
@@ -332,16 +332,16 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
 
 
 def _classes() -> list[type[ActivationModule]]:
-    """What :func:`make_module` made and somebody has."""
+    """The classes that :func:`make_module` made and that are still in use."""
     return [cls for reference in _made.valuerefs() if (cls := reference()) is not None]
 
 
 GENERATED = "gated_"
-"""How the names of activations begin that are made of others when they are asked for."""
+"""The prefix of activations that :func:`jitact.gated` makes on demand."""
 
 
 def _generate(name: str) -> None:
-    """Makes the gated activation of another, of any spelling of its name, if that is known."""
+    """Makes the gated form of a named activation, in any spelling, if there is one."""
     from .gating.generated import gated
 
     with contextlib.suppress(KeyError, ValueError):
@@ -349,11 +349,11 @@ def _generate(name: str) -> None:
 
 
 class Makers(NamedTuple):
-    """How what users call is made of the records of one kind.
+    """How public classes and functions are made from one kind of record.
 
     Attributes:
-        base: of the module classes.
-        reference: makes PyTorch's counterpart, where ``torch.nn`` has none.
+        base: base class of the modules.
+        reference: makes ``Model``, the reference in PyTorch, where ``torch.nn`` has none.
         function: makes ``jitact.<name>``.
     """
 
@@ -363,15 +363,15 @@ class Makers(NamedTuple):
 
 
 def make_module(record: Activation, makers: Makers | None = None) -> type[ActivationModule]:
-    """The ``ModelNew`` class of an activation, and with it the function, which is made when it is asked for."""
+    """The ``ModelNew`` class of an activation. Its function is made on first access."""
     makers = makers or Makers(ActivationModule, _make_reference, _make_function)
     record.make_function = makers.function
     members = {
         "activation": record,
-        "Model": record.module if _takes_no_arguments(record.module) else makers.reference(record),
+        "Model": record.module if _needs_no_arguments(record.module) else makers.reference(record),
         "__doc__": _Description(),
         "__module__": __name__,
-        "__signature__": record.of_constructor.signature,  # which is made here, as torch.compile could not
+        "__signature__": record.of_constructor.signature,  # computed and cached now: torch.compile cannot trace that
         "forward": with_own_code(makers.base.forward, f"{record.title}.forward"),
     }
     bases = (makers.base, record.module) if record.channels and record.module else (makers.base,)
@@ -382,13 +382,13 @@ def make_module(record: Activation, makers: Makers | None = None) -> type[Activa
 
 
 def title_of(name: str) -> str:
-    """What the class of a definition is called: by no name of this module's own, where pickles look for it."""
+    """The class name of a definition: unlike any name in this module, whose :func:`__getattr__` finds the class for pickle."""
     title = "".join(part[:1].upper() + part[1:] for part in name.split("_"))
     return f"{title}_" if title in globals() else title
 
 
 def __getattr__(title: str) -> type[ActivationModule]:
-    """A class that :func:`make_module` made, by its title: where pickles of the class itself, or of its ``Model``, look."""
+    """A class that :func:`make_module` made, by its title. Pickles of the class or of its ``Model`` look it up here."""
     if title.startswith("Gated"):
         _generate(title.removeprefix("Gated"))
     for cls in reversed(_classes()):
@@ -405,19 +405,19 @@ def _make_function(record: Activation) -> Callable[..., Tensor]:
 def with_own_code(function: FunctionType, name: str) -> FunctionType:
     """A copy of a function with a code object of its own, called ``name`` in tracebacks.
 
-    torch.compile counts recompilations by code object: with one for all activations it would give up at the ninth.
+    torch.compile limits recompilations per code object to 8: activations that shared one would reach that together.
     """
     code = function.__code__.replace(co_name=name)
     copied = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
     copied.__kwdefaults__ = function.__kwdefaults__
     functools.update_wrapper(copied, function)
-    del copied.__wrapped__  # it wraps nothing
+    del copied.__wrapped__  # update_wrapper sets it, but a copy wraps nothing
     return copied
 
 
 def named_as(function: FunctionType, record: Activation) -> Callable[..., Tensor]:
-    """A function, called and described as the activation's."""
-    function.__code__ = function.__code__.replace(co_name=record.name)  # its own, as of with_own_code
+    """Gives a function the activation's name and docstring, and its own code object, as :func:`with_own_code` does."""
+    function.__code__ = function.__code__.replace(co_name=record.name)
     function.__name__ = function.__qualname__ = record.name
     function.__module__ = __package__  # where pickles and torch.fx look for it
     function.__doc__ = describe_function(record, function.__signature__)
@@ -439,11 +439,11 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
         options = arguments.bind(args, kwargs)
         params = tuple([options[name] for name, _ in record.params])
         chosen, inplace = variant(record, options), options.get("inplace", False)
-        beside = _beside(record, options)
-        if _wanted(beside):
-            return run_around(chosen, {"x": x}, params, beside, inplace, options["save"], options["fast_math"], False)
-        if beside:
-            check_beside(record, beside, {"x": x})
+        fused = _fused_arguments(record, options)
+        if _wanted(fused):
+            return run_around(chosen, {"x": x}, params, fused, inplace, options["save"], options["fast_math"], False)
+        if fused:
+            check_fused(record, fused, {"x": x})
         return run(x, chosen, params, inplace, options["save"], options["fast_math"])
 
     x = Parameter("x", Parameter.POSITIONAL_OR_KEYWORD, annotation=Tensor)
@@ -451,14 +451,14 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     return function
 
 
-def _beside(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
-    """What is said of what is to stand around the activation."""
+def _fused_arguments(record: Activation, options: dict[str, Any]) -> dict[str, Any]:
+    """The arguments for fused bias, dropout and residual."""
     return {name: options[name] for name in record.beside}
 
 
-def _wanted(beside: dict[str, Any]) -> bool:
-    """Whether there is a bias, dropout or a residual."""
-    return beside.get("bias") is not None or beside.get("residual") is not None or beside.get("dropout", 0.0) != 0
+def _wanted(fused: dict[str, Any]) -> bool:
+    """Whether a call fuses a bias, dropout or a residual."""
+    return fused.get("bias") is not None or fused.get("residual") is not None or fused.get("dropout", 0.0) != 0
 
 
 def _function_of_several(record: Activation) -> Callable[..., Tensor]:
@@ -473,17 +473,17 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
         fixed = options.get("inplace", False), options["save"], options["fast_math"], training
-        beside = _beside(record, options)
-        if _wanted(beside):
-            return run_around(record, given, numbers, beside, *fixed)
-        check_beside(record, beside, given)
-        return run_with_operands(record, given, numbers, *fixed, beside.get("seed"))
+        fused = _fused_arguments(record, options)
+        if _wanted(fused):
+            return run_around(record, given, numbers, fused, *fixed)
+        check_fused(record, fused, given)
+        return run_with_operands(record, given, numbers, *fixed, fused.get("seed"))
 
     function.__signature__ = arguments.signature
     return function
 
 
-def _takes_no_arguments(module: type[nn.Module] | None) -> bool:
+def _needs_no_arguments(module: type[nn.Module] | None) -> bool:
     if module is None:
         return False
     needed = [each for each in inspect.signature(module).parameters.values() if each.default is Parameter.empty]
@@ -491,7 +491,7 @@ def _takes_no_arguments(module: type[nn.Module] | None) -> bool:
 
 
 def _make_reference(record: Activation) -> type[nn.Module]:
-    """PyTorch's counterpart as a module, where ``torch.nn`` has none, or none that has the defaults of the table."""
+    """The reference in PyTorch as a module, where ``torch.nn`` has none or its arguments have no defaults."""
 
     class Model(nn.Module):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -512,7 +512,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
     if record.channels:
 
         def reset_parameters(self: nn.Module) -> None:
-            """Gives the operands that the module owns the values that a new one has."""
+            """Resets the module's weights to their initial values."""
             reset_weights(self, record)
 
         Model.reset_parameters = reset_parameters
@@ -521,7 +521,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
 
 
 class _Description:
-    """The docstring of a module class, made when it is asked for: it tells what the kernel file says, which no import reads."""
+    """The docstring of a module class, made on access: it needs the kernel file, which importing jitact does not read."""
 
     def __get__(self, module: ActivationModule | None, cls: type[ActivationModule]) -> str:
         return describe_class(cls.activation)

@@ -1,4 +1,4 @@
-"""How an activation runs: from what was given, checked or not, to the operators or to PyTorch's formula."""
+"""Runs an activation: checks the arguments of a call, then calls the operators or the formula in PyTorch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
     """Applies an activation to one tensor.
 
     Raises:
-        TypeError: ``x`` is not a dense tensor of one of :data:`DTYPES`, or an option is of another type than it has to be.
-        ValueError: an option has no such value.
+        TypeError: ``x`` is not a dense tensor of one of :data:`DTYPES`, or an option has a wrong type.
+        ValueError: an option has an invalid value.
         RuntimeError: in place on a leaf that requires a gradient, or on an inference tensor outside of inference mode.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
@@ -50,7 +50,7 @@ def run_with_operands(
     training: bool,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """Applies an activation that takes more than ``x`` and numbers; ``given`` are its tensors by name.
+    """Applies an activation that takes more than ``x`` and numbers. ``given`` has its tensors by name.
 
     Raises:
         TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
@@ -65,7 +65,7 @@ def run_with_operands(
     if inplace and tensors[0].shape != x.shape:
         shapes = f"{tuple(x.shape)}, and the result {tuple(tensors[0].shape)}"
         raise ValueError(f"{record.name}: in place the result has the shape of x; that is {shapes}")
-    if inplace and tensors[0].dtype is not x.dtype:  # which what is added promotes
+    if inplace and tensors[0].dtype is not x.dtype:  # a wider bias or residual has promoted x
         _check_no_leaf(record, x)
         return write(x, run_with_operands(record, given, params, False, save, fast_math, training, seed))
     if record.in_eval is not None and not training:
@@ -84,16 +84,16 @@ def called_later(
     save: str | None,
     fast_math: bool,
     training: bool,
-    **beside: Any,
+    **fused: Any,
 ) -> Any:
-    """A call to be made once there are tensors, where some of ``given`` or ``beside`` stand for them, as torch.fx has it."""
+    """Records a call for later, where some of ``given`` or ``fused`` are proxies of torch.fx rather than tensors."""
     options = {name: value for (name, _), value in zip(record.params, params, strict=True)}
     options |= ({"training": training} if record.in_eval else {}) | ({"inplace": inplace} if record.inplace else {})
-    waiting = stand_ins(*given.values(), *beside.values())
+    waiting = stand_ins(*given.values(), *fused.values())
     first, *others = given
     named = {name: given[name] for name in others}
     function, options = record.function, options | {"save": save, "fast_math": fast_math}
-    return handle_torch_function(function, waiting, given[first], **named, **options, **beside)
+    return handle_torch_function(function, waiting, given[first], **named, **options, **fused)
 
 
 def run_fitted(
@@ -105,19 +105,19 @@ def run_fitted(
     fast_math: bool,
     seed: Tensor | None = None,
 ) -> Tensor:
-    """Applies an activation to what has been checked."""
+    """Applies an activation to arguments that have been checked."""
     if inplace or torch.compiler.is_compiling() or is_transformed():
         return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
-    # The usual call, in a fraction of the time that finding out all that could be takes.
+    # The usual call. Looking for all the special cases takes several times as long.
     records = torch.is_grad_enabled()
     tensors = alive(tensors) if records else tensors
-    laid, x, operands = record.layout, tensors[0], tensors[1:]
-    if laid.draws:
+    spec, x, operands = record.layout, tensors[0], tensors[1:]
+    if spec.draws:
         operands = (*operands, _seed(x) if seed is None else seed)
     if records:
-        for place in laid.places + laid.passed:
+        for place in spec.places + spec.passed:
             if tensors[place].requires_grad:
-                save = _first_save(record, tensors, save) if operands else save or laid.saves[0]
+                save = _first_save(record, tensors, save) if operands else save or spec.saves[0]
                 return activate_at_once(x, configured(record, False, save, fast_math), params, (), *operands)
     return call(configured(record, False, "input", fast_math).forward_op, x, *operands, *params)
 
@@ -131,12 +131,12 @@ def _run_in_any_way(
     fast_math: bool,
     seed: Tensor | None,
 ) -> Tensor:
-    """:func:`run_fitted` in place too, and where torch.compile, transforms or forward mode are at work."""
+    """:func:`run_fitted` in general: also in place, and within torch.compile, torch.func transforms and forward-mode AD."""
     compiling, transformed = torch.compiler.is_compiling(), is_transformed()
     tensors = tensors if compiling else alive(tensors)
     x, others = tensors[0], tensors[1:]
-    laid = layout(record.token) if compiling else record.layout  # of which torch 2.11 reads fields, and unpacks nothing
-    draws, places, passed = laid.draws, laid.places, laid.passed
+    spec = layout(record.token) if compiling else record.layout  # not unpacked: torch.compile of torch 2.11 reads fields only
+    draws, places, passed = spec.draws, spec.places, spec.passed
     records = transformed or (torch.is_grad_enabled() and any([tensors[place].requires_grad for place in (*places, *passed)]))
     name, version, *saves = traced(record.token, fast_math).split(",") if compiling else ("", "")
     asked, dissolves = save, bool(saves) and (save is None or save in saves)
@@ -148,10 +148,10 @@ def _run_in_any_way(
     if inplace:
         _check_no_leaf(record, x)
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
-            # What is kept must outlive the change.
+            # What backward keeps must not be overwritten.
             before = copied(x, record) if transformed or dissolves or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:
-                before = x.neg().neg()  # which is never taken for x itself, as clone is; that torch keeps the input in any case
+                before = x.neg().neg()  # a copy: torch before 2.13 takes a clone for x itself, and keeps the input in any case
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
         others = tuple([each.clone() if _overlaps(x, each) else each for each in others])
     if transformed and (compiling or others or draws or is_functionalized()):
@@ -162,13 +162,13 @@ def _run_in_any_way(
     if dissolves:
         return getattr(torch.ops.jitact, name)(x, *operands, *params, save=asked or "", version=version)
     if transformed or not records:
-        save = "input"  # all that a transform keeps, as it hides the order of memory; with nothing recorded, nothing is kept
+        save = "input"  # transforms hide strides, which masks depend on; with nothing recorded, nothing is kept
     config = configured(record, inplace, save, fast_math)
     if transformed:
         return activate_transformed(x, config, params)
     if records:
-        if compiling:  # torch.compile takes no tensor twice
-            operands = _each_once(x, operands)
+        if compiling:  # torch.compile takes no tensor twice as an argument of an autograd function
+            operands = _without_repeats(x, operands)
         before = (copied(x, record),) if inplace and save == "input" else ()
         return activate(x, config, params, before, *operands)
     if inplace:
@@ -177,14 +177,14 @@ def _run_in_any_way(
 
 
 def _check_no_leaf(record: Activation, x: Tensor) -> None:
-    """Raises RuntimeError for a leaf whose gradient is wanted."""
+    """Raises RuntimeError if ``x``, to be changed in place, is a leaf that requires a gradient."""
     if torch.is_grad_enabled() and x.is_leaf and x.requires_grad and not is_transformed():
         what = "a leaf that requires a gradient cannot be changed in place; apply it to a copy, x.clone()"
         raise RuntimeError(f"{record.name}: {what}")
 
 
 def _overlaps(x: Tensor, other: Tensor) -> bool:
-    """Whether a change of ``x`` may change another tensor elsewhere than at the same element."""
+    """Whether writing an element of ``x`` may change an element of ``other`` at a different index."""
     if x.untyped_storage()._cdata != other.untyped_storage()._cdata or not x.numel() or not other.numel():
         return False
     (start, end), (begin, stop) = _span(x), _span(other)
@@ -193,13 +193,13 @@ def _overlaps(x: Tensor, other: Tensor) -> bool:
 
 
 def _span(t: Tensor) -> tuple[int, int]:
-    """Where elements begin and end, in bytes of the storage."""
+    """First and last byte (exclusive) of the elements in the storage."""
     last = sum([(size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True)])
     return t.storage_offset() * t.itemsize, (t.storage_offset() + last + 1) * t.itemsize
 
 
-def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """``operands``, with views of those that are there before."""
+def _without_repeats(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``operands``, with a view in place of each tensor that is ``x`` or an earlier operand."""
     seen, found = [x], []
     for each in operands:
         found.append(each.view_as(each) if any([each is other for other in seen]) else each)
@@ -208,56 +208,56 @@ def _each_once(x: Tensor, operands: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 
 def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | None) -> str:
-    """What backward keeps: what is asked for, else the first that gives all gradients that are wanted.
+    """What backward keeps: ``save`` if given, else the default if that is enough for all gradients required, else the input.
 
     Raises:
-        ValueError: what is asked for does not give them.
+        ValueError: ``save`` is not enough for a gradient that is required.
     """
-    laid = layout(record.token)
-    first = save or laid.saves[0]
-    enough = laid.from_bit if first == "bit" else laid.places[:1]
-    missing = [place for place in laid.places if place not in enough and tensors[place].requires_grad]
+    spec = layout(record.token)
+    first = save or spec.saves[0]
+    enough = spec.from_bit if first == "bit" else spec.places[:1]
+    missing = [place for place in spec.places if place not in enough and tensors[place].requires_grad]
     if not missing or not torch.is_grad_enabled() or save == "input":
         return first
     if save is not None:
-        name = laid.tensors[missing[0]]
+        name = spec.tensors[missing[0]]
         raise ValueError(f"{record.name}: save={save!r} is not enough for the gradient of {name}, which needs save='input'")
     return "input"
 
 
 def _seed(x: Tensor) -> Tensor:
-    """From PyTorch's generator, on ``x``'s device: no synchronisation, and a CUDA graph draws anew with each replay."""
+    """A seed from PyTorch's generator on ``x``'s device: no synchronisation, and replays of a CUDA graph draw new ones."""
     return torch.randint(2**63 - 1, (1,), device=x.device)
 
 
 def write(x: Tensor, y: Tensor) -> Tensor:
-    """Puts ``y`` into ``x``, which records it, and returns ``x``."""
+    """Copies ``y`` into ``x``, recorded by autograd, and returns ``x``."""
     if not torch.compiler.is_compiling() and is_transformed() and is_functionalized():
-        return x.fill_(-0.0).add_(y)  # the same, as -0 + y is y; and what functionalize makes of copy_ has no derivative
+        return x.fill_(-0.0).add_(y)  # -0.0 + y is y for all y; functionalize turns copy_ into an operator without derivative
     return x.copy_(y)
 
 
 def traced(token: str, fast_math: bool) -> str:
-    """Of the operators that stand for an activation in graphs: name, version, and what they can keep if they dissolve.
+    """The operator for an activation in graphs: name, version, and, if Inductor decomposes it, the kinds of ``save`` it has.
 
-    As text with commas, which every torch.compile carries.
+    One string, separated by commas: every supported torch.compile can embed it as a constant.
     """
-    from .compiling.operators import operators  # not at the top: importing jitact is to be quick
+    from .compiling.operators import operators  # not at the top, to keep importing jitact fast
 
     made = operators(by_token[token], fast_math, _recorded)
     return ",".join([made.name, made.version, *(made.formula.saves if made.formula else ())])
 
 
-# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
+# As torch.compiler.assume_constant_result, without importing the whole compiler: torch.compile calls it and does not trace it.
 traced._dynamo_marked_constant = True
 
 
 def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
-    """What an operator gives where something is recorded, by those that have no gradient of their own."""
+    """The activation as autograd records it in eager mode, for operators of graphs that have no gradient of their own."""
     count = len(record.layout.tensors)
     operands, params = arguments[: count + record.layout.draws], arguments[count + record.layout.draws :]
     if is_transformed():
-        seed = operands[count:] if record.by_formula else ()  # which nobody may have chosen
+        seed = operands[count:] if record.by_formula else ()  # other formulas draw their own numbers
         return _formula(record, operands[:count], params, *seed)
     config = configured(record, False, _first_save(record, operands, None), fast_math)
     return activate(operands[0], config, params, (), *operands[1:])
@@ -266,11 +266,11 @@ def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
 def _formula(
     record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...], seed: Tensor | None = None
 ) -> Tensor:
-    """The activation in PyTorch, for transforms that can do nothing with our operators.
+    """The activation by PyTorch's operations, for transforms that the operators do not support.
 
     Raises:
-        RuntimeError: there is none, or none that draws from ``seed``; torch.compile answers that by running the call
-            uncompiled, unless fullgraph=True.
+        RuntimeError: it has no formula, or none that takes ``seed``; torch.compile then runs the call uncompiled, unless
+            fullgraph=True.
     """
     check_formula(record)
     if seed is not None:
@@ -281,7 +281,7 @@ def _formula(
 
 
 def _evaluated(token: str) -> bool:
-    """Evaluates a formula once, which may make what it keeps for later calls in ways that torch.compile does not trace."""
+    """Evaluates a formula once outside of tracing: it may fill caches in ways that torch.compile cannot trace."""
     record = by_token[token]
     record.reference(torch.empty(0), *[default for _, default in record.params])
     return True

@@ -20,7 +20,7 @@ from ..records import Activation, Channel, Requirement, as_number, by_token, sho
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "check_beside", "check_channel_dim", "named", "probability", "run_around", "run_with_added"]
+__all__ = ["NAMES", "around", "check_fused", "check_channel_dim", "named", "probability", "run_around", "run_with_added"]
 
 NAMES = ("bias", "dropout", "residual")
 DRAWING = 5  # how much a GPU computes for an element, from random numbers alone
@@ -30,7 +30,7 @@ def run_around(
     record: Activation,
     given: dict[str, Any],
     params: tuple,
-    beside: dict[str, Any],
+    fused: dict[str, Any],
     inplace: bool,
     save: str | None,
     fast_math: bool,
@@ -42,7 +42,7 @@ def run_around(
         record: of the activation.
         given: its tensors, by name.
         params: its parameters.
-        beside: of bias, residual, dropout, channel_dim and seed those that are offered; None, or 0 for dropout, if not wanted.
+        fused: of bias, residual, dropout, channel_dim and seed those that are offered; None, or 0 for dropout, if not wanted.
         inplace: as the activation has it.
         save: as the activation has it.
         fast_math: as the activation has it.
@@ -51,15 +51,15 @@ def run_around(
     Raises:
         TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.running.run`.
     """
-    if stand_ins(*given.values(), *beside.values()):
-        return called_later(record, given, params, inplace, save, fast_math, training, **beside)
-    p = probability(record, beside["dropout"]) if beside.get("dropout") else 0.0
-    check_beside(record, beside, given)
-    seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
+    if stand_ins(*given.values(), *fused.values()):
+        return called_later(record, given, params, inplace, save, fast_math, training, **fused)
+    p = probability(record, fused["dropout"]) if fused.get("dropout") else 0.0
+    check_fused(record, fused, given)
+    seed, dim = fused.get("seed"), fused.get("channel_dim", -1)
     if record.in_eval is not None and not training:
         record, params = record.in_eval(*record.check(params, inplace, save, fast_math))
         save = None
-    added = {name: beside[name] for name in ("bias", "residual") if beside.get(name) is not None}
+    added = {name: fused[name] for name in ("bias", "residual") if fused.get(name) is not None}
     drops = True if p > 0 else False  # noqa: SIM210 - of a number that varies torch.compile makes no bool otherwise
     chosen = ("bias" in added, drops, "residual" in added)
     if any(chosen):
@@ -97,14 +97,14 @@ def probability(record: Activation, dropout: Any) -> float:
     return p
 
 
-def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, Any]) -> None:
+def check_fused(record: Activation, fused: dict[str, Any], given: dict[str, Any]) -> None:
     """Checks the seed of random numbers and the bias's dimension, for tensors that are given by name.
 
     Raises:
         TypeError, ValueError: the seed is neither None nor a tensor that holds one int64, on their device, or the dimension is
             none of theirs, or given without a bias.
     """
-    seed, dim = beside.get("seed"), beside.get("channel_dim", -1)
+    seed, dim = fused.get("seed"), fused.get("channel_dim", -1)
     if seed is None and type(dim) is int and dim == -1:  # as in almost every call
         return
     x = next(iter(given.values()))
@@ -115,7 +115,7 @@ def check_beside(record: Activation, beside: dict[str, Any], given: dict[str, An
             raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}{write}")
         if isinstance(x, Tensor) and seed.device != x.device:
             raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
-    check_channel_dim(record, dim, beside.get("bias"))
+    check_channel_dim(record, dim, fused.get("bias"))
     if isinstance(x, Tensor) and dim != -1 and not -x.dim() <= dim < x.dim():
         raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no channel_dim={dim}: {tuple(x.shape)}")
 
@@ -215,9 +215,9 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
         label=record.label_of(label),
     )
     own = len(record.params)
-    laid = record.layout
+    spec = record.layout
     # Numbers, not the record, which whoever has the formula would keep when its name is defined again.
-    own_operands = laid.elements, len(laid.tensors) - laid.elements, own, laid.draws
+    own_operands = spec.elements, len(spec.tensors) - spec.elements, own, spec.draws
     described = *own_operands, bias, len(source.signature.of("random")) if dropout else None, residual
     requires = [requirement._replace(holds=partial(_holds, requirement.holds, own)) for requirement in record.requires]
     if dropout:
@@ -266,10 +266,10 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     types = {role: type_ for type_, role in ROLES.items()}
     first = signature.operands[0].in_file
     others = [(types[o.role], f"{o.in_file}_" if o.role == "number" else o.in_file) for o in signature.operands[1:]]
-    beside = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
+    tensors = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
     after = [each for each in others if each[0] in ("Number<T>", "Random<T>")]
     # The bias comes right after x, so that what is enough for the gradient of x is enough for that of the bias.
-    arguments = [("T", first), *([("Channel<T>", "bias")] if bias else []), *beside, *([("T", "residual")] if residual else [])]
+    arguments = [("T", first), *([("Channel<T>", "bias")] if bias else []), *tensors, *([("T", "residual")] if residual else [])]
     arguments += [*after, *([("Random<T>", "drop"), ("Number<T>", "share")] if dropout else [])]
     declared = ", ".join(" ".join(each) for each in arguments)
     without = ", ".join(" ".join(each) for each in arguments if each[0] != "T")
@@ -280,7 +280,7 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     y = f"{name}_::forward({given})"
     y = f"dropout({y}, drop, share)" if dropout else y
     lines = [f"ELEMENTWISE T forward({declared}) {{ return {'residual + ' if residual else ''}{y}; }}"]
-    prepare = prepare_through(name, record.source.text, beside)
+    prepare = prepare_through(name, record.source.text, tensors)
     lines[:0] = [prepare] if prepare else []
     gradients = f"{name}_::backward({dy}, {given})"
     lines.append(_gradients(f"backward(T dy, {declared})", gradients, len(signature.differentiable), bias))
