@@ -16,13 +16,13 @@ from importlib import import_module
 
 from . import registry
 
-if sys.argv[:1] == ["-m"]:  # `python -m jitact.registry` imports this package first, and with it what it is about to run
+if sys.argv[:1] == ["-m"]:  # `python -m jitact.registry` imports this package first, and so the module that it then runs
     warnings.filterwarnings("ignore", "'jitact.registry' found in sys.modules", RuntimeWarning)
 
 __version__ = "0.2.0"
 
-# The public names and where they are, imported when they are first asked for, so that importing jitact costs little more than
-# importing torch. What type checkers and editors read, __init__.pyi, is written from this by `jitact report`.
+# Public names and their modules, imported on first access, so that importing jitact costs little more than importing torch.
+# `jitact report` writes __init__.pyi, for type checkers and editors, from this.
 PUBLIC = {
     "REGISTRY": "registry",
     "Channel": "records",
@@ -44,7 +44,7 @@ PUBLIC = {
     "softmax": "rows",
     "softmin": "rows",
 }
-HOOKS = {"load_ipython_extension": "magics"}  # for %load_ext, not for people
+HOOKS = {"load_ipython_extension": "magics"}  # called by %load_ext
 
 
 def __getattr__(name: str):
@@ -52,19 +52,19 @@ def __getattr__(name: str):
     if place:
         value = globals()[name] = getattr(import_module(f".{place}", __name__), name)
         return value
-    if name == "__all__":  # for `from jitact import *` and help(); made anew, as activations may be defined meanwhile
+    if name == "__all__":  # for `from jitact import *` and help(); not cached, as users define activations
         return sorted({*PUBLIC, *registry.names(), *(cls.activation.name for cls in list(registry.users_rows.values()))})
-    if not name.startswith("_") and name == name.lower():  # capitals are for classes, which get() gives
+    if not name.startswith("_") and name == name.lower():  # names with capitals are classes', which get() returns
         try:
             return registry.function(name)
         except KeyError:
             pass
-    # obj=None: else Python would add a suggestion of its own to the one here.
+    # obj=None keeps Python from adding a suggestion of its own.
     raise AttributeError(f"module 'jitact' has no attribute {name!r}{_hint(name)}", name=name, obj=None)
 
 
 def _hint(name: str) -> str:
-    """What a name may have been meant to be, to end an error with."""
+    """A suggestion for an unknown name: the end of the error message."""
     if name.startswith("_"):
         return ""
     try:

@@ -1,4 +1,4 @@
-"""The command ``jitact``, and ``python -m jitact``: everything that has a command line, in one place."""
+"""The command ``jitact``, and ``python -m jitact``: dispatches to the modules that have a command line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple, TextIO
 
 
 class Command(NamedTuple):
-    """A command, and whose ``main(arguments, prog)`` runs it.
+    """A command, and the module whose ``main(arguments, prog)`` runs it.
 
     Attributes:
         name: the first word of the command line.
-        does: for people.
-        module: in this package.
-        takes_name: whether that main has several commands, of which this is one.
+        does: the description in the help.
+        module: the module, relative to this package.
+        takes_name: whether ``main`` runs several commands, and takes the name as its first argument.
     """
 
     name: str
@@ -41,14 +41,14 @@ COMMANDS = (
 
 
 def usage() -> str:
-    """What ``jitact --help`` prints."""
+    """The text of ``jitact --help``."""
     lines = ["usage: jitact COMMAND ...", "", "Activation kernels for PyTorch, compiled at first use.", ""]
     lines += [f"  {command.name:10}{command.does}" for command in COMMANDS]
     return "\n".join([*lines, "", "`jitact COMMAND --help` shows the options. `python -m jitact` is the same program."])
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command and returns its exit code: 0 all is well, 1 something is not, 2 the command line is wrong."""
+    """Runs a command and returns its exit code: 0 success, 1 failure, 2 wrong usage."""
     words = sys.argv[1:] if arguments is None else arguments
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     from jitact.measuring.commandline import exit_code
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _chosen(name: str, rest: list[str]) -> Callable[[], int]:
-    """What a command line asks for."""
+    """The function that runs the command; it returns the exit code."""
     if name in ("-h", "--help", "help"):
         return lambda: _print(usage(), sys.stdout, 0)
     if name in ("-V", "--version"):

@@ -1,4 +1,4 @@
-"""The table of activations: a line each. The maths, and what its arguments are, is in ``kernels/<name>.cu``."""
+"""The table of activations, one entry each. Formulas and their operands are in ``kernels/<name>.cu``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from . import references as ref
 from .gating import references as gates
 from .kernels import Work
-from .modules import _revive  # noqa: F401  # where pickles of once look for it
+from .modules import _revive  # noqa: F401  # pickles of older versions look it up here
 from .records import Activation, Channel, Gating, Requirement, library
 
 __all__ = ["TABLE"]
@@ -26,7 +26,7 @@ def _positive(name: str, index: int = 0, save: str | None = None) -> tuple[Requi
 
 
 def _preset(name: str, title: str, formula: str, of: str, **how: str) -> Activation:
-    """A gated activation that another is but for how one tensor holds the two."""
+    """A gated activation that differs from another only in how a single tensor holds gate and up."""
     own = library[of]
     gating = own.gating._replace(preset_of=of, of="", **how)
     return replace(own, name=name, title=title, formula=formula, aliases=(), notes="", gating=gating)
@@ -53,7 +53,7 @@ TABLE: tuple[Activation, ...] = (
     Activation("sparse_sigmoid", "SparseSigmoid", "clamp((x + 1) / 2, 0, 1)", ref.sparse_sigmoid,
                exact=ref.exact_sparse_sigmoid),
 
-    # Smooth, with a slope that the output gives too.
+    # Smooth, with a slope that can be computed from the output.
     Activation("sigmoid", "Sigmoid", "1 / (1 + exp(-x))", torch.sigmoid, module=nn.Sigmoid,
                exact=ref.exact_sigmoid, gradient_from_output=ref.sigmoid_from_output, declared_saves=OUTPUT_FIRST,
                notes=AS_PYTORCH),
@@ -116,7 +116,7 @@ TABLE: tuple[Activation, ...] = (
                requires=(Requirement("alpha != 0", lambda alpha: alpha != 0),)),
     Activation("sparse_plus", "SparsePlus", "0 for x <= -1, x for x >= 1, else (x + 1)^2 / 4", ref.sparse_plus),
 
-    # With operands beside x.
+    # With further operands, or random numbers.
     Activation("prelu", "PReLU", "x for x > 0, else weight x; one weight, or one for each channel, is learned", ref.prelu,
                module=nn.PReLU, channels={"weight": Channel(0.25, dim=1)}, dtypes="same", work=Work(1, 4),
                in_python={"weight": "torch.full((num_parameters,), init, device=device, dtype=dtype)"},
@@ -144,7 +144,7 @@ TABLE: tuple[Activation, ...] = (
                notes="Gradients are those of transformers' formula; between eps and 0, both included, that is -n. At -inf this "
                      "is the limit, inf, where the formula is NaN."),
 
-    # Gated: of two tensors, or of one that holds both.
+    # Gated: of two tensors, or of one tensor that holds both.
     Activation("swiglu", "SwiGLU", "silu(gate) up", gates.swiglu, exact=gates.exact_swiglu, aliases=("silu_and_mul",),
                gating=Gating(of="silu"), work=Work(2, 2)),
     Activation("geglu", "GEGLU", "gelu(gate) up", gates.geglu, exact=gates.exact_geglu, aliases=("gelu_and_mul",),

@@ -1,4 +1,4 @@
-"""The autograd functions around the operators: gradients, second derivatives and transforms."""
+"""Autograd functions for the operators: gradients, second derivatives, and torch.func transforms."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["activate", "activate_at_once", "activate_transformed", "check_formul
 
 
 def by_slope(dy: Tensor, slope: Tensor) -> Tensor:
-    """``dy * slope`` by operations of PyTorch, which know batches and tangents, in ``dy``'s dtype; 0 where the slope is."""
+    """``dy * slope`` in ``dy``'s dtype, 0 where the slope is 0. By PyTorch, whose operations support vmap and forward AD."""
     return torch.where(slope == 0, slope, dy * slope).to(dy.dtype)
 
 
 class _Activate(torch.autograd.Function):
-    """Forward, keeping for backward what ``config.save`` names, and the operands beside ``x``.
+    """Forward, saving for backward what ``config.save`` names, and the other operands.
 
-    It has forward(ctx, ...), because where setup_context stands apart, PyTorch inspects the signature of forward in every call,
-    which takes longer than all the rest; and no jvp, because torch.compile accepts no Function that defines one.
+    It has no setup_context, because with one PyTorch inspects the signature of forward in every call, which takes longer than
+    all the rest; and no jvp, because torch.compile accepts no Function that defines one.
     """
 
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, config: Config, params: tuple[float, ...], before: tuple[Tensor, ...] = (), *others: Tensor
     ) -> Tensor:
-        """``before`` holds a copy of ``x`` where that is changed in place and kept.
+        """``before`` holds a copy of ``x``, if that is both changed in place and saved.
 
-        It was made outside, so that it has a history for second derivatives, and is no argument to autograd, as it gets no
-        gradient, which compiled autograd would not take.
+        The copy is made by the caller, so that it has a history for second derivatives, and passed in a tuple, where autograd
+        does not see it: compiled autograd would not accept an input without a gradient.
         """
         y = call(config.forward_op, x, *others, *params)
         kept = before[0] if before else x
@@ -50,7 +50,7 @@ class _Activate(torch.autograd.Function):
         if config.save != "input":
             saved = (saved[0], *saved[config.elements :])
         elif config.reads:
-            saved = _what_is_read(ctx, config, saved)
+            saved = _tensors_to_save(ctx, config, saved)
         ctx.save_for_backward(*saved)
         ctx.set_materialize_grads(False)
         ctx.config, ctx.params = config, params
@@ -69,9 +69,9 @@ class _Activate(torch.autograd.Function):
         if not any(wanted):
             return tuple(found)
         has_gaps = config.reads and config.save == "input" and ctx.unread
-        kept, *others = _with_stand_ins(ctx, dy) if has_gaps else ctx.saved_tensors
+        kept, *others = _with_placeholders(ctx, dy) if has_gaps else ctx.saved_tensors
         if config.draws and config.save != "bit":
-            kept = _as_drawn(kept, ctx.strides)
+            kept = _with_strides_of_draws(kept, ctx.strides)
         if config.by_bits or (config.save == "input" and others):
             slopes = _wanted_gradients(ctx, dy, kept, others, wanted)
             for place, gradient in zip(config.places, slopes, strict=True):
@@ -83,21 +83,21 @@ class _Activate(torch.autograd.Function):
 
 
 def _strides_of_draws(config: Config, x: Tensor) -> tuple[int, ...] | None:
-    """The order of memory in which elements draw random numbers; None where they draw none, or a graph keeps it itself."""
+    """The strides of the order in which elements draw random numbers; None without any, or in a graph, which fixes strides."""
     return strides_of_bits(x) if config.draws and not torch.compiler.is_compiling() else None
 
 
-def _as_drawn(kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
-    """What was kept, in that order, which hooks for saved tensors may have changed."""
+def _with_strides_of_draws(kept: Tensor, strides: tuple[int, ...] | None) -> Tensor:
+    """The saved tensor, copied to these strides if hooks for saved tensors have changed them."""
     if strides is None or strides_of_bits(kept) == strides:
         return kept
     return torch.empty_strided(kept.shape, strides, dtype=kept.dtype, device=kept.device).copy_(kept)
 
 
-def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
-    """Of the tensors of a call, those that backward reads, and None in the places of the others, as ``ctx`` then tells.
+def _tensors_to_save(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> tuple[Tensor | None, ...]:
+    """The tensors to save, with None for those that backward does not read. Stores the others' shapes and strides in ``ctx``.
 
-    What is not kept may be changed in place, or freed, before backward.
+    A tensor that is not saved may be changed in place, or freed, before backward.
     """
     ctx.unread = unread = _unread(config, ctx.needs_input_grad)
     if unread is None:
@@ -112,7 +112,7 @@ def _what_is_read(ctx: Any, config: Config, tensors: tuple[Tensor, ...]) -> tupl
 
 
 def _unread(config: Config, needs: tuple[bool, ...]) -> tuple[int, ...] | None:
-    """Which tensors are read by no gradient that is computed, where autograd needs these; None where none is computed."""
+    """The tensors that no gradient to be computed reads, given ``needs_input_grad``; None if no gradient is computed."""
     compiling = torch.compiler.is_compiling()
     if not compiling and needs in config.unread:
         return config.unread[needs]
@@ -124,15 +124,15 @@ def _unread(config: Config, needs: tuple[bool, ...]) -> tuple[int, ...] | None:
     return found
 
 
-def _with_stand_ins(ctx: Any, dy: Tensor) -> list[Tensor]:
-    """What backward's operator takes: what was kept and, where it reads nothing, tensors of the same shape.
+def _with_placeholders(ctx: Any, dy: Tensor) -> list[Tensor]:
+    """The operands of backward's operator: the saved tensors, with tensors of the right shape for those that it does not read.
 
-    Elements lie in memory as the first operand did, whose order is that of gradients and of random numbers.
+    Elementwise ones have the strides of the first operand, as gradients and random numbers do.
     """
     found, elements = list(ctx.saved_tensors), ctx.config.elements
     for place in ctx.unread:
         if place < elements:
-            found[place] = found[0] if place else _stand_in(dy, ctx.strides)
+            found[place] = found[0] if place else _placeholder(dy, ctx.strides)
     broadcast = [place for place in ctx.unread if place >= elements]
     if broadcast:
         make = dy.new_zeros if is_batched(dy) else dy.new_empty
@@ -141,22 +141,22 @@ def _with_stand_ins(ctx: Any, dy: Tensor) -> list[Tensor]:
     return found
 
 
-def _stand_in(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """A tensor like ``dy`` with these strides, of which nothing is read: that itself, if it has them."""
+def _placeholder(dy: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """A tensor like ``dy`` with these strides, whose values are not read: ``dy`` itself, if it has them."""
     batched = is_batched(dy)
     if not batched and dy.stride() == strides and (torch.compiler.is_compiling() or not dy._is_zerotensor()):
         return dy.detach() if torch.is_grad_enabled() else dy
     like = torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device)
-    return like.zero_() if batched else like  # formulas may compute something of it
+    return like.zero_() if batched else like  # zeros: formulas may compute with them
 
 
 def _argument(place: int) -> int:
-    """Which argument of :meth:`_Activate.forward` a tensor is."""
+    """The index of an operand among the arguments of :meth:`_Activate.forward`."""
     return place + 3 if place else 0
 
 
 class _ActivateTransformed(_Activate):
-    """Forward within torch.func's transforms and forward mode: never in place, keeping the input."""
+    """Forward within torch.func transforms and forward-mode AD: never in place, saving the input."""
 
     @staticmethod
     def forward(x: Tensor, config: Config, params: tuple[float, ...]) -> Tensor:
@@ -182,17 +182,17 @@ class _ActivateTransformed(_Activate):
         return _ActivateTransformed.apply(x, config, params), in_dims[0]
 
 
-# Not functions around these: torch.compile, where it runs a call uncompiled, would compile such a function alone, and a graph
-# knows no forward mode.
+# Not wrapped in functions: where torch.compile runs a call uncompiled, it would compile such a function by itself, and graphs
+# do not support forward-mode AD.
 activate, activate_transformed = _Activate.apply, _ActivateTransformed.apply
 
-# The same where neither torch.compile nor transforms are at work: what Function.apply calls when it has found that out, in
-# almost half of the time.
+# For calls outside of torch.compile and transforms: the C++ method that Function.apply ends up calling there. It takes almost
+# half of the time.
 activate_at_once = super(torch.autograd.Function, _Activate).apply
 
 
 class _Gradient(torch.autograd.Function):
-    """Backward as a function of ``dy`` and what was kept, itself differentiable."""
+    """Backward as a differentiable function of ``dy`` and the saved tensor."""
 
     @staticmethod
     def forward(dy: Tensor, kept: Tensor, config: Config, params: tuple[float, ...]) -> Tensor:
@@ -237,7 +237,7 @@ class _GradientCompiled(_Gradient):
 
 
 def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[()] = ()) -> Tensor:
-    """``dy`` times the slope: an activation being elementwise, the derivative in forward and in reverse mode alike."""
+    """``dy`` times the slope: of an elementwise function both the vector-Jacobian and the Jacobian-vector product."""
     config, params = ctx.config, ctx.params
     if config.save == "bit":
         differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
@@ -255,14 +255,14 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
 def _slope(
     config: Config, dy: Tensor, strides: tuple[int, ...], mask: Tensor, others: list[Tensor], params: tuple[float, ...]
 ) -> Tensor:
-    """The slope at each element: in float32 at least, where it does not hang on random numbers, which differ by dtype."""
-    dtype, others = _widened(config, dy, others)
+    """Slopes from the bit mask, at least in float32; with random numbers, which depend on the dtype, in that of ``dy``."""
+    dtype, others = _slope_precision(config, dy, others)
     ones = torch.empty_strided(dy.shape, strides, dtype=dtype, device=dy.device).fill_(1)
     return call(config.backward_op, ones, mask, *others, *params)
 
 
-def _widened(config: Config, dy: Tensor, others: list[Tensor]) -> tuple[torch.dtype, list[Tensor]]:
-    """What slopes are computed in, and the operands beside the elements for that."""
+def _slope_precision(config: Config, dy: Tensor, others: list[Tensor]) -> tuple[torch.dtype, list[Tensor]]:
+    """The dtype in which slopes are computed, and the other operands in it."""
     if config.draws:
         return dy.dtype, others
     dtype = torch.promote_types(dy.dtype, torch.float32)
@@ -272,7 +272,7 @@ def _widened(config: Config, dy: Tensor, others: list[Tensor]) -> tuple[torch.dt
 def _wanted_gradients(
     ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients of several operands, from what was kept."""
+    """The gradients of several operands, from the saved tensors; None where they are not wanted."""
     config, params = ctx.config, ctx.params
     if config.save == "bit":
         if is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling()):
@@ -285,10 +285,10 @@ def _wanted_gradients(
 def _gradients_from_numbers(
     ctx: Any, dy: Tensor, mask: Tensor, others: list[Tensor], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """The same from bits, for a batch of ``dy`` or for second derivatives: the bits as numbers, and sums by PyTorch."""
+    """The same for a batched ``dy`` or second derivatives if bits are saved: unpacks the bits, and sums by PyTorch."""
     config = ctx.config
-    dtype, given = _widened(config, dy, others)
-    further, bits = configured(config.record.from_bit, False, "input", False), _as_numbers(mask, dy.shape, ctx.strides, dtype)
+    dtype, given = _slope_precision(config, dy, others)
+    further, bits = configured(config.record.from_bit, False, "input", False), _unpacked(mask, dy.shape, ctx.strides, dtype)
     found: list[Tensor | None] = []
     for g, place in enumerate(config.places):
         if not wanted[g]:
@@ -303,14 +303,14 @@ def _gradients_from_numbers(
     return found
 
 
-def _as_numbers(mask: Tensor, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """The bits of a mask as ones and zeros, in the order of memory that they are in."""
+def _unpacked(mask: Tensor, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """The bits of a mask as a tensor of ones and zeros, with the strides of the order in which the mask holds them."""
     bits = mask.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=mask.device) & 1
     return bits.view(-1)[: shape.numel()].to(dtype).as_strided(shape, strides)
 
 
 def _curvature(ctx: Any) -> Tensor | None:
-    """``dy`` times the derivative of the slope by what was kept, from the reference; None where the slope is constant."""
+    """``dy`` times the derivative of the slope by the saved tensor, from the reference; None if that is 0 almost everywhere."""
     (dy, kept), config = ctx.saved_tensors, ctx.config
     if "bit" in config.record.saves:
         return None
@@ -320,7 +320,7 @@ def _curvature(ctx: Any) -> Tensor | None:
 
 
 class _Gradients(torch.autograd.Function):
-    """The gradients of several operands as functions of ``dy`` and those, themselves differentiable."""
+    """The gradients of several operands as differentiable functions of ``dy`` and the operands."""
 
     @staticmethod
     def forward(
@@ -334,9 +334,9 @@ class _Gradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple:
         config, (dy, kept, *others) = ctx.config, ctx.saved_tensors
-        operands = (_as_drawn(kept, ctx.strides), *others)
+        operands = (_with_strides_of_draws(kept, ctx.strides), *others)
         needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[4:]]
-        ddy, *found = _second(config, ctx.params, ctx.wanted, gradients, needs, dy, operands)
+        ddy, *found = _double_backward(config, ctx.params, ctx.wanted, gradients, needs, dy, operands)
         return ddy, None, None, None, *found
 
 
@@ -352,10 +352,10 @@ def _call_backward(
 def gradients(
     config: Config, params: tuple[float, ...], dy: Tensor, operands: tuple[Tensor, ...], wanted: list[bool]
 ) -> list[Tensor | None]:
-    """The gradients of several operands, the seed of random numbers last; None of those that are not wanted."""
+    """The gradients of several operands, the last of which may be the seed; None for those that are not wanted."""
     if is_batched(dy):
         return _batched_gradients(config, params, wanted, dy, operands)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # which knows no second derivatives
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch.compile has no second derivatives
         found = _Gradients.apply(dy, config, params, tuple(wanted), *operands)
     else:
         found = _call_backward(config, params, wanted, dy, operands)
@@ -365,7 +365,7 @@ def gradients(
 def _batched_gradients(
     config: Config, params: tuple[float, ...], wanted: list[bool], dy: Tensor, operands: tuple[Tensor, ...]
 ) -> list[Tensor | None]:
-    """The same for a batch of ``dy``, which operators do not know."""
+    """The same for a batched ``dy``, which the operators do not support."""
     if config.record.by_formula:
         found = _formula_gradients(config, params, dy, *operands)
         return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
@@ -375,18 +375,18 @@ def _batched_gradients(
         if not wanted[g]:
             found.append(None)
             continue
-        slope = call(slopes.forward_op, *_with_dy(config.record, ones, operands), *params, float(g))
+        slope = call(slopes.forward_op, *_operands_with_dy(config.record, ones, operands), *params, float(g))
         found.append(by_slope(dy, slope).sum_to_size(operands[place].shape).to(operands[place].dtype))
     return found
 
 
-def _with_dy(record: Activation, dy: Any, operands: tuple) -> tuple:
-    """What :attr:`Activation.gradients` takes: ``dy`` is the last of the elements."""
+def _operands_with_dy(record: Activation, dy: Any, operands: tuple) -> tuple:
+    """The operands of :attr:`Activation.gradients`: ``dy`` comes last among the elementwise ones."""
     count = record.layout.elements
     return (*operands[:count], dy, *operands[count:])
 
 
-def _second(
+def _double_backward(
     config: Config,
     params: tuple[float, ...],
     wanted: tuple[bool, ...],
@@ -395,7 +395,7 @@ def _second(
     dy: Tensor,
     operands: tuple[Tensor, ...],
 ) -> list[Tensor | None]:
-    """What flows back through :func:`gradients`: to ``dy`` and to the operands, where ``needs`` says so."""
+    """Backward of :func:`gradients`: the gradients of ``dy`` and of the operands, where ``needs`` is True."""
     record, places = config.record, [place for place, each in zip(config.places, wanted, strict=True) if each]
     incoming = tuple([gradient for gradient, each in zip(incoming, wanted, strict=True) if each])
     if record.by_formula:
@@ -405,7 +405,7 @@ def _second(
         _, vjp = torch.func.vjp(lambda *t: _formula_gradients(chosen, params, *t, *seed), dy, *operands[:count])
         return [*vjp(incoming), *[None] * (len(operands) - count)]
     further = configured(record.gradients, False, "input", False)
-    tensors, needed = _with_dy(record, dy, operands), _with_dy(record, needs[0], tuple(needs[1:]))
+    tensors, needed = _operands_with_dy(record, dy, operands), _operands_with_dy(record, needs[0], tuple(needs[1:]))
     total: list[Tensor | None] = [None] * len(tensors)
     for gradient, place in zip(incoming, places, strict=True):
         values = (*params, float(config.places.index(place)))
@@ -419,7 +419,7 @@ def _second(
 
 
 def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:
-    """The gradients of several operands, in PyTorch, with the random numbers that the seed after the tensors gave forward."""
+    """The gradients of several operands by PyTorch, with forward's random numbers if a seed follows the tensors."""
     check_formula(config.record)
     count = len(config.record.layout.tensors)
     tensors, drawn = operands[:count], {"keep": _keep(operands[0], operands[count])} if len(operands) > count else {}
@@ -432,21 +432,21 @@ def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *o
 
 
 def _keep(like: Tensor, seed: Tensor) -> Callable[[int, float], Tensor]:
-    """What dropout multiplied by, by the stream of its numbers and its probability."""
+    """A function of the random stream and the probability: the factors by which dropout multiplied each element."""
     return lambda stream, p: kept(like, seed, stream, p)
 
 
 def formula_from_seed(
     record: Activation, tensors: tuple[Tensor, ...], params: tuple[float, ...], seed: Tensor
 ) -> Tensor:
-    """The activation in PyTorch, with the random numbers that a kernel draws from a seed.
+    """The activation by PyTorch, with the random numbers that a kernel draws from a seed.
 
     Raises:
-        RuntimeError: its formula draws numbers of its own.
+        RuntimeError: its formula draws its own random numbers.
     """
     if not _by_formula(record.token):
         raise RuntimeError(f"{record.name}: seed= is not possible within transforms, where its formula draws its own numbers")
-    # Of a batch, each tensor gets what it would get alone, so the numbers are drawn for none of them.
+    # Under vmap each tensor of the batch gets the numbers that it would get alone, so they are drawn for an unbatched tensor.
     alone = torch.empty_strided(tensors[0].shape, tensors[0].stride(), dtype=tensors[0].dtype, device="meta")
     like = torch.empty_like(alone, device=tensors[0].device)
     return record.reference(*tensors, *params, keep=_keep(like, seed))
@@ -456,26 +456,26 @@ def _by_formula(token: str) -> bool:
     return by_token[token].by_formula
 
 
-_by_formula._dynamo_marked_constant = True  # torch.compile looks no further inside
+_by_formula._dynamo_marked_constant = True  # torch.compile calls it and does not trace it
 
 
 def check_formula(record: Activation) -> None:
-    """Whether there is the activation's formula in PyTorch.
+    """Checks that the activation has a formula in PyTorch.
 
     Raises:
-        RuntimeError: there is none; torch.compile answers that by running the call uncompiled, unless fullgraph=True.
+        RuntimeError: it has none; torch.compile then runs the call uncompiled, unless fullgraph=True.
     """
     if not record.has_reference:
         _refuse_formula(record.name)
 
 
 def _refuse_formula(name: str) -> None:
-    """Says that a transform needs a formula that there is not."""
+    """Raises the error of :func:`check_formula`."""
     raise RuntimeError(
         f"{name}: transforms inside torch.compile, of exported programs, and torch.func.functionalize need its formula in "
         "PyTorch, which a kernel file does not give; define it with reference="
     )
 
 
-if BEFORE_2_13:  # where a transform that is run uncompiled, which is how torch.compile answers, may lose derivatives
+if BEFORE_2_13:  # makes torch.compile raise it: there, a transform that it runs uncompiled may lose derivatives
     _refuse_formula._dynamo_marked_constant = True

@@ -1,7 +1,7 @@
-"""Activations written out in PyTorch, where PyTorch has no function or loses digits; slopes from the output.
+"""Activations written in PyTorch, where it has no function for them or an inaccurate one; gradients from the output.
 
-Everything is differentiable. The ``exact_*`` forms keep full relative accuracy in float64 and are what tests and the accuracy
-tool measure against; the others are what a PyTorch user would write, and what bench.py races.
+All are differentiable. The ``exact_*`` forms keep full relative accuracy in float64: tests and the accuracy tool compare with
+them. The others are what a user of PyTorch would write: bench.py compares speed with them.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def gelu_10(x: Tensor) -> Tensor:
 
 
 def laplace(x: Tensor, mu: float, sigma: float) -> Tensor:
-    """MEGA's Laplace activation, as transformers has it."""
+    """MEGA's Laplace activation, as in transformers."""
     return 0.5 * (1 + torch.erf((x - mu) / (sigma * SQRT_2)))
 
 
@@ -73,12 +73,12 @@ def sparse_sigmoid(x: Tensor) -> Tensor:
 
 
 def exact_sparse_sigmoid(x: Tensor) -> Tensor:
-    """The same with gradient 0 at both kinks, where torch.clip has 1."""
+    """:func:`sparse_sigmoid` with gradient 0 at both kinks, where torch.clip's is 1."""
     return torch.where(x <= -1, 0.0, torch.where(x >= 1, 1.0, (x + 1) / 2))
 
 
 def exact_hardsigmoid(x: Tensor) -> Tensor:
-    """PyTorch's float64 gradient has a 1/6 rounded to float32."""
+    """By relu6: the float64 gradient of F.hardsigmoid uses 1/6 rounded to float32."""
     return F.relu6(x + 3) / 6
 
 
@@ -88,7 +88,7 @@ def exact_hardswish(x: Tensor) -> Tensor:
 
 
 def exact_gelu(x: Tensor) -> Tensor:
-    """By erfc, which keeps the left tail that 1 + erf loses."""
+    """By erfc: in the left tail 1 + erf cancels."""
     return 0.5 * x * torch.special.erfc(-x / SQRT_2)
 
 
@@ -110,7 +110,7 @@ def exact_quick_gelu(x: Tensor) -> Tensor:
 
 
 def exact_gelu_tanh(x: Tensor) -> Tensor:
-    """By sigmoid, which keeps the left tail that 1 + tanh loses."""
+    """By sigmoid: in the left tail 1 + tanh cancels."""
     return x * exact_sigmoid(2 * math.sqrt(2 / math.pi) * (x + 0.044715 * x * x * x))
 
 
@@ -120,7 +120,7 @@ def exact_gelu_10(x: Tensor) -> Tensor:
 
 
 def exact_laplace(x: Tensor, mu: float, sigma: float) -> Tensor:
-    """By erfc, which keeps the left tail."""
+    """By erfc: in the left tail 1 + erf cancels."""
     return 0.5 * torch.special.erfc((mu - x) / (sigma * SQRT_2))
 
 
@@ -175,7 +175,7 @@ def exact_sqrtsoftplus(x: Tensor) -> Tensor:
     return torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2), torch.sqrt(torch.logaddexp(u, torch.zeros_like(u))))
 
 
-# With operands beside x.
+# With further operands, or random numbers.
 
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
@@ -192,21 +192,21 @@ def rrelu(x: Tensor, lower: float, upper: float) -> Tensor:
 
 
 def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
-    """As transformers' ``XIELUActivation`` has it."""
+    """The formula of transformers' ``XIELUActivation``."""
     p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
     y = torch.where(x > 0, p * x * x + beta * x, (torch.expm1(torch.min(x, eps)) - x) * n + beta * x)
     return y.reshape(x.shape)  # the parameters have a dimension where x may have none
 
 
 def exact_xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
-    """The same with all of the slope at ``x == eps``, of which torch.min gives half."""
+    """:func:`xielu` with the full gradient at ``x == eps``, where torch.min passes half of it on."""
     p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
     left = torch.where(x > eps, torch.expm1(eps), torch.expm1(x.clamp(max=0)))
     return torch.where(x > 0, p * x * x + beta * x, (left - x) * n + beta * x)
 
 
 class XIELU(nn.Module):
-    """xIELU in PyTorch, as transformers' ``XIELUActivation`` has it where its CUDA extension is not installed."""
+    """xIELU in PyTorch: transformers' ``XIELUActivation`` without its CUDA extension."""
 
     def __init__(
         self,
@@ -225,7 +225,7 @@ class XIELU(nn.Module):
             beta: kept as a buffer.
             eps: kept as a buffer.
             dtype: of parameters and buffers.
-            with_vector_loads: accepted, as transformers has it; it changes nothing.
+            with_vector_loads: accepted for compatibility with transformers; it has no effect.
         """
         super().__init__()
         begin = (math.log(math.expm1(init)) for init in (alpha_p_init, alpha_n_init - beta))
@@ -239,7 +239,7 @@ class XIELU(nn.Module):
         return xielu(x, self.alpha_p, self.alpha_n, self.beta, self.eps)
 
 
-# Gradients with save="output": dx from dy, y and the parameters.
+# Gradients for save="output": dx from dy, y and the parameters.
 
 
 def sigmoid_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
@@ -287,5 +287,5 @@ def softcap_from_output(dy: Tensor, y: Tensor, c: float) -> Tensor:  # noqa: D10
 
 
 def sqrtsoftplus_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
-    u = y.clamp(min=1e-30)  # below, y / 2 is all there is
+    u = y.clamp(min=1e-30)  # below that the gradient is y / 2 to all digits
     return dy * torch.where(y < 1e-30, y / 2, -torch.expm1(-u.square()) / (2 * u))

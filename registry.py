@@ -1,8 +1,8 @@
-"""From names to activations: the mapping, lookup with aliases and suggestions, registration."""
+"""The registry of activations: lookup by name, alias, class, module or function; suggestions; registration."""
 
 from __future__ import annotations
 
-if __name__ == "__main__":  # before anything is made here: the package has imported this module, and made it all
+if __name__ == "__main__":  # at the top, so that nothing is registered twice: the package has already imported this module
     from jitact.exporting.onefile import main
 
     raise SystemExit(main())
@@ -43,22 +43,22 @@ __all__ = [
 ]
 
 Named = str | type[nn.Module] | nn.Module | Callable[..., Tensor]
-"""What stands for an activation: a name, a class, a module or a function, jitact's own or PyTorch's."""
+"""Anything that identifies an activation: a name, class, module or function, of jitact or PyTorch."""
 OfRows = Literal["softmax", "log_softmax", "softmin", "Softmax", "LogSoftmax", "Softmin", "Softmax2d"]
-"""What works on rows: softmax and its kin, which are no elementwise activations."""
+"""Names of the operations on rows, which are not elementwise: softmax and its relatives."""
 ACCEPTED = "a name such as 'gelu', or a class, module or function, jitact's or PyTorch's"
 
 _modules: dict[str, type[ActivationModule]] = {}
 _functions: dict[str, Callable[..., Tensor]] = {}
 _aliases: dict[str, str] = {}  # normalised spelling -> canonical name
 lock = ThreadLock()
-"""Held while the registry changes, and by those who look first and register then. Readers take copies instead."""
+"""Held while the registry changes, and from a lookup to the registration that depends on it. Readers copy instead."""
 
 NOTHING_TO_COMPILE = ("linear", "identity")
 
 
 class _Registry(Mapping[str, type[ActivationModule]]):
-    """Reads ``_modules``."""
+    """A read-only view of ``_modules``, without presets."""
 
     def __getitem__(self, name: str) -> type[ActivationModule]:
         if name in self:
@@ -78,11 +78,11 @@ class _Registry(Mapping[str, type[ActivationModule]]):
         return len(self.items())
 
     def items(self) -> list[tuple[str, type[ActivationModule]]]:
-        """Names and classes as they are now, whatever other threads register meanwhile; presets of others are not listed."""
+        """A snapshot, as other threads may register more; without presets such as mul_and_silu."""
         return [(name, cls) for name, cls in list(_modules.items()) if not _is_preset(cls.activation)]
 
     def values(self) -> list[type[ActivationModule]]:
-        """The classes as they are now."""
+        """A snapshot of the classes."""
         return [cls for _, cls in self.items()]
 
     def __repr__(self) -> str:
@@ -94,7 +94,7 @@ def _is_preset(record: Activation) -> bool:
 
 
 REGISTRY: Mapping[str, type[ActivationModule]] = _Registry()
-"""Every activation's ``ModelNew`` class by its canonical name. Read-only; :func:`register` adds to it."""
+"""The ``ModelNew`` class of each activation by canonical name. Read-only; :func:`register` adds to it."""
 
 _LIBRARYS_ROWS = frozenset(map(normalise, get_args(OfRows)))
 
@@ -105,17 +105,17 @@ def names() -> list[str]:
 
 
 class UnknownActivation(KeyError):
-    """An activation that the registry does not hold. Prints its message as it is, where KeyError would print its repr."""
+    """Unknown activation. Its text is the message; KeyError's is the repr of that."""
 
     def __str__(self) -> str:
         return self.args[0]
 
 
 def resolve(name: str) -> str:
-    """The canonical name for ``name``, an alias or another spelling of it.
+    """The canonical name for ``name``, which may be an alias or spelled differently.
 
     Raises:
-        KeyError: unknown; the message suggests near names and lists the known ones.
+        KeyError: unknown; the message suggests similar names and lists the known ones.
     """
     known = _known(name)
     if known is None:
@@ -124,7 +124,7 @@ def resolve(name: str) -> str:
 
 
 def resolve_any(name: str) -> str:
-    """:func:`resolve`, and of what works on rows too.
+    """:func:`resolve`, including operations on rows.
 
     Raises:
         KeyError: unknown.
@@ -150,7 +150,7 @@ def _unknown(name: object) -> UnknownActivation:
         what = f"{name!r}: names with + are for check, accuracy, export and build"
         return UnknownActivation(f"{what}; use jitact.get({plain!r}), and give the rest as arguments of its class or function")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
-    rows = {normalise(row): row for row in reversed(get_args(OfRows))}  # of two spellings the function's
+    rows = {normalise(row): row for row in reversed(get_args(OfRows))}  # reversed: softmax wins over Softmax
     known = rows | {key: cls.activation.name for key, cls in list(users_rows.items())} | _aliases
     near = difflib.get_close_matches(normalise(last), known, n=3)
     suggestion = f"did you mean {' or '.join(dict.fromkeys(repr(known[n]) for n in near))}? " if near else ""
@@ -162,33 +162,33 @@ def get(activation: OfRows) -> type[RowModule]: ...
 @overload
 def get(activation: Named) -> type[ActivationModule]: ...
 def get(activation: Named) -> type[ActivationModule] | type[RowModule]:
-    """The ``ModelNew`` class of an activation: a ``torch.nn.Module`` that takes what PyTorch's counterpart takes.
+    """The ``ModelNew`` class of an activation: a ``torch.nn.Module`` with the arguments of PyTorch's counterpart.
 
     Args:
-        activation: any name that people use; or ``torch.nn.GELU``, ``torch.nn.functional.gelu``, ``jitact.gelu`` and the like;
-            or a module, of which it is the class alone: settings are the constructor's. softmax and its kin are known too,
-            whose classes are those of :mod:`jitact.rows`.
+        activation: any common name; or ``torch.nn.GELU``, ``torch.nn.functional.gelu``, ``jitact.gelu`` and the like; or a
+            module, whose settings do not matter: pass them to the class. softmax, log_softmax and softmin give the classes of
+            :mod:`jitact.rows`.
 
     Raises:
-        KeyError: unknown; the message suggests near names and lists the known ones.
-        TypeError: it is nothing of the kind.
+        KeyError: unknown; the message suggests similar names and lists the known ones.
+        TypeError: neither a name nor a class, module or function.
     """
     return of_rows(activation) or class_of(activation)
 
 
 def of_rows(activation: object) -> type[RowModule] | None:
-    """:func:`get` of what works on rows; None for all else."""
+    """:func:`get` for operations on rows; None for anything else."""
     if isinstance(activation, str):
         key = normalise(activation)
         if key in _aliases or key not in _LIBRARYS_ROWS:
             return users_rows.get(key)
-    from .rows.modules import class_of_rows  # not at the top: importing jitact is to be quick
+    from .rows.modules import class_of_rows  # not at the top, to keep importing jitact fast
 
     return class_of_rows(activation)
 
 
 def class_of(activation: Named) -> type[ActivationModule]:
-    """:func:`get` without what works on rows."""
+    """:func:`get` without operations on rows."""
     if isinstance(activation, str):
         return REGISTRY[resolve(activation)]
     if isinstance(activation, nn.Module):
@@ -200,7 +200,7 @@ def class_of(activation: Named) -> type[ActivationModule]:
 
 
 def _of_class(cls: type) -> type[ActivationModule]:
-    """Our class for a class: itself, or PyTorch's counterpart."""
+    """jitact's class for a class of jitact or PyTorch."""
     from .replacing.counterparts import counterpart_class
 
     if issubclass(cls, ActivationModule) and hasattr(cls, "activation"):
@@ -214,14 +214,14 @@ def _of_class(cls: type) -> type[ActivationModule]:
 
 
 def _of_torch_function(function: object) -> type[ActivationModule]:
-    """Our class for a function of PyTorch."""
+    """jitact's class for a function of PyTorch."""
     from .replacing.counterparts import torch_functions
 
     if not callable(function):
         raise TypeError(f"expected an activation, {ACCEPTED}; got {given(function)}")
     try:
         name, _ = torch_functions()[function]
-    except (KeyError, TypeError):  # TypeError: it has no hash
+    except (KeyError, TypeError):  # TypeError: unhashable
         raise UnknownActivation(f"no activation for {given(function)}: expected {ACCEPTED}") from None
     return REGISTRY[name]
 
@@ -234,7 +234,7 @@ def _no_counterpart(cls: type[nn.Module]) -> UnknownActivation:
 
 
 def given(value: object) -> str:
-    """What was given in place of an activation, for an error."""
+    """Describes a value that is not an activation, for error messages."""
     if isinstance(value, type):
         return f"the class {value.__qualname__}"
     if callable(value) and hasattr(value, "__name__"):
@@ -243,11 +243,11 @@ def given(value: object) -> str:
 
 
 def module_of(activation: Named) -> ActivationModule:
-    """The module that stands for an activation: itself, PyTorch's with its settings, else one with the defaults.
+    """A jitact module: the given one, one with the settings of a module of PyTorch, else one with defaults.
 
     Raises:
         KeyError, TypeError: as :func:`get`.
-        ValueError: ours does not take the settings of a module of PyTorch.
+        ValueError: jitact's class does not accept the settings of a module of PyTorch.
     """
     if isinstance(activation, ActivationModule):
         return activation
@@ -263,22 +263,22 @@ def module_of(activation: Named) -> ActivationModule:
 
 
 def of_defaults(cls: type[ActivationModule], **options: Any) -> ActivationModule:
-    """A module with the defaults but for what is given, and one value for all channels."""
+    """A module with defaults except for ``options``, and with one value for all channels."""
     own = cls.activation.own_arguments
     return cls(**{name: 1 for name in cls.activation.channels if own.get(name) is Parameter.empty}, **options)
 
 
 def record_of(module: ActivationModule) -> Activation:
-    """The record of what a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
+    """The record of the function that a module computes: gelu_tanh's for ``GELU(approximate="tanh")``."""
     return variant(module.activation, vars(module))
 
 
 def record_named(name: str) -> Activation:
-    """The record of an activation, perhaps with what stands around it: ``gelu+bias+dropout``, ``swiglu+row_weight``.
+    """The record of an activation, alone or fused: ``gelu+bias+dropout``, ``swiglu+row_weight``.
 
     Raises:
         KeyError: unknown name.
-        ValueError: that cannot stand around an activation.
+        ValueError: what follows a ``+`` cannot be fused with the activation.
     """
     first, *parts = name.split("+")
     record = class_of(first).activation
@@ -286,12 +286,12 @@ def record_named(name: str) -> Activation:
 
 
 def function(name: str) -> Callable[..., Tensor]:
-    """The function of an activation, as ``jitact.<name>`` gives it.
+    """The function of an activation: ``jitact.<name>``.
 
     Raises:
         KeyError: unknown name.
     """
-    made = None if users_rows else _functions.get(name)  # as in almost every call
+    made = None if users_rows else _functions.get(name)  # almost every call
     if made is not None:
         return made
     found = of_rows(name)
@@ -300,9 +300,9 @@ def function(name: str) -> Callable[..., Tensor]:
     canonical = resolve(name)
     made = _functions.get(canonical)
     if made is None:
-        with lock:  # so that no other definition of it comes between
+        with lock:  # another thread could define the name again in between
             made = _functions[canonical] = REGISTRY[canonical].activation.function
-            made.ModelNew = REGISTRY[canonical]  # for get(), which may be given the function
+            made.ModelNew = REGISTRY[canonical]  # for get(), which accepts the function
     return made
 
 
@@ -311,14 +311,14 @@ def register(record: Activation) -> type[ActivationModule]:
     module = make_gated_module(record) if record.gating else make_module(record)
     with lock:
         _modules[record.name] = module
-        _functions.pop(record.name, None)  # made when it is asked for
+        _functions.pop(record.name, None)  # made again on first access
         for name in (record.name, record.title, *record.aliases):
             _aliases[normalise(name)] = record.name
     return module
 
 
 def unregister(name: str) -> None:
-    """Takes an activation out of the registry again. Modules made of it keep working.
+    """Removes an activation from the registry. Existing modules of it keep working.
 
     Raises:
         KeyError: unknown name.

@@ -1,1 +1,1 @@
-"""What stands around an activation, in the same kernel: bias, dropout, residual."""
+"""Bias, dropout and residual, fused with an activation in one kernel."""

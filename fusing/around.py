@@ -1,6 +1,6 @@
 """Bias, dropout and residual around an activation: ``residual + dropout(gelu(x + bias))``, as one kernel.
 
-Each combination that is asked for is a record of its own, whose kernel file is written here around the activation's.
+Each combination in use is a record of its own, with a kernel file that is generated here and includes the activation's.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ..records import Activation, Channel, Requirement, as_number, by_token, sho
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
-__all__ = ["NAMES", "around", "check_fused", "check_channel_dim", "named", "probability", "run_around", "run_with_added"]
+__all__ = ["NAMES", "around", "check_channel_dim", "check_fused", "named", "probability", "run_around", "run_with_added"]
 
 NAMES = ("bias", "dropout", "residual")
-DRAWING = 5  # how much a GPU computes for an element, from random numbers alone
+DRAWING = 5  # Work.forward of drawing random numbers alone
 
 
 def run_around(
@@ -36,20 +36,20 @@ def run_around(
     fast_math: bool,
     training: bool,
 ) -> Tensor:
-    """Applies an activation with what stands around it.
+    """Applies an activation with fused bias, dropout and residual.
 
     Args:
         record: of the activation.
         given: its tensors, by name.
         params: its parameters.
-        fused: of bias, residual, dropout, channel_dim and seed those that are offered; None, or 0 for dropout, if not wanted.
-        inplace: as the activation has it.
-        save: as the activation has it.
-        fast_math: as the activation has it.
-        training: whether the activation is in training, where that makes a difference to it. Dropout drops in any case.
+        fused: those of bias, residual, dropout, channel_dim and seed that the caller accepts; None, or 0 for dropout: without.
+        inplace: as for the activation alone.
+        save: as for the activation alone.
+        fast_math: as for the activation alone.
+        training: the activation's own training mode, if it has one. Dropout is applied in any case.
 
     Raises:
-        TypeError, ValueError: one of ``beside`` is not what it has to be, or as :func:`jitact.running.run`.
+        TypeError, ValueError: one of ``fused`` has a wrong type or value, or as :func:`jitact.running.run`.
     """
     if stand_ins(*given.values(), *fused.values()):
         return called_later(record, given, params, inplace, save, fast_math, training, **fused)
@@ -60,7 +60,7 @@ def run_around(
         record, params = record.in_eval(*record.check(params, inplace, save, fast_math))
         save = None
     added = {name: fused[name] for name in ("bias", "residual") if fused.get(name) is not None}
-    drops = True if p > 0 else False  # noqa: SIM210 - of a number that varies torch.compile makes no bool otherwise
+    drops = True if p > 0 else False  # noqa: SIM210 - torch.compile makes no bool of a symbolic number otherwise
     chosen = ("bias" in added, drops, "residual" in added)
     if any(chosen):
         if torch.compiler.is_compiling():
@@ -74,14 +74,16 @@ def run_around(
 def run_with_added(
     record: Activation, tensors: dict[str, Tensor], params: tuple, inplace: bool, save: str | None, fast_math: bool
 ) -> Tensor:
-    """:func:`run_around` in half of its time: of an activation of ``x`` alone, beside which ``tensors`` has a bias of the last
-    dimension, a residual or both, where torch.compile is not at work."""
+    """:func:`run_around` in half of its time, for eager calls of an activation of ``x`` alone.
+
+    ``tensors`` holds ``x`` and a bias of the last dimension, a residual, or both.
+    """
     wrapped = around(record, "bias" in tensors, False, "residual" in tensors)
     return run_with_operands(wrapped, tensors, params, inplace, save, fast_math, True)
 
 
 def _constant(dim: int, dims: int) -> int:
-    """A dimension of so many, -1 at least, as a number that torch.compile knows where it takes it for one that varies."""
+    """``dim`` as a constant, where torch.compile has made it symbolic; -1 is possible for ``dims`` of 0."""
     return next(each for each in range(min(-dims, -1), dims) if each == dim)
 
 
@@ -89,7 +91,8 @@ def probability(record: Activation, dropout: Any) -> float:
     """The probability of dropout.
 
     Raises:
-        TypeError, ValueError: it is no number, or none from 0 to 1.
+        TypeError: it is not a number.
+        ValueError: it is not from 0 to 1.
     """
     p = as_number(record, "dropout", dropout)
     if not 0 <= p <= 1:
@@ -98,14 +101,14 @@ def probability(record: Activation, dropout: Any) -> float:
 
 
 def check_fused(record: Activation, fused: dict[str, Any], given: dict[str, Any]) -> None:
-    """Checks the seed of random numbers and the bias's dimension, for tensors that are given by name.
+    """Checks ``seed`` and ``channel_dim`` against the activation's tensors, ``given`` by name.
 
     Raises:
-        TypeError, ValueError: the seed is neither None nor a tensor that holds one int64, on their device, or the dimension is
-            none of theirs, or given without a bias.
+        TypeError: the seed is neither None nor a tensor of one int64, or the dimension is not an int.
+        ValueError: the seed is on another device, or the dimension is out of range or given without a bias.
     """
     seed, dim = fused.get("seed"), fused.get("channel_dim", -1)
-    if seed is None and type(dim) is int and dim == -1:  # as in almost every call
+    if seed is None and type(dim) is int and dim == -1:  # almost every call
         return
     x = next(iter(given.values()))
     if seed is not None:
@@ -121,11 +124,11 @@ def check_fused(record: Activation, fused: dict[str, Any], given: dict[str, Any]
 
 
 def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
-    """Checks what says to which dimension a bias belongs, given that bias.
+    """Checks ``channel_dim``, given the bias.
 
     Raises:
-        TypeError: it is no int.
-        ValueError: it is another than the default, and there is no bias.
+        TypeError: it is not an int.
+        ValueError: it is not the default, and there is no bias.
     """
     if type(dim) is not int:
         raise TypeError(f"{record.name}: channel_dim must be an int, got {shown(dim)}")
@@ -136,7 +139,7 @@ def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
 
 
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
-    """Makes the record, which torch.compile does not trace; it finds it by this name, where :func:`around` keeps it."""
+    """Makes the record outside of tracing, and returns the name of the attribute in which :func:`around` keeps it."""
     around(by_token[token], bias, dropout, residual, dim)
     return _name(bias, dropout, residual, dim)
 
@@ -151,14 +154,14 @@ _made._dynamo_marked_constant = True
 def around(
     record: Activation, bias: bool = False, dropout: bool = False, residual: bool = False, dim: int = -1
 ) -> Activation:
-    """The record of an activation with what stands around it. Always the same one, as long as the activation's lives.
+    """The record of an activation fused with bias, dropout or residual; cached in the activation's record.
 
     Args:
         record: of the activation.
-        bias: whether one is added before, a value for each index of dimension ``dim``.
-        dropout: whether results are dropped; the probability is the last parameter.
-        residual: whether a tensor is added at the end.
-        dim: of the bias.
+        bias: whether a bias is added to ``x``, with one value for each index of dimension ``dim``.
+        dropout: whether dropout follows the activation; its probability is the last parameter.
+        residual: whether a tensor is added to the result.
+        dim: the dimension of the bias.
     """
     chosen = (bias, dropout, residual)
     if not any(chosen):
@@ -175,12 +178,12 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
     """The record that ``gelu+bias+dropout`` names.
 
     Args:
-        name: an activation's, and what stands around it.
-        get: gives the record of an activation.
+        name: the activation and what is fused with it, separated by ``+``.
+        get: returns the record of an activation by name.
 
     Raises:
         KeyError: there is no such activation.
-        ValueError: something else is to stand around it, or what it has an argument of its own for.
+        ValueError: that cannot be fused, or the activation has an argument of its own of that name.
     """
     activation, *parts = name.split("+")
     unknown = [part for part in parts if part not in NAMES]
@@ -194,9 +197,9 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
 
 
 def _work(record: Activation, bias: bool, dropout: bool, residual: bool) -> Work:
-    """What suits the wrapped kernel: measured, see docs/decisions.md."""
+    """The work of the fused kernel, as measured: see docs/decisions.md."""
     work = record.source.work
-    if bias and not residual and "bit" not in record.saves:  # where backward keeps a bit, forward is next to nothing
+    if bias and not residual and "bit" not in record.saves:  # activations that keep a bit compute almost nothing in forward
         return work._replace(forward=3 if work.forward <= 3 and not dropout else 5)
     return work._replace(forward=max(work.forward, DRAWING - residual)) if dropout else work
 
@@ -216,7 +219,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
     )
     own = len(record.params)
     spec = record.layout
-    # Numbers, not the record, which whoever has the formula would keep when its name is defined again.
+    # Numbers, not the record: the formula would keep a record alive whose name has been defined again.
     own_operands = spec.elements, len(spec.tensors) - spec.elements, own, spec.draws
     described = *own_operands, bias, len(source.signature.of("random")) if dropout else None, residual
     requires = [requirement._replace(holds=partial(_holds, requirement.holds, own)) for requirement in record.requires]
@@ -246,7 +249,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
 
 
 def _reads(record: Activation, bias: bool, residual: bool) -> dict[str, tuple[str, ...]]:
-    """What each gradient reads: the bias where the activation's reads x, whose gradient that of the bias is too."""
+    """The tensors that each gradient reads: the bias too where the activation's reads ``x``, as it is of ``x + bias``."""
     own = record.layout.tensors
     reads = {name: record.reads.get(name, own) for name in own}
     if bias:
@@ -256,20 +259,21 @@ def _reads(record: Activation, bias: bool, residual: bool) -> dict[str, tuple[st
 
 
 def _holds(function: Callable[..., Any], own: int, *params: float) -> Any:
-    """A function of an activation's own parameters, given those of the dropout too."""
+    """Calls a function of the activation's own parameters, dropping that of dropout."""
     return function(*params[:own])
 
 
 def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
-    """The kernel file: the activation's functions, in their namespace, with the rest around them."""
+    """The kernel file: calls the activation's functions, which are in a namespace of their own."""
     signature, name = record.source.signature, record.name
     types = {role: type_ for type_, role in ROLES.items()}
     first = signature.operands[0].in_file
     others = [(types[o.role], f"{o.in_file}_" if o.role == "number" else o.in_file) for o in signature.operands[1:]]
     tensors = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
     after = [each for each in others if each[0] in ("Number<T>", "Random<T>")]
-    # The bias comes right after x, so that what is enough for the gradient of x is enough for that of the bias.
-    arguments = [("T", first), *([("Channel<T>", "bias")] if bias else []), *tensors, *([("T", "residual")] if residual else [])]
+    # The bias comes right after x: a bit that is enough for the gradient of x is then taken to be enough for that of the bias.
+    arguments = [("T", first), *([("Channel<T>", "bias")] if bias else []), *tensors]
+    arguments += [("T", "residual")] if residual else []
     arguments += [*after, *([("Random<T>", "drop"), ("Number<T>", "share")] if dropout else [])]
     declared = ", ".join(" ".join(each) for each in arguments)
     without = ", ".join(" ".join(each) for each in arguments if each[0] != "T")
@@ -297,7 +301,7 @@ def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
 
 
 def _gradients(declared: str, found: str, count: int, bias: bool) -> str:
-    """A function that returns ``count`` gradients, the first of which is that of a bias too."""
+    """A function that returns ``count`` gradients; with a bias the first one twice, as it is that of the bias too."""
     if count + bias == 1:
         return f"ELEMENTWISE T {declared} {{ return {found}; }}"
     each = [f"found.of[{g}]" for g in range(count)] if count > 1 else ["found"]
@@ -318,12 +322,22 @@ def _formula(
     *others: Any,
     keep: Callable | None = None,
 ) -> Tensor:
-    """The same around the activation's form in PyTorch, of the tensors in the order in which operators take them.
+    """The fused computation by PyTorch. Tensors come in the order in which the operators take them.
 
-    The form takes so many elements, operands with a value for each channel or row, and numbers, and may draw random ones.
-    ``stream`` is that of the random numbers of dropout, None without.
+    Args:
+        form: the activation by PyTorch.
+        elements: how many elementwise operands ``form`` takes.
+        by_channel: how many operands with a value for each channel or row it takes.
+        numbers: how many parameters it takes.
+        draws: whether it draws random numbers, and takes ``keep``.
+        bias: whether there is a bias.
+        stream: the random stream of dropout; None without dropout.
+        residual: whether there is a residual.
+        x: the first operand.
+        others: the other operands, the parameters and the probability of dropout.
+        keep: the factors of dropout, as :func:`jitact.fusing.drop.dropped` takes them.
     """
-    dtype = x.dtype  # of the result, whatever the bias's is
+    dtype = x.dtype  # of the result, whatever the bias's dtype
     more, left = list(others[: elements - 1]), list(others[elements - 1 :])
     added = left.pop(0) if residual else None
     if bias:
@@ -331,7 +345,7 @@ def _formula(
     channels, left = left[:by_channel], left[by_channel:]
     own, left = left[:numbers], left[numbers:]
     drawn = {"keep": keep} if draws and keep is not None else {}
-    operands = [each.to(torch.promote_types(each.dtype, x.dtype)) for each in (*more, *channels)]  # beside a wider bias
+    operands = [each.to(torch.promote_types(each.dtype, x.dtype)) for each in (*more, *channels)]  # a wider bias has promoted x
     y = form(x, *operands, *own, **drawn)
     if stream is not None:
         y = dropped(y, left[0], keep, stream)
@@ -339,5 +353,5 @@ def _formula(
 
 
 def _drawing_formula(*arguments: Any) -> Tensor:
-    """:func:`_formula` around one that draws numbers of its own, and can be told none."""
+    """:func:`_formula` for an activation that draws its own random numbers: without ``keep`` in its signature."""
     return _formula(*arguments)

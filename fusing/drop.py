@@ -1,4 +1,4 @@
-"""Dropout in PyTorch with the numbers that kernels draw, for second derivatives and transforms."""
+"""Dropout by PyTorch with the random numbers that kernels draw, for second derivatives and transforms."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from ..records import Activation
 __all__ = ["dropped", "kept"]
 
 STEPS = {torch.float64: 2.0**52, torch.float32: 2.0**23, torch.float16: 2.0**16, torch.bfloat16: 2.0**16}
-"""How finely the probability is told: ``Random<T>::steps`` in random.cuh."""
+"""The probability is rounded to a multiple of 1 / steps: ``Random<T>::steps`` in random.cuh."""
 
 
 def dropped(value: Tensor, p: float, keep: Callable[[int, float], Tensor] | None, stream: int) -> Tensor:
-    """``value``, dropped with probability ``p``.
+    """Dropout of ``value`` with probability ``p``.
 
     Args:
-        value: what is dropped.
+        value: the tensor.
         p: the probability.
-        keep: gives, of a stream of random numbers and a probability, what values are multiplied by; if None, numbers are drawn.
-        stream: which of the random operands.
+        keep: a function of the random stream and ``p`` that returns the factors; if None, PyTorch draws a mask.
+        stream: the index of dropout's operand among the random ones.
     """
     return F.dropout(value, p) if keep is None else value * keep(stream, p).to(value.dtype)
 
 
 def kept(like: Tensor, seed: Tensor, stream: int, p: float) -> Tensor:
-    """What dropout multiplies by, the values of a kernel that draws for ``like`` from ``seed``: 0, or 1 / (1 - p)."""
+    """The factors of dropout, 0 or 1 / (1 - p), of a kernel that draws from ``seed`` for a tensor like ``like``."""
     return torch.ops.jitact.dropout_kept(like, seed, stream, p)
 
 
 def _kept(like: Tensor, seed: Tensor, stream: int, p: float) -> Tensor:
-    """:func:`kept` of tensors in memory."""
+    """The implementation of :func:`kept`."""
     ones = torch.ones_like(like)
     mask = run_operator(_mask(stream), ones, seed, p) != 0
     steps = STEPS[like.dtype]
-    share = p if like.dtype is torch.float64 else torch.tensor(p, dtype=torch.float32).item()  # as kernels have it
+    share = p if like.dtype is torch.float64 else torch.tensor(p, dtype=torch.float32).item()  # as kernels round it
     parts = round(share * steps)
     return mask.to(_wide(like)) * (steps / (steps - parts) if parts < steps else 0.0)
 
@@ -50,7 +50,7 @@ def _wide(like: Tensor) -> torch.dtype:
     return torch.promote_types(like.dtype, torch.float32)
 
 
-# One operator, which graphs and transforms hold as it is: it has no gradient.
+# An operator, so that graphs and transforms call it whole. It has no gradient.
 _library = torch.library.Library("jitact", "FRAGMENT")
 _library.define(
     "dropout_kept(Tensor like, Tensor seed, int stream, float p) -> Tensor",
@@ -63,7 +63,7 @@ _library.impl("dropout_kept", lambda like, *_: torch.empty_like(like, dtype=_wid
 
 @cache
 def _mask(stream: int) -> Activation:
-    """Ones, dropped by the numbers of a stream."""
+    """A record that applies dropout with the numbers of a random stream, skipping those before it."""
     numbers = ", ".join(f"Random<T> random{k}" for k in range(stream + 1))
     text = f"""#include "elementwise.cuh"
 ELEMENTWISE T forward(T x, {numbers}, Number<T> p) {{ return dropout(x, random{stream}, p); }}
