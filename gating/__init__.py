@@ -1,1 +1,1 @@
-"""Gated activations, ``act(gate) * up``: of two tensors, or of one that holds both."""
+"""Gated activations, ``act(gate) * up``, of two tensors or of one that holds both."""

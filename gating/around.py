@@ -1,4 +1,4 @@
-"""What is made of gated activations when it is asked for: weights of rows, eager's roundings, any activation as the gate's."""
+"""Variants of gated activations, made on demand: multiplied by row weights, or with the roundings of eager mode."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _KINDS = {role: kind for kind, role in ROLES.items()}
 
 
 def typed_operands(signature: Signature) -> list[tuple[str, str]]:
-    """The operands that are no elements, by type, with names that are no function's."""
+    """Type and name of the operands that are not elementwise. The names end in ``_``, so that they hide no function."""
     return [(_KINDS[each.role], f"{each.name}_") for each in signature.operands if each.role != "element"]
 
 
 def with_options(record: Activation, *, weighted: bool = False, unfused: bool = False) -> Activation:
-    """The record of a gated activation with weights of rows or eager's roundings. Always the same one, while that lives."""
+    """The record with row weights or eager mode's roundings; cached in the activation's record."""
     if not weighted and not unfused:
         return record
     name = name_of(weighted, unfused)
@@ -39,20 +39,20 @@ def with_options(record: Activation, *, weighted: bool = False, unfused: bool = 
 
 
 def leading_to(outside: Activation, record: Activation) -> Callable[..., tuple[Activation, tuple]]:
-    """The ``in_eval`` of what is made of ``record``, where ``outside`` is made of what that is outside of training."""
+    """The ``in_eval`` of a variant of ``record``; ``outside`` is the same variant of what ``record`` is in eval mode."""
     return lambda *params: (outside, record.in_eval(*params)[1])
 
 
 def name_of(weighted: bool, unfused: bool) -> str:
-    """Under which :func:`with_options` keeps a record."""
+    """The attribute in which :func:`with_options` caches a record."""
     return f"gated_{weighted:d}{unfused:d}"
 
 
 def named(record: Activation, parts: list[str]) -> Activation:
-    """The record that ``swiglu+row_weight`` names, of the one before the plus.
+    """The record that ``swiglu+row_weight`` names, given swiglu's and what follows a ``+``.
 
     Raises:
-        ValueError: something else is to be made of it.
+        ValueError: there is no such variant.
     """
     unknown = [part for part in parts if part not in (WEIGHT, UNFUSED)]
     if unknown:
@@ -93,7 +93,7 @@ def _weighted(record: Activation) -> Activation:
 
 
 def _weighted_text(record: Activation) -> str:
-    """A kernel file that multiplies the activation by the weight of the row."""
+    """The kernel file of an activation multiplied by the weight of its row."""
     signature, name = record.source.signature, record.source.name
     elements, operands = signature.of("element"), typed_operands(signature)
     declared = ", ".join([*(f"T {e}" for e in elements), f"Row<T> {WEIGHT}", *(f"{kind} {each}" for kind, each in operands)])

@@ -1,4 +1,4 @@
-"""How a gated activation is called: on two tensors, or on one that holds both."""
+"""Calls of gated activations, on two tensors or on one that holds both."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
 
     Args:
         record: of the activation.
-        tensors: one that holds both, or both in the order of the halves, or one of them if the other is named.
-        named: ``gate``, ``up`` and ``row_weight``, those of them that are given by name, or None, and what is learned.
-        options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``; and ``training``, where
-            that makes a difference.
+        tensors: one tensor that holds both; or both, in the order that ``gate`` says; or one of them if the other is named.
+        named: ``gate``, ``up`` and ``row_weight`` as given by name, or None; and the learned operands.
+        options: ``dim``, ``layout``, ``gate``, ``rounding``, the numbers, ``save`` and ``fast_math``; and ``training``, if the
+            activation has a training mode.
 
     Raises:
-        TypeError: these are not the tensors that it takes, or an option is of another type than it has to be.
-        ValueError: an option has no such value, or shapes do not fit.
+        TypeError: wrong tensors, or an option of a wrong type.
+        ValueError: an option has an invalid value, or shapes do not match.
     """
     waiting = stand_ins(*tensors, *named.values())
     if waiting:
@@ -62,10 +62,10 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
         record.check_span(params, x.dtype)
     if weights:
         pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
-        x = x.to(pair[0].dtype)  # which autocast and a wider weight change
+        x = x.to(pair[0].dtype)  # autocast or a wider weight may have changed it
     if record.in_eval is not None and not options["training"]:
         record, params = record.in_eval(*params)
-    # A graph that holds operations in place of the kernel finds for itself what to put together.
+    # If Inductor decomposes the operator, it fuses the two gradients itself.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if compiling else ("", "")
     if not recorded or dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, pair, params, False, save, fast_math)
@@ -74,7 +74,7 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
 
 
 def _made(token: str, weighted: bool, unfused: bool) -> str:
-    """Makes the record, which torch.compile does not trace; it finds it by this name, where :func:`with_options` keeps it."""
+    """Makes the record outside of tracing, and returns the name of the attribute in which :func:`with_options` caches it."""
     with_options(by_token[token], weighted=weighted, unfused=unfused)
     return name_of(weighted, unfused)
 
@@ -83,10 +83,10 @@ _made._dynamo_marked_constant = True
 
 
 def _pair(record: Activation, tensors: tuple, named: dict[str, Any], gate: str) -> dict[str, Tensor]:
-    """The two tensors by name; none, if one holds both.
+    """The two tensors by name; empty if one tensor holds both.
 
     Raises:
-        TypeError: there are none, too many, or one twice.
+        TypeError: no tensor, too many, or the same one twice.
     """
     given = {name: named[name] for name in ("gate", "up") if named.get(name) is not None} if named else {}
     if len(tensors) == 2 and not given:

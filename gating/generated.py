@@ -1,4 +1,4 @@
-"""Gated activations with any elementwise activation at the gate: ``jitact.gated("mish")``."""
+"""Gated activations of any elementwise activation: ``jitact.gated("mish")``."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ _TAKEN = {"x", "other", "gate", "up", "row_weight", "dim", "device", "dtype", *G
 
 @cache
 def _own() -> dict[str, str]:
-    """What the library has of its own, by the activation of the gate."""
+    """The library's own gated activations, by the activation of the gate."""
     return {each.gating.of: each.name for each in TABLE if each.gating and each.gating.of}
 
 
 def gated(activation: registry.Named) -> type[ActivationModule]:
     """The class of ``act(gate) * up`` for an elementwise activation: ``gated("mish")()(x)``, ``gated("mish")()(gate, up)``.
 
-    A class like the library's own gated ones, whose functions are compiled at first use: it takes the numbers of the
-    activation by keyword, and what ``jitact.get("swiglu")`` takes. ``gated("silu")`` is that very class. Weights that the
-    activation learns are the module's own: ``gated("prelu")(weight=64)`` has one for each of 64 channels; functions take them
-    by keyword. ``gated("rrelu")`` draws in training alone, which functions are told by ``training=True``.
+    The class takes the parameters of the activation by keyword, and the arguments of ``jitact.get("swiglu")``; kernels are
+    compiled at first use. ``gated("silu")`` is ``jitact.get("swiglu")``. Weights that the activation learns belong to the
+    module: ``gated("prelu")(weight=64)`` has one for each of 64 channels; functions take them by keyword. ``gated("rrelu")``
+    draws random numbers in training mode only; for functions that is ``training=True``.
 
     Args:
-        activation: anything that :func:`jitact.get` takes. Of a module, it is the class alone: settings are the constructor's.
+        activation: anything that :func:`jitact.get` takes. The settings of a module do not matter: pass them to the class.
 
     Raises:
         KeyError, TypeError: as :func:`jitact.get`.
-        ValueError: it takes several tensors of elements, draws random numbers outside of training too, or has an argument that
-            gated ones have.
+        ValueError: the activation takes several elementwise tensors, draws random numbers outside of training too, or has an
+            argument of the same name as one of gated activations.
     """
     is_ours = isinstance(activation, ActivationModule)
     return _class_of(registry.record_of(activation) if is_ours else registry.class_of(activation).activation)
@@ -71,7 +71,7 @@ def _class_of(record: Activation) -> type[ActivationModule]:
 
 
 def _make(record: Activation, outside: Activation | None) -> Activation:
-    """The record, and ``outside`` of training another."""
+    """The record of the gated form. ``outside`` is the gated form of ``record`` in eval mode; None if that is the same."""
     name, source = f"{GENERATED}{record.name}", record.source
     work = Work(*(min(each + 1, 4) for each in source.work))
     kernel = KernelSource(name, _text(record), f"<{name}>", work=work, given=() if source.is_librarys else (source,))
@@ -97,7 +97,7 @@ def _make(record: Activation, outside: Activation | None) -> Activation:
 
 
 def _times_up(record: Activation) -> Callable[..., Tensor]:
-    """The formula with the other tensor; it can be told the random numbers if the record's can."""
+    """The formula times ``up``; it takes ``keep``, for given random numbers, if the record's formula does."""
     reference = record.reference
     if record.layout.draws and record.by_formula:
         return lambda gate, up, *rest, keep=None: reference(gate, *rest, keep=keep) * up
@@ -105,7 +105,7 @@ def _times_up(record: Activation) -> Callable[..., Tensor]:
 
 
 def _text(record: Activation) -> str:
-    """The kernel file."""
+    """The text of the kernel file."""
     signature, act = record.source.signature, f"{record.name}_"
     operands = typed_operands(signature)
     declared = ", ".join(["T gate", "T up", *(f"{kind} {name}" for kind, name in operands)])

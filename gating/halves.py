@@ -1,4 +1,4 @@
-"""Where the two tensors of a gated activation lie in one that holds both."""
+"""How one tensor holds the gate and the other operand of a gated activation."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _CHOICES = {"layout": LAYOUTS, "gate": ORDERS, "rounding": ROUNDINGS}
 
 
 class Halves(NamedTuple):
-    """How to take one tensor apart, and put one together.
+    """How to split one tensor into the two operands, and join them.
 
     Attributes:
-        dim: the dimension that holds both, from 0 on.
-        interleaved: whether they take turns there; else they are its halves.
-        swapped: whether what is first there is what the kernel file takes second.
+        dim: the dimension that holds both; not negative.
+        interleaved: whether their elements alternate there; else they are its two halves.
+        swapped: whether the first of the two is the second operand of the kernel.
     """
 
     dim: int
@@ -33,15 +33,15 @@ class Halves(NamedTuple):
 
     @property
     def code(self) -> int:
-        """What the operator ``backward_packed`` takes as ``layout``."""
+        """The argument ``layout`` of the operator ``backward_packed``."""
         return self.interleaved | self.swapped << 1
 
     def split(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Views of ``x``, in the order of the kernel file's arguments."""
+        """Views of ``x``, in the order of the kernel's operands."""
         if self.interleaved:
             pairs = x.unflatten(self.dim, (x.shape[self.dim] // 2, 2))
             first, second = pairs.select(self.dim + 1, 0), pairs.select(self.dim + 1, 1)
-        elif torch.compiler.is_compiling() or not x.numel():  # as batches of none have no gradient of chunk
+        elif torch.compiler.is_compiling() or not x.numel():  # chunk of an empty tensor has no batched gradient
             size = x.shape[self.dim] // 2
             first, second = x.narrow(self.dim, 0, size), x.narrow(self.dim, size, size)
         else:
@@ -49,20 +49,20 @@ class Halves(NamedTuple):
         return (second, first) if self.swapped else (first, second)
 
     def join(self, a: Tensor, b: Tensor) -> Tensor:
-        """What :meth:`split` takes apart into these."""
+        """The inverse of :meth:`split`."""
         first, second = (b, a) if self.swapped else (a, b)
         if self.interleaved:
             sizes = [size * 2 if i == self.dim else size for i, size in enumerate(first.shape)]
-            return torch.stack((first, second), self.dim + 1).reshape(sizes)  # flatten knows no batches
+            return torch.stack((first, second), self.dim + 1).reshape(sizes)  # flatten does not support vmap
         return torch.cat((first, second), self.dim)
 
 
 def check_options(record: Activation, options: dict[str, object]) -> None:
-    """Checks the options that say how tensors are laid out and results rounded.
+    """Checks ``dim``, ``layout``, ``gate`` and ``rounding``.
 
     Raises:
-        TypeError: ``dim`` is no int.
-        ValueError: another has no such value.
+        TypeError: ``dim`` is not an int.
+        ValueError: another option has an invalid value.
     """
     for name in GATED:
         if options[name] not in _CHOICES[name]:
@@ -77,7 +77,7 @@ def halves_of(record: Activation, x: Tensor, dim: int, layout: str, gate: str) -
     """How ``x`` holds the two tensors of a gated activation.
 
     Raises:
-        ValueError: it has no such dimension, or one of odd size.
+        ValueError: ``x`` has no dimension ``dim``, or its size is odd.
     """
     dims = x.dim()
     if not -dims <= dim < dims:
@@ -89,10 +89,10 @@ def halves_of(record: Activation, x: Tensor, dim: int, layout: str, gate: str) -
 
 
 def is_swapped(record: Activation, gate: str) -> bool:
-    """Whether the first of the two tensors is what the kernel file takes second."""
+    """Whether the first of the two tensors is the second operand of the kernel."""
     return (layout_of(record.token).tensors[0] == "gate") != (gate == "first")
 
 
 def by_name(gate: str, first: object, second: object) -> dict[str, object]:
-    """The two tensors, in the order of halves, by name."""
+    """Two tensors by name, given in the order that ``gate`` says."""
     return {"gate": first, "up": second} if gate == "first" else {"up": first, "gate": second}

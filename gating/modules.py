@@ -1,4 +1,4 @@
-"""The module class, PyTorch's formula as a module, and the function of a gated activation."""
+"""The module class, the reference module in PyTorch, and the function of a gated activation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class GatedModule(ActivationModule):
     """Base of the classes of gated activations."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes ``dim``, and by keyword the numbers, ``layout``, ``gate``, ``rounding``, ``save`` and ``fast_math``."""
+        """Takes ``dim``; by keyword the parameters, ``layout``, ``gate``, ``rounding``, ``save`` and ``fast_math``."""
         super().__init__(*args, **kwargs)
         check_options(self.activation, self._options())
 
@@ -40,10 +40,10 @@ class GatedModule(ActivationModule):
         """Applies the activation.
 
         Args:
-            x: holds both tensors; or the first of two, in the order of the halves.
+            x: one tensor that holds both operands; or the first of two, in the order of the option ``gate``.
             other: the second of two.
             gate: the gate, by name.
-            up: the other tensor, by name.
+            up: the other operand, by name.
             row_weight: a weight for each row of the result, of shape ``x.shape[:-1]``.
         """
         record = self.activation
@@ -57,7 +57,7 @@ class GatedModule(ActivationModule):
         return run_gated(record, tensors, named, self._options())
 
     def extra_repr(self) -> str:
-        """Numbers, and the options that were chosen."""
+        """Parameters, and options that differ from their defaults."""
         record = self.activation
         sizes = [name for name, channel in record.channels.items() if not channel.one]
         shown = [f"{name}={getattr(self, name).numel()}" for name in sizes]
@@ -68,7 +68,7 @@ class GatedModule(ActivationModule):
 
     @classmethod
     def _widths(cls, dim: int) -> list[int]:
-        return [2 * dim]  # of the one that holds both
+        return [2 * dim]  # one tensor that holds both
 
 
 def make_gated_module(record: Activation) -> type[ActivationModule]:
@@ -77,7 +77,7 @@ def make_gated_module(record: Activation) -> type[ActivationModule]:
 
 
 def _make_reference(record: Activation) -> type[nn.Module]:
-    """PyTorch's formula as a module, which takes one tensor or two."""
+    """The reference module in PyTorch, which takes one tensor or two."""
 
     class Model(nn.Module):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +104,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
     if record.channels:
         Model.reset_parameters = lambda self: reset_weights(self, record)
 
-    Model.__module__, Model.__qualname__ = ActivationModule.__module__, f"{record.title}.Model"  # where pickles look
+    Model.__module__, Model.__qualname__ = ActivationModule.__module__, f"{record.title}.Model"  # pickles look it up here
     return Model
 
 
@@ -124,7 +124,7 @@ def _make_function(record: Activation) -> Callable[..., Tensor]:
             return run_with_operands(record, by_name(order, *args), numbers, False, None, False, True)  # as run_gated would
         options = arguments.bind(args, kwargs)
         tensors = [t for t in (options.pop("x"), options.pop("other")) if t is not None]
-        if record.module is not None and len(tensors) == 2 and type(tensors[1]) is int:  # as PyTorch's function has it
+        if record.module is not None and len(tensors) == 2 and type(tensors[1]) is int:  # F.glu(x, dim)
             options["dim"] = tensors.pop()
         named = {name: options.pop(name) for name in ("up", "row_weight", *learned)} | {"gate": None}
         if isinstance(options["gate"], Tensor) or is_stand_in(options["gate"]):

@@ -1,4 +1,4 @@
-"""A gated activation of one tensor that holds both, and its gradient as one tensor."""
+"""A gated activation of one tensor that holds both operands; its gradient is one tensor too."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ __all__ = ["ActivatePacked", "Packing", "activate_packed_at_once", "packing"]
 
 
 class Packing(NamedTuple):
-    """How a call on one tensor runs.
+    """The operators of a call on one tensor.
 
     Attributes:
-        config: of a call on two.
-        halves: where the two lie.
+        config: as for a call on two tensors.
+        halves: how one tensor holds the two.
         backward_op: the operator that writes both gradients into one tensor.
     """
 
@@ -31,7 +31,7 @@ class Packing(NamedTuple):
 
 
 def packing(record: Activation, halves: Halves, fast_math: bool) -> Packing:
-    """Finds the operators of a call on one tensor, and compiles them unless they are there."""
+    """Finds the operators of a call on one tensor, and compiles them if necessary."""
     config, key = configured(record, False, "input", fast_math), ("packed", fast_math)
     operator = None if torch.compiler.is_compiling() else record.configs.get(key)
     if operator is None:
@@ -42,11 +42,11 @@ def packing(record: Activation, halves: Halves, fast_math: bool) -> Packing:
 
 
 class ActivatePacked(torch.autograd.Function):
-    """Forward, keeping for backward the one tensor and what else the kernel takes: no copy of a half, nothing that follows."""
+    """Forward, saving the one tensor and the other operands for backward: no copies of the halves, no intermediate results."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, packing: Packing, params: tuple[float, ...], *others: Tensor) -> Tensor:
-        """``others`` are the operands that are no elements."""
+        """``others`` are the operands that are not elementwise."""
         ctx.save_for_backward(x, *others)
         ctx.set_materialize_grads(False)
         ctx.packing, ctx.params = packing, params
@@ -54,7 +54,7 @@ class ActivatePacked(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
-        """The gradients of ``x``, as one tensor, and of what else has one."""
+        """The gradient of ``x``, as one tensor, and those of the learned operands."""
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
         if dy is None:
             return tuple(found)
@@ -62,7 +62,7 @@ class ActivatePacked(torch.autograd.Function):
         places, operands = [place + 1 for place in config.places[2:]], (*halves.split(x), *others)
         needs = [ctx.needs_input_grad[place] for place in places]
         in_torch = is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling())
-        if in_torch or not ctx.needs_input_grad[0]:  # what follows has to be differentiated, or is no tensor that holds both
+        if in_torch or not ctx.needs_input_grad[0]:  # batched or differentiable gradients, or none of ``x``
             a, b, *sums = gradients(config, params, dy, operands, [ctx.needs_input_grad[0]] * 2 + needs)
             found[0] = halves.join(a, b) if ctx.needs_input_grad[0] else None
         else:
@@ -74,5 +74,5 @@ class ActivatePacked(torch.autograd.Function):
         return tuple(found)
 
 
-# What ``apply`` calls where neither torch.compile nor transforms are at work, in less time.
+# The C++ method that ``apply`` ends up calling outside of torch.compile and transforms: faster.
 activate_packed_at_once = super(torch.autograd.Function, ActivatePacked).apply

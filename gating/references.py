@@ -1,6 +1,6 @@
-"""Gated activations written out in PyTorch: of the two tensors in the order of the kernel file, and the numbers.
+"""Gated activations written in PyTorch. They take the two tensors in the order of the kernel's operands, then the parameters.
 
-Eager's roundings of these, one after each operation, are those of ``rounding="unfused"``. The ``exact_*`` forms lose no digits
+``rounding="unfused"`` rounds as these do in eager mode, after each operation. The ``exact_*`` forms keep full relative accuracy
 in float64.
 """
 
@@ -134,7 +134,7 @@ def exact_swiglu_step(gate: Tensor, up: Tensor, limit: float) -> Tensor:
 
 
 def _exact_tanh(x: Tensor) -> Tensor:
-    """With a gradient that keeps its digits where tanh is 1."""
+    """With an accurate gradient where tanh rounds to 1."""
     left = x < 0
     u = torch.where(left, -x, x)
     e = torch.exp(-2 * u)
