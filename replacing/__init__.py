@@ -1,1 +1,1 @@
-"""PyTorch's activations in a model, replaced by these and restored."""
+"""Replaces PyTorch's activations in models by jitact's, and restores them."""

@@ -1,4 +1,4 @@
-"""Which of some functions a module's forward calls, as far as its source code shows. Nothing is run."""
+"""Finds which of given functions a module's forward calls, from its source code. Nothing is run."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["Call", "calls"]
 
 
 class Call(NamedTuple):
-    """A known function that is called, or one that cannot be looked into.
+    """A call of a known function, or of one whose source is not available.
 
     Attributes:
         name: of the function.
-        where: the function beside the module's own methods that calls it; "" where a method does.
-        hidden: no source of ``name`` is found, so that what it calls is not known.
+        where: the function that calls it; "" if it is one of the module's own methods.
+        hidden: ``name`` has no source, so what it calls is unknown.
     """
 
     name: str
@@ -28,12 +28,12 @@ class Call(NamedTuple):
 
 
 class Mention(NamedTuple):
-    """A name in source code, and the attributes taken of it: ``F``, ``("gelu",)``.
+    """A name in source code with its attributes: ``F``, ``("gelu",)`` for ``F.gelu``.
 
     Attributes:
         root: the name; :data:`SUPER` for ``super()``; "" for any other expression.
-        attributes: what follows it.
-        called_bare: the whole is called without arguments, as methods of tensors are: ``x.tanh()``.
+        attributes: the attributes that follow it.
+        called_bare: whether it is called without arguments, as methods of tensors are: ``x.tanh()``.
     """
 
     root: str
@@ -42,19 +42,19 @@ class Mention(NamedTuple):
 
 
 SUPER = "super()"
-VALUE = object()  # what a name stands for that only a run would tell
+VALUE = object()  # the meaning of a name that only running the code would show
 
 
 def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str) -> set[Call]:
-    """The known functions that a module calls: in its forward, in its other methods called there, in functions called there.
+    """The known functions that a module's forward calls, itself or through other methods and functions.
 
-    A function that is mentioned counts as called, as it may be passed on. One that the module holds does not count.
+    A function that is only mentioned counts as called, as it may be passed on. One held by the module does not count.
 
     Args:
-        module: the object whose forward it is.
-        known: functions, and how they are named.
-        value: the class whose methods are meant where one is called of a value: ``(x + 1).tanh()``.
-        foreign: the package whose functions are not looked into.
+        module: the module.
+        known: the functions to look for, with their names.
+        value: the class of values whose type is unknown: ``(x + 1).tanh()`` is its method.
+        foreign: the package whose functions are not followed.
     """
     found: set[Call] = set()
     seen: set[FunctionType] = set()
@@ -69,7 +69,7 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str)
             seen.add(target)
             if "__wrapped__" in vars(target):
                 pending.append((target.__wrapped__, is_method, caller))
-            home = target.__globals__.get("__name__", "")  # of a decorator's wrapper too, whose __module__ is what it wraps
+            home = target.__globals__.get("__name__", "")  # not __module__: functools.wraps copies that
             if home == "torch.nn.modules.module" or (home.split(".")[0] == foreign and not is_method):
                 continue
             mentions = _mentions(target)
@@ -82,7 +82,7 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str)
 
 
 def _plain(target: Any) -> Any:
-    """The function in a method, a property or a partial."""
+    """The function inside a method, property or partial."""
     while True:
         if isinstance(target, (staticmethod, classmethod, MethodType)):
             target = target.__func__
@@ -109,14 +109,14 @@ def _is_hashable(target: Any) -> bool:
 
 
 class _Resolver:
-    """Finds what mentions in a module's code stand for: objects, and whether they are methods of the module."""
+    """Resolves mentions in a module's code to objects, and tells whether these are methods of the module."""
 
     def __init__(self, module: Any, known: Mapping[Callable, str], value: type) -> None:
         self.module, self.known, self.value = module, known, value
         self.classes = {cls.__qualname__ for cls in type(module).__mro__}
 
     def meant(self, function: FunctionType, is_method: bool, mention: Mention) -> Iterator[tuple[Any, bool]]:
-        """What a function means by what it mentions."""
+        """The objects that a mention in a function refers to."""
         root, attributes, called_bare = mention
         code = function.__code__
         cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
@@ -134,7 +134,7 @@ class _Resolver:
             yield from self.attribute(function.__globals__.get(root, VALUE), attributes, called_bare)
 
     def of_module(self, attributes: tuple[str, ...], called_bare: bool) -> Iterator[tuple[Any, bool]]:
-        """What an attribute of the module stands for."""
+        """The object that an attribute of the module refers to."""
         first, *others = attributes
         own = vars(self.module)
         if first in own.get("_parameters", ()) or first in own.get("_buffers", ()):
@@ -147,7 +147,7 @@ class _Resolver:
                 yield held, self.is_own(held)
 
     def attribute(self, of: Any, attributes: Sequence[str], called_bare: bool) -> Iterator[tuple[Any, bool]]:
-        """What attributes stand for: functions of packages and classes, and methods of values."""
+        """The object that attributes refer to: a function of a package or class, or a method of a value."""
         for attribute in attributes:
             if isinstance(of, ModuleType):
                 of = vars(of).get(attribute)
@@ -174,13 +174,13 @@ def _contents(cell: Any) -> Any:
 
 @lru_cache(maxsize=1024)
 def _mentions(function: FunctionType) -> tuple[Mention, ...] | None:
-    """What the source of a function mentions; None where no source is found."""
+    """The mentions in a function's source; None if there is no source."""
     try:
         source = inspect.getsource(function.__code__)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of the user's text, which Python gave when it compiled that
+            warnings.simplefilter("ignore")  # warnings about the user's code, which Python gave when it compiled that
             tree = ast.parse("if True:\n" + source if source[:1].isspace() else source)
-    except Exception:  # no file, or another by now, or a lambda whose lines are no statement: a hint is not worth an error
+    except Exception:  # no file, a changed one, or lines of a lambda that do not parse: the report is only a hint
         return None
     reader = _Reader()
     for node in _lambdas(tree, function) if function.__name__ == "<lambda>" else [tree]:
@@ -189,7 +189,7 @@ def _mentions(function: FunctionType) -> tuple[Mention, ...] | None:
 
 
 def _lambdas(tree: ast.AST, function: FunctionType) -> Iterator[ast.Lambda]:
-    """The lambdas in a statement that a function may be, by its arguments: nothing else tells them apart."""
+    """The lambdas in a statement that may be the function: those with its argument names, as nothing else identifies it."""
     names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
     for node in ast.walk(tree):
         if isinstance(node, ast.Lambda) and [arg.arg for arg in (*node.args.posonlyargs, *node.args.args)] == names:
@@ -197,7 +197,7 @@ def _lambdas(tree: ast.AST, function: FunctionType) -> Iterator[ast.Lambda]:
 
 
 class _Reader(ast.NodeVisitor):
-    """Collects mentions, but for those in annotations and decorators."""
+    """Collects mentions, except in annotations and decorators."""
 
     def __init__(self) -> None:
         self.found: list[Mention] = []

@@ -1,4 +1,4 @@
-"""What PyTorch and transformers have where jitact has an activation: module classes, modules with their settings, functions."""
+"""The counterparts of jitact's activations in PyTorch and transformers: classes, modules with their settings, functions."""
 
 from __future__ import annotations
 
@@ -35,20 +35,20 @@ NOT_REPLACED = {
 
 @cache
 def _transformers() -> dict[str, str]:
-    """transformers' own modules, by class name, so that it need not be imported."""
+    """Activations by class name of transformers' modules, so that it need not be imported."""
     return {theirs: record.name for record in TABLE for theirs in record.transformers}
 
 
 def torch_classes() -> dict[type[nn.Module], str]:
-    """The ``torch.nn`` classes that are an activation's counterpart, with its name."""
+    """The ``torch.nn`` classes with a counterpart, and its name."""
     records = [cls.activation for cls in registry.REGISTRY.values() if not isinstance(cls.activation, Definition)]
     return {record.module: record.name for record in records if record.module is not None}
 
 
 def torch_functions() -> dict[Callable, tuple[str, bool]]:
-    """PyTorch's activation functions: the name of ours, and whether the function works in place."""
+    """PyTorch's activation functions, with the name of jitact's, and whether the function works in place."""
     found: dict[Callable, tuple[str, bool]] = {torch.special.expit: ("sigmoid", False), F.threshold: ("threshold", False)}
-    for name in (record.name for record in TABLE if record.module is not None):  # whose functions take the same arguments
+    for name in (record.name for record in TABLE if record.module is not None):  # their functions take the same arguments
         for owner in (F, torch, Tensor, torch._C._nn):
             for suffix in ("", "_"):
                 function = getattr(owner, name + suffix, None)
@@ -66,12 +66,12 @@ def _is_transformers(cls: type) -> bool:
 
 
 def is_activation(cls: type[nn.Module]) -> bool:
-    """Whether a class is one of PyTorch's or transformers' that ours can stand for, settings aside."""
+    """Whether a class of PyTorch or transformers has a counterpart, for some settings at least."""
     return cls in torch_classes() or (_is_transformers(cls) and cls.__name__ not in NOT_REPLACED)
 
 
 def reason_to_leave(cls: type[nn.Module]) -> str:
-    """Why modules of a class that looks like an activation, and is none of ours, are left; "" for other classes."""
+    """Why modules of a class that looks like an activation are not replaced; "" for other classes."""
     if (_is_torch(cls) or _is_transformers(cls)) and cls.__name__ in NOT_REPLACED:
         return NOT_REPLACED[cls.__name__]
     for base in cls.__mro__[1:]:
@@ -82,16 +82,16 @@ def reason_to_leave(cls: type[nn.Module]) -> str:
 
 
 def counterpart_class(cls: type[nn.Module]) -> type[ActivationModule] | None:
-    """Ours for a class of PyTorch or transformers; None if there is none."""
+    """jitact's class for a class of PyTorch or transformers; None if there is none."""
     name = _transformers().get(cls.__name__, "") if _is_transformers(cls) else torch_classes().get(cls, "")
     return registry.class_of(name) if name in registry.REGISTRY else None
 
 
 def counterpart(module: nn.Module) -> ActivationModule | None:
-    """Ours for an activation module, with its settings; None if there is none.
+    """jitact's module for an activation module, with its settings; None if there is none.
 
     Raises:
-        TypeError, ValueError: ours does not take its settings.
+        TypeError, ValueError: jitact's does not accept its settings.
     """
     cls = type(module)
     ours = counterpart_class(cls)
@@ -105,7 +105,7 @@ def counterpart(module: nn.Module) -> ActivationModule | None:
 
 
 def share_weights(new: nn.Module, old: nn.Module) -> None:
-    """Gives ``new`` the parameters and buffers of ``old``, those very tensors."""
+    """Makes ``new`` share the parameters and buffers of ``old``: the same tensors, not copies."""
     for name in new._parameters.keys() & old._parameters:
         new._parameters[name] = old._parameters[name]
     for name in new._buffers.keys() & old._buffers:

@@ -1,7 +1,7 @@
-"""Activations that go into a dropout and nowhere else, computed with it, for who does not need PyTorch's masks.
+"""Fuses an activation with the dropout that alone uses its result, for users who do not need PyTorch's masks.
 
-The dropout stays where it is, and tells its probability and whether it drops; the activation before it, a :class:`Dropping`,
-waits for that.
+The dropout module stays: its probability and training mode apply. The activation before it becomes a :class:`Dropping`, whose
+result is computed by the dropout.
 """
 
 from __future__ import annotations
@@ -37,48 +37,48 @@ class _BeforeDropout(Pending):
 
 
 def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Waiting | None, str]:
-    """What computes an activation with its dropout, or why there is none; neither where no dropout follows.
+    """A module that fuses an activation with its dropout, or why not; None and "" if no dropout follows.
 
     Args:
-        act: ours, with the hooks of what it replaces.
-        places: the modules that hold it, and under which names.
+        act: jitact's module, with the hooks of the one it replaces.
+        places: the modules that hold it, and its name in each.
     """
     found = [(parent, _dropouts(parent, name)) for parent, name in places]
     return waiting(Dropping, act, found, "drop", in_place=all(_runs_in_order(parent) for parent, _ in found))
 
 
 def _runs_in_order(module: nn.Module) -> bool:
-    """Whether its modules are called one after the other, each with what the one before returned."""
+    """Whether the module calls its children in order, each on the result of the one before."""
     return type(module).forward is nn.Sequential.forward
 
 
 def _dropouts(parent: nn.Module, name: str) -> Uses:
-    """What a module does with what its activation ``name`` returns: drop it, or something else."""
+    """How a module uses the result of its activation ``name``: in a dropout, or in other ways."""
     dropped = Uses()
     if _runs_in_order(parent):
         names = list(parent._modules)
         after = names[names.index(name) + 1 :][:1]
         dropped.found = bool(after) and type(parent._modules[after[0]]) is nn.Dropout
-        dropped.beside = set(after)
+        dropped.involved = set(after)
         return dropped
     for result in uses_of(type(parent), name):
-        into = [_dropout(by, value, parent, result.me, result.function) for value, by in result.values]
+        into = [_dropout(by, value, parent, result.self_name, result.function) for value, by in result.values]
         dropped.found |= any(each is not None for each in into)
         if result.call is not None and (changed := result.changed_in_place()):
             dropped.otherwise = dropped.otherwise or f"{result.definition.name} changes {changed} in place"
         elif len(into) == 1 and into[0] is not None:
-            dropped.beside |= into[0]
+            dropped.involved |= into[0]
         else:
             dropped.otherwise = dropped.otherwise or result.otherwise("drop")
     return dropped
 
 
-def _dropout(by: ast.AST | None, value: ast.expr, parent: nn.Module, me: str, function: FunctionType) -> set[str] | None:
-    """The module's own that drops ``value``, none if ``F.dropout`` does; None where nothing does."""
+def _dropout(by: ast.AST | None, value: ast.expr, parent: nn.Module, self_name: str, function: FunctionType) -> set[str] | None:
+    """The name of the dropout module that is called on ``value``; an empty set for ``F.dropout``; None without dropout."""
     if not (isinstance(by, ast.Call) and by.args[:1] == [value]):
         return None
     root, *attributes = _dotted(by.func)
-    if root == me:
+    if root == self_name:
         held = parent._modules.get(attributes[0]) if len(attributes) == 1 else None
         return {attributes[0]} if type(held) is nn.Dropout else None
     meant: Any = function.__globals__.get(root)
@@ -88,7 +88,7 @@ def _dropout(by: ast.AST | None, value: ast.expr, parent: nn.Module, me: str, fu
 
 
 def _dotted(node: ast.expr) -> list[str]:
-    """``["F", "dropout"]`` for ``F.dropout``; one empty string for what is no name."""
+    """``["F", "dropout"]`` for ``F.dropout``; ``[""]`` for other expressions."""
     if isinstance(node, ast.Name):
         return [node.id]
     return [*_dotted(node.value), node.attr] if isinstance(node, ast.Attribute) else [""]

@@ -1,7 +1,7 @@
-"""Gated blocks of models, ``down(act(gate(x)) * up(x))``: the activation and the product after it as one kernel.
+"""Fuses activation and product in gated blocks of models, ``down(act(gate(x)) * up(x))``.
 
-The block's own code is left as it is. In place of its activation stands a :class:`Gate`, which computes nothing yet: what it
-returns waits for the product.
+The block's code does not change. A :class:`Gate` replaces its activation and returns a :class:`Pending`, which computes nothing
+until it is multiplied.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ __all__ = ["Gate", "Pending", "gate_of", "waiting"]
 
 
 class Gate(Waiting):
-    """An activation in a gated block, computed with the product that follows it."""
+    """An activation in a gated block, fused with the product that follows it."""
 
     def _get_name(self) -> str:
         return f"jitact {gated(self.act).__name__}"
 
 
 def gated_products(module: nn.Module, name: str) -> Uses:
-    """What the methods of a module do with what its activation ``name`` returns: multiply it, or something else."""
+    """How the methods of a module use the result of its activation ``name``: in a product, or in other ways."""
     product = Uses()
     for result in uses_of(type(module), name):
         multiplied = [(value, by) for value, by in result.values if isinstance(by, ast.BinOp) and isinstance(by.op, ast.Mult)]
@@ -42,24 +42,24 @@ def gated_products(module: nn.Module, name: str) -> Uses:
             continue
         ((value, by),) = multiplied
         other = by.left if by.right is value else by.right
-        product.beside |= own_calls(result.call, result.me) | own_calls(other, result.me)
+        product.involved |= own_calls(result.call, result.self_name) | own_calls(other, result.self_name)
         for local in [each.id for each in (*result.call.args, other) if isinstance(each, ast.Name)]:
-            product.beside |= assigned_from(result.definition, local, result.me)
-        product.beside.discard(name)
+            product.involved |= assigned_from(result.definition, local, result.self_name)
+        product.involved.discard(name)
     return product
 
 
 def waiting(
     kind: type[Waiting], act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool = False
 ) -> tuple[Waiting | None, str]:
-    """What computes an activation with what follows it, or why there is none; neither where nothing such follows.
+    """A module that fuses an activation with the operation that follows, or why not; None and "" if no such operation follows.
 
     Args:
-        kind: of what is made.
-        act: ours, with the hooks of what it replaces.
-        found: the modules that hold it, and what they do with its result.
-        what: they should do with it.
-        in_place: whether it may overwrite its input.
+        kind: the class of the result.
+        act: jitact's module, with the hooks of the one it replaces.
+        found: the modules that hold it, and how they use its result.
+        what: the operation, as a verb, for the reason.
+        in_place: whether the activation may overwrite its input.
     """
     if not any(uses.found for _, uses in found):
         return None, ""
@@ -68,7 +68,7 @@ def waiting(
 
 
 def _why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool) -> str:
-    """Why an activation cannot wait for what follows it; "" if it can."""
+    """Why an activation cannot be fused with what follows it; "" if it can."""
     if not is_plain(record_of(act).token) or act.surrounded:
         return "it takes more than one tensor, or draws random numbers"
     if act.inplace and not in_place:
@@ -78,17 +78,17 @@ def _why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], wha
     for parent, uses in found:
         if uses.otherwise or not uses.found:
             return uses.otherwise or f"{type(parent).__name__} does not {what} it"
-        hooked = [name for name in sorted(uses.beside) if has_hooks(parent._modules.get(name))]
+        hooked = [name for name in sorted(uses.involved) if has_hooks(parent._modules.get(name))]
         if hooked:
             return f"{hooked[0]} has hooks"
     return ""
 
 
 def gate_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) -> tuple[Waiting | None, str]:
-    """A gate for an activation, or why there is none; neither where nothing is multiplied by what it returns.
+    """A gate for an activation, or why not; None and "" if its result is not multiplied.
 
     Args:
-        act: ours, with the hooks of what it replaces.
-        places: the modules that hold it, and under which names.
+        act: jitact's module, with the hooks of the one it replaces.
+        places: the modules that hold it, and its name in each.
     """
     return waiting(Gate, act, [(parent, gated_products(parent, name)) for parent, name in places], "multiply")

@@ -1,4 +1,4 @@
-"""Activations that are not computed yet: their results wait for what the model does with them, which one kernel may do too."""
+"""Lazy activations: computed when their result is used, fused with that operation where one kernel can do both."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ __all__ = ["Pending", "Waiting", "has_hooks"]
 
 
 class Waiting(nn.Module):
-    """Base of what stands in place of an activation that is computed with what follows it.
+    """Base of the modules that replace an activation to fuse it with the operation that follows.
 
     Attributes:
-        act: the activation, jitact's.
+        act: jitact's activation.
     """
 
     def __init__(self, act: ActivationModule) -> None:
-        """Of an activation of one tensor and numbers."""
+        """``act`` takes one tensor and numbers."""
         super().__init__()
         self.act = act
         self.training = act.training
 
     def forward(self, input: Tensor) -> Any:
-        """The activation of a tensor, to be computed with what follows; right away where a graph is made or hooks look on."""
+        """The activation of a tensor, lazily; computed at once if a graph is traced or hooks are registered."""
         x = input
         in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and x.device.type in ("cpu", "cuda")
         act_has_hooks = has_hooks(self.act)
         looked_at = has_hooks(self) or act_has_hooks or of_modules._has_any_global_hook()
         if looked_at or not in_eager or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return self.act(x) if act_has_hooks else self.act.forward(x)  # so that hooks of all modules look on once
+            return self.act(x) if act_has_hooks else self.act.forward(x)  # forward: global hooks run once, for this module
         return self._pending(x)
 
     def _pending(self, x: Tensor) -> Pending:
@@ -49,21 +49,21 @@ class Waiting(nn.Module):
 
 
 def has_hooks(module: nn.Module | None) -> bool:
-    """Whether hooks look on when a module is called."""
+    """Whether a module has hooks that run when it is called."""
     if module is None:
         return False
     return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks)
 
 
 class _Modes(NamedTuple):
-    """What decides how operations are recorded and in which dtype they compute."""
+    """The modes that decide whether autograd records operations and in which dtype they compute."""
 
     grad: bool
     inference: bool
     autocast: torch.dtype | None
 
     def contexts(self, device: str) -> tuple[AbstractContextManager, ...]:
-        """What brings them back."""
+        """Context managers that restore the modes."""
         cast = torch.autocast(device, self.autocast, enabled=self.autocast is not None)
         return torch.inference_mode(self.inference), torch.enable_grad() if self.grad else torch.no_grad(), cast
 
@@ -75,25 +75,25 @@ def _modes_of(x: Tensor) -> _Modes:
 
 
 def _version_of(x: Tensor) -> int | None:
-    """Counts changes in place, but for tensors of inference mode."""
+    """The version, which counts changes in place; None for inference tensors, which have none."""
     return None if x.is_inference() else x._version
 
 
 class Pending:
-    """``act(gate)``, not yet computed. Times a tensor it is the gated activation; anything else gets the activation's value."""
+    """``act(gate)``, not computed yet. Multiplied by a tensor it is a gated activation; other operations get ``act(gate)``."""
 
     _drops = False
 
     def __init__(self, act: ActivationModule, gate: Tensor) -> None:
-        """Of an activation and what it is applied to."""
+        """``act`` is the activation, ``gate`` its argument."""
         self._act, self._gate, self._value = act, gate, None
         self._modes, self._version = _modes_of(gate), _version_of(gate)
 
     def value(self) -> Tensor:
-        """The activation by itself, as it would have been computed where it was called.
+        """``act(gate)``, computed in the modes that were active at the call.
 
         Raises:
-            RuntimeError: what it was applied to has been changed since.
+            RuntimeError: ``gate`` has been changed in place since.
         """
         if self._value is None:
             self._check_unchanged()
@@ -115,14 +115,14 @@ class Pending:
             )
 
     def __mul__(self, up: Any) -> Tensor:
-        """The product, in one kernel."""
+        """``act(gate) * up`` by one kernel, if dtype, device and modes allow it."""
         act, gate = self._act, self._gate
         fits = type(up) in (Tensor, nn.Parameter) and up.dtype is gate.dtype and up.device == gate.device
         if self._value is not None or not fits or not self._is_where_it_was_called():
             return self.value() * up
         self._check_unchanged()
         record, params = gated(act).activation, act._params()
-        whole = _whole(gate, up) if self._modes.grad and not is_transformed() else None  # else nothing is recorded on it
+        whole = _whole(gate, up) if self._modes.grad and not is_transformed() else None  # only for a recorded gradient
         if whole is None:
             return run_with_operands(record, {"gate": gate, "up": up}, params, False, None, act.fast_math, True)
         x, found = whole
@@ -132,7 +132,7 @@ class Pending:
     __rmul__ = __mul__
 
     def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
-        """What ``F.dropout`` makes of it, with the mask of jitact's generator, in one kernel."""
+        """``F.dropout(act(gate))`` by one kernel, with jitact's random numbers."""
         act = self._act
         if not training or p == 0 or self._value is not None or not self._is_where_it_was_called():
             return F.dropout(self.value(), p, training, inplace)
@@ -141,16 +141,16 @@ class Pending:
         return run_around(record, {"x": self._gate}, act._params(), {"dropout": p}, *options)
 
     def __fx_create_arg__(self, tracer: Any) -> Any:
-        """The activation's value, where torch.fx traces what is done with one of a tensor that is there already."""
+        """The activation's value: torch.fx calls this if a traced operation uses the activation of a constant tensor."""
         return tracer.create_arg(self.value())
 
     def __getattr__(self, name: str) -> Any:
-        """Of the activation's value."""
+        """Attributes of the activation's value."""
         return getattr(self.value(), name)
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """PyTorch's functions get the activation's value, but for the product."""
+        """Passes the activation's value to PyTorch's functions, except products and dropout, which are fused."""
         if function in (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__) and len(args) == 2 and not kwargs:
             a, b = args
             return a * b if isinstance(a, Pending) else b * a
@@ -160,7 +160,7 @@ class Pending:
 
 
 def _values(tree: Any) -> Any:
-    """Arguments with values in place of what is pending."""
+    """Arguments with each :class:`Pending` replaced by its value."""
     if isinstance(tree, Pending):
         return tree.value()
     if isinstance(tree, dict):
@@ -188,9 +188,9 @@ _VIEWS = ("SplitBackward0", "SplitWithSizesBackward0", "SliceBackward0", "AsStri
 
 
 def _hands_on(half: Tensor, x: Tensor) -> bool:
-    """Whether autograd hands the gradient of ``half``, a view of ``x``, on to it, and nobody looks at it on the way.
+    """Whether autograd adds the gradient of ``half``, a view of ``x``, to that of ``x``, and nothing observes it on the way.
 
-    One that was made under no_grad or by an autograd function of a user's has another history than its memory.
+    A view that was made under no_grad or by a user's autograd function shares memory with ``x``, but not its history.
     """
     node = half.grad_fn
     if node is None or node.name() not in _VIEWS or half.retains_grad or half._backward_hooks:
@@ -202,7 +202,7 @@ def _hands_on(half: Tensor, x: Tensor) -> bool:
 
 
 def _whole(gate: Tensor, up: Tensor) -> tuple[Tensor, dict[str, Any]] | None:
-    """The tensor that holds just these two, and how, if both are views of one, which gets the gradients of both as they are."""
+    """The tensor whose two halves these are, and its layout; None if there is none or it does not get their gradients."""
     x = gate._base
     if x is None or x is not up._base or gate.shape != up.shape or x.dim() != gate.dim() or x.dtype is not gate.dtype:
         return None

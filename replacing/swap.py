@@ -1,4 +1,4 @@
-"""Activations of this library in place of PyTorch's, in models as they are: as modules and as function calls."""
+"""Replaces PyTorch's activations by jitact's in existing models: modules, and calls of functions."""
 
 from __future__ import annotations
 
@@ -36,13 +36,14 @@ from .pending import Waiting
 
 __all__ = ["Left", "Patched", "Replaced", "Report", "patched", "replace", "restore"]
 
-# PyTorch's modules that compute with quantized tensors. The dynamic ones, which return floats, are elsewhere, but for a part.
+# PyTorch's modules that return quantized tensors. Dynamically quantized ones return floats: they are in another package, except
+# for their packed parameters.
 QUANTIZED = re.compile(r"torch\.ao\.nn\.(intrinsic\.)?quantized\.modules\.(?!.*PackedParams)")
 
 
 @dataclass(frozen=True)
 class Replaced:
-    """A module that :func:`replace` replaced, under all the names that it has in the model."""
+    """A module that :func:`replace` replaced, with all its paths in the model."""
 
     paths: tuple[str, ...]
     old: str
@@ -51,7 +52,7 @@ class Replaced:
 
 @dataclass(frozen=True)
 class Left:
-    """What :func:`replace` left as it was, and why."""
+    """A module that :func:`replace` did not replace, and why."""
 
     path: str
     what: str
@@ -63,11 +64,11 @@ class Report:
     """What :func:`replace` did to a model.
 
     Attributes:
-        replaced: the modules that are jitact's now.
-        left: the modules that look like activations and are not replaced.
-        calls: the modules that call PyTorch's activation functions, or hold one, which only :func:`patched` reaches.
-        unfused: the replaced ones that are multiplied by something, and are not computed together with that product.
-        undropped: the replaced ones that go into a dropout, and are not computed together with that, though it was asked for.
+        replaced: the modules that were replaced.
+        left: modules that look like activations and were not replaced.
+        calls: modules that call PyTorch's activation functions, or hold one; only :func:`patched` replaces these calls.
+        unfused: replaced modules whose result is multiplied, but not in the same kernel.
+        undropped: replaced modules whose result goes into a dropout, but not in the same kernel, although that was asked for.
     """
 
     replaced: tuple[Replaced, ...]
@@ -77,7 +78,7 @@ class Report:
     undropped: tuple[Left, ...] = ()
 
     def __repr__(self) -> str:
-        """What was done, modules alike on one line."""
+        """The report as text, with similar modules on one line."""
         lines = [f"replaced {_count(len(self.replaced), 'activation')}, left {len(self.left)}"]
         lines += _table((each.paths[0], f"{each.old} -> {each.new}", _aliases(each)) for each in self.replaced)
         for what, apart in (("product", self.unfused), ("dropout", self.undropped)):
@@ -100,7 +101,7 @@ def _aliases(replaced: Replaced) -> str:
 
 
 def _table(rows: Iterator[tuple[str, str, str]]) -> list[str]:
-    """Lines of three columns, where paths that differ in numbers alone share a line: ``layers.*.act (12)``."""
+    """Lines of three columns. Paths that differ only in numbers share a line: ``layers.*.act (12)``."""
     alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for path, what, why in rows:
         alike.setdefault((re.sub(r"\d+", "*", path), what, re.sub(r"\d+", "*", why)), []).append((path, why))
@@ -114,7 +115,7 @@ def _table(rows: Iterator[tuple[str, str, str]]) -> list[str]:
 
 
 def _common(texts: Iterable[str]) -> str:
-    """What texts have in common that differ in numbers alone, with ``*`` for those."""
+    """One text for several that differ only in numbers, with ``*`` for those that differ."""
     parts = zip(*(re.split(r"(\d+)", text) for text in texts), strict=True)
     return "".join(each[0] if len(set(each)) == 1 else "*" for each in parts)
 
@@ -122,23 +123,23 @@ def _common(texts: Iterable[str]) -> str:
 def replace(model: nn.Module, *, dropout: bool = False) -> Report:
     """Replaces, in place, every activation module of ``model`` that jitact has a counterpart for.
 
-    A replacement has the same parameters, ``inplace``, training mode, hooks and other attributes, and stands under the same
-    names; a module that is used in several places is replaced by one. Modules of ``torch.nn`` and transformers are known;
-    their subclasses are left, as their forward may differ. Results agree with PyTorch's within rounding. Printing the model
-    shows what was replaced: ``jitact GELU(approximate='none')``.
+    A replacement has the same paths, parameters, ``inplace``, training mode, hooks and other attributes; a module that is used
+    in several places has one replacement. Modules of ``torch.nn`` and transformers are replaced; their subclasses are not, as
+    their forward may differ. Results agree with PyTorch's within rounding. Printing the model shows what was replaced:
+    ``jitact GELU(approximate='none')``.
 
     In gated blocks such as ``down(act(gate(x)) * up(x))``, also with the halves of one projection, one kernel computes the
     activation and the product, if the source of the block uses the activation's result for nothing else and neither the
-    activation nor the projections have hooks. The block's code stays as it is and calls its projections.
+    activation nor the projections have hooks. The block's code does not change, and still calls its projections.
 
     Calls of functions such as ``F.gelu`` cannot be replaced in a model: the report lists those that it finds in the source of
-    forwards, and of the methods and functions that they call; :func:`patched` replaces them.
+    forward methods, and of the methods and functions that they call; :func:`patched` replaces them.
 
     Args:
-        model: a ``torch.nn.Module``. If it is itself an activation, nothing holds it, so nothing is replaced.
-        dropout: also compute each activation and the ``torch.nn.Dropout`` or ``F.dropout`` after it by one kernel in training
-            mode, where the result goes nowhere else and neither has hooks. The masks are other ones than PyTorch's for the same
-            ``torch.manual_seed``, and are not stored. Default: False.
+        model: a ``torch.nn.Module``. If it is itself an activation it has no parent, so nothing is replaced.
+        dropout: also fuse each activation with the ``torch.nn.Dropout`` or ``F.dropout`` after it, in training mode, if its
+            result is used by nothing else and neither has hooks. For the same ``torch.manual_seed`` the masks differ from
+            PyTorch's, and they are not stored. Default: False.
 
     Returns:
         A report: what was replaced, what was left and why, and where functions are called. :func:`restore` undoes it.
@@ -181,21 +182,21 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
             known = _reason_to_leave(module) is None
             left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
     functions = tuple(_find_calls(model))
-    for new, where, _ in planned:  # at the end: the model is as it was if anything above raises
+    for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
             parent._modules[name] = new
     return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 
 def _in_place_of(gate: Waiting) -> Waiting:
-    """What waits, which and not its activation is now what stands for a module."""
+    """The fusing module, as the one that :func:`restore` replaces; the activation inside is not."""
     gate._replaced = gate.act._replaced
     del gate.act._replaced
     return gate
 
 
 def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[ActivationModule | RowModule | None, str]:
-    """Ours to stand for a module, or why there is none; neither for a module that is no activation."""
+    """The replacement of a module, or why there is none; None and "" for a module that is not an activation."""
     reason = _reason_to_leave(module)
     if reason is not None:
         return None, reason
@@ -215,14 +216,14 @@ def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[Act
 
 
 def restore(model: nn.Module) -> int:
-    """Puts back, in place, the modules that :func:`replace` replaced, and returns how many.
+    """Restores, in place, the modules that :func:`replace` replaced, and returns how many.
 
-    They keep the training mode, the settings, the weights and the hooks that their replacements have by now.
+    They get the training mode, settings, weights and hooks that their replacements have at this time.
 
     Raises:
-        TypeError: ``model`` is no module.
-        RuntimeError: a replacement holds by now what the old module cannot take over, as in a model that has been sharded
-            since; nothing is put back then.
+        TypeError: ``model`` is not a module.
+        RuntimeError: the old module cannot take over the state of a replacement, as in a model that has been sharded since;
+            nothing is restored then.
     """
     _check_model("restore", model)
     planned, sharded = [], _is_sharded(model)
@@ -250,7 +251,7 @@ def _check_model(caller: str, model: object) -> None:
 
 
 def _take_over(new: nn.Module, old: nn.Module) -> None:
-    """Gives ``new`` the training mode, settings, weights and hooks of ``old``, which the handles to them can still remove."""
+    """Gives ``new`` the training mode, settings, weights and hooks of ``old``. Handles of hooks can still remove them."""
     ours = new if isinstance(new, (ActivationModule, RowModule)) else old
     settings = rows.SETTINGS if isinstance(ours, RowModule) else ours.activation.signature.parameters
     shared = set(settings) & vars(new).keys() & vars(old).keys()
@@ -260,12 +261,12 @@ def _take_over(new: nn.Module, old: nn.Module) -> None:
 
 
 def _hooks(module: nn.Module) -> dict[str, Any]:
-    """The hooks of a module, by the names of what holds them, and of which kind those of backward are."""
+    """The attributes of a module that hold its hooks."""
     return {key: value for key, value in vars(module).items() if "_hooks" in key or key == "_is_full_backward_hook"}
 
 
 def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
-    """Why ``new`` cannot take over from ``old``, which holds other weights or modules than its class makes; "" if it can."""
+    """Why ``new`` cannot take over the weights of ``old``; "" if it can."""
     for kind, what in (("_parameters", "weights"), ("_buffers", "buffers"), ("_modules", "modules")):
         other = vars(new)[kind].keys() ^ vars(old)[kind].keys()
         if other:
@@ -278,12 +279,12 @@ def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
 
 
 def _is_quantized(model: nn.Module) -> bool:
-    """Whether modules of a model may get quantized tensors."""
+    """Whether a model has modules that return quantized tensors, which its activations may get."""
     return any(QUANTIZED.match(f"{type(module).__module__}.{type(module).__name__}") for module in model.modules())
 
 
 def _is_sharded(model: nn.Module) -> bool:
-    """Whether FSDP, of either kind, swaps the weights of the modules that it found in a model."""
+    """Whether FSDP1 or FSDP2, which swap the weights of modules, wraps a part of a model."""
     names = {cls.__name__ for module in model.modules() for cls in type(module).__mro__}
     return not names.isdisjoint({"FSDPModule", "FullyShardedDataParallel"})
 
@@ -293,7 +294,7 @@ def _describe(module: nn.Module) -> str:
 
 
 def _reason_to_leave(module: nn.Module) -> str | None:
-    """None for an activation to replace, "" for what is none, else why it is left."""
+    """None for an activation to replace, "" for a module that is not an activation, else why it is left."""
     if isinstance(module, (ActivationModule, RowModule)):
         return ""
     if isinstance(module, torch.jit.ScriptModule):
@@ -306,29 +307,29 @@ def _reason_to_leave(module: nn.Module) -> str | None:
 
 # Function calls.
 
-NOT_PASSED_ON = ("input", "_stacklevel")  # the tensor, which goes first, and where a warning of F.softmax points
+NOT_PASSED_ON = ("input", "_stacklevel")  # the tensor, passed by position, and F.softmax's argument for warnings
 RUN_LATER = (inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction)
 
 
 @dataclass
 class Patched(TorchFunctionMode, ContextDecorator):
-    """What :func:`patched` returns: a context manager and decorator that counts what it does.
+    """The result of :func:`patched`: a context manager and decorator that counts the calls that it replaces.
 
     Attributes:
-        replaced: how many calls of each PyTorch function went to ours.
-        left: how many did not, by function and reason.
+        replaced: the number of calls replaced, by activation.
+        left: the number of calls passed to PyTorch, by activation and reason.
     """
 
     replaced: Counter[str] = field(default_factory=Counter)
     left: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        """Looks up what there is to replace."""
+        """Collects the functions to replace."""
         TorchFunctionMode.__init__(self)
         self._ours = torch_functions() | {function: (cls.activation.name, False) for function, cls in rows.FUNCTIONS.items()}
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        """Runs any PyTorch function: ours, if it is an activation that ours can stand for."""
+        """Intercepts a PyTorch function: calls jitact's instead, if there is one that takes the arguments."""
         kwargs, ours = kwargs or {}, self._ours.get(function)
         if ours is None or kwargs.get("_stacklevel") == OWN_CALL:
             return function(*args, **kwargs)
@@ -343,7 +344,7 @@ class Patched(TorchFunctionMode, ContextDecorator):
                 raise TypeError(f"{name}: expected a tensor on a CPU or a GPU, got one on {x.device.type}")
             y = registry.function(name)(x, *rest, **options)
         except (TypeError, ValueError, NotImplementedError) as why:  # raised before anything is computed
-            reason = str(why).partition("\n")[0].partition(". ")[0]  # PyTorch's, of tensors that ours cannot take, have pages
+            reason = str(why).partition("\n")[0].partition(". ")[0]  # some of PyTorch's messages are pages long
             self.left[name, reason] += 1
             return function(*args, **kwargs)
         self.replaced[name] += 1
@@ -353,7 +354,7 @@ class Patched(TorchFunctionMode, ContextDecorator):
         """Decorates a function, to run in the context.
 
         Raises:
-            TypeError: its code runs later than the call that the context would be around, or it is a class.
+            TypeError: it is a class, or a generator or coroutine, whose code runs after the call has left the context.
         """
         if isinstance(function, type) or any(is_late(function) for is_late in RUN_LATER):
             what = "a class" if isinstance(function, type) else "a generator or coroutine"
@@ -372,24 +373,24 @@ class Patched(TorchFunctionMode, ContextDecorator):
 
 
 def patched() -> Patched:
-    """A context in which PyTorch's activation functions are jitact's: ``with jitact.patched(): model(x)``.
+    """A context in which jitact's functions replace PyTorch's activation functions: ``with jitact.patched(): model(x)``.
 
-    Calls of ``F.gelu``, ``torch.relu``, ``x.sigmoid()``, ``F.softmax`` and the like go to ours, also those inside
-    ``torch.nn``'s modules, where the input is a dense float tensor on a CPU or a GPU and ours takes the arguments; all other
-    calls go to PyTorch as before. Works as a decorator too. Modules stay what they are: nothing is to be undone.
+    Calls of ``F.gelu``, ``torch.relu``, ``x.sigmoid()``, ``F.softmax`` and the like, also inside modules of ``torch.nn``, go to
+    jitact if the input is a dense float tensor on a CPU or a GPU and jitact's function accepts the arguments. All other calls
+    go to PyTorch as before. Works as a decorator too. Modules are not changed, so there is nothing to undo.
 
-    Only the thread that entered the context sees it, so threads do not disturb each other; work that PyTorch hands to
-    others, such as the recomputation that ``torch.utils.checkpoint`` does in backward on a GPU, sees PyTorch's functions.
-    Every call of PyTorch in the context costs a few microseconds more; what :func:`replace` does costs nothing.
+    It applies to the thread that entered it, and to no other: work that PyTorch moves to other threads, such as the
+    recomputation by ``torch.utils.checkpoint`` in backward on a GPU, calls PyTorch's functions. Every PyTorch call in the
+    context takes a few microseconds longer; :func:`replace` has no such cost.
 
     Returns:
-        The context; as text, it tells what it replaced.
+        The context; printing it shows what it replaced.
     """
     return Patched()
 
 
 def _find_calls(model: nn.Module) -> Iterator[Left]:
-    """Where modules call PyTorch's activation functions themselves, as far as their code shows it."""
+    """The modules whose code calls PyTorch's activation functions, or that hold one."""
     known = {function: name for function, (name, _) in torch_functions().items()}
     known |= {function: cls.activation.name for function, cls in rows.FUNCTIONS.items()}
     for path, module in model.named_modules():
@@ -408,7 +409,7 @@ def _find_calls(model: nn.Module) -> Iterator[Left]:
 
 
 def _held(value: object, known: dict[Callable, str]) -> Iterator[str]:
-    """The names of activation functions, and of modules that are not submodules, in what a module holds."""
+    """The names of activation functions, and of modules that are not submodules, in an attribute of a module."""
     if isinstance(value, dict):
         value = list(value.values())
     for each in value if isinstance(value, (list, tuple)) else [value]:

@@ -1,4 +1,4 @@
-"""What the methods of a module do with what one of its modules returns, as their source shows it. Nothing is run."""
+"""How the methods of a module use the result of one of its submodules, from their source code. Nothing is run."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ __all__ = ["Result", "Uses", "assigned_from", "own_calls", "uses_of"]
 
 
 class Uses:
-    """Whether a result is used in the one way that is looked for.
+    """Whether a submodule's result is used by one kind of operation, and by nothing else.
 
     Attributes:
-        found: it is, somewhere.
-        beside: the module's own modules that have a part in that, by name.
-        otherwise: what else is done with it, "" if nothing.
+        found: whether the operation was found.
+        involved: names of the other submodules that take part in it.
+        otherwise: another use of the result, as text; "" if there is none.
     """
 
     def __init__(self) -> None:
-        """Of a result that nothing is known of."""
-        self.beside: set[str] = set()
+        """Starts without any use."""
+        self.involved: set[str] = set()
         self.found, self.otherwise = False, ""
 
 
 class Result(NamedTuple):
-    """What ``self.<name>(...)`` returns in a method, and where it goes.
+    """The result of ``self.<name>(...)`` in a method, and where it is used.
 
     Attributes:
-        definition: the method.
-        function: the method, run.
-        me: its name for the module.
-        call: None where the module is passed on and not called.
-        values: the expressions that have the result, each with what it is part of.
+        definition: the method's syntax tree.
+        function: the method.
+        self_name: the name of its first argument.
+        call: the call; None where the submodule is mentioned and not called.
+        values: the expressions whose value is the result, each with its parent node.
     """
 
     definition: ast.FunctionDef
     function: FunctionType
-    me: str
+    self_name: str
     call: ast.Call | None
     values: list[tuple[ast.expr, ast.AST | None]]
 
     def otherwise(self, what: str) -> str:
-        """Says that more is done with it than ``what``."""
+        """Text: the method does more with the result than ``what``, or passes the submodule on."""
         done = "passes it on" if self.call is None else f"does more with it than {what}"
         return f"{self.definition.name} {done}"
 
     def changed_in_place(self) -> str:
-        """The local variable that the call is given and that is changed in place before its result is used; "" if none is."""
+        """An argument of the call that is changed in place before the last use of the result; "" if there is none."""
         given = {node.id for each in self.call.args for node in ast.walk(each) if isinstance(node, ast.Name)}
         lines = range(self.call.lineno, max((value.lineno for value, _ in self.values), default=0) + 1)
         between = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) in lines]
@@ -59,7 +59,7 @@ class Result(NamedTuple):
 
 
 def uses_of(cls: type, name: str) -> Iterator[Result]:
-    """Where the methods of a class call ``self.<name>``."""
+    """The results of ``self.<name>`` in the methods of a class."""
     for function in _methods(cls):
         tree = _parsed(function)
         for definition in ast.walk(tree) if tree is not None else ():
@@ -68,25 +68,25 @@ def uses_of(cls: type, name: str) -> Iterator[Result]:
 
 
 def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> Iterator[Result]:
-    me = definition.args.args[0].arg
+    self_name = definition.args.args[0].arg
     parents = {child: parent for parent in ast.walk(definition) for child in ast.iter_child_nodes(parent)}
     for node in ast.walk(definition):
-        if not (isinstance(node, ast.Attribute) and node.attr == name and _is_name(node.value, me)):
+        if not (isinstance(node, ast.Attribute) and node.attr == name and _is_name(node.value, self_name)):
             continue
         if isinstance(node.ctx, ast.Store):
             continue
         call = parents[node]
         if not (isinstance(call, ast.Call) and call.func is node):
-            yield Result(definition, function, me, None, [])
+            yield Result(definition, function, self_name, None, [])
             continue
         values, parent = [call], parents[call]
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
             values = _uses(definition, parent)
-        yield Result(definition, function, me, call, [(value, parents.get(value)) for value in values])
+        yield Result(definition, function, self_name, call, [(value, parents.get(value)) for value in values])
 
 
 def _methods(cls: type) -> Iterator[FunctionType]:
-    """The functions of a class and its parents, but for PyTorch's own, below their decorators."""
+    """The methods of a class and its parents, without decorators and without PyTorch's own."""
     seen = set()
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] == "torch":
@@ -128,33 +128,33 @@ def _changed(node: ast.AST) -> set[str]:
 
 
 def _uses(definition: ast.FunctionDef, assign: ast.Assign) -> list[ast.Name]:
-    """Where what is assigned is read, before something else is assigned to the name."""
+    """Where the assigned variable is read, up to the next assignment to it."""
     name = assign.targets[0].id
     uses = [node for node in ast.walk(definition) if _is_name(node, name) and node.lineno > assign.end_lineno]
     uses.sort(key=lambda node: (node.lineno, node.col_offset))
     stores = [node for node in uses if isinstance(node.ctx, ast.Store)]
-    # A value is read before the name that it is assigned to in the same statement is bound again.
+    # A statement that assigns to the variable may read it first: x = f(x).
     end = stores[0].lineno if stores else float("inf")
     return [node for node in uses if isinstance(node.ctx, ast.Load) and node.lineno <= end]
 
 
-def own_calls(tree: ast.AST, me: str) -> set[str]:
-    """The attributes of the module that an expression calls."""
+def own_calls(tree: ast.AST, self_name: str) -> set[str]:
+    """The names of the submodules and methods that an expression calls on the module."""
     calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {func.attr for func in calls if isinstance(func, ast.Attribute) and _is_name(func.value, me)}
+    return {func.attr for func in calls if isinstance(func, ast.Attribute) and _is_name(func.value, self_name)}
 
 
-def assigned_from(definition: ast.FunctionDef, local: str, me: str) -> set[str]:
-    """The attributes of the module that are called where a local name gets its value, and those that this is made of."""
+def assigned_from(definition: ast.FunctionDef, local: str, self_name: str) -> set[str]:
+    """The same for all assignments from which a local variable gets its value, directly or through other variables."""
     found, seen, pending = set(), {local}, [local]
     assigns = [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
     while pending:
         name = pending.pop()
         for assign in assigns:
             if any(_is_name(node, name) for target in assign.targets for node in ast.walk(target)):
-                found |= own_calls(assign.value, me)
+                found |= own_calls(assign.value, self_name)
                 for node in ast.walk(assign.value):
-                    if isinstance(node, ast.Name) and node.id not in seen and node.id != me:
+                    if isinstance(node, ast.Name) and node.id not in seen and node.id != self_name:
                         seen.add(node.id)
                         pending.append(node.id)
     return found
