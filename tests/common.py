@@ -1,4 +1,4 @@
-"""What the tests of every activation share: the cases, the float64 oracle, and errors held to measuring/limits.py."""
+"""Shared by tests of all activations: the cases, the float64 oracle, and checks against the limits of measuring/limits.py."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ CASES = [(activation, save) for activation in PLAIN for save in activation.saves
 CASE_IDS = [f"{activation.name}-{save}" for activation, save in CASES]
 PLAIN_IDS = [activation.name for activation in PLAIN]
 
-# Where the float64 formulas of the oracle lose their digits: further out than this they are no better than ours.
+# Activations whose float64 formulas lose digits in the tails, where the oracle is no more accurate than the kernels.
 TAILED = {"gelu", "gelu_tanh", "gelu_10", "laplace", "quick_gelu", "silu", "mish"}
 
 
 def slow_but(names: Iterable[str], always: Container[str] = OF_EACH_KIND) -> list[object]:
-    """Names as parameters, of which some always run: by default those of a kind of their own."""
+    """Names as parameters, marked slow except for some: by default one of each kind."""
     return [name if name in always else SLOW(name) for name in names]
 
 
 @contextmanager
 def registered_as_before() -> Iterator[None]:
-    """What is defined within is gone after it, and what is taken out is back in its place."""
+    """Restores the registry at the end of the context."""
     tables = registry._modules, registry._aliases, registry.users_rows
     before = [dict(table) for table in tables]
     try:
@@ -51,7 +51,7 @@ def registered_as_before() -> Iterator[None]:
 
 
 def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tuple[Tensor, Tensor]:
-    """The exact function and its gradient with ``dy = 1``, both in float64. Parameters are rounded as kernels round them."""
+    """The exact function and its gradient for ``dy = 1``, in float64. Parameters are rounded as kernels round them."""
     if x.dtype is not torch.float64:
         params = tuple(torch.tensor(params).tolist())
     x = x.detach().cpu().double().requires_grad_()
@@ -61,7 +61,7 @@ def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tupl
 
 
 def evaluate(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Ours: the function and its gradient with ``dy = 1``, on the CPU."""
+    """The module's result and its gradient for ``dy = 1``, moved to the CPU."""
     x = x.detach().requires_grad_()
     y = module(x)
     (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
@@ -69,7 +69,7 @@ def evaluate(module: torch.nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def assert_accurate(activation: Activation, save: str, x: Tensor, **params: float) -> None:
-    """Forward and gradient of every element of ``x`` within what is tested."""
+    """Checks forward and gradient of each element of ``x`` against the tested limits."""
     module = jitact.get(activation.name)(save=save, **params)
     y, dx = evaluate(module, x)
     exact_y, exact_dx = oracle(activation, x, tuple(params.get(name, default) for name, default in activation.params))
@@ -84,7 +84,7 @@ def assert_accurate(activation: Activation, save: str, x: Tensor, **params: floa
         assert often <= UNUSUAL, f"{name} forward: {often:.2%} of inputs are off by more than {limits.usual} ulp"
 
     if save == "output":
-        finite = exact_y.abs() < torch.finfo(dtype).max  # no slope comes from an output that overflowed
+        finite = exact_y.abs() < torch.finfo(dtype).max  # an overflowed output does not determine the slope
         errors = ((dx.double() - exact_dx).abs() / exact_dx.abs().clamp(min=1))[finite]
         assert_below(errors, torch.full_like(errors, TESTED_FROM_OUTPUT[dtype]), x[finite], f"{name} gradient from the output")
     else:
@@ -93,7 +93,7 @@ def assert_accurate(activation: Activation, save: str, x: Tensor, **params: floa
 
 
 def assert_below(errors: Tensor, bound: Tensor, x: Tensor, what: str) -> None:
-    """Names the worst input where ``errors`` exceed ``bound``."""
+    """Fails if ``errors`` exceed ``bound``, naming the worst input."""
     excess = (errors / bound).nan_to_num(torch.inf)
     if x.numel() and excess.max() > 1:
         i = excess.argmax()

@@ -1,6 +1,6 @@
-"""The tests run in a checkout of any name and place, whatever the packages beside it are called.
+"""Lets tests run in a checkout of any name and place, whatever packages are installed.
 
-Kernels built by one run serve the next: they are kept in pytest's own cache directory, where there is one.
+Built kernels are kept in pytest's cache directory, if there is one, for the next run.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# The checkout is the inside of a package: on the path, where `python -m pytest` puts it, it would hide others' `kernels`.
-# Programs that tests start look for packages where this process does, wherever they run.
+# The checkout is the package itself: on the path, where `python -m pytest` puts it, its `kernels` would hide other packages'.
+# Subprocesses of tests use the same path, in any working directory.
 sys.path[:] = [folder for folder in map(os.path.abspath, sys.path) if Path(folder).resolve() != ROOT]
 os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
 
-# Beside other workers, threads and compilers beyond the cores wait for each other: some tests take eight times as long.
+# With several workers, more threads and compilers than cores slow each other down: some tests take eight times as long.
 if workers := os.environ.get("PYTEST_XDIST_WORKER_COUNT"):
     for variable in ("OMP_NUM_THREADS", "JITACT_JOBS"):
         os.environ.setdefault(variable, str(max(1, len(os.sched_getaffinity(0)) // int(workers))))
@@ -35,7 +35,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 class Checkout:
-    """Pytest's view of the checkout: a folder. As the package that it is, it would be imported under the folder's name."""
+    """Makes pytest treat the checkout as a folder, not as a package, which it would import under the folder's name."""
 
     def pytest_collect_directory(self, path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         return pytest.Dir.from_parent(parent, path=path) if path.resolve() == ROOT else None
@@ -55,7 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def kept_folder(config: pytest.Config, name: str) -> Path | None:
-    """A folder of pytest's cache, which outlives the run; None with `-p no:cacheprovider` or in a read-only checkout."""
+    """A folder in pytest's cache, which persists; None with `-p no:cacheprovider` or in a read-only checkout."""
     if not config.pluginmanager.has_plugin("cacheprovider"):
         return None
     try:
@@ -67,7 +67,7 @@ def kept_folder(config: pytest.Config, name: str) -> Path | None:
 
 @pytest.fixture(autouse=True, scope="session")
 def elsewhere(tmp_path_factory: pytest.TempPathFactory):
-    """Tests, and the programs that they start, do not run in the checkout, which `python -c` would put on the path."""
+    """Runs tests and their subprocesses outside of the checkout, which `python -c` would put on the path."""
     before = Path.cwd()
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
     yield
@@ -76,18 +76,18 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture(scope="session")
 def exported_builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where what exported files compile goes, beside the kernels that are kept."""
+    """The cache directory for exported files' builds; persistent, like that of the kernels."""
     return kept_folder(request.config, "exported") or tmp_path_factory.mktemp("exported")
 
 
 @pytest.fixture(params=DEVICES)
 def device(request: pytest.FixtureRequest) -> str:
-    """Every device here, one after the other."""
+    """Each available device."""
     return request.param
 
 
 @pytest.fixture(autouse=True)
 def only_here() -> Iterator[None]:
-    """No test sees what another defines."""
+    """Removes the activations that a test defines."""
     with registered_as_before():
         yield

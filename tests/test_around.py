@@ -1,4 +1,4 @@
-"""Bias, dropout and residual around an activation, in one kernel."""
+"""Bias, dropout and residual, fused with an activation in one kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LEARNED = {"prelu": 1, "xielu": 2}
 
 
 def inputs(dtype: torch.dtype, device: str, shape: tuple[int, ...] = (33, 24)) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """x, a bias that is wider than 16 bits, a residual that broadcasts, and dy."""
+    """x, a bias in float32 at least, a residual that broadcasts, and dy."""
     generator = torch.Generator().manual_seed(0)
     x, dy = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
     bias, residual = torch.randn(shape[-1], generator=generator), torch.randn(shape[0], 1, generator=generator)
@@ -66,7 +66,7 @@ def test_bias_and_residual(name: str, dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("shape", [(24,), (1,), (33, 1)], ids=str)
 def test_a_bias_beside_prepared_operands(shape: tuple[int, ...], device: str) -> None:
-    """Values for the last dimension, for the first, and one for all: alone and with the gradients of the weights."""
+    """A bias of the last dimension, of the first, and of one value: its gradient alone and with those of the weights."""
     x, _, _, dy = inputs(torch.float64, device)
     bias, p, n = (torch.randn(size, dtype=torch.float64, device=device) for size in (shape, (1,), (1,)))
     leaves = [each.clone().requires_grad_() for each in (x, bias, p, n)]
@@ -218,7 +218,7 @@ def test_gradients_from_bits_of_some_operands(device: str) -> None:
     a, b = x.clone().requires_grad_(), bias.clone().requires_grad_()
     hidden = a * 1
     assert jitact.relu(hidden, bias=b, inplace=True) is hidden
-    hidden.backward(dy.t().contiguous().t())  # which lies otherwise than the bits
+    hidden.backward(dy.t().contiguous().t())  # with other strides than the bit mask
     torch.testing.assert_close((a.grad, b.grad), (dx, dbias))
     with pytest.raises(ValueError, match="save='bit' is not enough for the gradient of weight"):
         jitact.prelu(x, x.new_ones(1).requires_grad_(), bias=bias, save="bit")
@@ -264,7 +264,7 @@ def test_second_derivatives_and_transforms(device: str) -> None:
 
 
 def test_numbers_have_no_dimensions(device: str) -> None:
-    """In PyTorch, a bias of one value would give what has none one."""
+    """0-dimensional tensors stay so, although adding a bias of shape (1,) in PyTorch adds a dimension."""
     x, bias, residual = (torch.tensor(v, dtype=torch.float64, device=device, requires_grad=True) for v in (0.3, [0.2], 0.1))
     function = lambda x, b, r: jitact.gelu(x, bias=b, residual=r)  # noqa: E731
     torch.autograd.gradgradcheck(function, (x, bias, residual))
@@ -303,7 +303,7 @@ def test_a_residual_promotes_beside_weights_too(dtype: torch.dtype, device: str)
 
 
 def test_channels_are_those_of_x(device: str) -> None:
-    """Not of what a residual expands it to, whose dimensions are of the same size here."""
+    """channel_dim counts in x, not in the result, which the residual broadcasts to more dimensions of equal size."""
     x, bias, weight, residual = (
         torch.randn(*size, device=device, dtype=torch.float64, requires_grad=True) for size in ((4, 4), (4,), (4,), (4, 4, 4))
     )
@@ -381,7 +381,7 @@ def test_compile(device: str) -> None:
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 def test_compiled_with_a_seed_and_learned_weights(backend: str, device: str) -> None:
-    """In one graph, with the numbers that it draws uncompiled."""
+    """One graph, and the same random numbers as in eager mode."""
     x, bias, residual, dy = inputs(torch.float32, device)
     weights = torch.full((2, 1), 0.3, device=device)
     a, b = (each.clone().requires_grad_() for each in weights)
@@ -415,7 +415,7 @@ def test_in_place(device: str) -> None:
 
 
 def test_in_place_beside_what_lies_in_the_same_memory(device: str) -> None:
-    """It is read before it is overwritten, also for backward."""
+    """Operands that overlap x are read before they are overwritten, for backward too."""
     line = torch.arange(-50000.0, 60000.0, device=device)
     x, before, exact = line[1:], line[:-1], F.relu(line[1:]) + line[:-1]
     assert torch.equal(jitact.relu(x, inplace=True, residual=before), exact)
@@ -431,7 +431,7 @@ def test_in_place_beside_what_lies_in_the_same_memory(device: str) -> None:
 
 
 def test_in_place_with_a_wider_residual(device: str) -> None:
-    """The result is rounded into x, as PyTorch's operations in place have it."""
+    """The result is rounded to the dtype of x, as in PyTorch's in-place operations."""
     x, _, residual, dy = inputs(torch.float32, device)
     leaf = x.detach().half().requires_grad_()
     low = leaf * 1
@@ -465,7 +465,7 @@ def test_modules(device: str) -> None:
     with torch.no_grad():
         planes.bias.copy_(torch.tensor([1.0, -1.0, 2.0]))
     torch.testing.assert_close(planes(images), F.relu(images + planes.bias.view(-1, 1, 1)))
-    planes.bias = None  # as people take a bias away; the dimension that it had is none of the activation's
+    planes.bias = None  # a way to remove the bias; channel_dim, which is left, then has no meaning
     assert torch.equal(planes(images, images), F.relu(images) + images)
 
 

@@ -1,4 +1,4 @@
-"""Derivatives of every order and mode, torch.func, torch.compile, and the operators' own contract."""
+"""Derivatives of all orders and modes, torch.func, torch.compile, and torch.library.opcheck."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_opcheck(activation: Activation, save: str, device: str) -> None:
     """torch.library.opcheck on every operator: schema, fake implementation, functionalisation, dynamic shapes."""
     params = tuple(default for _, default in activation.params)
     x = torch.randn(5, 7, device=device).t()
-    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # autograd is not the operators' own
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")  # not autograd's: operators have no gradient
     for inplace in (False, *([True] if activation.inplace else [])):
         config = configure(activation, inplace, save, False)
         torch.library.opcheck(config.forward_op, (x.clone(), *params), test_utils=tests)
@@ -114,7 +114,7 @@ def test_checkpointing_and_hooks(device: str) -> None:
 
 @pytest.mark.parametrize(("activation", "save"), CASES, ids=CASE_IDS)
 def test_graphs_do_not_keep_themselves_alive(activation: Activation, save: str) -> None:
-    """Memory of a graph that was let go is free at once, without the garbage collector."""
+    """A graph without references is freed at once, without the garbage collector."""
     gc.disable()
     try:
         y = jitact.get(activation.name)(save=save)(torch.randn(8, requires_grad=True))

@@ -1,4 +1,4 @@
-"""Which functions a module's forward calls, found in its source: every way to write it that Python has."""
+"""Finding the functions that a module's forward calls in its source, for every way to write a call."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def found(cls: type[nn.Module]) -> set[str]:
 
 
 class Base(nn.Module):
-    """What has a forward; the tests write them."""
+    """Base of the objects with a forward that the tests define."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,21 +74,21 @@ module.act = F.silu
 
 
 class Functions(Base):
-    """Of modules, under every name."""
+    """Functions of packages, by every name."""
 
     def forward(self, x):
         return F.relu(functional.gelu(torch.tanh(nn.functional.silu(x))))
 
 
 class Imported(Base):
-    """Under names of their own."""
+    """Functions imported under other names."""
 
     def forward(self, x):
         return imported(x, approximate="tanh") + module.act(x)
 
 
 class Methods(Base):
-    """Of values."""
+    """Methods of values."""
 
     def forward(self, x):
         y = (x + 1).tanh()
@@ -96,14 +96,14 @@ class Methods(Base):
 
 
 class ClassMethod(Base):
-    """Of the class of values."""
+    """Functions of the class Tensor."""
 
     def forward(self, x):
         return Tensor.tanh(x)
 
 
 class Submodules(Base):
-    """Modules are no functions, whatever they are called."""
+    """Submodules are not functions, whatever their names."""
 
     def forward(self, x):
         for layer in self.layers:
@@ -112,14 +112,14 @@ class Submodules(Base):
 
 
 class Free(Base):
-    """Functions that forward calls, and those that they call."""
+    """Functions called by forward, and functions called by those."""
 
     def forward(self, x):
         return deep(x) + recursive(x)
 
 
 class Passed(Base):
-    """A function that is handed on."""
+    """A function passed as an argument."""
 
     def forward(self, x):
         interface = {"eager": free}.get("eager", F.relu)
@@ -153,21 +153,21 @@ class Own(Base):
 
 
 class Parent(Base):
-    """What a child's super() means."""
+    """super() in a child class."""
 
     def forward(self, x):
         return F.silu(x)
 
 
 class Child(Parent):
-    """By super()."""
+    """Calls super()."""
 
     def forward(self, x):
         return super().forward(x) + torch.tanh(x)
 
 
 class ChildByName(Parent):
-    """By the parent's name; methods called there are the child's."""
+    """Calls the parent by name; methods called there are the child's."""
 
     def forward(self, x):
         return Parent.forward(self, x)
@@ -185,7 +185,7 @@ class Decorated(Base):
 
 
 class DecoratedPlainly(Base):
-    """By a decorator that does not say what it wraps."""
+    """A decorator without functools.wraps."""
 
     @decorated_plainly
     def forward(self, x):
@@ -196,7 +196,7 @@ class DecoratedPlainly(Base):
 
 
 class NoGrad(Base):
-    """By PyTorch's own."""
+    """A decorator of PyTorch."""
 
     @torch.no_grad()
     def forward(self, x):
@@ -204,7 +204,7 @@ class NoGrad(Base):
 
 
 class Held(Base):
-    """What the module holds: a function that is known is reported for that, one that is not is looked into."""
+    """Functions held by the module: known ones are reported as held, others are searched."""
 
     def forward(self, x):
         return self.gelu(self.helper(self.lambda_(x)))
@@ -237,7 +237,7 @@ class Assigned(Base):
 
 
 class Defaults(Base):
-    """As a default; an annotation or a local name means nothing."""
+    """Default values count; annotations and local names do not."""
 
     def forward(self, x: F.silu, act=F.relu):
         gelu: F.gelu = act
@@ -246,7 +246,7 @@ class Defaults(Base):
 
 
 class Statements(Base):
-    """Newer statements, and text that is indented less than the code."""
+    """Newer statements, and a string that is indented less than the code."""
 
     def forward(self, x):
         """Text
@@ -272,7 +272,7 @@ class Asynchronous(Base):
 
 
 class Unknown(Base):
-    """What only a run would tell, or nothing would."""
+    """Expressions that only running the code could resolve, and undefined names."""
 
     def forward(self, x):
         return TABLE["silu"](x) + nothing_of_that_name.relu(x) + self.no_such.relu(x)  # noqa: F821
@@ -282,7 +282,7 @@ def closed_over():
     act = F.relu
 
     class Closed(Base):
-        """Functions of where the class was made."""
+        """Functions of the scope in which the class was defined."""
 
         def forward(self, x):
             return act(later(x))
@@ -331,7 +331,7 @@ def test_a_forward_that_was_set_on_the_module() -> None:
 
 
 def test_a_forward_that_was_wrapped_on_the_module() -> None:
-    """As accelerate's hooks do it."""
+    """A forward replaced as accelerate's hooks do."""
     model = Functions()
 
     def hooked(module: nn.Module, *args):
@@ -349,7 +349,7 @@ def test_no_source_is_said() -> None:
 
 
 def net_of(path: Path, text: str) -> type[nn.Module]:
-    """The class Net of a file."""
+    """The class Net defined in a file."""
     path.write_text(text)
     space: dict = {}
     with warnings.catch_warnings():

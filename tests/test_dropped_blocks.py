@@ -1,4 +1,4 @@
-"""Activations and the dropout behind them, which `replace` computes with one kernel where it is asked to."""
+"""Activations followed by dropout, which `replace(dropout=True)` fuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jitact.replacing.dropouts import Dropping
 
 
 class Block(nn.Module):
-    """One dropout behind the activation, and once more at the end."""
+    """One dropout module, called after the activation and again at the end."""
 
     def __init__(self, act: nn.Module | None = None) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Block(nn.Module):
 
 
 class ByName(Block):
-    """With names on the way, and the function."""
+    """With local variables, and F.dropout."""
 
     def hidden(self, x: Tensor) -> Tensor:
         x = self.a(x)
@@ -39,7 +39,7 @@ class ByName(Block):
 
 
 class Twice(Block):
-    """What is dropped is not all."""
+    """Uses the activation's result for more than dropout."""
 
     def hidden(self, x: Tensor) -> Tensor:
         y = self.act(self.a(x))
@@ -47,7 +47,7 @@ class Twice(Block):
 
 
 class InOrder(nn.Sequential):
-    """Modules in order."""
+    """An nn.Sequential."""
 
     def __init__(self, act: nn.Module | None = None) -> None:
         super().__init__(nn.Linear(6, 64), act or nn.GELU(), nn.Dropout(0.4))

@@ -1,4 +1,4 @@
-"""Gated activations: of two tensors and of one that holds both, with all that an activation can do."""
+"""Gated activations of two tensors and of one that holds both: accuracy, layouts, row weights, roundings, autograd, gated()."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ PRESETS = {"mul_and_silu": "swiglu", "swigluoai_and_mul": "clamped_swiglu"}
 
 
 def halves(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    """One tensor that holds both."""
+    """One tensor that holds gate and up."""
     return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype) * 2
 
 
 def gradients(function: Callable[..., Tensor], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The function, and its gradients by all its arguments."""
+    """The result of a function, and its gradients by all arguments."""
     tensors = tuple(t.detach().requires_grad_() for t in tensors)
     y = function(*tensors)
     return y.detach(), *torch.autograd.grad(y, tensors, dy)
 
 
 def exact(record: Activation, x: Tensor, gate: str | None = None, **numbers: float) -> Tensor:
-    """The formula, of halves of the last dimension."""
+    """The formula in float64, or the reference, of the halves of the last dimension."""
     first, second = x.chunk(2, -1)
     given = {"gate": first, "up": second} if (gate or record.gating.gate) == "first" else {"gate": second, "up": first}
     params = [numbers.get(name, default) for name, default in record.params]
@@ -62,7 +62,7 @@ def test_there_are_all() -> None:
 
 @pytest.mark.parametrize("name", GATED)
 def test_forward_and_gradients(name: str, device: str) -> None:
-    """One tensor and two, in every dtype: within rounding of the formula, and the same bits."""
+    """Accurate in every dtype, and bit-identical for one tensor and two."""
     record, function = GATED[name], getattr(jitact, name)
     for dtype in DTYPES:
         x = halves(40, 66, dtype=dtype).to(device)
@@ -92,7 +92,7 @@ def test_model_is_pytorchs_formula(name: str) -> None:
 
 
 def sampled_pairs(dtype: torch.dtype, device: str) -> tuple[Tensor, ...]:
-    """Some of what the accuracy tool looks at: gates and factors of every exponent and sign, zeros, infinities and NaN."""
+    """A sample of the accuracy tool's inputs: gates and factors of every exponent and sign, zeros, infinities and NaN."""
     place = torch.device(device)
     if dtype is torch.float32:
         return tuple(t[:50_000] for t in next(pairs(dtype, place)))
@@ -110,12 +110,12 @@ def test_accuracy(name: str, dtype: torch.dtype, device: str) -> None:
     assert errors["forward"].broken == errors["gradient"].broken == 0, errors
 
 
-FACTORS_OF_UP = {"situ_glu", "clamped_swiglu", "swiglu_step"}  # that are not up itself
+FACTORS_OF_UP = {"situ_glu", "clamped_swiglu", "swiglu_step"}  # whose factor is not up itself
 
 
 @pytest.mark.parametrize("name", GATED)
 def test_accuracy_where_float32_loses_most(name: str, device: str) -> None:
-    """Gates that random bits seldom hit, where terms are of one size, times factors whose products have any mantissa."""
+    """Moderate gates, where terms are of similar size, which random bits seldom hit; factors with any mantissa."""
     generator = torch.Generator().manual_seed(0)
     n = 1 << 18
     gate = torch.cat([torch.rand(n, generator=generator) * 32 - 16, torch.randn(n, generator=generator).pow(5)]).to(device)
@@ -128,7 +128,7 @@ def test_accuracy_where_float32_loses_most(name: str, device: str) -> None:
 
 @pytest.mark.parametrize(("name", "low", "high"), [("geglu_tanh", 0.6, 4.0), ("situ_glu", -6.0, -1.0)])
 def test_float32_where_the_worst_errors_were(name: str, low: float, high: float, device: str) -> None:
-    """Half an ulp less than the bound: the worst of so many is not the worst of all."""
+    """Tested with half an ulp less than the bound, as a sample may miss the worst input."""
     generator = torch.Generator().manual_seed(0)
     gate = low + (high - low) * torch.rand(1 << 20, generator=generator)
     up, dy = (torch.randn(1 << 20, generator=generator) * 2 for _ in range(2))
@@ -144,7 +144,7 @@ def test_caps_of_any_size(beta: float, beta2: float, dtype: torch.dtype, device:
     numbers = {"beta": beta, "beta2": beta2}
     gate, up, dy = sampled_pairs(dtype, device)
     own = gradients(lambda g, u: jitact.situ_glu(g, u, **numbers), dy, gate, up)
-    rounded = torch.tensor([beta, beta2]).double().tolist()  # as kernels have them
+    rounded = torch.tensor([beta, beta2]).double().tolist()  # as kernels round them
     wanted = gradients(lambda g, u: GATED["situ_glu"].exact(g, u, *rounded), dy.double(), gate.double(), up.double())
     c = rounded[1] * torch.tanh(up.double() / rounded[1]) if beta2 else up.double()
     dc = 1 - torch.tanh(up.double() / rounded[1]) ** 2 if beta2 else torch.ones_like(c)
@@ -160,7 +160,7 @@ def test_caps_of_any_size(beta: float, beta2: float, dtype: torch.dtype, device:
 
 
 def test_wrong_gates_are_found() -> None:
-    """The measure, on a function that is not exact where it has to be, and on one that makes a NaN."""
+    """The measurement detects a function with a rounding too many, and one that returns NaN."""
     record, values = GATED["swiglu"], sampled_pairs(torch.bfloat16, "cpu")
 
     class Eager(nn.Module):
@@ -315,7 +315,7 @@ def test_what_is_refused(what: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-# Weights of rows.
+# Row weights.
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
@@ -350,12 +350,12 @@ def test_weights_of_rows_in_any_order_of_memory(order: tuple[int, ...], packed: 
             torch.testing.assert_close(own, wanted)
 
 
-# Eager's roundings.
+# The roundings of eager mode.
 
 
 @pytest.mark.parametrize("name", ["swiglu", SLOW("clamped_swiglu"), SLOW("situ_glu")])
 def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
-    """The bits of PyTorch's chain of operations, forward and backward, but for what its activation misrounds."""
+    """Bit-identical to PyTorch's operations, forward and backward, except where its activation is not correctly rounded."""
     x, dy = halves(200, 128, dtype=torch.bfloat16).to(device), halves(200, 64, dtype=torch.bfloat16).to(device)
     function, model = getattr(jitact, name), jitact.get(name).Model()
     found = gradients(lambda t: function(t, rounding="unfused"), dy, x)
@@ -370,7 +370,7 @@ def test_unfused_rounds_as_eager_does(name: str, device: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("name", ["swiglu", SLOW("geglu")])
 def test_unfused_is_eager_where_that_is_right(name: str, dtype: torch.dtype, device: str) -> None:
-    """For every gate: where the two differ, ours is the nearest number."""
+    """For every gate: where the two differ, jitact's result is the correctly rounded one."""
     gates = every_value(dtype, torch.device(device))
     gates, ones = gates[gates.isfinite()], torch.ones_like(gates[gates.isfinite()])
     y, eager = getattr(jitact, name)(gates, ones, rounding="unfused"), jitact.get(name).Model()(gates, ones)
@@ -385,11 +385,11 @@ def test_unfused_weights_of_rows(device: str) -> None:
     assert torch.equal(y, swiglu(x, rounding="unfused") * weight[:, None])
 
 
-# What an activation does.
+# What all activations support: saved tensors, transforms, compilation, modules.
 
 
 def test_what_is_kept() -> None:
-    """The one tensor, or the two, and nothing else; no copy."""
+    """Backward saves the one tensor, or the two, without copies, and nothing else."""
     x = halves(64, 256).requires_grad_()
     a, b = (t.detach().clone().requires_grad_() for t in x.chunk(2, -1))
     for tensors in ((x,), (a, b)):
@@ -460,7 +460,7 @@ def test_transforms(packed: bool) -> None:
 
 @pytest.mark.parametrize("shape", [(0,), (0, 8), (3, 0), (2, 0, 4)], ids=str)
 def test_transforms_of_empty_tensors(shape: tuple[int, ...]) -> None:
-    """Beside halves that are narrowed: of chunk, there are no batches of gradients of no elements."""
+    """Compared with narrow, as chunk has no batched gradient for empty tensors."""
     x, size = halves(*shape), shape[-1] // 2
     for transform in (jacrev, jacfwd, lambda f: jacfwd(jacrev(f)), lambda f: lambda t: vmap(f)(t.unsqueeze(0)[:0])):
         own, theirs = [transform(f)(x) for f in (swiglu, lambda t: F.silu(t.narrow(-1, 0, size)) * t.narrow(-1, size, size))]
@@ -528,7 +528,7 @@ def test_builds_have_names() -> None:
         jitact.registry.record_named("swiglu+bias")
 
 
-# Any activation at the gate.
+# jitact.gated.
 
 
 @pytest.mark.parametrize("name", ["mish", "leaky_relu"])
@@ -653,7 +653,7 @@ def test_gated_of_a_definition_that_draws_and_learns(training: bool, device: str
 
 
 def test_gated_of_references_of_any_signature() -> None:
-    """One that is built in has none; a number may have the name that random numbers have."""
+    """A built-in function has no signature; a parameter may be called keep, as the argument for random numbers is."""
     jitact.define("k2", "x * keep", keep=0.5, reference=lambda x, keep: x * keep)
     jitact.define("built_in", "tanh(x)", reference=torch.tanh)
     x = halves(5, 6)

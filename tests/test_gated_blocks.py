@@ -1,4 +1,4 @@
-"""Gated blocks of models, which `replace` computes with one kernel: transformers' classes, and blocks of one's own."""
+"""Gated blocks, which `replace` fuses: those of transformers, and blocks written here."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ MODELS = {
     "Gemma": ("GEGLUTanh", {"head_dim": 8}),
     "Phi3": ("SwiGLU", {}),  # one projection for both
     "Glm": ("SwiGLU", {"head_dim": 8}),
-    "ModernBert": ("GEGLU", {}),  # likewise, with dropout behind the product
+    "ModernBert": ("GEGLU", {}),  # likewise, with dropout after the product
     "Mixtral": ("SwiGLU", {"num_local_experts": 4, "num_experts_per_tok": 2}),
 }
 
 
 def results(model: nn.Module, *inputs: Tensor) -> list[Tensor]:
-    """What a model computes, and the gradients of its weights."""
+    """The output of a model, and the gradients of its weights."""
     model.zero_grad()
     y = model(*inputs)
     y = y if isinstance(y, Tensor) else y.last_hidden_state
@@ -66,7 +66,7 @@ def test_models_of_transformers(name: str) -> None:
 
 
 class Block(nn.Module):
-    """Two projections."""
+    """With two projections."""
 
     def __init__(self, act: nn.Module | None = None) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class Block(nn.Module):
 
 
 class ByName(Block):
-    """With names on the way."""
+    """With local variables for intermediate results."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate(x)
@@ -88,7 +88,7 @@ class ByName(Block):
 
 
 class Packed(nn.Module):
-    """One projection, whose halves are of a stated order."""
+    """With one projection that holds both halves; ``split`` returns gate and up."""
 
     def __init__(self, split: Callable[[Tensor], tuple[Tensor, Tensor]]) -> None:
         super().__init__()
@@ -116,7 +116,7 @@ def of_the_middle(t: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Twice(Block):
-    """The product is not all."""
+    """Uses the activation's result for more than the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         activated = self.act(self.gate(x))
@@ -124,7 +124,7 @@ class Twice(Block):
 
 
 class Normed(Block):
-    """Something is between."""
+    """Applies another operation between activation and product."""
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(F.layer_norm(self.act(self.gate(x)), (10,)) * self.up(x))
@@ -149,8 +149,8 @@ def test_blocks(what: str) -> None:
     expected = results(model, x)
     assert isinstance(model[0].act, nn.Module) and not jitact.replace(model).unfused and isinstance(model[0].act, Gate)
     assert_same(results(model, x), expected)
-    y = model(x)  # kept, as the graph is its
-    node = y.grad_fn.next_functions[1][0]  # behind down
+    y = model(x)  # a reference that keeps the graph alive
+    node = y.grad_fn.next_functions[1][0]  # the node before down
     packed = isinstance(model[0], Packed)
     assert type(node).__name__ == ("ActivatePackedBackward" if packed else "_ActivateBackward")
     before = [type(each).__name__ for each, _ in node.next_functions if each is not None]
@@ -165,7 +165,7 @@ def test_blocks(what: str) -> None:
 
 @pytest.mark.parametrize("what", ["of the middle", "broadcast"])
 def test_other_products(what: str) -> None:
-    """Views that are not all of a tensor, and factors of another shape."""
+    """Views that do not cover a whole tensor, and factors that broadcast."""
     torch.manual_seed(0)
     model = nn.Sequential(Packed(of_the_middle) if what == "of the middle" else Block())
     if what == "broadcast":
@@ -177,7 +177,7 @@ def test_other_products(what: str) -> None:
 
 
 class Weighed(torch.autograd.Function):
-    """Gradients other than those of the views that it returns."""
+    """Returns views, with gradients that are not those of views."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> tuple[Tensor, ...]:
@@ -189,7 +189,7 @@ class Weighed(torch.autograd.Function):
 
 
 class Scaled(torch.autograd.Function):
-    """The same of one."""
+    """The same for a single view."""
 
     @staticmethod
     def forward(ctx: object, x: Tensor) -> Tensor:
@@ -238,7 +238,7 @@ APART: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
 @pytest.mark.parametrize("order", ["gate first", "gate last"])
 @pytest.mark.parametrize("what", APART)
 def test_halves_with_a_history_of_their_own(what: str, order: str) -> None:
-    """Gradients go through it, not right to the tensor whose views the halves are."""
+    """Gradients pass through the halves' own history, not directly to the tensor of which they are views."""
     torch.manual_seed(0)
     model = nn.Sequential(Packed(lambda t: APART[what](t)[:: 1 if order == "gate first" else -1]))
     x = torch.randn(3, 6)
@@ -250,7 +250,7 @@ def test_halves_with_a_history_of_their_own(what: str, order: str) -> None:
 @pytest.mark.parametrize("whose", ["gate", "up", "both", "the projection"])
 @pytest.mark.parametrize("split", [halves, interleaved])
 def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose: str) -> None:
-    """They see the gradient, and change it; that of the tensor itself is retained."""
+    """Hooks see the gradient of a half and change it; retain_grad of the whole tensor works."""
     seen: list[Tensor] = []
     held: list[Tensor] = []
 
@@ -276,7 +276,7 @@ def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose
 
 @pytest.mark.parametrize("learned", [False, True])
 def test_halves_with_tangents_of_their_own(learned: bool) -> None:
-    """In forward mode, where the tensor that they are views of has none."""
+    """In forward-mode AD, if the tensor of which they are views has no tangent."""
     act, found = jitact.get("silu")(), []
     for times in (lambda gate, up: F.silu(gate) * up, lambda gate, up: Pending(act, gate) * up):
         x = torch.linspace(-2, 2, 24, dtype=torch.float64).view(3, 8).requires_grad_(learned)
@@ -288,7 +288,7 @@ def test_halves_with_tangents_of_their_own(learned: bool) -> None:
 
 
 class Zeroed(Block):
-    """The gate is reused before the product."""
+    """Overwrites the gate before the product."""
 
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate(x)
@@ -298,7 +298,7 @@ class Zeroed(Block):
 
 
 class Halted(Block):
-    """No gradient goes through the gate."""
+    """Computes the gate under no_grad."""
 
     def forward(self, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -328,7 +328,7 @@ def test_what_is_not_fused(what: str) -> None:
 
 @pytest.mark.parametrize("cast", [False, True])
 def test_modes_are_those_of_the_call(cast: bool) -> None:
-    """Of no_grad around the activation alone, with and without autocast around all."""
+    """no_grad around the activation alone applies to it alone, with and without autocast around everything."""
     torch.manual_seed(0)
     model, x = nn.Sequential(Halted(nn.Softplus())), torch.randn(3, 6)
     with torch.autocast("cpu", torch.bfloat16, enabled=cast):
@@ -349,7 +349,7 @@ def test_what_is_pending_keeps_its_modes() -> None:
 
 
 def test_what_changes_before_the_product_is_an_error() -> None:
-    """Where the source does not show it."""
+    """Changes in place that the source does not show are detected at run time."""
     act, x = jitact.get("silu")(), torch.randn(3, 4)
     for use in (lambda pending: pending * x, lambda pending: pending + x):
         gate = torch.randn(3, 4)
@@ -378,7 +378,7 @@ def test_hooks_are_left_alone(name: str) -> None:
 
 
 def test_hooks_that_come_later() -> None:
-    """See tensors, and move on when the old module is back."""
+    """Hooks registered after replace see tensors, and are passed on by restore."""
     model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
     jitact.replace(model)
     model[0].act.register_forward_hook(lambda module, args, y: seen.append(type(y)))
@@ -389,7 +389,7 @@ def test_hooks_that_come_later() -> None:
 
 
 def test_backward_hooks_that_come_later() -> None:
-    """Those of the whole gradient too, which change it, in place of the activation and back in it."""
+    """Full backward hooks, which change the gradient, on the replacement and after restore."""
     torch.manual_seed(0)
     model, x = nn.Sequential(Block()), torch.randn(3, 6)
     plain = results(model, x)
@@ -404,7 +404,7 @@ def test_backward_hooks_that_come_later() -> None:
 
 
 def test_hooks_look_on_once() -> None:
-    """Those of all modules, and those of an activation that a user finds in its gate; and hooks of a state_dict come back."""
+    """Global hooks and hooks on the activation inside the gate run once; state_dict hooks are restored."""
     model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
     model[0].act.register_state_dict_post_hook(lambda *_: seen.append("state_dict"))
     jitact.replace(model)
@@ -430,7 +430,7 @@ def test_the_report() -> None:
 
 
 def test_projections_are_called_as_modules() -> None:
-    """Whatever they are by then."""
+    """Even if they were replaced after jitact.replace."""
 
     class Adapted(nn.Module):
         def __init__(self, base: nn.Linear) -> None:

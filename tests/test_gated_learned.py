@@ -1,4 +1,4 @@
-"""Gated activations whose activation learns weights: the module owns them, and all has gradients."""
+"""Gated forms of activations with learned weights: the module owns them, and all gradients are computed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.parametrize("name", SIZES)
 
 
 def both_of(name: str, device: str, dtype: torch.dtype = torch.float64, **options: Any) -> tuple[nn.Module, nn.Module]:
-    """A module and PyTorch's formula, with the same weights."""
+    """A module and its reference in PyTorch, with the same weights."""
     cls = jitact.gated(name)
     ours, theirs = (each(**SIZES[name], **options, device=device, dtype=dtype) for each in (cls, cls.Model))
     generator = torch.Generator().manual_seed(1)
@@ -35,7 +35,7 @@ def drawn(*shape: int, device: str, dtype: torch.dtype = torch.float64) -> Tenso
 
 
 def assert_alike(ours: nn.Module, theirs: nn.Module, *tensors: Tensor, row_weight: Tensor | None = None) -> None:
-    """Results, gradients of tensors and weights, and, in float64, their derivatives."""
+    """Compares results, gradients of tensors and weights, and, in float64, second derivatives."""
     twice = tensors[0].dtype is torch.float64
     given = {} if row_weight is None else {"row_weight": row_weight}
     y = ours(*tensors, **given)
@@ -107,7 +107,7 @@ def test_exports(name: str) -> None:
 
 @pytest.mark.parametrize("cast", [False, True], ids=["wider weights", "autocast"])
 def test_of_one_tensor_of_another_dtype_than_is_computed_in(name: str, cast: bool, device: str) -> None:
-    """It is converted as the two are."""
+    """One tensor is converted to the common dtype as two are."""
     if name == "prelu" and not cast:
         pytest.skip("its weight is of x's dtype, as PyTorch's")
     ours, _ = both_of(name, device, dtype=torch.float32 if cast else torch.float64)

@@ -1,4 +1,4 @@
-"""In place: beside views, second derivatives, version counters, torch.compile, and what PyTorch refuses."""
+"""In-place calls: views, second derivatives, version counters, torch.compile, and PyTorch's errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKENDS = ["eager", "aot_eager", "inductor"]
 
 
 def pairs(name: str) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """Ours and PyTorch's, in place, with slopes that are not random."""
+    """jitact's and PyTorch's module, in place; rrelu with a fixed slope."""
     arguments = (0.25, 0.25) if name == "rrelu" else tuple(default for _, default in jitact.get(name).activation.params)
     return jitact.get(name)(*arguments, inplace=True), jitact.get(name).activation.module(*arguments, inplace=True)
 
@@ -46,7 +46,7 @@ CHANGES: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("how", CHANGES)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_change_is_noticed(name: str, how: str, device: str) -> None:
-    """What kept a tensor that is changed later refuses to go on, whatever was recorded of the change."""
+    """Backward raises an error if a saved tensor was changed in place, whether or not the change was recorded."""
     module, _ = pairs(name)
     for training in (True, False) if name == "rrelu" else (True,):
         for view in (lambda t: t, lambda t: t[1:], lambda t: t.detach()):
@@ -71,7 +71,7 @@ def test_inference_tensors(name: str, device: str) -> None:
 
 
 def gradient(body: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Of ``x``, through a tensor that ``body`` changes; the changed tensor; how often its version rose."""
+    """The gradient of ``x`` through a tensor that ``body`` changes; that tensor; by how much its version rose."""
     x = x.detach().requires_grad_()
     h = x * 1
     version = h._version
@@ -79,13 +79,13 @@ def gradient(body: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor) -> t
     return x.grad, h.detach(), h._version - version
 
 
-# Inductor's for one of each that keep a bit, their output, their input and random slopes; the others by -m slow.
+# Inductor for one activation each that saves a bit, its output, its input, and random slopes; the others by -m slow.
 @pytest.mark.parametrize(("name", "backend"), [
     (SLOW if backend == "inductor" and name not in ("relu", "elu", "silu", "rrelu") else pytest.param)(name, backend)
     for name in NAMES for backend in BACKENDS
 ])  # fmt: skip
 def test_compiled_on_an_input_that_records(name: str, backend: str, device: str) -> None:
-    """PyTorch's gradient; or its error, where what it keeps is the input that is changed."""
+    """PyTorch's gradient; or its error, if backward needs the overwritten input."""
     torch._dynamo.reset()
     ours, theirs = pairs(name)
     x = torch.tensor([-3.5, -1.0, -0.2, 0.3, 2.0, 7.0], device=device)
@@ -133,7 +133,7 @@ def test_compiled_with_nothing_recorded(name: str, backend: str, device: str) ->
 
 @pytest.mark.parametrize("name", ["relu", "silu", "rrelu"])
 def test_compiled_on_views(name: str, device: str) -> None:
-    """A view of an input, a view of what the graph computes, an input that is itself a view."""
+    """Views of an input and of an intermediate result, and an input that is a view."""
     ours, theirs = pairs(name)
     bodies = [
         lambda act, h: act(h[::2]).sum() + (h * 3).sum(),
@@ -153,7 +153,7 @@ def test_compiled_on_views(name: str, device: str) -> None:
 
 @pytest.mark.parametrize("name", ["relu", "silu", "rrelu"])
 def test_negated_views(name: str, device: str) -> None:
-    """The imaginary part of a conjugate is a view whose values are negated when they are read."""
+    """The imaginary part of a conjugate is a view with the negative bit."""
     ours, theirs = pairs(name)
     z = torch.randn(8, dtype=torch.complex64, device=device)
     mine, other = z.clone(), z.clone()
@@ -182,7 +182,7 @@ def test_what_cannot_be_written_to(device: str) -> None:
 
 
 def test_no_elements_at_strides_of_0(device: str) -> None:
-    """As an operation on a tensor without elements gives them."""
+    """Results of operations on empty tensors can have strides of 0."""
     for save in ("input", "bit"):
         x = (torch.ones(6, 0, 1, 12, device=device, requires_grad=True)[..., ::2]) * 1
         assert 0 in x.stride()
@@ -200,7 +200,7 @@ def test_in_place_inside_transforms(device: str) -> None:
 
 
 def test_hooks_and_checkpoints(device: str) -> None:
-    """Saved tensors that are packed, or computed again, give the gradient that they gave."""
+    """Gradients do not change with save_on_cpu and with checkpoints."""
     x = torch.randn(4, 8, device=device, requires_grad=True)
     for name in ("relu", "elu", "silu"):
         module = jitact.get(name)(inplace=True)
@@ -222,7 +222,7 @@ DRAWING = {
 
 @pytest.mark.parametrize("what", DRAWING)
 def test_numbers_are_drawn_in_the_order_of_forward(what: str, device: str) -> None:
-    """Also where hooks give saved tensors back in another order of memory, as save_on_cpu does with pinned memory."""
+    """Even if saved-tensor hooks return other strides, as save_on_cpu does with pinned memory."""
     x = (torch.rand(2, 8, 4, 4, device=device) + 3).to(memory_format=torch.channels_last).requires_grad_()
     module = DRAWING[what]()
     function = module.to(device) if isinstance(module, torch.nn.Module) else module

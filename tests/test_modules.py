@@ -1,4 +1,4 @@
-"""Modules, functions and the registry as a user meets them."""
+"""Modules, functions and the registry, by their public interface."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def test_bad_options_are_named(call: object, message: str) -> None:
 
 
 def test_parameters_are_told_apart_by_what_they_are() -> None:
-    """Values that are equal to each other, and one that is not equal to itself, give each their own result."""
+    """0.0 and -0.0, 1 and 1.0 and True, and NaN are different parameters, although some of them are equal."""
     x = torch.tensor([-5.0])
     for value in (0.0, -0.0, 0.0):
         assert math.copysign(1, jitact.threshold(x, 1.0, value).item()) == math.copysign(1, value)
@@ -179,7 +179,7 @@ def test_numbers_of_numpy(number: type) -> None:
 
 
 def test_parameters_that_change_with_each_call_cost_no_more() -> None:
-    """What is kept of a call is kept by options, not by numbers."""
+    """Calls are cached by options, not by the values of parameters."""
     x = torch.ones(4)
     jitact.leaky_relu(x, 0.5)
     with unittest.mock.patch.object(kernels, "load", side_effect=AssertionError("looked up again")):
@@ -208,7 +208,7 @@ def test_a_class_reaches_another_process() -> None:
 
 
 def test_importing_compiles_nothing_and_is_quick() -> None:
-    """No more than 50 ms beyond torch, no CUDA, no compiler machinery, no kernel file read."""
+    """At most 50 ms more than importing torch; no CUDA, no compiler modules, no kernel file."""
     code = """
 import time, sys, torch
 read = []
@@ -254,7 +254,7 @@ def test_threads_read_a_kernel_file_at_once() -> None:
 
 
 def test_a_kernel_that_is_given_is_read_at_once() -> None:
-    """Where the library's own files are read when they are first needed."""
+    """The library's own files are read on first use only."""
     text = '#include "elementwise.cuh"\n\nELEMENTWISE float forward(float x) { return x; }\n'
     given = kernels.KernelSource("misdeclared", text, "<misdeclared>")
     with pytest.raises(ValueError, match=r"^misdeclared: the kernel file defines no function ELEMENTWISE T forward"):
@@ -265,7 +265,7 @@ def test_a_kernel_that_is_given_is_read_at_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_a_parameter_beyond_float32_is_refused(dtype: torch.dtype, device: str) -> None:
-    """As PyTorch refuses it: it would be infinite, and 0 times it NaN."""
+    """As in PyTorch: rounded it would be infinite, and its product with 0 NaN."""
     x = torch.tensor([-1.0, -0.0, 2.0], device=device, dtype=dtype)
     with pytest.raises(RuntimeError, match=r"leaky_relu.*beyond the range of float32"):
         jitact.leaky_relu(x, 1e300)
@@ -335,5 +335,5 @@ assert kept == [len(record.configs) for record in records], "a configuration for
 
 
 def test_nothing_is_looked_up_on_the_way_of_a_call() -> None:
-    """No clock and no file, and nothing kept for each value of a number that changes every step."""
+    """A call reads no clock and no file, and caches nothing by the value of a parameter."""
     subprocess.run([sys.executable, "-c", ON_THE_WAY], check=True)

@@ -1,4 +1,4 @@
-"""Activations in models: replace, restore, patched."""
+"""Activations of models: replace, restore, patched."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ SCRIPT = Path(__file__).parents[1] / "notebooks" / "swap_models.py"
 
 
 class MyReLU(nn.ReLU):
-    """Of a class that is not PyTorch's."""
+    """A subclass, whose forward could differ."""
 
 
 class Net(nn.Module):
-    """Something of everything."""
+    """A model with every kind of activation and call."""
 
     def __init__(self) -> None:
         """Makes the layers."""
@@ -170,7 +170,7 @@ def test_what_is_no_model(call, given, shown: str) -> None:
 
 
 def test_settings_and_tags_stay() -> None:
-    """What is set on a module before replace, and on its replacement before restore."""
+    """Attributes set on a module before replace, and on its replacement before restore, are kept."""
     model = nn.Sequential(nn.LeakyReLU(0.1), nn.ReLU(inplace=True))
     model[0].layer_name = "first"
     jitact.replace(model)
@@ -206,7 +206,7 @@ def with_buffer() -> nn.Module:
 
 
 def with_observer() -> nn.Module:
-    """As quantization prepares them."""
+    """A module as prepared for quantization."""
     module = nn.ReLU()
     module.add_module("observer", nn.Identity())
     module.register_forward_hook(lambda self, args, y: self.observer(y))
@@ -233,7 +233,7 @@ def test_modules_with_more_than_their_class_has_are_left(make, why: str) -> None
 
 
 def test_quantized_models_are_left() -> None:
-    """Their nn.ReLU gets quantized tensors, which PyTorch's takes."""
+    """Their nn.ReLU gets quantized tensors, which only PyTorch's accepts."""
     quantized = pytest.importorskip("torch.ao.nn.quantized")
     model = nn.Sequential(quantized.Quantize(0.1, 0, torch.quint8), nn.ReLU(), quantized.DeQuantize())
     x = torch.randn(4)
@@ -246,7 +246,7 @@ def test_quantized_models_are_left() -> None:
 
 
 class Sharded(nn.Parameter):
-    """As DTensor is, a parameter of another class."""
+    """A parameter of another class, as DTensor parameters are."""
 
 
 def test_sharded_weights_are_left_and_not_restored() -> None:
@@ -263,7 +263,7 @@ def test_sharded_weights_are_left_and_not_restored() -> None:
 
 
 def test_flattened_weights_are_not_restored() -> None:
-    """As FSDP does it: the parameter goes, an attribute of its name is a view of all weights."""
+    """As FSDP1 does: an attribute, a view of the flattened weights, takes the place of the parameter."""
     model = nn.Sequential(nn.PReLU(3))
     jitact.replace(model)
     del model[0].weight
@@ -274,7 +274,7 @@ def test_flattened_weights_are_not_restored() -> None:
 
 @pytest.fixture
 def group():
-    """A process group of this process alone."""
+    """A process group with this process only."""
     dist = pytest.importorskip("torch.distributed")
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield dist
@@ -287,7 +287,7 @@ def layers() -> nn.Sequential:
 
 
 def test_data_parallel_models(group) -> None:
-    """Replaced before and after they are wrapped, and restored within."""
+    """Models can be replaced before or after they are wrapped, and restored inside."""
     x, expected = torch.randn(2, 3), layers()
     for first in (True, False):
         model = layers()
@@ -301,7 +301,7 @@ def test_data_parallel_models(group) -> None:
 
 
 def test_sharded_models(group) -> None:
-    """What has no weights is replaced; a weight that was sharded can be neither taken over nor given back."""
+    """Activations without weights are replaced; sharded weights can be neither taken over nor restored."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
@@ -442,7 +442,7 @@ def test_a_forward_without_source_is_said() -> None:
     ],
 )
 def test_calls_in_functions_of_transformers(model: str, found: set[str], seen: set[str]) -> None:
-    """The report names the functions that patched() reaches when the model runs."""
+    """The report lists the functions that patched() replaces when the model runs."""
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 20, "pad_token_id": 0}
     attention = {"num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 8, "attn_implementation": "eager"}
@@ -456,7 +456,7 @@ def test_calls_in_functions_of_transformers(model: str, found: set[str], seen: s
 
 
 def test_every_torch_module() -> None:
-    """Each with arguments that are not its defaults."""
+    """Every class, with arguments other than its defaults."""
     modules = [
         nn.ReLU(), nn.ReLU6(), nn.LeakyReLU(0.2), nn.Hardtanh(-0.5, 0.7), nn.Hardsigmoid(), nn.Threshold(0.2, -1.0),
         nn.Hardshrink(0.3), nn.Softshrink(0.3), nn.Sigmoid(), nn.Tanh(), nn.Softsign(),
@@ -480,7 +480,7 @@ def nested(x: Tensor, **options) -> Tensor:
 
 
 class Wrapper(Tensor):
-    """A tensor that only PyTorch's operators know how to compute with."""
+    """A tensor subclass that supports PyTorch's operators only."""
 
     @staticmethod
     def __new__(cls, inner: Tensor) -> Tensor:
@@ -584,7 +584,7 @@ def test_patched_leaves_to_pytorch(call) -> None:
     assert all(len(why) < 200 for _, why in calls.left)
 
 
-# Arguments that ours refuse, or may: PyTorch computes something, which it goes on doing where its own are called.
+# Arguments that jitact may refuse and PyTorch accepts: within patched(), PyTorch still computes them.
 REFUSED = [
     *((F.softplus, (beta, 20.0), nn.Softplus) for beta in (-1.0, -0.5, -3)),
     *((F.celu, (alpha,), nn.CELU) for alpha in (-1.0, -0.25, -2)),
@@ -646,7 +646,7 @@ def test_patched_as_a_decorator() -> None:
 
 
 async def coroutine() -> None:
-    """Runs when it is awaited."""
+    """Its code runs when it is awaited."""
 
 
 @pytest.mark.parametrize("late", [coroutine, lambda: (yield), nn.ReLU])
@@ -669,7 +669,7 @@ def test_patched_ends_with_an_error_and_nests() -> None:
 
 
 def swap_models() -> ModuleType:
-    """The script."""
+    """The script as a module."""
     spec = importlib.util.spec_from_file_location("swap_models", SCRIPT)
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)

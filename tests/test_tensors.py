@@ -1,4 +1,4 @@
-"""Tensors as users have them: shapes, strides, offsets, devices, and what is refused."""
+"""Shapes, strides, offsets and devices of tensors, and the tensors that are refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_layouts(name: str, layout: str, dtype: torch.dtype, device: str) -> Non
 
 
 def test_dense_tensors_are_not_copied(device: str) -> None:
-    """Only the output is allocated, whatever the order of the strides."""
+    """Only the output is allocated, for any dense strides."""
     x = torch.randn(64, 3, 32, 32, device=device).to(memory_format=torch.channels_last)
     jitact.gelu(x)
     with torch.profiler.profile(profile_memory=True) as profile:
@@ -110,7 +110,7 @@ TRANSPOSITIONS = [(1, 1, 2), (3, 2, 4), (2, 6, 35 * 2), (1, 64, 64), (2, 66, 130
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradients_in_another_memory_format(dtype: torch.dtype, device: str) -> None:
-    """dy lies in channels_last where x does not, and the other way."""
+    """dy is channels_last and x is not, and the reverse."""
     for n, channels, pixels in TRANSPOSITIONS:
         x, dy = torch.randn(2, n, channels, pixels, device=device).to(dtype)
         last, dy_last = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (x, dy))
@@ -122,10 +122,10 @@ def test_gradients_in_another_memory_format(dtype: torch.dtype, device: str) -> 
 
 
 def test_the_gpus_copy_into_another_memory_order(tmp_path: Path) -> None:
-    """Its code in threads of the CPU."""
+    """Runs its code in CPU threads."""
     for header in DEVICE.glob("*.*h"):
         (tmp_path / header.name).write_text(without_launches(header.read_text()))
-    (tmp_path / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+    (tmp_path / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h defines the same functions
     (tmp_path / "copy.cpp").write_text("""
         #define __CUDACC__
         #define JITACT_CUDA
@@ -198,7 +198,7 @@ def test_memory_that_is_short_is_torchs_own_error(name: str, device: str) -> Non
 
 
 def test_other_errors_are_no_shortage_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator's own error stays what it is, however short memory is by then."""
+    """An operator's own error is raised unchanged, even if memory is short."""
     x = torch.zeros(())
     jitact.relu(x)
     monkeypatch.setattr(torch, "empty_like", lambda *_, **__: pytest.fail("asked for memory"))
@@ -224,7 +224,7 @@ FREED_CALLS = {
 
 
 def freed(t: torch.Tensor) -> torch.Tensor:
-    """What FSDP does to parameters between their uses."""
+    """Frees the storage, as FSDP does between uses of parameters."""
     t.untyped_storage().resize_(0)
     return t
 
@@ -270,7 +270,7 @@ def test_weights_whose_storage_was_freed() -> None:
 
 
 def test_arguments_are_let_go_where_a_call_fails() -> None:
-    """A weight of which no dense copy can be made; 16 calls with 16 MB each leave next to nothing."""
+    """A weight that cannot be copied: 16 failing calls with 16 MB each leak almost nothing."""
 
     def held() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -283,12 +283,12 @@ def test_arguments_are_let_go_where_a_call_fails() -> None:
 
     jitact.prelu(torch.ones(1), torch.ones(1))
     weight = torch.zeros(1).expand(2**45)
-    before = fail()  # until the allocator has what it keeps for itself
+    before = fail()  # warms up the allocator's cache
     assert fail() - before < 64 << 20
 
 
 def test_memory_that_runs_short_in_a_thread_is_an_error() -> None:
-    """A row that is kept in float32 while it is folded, of a process that may have little more memory."""
+    """A row that needs a float32 buffer, in a process whose memory is limited."""
     script = """
         import resource, torch, jitact
         x = torch.randn(1, 24 << 20)
@@ -319,7 +319,7 @@ def test_inputs_are_not_copied_where_they_are_shared_until_written() -> None:
 
 @pytest.mark.parametrize("name", ["relu", "gelu", "tanh", "prelu"])
 def test_tensors_that_are_not_in_memory(name: str, device: str) -> None:
-    """Zeros without memory, and views that are negated when they are read."""
+    """Zero tensors without storage, and views with the negative bit."""
     module = jitact.get(name)().to(device)
     for x in (torch.randn(2, 3, device=device), torch.randn(3, 2, device=device).t()):
         x.requires_grad_()

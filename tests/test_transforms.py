@@ -1,5 +1,4 @@
-"""Code that runs activations in other ways than by calling them: torch.func under torch.compile, batched gradients, torch.fx,
-functionalize, torch.export."""
+"""Tracing and transforms: torch.func under torch.compile, batched gradients, torch.fx, functionalize, torch.export."""
 
 from __future__ import annotations
 
@@ -82,7 +81,7 @@ def _what_is_defined() -> None:
     torch._dynamo.reset()
 
 
-# All of one activation, the gradient of all, and each of the other transforms of another; the others by -m slow.
+# All transforms of one activation, grad of all, and each other transform of one more; the others by -m slow.
 OF_OTHERS = {
     ("relu", "vmap of grad"), ("tanh", "hessian"), ("leaky_relu", "jacrev"), ("silu, in place", "forward mode"),
     ("prelu", "jvp"), ("rrelu", "jvp"), ("rrelu", "jacfwd"), ("xielu", "vjp"), ("defined", "grad of grad"),
@@ -95,7 +94,7 @@ OF_OTHERS = {
     for name in FUNCTIONS for transform in TRANSFORMS
 ])  # fmt: skip
 def test_compiled_transforms(name: str, transform: str) -> None:
-    """Where a kernel file gives no formula, the call runs uncompiled; before torch 2.13 it is an error."""
+    """An activation without a formula runs uncompiled; before torch 2.13 that is an error."""
     ours, theirs = FUNCTIONS[name]
     ours(sample())
     compiled = torch.compile(TRANSFORMS[transform](ours), backend="aot_eager", fullgraph=name != "defined by source")
@@ -125,7 +124,7 @@ def test_compiled_transforms_on_other_backends(backend: str, name: str) -> None:
 
 
 def test_what_a_definition_calls_is_looked_at_while_tracing() -> None:
-    """Nobody used it before."""
+    """The first use of the activation that it calls is while tracing."""
     jitact.define("calls_another", "silu(x) * w", w=jitact.Row())
     vars(jitact.get("silu").activation).pop("layout", None)
     x, w = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
@@ -143,7 +142,7 @@ def test_a_kernel_file_without_a_formula_says_so() -> None:
         functionalize(sourced)(sample())
 
 
-# Each transform, and each of what may have been before; the others by -m slow.
+# Each transform and each preceding call once; the others by -m slow.
 AFTER = {("grad", "a plain call"), ("jvp", "nothing"), ("vmap of grad", "jvp"), ("grad of grad", "a plain call"),
          ("forward mode", "forward mode"), ("grad", "forward mode")}  # fmt: skip
 
@@ -154,7 +153,7 @@ AFTER = {("grad", "a plain call"), ("jvp", "nothing"), ("vmap of grad", "jvp"), 
     for transform in ("grad", "jvp", "vmap of grad", "grad of grad", "forward mode")
 ])  # fmt: skip
 def test_transforms_of_compiled_functions(transform: str, before: str) -> None:
-    """A graph that was made outside of a transform is not used inside, nor the other way round."""
+    """A graph compiled outside of a transform is not reused inside, or the reverse."""
     for name in ("relu", "gelu"):
         torch._dynamo.reset()
         ours, theirs = FUNCTIONS[name]
@@ -183,7 +182,7 @@ def drawn(t: Tensor) -> Tensor:
 
 
 def check_batches(function: Callable[[Tensor], Tensor], layout: str) -> None:
-    """Beside one gradient at a time; no warning either, of a slow fallback say."""
+    """Compares with one gradient at a time, and checks that there is no warning, as about a slow fallback."""
     torch.manual_seed(1)
     x = LAYOUTS[layout]().requires_grad_()
     y = function(x)
@@ -250,7 +249,7 @@ class Net(nn.Module):
 
 
 def test_torch_fx() -> None:
-    """Models are traced, with calls of the functions; what is traced runs, learns and pickles."""
+    """Traced models contain calls of jitact's functions, and run, train and pickle."""
     model, x = Net(), torch.randn(3, 4)
     traced = torch.fx.symbolic_trace(model)
     names = [node.target.__name__ for node in traced.graph.nodes if node.op == "call_function"]
@@ -265,7 +264,7 @@ def test_torch_fx() -> None:
 
 
 def test_torch_fx_of_an_activation_alone() -> None:
-    """The traced module takes the tensors of the activation, and no others, which it would ignore."""
+    """The traced module accepts the activation's tensors, and no other arguments, which it would ignore."""
     x, y = torch.randn(2, 3, 4)
     for name, arguments in (("gelu", {"bias": 4}), ("prelu", {}), ("xielu", {"dtype": torch.float32}), ("rrelu", {})):
         model = jitact.get(name)(**arguments).eval()
@@ -290,7 +289,7 @@ class OnBuffers(nn.Module):
 
 
 def test_torch_fx_of_buffers() -> None:
-    """Which are tensors while the parameters beside them, and the inputs, are not."""
+    """Buffers are tensors while torch.fx traces; parameters and inputs are proxies."""
     model, x = nn.Sequential(OnBuffers()), torch.randn(3, 4)
     assert jitact.replace(model).replaced[0].new == "jitact SwiGLU with the product"
     nn.init.normal_(model[0].biased.bias)
@@ -310,7 +309,7 @@ class Attention(nn.Module):
 
 
 def test_torch_fx_of_rows() -> None:
-    """Calls of what works on rows are traced with their options, the mask alone too, and of definitions."""
+    """Calls of row functions, also of user-defined ones, are traced with their options, even if only the mask is a proxy."""
     jitact.define("sink_softmax", source=SINK)
     model, scores, mask = Attention(), torch.randn(3, 4), torch.randn(3, 4)
     traced = torch.fx.symbolic_trace(model)
@@ -366,7 +365,7 @@ EXPORTED: dict[str, Callable[[], nn.Module]] = {
     for strict, always in ((False, EXPORTED.keys() - {"hardsigmoid", "leaky_relu", "rrelu"}), (True, {"gelu", "prelu"}))
 ])  # fmt: skip
 def test_export(name: str, strict: bool) -> None:
-    """Parameters learn, in a dimension that is dynamic; the program computes and learns what the model does."""
+    """With a dynamic dimension, results and gradients of the exported program are the model's."""
     torch.manual_seed(0)
     model, x = Residual(EXPORTED[name]()), torch.randn(5, 4)
     expected = torch.autograd.grad(model(x).sum(), list(model.parameters()))
@@ -417,7 +416,7 @@ USES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], Callable[[Tensor, Tens
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("leak", LEAKS)
 def test_tensors_that_outlived_their_transform(leak: str, use: str, learned: bool) -> None:
-    """They hide their history, and after jvp that a gradient of them is wanted at all."""
+    """Such tensors hide their history, and after jvp also that they require a gradient."""
     found = []
     for f in USES[use]:
         x = torch.linspace(-2, 2, 24, dtype=torch.float64).view(4, 6).requires_grad_()
@@ -432,7 +431,7 @@ def test_tensors_that_outlived_their_transform(leak: str, use: str, learned: boo
 
 @pytest.mark.parametrize("leak", LEAKS)
 def test_rows_that_outlived_their_transform(leak: str) -> None:
-    """Large enough for the kernel."""
+    """With tensors large enough for the kernel."""
     found = []
     for f in (jitact.softmax, F.softmax):
         x = torch.linspace(-9, 9, 512 * 512).sin().view(512, 512).requires_grad_()

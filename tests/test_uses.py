@@ -1,4 +1,4 @@
-"""Kernel files and expressions that use others: what is compiled, its key, its slopes; folders of them."""
+"""Kernel files and expressions that use other activations: the compiled text, its key, its gradients; folders of them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_used_functions_are_those_of_the_activation(many, name: str, dtype: torc
     x = torch.cat([torch.linspace(-150, 30, 2000), torch.tensor([INF, -INF, 0.0, -0.0, NAN])]).to(device, dtype)
     one, c = torch.ones_like(x), torch.full((1,), 1.5, device=device, dtype=dtype)
     info = torch.finfo(dtype)
-    few = {"rtol": 8 * info.eps, "atol": info.tiny, "equal_nan": True}  # compilers may make one operation of two, or not
+    few = {"rtol": 8 * info.eps, "atol": info.tiny, "equal_nan": True}  # compilers may contract to FMA, or not
     torch.testing.assert_close(many("forward")(x, one, c, which), getattr(jitact, name)(x, *params), **few)
     slope = many("backward")(one, x, one, c, which, 0b001)[0]
     torch.testing.assert_close(slope, slope_of(getattr(jitact, name), x, *params), **few)
@@ -183,4 +183,4 @@ def test_a_name_that_the_library_gained_is_the_folders(tmp_path: Path) -> None:
     assert jitact.get("gained") is loaded["gained"] and loaded["user"].activation.source.given[0].text.count("x / 4")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        jitact.load_folder(tmp_path)  # what has the name now is a definition
+        jitact.load_folder(tmp_path)  # the name is a definition's now
