@@ -249,7 +249,7 @@ def _make(record: Activation, bias: bool, dropout: bool, residual: bool, dim: in
 
 
 def _reads(record: Activation, bias: bool, residual: bool) -> dict[str, tuple[str, ...]]:
-    """The tensors that each gradient reads: the bias too where the activation's reads ``x``, as it is of ``x + bias``."""
+    """The tensors that each gradient reads. One that reads ``x`` reads the bias too: the activation gets ``x + bias``."""
     own = record.layout.tensors
     reads = {name: record.reads.get(name, own) for name in own}
     if bias:

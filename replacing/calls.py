@@ -109,7 +109,7 @@ def _is_hashable(target: Any) -> bool:
 
 
 class _Resolver:
-    """Resolves mentions in a module's code to objects, and tells whether these are methods of the module."""
+    """Resolves mentions in a module's code to objects, and decides whether these are methods of the module."""
 
     def __init__(self, module: Any, known: Mapping[Callable, str], value: type) -> None:
         self.module, self.known, self.value = module, known, value
