@@ -695,6 +695,8 @@ def as_number(activation: Activation, name: str, value: Any) -> float:
         TypeError: it is no number.
         ValueError: it is an integer that no float can hold.
     """
+    if torch.compiler.is_compiling() and type(value).__name__ == "ndarray" and value.ndim == 0:
+        value = value.item()  # torch.compile traces NumPy's scalars as arrays without dimensions
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{activation.name}: {name} must be a number, got {shown(value)}{by_name_hint(activation, value)}")
     try:

@@ -323,7 +323,10 @@ class Wide:
 
     @staticmethod
     def x_plus_sin_squared_slope(x: Tensor, alpha: Tensor) -> Tensor:
-        v = alpha * x
+        v, largest = alpha * x, torch.finfo(x.dtype).max
+        # Of an infinite product the kernels take the largest number's sine in float64, and that of 0 in float32; 0 * x keeps
+        # the NaN at an infinite x.
+        v = v.clamp(-largest, largest) + 0 * x if x.dtype is torch.float64 else torch.where(v.abs() > largest, 0 * x, v)
         s = torch.sin(v) + torch.cos(v)
         return s * s
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from common import PLAIN, PLAIN_IDS, assert_below, oracle
@@ -168,9 +169,12 @@ def test_unusual_numbers_are_as_in_eager_mode(number: float) -> None:
             record.check(params, False, "input", False)
         except ValueError:
             continue
-        eager, tested = configured(record, False, "input", False).forward_op(x, *params), tested + 1
-        found = Formula(record.source, fast_math=False).forward(x, *params)
-        assert_as_eager(found, eager, torch.finfo(torch.float32).tiny, DISSOLVED, f"{record.name} of {number}")
+        config, formula, tested = configured(record, False, "input", False), Formula(record.source, fast_math=False), tested + 1
+        what = f"{record.name} of {number}"
+        tiny, dy = torch.finfo(torch.float32).tiny, torch.ones_like(x)
+        assert_as_eager(formula.forward(x, *params), config.forward_op(x, *params), tiny, DISSOLVED, what)
+        found, eager = formula.gradient(dy, x, *params), config.backward_op(dy, x, *params)
+        assert_as_eager(found, eager, 1.0, LIMITS[torch.float32].gradient, f"{what}, gradient")
     assert tested > 3
 
 
@@ -619,6 +623,18 @@ def test_each_activation_has_recompilations_of_its_own(kind: str, of: str) -> No
             torch.testing.assert_close(torch.compile(made, fullgraph=True, backend="eager")(x), made(x))
     finally:
         torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("number", [np.float32, np.float64, np.int64], ids=lambda t: t.__name__)
+def test_numbers_of_numpy(number: type) -> None:
+    """A requirement of a float32 parameter breaks the graph, as the number is known only when the graph runs."""
+    x, options = torch.randn(100), {"backend": "aot_eager"}
+    whole = torch.compile(lambda x, number: jitact.leaky_relu(x, number), fullgraph=True, **options)
+    torch.testing.assert_close(whole(x, number(2)), jitact.leaky_relu(x, 2.0))
+    broken = torch.compile(lambda x, number: jitact.softplus(x, number), **options)
+    torch.testing.assert_close(broken(x, number(2)), jitact.softplus(x, 2.0))
+    with pytest.raises(TypeError, match="negative_slope must be a number"):
+        torch.compile(lambda x, number: jitact.leaky_relu(x, number), **options)(x, np.bool_(True))
 
 
 def test_few_compilations() -> None:
