@@ -1,1 +1,1 @@
-"""Activations inside torch.compile and torch.export: kernel files read as torch operations, and operators for graphs."""
+"""Activations inside torch.compile and torch.export: kernel files translated to torch operations, and operators for graphs."""

@@ -1,6 +1,7 @@
-"""Derivatives of what a kernel file computes, where it leaves them out: dual numbers, of torch operations.
+"""Forward-mode derivatives of kernel files that define no gradient: dual numbers made of torch values.
 
-The slopes of functions are read from ``kernels/device/math_dual.cuh``, so that a kernel and what stands for it have the same.
+The derivatives of elementary functions are read from ``kernels/device/math_dual.cuh``, so that kernels and the torch operations
+that replace them use the same formulas.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from .reader import read, split
 
 __all__ = ["Dual", "derivative", "of_duals", "times_derivative"]
 
-OF_NUMBERS = ("bool", "int", "double")  # what is of these types does not vary
+OF_NUMBERS = ("bool", "int", "double")  # types whose values are constants, without a derivative
 
 
 @dataclass(frozen=True, eq=False)
 class Dual:
-    """``value + derivative * epsilon``, with ``epsilon^2 = 0``. Of a constant the derivative is the number 0, and no tensor."""
+    """``value + derivative * epsilon``, with ``epsilon^2 = 0``. The derivative of a constant is the number 0, not a tensor."""
 
     value: Value
     derivative: Value = 0
@@ -74,7 +75,7 @@ def _dual(value: Dual | Value) -> Dual:
 
 
 def derivative(value: Dual | Value) -> Value:
-    """Of what a file computes of dual numbers, which is one unless it depends on none."""
+    """The derivative of a result computed from dual numbers; 0 for a plain value, which depends on none of them."""
     return _dual(value).derivative
 
 
@@ -83,20 +84,20 @@ def _is_constant(dual: Dual) -> bool:
 
 
 def times_derivative(slope: Value, derivative: Value) -> Value:
-    """A part of a derivative: what does not vary has none, also where the slope is infinite or NaN."""
+    """One term of the chain rule. It is 0 where ``derivative`` is, even if the slope is infinite or NaN there."""
     if not isinstance(derivative, Tensor):
         return slope * derivative if derivative else 0
     return _unless_zero(derivative, slope * derivative, isinstance(slope, Tensor) or not math.isfinite(slope))
 
 
 def _unless_zero(derivative: Tensor, made: Tensor, differs: bool) -> Tensor:
-    """What is made of a derivative, where 0 has to stay 0 even if that ``differs``."""
+    """``made``, but 0 where ``derivative`` is 0. The select is left out unless ``made`` may be something else there."""
     return torch.where(derivative == 0, derivative, made) if differs else made
 
 
 @cache
 def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
-    """The slopes in the header, written as functions of a kernel file, and their names by the functions whose they are."""
+    """The derivatives in the header as the text of a kernel file, and the names that it gives those of each function."""
     header = (DEVICE / "math_dual.cuh").read_text()
     written = re.findall(r"^template <typename T>\nJITACT_INLINE (T \w+\(.*?^\}$)", header, re.MULTILINE | re.DOTALL)
     names = {}
@@ -109,7 +110,7 @@ def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
 
 
 def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
-    """The functions that a kernel file may call, of dual numbers, from those of values."""
+    """The functions that a kernel file may call, for dual numbers; ``functions`` are those for plain values."""
     text, names = _slopes()
     select, divide = functions["select"], functions["divide_T"]
     slopes = read(text, {**functions, "times_derivative": times_derivative})
@@ -148,7 +149,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
 
     def magnitude(x: Dual | Value) -> Dual:
         x = _dual(x)
-        sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value))  # of 0 and NaN itself
+        sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value))  # 0 and NaN are their own sign
         return Dual(functions["abs"](x.value), times_derivative(sign, x.derivative))
 
     def signed(size: Dual | Value, sign: Dual | Value) -> Dual:

@@ -1,4 +1,4 @@
-"""An activation as torch operations, forward and backward: its kernel file, read for the dtype that is computed in."""
+"""An activation as torch operations, forward and backward, translated from its kernel file for the dtype of computation."""
 
 from __future__ import annotations
 
@@ -21,25 +21,24 @@ SELECTING: dict[str, tuple[Callable, Callable]] = {
     "relu6": (lambda x: torch.ops.aten.hardtanh(x, 0.0, 6.0), lambda dy, x: torch.ops.aten.hardtanh_backward(dy, x, 0.0, 6.0)),
     "hardtanh": (torch.ops.aten.hardtanh, torch.ops.aten.hardtanh_backward),
 }
-"""PyTorch's own operations, forward and backward, where they are exact in every dtype and of the fewest; relu's starts from the
-output, which the next layer keeps."""
+"""PyTorch's own operations, forward and backward, for activations where they are exact in every dtype and the cheapest. The
+backward of relu starts from the output, which the next layer saves anyway."""
 
-Short = Mapping[str, Mapping[str, Callable]]
+Short = Mapping[str, Mapping[str, Callable]]  # what shorter() returns
 
 
 class Formula:
-    """A kernel file as torch operations, whose operands are those of the operators: tensors, then numbers.
+    """A kernel file as torch operations. Operands are in the order of the operators' schemas: tensors, then numbers.
 
     Attributes:
-        saves: what gradients can start from: "input" for :meth:`gradient`, and "output" for :meth:`gradient_from_output` where
-            that gives the slope.
+        saves: what backward can save: "input" for :meth:`gradient`, and "output" if there is :meth:`gradient_from_output`.
     """
 
     def __init__(self, source: KernelSource, fast_math: bool) -> None:
-        """Reads the file.
+        """Translates the file.
 
         Raises:
-            Unreadable: there is more in it than arithmetic, or it draws random numbers.
+            Unreadable: it contains more than arithmetic, rounds intermediate results, or draws random numbers.
         """
         self.source, self.fast_math, self.signature = source, fast_math, source.signature
         self._known: dict[tuple[torch.dtype, torch.device, bool], dict[str, Callable]] = {}
@@ -47,13 +46,13 @@ class Formula:
             raise Unreadable("it draws random numbers")
         if source.unfused:
             raise Unreadable("it rounds on the way, which a compiler would leave out")
-        there = self._functions(torch.empty(0))
-        if not {"backward", "backward_from_bit"} & there.keys() or "prepare" in there:
+        fns = self._functions(torch.empty(0))
+        if not {"backward", "backward_from_bit"} & fns.keys() or "prepare" in fns:
             self._functions(torch.empty(0), dual=True)
-        self.saves = ("input", "output") if "backward_from_output" in there or source.name == "relu" else ("input",)
+        self.saves = ("input", "output") if "backward_from_output" in fns or source.name == "relu" else ("input",)
 
     def _functions(self, x: Tensor, dual: bool = False) -> dict[str, Callable]:
-        """The file's functions of numbers of x's kind, or of dual numbers."""
+        """The file's functions for the dtype and device of ``x``, on values or on dual numbers."""
         key = x.dtype, x.device, dual
         if key not in self._known:
             known = functions(x.dtype, x.device, fast_math=self.fast_math)
@@ -63,30 +62,30 @@ class Formula:
         return self._known[key]
 
     def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:
-        """Operands by name, in the type that is computed in."""
+        """Operands by name, in the dtype of computation."""
         computed = torch.promote_types(x.dtype, torch.float32)
         names = (*self.signature.tensors, *self.signature.of("number"))
         values = {}
         for name, operand in zip(names, operands, strict=True):
-            if isinstance(operand, SymFloat):  # as a tensor, which nothing that is done to it makes a constant
+            if isinstance(operand, SymFloat):  # as a tensor: arithmetic on it cannot specialise the graph
                 operand = torch.ones((), dtype=computed, device=x.device) * operand
             values[name] = operand.to(computed) if isinstance(operand, Tensor) else float(operand)
         return values
 
     def _arguments(self, values: dict[str, Value], *, elements: bool = True) -> list[Value]:
-        """Values as the file's functions take them, with or without those of elements."""
+        """Values in the order of the file's functions, with or without the elements."""
         return [values[operand.name] for operand in self.signature.operands if elements or operand.role != "element"]
 
-    def _prepared(self, values: dict[str, Value], there: dict[str, Callable]) -> dict[str, Value]:
-        """Values with channel operands as ``prepare`` leaves them."""
-        if "prepare" not in there:
+    def _prepared(self, values: dict[str, Value], fns: dict[str, Callable]) -> dict[str, Value]:
+        """``values`` after the file's ``prepare``, if it has one, has transformed channel operands."""
+        if "prepare" not in fns:
             return values
-        made = there["prepare"](*[values[name] for name in self._changed])
+        made = fns["prepare"](*[values[name] for name in self._changed])
         return values | dict(zip(self._changed, made, strict=True))
 
     @property
     def _changed(self) -> tuple[str, ...]:
-        """The channel operands that ``prepare`` changes."""
+        """The channel operands that ``prepare`` transforms."""
         channels = self.signature.of("channel")
         return channels[len(channels) - prepared(self.source.text) :]
 
@@ -94,34 +93,34 @@ class Formula:
         """The activation."""
         if self.source.name in SELECTING:
             return SELECTING[self.source.name][0](*operands)
-        there = self._functions(operands[0])
-        values = self._prepared(self._values(operands[0], operands), there)
-        return _rounded(there["forward"](*self._arguments(values)), operands[0])
+        fns = self._functions(operands[0])
+        values = self._prepared(self._values(operands[0], operands), fns)
+        return _rounded(fns["forward"](*self._arguments(values)), operands[0])
 
     def gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float | SymFloat) -> Tensor:
-        """The gradient of ``x`` from the output; ``others`` are the operands beside ``x``."""
+        """The gradient of ``x`` from the output ``y``; ``others`` are the operands other than ``x``."""
         if self.source.name in SELECTING:
             return SELECTING[self.source.name][1](dy, y, *others)
-        there, values = self._functions(y), self._values(y, (y, *others))
+        fns, values = self._functions(y), self._values(y, (y, *others))
         kept = values[self.signature.tensors[0]]
-        return _rounded(there["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
+        return _rounded(fns["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
 
     def gradient(self, dy: Tensor, *operands: Tensor | float | SymFloat) -> Tensor:
-        """The gradient of ``x``, where that alone has one."""
+        """The gradient of ``x``, for activations where no other operand has one."""
         if self.source.name in SELECTING:
             return SELECTING[self.source.name][1](dy, *operands)
         return self.gradients(dy, *operands, wanted=1)[0]
 
     def gradients(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int) -> tuple[Tensor, ...]:
-        """The gradients of the operands that have one; an empty tensor where bit ``g`` of ``wanted`` is 0."""
-        x, there = operands[0], self._functions(operands[0])
+        """The gradients of the differentiable operands. Gradient ``g`` is an empty tensor if bit ``g`` of ``wanted`` is 0."""
+        x, fns = operands[0], self._functions(operands[0])
         raw = self._values(x, operands)
-        values = self._prepared(raw, there)
-        if "backward" in there:
-            found = there["backward"](_wide(dy), *self._arguments(values))
-        elif "backward_from_bit" in there:
-            bit = there["keeps"](*self._arguments(values))
-            found = there["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False))
+        values = self._prepared(raw, fns)
+        if "backward" in fns:
+            found = fns["backward"](_wide(dy), *self._arguments(values))
+        elif "backward_from_bit" in fns:
+            bit = fns["keeps"](*self._arguments(values))
+            found = fns["backward_from_bit"](_wide(dy), bit, *self._arguments(values, elements=False))
         else:
             found = tuple(self._derived(dy, values, operand.name, x) for operand in self.signature.differentiable)
         found = found if isinstance(found, tuple) else (found,)
@@ -132,7 +131,7 @@ class Formula:
             if operand.role != "element":
                 gradient = gradient.sum_to_size(tensors[operand.name].shape)
             gradients[operand.name] = gradient
-        if "prepare" in there:
+        if "prepare" in fns:
             gradients |= self._unprepared(gradients, raw, x)
         return tuple(
             gradient.to(tensors[name].dtype) if wanted >> g & 1 else tensors[name].new_empty(0)
@@ -140,13 +139,13 @@ class Formula:
         )
 
     def _derived(self, dy: Tensor, values: dict[str, Value], by: str, x: Tensor) -> Value:
-        """The gradient of one operand of a file that has none."""
+        """The gradient of the operand ``by``, from dual numbers, for a file without ``backward``."""
         duals = {name: Dual(value, 1) if name == by else Dual(value) for name, value in values.items()}
         y = self._functions(x, dual=True)["forward"](*self._arguments(duals))
         return _wide(dy) * derivative(y)
 
     def _unprepared(self, gradients: dict[str, Tensor], raw: dict[str, Value], x: Tensor) -> dict[str, Tensor]:
-        """The gradients of channel operands from those of what ``prepare`` makes of them."""
+        """The gradients of channel operands from the gradients of the values that ``prepare`` makes of them."""
         prepare, channels = self._functions(x, dual=True)["prepare"], self._changed
         found = {}
         for by in filter(gradients.__contains__, channels):
@@ -157,29 +156,29 @@ class Formula:
 
 
 def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:
-    """A kernel file's functions, which may call those of the files that it uses; ``short`` stand in for those of files."""
+    """A kernel file's functions, which may call those of the files that it uses; ``short`` replaces some of the library's."""
     used = {}
     for each in source.uses:
-        there = _of_values(each, known, defined, short)
-        if "backward" not in there:
-            there["backward"] = _gradient_of_used(each, there, known, defined, short)
-        used |= {f"{each.name}_::{name}": function for name, function in there.items()}
+        fns = _of_values(each, known, defined, short)
+        if "backward" not in fns:
+            fns["backward"] = _gradient_of_used(each, fns, known, defined, short)
+        used |= {f"{each.name}_::{name}": function for name, function in fns.items()}
     made = read(source.text, known | used, defined)
     return {**made, **(short.get(source.name, {}) if source.is_librarys else {})}
 
 
 def _gradient_of_used(
     source: KernelSource,
-    there: dict[str, Callable],
+    fns: dict[str, Callable],
     known: dict[str, Callable],
     defined: tuple[str, ...],
     short: Short,
 ) -> Callable:
-    """``backward`` of a file that has none, as ``uses.cuh`` makes it."""
+    """``backward`` for a file that defines none, derived as ``uses.cuh`` derives it."""
     operands = source.signature.operands
-    if "backward_from_bit" in there:
+    if "backward_from_bit" in fns:
         others = [place for place, operand in enumerate(operands) if operand.role != "element"]
-        return lambda dy, *of: there["backward_from_bit"](dy, there["keeps"](*of), *[of[place] for place in others])
+        return lambda dy, *of: fns["backward_from_bit"](dy, fns["keeps"](*of), *[of[place] for place in others])
     forward = _of_duals(source, known, defined, short)["forward"]
     places = [operands.index(operand) for operand in source.signature.differentiable]
 
@@ -191,16 +190,16 @@ def _gradient_of_used(
 
 
 def _of_duals(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:
-    """The same of dual numbers, to which a file that is used and has a slope is one function."""
+    """The same for dual numbers. A used file that defines its gradient counts as one function with that derivative."""
     used = {}
     for each in source.uses:
-        there = _of_values(each, known, defined, short)
-        if {"backward", "backward_from_bit"} & there.keys():
-            slope = there.get("backward") or _gradient_of_used(each, there, known, defined, short)
-            used[f"{each.name}_::forward"] = _one_function(each, there["forward"], slope)
+        fns = _of_values(each, known, defined, short)
+        if {"backward", "backward_from_bit"} & fns.keys():
+            slope = fns.get("backward") or _gradient_of_used(each, fns, known, defined, short)
+            used[f"{each.name}_::forward"] = _one_function(each, fns["forward"], slope)
         else:
             used[f"{each.name}_::forward"] = _of_duals(each, known, defined, short)["forward"]
-        if "prepare" in there:
+        if "prepare" in fns:
             used[f"{each.name}_::prepare"] = _of_duals(each, known, defined, short)["prepare"]
     return read(source.text, of_duals(known) | used, defined, gradients=False)
 
@@ -225,7 +224,7 @@ def _wide(t: Tensor) -> Tensor:
 
 
 def _like(value: Value, x: Tensor) -> Tensor:
-    """A value of every element of x, of which it may not depend."""
+    """``value`` in the shape of ``x``, also where it does not depend on the elements."""
     return torch.broadcast_to(value, x.shape) if isinstance(value, Tensor) else torch.full_like(_wide(x), value)
 
 

@@ -1,6 +1,6 @@
-"""The functions of kernel files as torch operations. What each computes, and where, is told in ``kernels/device/math.cuh``.
+"""The functions of kernel files as torch operations; ``kernels/device/math.cuh`` documents what each computes, and its domain.
 
-What a kernel file computes is a tensor, or a number where it depends on none: literals, parameters, and what is made of those.
+Values are tensors, or Python numbers if they depend on no tensor: literals, parameters, and results computed from those.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOG2E, LN2, SQRT_HALF = math.log2(math.e), math.log(2), math.sqrt(0.5)
 
 
 def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = False) -> dict[str, Callable]:
-    """What a kernel file may call, where its ``T`` is what elements of ``dtype`` are computed in: float32 for 16-bit types."""
+    """The functions that a kernel file may call, by name, for elements of ``dtype``. 16-bit types are computed in float32."""
     computed = torch.promote_types(dtype, torch.float32)
     new = functools.partial(torch.full, (), dtype=computed, device=device)
     of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
@@ -35,7 +35,7 @@ def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = Fal
 
 
 def _with_numbers(function: Callable[..., Tensor], new: Callable[[float], Tensor]) -> Callable[..., Tensor]:
-    """A function of tensors that takes numbers too."""
+    """``function`` with numbers converted to tensors."""
 
     @functools.wraps(function)
     def with_numbers(*values: Tensor | float) -> Tensor:
@@ -45,9 +45,9 @@ def _with_numbers(function: Callable[..., Tensor], new: Callable[[float], Tensor
 
 
 def _language(new: Callable[[float], Tensor]) -> dict[str, Callable]:
-    """What the reader writes for operators, by the type that C++ computes them in, and for conversions to a type.
+    """The functions that the reader calls for C++'s operators, by the type that they compute in, and for its conversions.
 
-    Numbers are Python's, and of ``T`` rounded to it.
+    Constants are computed as Python numbers; those of type ``T`` are rounded to it.
     """
     computed, dtypes = new.keywords["dtype"], {"bool": torch.bool, "int": torch.int32, "double": torch.float64}
 
@@ -89,7 +89,7 @@ def _selection(new: Callable[[float], Tensor]) -> Callable[..., Value]:
 
 
 def _arithmetic(rounded: Callable[[float], float]) -> dict[str, Callable[..., Value]]:
-    """Sums, products and quotients, of which ``rounded`` makes numbers of their type."""
+    """Sums, differences, products and quotients; ``rounded`` converts those of constants to their type."""
 
     def of(function: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
         def of_both(a: Value, b: Value) -> Value:
@@ -102,7 +102,10 @@ def _arithmetic(rounded: Callable[[float], float]) -> dict[str, Callable[..., Va
 
 
 def quotient_of(a: Value, b: Value) -> Value:
-    """a / b. By a number, a product: of what it is not too small or too large for, and where it is 0 of infinity, as in C."""
+    """a / b. A tensor divided by a number is multiplied by its reciprocal, in two steps where that could over- or underflow.
+
+    For 0 the reciprocal is an infinity of its sign, which gives C's result.
+    """
     if isinstance(b, Tensor):
         return a / b
     if not isinstance(a, Tensor):
@@ -114,7 +117,7 @@ def quotient_of(a: Value, b: Value) -> Value:
 
 
 def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> dict[str, Callable]:
-    """What gated.cuh and capped.cuh have, where results are rounded once. What kernels keep of roundings in float32 is lost."""
+    """The functions of gated.cuh and capped.cuh, without the compensation of rounding errors that kernels have in float32."""
 
     def product(a: Tensor, b: Tensor, c: Tensor, *others: Tensor) -> Tensor:
         c = c * others[0] if others else c
@@ -124,7 +127,7 @@ def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> di
         return large * torch.where(smallest, small, c) * torch.where(smallest, c, small)
 
     def capped(x: Tensor, c: Tensor, t: Tensor) -> Tensor:
-        return torch.where(x.abs() < 2.0**-100 * c, x, c * t)  # x / c may be too small for a number where x is not
+        return torch.where(x.abs() < 2.0**-100 * c, x, c * t)  # x / c may underflow where x does not
 
     def tanh_slope(q: Tensor, t: Tensor) -> Tensor:
         e = called["decay"](2 * q.abs())
@@ -160,7 +163,7 @@ def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> di
 
 
 def polynomial(x: Tensor, *coefficients: float) -> Tensor:
-    """By Horner's rule, the highest power first."""
+    """Horner's rule; coefficients from the highest power."""
     y = coefficients[0] * x + coefficients[1]
     for c in coefficients[2:]:
         y = y * x + c
@@ -168,7 +171,7 @@ def polynomial(x: Tensor, *coefficients: float) -> Tensor:
 
 
 def _extreme(beyond: Callable, or_equal: Callable, of_tensors: Callable, a: Value, b: Value) -> Value:
-    """b where it is beyond a, else a, which for numbers is exact in signs of 0 too; NaN if one of them is."""
+    """b if ``beyond(b, a)``, else a; NaN if either is. Between a tensor and a number, the sign of 0 is as for two numbers."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return of_tensors(a, b)
     if not isinstance(a, Tensor) and not isinstance(b, Tensor):
@@ -176,27 +179,30 @@ def _extreme(beyond: Callable, or_equal: Callable, of_tensors: Callable, a: Valu
     x, number, beyond = (a, b, beyond) if isinstance(a, Tensor) else (b, a, or_equal)
     if number != number:
         return x * number
-    return torch.where(beyond(number, x), number, x)  # a comparison less than PyTorch's
+    return torch.where(beyond(number, x), number, x)  # one comparison less than PyTorch's minimum and maximum
 
 
 least = functools.partial(_extreme, operator.lt, operator.le, torch.minimum)
-"""The smaller one of two tensors or numbers, NaN if one is."""
+"""The minimum of two tensors or numbers; NaN if either is."""
 most = functools.partial(_extreme, operator.gt, operator.ge, torch.maximum)
-"""The greater one, likewise."""
+"""The maximum of two tensors or numbers; NaN if either is."""
 
 
 def not_below(x: Tensor, low: Tensor) -> Tensor:
-    """The greater one, where both are NaN or none; of zeros x, which on a CPU maximum does not tell apart."""
+    """The maximum, if both are NaN or neither is. Of 0 and -0 it is x: on a CPU, torch.maximum does not distinguish them."""
     return torch.where(low > x, low, x) if x.device.type == "cpu" else torch.maximum(x, low)
 
 
 def leading(x: Tensor, step: float) -> Tensor:
-    """The nearest multiple of a power of two: few digits, of which products are exact. Compilers may fuse, but not reorder."""
+    """x rounded to a multiple of ``step``, a power of two, so that products of it are exact.
+
+    Compilers may contract this to fma, but must not reassociate it.
+    """
     return x + 1.5 * 2**23 * step - 1.5 * 2**23 * step
 
 
 def quotient(a: Tensor, b: Tensor) -> Tensor:
-    """a / b for b > 0, to some 2^-21: on a GPU a root is one instruction, where a division is ten."""
+    """a / b for b > 0, with a relative error near 2^-21 on GPUs, where rsqrt is one instruction and a division ten."""
     if b.device.type == "cpu":
         return a / b
     r = torch.rsqrt(b)
@@ -204,7 +210,7 @@ def quotient(a: Tensor, b: Tensor) -> Tensor:
 
 
 def inverse(b: Tensor) -> Tensor:
-    """1 / b for b > 0, likewise."""
+    """1 / b for b > 0, with the error of :func:`quotient`."""
     if b.device.type == "cpu":
         return torch.reciprocal(b)
     r = torch.rsqrt(b)
@@ -212,13 +218,13 @@ def inverse(b: Tensor) -> Tensor:
 
 
 def scaled_sigmoid(x: Tensor, e: Tensor, scale: float) -> Tensor:
-    """x / (1 + e / scale): a scaled exponential leaves room down to where x sigmoid(x) vanishes."""
+    """x / (1 + e / scale), where e is an exponential times ``scale``, so that it overflows only where x sigmoid(x) is 0."""
     y = x * scale / (e + scale)
     return y if x.device.type == "cpu" else torch.where(x.abs() < 2.0**-100, 0.5 * x, y)
 
 
 class Wide:
-    """For float64: PyTorch's functions."""
+    """Functions for float64, which are PyTorch's where it has them."""
 
     exp, exp2, log, log2, log10, log1p = torch.exp, torch.exp2, torch.log, torch.log2, torch.log10, torch.log1p
     sin, cos, tan, asin, acos, atan, atan2 = torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.atan2
@@ -243,7 +249,7 @@ class Wide:
         if x.device.type != "cpu":
             return torch.expm1(x)
         near = x * polynomial(x, *[1 / math.factorial(k) for k in range(14, 0, -1)])
-        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # as Inductor's own is 0 near 0 on a CPU
+        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # Inductor's own returns 0 near 0 on a CPU
 
     @staticmethod
     def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -265,7 +271,7 @@ class Wide:
     @staticmethod
     def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
         left, t = (of[0] < 0, of[0].abs()) if len(of) == 1 else (of[0], of[1] + of[2])
-        h = torch.exp(t * -0.5)  # where exp(-t) is too small for a number, a exp(-t) may not be
+        h = torch.exp(t * -0.5)  # two factors, as exp(-t) may underflow where a exp(-t) does not
         return torch.where(left, a * h * h, a) / (1 + h * h)
 
     @classmethod
@@ -274,7 +280,7 @@ class Wide:
             t, w, low = of
             return cls.times_sigmoid(not_below(x, -t), x < 0, LN2 * t * w, LN2 * t * low)
         alpha = of[0]
-        bound = (1000 / alpha).clamp(max=2.0**100)  # where it is constant, and 0 * inf would be NaN
+        bound = (1000 / alpha).clamp(max=2.0**100)  # constant beyond this; avoids 0 * inf = NaN
         return cls.times_sigmoid(torch.maximum(x, -bound), alpha * x)
 
     @classmethod
@@ -300,7 +306,7 @@ class Wide:
 
     @staticmethod
     def times_normal_tail(t: Tensor) -> Tensor:
-        held = t.clamp(max=40)  # 0 * inf would be NaN
+        held = t.clamp(max=40)  # avoids 0 * inf = NaN
         return held * (0.5 * torch.erfc(SQRT_HALF * held))
 
     @staticmethod
@@ -317,7 +323,7 @@ class Wide:
 
     @staticmethod
     def x_plus_sin_squared(x: Tensor, alpha: Tensor) -> Tensor:
-        largest = torch.finfo(x.dtype).max  # as an infinity has no sine, and beside it none counts
+        largest = torch.finfo(x.dtype).max  # the sine of infinity is NaN; beside an infinite x, s is negligible
         s = torch.sin((alpha * x).clamp(-largest, largest))
         return x + s * s / alpha
 
@@ -332,7 +338,7 @@ class Wide:
 
 
 class Single(Wide):
-    """For float32: the same, but for the tails of the normal distribution, which are as in ``math_single.cuh``."""
+    """Functions for float32. Tails of the normal distribution are computed as in ``math_single.cuh``."""
 
     @staticmethod
     def expm1(x: Tensor) -> Tensor:
@@ -367,15 +373,15 @@ class Single(Wide):
 
     @staticmethod
     def _bell(t: Tensor) -> Tensor:
-        """exp(-t^2 / 2) for 0 <= t < 16, with no digit of t^2 lost: that of a few digits of t is exact, and the rest small."""
+        """exp(-t^2 / 2) for 0 <= t < 16, without the rounding error of t^2: the square of a is exact, and the rest small."""
         a = leading(t, 2.0**-8)
         e = torch.exp(-0.5 * a * a)
-        r = (a - t) * (a + t)  # twice what is left
+        r = (a - t) * (a + t)  # a^2 - t^2, twice the remaining exponent
         return e + e * (r * polynomial(r, 1 / 48, 1 / 8, 1 / 2))
 
     @staticmethod
     def normal_tail(t: Tensor) -> Tensor:
-        t = least(t, 15.0)  # where it has vanished
+        t = least(t, 15.0)  # beyond this it underflows to 0
         r = torch.reciprocal(t + 2.5)
         return Single._bell(t) * (r * Single._tail(t * r))
 
@@ -392,7 +398,7 @@ class Single(Wide):
 
     @staticmethod
     def _tail_of(x: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
-        """Q(t) with t = |x - mu| / sigma, of which x < mu needs all digits: a few of them, and the rest apart."""
+        """Q(t) with t = |x - mu| / sigma, which is split into ``a``, whose square is exact, and ``rest``: the tail is steep."""
         d = (x - mu).clamp(-3e38, 3e38)
         lost = torch.minimum(x, -mu) - d + torch.maximum(x, -mu)
         few = (sigma.view(torch.int32) & -4096).view(torch.float32)
@@ -412,7 +418,7 @@ class Single(Wide):
 
 
 class Narrow(Wide):
-    """For results that are rounded to 16 bits: as ``math_narrow.cuh``, one power of two, one division, a short polynomial."""
+    """Functions for results rounded to 16 bits, as in ``math_narrow.cuh``: one exp2, one division, a short polynomial."""
 
     @staticmethod
     def exp(x: Tensor) -> Tensor:
@@ -439,7 +445,7 @@ class Narrow(Wide):
     @staticmethod
     def times_sigmoid(a: Tensor, *of: Tensor) -> Tensor:
         x = of[0] if len(of) == 1 else torch.where(of[0], -of[1], of[1])
-        # Divisor and a are scaled, which leaves room for exp(-x) down to where a sigmoid(x) vanishes.
+        # Numerator and denominator are scaled, so that exp(-x) overflows only where a sigmoid(x) is 0.
         return quotient(a * 2.0**-8, torch.exp2(-LOG2E * x - 8) + 2.0**-8)
 
     @staticmethod
@@ -448,12 +454,12 @@ class Narrow(Wide):
             a = not_below(x, -of[0])
             return quotient(a * 2.0**-8, torch.exp2(-a * of[1] - 8) + 2.0**-8)
         alpha = of[0]
-        a = most(x, -(2.0**100))  # 0 * inf would be NaN
+        a = most(x, -(2.0**100))  # avoids 0 * inf = NaN
         return quotient(a * 2.0**-8, torch.exp2(-LOG2E * alpha * a - 8) + 2.0**-8)
 
     @staticmethod
     def times_tanh_softplus(a: Tensor, x: Tensor) -> Tensor:
-        e = torch.exp2(LOG2E * least(x, 20.0) + 8)  # scaled likewise
+        e = torch.exp2(LOG2E * least(x, 20.0) + 8)  # scaled as in times_sigmoid
         n = e * (e * 2.0**-8 + 2)
         return a * 2.0**-8 * quotient(n, n * 2.0**-8 + 2)
 

@@ -1,9 +1,9 @@
-"""How Inductor gets torch operations in place of operators: before it divides a training graph, or as it writes code.
+"""Replaces operators by torch operations in Inductor, either before a training graph is partitioned or at lowering.
 
-Dividing decides what is kept for backward and what is computed again, by the number of operations among other things, and so
-does Inductor later: of more than 30, or of a value with several users, it stores what it would have computed again. So most
-activations are one operation all along, as PyTorch's relu is, whatever their formulas need. Those that keep a comparison's
-outcome, of a byte, such as relu itself, are replaced before, as are sums over channels.
+The partitioner decides what is saved for backward and what is recomputed, by the number of operations among other things. Later
+Inductor decides likewise: it stores what takes more than 30 operations, or has several users, and recomputes the rest. So most
+activations stay one operation until lowering, as PyTorch's relu does, whatever their formulas need. Those that save the outcome
+of a comparison, which is one byte, such as relu itself, are replaced before partitioning, as are sums over channels.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import SymFloat, fx
 __all__ = ["dissolve"]
 
 SLOW = {"exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc", "tanh", "sigmoid", "sin", "cos", "tan", "pow"}
-"""Functions of torch whose results a CPU stores for several users; Inductor itself knows the first and a few more."""
+"""Functions whose results are stored on a CPU if they have several users; Inductor itself knows exp and a few more as slow."""
 
 
 def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) -> None:
-    """Makes ``formula`` what Inductor compiles in place of an operator.
+    """Has Inductor compile ``formula`` in place of ``operator``.
 
     Args:
-        operator: of tensors and numbers.
-        formula: takes the same; but not ``save`` and ``version``, which are for others.
-        late: whether as code is written, which takes elementwise formulas; before the graph is divided, in any case, where a
-            number is none yet that is known.
+        operator: takes tensors and numbers.
+        formula: takes the same arguments, without ``save`` and ``version``.
+        late: whether to replace it at lowering, which needs an elementwise formula. Calls with a symbolic number are replaced
+            before the graph is partitioned in any case.
     """
     from torch._functorch.partitioners import pointwise_ops
     from torch._inductor.decomposition import decompositions, fast_random_decomps
@@ -40,7 +40,7 @@ def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) 
             return NotImplemented
         return formula(*operands, **options)
 
-    # The second table is a copy of the first, made when Inductor first ran.
+    # The second table is a copy of the first, made when Inductor is first used.
     decompositions[operator] = fast_random_decomps()[operator] = early
     if late:
         pointwise_ops().append(operator.overloadpacket)
@@ -51,7 +51,7 @@ def dissolve(operator: torch._ops.OpOverload, formula: Callable, *, late: bool) 
 
 
 def _lowered(formula: Callable, operands: tuple) -> Any:
-    """The results of an elementwise formula, whose operands and results are what Inductor has for tensors."""
+    """The results of an elementwise formula of Inductor's TensorBoxes and of numbers, as TensorBoxes."""
     from torch._inductor.ir import TensorBox
     from torch._inductor.lowering import lowerings, make_pointwise
     from torch._inductor.ops_handler import OpCounterCSE
@@ -65,20 +65,20 @@ def _lowered(formula: Callable, operands: tuple) -> Any:
 
     def elementwise(result: fx.Node, *values: Any) -> Any:
         if isinstance(V.get_ops_handler(), OpCounterCSE):
-            return counted(functools.reduce(ops.add, values))  # one operation, which on a CPU is slow or not
+            return counted(functools.reduce(ops.add, values))  # counts as one operation, a slow one for a CPU if ``counted`` is
         return compute(values)[result]
 
     def one(result: fx.Node) -> Any:
         like = result.meta["val"]
         if like.numel():
             return make_pointwise(functools.partial(elementwise, result), override_return_dtype=like.dtype)(*tensors)
-        return lowerings[torch.ops.aten.full.default]([0], 0, dtype=like.dtype, device=device)  # a gradient that nobody wants
+        return lowerings[torch.ops.aten.full.default]([0], 0, dtype=like.dtype, device=device)  # an unwanted gradient
 
     return fx.map_arg(graph.output_node().args[0], one)
 
 
 def _traced(formula: Callable, operands: tuple, tensors: list) -> fx.Graph:
-    """The formula's torch operations, of one element of each of the operands that are tensors."""
+    """The formula's torch operations, traced with 0-dimensional tensors for the operands that are tensors."""
     from torch._inductor.decomposition import select_decomp_table
     from torch._inductor.ir import TensorBox
     from torch._subclasses import FakeTensorMode
@@ -96,12 +96,13 @@ def _traced(formula: Callable, operands: tuple, tensors: list) -> fx.Graph:
 
 
 def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dict[fx.Node, Any]]:
-    """A graph of torch operations on one element as a function of Inductor's values, which computes each of them once."""
+    """The graph as a function of Inductor's scalar values, which emits each operation once; it returns values by node."""
     from torch._inductor.ir import Pointwise
     from torch._inductor.lowering import lowerings
     from torch._inductor.virtualized import OpsValue, ops
 
-    values: dict[fx.Node, Any] = defaultdict(lambda: OpsValue(None))  # none yet, where Inductor asks whether it is a constant
+    # The default is for Inductor's questions whether a node is a constant, before there are values.
+    values: dict[fx.Node, Any] = defaultdict(lambda: OpsValue(None))
     boxes: dict[fx.Node, Any] = {}
     steps = []
 
@@ -131,7 +132,7 @@ def _per_element(graph: fx.Graph, device: torch.device) -> Callable[[tuple], dic
 
 
 def _multiplied_and_added(node: fx.Node) -> tuple | None:
-    """a, b and c where a node is a * b + c of one type, which compilers for GPUs fuse themselves."""
+    """a, b and c if the node is a * b + c in one dtype. Only for CPUs: compilers for GPUs contract to fma themselves."""
     aten, dtype = torch.ops.aten, node.meta["val"].dtype
     if node.target is not aten.add.Tensor or node.kwargs or not dtype.is_floating_point:
         return None

@@ -1,15 +1,14 @@
-"""The operators that graphs hold: torch.compile's, torch.export's, those of a program that was saved.
+"""The operators that graphs of torch.compile and torch.export contain.
 
-An activation N has, under names that are the same in every process,
+The operators of an activation N, whose names are the same in every process so that saved programs find them, are
 
   jitact::N(Tensor x, others..., Scalar a, ..., *, str save, str version) -> Tensor
   jitact::N_gradient(Tensor dy, Tensor x, others..., Scalar a, ..., *, str version) -> Tensor
   jitact::N_gradient_from_output(Tensor dy, Tensor y, others..., Scalar a, ..., *, str version) -> Tensor
 
-where ``others`` are the tensors beside ``x``; with gradients of several tensors ``N_gradient`` takes ``int wanted`` too, with a
-bit for each, and returns ``Tensor[]``. They exist without a kernel: one is compiled, or loaded, when they are called on tensors
-that hold something. Inductor does not call them where the kernel file can be read as torch operations: it gets those, and fuses
-them with what is around.
+where ``others`` are the tensors other than ``x``. If several tensors have gradients, ``N_gradient`` also takes a bit mask,
+``int wanted``, and returns ``Tensor[]``. No kernel is compiled or loaded before an operator is called on real tensors. If the
+kernel file can be translated to torch operations, Inductor compiles those instead, and fuses them with their neighbours.
 """
 
 from __future__ import annotations
@@ -40,14 +39,14 @@ _lock = ThreadLock()
 
 
 def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> Operators:
-    """The operators of an activation, made at the first call.
+    """The operators of an activation, registered at the first call.
 
     Args:
-        record: of the activation.
+        record: the activation's record.
         fast_math: whether its kernels are built with ``-use_fast_math``.
-        recorded: ``recorded(record, arguments, fast_math)`` is the activation as autograd records it outside of graphs.
+        recorded: ``recorded(record, arguments, fast_math)`` applies the activation with autograd outside of graphs.
     """
-    # A definition is called by what it computes: in another process, another may have its name.
+    # The fingerprint is that of a custom activation's definition: in another process its name may mean another one.
     name = "_".join(filter(None, [record.source.name, record.fingerprint, "fast_math" if fast_math else ""]))
     with _lock:
         if name not in _made:
@@ -58,13 +57,13 @@ def operators(record: Activation, fast_math: bool, recorded: Callable[..., Tenso
 class Operators:
     """The operators of one activation.
 
-    They stay for as long as the process runs, as there may be graphs that call them. A definition's record does not.
+    They live as long as the process, as graphs may call them; the record of a custom activation does not.
 
     Attributes:
-        name: of the first of them, with which the others' names begin.
-        record: of the activation; of a definition a copy, so that its own is collected when its name is defined again.
-        formula: what Inductor gets in their place; None where they stay whole.
-        version: changes with that, so that a compiler's cache does not take one for the other.
+        name: the name of the forward operator, and the prefix of the others' names.
+        record: the activation's record; for a custom activation a copy, so that its own is freed when its name is redefined.
+        formula: the torch operations that replace them in Inductor; None if there are none.
+        version: a hash of the formula's sources, an argument of calls so that compilers' caches tell versions apart.
     """
 
     def __init__(self, name: str, record: Activation, fast_math: bool, recorded: Callable[..., Tensor]) -> None:
@@ -102,14 +101,15 @@ class Operators:
             schema = f"(Tensor dy, Tensor y{rest}, *, {version}) -> Tensor"
             self._add("_gradient_from_output", schema, self._gradient_from_output, _like_first)
             formulas["_gradient_from_output"] = self.formula.gradient_from_output
-        # What is kept of a few operations is better found among them; a sum over elements is not elementwise.
+        # Gradients that read only a comparison's outcome are replaced before partitioning, which then saves that, as one byte.
+        # Sums over channels and rows cannot be lowered as elementwise.
         elementwise, by_bit = not signature.of("channel", "row"), "keeps" in signature.functions
         for kind, formula in formulas.items():
             late = elementwise and record.source.name not in SELECTING and not (by_bit and kind)
             dissolve(self.operator(kind), formula, late=late)
 
     def _add(self, kind: str, schema: str, real: Callable, fake: Callable) -> None:
-        # What dissolves takes any strides, and may be fused.
+        # Operators that Inductor replaces take any strides, and may be fused.
         of_layout = torch.Tag.pointwise if self.formula else torch.Tag.needs_exact_strides
         self._library.define(f"{self.name}{kind}{schema}", tags=(torch.Tag.pt2_compliant_tag, of_layout))
         self._library.impl(f"{self.name}{kind}", real, "CompositeExplicitAutograd")
@@ -120,7 +120,7 @@ class Operators:
         return getattr(torch.ops.jitact, self.name + kind).default
 
     def _kernel(self, kind: str) -> Callable:
-        """A compiled operator."""
+        """An operator of the compiled kernel, which is built or loaded if need be."""
         library = kernels.load(self.record.source, fast_math=self.fast_math)
         return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
 
@@ -128,7 +128,7 @@ class Operators:
         return self._kernel("forward")(*operands)
 
     def _in_pytorch(self, *operands: Tensor | float, save: str = "", version: str = "") -> Tensor:
-        """What programs get that are to hold PyTorch's operators alone, such as those for ONNX."""
+        """The decomposition for programs that may contain only PyTorch's operators, such as those for ONNX."""
         return (self.record.reference if self.record.has_reference else self.formula.forward)(*operands)
 
     def _gradient(self, dy: Tensor, *operands: Tensor | float, version: str = "") -> Tensor:
@@ -138,8 +138,8 @@ class Operators:
         return list(self._kernel("backward")(dy, *operands, wanted))
 
     def _gradient_from_output(self, dy: Tensor, y: Tensor, *others: Tensor | float, version: str = "") -> Tensor:
-        there = "backward_from_output" in self.record.source.signature.functions  # else y does as well as x
-        return self._kernel("backward_from_output" if there else "backward")(dy, y, *others)
+        has_own = "backward_from_output" in self.record.source.signature.functions  # else the slope is the same at y as at x
+        return self._kernel("backward_from_output" if has_own else "backward")(dy, y, *others)
 
     def _fake_gradients(self, dy: Tensor, *operands: Tensor | float, wanted: int, version: str = "") -> list[Tensor]:
         layout, found = self.record.layout, []
@@ -149,7 +149,7 @@ class Operators:
         return found
 
     def _differentiable(self, *arguments: Any, save: str = "", version: str = "") -> Tensor:
-        """What is run where autograd looks on."""
+        """The implementation for the Autograd dispatch key."""
         tensors = arguments[: len(self.record.layout.tensors)]
         transformed = torch._C._functorch.maybe_current_level() is not None
         if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
@@ -160,9 +160,9 @@ class Operators:
         return _Recorded.apply(self, save or self._save(tensors), *arguments)
 
     def _save(self, tensors: tuple[Tensor, ...]) -> str:
-        """What backward starts from in a graph, where nobody says: the output, where its slope is exact or the first choice.
+        """What backward saves in a graph by default: the output, where eager mode saves it or a bit, else the input.
 
-        An output tells the gradient of the first tensor alone.
+        The output suffices only for the gradient of the first tensor.
         """
         by_output = self.record.saves[0] in ("output", "bit") and "output" in self.formula.saves
         others = any(tensors[place].requires_grad for place in self.record.layout.places[1:])
@@ -170,8 +170,8 @@ class Operators:
 
 
 def _copied(record: Activation, operator: Callable[..., Tensor]) -> Activation:
-    """A copy of a record that holds nothing of it, whose operator is in graphs; which call it with what is checked."""
-    reference = record.reference if record.has_reference else operator  # else the record's own compiled forward, in float64
+    """A copy of a record without references to its objects, for operators in graphs, whose arguments were checked before."""
+    reference = record.reference if record.has_reference else operator  # not the record's compiled forward in float64
     return replace(record, reference=reference, exact=None, requires=(), in_eval=None)
 
 
@@ -180,7 +180,7 @@ def _like_first(x: Tensor, *_: Any, **__: str) -> Tensor:
 
 
 class _Recorded(torch.autograd.Function):
-    """An activation as a training graph has it: an operator forward and one backward."""
+    """An activation in a training graph: one operator forward and one backward."""
 
     @staticmethod
     def forward(ctx: Any, of: Operators, save: str, *arguments: Any) -> Tensor:
@@ -188,37 +188,37 @@ class _Recorded(torch.autograd.Function):
             y = of.operator()(*arguments, version=of.version)
         tensors = [argument for argument in arguments if isinstance(argument, Tensor)]
         ctx.of, ctx.save, ctx.numbers = of, save, arguments[len(tensors) :]
-        laid, tensors[0] = of.record.layout, y if save == "output" else tensors[0]
-        wanted = [place for place in laid.places if place not in laid.passed and ctx.needs_input_grad[place + 2]]
-        # Of what none of these reads nothing is kept, and others may change it.
+        layout, tensors[0] = of.record.layout, y if save == "output" else tensors[0]
+        wanted = [place for place in layout.places if place not in layout.passed and ctx.needs_input_grad[place + 2]]
+        # Tensors that none of these gradients reads are not saved, so they may be changed in place.
         ctx.unread = {
             place: (each.shape, each.dtype)
             for place, each in enumerate(tensors)
-            if laid.reads and not any(laid.reads[by] >> place & 1 for by in wanted) and (place or save == "input")
+            if layout.reads and not any(layout.reads[by] >> place & 1 for by in wanted) and (place or save == "input")
         }
         ctx.save_for_backward(*[each for place, each in enumerate(tensors) if place not in ctx.unread])
         return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple:
-        of, laid, tensors = ctx.of, ctx.of.record.layout, list(ctx.saved_tensors)
+        of, layout, tensors = ctx.of, ctx.of.record.layout, list(ctx.saved_tensors)
         for place, (shape, dtype) in sorted(ctx.unread.items()):
-            tensors.insert(place, dy if place < laid.elements else dy.new_empty(shape, dtype=dtype))
+            tensors.insert(place, dy if place < layout.elements else dy.new_empty(shape, dtype=dtype))
         operands = (*tensors, *ctx.numbers)
         found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
-        for place in laid.passed:
+        for place in layout.passed:
             found[place + 2] = dy
-        wanted = [place not in laid.passed and ctx.needs_input_grad[place + 2] for place in laid.places]
+        wanted = [place not in layout.passed and ctx.needs_input_grad[place + 2] for place in layout.places]
         if not any(wanted):
             return tuple(found)
         if ctx.save == "output":
             found[2] = of.operator("_gradient_from_output")(dy, *operands, version=of.version)
         elif len(wanted) == 1:
-            found[laid.places[0] + 2] = of.operator("_gradient")(dy, *operands, version=of.version)
+            found[layout.places[0] + 2] = of.operator("_gradient")(dy, *operands, version=of.version)
         else:
             bits = sum(1 << g for g, each in enumerate(wanted) if each)
             gradients = of.operator("_gradient")(dy, *operands, wanted=bits, version=of.version)
-            for place, gradient, each in zip(laid.places, gradients, wanted, strict=True):
+            for place, gradient, each in zip(layout.places, gradients, wanted, strict=True):
                 if each:
                     found[place + 2] = gradient
         return tuple(found)
@@ -226,6 +226,6 @@ class _Recorded(torch.autograd.Function):
 
 @cache
 def _implementation() -> str:
-    """What turns kernel files into torch operations, as text."""
+    """The source text of all that translates kernel files to torch operations."""
     here = Path(__file__).parent
     return "".join(path.read_text() for path in (*sorted(here.glob("*.py")), DEVICE / "math_dual.cuh"))

@@ -1,4 +1,4 @@
-"""Operators for programs that were saved: by torch.export, with activations in them."""
+"""Registers the operators that exported and saved programs contain."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ __all__ = ["load_operators"]
 
 
 def load_operators(*activations: registry.Named, fast_math: bool = False) -> None:
-    """Makes the operators of activations known to PyTorch, for a program that was saved and holds them.
+    """Registers the operators of activations with PyTorch, for a saved program that contains them.
 
-    ``torch.export.load`` and what else reads a program finds ``jitact::gelu`` then; without, it says that
-    ``torch.ops.jitact`` has no ``gelu``. Nothing is compiled before an operator is called. A definition has to be
-    defined first, as it was where the program was saved. Without activations, the operators of all that there are.
+    ``torch.export.load`` and other readers of programs then find ``jitact::gelu``; otherwise they fail because
+    ``torch.ops.jitact`` has no ``gelu``. Nothing is compiled before an operator is called. A custom activation has to be
+    defined first, as it was where the program was saved.
 
     Args:
-        activations: names, such as "gelu" or "gelu+bias"; classes, modules or functions.
-        fast_math: those of programs whose activations were called so.
+        activations: names, such as "gelu" or "gelu+bias"; classes, modules or functions. All activations if none is given.
+        fast_math: whether the program's activations were called with ``fast_math=True``.
 
     Raises:
         KeyError, TypeError, ValueError: as :func:`jitact.get`.

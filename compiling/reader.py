@@ -1,9 +1,9 @@
-"""Kernel files read as torch operations: the same maths that is compiled, for a compiler that fuses it with its neighbours.
+"""Translates kernel files to Python functions of torch tensors, so that Inductor can fuse the same maths with its neighbours.
 
-What is read here is arithmetic: functions marked ``ELEMENTWISE``, which declare, assign and end by returning; ``#define`` of a
-name alone; the branches of ``#ifdef``. The functions of math.cuh that they call are given, as torch operations. Each part of an
-expression has the type that C++ gives it, on which depends what is computed: ``(x > 0) + (x > 1)`` is an int, ``T`` beside a
-literal is ``T``. Any other text, and what would be no simple operation of torch, is no formula, and stays a kernel.
+The subset of C++ that is understood is arithmetic: functions marked ``ELEMENTWISE`` that consist of declarations, assignments and
+a final return; ``#define`` without parameters; ``#ifdef``. Functions of math.cuh are given as torch operations. Each
+subexpression has its C++ type, as that decides what is computed: ``(x > 0) + (x > 1)`` is an int, and ``T`` with a literal is
+``T``. Files with any other text are refused and keep their compiled kernel.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["Unreadable", "read", "split"]
 
 
 class Unreadable(ValueError):
-    """A kernel file, or something in it, that is more than arithmetic."""
+    """A kernel file, or a part of one, cannot be translated to torch operations."""
 
 
 Types = Mapping[str, str]
-"""Of a function's arguments, by their names in Python and in order, then of what it returns."""
+"""The types of a function's arguments by their Python names, in order, and of its result, under "return"."""
 
 _RETURNS = r"void|bool|T|Many<T,\s*\d+>"
 _DECLARED = re.compile(_RETURNS)
@@ -36,10 +36,10 @@ _IFDEF = re.compile(
     r"^[ \t]*#[ \t]*ifdef[ \t]+(\w+)[ \t]*\n(.*?)(?:^[ \t]*#[ \t]*else[ \t]*\n(.*?))?^[ \t]*#[ \t]*endif[ \t]*$",
     re.MULTILINE | re.DOTALL,
 )
-_OF_BUILDS = ("JITACT_FAST_MATH", "JITACT_UNFUSED")  # what a build defines or not, wherever it runs
+_OF_BUILDS = ("JITACT_FAST_MATH", "JITACT_UNFUSED")  # defined for whole builds, not only in device code
 _DIRECTIVE = re.compile(r"^[ \t]*#(?![ \t]*define\b)", re.MULTILINE)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(?:elementwise|gated|capped)\.cuh"[ \t]*$', re.MULTILINE)
-_WORD = re.compile(r"\.?\d(?:[eEpP][-+]|[\w.'])*|[A-Za-z_]\w*")  # a number, of which no part is a name; or a name
+_WORD = re.compile(r"\.?\d(?:[eEpP][-+]|[\w.'])*|[A-Za-z_]\w*")  # a number, whose suffix is no name; or a name
 _ARGUMENT = re.compile(r"(?:\[\[\w+\]\]\s*)?(?:const\s+)?(bool|T|(?:Number|Channel|Row)<T>)\s*(&?)\s*(\w*)")
 _DECLARATION = re.compile(r"(?:const\s+)?(T|bool|auto)\s+(.*)", re.DOTALL)
 _TOKEN = re.compile(
@@ -49,22 +49,22 @@ _TOKEN = re.compile(
 )
 _IN_PYTHON = {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}
 _TRUTHS = {"true": True, "false": False}
-_RANK = ("bool", "int", "double", "T")  # of two types, the later one is that of what both make
-_LARGEST = 2**31  # of an int, less one
+_RANK = ("bool", "int", "double", "T")  # the result of two types has the one that is later here
+_LARGEST = 2**31  # ints are less
 
-_BOOL_ARGUMENTS = {("select", 3): 0, ("times_sigmoid", 4): 1}  # places, by name and number of arguments; others are numbers
+_BOOL_ARGUMENTS = {("select", 3): 0, ("times_sigmoid", 4): 1}  # positions, by name and number of arguments
 _BOOL_RESULTS = ("isnan",)
 
 
 @dataclass(frozen=True)
 class _Value:
-    """A part of an expression, as Python has it.
+    """A translated subexpression.
 
     Attributes:
-        tree: how it is computed.
-        type: that in C++: bool, int, double, or T, which several results are, too.
-        known: its value, if it is made of literals alone.
-        arms: of ``?:``, by which it is converted, as each of them is exact: the condition and two values.
+        tree: the Python expression.
+        type: its C++ type: bool, int, double or T; several results count as T.
+        known: its value, if it is a constant.
+        arms: for ``?:``, the condition and the two values, which are converted one by one, as each may be a constant.
     """
 
     tree: ast.expr
@@ -76,18 +76,19 @@ class _Value:
 def read(
     text: str, functions: Mapping[str, Callable], defined: Collection[str] = (), *, gradients: bool = True
 ) -> dict[str, Callable]:
-    """The functions of a kernel file by name, of tensors, and of numbers where those stand for operands.
+    """The functions of a kernel file by name, as Python functions of tensors and numbers.
 
-    A function of several results returns a tuple, and ``prepare`` one of its arguments as it leaves them.
+    Functions with several results return a tuple; ``prepare`` returns a tuple of its changed arguments.
 
     Args:
-        text: the kernel file's.
-        functions: what it may call, also ``silu_::forward``; and what operators become, as ``functions.py`` names it.
-        defined: names for which ``#ifdef`` holds.
-        gradients: whether those functions are wanted that give gradients.
+        text: the kernel file.
+        functions: the functions that it may call, including those like ``silu_::forward``, and the implementations of C++'s
+            operators under the names of ``functions.py``.
+        defined: macros that are defined, for ``#ifdef``.
+        gradients: whether to translate the functions whose names begin with ``backward``.
 
     Raises:
-        Unreadable: there is more in it than arithmetic.
+        Unreadable: the text is not in the subset that is understood.
     """
     if "\\\n" in text:
         _refuse("a line that goes on in the next")
@@ -100,7 +101,7 @@ def read(
     own = [match[2] for match in matches]
     for name in own:
         if name in functions or own.count(name) > 1:
-            _refuse(f"there are several functions {name}")  # which is called, C++ finds by their arguments
+            _refuse(f"there are several functions {name}")  # C++ would choose by argument types
     known = {name: _types(function) for name, function in functions.items()}
     made = {_in_python(name): function for name, function in functions.items()}
     try:
@@ -123,13 +124,13 @@ def _refuse(why: str) -> NoReturn:
 
 
 def _types(function: Callable) -> Types | None:
-    """What a function of a kernel file was declared to take and to return; None of any other function."""
+    """The declared types of a translated function; None for any other function."""
     types = getattr(function, "__annotations__", {})
     return types if _DECLARED.fullmatch(types.get("return", "")) else None
 
 
 def _branch(branch: re.Match[str], defined: Collection[str]) -> str:
-    """What is left of an ``#ifdef``."""
+    """The text of the branch of an ``#ifdef`` that is taken."""
     if branch[1] not in _OF_BUILDS:
         _refuse(f"whether {branch[1]} is defined is not known here")
     for each in (branch[2], branch[3] or ""):
@@ -139,7 +140,7 @@ def _branch(branch: re.Match[str], defined: Collection[str]) -> str:
 
 
 def _expanded(text: str, macros: Mapping[str, str], within: tuple[str, ...] = ()) -> str:
-    """A text as the preprocessor leaves it, which knows no parentheses but those that are written."""
+    """The text with macros expanded, textually as by the preprocessor: no parentheses are added."""
 
     def word(match: re.Match[str]) -> str:
         name = match[0]
@@ -151,7 +152,7 @@ def _expanded(text: str, macros: Mapping[str, str], within: tuple[str, ...] = ()
 
 
 def _arguments(name: str, declared: str) -> list[tuple[str, str, str]]:
-    """What a function takes: names in Python, types, and names in the file."""
+    """A function's arguments as (Python name, type, name in the file)."""
     found = []
     for k, argument in enumerate(declared.split(",")):
         match = _ARGUMENT.fullmatch(argument.strip()) or _refuse(f"{name}: {argument.strip()!r} is no argument that is known")
@@ -164,8 +165,8 @@ def _arguments(name: str, declared: str) -> list[tuple[str, str, str]]:
 def _function(
     returns: str, name: str, arguments: list[tuple[str, str, str]], body: str, known: Mapping[str, Types | None]
 ) -> ast.FunctionDef:
-    """A function as Python has it."""
-    scope = {in_file: type_ for _, type_, in_file in arguments if in_file}  # and what is declared on the way
+    """A function translated to Python."""
+    scope = {in_file: type_ for _, type_, in_file in arguments if in_file}  # locals are added as they are declared
     made: list[ast.stmt] = []
     for text in filter(None, map(str.strip, split(body, ";"))):
         if made and isinstance(made[-1], ast.Return):
@@ -205,7 +206,7 @@ def _statements(text: str, expression: Callable[[str], _Value], scope: dict[str,
 
 
 def _returned(text: str, expression: Callable[[str], _Value], returns: str) -> ast.expr:
-    """What a function gives."""
+    """A function's returned expression, or tuple of expressions."""
     braced = re.fullmatch(r"\{(.*)\}", text, re.DOTALL)
     count = int(re.search(r"\d+", returns)[0]) if returns.startswith("Many") else 0
     if not braced:
@@ -215,7 +216,7 @@ def _returned(text: str, expression: Callable[[str], _Value], returns: str) -> a
 
 
 def _variable(name: str) -> str:
-    """What a variable of the file is called in Python, where no function has its name."""
+    """The Python name of a variable of the file; the prefix avoids clashes with functions."""
     return f"v__{name}"
 
 
@@ -224,7 +225,7 @@ def _tuple(values: list[ast.expr]) -> ast.Tuple:
 
 
 def split(text: str, separator: str) -> list[str]:
-    """The parts of a text between separators that are in no brackets."""
+    """``text`` split at separators outside of brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += (character in "({") - (character in ")}")
@@ -235,11 +236,11 @@ def split(text: str, separator: str) -> list[str]:
     return parts
 
 
-# Values of C++'s types.
+# Typed values.
 
 
 def _known(value: float, type_: str) -> _Value:
-    """A value that is known: of an int, if there is one."""
+    """A constant; refused if it is an int out of range."""
     if type_ == "int" and not -_LARGEST <= value < _LARGEST:
         _refuse("a whole number is too large for an int")
     return _Value(ast.Constant(value), type_, value)
@@ -259,7 +260,7 @@ def _hexadecimal(text: str) -> _Value:
 
 
 def _as(type_: str, value: _Value) -> _Value:
-    """A value converted, as C++ does without being asked."""
+    """A value after C++'s implicit conversion to a type."""
     if value.type == type_:
         return value
     if value.arms:
@@ -276,12 +277,12 @@ def _as(type_: str, value: _Value) -> _Value:
 
 
 def _chosen(condition: ast.expr, a: _Value, b: _Value) -> _Value:
-    """One of two values of a type."""
+    """``condition ? a : b``, for values of the same type."""
     return _Value(_call(f"select_{a.type}", condition, a.tree, b.tree), a.type, arms=(condition, a, b))
 
 
 def _common(a: _Value, b: _Value, *, least: str = "int") -> tuple[_Value, _Value, str]:
-    """Two values in the type that C++ computes in, and that type."""
+    """Two operands converted to their common C++ type, and that type."""
     type_ = max(a.type, b.type, least, key=_RANK.index)
     return _as(type_, a), _as(type_, b), type_
 
@@ -317,7 +318,7 @@ def _negative(value: _Value) -> _Value:
 
 
 class _Expression:
-    """Precedence climbing over an expression."""
+    """A precedence-climbing parser of one expression."""
 
     def __init__(self, text: str, known: Mapping[str, Types | None], scope: Mapping[str, str]) -> None:
         self.text, self.known, self.scope = text.strip(), known, scope
@@ -330,7 +331,7 @@ class _Expression:
         self.tokens.append(("end", "", False))
 
     def whole(self) -> _Value:
-        """All of it."""
+        """Parses the whole text."""
         made = self.choice()
         self.expect("")
         return made
@@ -397,7 +398,7 @@ class _Expression:
         return _Value(ast.Subscript(name, ast.Constant(int(result[1])), ast.Load()), "T")
 
     def called(self, name: str, of_t: bool) -> _Value:
-        """A function's value. What ``T`` is there, an argument has to tell, or ``<T>``."""
+        """A call of a function, whose ``T`` must follow from an argument or from ``<T>``."""
         arguments = [self.choice()]
         while self.take(","):
             arguments.append(self.choice())
@@ -418,7 +419,7 @@ class _Expression:
         return _Value(_call(name, *trees), "bool" if returned == "bool" else "T")
 
     def given(self, name: str, arguments: list[_Value]) -> _Value:
-        """The value of a function that is given. A literal comes to it unrounded, as some take a double."""
+        """A call of a function of math.cuh. Constants are passed unrounded, as some of those functions take a double."""
         place = _BOOL_ARGUMENTS.get((name, len(arguments)))
         trees = []
         for k, each in enumerate(arguments):
@@ -432,5 +433,5 @@ def _call(name: str, *arguments: ast.expr) -> ast.Call:
 
 
 def _in_python(name: str) -> str:
-    """What a function is called in Python: one of another kernel file is ``silu_::forward``."""
+    """The Python name of a function, which may be one of another kernel file, such as ``silu_::forward``."""
     return name.replace("::", "__of__")
