@@ -1,7 +1,7 @@
 """Translates kernel files to Python functions of torch tensors, so that Inductor can fuse the same maths with its neighbours.
 
-The subset of C++ that is understood is arithmetic: functions marked ``ELEMENTWISE`` that consist of declarations, assignments and
-a final return; ``#define`` without parameters; ``#ifdef``. Functions of math.cuh are given as torch operations. Each
+The subset of C++ that is understood is arithmetic: functions marked ``ELEMENTWISE`` that consist of declarations, assignments
+and a final return; ``#define`` without parameters; ``#ifdef``. Functions of math.cuh are given as torch operations. Each
 subexpression has its C++ type, as that decides what is computed: ``(x > 0) + (x > 1)`` is an int, and ``T`` with a literal is
 ``T``. Files with any other text are refused and keep their compiled kernel.
 """
@@ -39,7 +39,7 @@ _IFDEF = re.compile(
 _OF_BUILDS = ("JITACT_FAST_MATH", "JITACT_UNFUSED")  # defined for whole builds, not only in device code
 _DIRECTIVE = re.compile(r"^[ \t]*#(?![ \t]*define\b)", re.MULTILINE)
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"(?:elementwise|gated|capped)\.cuh"[ \t]*$', re.MULTILINE)
-_WORD = re.compile(r"\.?\d(?:[eEpP][-+]|[\w.'])*|[A-Za-z_]\w*")  # a number, whose suffix is no name; or a name
+_WORD = re.compile(r"\.?\d(?:[eEpP][-+]|[\w.'])*|[A-Za-z_]\w*")  # a whole number with its suffix, or a name
 _ARGUMENT = re.compile(r"(?:\[\[\w+\]\]\s*)?(?:const\s+)?(bool|T|(?:Number|Channel|Row)<T>)\s*(&?)\s*(\w*)")
 _DECLARATION = re.compile(r"(?:const\s+)?(T|bool|auto)\s+(.*)", re.DOTALL)
 _TOKEN = re.compile(

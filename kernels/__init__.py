@@ -1,16 +1,16 @@
-"""Compiles kernel files at first use, keeps what was compiled, and hands out operators.
+"""Compiles kernel files at first use, caches the builds, and registers their operators.
 
-This package alone knows compilers, caches and locks; everything above it works with the operators that :func:`load`
-registers. From sources to operators:
+Only this package deals with compilers, caches and locks; the rest uses the operators that :func:`load` registers. The modules
+of ``loader``, from sources to operators:
 
-    source      a kernel file and the headers that it reads
-    plan        what its build depends on, and the key that follows
-    toolchain   the compilers, gpu the GPUs, memory what is remembered of both
-    build       the cached build that serves, or a new one: folders, cache, lock, compile
-    load        the library in this process
-    log         what is said meanwhile, errors what is raised
+    source      a kernel file and the headers that it includes
+    plan        what a build depends on, and its cache key
+    toolchain   finds compilers; gpu finds GPUs; memory caches the facts about both
+    build       a suitable cached build, or a new one: folders, cache, lock, compile
+    load        loads the library into this process
+    log         messages; errors has the exceptions
 
-``python -m jitact.kernels`` builds in advance, lists, clears and diagnoses; docs/cache.md tells more.
+``python -m jitact.kernels`` builds in advance, lists, clears and diagnoses; see docs/cache.md.
 """
 
 from .loader.errors import BuildError, CompileError, NoSpaceError, ToolchainError

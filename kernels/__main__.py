@@ -1,6 +1,6 @@
-"""``python -m jitact.kernels``: builds kernels in advance, and shows, clears and diagnoses what is kept.
+"""``python -m jitact.kernels``: builds kernels in advance, and lists, clears and diagnoses cached builds.
 
-``jitact build``, ``jitact list`` and so on are these commands too.
+``jitact build``, ``jitact list`` and so on are the same commands.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .loader.source import ELEMENTS
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m jitact.kernels") -> int:
-    """Runs one command and returns the exit code: 0 if all is well, 1 if something failed, 2 for a name that there is not."""
+    """Runs one command and returns the exit code: 0 for success, 1 for a failure, 2 for an unknown name."""
     return exit_code(lambda: _run(_parser(prog).parse_args(arguments)))
 
 
@@ -102,11 +102,12 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _registered(names: Sequence[str], of_rows: bool = True) -> list[str]:
-    """The kernels of the activations named, or of all; of those that work on rows only if wanted.
+    """The kernels of the named activations, or of all, each once; without those that work on rows unless ``of_rows``.
 
     Raises:
-        LookupError: there is none of such a name; the message suggests near ones.
+        LookupError: a name is unknown; the message suggests similar ones.
     """
+
     def kernel(name: str) -> str:
         found = registry.of_rows(name) if of_rows else None
         if "+" in name:
@@ -118,10 +119,10 @@ def _registered(names: Sequence[str], of_rows: bool = True) -> list[str]:
 
 
 def _record(name: str) -> Activation | RowActivation:
-    """The record of an activation, perhaps with what stands around it.
+    """The record of an activation, which may be fused with other operations, as in "gelu+bias".
 
     Raises:
-        LookupError: there is none, or that cannot stand there.
+        LookupError: the name is unknown, or the operation cannot be fused with the activation.
     """
     of_rows = registry.of_rows(name)
     try:
@@ -168,7 +169,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _configured_problem(*, writing: bool) -> str | None:
-    """What keeps the configured folder from being used, if it is there."""
+    """Why the configured folder cannot be used; None if it can, or does not exist."""
     folder = folders.configured()
     why = folders.problem(folder, writing=writing) if os.path.lexists(folder) else None
     return f"{folder} {why}" if why else None
@@ -202,17 +203,17 @@ def _clear(options: argparse.Namespace) -> int:
 
 
 def _cached_names(names: Sequence[str]) -> set[str]:
-    """What builds may be called of the activations named, or of a name that ``list`` shows; nothing if none is named.
+    """The names of the builds to clear, for names of activations or of builds that ``list`` shows; empty if none is given.
 
     Raises:
-        LookupError: there is neither an activation nor a build of such a name.
+        LookupError: a name is neither that of an activation nor that of a build.
     """
     cached = {entry.folder.name.rpartition("-")[0] for folder in folders.readable() for entry in cache.entries(folder)}
     wanted = {name if name in cached else _record(name).source.name for name in names}
     return wanted | {each for each in cached if _activation_of(each) in wanted}
 
 
-# What follows an activation's name in that of a build for the GPU's fast functions, or of rows for some types.
+# The suffix of a build's name for fast_math, or for particular row types.
 _KIND = re.compile(rf"_fast_math$|(_({'|'.join(ELEMENTS)})){{3}}$")
 
 
@@ -221,7 +222,7 @@ def _activation_of(build: str) -> str:
 
 
 def _clear_in(folder: Path, wanted: set[str], unused_days: int | None) -> int:
-    """Removes builds, all or those wanted, or of these the unused ones, and says so; how many could not be removed."""
+    """Removes builds: all or those wanted, and of these only the unused if days are given. Returns how many it failed to."""
     removed, freed, left = 0, 0, 0
     for entry in cache.entries(folder):
         if wanted and entry.folder.name.rpartition("-")[0] not in wanted:

@@ -1,1 +1,1 @@
-"""From sources to operators: what :mod:`jitact.kernels` describes."""
+"""Builds and loads kernels; :mod:`jitact.kernels` gives an overview of the modules."""

@@ -1,4 +1,4 @@
-"""From a plan to a build: the cached one that serves, or one made here."""
+"""From a plan to a build: a suitable cached one, or a new one."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["cannot_compile", "find", "obtain"]
 
 
 def obtain(plan: Plan, rejected: str | None = None) -> tuple[Entry, bool]:
-    """The build that serves ``plan``, from the cache or made here, and whether it was made here.
+    """A build for ``plan``, from the cache or compiled now, and whether it was compiled now.
 
     Args:
-        plan: what is wanted.
-        rejected: the checksum of a library that could not be loaded, which is to be made anew.
+        plan: what to build.
+        rejected: the checksum of a cached library that could not be loaded, which is not to be used again.
 
     Raises:
-        BuildError: it is not cached and cannot be made.
+        BuildError: it is not cached and cannot be compiled.
     """
     entry = find(plan, rejected)
     if entry is not None:
@@ -46,8 +46,8 @@ def obtain(plan: Plan, rejected: str | None = None) -> tuple[Entry, bool]:
 
 
 def find(plan: Plan, rejected: str | None = None) -> Entry | None:
-    """The cached build that serves ``plan`` no worse than one made here would."""
-    if plan.missing_cuda and plan.archs:  # one made where there was an nvcc serves better
+    """A cached build for ``plan`` that is as good as one compiled here would be."""
+    if plan.missing_cuda and plan.archs:  # a build made elsewhere with nvcc is better than one without CUDA
         entry = _find_made_elsewhere(plan, rejected, with_cuda=True)
         if entry is not None:
             return entry
@@ -82,7 +82,7 @@ def cannot_compile(plan: Plan) -> str | None:
 
 
 def _looked() -> str:
-    """Where a build was looked for, and why not in the configured folder, if it is there."""
+    """Which folders were searched, and why the configured one was not, if it exists and was not."""
     first, looked = folders.configured(), folders.readable()
     listed = f"looked in {', '.join(map(str, looked)) or first}"
     unused = os.path.lexists(first) and first not in looked
@@ -90,7 +90,7 @@ def _looked() -> str:
 
 
 def _find_made_elsewhere(plan: Plan, rejected: str | None, *, with_cuda: bool = False) -> Entry | None:
-    """A build of the same sources by other compilers, or for an older processor, that runs here: on the GPUs, or at all."""
+    """A build of the same sources by other compilers or for an older processor that runs here, on GPUs too if ``with_cuda``."""
     levels = list(CPU_LEVELS)[: list(CPU_LEVELS).index(plan.cpu) + 1]
 
     def serves(build: Build) -> bool:
@@ -106,7 +106,7 @@ def _find_made_elsewhere(plan: Plan, rejected: str | None, *, with_cuda: bool = 
 def _search(
     plan: Plan, rejected: str | None, serves: Callable[[Build], bool], merit: Callable[[Build], tuple] = lambda b: (b.created,)
 ) -> Entry | None:
-    """The best build of the plan's sources that ``serves``."""
+    """The usable build of the plan's sources that ``serves`` accepts, with the highest ``merit`` in the first folder with one."""
     for folder in folders.readable():
         found = [b for b in cache.builds(folder, plan.name) if b.sources == plan.sources and serves(b)]
         for build in sorted(found, key=merit, reverse=True):
@@ -117,7 +117,7 @@ def _search(
 
 
 def _usable(entry: Entry | None, rejected: str | None) -> Entry | None:
-    """``entry`` if it can be loaded; says so if it cannot."""
+    """``entry`` if it can be loaded and is not rejected; logs its problem if it has one."""
     if entry is None:
         return None
     if entry.problem:
@@ -127,7 +127,7 @@ def _usable(entry: Entry | None, rejected: str | None) -> Entry | None:
 
 
 def _make(plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
-    """Compiles in the first folder that has room, and nothing of another user's in the way."""
+    """Compiles in the first folder with enough space and without another user's files in the way."""
     last: BuildError | None = None
     for folder in folders.writable():
         try:
@@ -139,8 +139,8 @@ def _make(plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
 
 
 def _make_in(folder: Path, plan: Plan, rejected: str | None) -> tuple[Entry, bool]:
-    """Compiles once for all processes that ask: the others wait and find the build."""
-    from .compile import compile_library  # not at the top: a hit needs none of it
+    """Compiles once for all processes that want the build: the others wait for the lock and find it."""
+    from .compile import compile_library  # imported here, as a cache hit does not need it
 
     with _disk_errors(folder), locked(cache.lock_of(folder, plan.title), plan.name) as alone:
         entry = _usable(cache.read(folder / plan.title), rejected)
@@ -176,7 +176,7 @@ def _describe(plan: Plan, content: bytes, seconds: float) -> Build:
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Says of which folder a disk's error is."""
+    """Turns OSErrors into BuildErrors that name the folder."""
     try:
         yield
     except OSError as error:

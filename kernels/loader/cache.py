@@ -1,7 +1,7 @@
-"""Builds on disk: found, checked, published by rename, listed and removed.
+"""Builds on disk: reads, checks, publishes (by rename), lists and removes them.
 
-A folder holds one folder for each build, ``<name>-<key>``, with the library and what is known of it in build.json, and
-beside them .staging (builds at work), .locks and .logs (of builds that failed).
+A cache folder holds one folder ``<name>-<key>`` per build, with the library and its metadata in build.json, and the folders
+.staging (builds in progress), .locks and .logs (of failed builds).
 """
 
 from __future__ import annotations
@@ -44,29 +44,29 @@ __all__ = [
 
 RECORD = "build.json"
 KEY_LENGTH = 16
-MARK = "JITACT_BUILD"  # in the environment of the compilers: what the folder is called that they work in
-_RECORD_LIMIT = 1 << 16  # bytes; one takes 600
+MARK = "JITACT_BUILD"  # environment variable of the compilers: the name of their staging folder
+_RECORD_LIMIT = 1 << 16  # bytes; a record takes about 600
 _LIBRARY_LIMIT = 1 << 28
 DAY = 86400  # seconds
 
 
 class Build(NamedTuple):
-    """What is known of a build: the content of its build.json.
+    """The metadata of a build, as in its build.json.
 
     Attributes:
-        name: the activation's, with ``_fast_math`` for such a build.
-        key: the hash of all that went in.
-        sources: the hash of what does not depend on the machine: sources, flags, torch, Python, schema.
-        archs: what the CUDA kernels are compiled for; empty if there are none.
+        name: the kernel's name, with suffixes for row types and ``_fast_math``.
+        key: the hash of all inputs of the build.
+        sources: the hash of the inputs that do not depend on the machine: sources, flags, torch, Python, schema.
+        archs: the compute capabilities of the CUDA kernels; empty if there are none.
         cpu: the instruction set level of the CPU kernels.
         torch: torch's version.
         cuda: the CUDA version of torch, None if it is built without.
-        compiler: what the C++ compiler says of itself.
-        nvcc: what nvcc says of itself, None if it took no part.
-        created: when, in seconds since 1970.
+        compiler: the C++ compiler's version, flags and C library.
+        nvcc: nvcc's version, None if it was not used.
+        created: the time of the build, in seconds since 1970.
         seconds: how long it took.
         library: the library's file name.
-        sha256: of the library.
+        sha256: the library's checksum.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Build(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What its folder is called."""
+        """The name of its folder."""
         return f"{self.name}-{self.key}"
 
     @classmethod
@@ -93,7 +93,7 @@ class Build(NamedTuple):
         """The inverse of :meth:`to_json`.
 
         Raises:
-            ValueError, TypeError: ``text`` is no such record.
+            ValueError, TypeError: ``text`` is not a valid record.
         """
         try:
             record = json.loads(text)
@@ -107,18 +107,18 @@ class Build(NamedTuple):
         return build._replace(archs=tuple(str(Arch.parse(str(arch))) for arch in build.archs))
 
     def to_json(self) -> str:
-        """For people too."""
+        """JSON, indented for human readers."""
         return json.dumps(self._asdict(), indent=1) + "\n"
 
 
 class Entry(NamedTuple):
-    """A build in its folder.
+    """A build on disk.
 
     Attributes:
         folder: ``<cache>/<name>-<key>``.
-        build: what build.json says, None if there is a problem.
+        build: its metadata, None if there is a problem.
         problem: why it cannot be loaded, as in "damaged: build.json is missing"; None if it can be.
-        content: the library, as it was when it was checked.
+        content: the bytes of the library whose checksum was verified.
     """
 
     folder: Path
@@ -133,10 +133,10 @@ class Entry(NamedTuple):
 
 
 def read(folder: Path) -> Entry | None:
-    """The build in ``folder``, checked against its checksum; None if there is none.
+    """The build in ``folder``, with its checksum verified; None if there is none.
 
-    What was checked is what is returned: folders and files are opened once, each by its name in the one before, and all
-    questions are asked of what is open.
+    To exclude races, each folder and file is opened once, relative to the descriptor of its parent, and all checks use the
+    descriptors: the bytes that were checked are those that are returned.
     """
     try:
         with _opened(folder) as descriptor:
@@ -154,12 +154,12 @@ def read(folder: Path) -> Entry | None:
 
 
 class _UnusableError(Exception):
-    """Why a build cannot be loaded, as :attr:`Entry.problem` has it."""
+    """A build cannot be loaded; the message becomes :attr:`Entry.problem`."""
 
 
 @contextmanager
 def _opened(folder: Path) -> Iterator[int]:
-    """The descriptor of a build's folder, in a folder of builds that can be believed."""
+    """The descriptor of a build's folder, after its owner and mode, and those of the cache folder, were checked."""
     with (
         folders.open_cache(folder.parent) as cache,
         trust.opened(folder.name, cache, shared=folders.shared(folder.parent)) as descriptor,
@@ -168,7 +168,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _record(folder: Path, descriptor: int) -> Build:
-    """What build.json says, if it is of the build that ``folder`` is named after."""
+    """The metadata in build.json, after checking that they match the name of ``folder``."""
     try:
         build = Build.from_json(_content(RECORD, folder, descriptor, _RECORD_LIMIT).decode())
     except (ValueError, TypeError):
@@ -179,7 +179,7 @@ def _record(folder: Path, descriptor: int) -> Build:
 
 
 def _content(name: str, folder: Path, descriptor: int, limit: int) -> bytes:
-    """What one of a build's files holds."""
+    """The content of one of a build's files."""
     try:
         return trust.content(name, descriptor, shared=folders.shared(folder.parent), limit=limit)
     except FileNotFoundError:
@@ -189,24 +189,24 @@ def _content(name: str, folder: Path, descriptor: int, limit: int) -> bytes:
 
 
 def _why(error: OSError, what: str) -> str:
-    """What an error means for a build, as :attr:`Entry.problem` has it."""
+    """The text of :attr:`Entry.problem` for an error."""
     if isinstance(error, trust.DistrustError):
         return f"not trusted: {what} {error.strerror}"
     return f"{'not readable' if isinstance(error, PermissionError) else 'damaged'}: {what} ({error.strerror})"
 
 
 def library_of(name: str) -> str:
-    """What the library of a build of this name is called."""
+    """The file name of the library of a build with this name."""
     return f"jitact_{name}.so"
 
 
 def checksum(content: bytes) -> str:
-    """What :attr:`Build.sha256` is of a library."""
+    """:attr:`Build.sha256` of a library."""
     return hashlib.sha256(content).hexdigest()
 
 
 def entries(cache: Path) -> Iterator[Entry]:
-    """The builds in ``cache``, damaged ones too."""
+    """The builds in ``cache``, including damaged ones."""
     for folder in sorted(_own(cache)):
         entry = read(folder)
         if entry is not None:
@@ -214,7 +214,7 @@ def entries(cache: Path) -> Iterator[Entry]:
 
 
 def builds(cache: Path, name: str) -> Iterator[Build]:
-    """What is known of the builds of one name; whether they can be loaded, :func:`read` tells."""
+    """The metadata of the builds with a name; whether their libraries can be loaded is only checked by :func:`read`."""
     for folder in _own(cache):
         if folder.name.rpartition("-")[0] == name:
             with suppress(OSError, _UnusableError), _opened(folder) as descriptor:
@@ -222,7 +222,7 @@ def builds(cache: Path, name: str) -> Iterator[Build]:
 
 
 def at_work(cache: Path) -> list[str]:
-    """Titles of the builds that processes are making now."""
+    """The titles of the builds in progress, in any process."""
     titles = {folder.name.partition(".")[0] for folder in (cache / ".staging").glob("*")}
     busy = []
     for title in sorted(titles):
@@ -232,7 +232,7 @@ def at_work(cache: Path) -> list[str]:
 
 
 def _own(cache: Path) -> list[Path]:
-    """Folders that are named as builds are."""
+    """Folders whose names have the form of a build's."""
     try:
         with os.scandir(cache) as found:
             return [Path(f.path) for f in found if is_build_name(f.name) and f.is_dir(follow_symlinks=False)]
@@ -241,24 +241,24 @@ def _own(cache: Path) -> list[Path]:
 
 
 def is_build_name(name: str) -> bool:
-    """Whether ``name`` is one that a build's folder can have."""
+    """Whether ``name`` has the form ``<identifier>-<key>``."""
     base, _, key = name.rpartition("-")
     return base.isidentifier() and len(key) == KEY_LENGTH and set(key) <= set("0123456789abcdef")
 
 
 def lock_of(cache: Path, title: str) -> Path:
-    """The lock file of the build ``title``, in a folder that is made if need be."""
+    """The path of the lock file of the build ``title``. Makes its folder if need be."""
     return folders.make(cache, cache / ".locks", hidden=True) / f"{title}.lock"  # whoever can open a lock can hold it
 
 
 @contextmanager
 def staging(cache: Path, title: str, *, alone: bool = True) -> Iterator[Path]:
-    """A private folder to build ``title`` in, gone afterwards with all that runs in it.
+    """A private folder to build ``title`` in; removed afterwards, and processes that still run in it are killed.
 
     Args:
-        cache: the folder of builds.
-        title: of the build.
-        alone: whether the lock of ``title`` is held, so that what others left of it can go.
+        cache: the cache folder.
+        title: the build's title.
+        alone: whether the lock of ``title`` is held, so that staging folders of killed builds can be removed.
     """
     base = folders.make(cache, cache / ".staging")
     if alone:
@@ -271,7 +271,7 @@ def staging(cache: Path, title: str, *, alone: bool = True) -> Iterator[Path]:
 
 
 def _sweep(cache: Path, title: str) -> None:
-    """Removes what killed builds left behind: those of ``title``, whose lock we hold, and those whose lock nobody holds."""
+    """Removes staging folders of killed builds: those of ``title``, whose lock we hold, and those whose lock is free."""
     for folder in (cache / ".staging").iterdir():
         owner = folder.name.partition(".")[0]
         if owner == title:
@@ -281,13 +281,13 @@ def _sweep(cache: Path, title: str) -> None:
                 with try_locked(lock_of(cache, owner)) as alone:
                     if alone:
                         _discard(folder)
-            except OSError:  # a file system without locks, where nobody can tell whether that build goes on
+            except OSError:  # without locks it is unknown whether that build still runs
                 continue
 
 
 def _discard(folder: Path) -> None:
-    """Ends the compilers that work in ``folder``, left by a killed or interrupted build, and removes it."""
-    for _ in range(100):  # a compiler may start another before it is ended
+    """Kills compilers that a killed or interrupted build left running in ``folder``, and removes the folder."""
+    for _ in range(100):  # a compiler may start another before it is killed
         if not _end_compilers(folder):
             break
         time.sleep(0.01)
@@ -295,9 +295,10 @@ def _discard(folder: Path) -> None:
 
 
 def _end_compilers(folder: Path) -> bool:
-    """Kills what was started for the build in ``folder`` and works there; tells whether there was anything.
+    """Kills the processes that were started for the build in ``folder``; returns whether there were any.
 
-    A shell that looked into the folder has no mark, and what another thread started during the build works elsewhere.
+    They have both the mark in their environment and the folder as working directory. A user's shell in the folder has no mark,
+    and a process that another thread started during the build works elsewhere.
     """
     inside, mark, found = folder.resolve(), f"{MARK}={folder.name}".encode(), False
     for process in filter(str.isdigit, os.listdir("/proc") if os.path.isdir("/proc") else []):
@@ -314,17 +315,16 @@ def _end_compilers(folder: Path) -> bool:
 
 
 def publish(cache: Path, staging: Path, build: Build, content: bytes) -> Entry:
-    """Puts a finished build into its place in one step; what was there goes.
+    """Moves a finished build into place by rename, replacing an existing one.
 
     Args:
-        cache: the folder of builds.
-        staging: the folder that it was made in.
-        build: what is known of it.
+        cache: the cache folder.
+        staging: the folder in which it was built.
+        build: its metadata.
         content: the library.
 
     Raises:
-        NoSpaceError: the disk is full.
-        OSError: the folder cannot be written for another reason.
+        OSError: the folder cannot be written, or the disk is full.
     """
     made = folders.make(cache, staging / "made")
     trust.write(made / build.library, content)
@@ -343,7 +343,7 @@ def publish(cache: Path, staging: Path, build: Build, content: bytes) -> Entry:
 
 
 def remove(entry: Entry) -> bool:
-    """Removes a build in one step, unless another process is making it anew; tells whether."""
+    """Removes a build by rename, unless a process is building it; returns whether it was removed."""
     cache = entry.folder.parent
     lock = lock_of(cache, entry.folder.name)
     with try_locked(lock) as alone:
@@ -355,9 +355,9 @@ def remove(entry: Entry) -> bool:
 
 
 def mark_used(entry: Entry) -> None:
-    """Keeps in mind that a build is in use, as the time of its folder: to the day, so that hits write nothing.
+    """Records the use of a build as its folder's modification time, at most once a day, so that most hits write nothing.
 
-    In a folder that this user may not write to, it is not kept.
+    Does nothing where this user may not write.
     """
     with suppress(OSError):
         if time.time() - used(entry) > DAY:
@@ -365,19 +365,19 @@ def mark_used(entry: Entry) -> None:
 
 
 def used(entry: Entry) -> float:
-    """When a build was made or, to the day, last used, in seconds since 1970.
+    """When a build was made or last used, to the day, in seconds since 1970.
 
     Raises:
-        OSError: it is gone.
+        OSError: it was removed.
     """
     return entry.folder.stat().st_mtime
 
 
 def tidy(cache: Path) -> None:
-    """Removes what is in ``cache`` beside builds and is the loader's own, as far as no build needs it now.
+    """Removes the loader's own files in ``cache`` other than builds, unless a build in progress needs them.
 
     Raises:
-        OSError: some of it is another user's.
+        OSError: some belong to another user.
     """
     staging_folder, locks = cache / ".staging", cache / ".locks"
     if staging_folder.is_dir():
@@ -388,7 +388,7 @@ def tidy(cache: Path) -> None:
             if alone:
                 lock.unlink()
     _remove_if_empty(locks)
-    for left in cache.glob(f".{FILE}.*"):  # of a process that was killed while it wrote
+    for left in cache.glob(f".{FILE}.*"):  # temporary files of processes that were killed while writing
         left.unlink()
     if (cache / ".logs").is_dir():
         shutil.rmtree(cache / ".logs")
@@ -400,7 +400,7 @@ def _remove_if_empty(folder: Path) -> None:
 
 
 def write_log(cache: Path, title: str, text: str) -> Path | None:
-    """Keeps what compilers printed when they failed; None if that is not possible."""
+    """Writes the output of failed compilers to a log file; returns its path, or None if it cannot be written."""
     try:
         path = folders.make(cache, cache / ".logs") / f"{title}.log"
         trust.write(path, text.encode(errors="replace"))

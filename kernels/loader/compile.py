@@ -1,4 +1,4 @@
-"""Runs torch's load_inline, with the compilers that the loader found and errors that people can read."""
+"""Runs torch's load_inline with the compilers that the loader found, and makes its errors readable."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .trust import opened, replaceable
 __all__ = ["compile_library", "jobs"]
 
 _MEMORY_PER_COMPILER = 1 << 30  # bytes; nvcc takes the most, a quarter of this for a plain kernel
-# Libraries of torch with so many symbols that a linker reads for 0.1 to 0.4 s, and a function of each that every build calls.
+# Libraries of torch with so many symbols that linking takes 0.1 to 0.4 s, each with a function in it that every build calls.
 _LARGE = {"torch_cpu": "torch_library_impl", "torch_cuda": "aoti_torch_get_current_cuda_stream"}
 
 
@@ -37,11 +37,11 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
     Args:
         plan: what to compile, and how.
         folder: the cache, for the log of a build that fails.
-        staging: a folder of our own.
+        staging: a private folder to compile in.
 
     Raises:
         CompileError: the compiler refuses the kernel file.
-        ToolchainError, NoSpaceError, BuildError: something else is wrong; the message says what.
+        ToolchainError, NoSpaceError, BuildError: another failure; the message explains it.
     """
     kernel = _kernel_text(plan)
     parts = number_of_parts(plan, jobs())
@@ -79,7 +79,7 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
 
 
 def jobs() -> int:
-    """How many compilers may run at once: JITACT_JOBS, else as many as there are cores and memory for.
+    """How many compilers may run at once: JITACT_JOBS, else as many as cores and memory allow.
 
     Raises:
         BuildError: JITACT_JOBS is no positive number.
@@ -93,23 +93,23 @@ def jobs() -> int:
 
 
 def _free_memory() -> int:
-    """Bytes that the machine and the container have left."""
+    """Bytes of memory available in the machine and in the container's cgroups."""
     found = [1 << 62]
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         found += [int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")]
         for folder, limit, used in _memory_groups(Path("/proc/self/cgroup").read_text()):
-            with suppress(OSError, ValueError):  # there is none here, or it is "max"
+            with suppress(OSError, ValueError):  # no such limit, or it is "max"
                 found.append(int((folder / limit).read_text()) - int((folder / used).read_text()))
-    except (OSError, ValueError):  # another kind of system: what is known so far has to do
+    except (OSError, ValueError):  # not Linux as expected: keep what was found
         pass
     return max(0, min(found))
 
 
 def _memory_groups(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator[tuple[Path, str, str]]:
-    """Folders, and the files in them of a limit of memory and of what is used, of the groups that /proc/self/cgroup names.
+    """The folders of the cgroups in /proc/self/cgroup and their parents, with the names of the files of memory limit and usage.
 
-    A container may see its own group at the root, whatever it is called outside.
+    A container may see its own group at the root, under whatever name it has on the host.
     """
     for line in groups.splitlines():
         _, kinds, path = line.split(":", 2)
@@ -123,13 +123,13 @@ def _memory_groups(groups: str, root: Path = Path("/sys/fs/cgroup")) -> Iterator
 
 
 def _kernel_text(plan: Plan) -> str:
-    """The kernel file, after what it uses, between the library's headers."""
+    """The text to compile: the kernel file, preceded by the files that it uses, between the library's headers."""
     first, last = f'#include "{source.DEVICE}/elementwise.cuh"', f'#include "{source.DEVICE}/launch.cuh"'
     return f"{first}\n{plan.source.full_text}\n{last}\n"
 
 
 def _compilers_of_parts(plan: Plan, parts: Parts, staging: Path) -> dict[str, str]:
-    """Has torch compile several parts at once."""
+    """Environment variables that have torch run a script that compiles several parts at once."""
     found = {}
     if parts.cpu > 1:
         found["CXX"] = write_compiler(staging / "cxx.sh", shlex.quote(plan.cxx.path), parts.cpu, plan.cxx.path)
@@ -141,18 +141,18 @@ def _compilers_of_parts(plan: Plan, parts: Parts, staging: Path) -> dict[str, st
 
 
 def _in_parallel(parts: int) -> list[str]:
-    """Has nvcc compile a part for several GPUs, and the functions for each, at the same time."""
-    each = -(-jobs() // parts)  # rounded up: not all parts take as long
+    """Flags for nvcc to compile for several GPUs, and the functions of each, in parallel."""
+    each = -(-jobs() // parts)  # rounded up, as parts differ in time
     return [f"--threads={each}", f"--split-compile={each}"]
 
 
 def _host_compiler(plan: Plan) -> list[str]:
-    """Has nvcc take the C++ compiler that compiles the rest, unless CC names one, which torch then passes."""
+    """Flags for nvcc to use the same C++ compiler as host compiler, unless CC names one, which torch passes."""
     return [] if os.environ.get("CC") else ["-ccbin", shlex.quote(plan.cxx.path)]
 
 
 def _link_flags(plan: Plan, staging: Path) -> list[str]:
-    """A folder of libraries that go before torch's: the CUDA runtime by the name that torch asks for, which pip's lacks."""
+    """Flags for a library folder searched before torch's, with libcudart.so, a name that the runtime of pip packages lacks."""
     folder = staging / "lib"
     folder.mkdir()
     if plan.made_archs:
@@ -162,13 +162,13 @@ def _link_flags(plan: Plan, staging: Path) -> list[str]:
 
 @contextmanager
 def _stand_ins(plan: Plan, staging: Path) -> Iterator[None]:
-    """Has the linker find stand-ins for torch's large libraries, made while the compilers work.
+    """Makes stub libraries in place of torch's large ones, in a thread while the compilers run.
 
-    Of a shared library the linker notes the name alone, where the build calls something in it; where its functions are, is
-    found out at load. So a library of that name with one function does as well. Without one the linker takes torch's.
+    For a shared library the linker only records its name, if the build calls a function in it; functions are resolved when it
+    is loaded. So a stub with the same soname and one function gives the same result. Without a stub, torch's library is read.
     """
     maker = Thread(target=_make_stand_ins, args=(plan, staging / "lib"), name="jitact stand-ins")
-    with suppress(RuntimeError):  # none can be started any more while Python ends
+    with suppress(RuntimeError):  # no thread can be started during interpreter shutdown
         maker.start()
     try:
         yield
@@ -178,7 +178,7 @@ def _stand_ins(plan: Plan, staging: Path) -> Iterator[None]:
 
 
 def _make_stand_ins(plan: Plan, folder: Path) -> None:
-    """Puts those into ``folder`` that can be made, each in one step."""
+    """Makes those stubs that can be made, and moves each into ``folder`` by rename."""
     for library, function in _LARGE.items():
         name = f"lib{library}.so"
         source, made = f"{library}.c", f"{library}.made"
@@ -192,7 +192,7 @@ def _make_stand_ins(plan: Plan, folder: Path) -> None:
 
 
 def _is_loaded(name: str, function: str) -> bool:
-    """Whether the dynamic loader takes ``name`` for a library that is here already and has ``function``."""
+    """Whether a library ``name`` with ``function`` is loaded in this process."""
     try:
         return hasattr(ctypes.CDLL(name, mode=os.RTLD_NOLOAD), function)
     except OSError:
@@ -201,7 +201,7 @@ def _is_loaded(name: str, function: str) -> bool:
 
 @contextmanager
 def _plain_path(folder: Path) -> Iterator[Path]:
-    """A path of ``folder`` without what ninja takes for its own, which torch does not escape, and what nvcc loses."""
+    """A path to ``folder`` without characters that are special to ninja, which torch does not escape, or that nvcc loses."""
     if not set(str(folder)) & set(" $:\n'\","):
         yield folder
         return
@@ -214,29 +214,29 @@ def _plain_path(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _fixed_path(folder: Path) -> Iterator[Path]:
-    """A path that leads to ``folder``, which is ours, whatever others do to the names that led there."""
+    """A path to ``folder``, which is ours, by its descriptor: it stays valid if others rename a parent folder."""
     with opened(folder, shared=False) as descriptor:
         yield Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 @contextmanager
 def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
-    """torch.utils.cpp_extension, set up to run the tools that the plan names; all as before afterwards."""
+    """torch.utils.cpp_extension, set up to run the plan's tools. Environment and settings are restored afterwards."""
     ninja = find_ninja()
     wanted = {
-        "LC_ALL": "C",  # error messages are parsed
+        "LC_ALL": "C",  # for error messages that can be parsed
         "MAX_JOBS": str(jobs()),
-        cache.MARK: staging.name,  # by which they are found, should they outlive us
+        cache.MARK: staging.name,  # to find compilers that outlive this process
         "CXX": plan.cxx.path,
-        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # two processes for a warning about compilers older than C++20
-        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # for builds that are repeated in one folder, as ours never are
-        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # cpp_extension asks for GPUs, which would otherwise initialise CUDA
+        "TORCH_DONT_CHECK_COMPILER_ABI": "1",  # saves two processes, for a warning about compilers older than C++20
+        "TORCH_EXTENSION_SKIP_NVCC_GEN_DEPENDENCIES": "1",  # only needed for rebuilds in the same folder
+        "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # cpp_extension looks for GPUs, which must not initialise CUDA
     }
     if shutil.which("ninja") != ninja:
         wanted["PATH"] = os.path.dirname(ninja) + os.pathsep + os.environ.get("PATH", os.defpath)
     torch_log = logging.getLogger("torch.utils.cpp_extension")
     level = torch_log.level
-    torch_log.setLevel(logging.ERROR)  # "No CUDA runtime is found": known, and no reason to worry anybody
+    torch_log.setLevel(logging.ERROR)  # hides "No CUDA runtime is found", which is known here
     try:
         with variables(wanted):
             cpp_extension = _import_extension()
@@ -252,7 +252,7 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
 
 @contextmanager
 def variables(wanted: dict[str, str]) -> Iterator[None]:
-    """The environment with these; as before afterwards."""
+    """Sets environment variables while the block runs."""
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
@@ -266,9 +266,9 @@ def variables(wanted: dict[str, str]) -> Iterator[None]:
 
 
 def _import_extension() -> ModuleType:
-    """torch.utils.cpp_extension.
+    """Imports torch.utils.cpp_extension without garbage collection.
 
-    It brings setuptools, so much that Python would look through all objects of torch for garbage, for half of the time.
+    It imports setuptools, whose many allocations trigger collections over all of torch's objects: half of the import's time.
     """
     collects = gc.isenabled()
     gc.disable()
@@ -281,7 +281,7 @@ def _import_extension() -> ModuleType:
 
 
 def _log_commands(staging: Path) -> None:
-    """Shows what was run, if that is wanted."""
+    """Logs the commands that ninja ran, if debug messages are enabled."""
     if logger.isEnabledFor(logging.DEBUG):
         done = subprocess.run([find_ninja(), "-t", "commands"], cwd=staging, capture_output=True, text=True, check=False)
         logger.debug("%s", done.stdout.strip())

@@ -1,4 +1,4 @@
-"""Checks all that compiling and loading kernels takes, and explains what is missing. Compiles nothing."""
+"""Checks everything that is needed to compile and load kernels, and explains what is missing. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _VARIABLES = (
     "CXX",
     "CC",
 )
-ROOM = 64 << 20  # bytes: a build takes about one megabyte while it runs, what is kept 0.1 to 0.5
+ROOM = 64 << 20  # bytes; a build needs about one megabyte while it runs, and 0.1 to 0.5 in the cache
 
 
 class Finding(NamedTuple):
-    """What was looked at, whether it will do (None: it is not needed), and what was found."""
+    """What was checked, whether it is all right (None: it is not needed), and the details."""
 
     subject: str
     fine: bool | None
@@ -43,7 +43,7 @@ class Finding(NamedTuple):
 
 
 def diagnose(plans: Sequence[Plan]) -> int:
-    """Prints what was found, and returns 0 if every activation can be used, on every GPU that is visible.
+    """Prints the findings, and returns 0 if every activation can be used, on every visible GPU, else 1.
 
     Args:
         plans: one for each registered activation.
@@ -82,7 +82,7 @@ def _findings(plans: Sequence[Plan]) -> Iterator[Finding]:
             fine = complete if name == "JITACT_NO_BUILD" else None
             yield Finding("environment", fine, f"{name}={os.environ[name]}")
 
-    needed = None if complete else False  # what is missing matters as long as something is to be compiled
+    needed = None if complete else False  # missing tools are a problem only if something is not cached
     yield _tool("C++ compiler", lambda: "{0.version} at {0.path}".format(find_cxx(memory)), needed)
     yield _tool("ninja", find_ninja, needed)
     yield _tool("processor", lambda: f"{cpu_level()}; {jobs()} compilers at once", False)
@@ -106,7 +106,7 @@ def _torch() -> Finding:
 
 
 def _folders(complete: bool) -> Iterator[Finding]:
-    """The cache. What is wrong with it matters as long as something is to be compiled."""
+    """The cache folders. Their problems count only if something is not cached."""
     needed = None if complete else False
     for folder, use in folders.explain():
         yield Finding("cache", True if use.startswith("read") else None, f"{folder} {use}")
@@ -128,7 +128,7 @@ def _gpus(gpus: Sequence) -> Finding:
 
 
 def _tool(subject: str, find: Callable[[], str], missing: bool | None) -> Finding:
-    """What ``find`` found, or its error, which is a problem unless ``missing`` is None."""
+    """The result of ``find``, or its error, which counts as a problem unless ``missing`` is None."""
     try:
         return Finding(subject, True, find())
     except BuildError as error:

@@ -1,4 +1,4 @@
-"""What is raised when a kernel cannot be had, and how a compiler's output becomes a few lines of it."""
+"""The exceptions of building and loading, and their messages, which summarise a compiler's output in a few lines."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ class BuildError(RuntimeError):
     """A kernel cannot be compiled or loaded. The message says what is missing or wrong, and how to fix it."""
 
     def __reduce__(self) -> tuple:
-        """Errors cross processes, from those that build many kernels at once to the one that reports."""
+        """Pickles as type and message: worker processes send errors to the process that reports them."""
         return _revive, (type(self), str(self))
 
 
 class ToolchainError(BuildError):
-    """A compiler, or what it needs, is missing or does not fit."""
+    """A compiler, or something that it needs, is missing or incompatible."""
 
 
 class CompileError(BuildError):
@@ -30,21 +30,21 @@ class NoSpaceError(BuildError):
 
 
 class NotOursError(BuildError):
-    """Something in the folder of the cache is another user's, or cannot be written."""
+    """Something in the cache folder belongs to another user or cannot be written."""
 
 
 def _revive(kind: type[BuildError], message: str) -> BuildError:
     return kind(message)
 
 
-SHOWN = 5  # errors in one message; the log has them all
+SHOWN = 5  # errors in one message; the log has all
 
 _GNU = r"^(?P<file>[^\s:][^:\n]*):(?P<line>\d+)(?::(?P<column>\d+))?: (?:fatal )?error: (?P<text>.*)$"
 _EDG = r"^(?P<file>[^\s(][^(\n]*)\((?P<line>\d+)\): (?:catastrophic )?error(?: #[\w-]+)?: (?P<text>.*)$"
 _EXCERPT = r"^\s*(\d+ )?\|"  # the source line and the caret that gcc and clang print below an error
 _OTHER = r"(?i)undefined reference|cannot find|multiple definition|\berror\b|\bfatal\b"
 
-# What a compiler prints when the fault is the machine's and not the kernel's, and what mends it.
+# What a compiler prints if the machine is at fault and not the kernel, and the remedy.
 _REMEDIES = (
     (
         r"Killed signal|\bKilled\b|signal 9|annot allocate memory|memory exhausted|out of memory",
@@ -76,10 +76,10 @@ def explain(name: str, output: str, path: str, log: Path | None, text: str = "")
 
     Args:
         name: the activation's name.
-        output: all that the compilers and the linker printed.
-        path: what compilers call the kernel file; errors in it come first.
-        log: where the output was written, None if it could not be.
-        text: the kernel file's own, whose lines are shown where the compiler could not read it from ``path``.
+        output: the output of the compilers and the linker.
+        path: the kernel file's path in messages of compilers; errors in it are shown first.
+        log: the file that has the whole output, None if it could not be written.
+        text: the kernel file's text, to show lines of it where the compiler could not read ``path``.
     """
     full = f"full log: {log}" if log else "the log could not be written"
     if re.search(_FULL, output):
@@ -96,7 +96,7 @@ def explain(name: str, output: str, path: str, log: Path | None, text: str = "")
 
 
 def _errors(lines: list[str], path: str, source: list[str]) -> list[str]:
-    """Errors, each once though both compilers see it: in the user's file, then elsewhere, then the linker's."""
+    """Errors in the user's file, then those elsewhere, else the linker's; each once, though both compilers may report it."""
     mine, elsewhere, other = {}, {}, {}
     for i, line in enumerate(lines):
         match = re.match(_GNU, line) or re.match(_EDG, line)
@@ -114,11 +114,11 @@ def _errors(lines: list[str], path: str, source: list[str]) -> list[str]:
 
 
 def _excerpt(line: str, number: int, column: int, names: list[str]) -> list[str]:
-    """A line of the source, and below it what is wrong with it, if that is known, as gcc and clang print them."""
-    line = line.expandtabs(8)  # as columns are counted
+    """A line of the source, and below it a caret at the error if its column is known, as gcc and clang print them."""
+    line = line.expandtabs(8)  # compilers count columns so
     shown = [f"{number:5} | {line}"]
     if 0 < column <= len(line) + 1:
-        # Of a call, the column is that of the parenthesis.
+        # For a call, the column is that of its parenthesis.
         called = next((name for name in names if line[: column - 1].endswith(name)), "")
         shown.append(f"{'':5} | {'~' * len(called) + '^':>{column}}")
     return shown

@@ -1,4 +1,4 @@
-"""Where builds are kept: folders into which nobody else can put a library, unless the user said that others may."""
+"""The cache folders: only those into which no other user can put a library, unless the user trusts them explicitly."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def configured() -> Path:
     """The folder that JITACT_CACHE_DIR names, else one in TORCH_EXTENSIONS_DIR, else one in the user's cache folder.
 
     Raises:
-        BuildError: a variable names the home folder of a user that there is not.
+        BuildError: a variable names the home folder of an unknown user.
     """
     named = _named("JITACT_CACHE_DIR")
     if named:
@@ -40,22 +40,22 @@ def configured() -> Path:
     if extensions:
         return extensions / "jitact"
     home = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(home):  # which is to be ignored, as if it were not set
+    if not os.path.isabs(home):  # the XDG specification ignores relative paths
         home = os.path.join(os.path.expanduser("~"), ".cache")
     return Path(home) / "jitact" if os.path.isabs(home) else _private(_temporary()[0])
 
 
 def shared(folder: Path) -> bool:
-    """Whether the user trusts the owner and the group of ``folder``: it is named, and JITACT_TRUST_GROUP is set."""
+    """Whether the user trusts the owner and group of ``folder``: JITACT_CACHE_DIR names it and JITACT_TRUST_GROUP is set."""
     trusts = os.environ.get("JITACT_TRUST_GROUP", "0") not in ("", "0")
     return trusts and folder == _named("JITACT_CACHE_DIR")
 
 
 def readable(*, make: bool = False) -> list[Path]:
-    """The folders to look in, the configured one first: those that exist, can be trusted and may hold programs.
+    """The folders to search, the configured one first: those that exist, are trusted and are not mounted noexec.
 
     Args:
-        make: whether the configured one is made if it is missing, to keep what is found out about this machine.
+        make: whether to make the configured one if it is missing, so that facts about this machine can be cached.
     """
     if make:
         _make(configured())
@@ -63,7 +63,7 @@ def readable(*, make: bool = False) -> list[Path]:
 
 
 def writable() -> Iterator[Path]:
-    """The folders to build in, the first choice first; says so if that is not the configured one.
+    """The folders to build in, in order of preference. Logs a warning if the first is not the configured one.
 
     Raises:
         BuildError: there is none.
@@ -85,9 +85,9 @@ def writable() -> Iterator[Path]:
 
 
 def problem(folder: Path, *, writing: bool) -> str | None:
-    """What keeps ``folder`` from being used, as the rest of a sentence; None if nothing does.
+    """Why ``folder`` cannot be used, as the predicate of a sentence; None if it can.
 
-    One that does not exist can be written to if it can be made.
+    A missing folder counts as writable if it can be made.
     """
     missing = writing and not os.path.lexists(folder)
     place = existing(folder) if missing else folder
@@ -114,12 +114,12 @@ def problem(folder: Path, *, writing: bool) -> str | None:
 
 
 def _not_trusted(folder: Path, *, missing: bool, others: bool) -> str | None:
-    """Why others could put a library into ``folder``, or another folder in its place; None if they cannot.
+    """Why others could put a library into ``folder``, or replace the folder; None if they cannot.
 
     Raises:
-        OSError: it is no folder, or cannot be read.
+        OSError: it is not a folder, or cannot be read.
     """
-    # In place of a private folder, others can put nothing that is private too.
+    # A private folder has to be the user's own with mode 0700; others cannot replace it by such a one.
     why = replaceable(folder.parent if _is_private(folder) else folder, shared=others)
     if why or missing:
         return why
@@ -132,15 +132,15 @@ def _not_trusted(folder: Path, *, missing: bool, others: bool) -> str | None:
 
 @contextmanager
 def open_cache(folder: Path, *, others: bool | None = None) -> Iterator[int]:
-    """The descriptor of a folder of builds into which nobody can put a library who is not trusted.
+    """The descriptor of a cache folder, after checking that only trusted users can write to it.
 
     Args:
-        folder: which.
-        others: whether its owner and its group are trusted; what the user says of it if None.
+        folder: the cache folder.
+        others: whether its owner and group are trusted; if None, what :func:`shared` says.
 
     Raises:
-        DistrustError: others can write to it, or even read a private one.
-        OSError: it is no folder, or cannot be read.
+        DistrustError: others can write to it, or it is a private folder that others can read.
+        OSError: it is not a folder, or cannot be read.
     """
     private = _is_private(folder)
     with opened(folder, shared=shared(folder) if others is None else others, follow=not private) as descriptor:
@@ -151,12 +151,12 @@ def open_cache(folder: Path, *, others: bool | None = None) -> Iterator[int]:
 
 
 def make(cache: Path, path: Path, *, hidden: bool = False) -> Path:
-    """Makes a folder of the loader's own, if need be, that is as open to others as the folder of builds.
+    """Makes a folder in the cache folder, if need be, with the same permissions.
 
     Args:
-        cache: the folder of builds.
-        path: in it.
-        hidden: whether it is only for those who can write to the folder of builds.
+        cache: the cache folder.
+        path: the folder to make.
+        hidden: whether only users who can write to the cache folder may access it.
 
     Raises:
         OSError: it cannot be made.
@@ -170,10 +170,10 @@ def make(cache: Path, path: Path, *, hidden: bool = False) -> Path:
 
 
 def destination() -> Path:
-    """Where the next build goes, which need not exist yet.
+    """The folder in which the next build will be made; it need not exist yet.
 
     Raises:
-        BuildError: there is no such folder.
+        BuildError: no folder can be used.
     """
     problems: dict[Path, str] = {}
     for folder in _candidates():
@@ -185,7 +185,7 @@ def destination() -> Path:
 
 
 def explain() -> list[tuple[Path, str]]:
-    """The folders in the order in which they are used, with what they are used for or what keeps them from it."""
+    """The folders in order of preference, each with what it is used for, or why it is not used."""
     found: list[tuple[Path, str]] = []
     for folder in _candidates():
         built_in = any(use == _USED for _, use in found)
@@ -208,14 +208,14 @@ _said: set[str] = set()
 
 
 def say_once(message: str) -> None:
-    """Logs a warning that one process need not repeat."""
+    """Logs a warning once per process."""
     if message not in _said:
         _said.add(message)
         logger.warning(message)
 
 
 def existing(folder: Path) -> Path:
-    """``folder``, or the nearest one above it that exists."""
+    """``folder``, or its nearest ancestor that exists."""
     return next(path for path in (folder, *folder.parents) if os.path.lexists(path))
 
 
@@ -225,10 +225,10 @@ def _nowhere(problems: dict[Path, str]) -> str:
 
 
 def _named(variable: str) -> Path | None:
-    """The folder that a variable names, None if it is not set.
+    """The folder that an environment variable names, None if it is not set.
 
     Raises:
-        BuildError: it names the home folder of a user that there is not.
+        BuildError: it names the home folder of an unknown user.
     """
     text = os.environ.get(variable)
     if not text:
@@ -240,7 +240,7 @@ def _named(variable: str) -> Path | None:
 
 
 def _candidates() -> list[Path]:
-    """The configured folder; a private one in it or beside it if others can write there; private ones in temporary folders."""
+    """The configured folder; private ones in it and in its parent if others can write there; those in temporary folders."""
     first = configured()
     private = [_private(folder) for folder in (first, first.parent) if _open_to_others(folder)]
     return list(dict.fromkeys([first, *private, *map(_private, _temporary())]))
@@ -266,7 +266,7 @@ def _is_private(folder: Path) -> bool:
 
 
 def _make(folder: Path) -> str | None:
-    """Makes the folder if it is missing; what prevented that, as the rest of a sentence."""
+    """Makes the folder if it is missing. Returns why it could not, as the predicate of a sentence, or None."""
     if os.path.lexists(folder):
         return None
     why = problem(folder, writing=True)

@@ -1,4 +1,4 @@
-"""Which GPUs there are, and which compiled code runs on which, all without initialising CUDA."""
+"""The compute capabilities of the visible GPUs, and which code runs on which, without initialising CUDA."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .memory import Memory
 
 __all__ = ["Arch", "covered", "parse_archs", "requested_archs", "visible_archs"]
 
-# Names that TORCH_CUDA_ARCH_LIST may hold, as torch expands them.
+# Names of architectures in TORCH_CUDA_ARCH_LIST, expanded as torch does.
 _NAMED = {
     "Turing": "7.5+PTX",
     "Ampere": "8.0;8.6+PTX",
@@ -27,13 +27,13 @@ _ARCH = r"(?i)(?:sm_|compute_)?(\d{1,2})\.?(\d)([af]?)(\+PTX)?"
 
 
 class Arch(NamedTuple):
-    """A compute capability: of a GPU, or one that code is compiled for.
+    """The compute capability of a GPU or of compiled code.
 
     Attributes:
-        major: 9 of 9.0.
-        minor: 0 of 9.0.
-        suffix: ``"a"`` or ``"f"`` for code that uses what only this arch or family has.
-        ptx: whether PTX is kept too, which drivers compile for later GPUs.
+        major: 9 in 9.0.
+        minor: 0 in 9.0.
+        suffix: ``"a"`` or ``"f"`` for code with features specific to the architecture or family.
+        ptx: whether PTX is included, which drivers compile for later GPUs.
     """
 
     major: int
@@ -43,7 +43,7 @@ class Arch(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Arch:
-        """From ``"9.0"``, ``"9.0+PTX"``, ``"10.0a"``, ``"90"`` or ``"sm_90"``.
+        """Parses ``"9.0"``, ``"9.0+PTX"``, ``"10.0a"``, ``"90"`` or ``"sm_90"``.
 
         Raises:
             ValueError: ``text`` is none of these.
@@ -54,22 +54,22 @@ class Arch(NamedTuple):
         return cls(int(match[1]), int(match[2]), match[3].lower(), bool(match[4]))
 
     def __str__(self) -> str:
-        """As :meth:`parse` reads it."""
+        """In a form that :meth:`parse` accepts."""
         return f"{self.major}.{self.minor}{self.suffix}{'+PTX' if self.ptx else ''}"
 
     @property
     def number(self) -> str:
-        """As in ``sm_90``."""
+        """The digits and suffix of ``sm_90``."""
         return f"{self.major}{self.minor}{self.suffix}"
 
     @property
     def flags(self) -> list[str]:
-        """For nvcc. Torch's own arch logic, which fails where there is no GPU, stands back when it sees them."""
+        """Flags for nvcc. Given -gencode flags, torch does not add its own, whose detection fails without a GPU."""
         codes = ["sm", "compute"] if self.ptx else ["sm"]
         return [f"-gencode=arch=compute_{self.number},code={code}_{self.number}" for code in codes]
 
     def runs_on(self, gpu: Arch) -> bool:
-        """Whether code compiled for this runs on ``gpu``: same major, minor not above; PTX on all that is later."""
+        """Whether code for this arch runs on ``gpu``: same major and no greater minor, or PTX for an earlier arch."""
         if self.suffix == "a":
             return (self.major, self.minor) == (gpu.major, gpu.minor)
         same = self.major == gpu.major and self.minor <= gpu.minor
@@ -82,7 +82,7 @@ def covered(gpus: Iterable[Arch], archs: Sequence[Arch]) -> bool:
 
 
 def parse_archs(text: str) -> tuple[Arch, ...]:
-    """From a list as TORCH_CUDA_ARCH_LIST holds it: ``"8.0;9.0+PTX"``, ``"Hopper"``; commas and blanks separate too.
+    """Parses a list like that in TORCH_CUDA_ARCH_LIST: ``"8.0;9.0+PTX"``, ``"Hopper"``; separated by ";", commas or blanks.
 
     Raises:
         ValueError: as :meth:`Arch.parse`.
@@ -93,16 +93,16 @@ def parse_archs(text: str) -> tuple[Arch, ...]:
 
 
 def merge(archs: Iterable[Arch]) -> tuple[Arch, ...]:
-    """Sorted, each once; ``9.0`` beside ``9.0+PTX`` adds nothing."""
+    """Sorts and removes duplicates, and ``9.0`` if there is ``9.0+PTX``."""
     found = set(archs)
     return tuple(sorted(a for a in found if a.ptx or Arch(a.major, a.minor, a.suffix, True) not in found))
 
 
 def requested_archs() -> tuple[Arch, ...]:
-    """What JITACT_ARCHS names, else TORCH_CUDA_ARCH_LIST; none of it where torch is built without CUDA.
+    """The archs in JITACT_ARCHS, else in TORCH_CUDA_ARCH_LIST; none if torch is built without CUDA.
 
     Raises:
-        ValueError: one of the names is no compute capability.
+        ValueError: one is not a compute capability.
     """
     if torch.version.cuda is None:
         return ()
@@ -114,10 +114,10 @@ def requested_archs() -> tuple[Arch, ...]:
 
 
 def visible_archs(memory: Memory) -> tuple[Arch, ...]:
-    """Compute capabilities of this machine's GPUs, none if they are hidden from this process.
+    """The compute capabilities of this machine's GPUs; none if they are hidden from this process.
 
-    Asks torch where CUDA runs already; else the driver's management library, which initialises nothing. That can take long
-    on a machine whose driver sleeps, so ``memory`` keeps which kind of GPU has which capability.
+    Asks torch if CUDA is initialised, else NVML, which does not initialise it. NVML can take long without driver persistence, so
+    ``memory`` caches the capability of each kind of GPU.
     """
     if torch.version.cuda is None:
         return ()
@@ -137,7 +137,7 @@ def visible_archs(memory: Memory) -> tuple[Arch, ...]:
 
 
 def _kinds() -> list[str]:
-    """The PCI device of each GPU that the driver holds, as in ``"0x2335"``: the chip, and so the capability, follow from it."""
+    """The PCI device ID of each GPU that the driver manages, as ``"0x2335"``, which determines the compute capability."""
     try:
         return [
             Path(f"/sys/bus/pci/devices/{address}/device").read_text().strip()
@@ -148,8 +148,8 @@ def _kinds() -> list[str]:
 
 
 def _ask_driver() -> list[tuple[str, Arch]]:
-    """PCI device and capability of each GPU, from NVML; nothing where that is missing or refuses."""
-    names = ("domain", "bus", "device", "kind", "subsystem")  # kind: the PCI device in the high half, the vendor in the low
+    """The PCI device ID and compute capability of each GPU, from NVML; empty if NVML is missing or fails."""
+    names = ("domain", "bus", "device", "kind", "subsystem")  # kind: device ID in the high half, vendor ID in the low
     parts = [("legacy", ctypes.c_char * 16), *((name, ctypes.c_uint) for name in names), ("address", ctypes.c_char * 32)]
     pci = type("PciInfo", (ctypes.Structure,), {"_fields_": parts})()
     try:

@@ -25,14 +25,14 @@ __all__ = ["Library", "load", "schema"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``forward_``, ``backward``; where the kernel file has functions for
+    Kinds are ``forward``, ``forward_`` and ``backward``, and if the kernel file has functions for
     them, ``backward_packed``, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``.
-    ``binding.cpp`` has arguments.
+    ``binding.cpp`` documents their arguments.
 
     Attributes:
-        name: the first part of the operators' names.
+        name: the prefix of the operators' names.
         path: the library's file.
-        cuda_problem: why the operators raise BuildError for CUDA tensors; None if they take them.
+        cuda_problem: why the operators raise BuildError for CUDA tensors; None if they accept them.
     """
 
     name: str
@@ -46,18 +46,18 @@ class Library(NamedTuple):
 
 
 _lock = ThreadLock()
-_by_state: dict[tuple, Library] = {}  # by source, options and the state of the headers: the way that repeats take
-_by_library: dict[tuple[str, str], Library] = {}  # by operator's base name and checksum
+_by_state: dict[tuple, Library] = {}  # by source, options and state of the headers, for repeated calls
+_by_library: dict[tuple[str, str], Library] = {}  # by the plan's name and the library's checksum
 
 
 def load(source: KernelSource, *, fast_math: bool = False) -> Library:
-    """The operators of ``source``, compiled if no cached build exists.
+    """Loads the operators of ``source``, and compiles them if no suitable build is cached.
 
-    A repeat returns the same library, unless a header changed meanwhile, which gives a new one under a new name.
+    A repeated call returns the same library, or a new one under a new name if a header has changed.
 
     Args:
-        source: what to compile.
-        fast_math: build with ``-use_fast_math`` (a separately cached build).
+        source: the kernel file.
+        fast_math: whether to build with ``-use_fast_math``, which is cached separately.
 
     Raises:
         BuildError: it cannot be compiled or loaded; the message says why and what to do.
@@ -102,17 +102,17 @@ def _unloadable(plan: Plan, entry: Entry, error: Exception) -> BuildError:
 
 
 def _open(entry: Entry) -> Callable[[bytes, bytes, bytes], bytes | None]:
-    """The library's entry point, which registers its operators and returns what went wrong, if anything.
+    """Loads the library, and returns its entry point, which registers the operators and returns an error message or None.
 
-    What is loaded is a copy in memory of the bytes that were checked: no change to the file, by a crash elsewhere, a full
-    disk or another host of a network file system, can then reach the running program.
+    The library is loaded from a copy in memory of the bytes whose checksum was verified, so that no later change of the file, by
+    a crash, a full disk or another host of a network file system, affects the running process.
 
     Raises:
-        OSError, AttributeError: it is no library of ours, or one of another machine.
+        OSError, AttributeError: it cannot be loaded here, or has no such entry point.
     """
     try:
         handle = _open_copy(entry)
-    except (OSError, AttributeError):  # a system that has no such files, or runs no programs from them
+    except (OSError, AttributeError):  # no memfd here, or not executable
         handle = ctypes.CDLL(str(entry.library))
     handle.jitact_register.restype = ctypes.c_char_p
     return handle.jitact_register
@@ -123,21 +123,21 @@ def _open_copy(entry: Entry) -> ctypes.CDLL:
     try:
         with open(copy, "wb", closefd=False) as file:
             file.write(entry.content)
-        # A child inherits it, and may give up its rights, which must not leave it a way to write to our code.
+        # Sealed: a forked child inherits the descriptor, and even one that drops its privileges could write to our code.
         fcntl.fcntl(copy, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL)
-        return ctypes.CDLL(f"/proc/self/fd/{copy}")  # it stays open: the dynamic linker takes one path for one library
+        return ctypes.CDLL(f"/proc/self/fd/{copy}")  # stays open: a reused path would be taken for this library
     except BaseException:
         os.close(copy)
         raise
 
 
 def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes], bytes | None]) -> Library:
-    """Registers the operators of a build under a name that this process has not used yet.
+    """Registers the operators of a build under a name that is not yet used in this process.
 
     Raises:
         BuildError: PyTorch refuses them.
     """
-    # The library's own keep their names; of a definition, which may be another elsewhere, the sources are told too.
+    # Names of custom activations get a hash of the sources, as another process may define another one of that name.
     own = plan.source.is_librarys or plan.source.label
     name = _free_name(plan.name if own else f"{plan.name}_{plan.sources[:8]}")
     problem = register(name.encode(), *(part.encode() for part in schema(plan.source.signature)))
@@ -184,7 +184,7 @@ _library: torch.library.Library | None = None
 
 
 def _definitions() -> torch.library.Library:
-    """What registrations made in Python hang on; they last as long as the process."""
+    """The owner of registrations made in Python, which last as long as the process."""
     global _library
     if _library is None:
         _library = torch.library.Library("jitact", "FRAGMENT")
@@ -196,7 +196,7 @@ def _fake_mask(x: torch.Tensor) -> torch.Tensor:
 
 
 def schema(signature: Signature) -> tuple[str, str]:
-    """The elements and the other arguments in the operators' schemas, where nothing else has an underscore at its end."""
+    """The element and the other arguments of the operators' schemas. A trailing underscore avoids clashes with fixed names."""
     elements = ", ".join(f"Tensor {name}_" for name in signature.of("element"))
     others = [f"Tensor {name}_" for name in signature.of("channel", "row")]
     others += ["Tensor seed"] if signature.of("random") else []
@@ -205,7 +205,7 @@ def schema(signature: Signature) -> tuple[str, str]:
 
 
 def _fakes(signature: Signature) -> dict[str, Callable]:
-    """The operators' kinds, with what returns their results without values: what torch.compile and meta tensors see."""
+    """Implementations for meta and fake tensors, which torch.compile uses, by kind of operator."""
     if signature.folds:
         backward = _fake_of_rows(signature)
         return {"forward": lambda x, *others: torch.empty_like(x), "backward": backward, "backward_from_output": backward}
@@ -231,7 +231,7 @@ def _fakes(signature: Signature) -> dict[str, Callable]:
 
 
 def _fakes_of_types(types: RowTypes, signature: Signature) -> dict[str, Callable]:
-    """The same of a build for some types of rows."""
+    """The same for a build for particular row types."""
     read, written = (getattr(torch, name) for name in types[:2])
 
     def forward(x: torch.Tensor, *others: object) -> torch.Tensor:
@@ -242,7 +242,7 @@ def _fakes_of_types(types: RowTypes, signature: Signature) -> dict[str, Callable
 
 
 def _fake_of_rows(signature: Signature, dtype: torch.dtype | None = None) -> Callable:
-    """Of backward of rows: the gradient, and those of row operands in one tensor."""
+    """For backward of rows, which returns the gradient, and those of row operands in one tensor."""
     operands = len(signature.of("row"))
 
     def fake(dy: torch.Tensor, kept: torch.Tensor, *others: Any) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -259,7 +259,7 @@ def _fake_sum(operand: torch.Tensor) -> torch.Tensor:
 
 
 def _fake_gradients(signature: Signature, *, from_bit: bool = False) -> Callable:
-    """Of ``backward``, or of a ``backward_from_bit`` of several gradients, which takes the mask in place of the elements."""
+    """For ``backward`` or ``backward_from_bit`` with several gradients; the latter takes the mask in place of the elements."""
     elements, operands = len(signature.of("element")), signature.differentiable
     if from_bit:
         elements, operands = 1, operands[: signature.bit_gradients]
@@ -286,7 +286,7 @@ def _fake_packed(signature: Signature) -> Callable:
         tensors, dim = (x, *rest), rest[-1]
         sizes = list(x.shape)
         sizes[dim] *= 2
-        # With gaps between its elements, of which empty_like takes the order alone.
+        # empty_like keeps the order of these strides, and closes their gaps.
         whole = torch.empty_like(x.new_empty_strided(sizes, [2 * stride for stride in x.stride()]))
         sums = [_fake_sum(tensors[place]) if rest[-3] >> k & 1 else x.new_empty(0) for k, place in enumerate(places)]
         return (whole, *sums) if sums else whole
