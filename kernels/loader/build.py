@@ -106,7 +106,7 @@ def _find_made_elsewhere(plan: Plan, rejected: str | None, *, with_cuda: bool = 
 def _search(
     plan: Plan, rejected: str | None, serves: Callable[[Build], bool], merit: Callable[[Build], tuple] = lambda b: (b.created,)
 ) -> Entry | None:
-    """The usable build of the plan's sources that ``serves`` accepts, with the highest ``merit`` in the first folder with one."""
+    """The usable build of the plan's sources that ``serves`` accepts, of the highest ``merit`` in the first folder with one."""
     for folder in folders.readable():
         found = [b for b in cache.builds(folder, plan.name) if b.sources == plan.sources and serves(b)]
         for build in sorted(found, key=merit, reverse=True):

@@ -116,8 +116,8 @@ def requested_archs() -> tuple[Arch, ...]:
 def visible_archs(memory: Memory) -> tuple[Arch, ...]:
     """The compute capabilities of this machine's GPUs; none if they are hidden from this process.
 
-    Asks torch if CUDA is initialised, else NVML, which does not initialise it. NVML can take long without driver persistence, so
-    ``memory`` caches the capability of each kind of GPU.
+    Asks torch if CUDA is initialised, else NVML, which does not initialise it. NVML can take long without driver persistence,
+    so ``memory`` caches the capability of each kind of GPU.
     """
     if torch.version.cuda is None:
         return ()

@@ -104,8 +104,8 @@ def _unloadable(plan: Plan, entry: Entry, error: Exception) -> BuildError:
 def _open(entry: Entry) -> Callable[[bytes, bytes, bytes], bytes | None]:
     """Loads the library, and returns its entry point, which registers the operators and returns an error message or None.
 
-    The library is loaded from a copy in memory of the bytes whose checksum was verified, so that no later change of the file, by
-    a crash, a full disk or another host of a network file system, affects the running process.
+    The library is loaded from a copy in memory of the bytes whose checksum was verified, so that no later change of the file,
+    by a crash, a full disk or another host of a network file system, affects the running process.
 
     Raises:
         OSError, AttributeError: it cannot be loaded here, or has no such entry point.

@@ -1,4 +1,4 @@
-"""Locks: between processes, which die with their holder, and between threads, which a fork does not leave held."""
+"""File locks between processes, which end with their holder, and thread locks that are free in a forked child."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .log import logger
 
 __all__ = ["ThreadLock", "locked", "try_locked"]
 
-WAIT_LIMIT = 600.0  # seconds after which a waiting process says what to do; a build takes a few
+WAIT_LIMIT = 600.0  # seconds after which a waiting process gives up; a build takes a few
 _SAY_AFTER = 1.0
 _POLL = 0.03
 _NOTE_LIMIT = 1 << 20  # bytes
 
-_held: set[int] = set()  # descriptors of the locks that this process holds
+_held: set[int] = set()  # descriptors of the file locks that this process holds
 
 
 def _leave_to_parent() -> None:
-    """A forked child gives up the locks that it inherited, or they would outlive a parent that is killed."""
+    """Closes inherited locks in a forked child, where they would outlive a parent that is killed."""
     for descriptor in _held:
         os.close(descriptor)
     _held.clear()
@@ -39,10 +39,10 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 class ThreadLock:
-    """A reentrant lock of a module's, which is free in a forked child: there, a thread that held it does not run."""
+    """A reentrant lock for a module, free in a forked child, where the thread that held it does not run."""
 
     def __init__(self) -> None:
-        """Free; kept as long as the process."""
+        """Makes a free lock, which lives as long as the process."""
         self._renew()
         os.register_at_fork(after_in_child=self._renew)
 
@@ -50,27 +50,27 @@ class ThreadLock:
         self._lock = threading.RLock()
 
     def __enter__(self) -> None:
-        """Waits until it is free."""
+        """Acquires the lock."""
         self._lock.acquire()
 
     def __exit__(self, *_: object) -> None:
-        """Lets it go."""
+        """Releases the lock."""
         self._lock.release()
 
 
 @contextmanager
 def locked(path: Path, name: str) -> Iterator[bool]:
-    """Holds the lock ``path`` while the block runs; others wait, and get its CompileError if it raises one.
+    """Holds the file lock ``path`` while the block runs. Processes that wait meanwhile raise its CompileError if it fails so.
 
-    Gives False on a file system without locks, where several may run the block at once.
+    Yields False on a file system without locks, where several processes may run the block at once.
 
     Args:
-        path: the lock file, in a folder of the folder of builds. It stays: removing it would let two hold it.
-        name: what is being built, for those who wait to say.
+        path: the lock file, in a subfolder of the cache. It is not removed, as two processes could then hold it.
+        name: what is being built, for messages of waiting processes.
 
     Raises:
         BuildError: another process held the lock for WAIT_LIMIT seconds.
-        CompileError: the process that was waited for could not compile the same.
+        CompileError: the process that held the lock failed to compile the same kernel.
     """
     descriptor, awaited = _wait(path, name)
     if descriptor is None:
@@ -93,7 +93,7 @@ def locked(path: Path, name: str) -> Iterator[bool]:
 
 @contextmanager
 def try_locked(path: Path) -> Iterator[bool]:
-    """Holds the lock while the block runs, if nobody else does; tells whether."""
+    """Holds the lock while the block runs if it is free; yields whether it is."""
     descriptor = _try(path)
     if descriptor is None:
         yield False
@@ -105,9 +105,9 @@ def try_locked(path: Path) -> Iterator[bool]:
 
 
 def _wait(path: Path, name: str) -> tuple[int | None, list[object]]:
-    """The lock's descriptor, None on a file system that has no locks, and the attempts that were waited for.
+    """The lock's descriptor, None on a file system without locks, and the IDs of the attempts that were waited for.
 
-    What they are called tells whether one of them failed: clocks, of several hosts perhaps, would not.
+    IDs identify a failed attempt reliably; times would not, as clocks of hosts differ.
     """
     started, said = time.monotonic(), False
     awaited: list[object] = []
@@ -137,7 +137,7 @@ def _wait(path: Path, name: str) -> tuple[int | None, list[object]]:
 
 
 def _try(path: Path) -> int | None:
-    """The locked file's descriptor, or None if another process holds the lock."""
+    """The locked file's descriptor, None if another process holds the lock."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
@@ -145,7 +145,7 @@ def _try(path: Path) -> int | None:
             of_a_group = folder.st_mode & stat.S_IWGRP
             trust.set_mode(descriptor, 0o644 | of_a_group, folder.st_gid if of_a_group else -1)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(descriptor).st_ino == _inode(path):  # else `clear` removed it meanwhile
+            if os.fstat(descriptor).st_ino == _inode(path):  # else `clear` has removed it
                 _held.add(descriptor)
                 return descriptor
         except BlockingIOError:
@@ -158,7 +158,7 @@ def _try(path: Path) -> int | None:
 
 
 def _release(descriptor: int) -> None:
-    if descriptor in _held:  # not in a child that was forked meanwhile
+    if descriptor in _held:  # not in a child forked while it was held
         _held.remove(descriptor)
         os.close(descriptor)
 
@@ -175,7 +175,7 @@ def _holder(note: dict) -> str:
 
 
 def _note(path: Path) -> dict:
-    """What the last holder left in the lock; nothing if others could have put it there."""
+    """The note of the last holder in the lock file; empty if untrusted users could have written it."""
     try:
         note = json.loads(trust.content(path, shared=folders.shared(path.parent.parent), limit=_NOTE_LIMIT))
     except (OSError, ValueError, RecursionError):
@@ -184,7 +184,7 @@ def _note(path: Path) -> dict:
 
 
 def _write(descriptor: int, content: dict) -> None:
-    """Tells others about the holder. A full disk must not stop a build that would fit once others make room."""
+    """Writes a note for waiting processes. Errors are only logged, as the disk may be full only until other builds end."""
     try:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(content).encode(), 0)

@@ -1,4 +1,4 @@
-"""Says what the loader does, through the logger ``jitact``: one line for each build, nothing for a hit."""
+"""Logs through the logger ``jitact``: one line for each build, nothing for a cache hit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ logger = logging.getLogger("jitact")
 
 
 class _Terminal(logging.Handler):
-    """Prints to standard error unless the program has set up logging of its own, which then gets the records."""
+    """Prints to standard error unless the program has configured logging, which then receives the records."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
@@ -24,7 +24,7 @@ class _Terminal(logging.Handler):
 
 
 logger.addHandler(_Terminal())
-_level = logging.NOTSET  # the level that configure() gave, to tell it from one that the user gave
+_level = logging.NOTSET  # the level that configure() set last, to detect one set by the user
 
 
 def configure() -> None:
@@ -37,7 +37,7 @@ def configure() -> None:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """Shows ``what``, and for how long, on a terminal for as long as the block runs."""
+    """Shows ``what`` and the elapsed seconds on a terminal while the block runs."""
     if not sys.stderr.isatty() or logging.getLogger().handlers or not logger.isEnabledFor(logging.INFO):
         yield
         return

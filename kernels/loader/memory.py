@@ -1,4 +1,4 @@
-"""What was found out about this machine's compilers and GPUs, kept in the cache so that a hit need not ask again."""
+"""A cache of facts about this machine's compilers and GPUs, so that a cache hit starts no process to find them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ _LIMIT = 1 << 20  # bytes; a compiler takes 200
 
 
 class Memory:
-    """A small dictionary in a file, written whole by rename. Losing it, or an entry to a race, costs one more look."""
+    """A small dictionary in a file, replaced by rename. If it, or an entry in a race, is lost, facts are just found again."""
 
     def __init__(self, places: Sequence[Path]) -> None:
-        """Reads the file in each of ``places``; the first that can be written keeps what is new."""
+        """Reads the file in each of the folders ``places``; new entries go to the first that can be written."""
         self._places = places
         self._entries: dict[str, Any] = {}
         for folder in reversed(places):
             self._entries |= _read(folder)
 
     def get(self, key: str) -> Any:
-        """What was kept under ``key``, or None."""
+        """The value of ``key``, or None."""
         return self._entries.get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Keeps ``value`` in this process, and for later ones if a folder can be written."""
+        """Stores ``value`` in this process, and for later ones if a folder can be written."""
         self._entries[key] = value
         for folder in self._places:
             with suppress(OSError):
@@ -41,7 +41,7 @@ class Memory:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    """What is kept in ``folder``; nothing if others can write there, since a compiler may be run by what it says."""
+    """The entries in ``folder``; none if untrusted users can write there, as they name compilers that are run."""
     try:
         with folders.open_cache(folder) as descriptor:
             text = trust.content(FILE, descriptor, shared=folders.shared(folder), limit=_LIMIT)

@@ -1,4 +1,4 @@
-"""Kernels of a file in several parts, which are compiled at the same time: commands that torch takes for compilers."""
+"""Compiles a kernel file in several parts in parallel, by scripts that torch runs in place of compilers."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ cat "${{failed:-$out.0.log}}"  # what one says of the kernels, all say
 
 
 class Parts(NamedTuple):
-    """In how many parts kernels are compiled, those for the CPU and those for GPUs."""
+    """The numbers of parts in which CPU and CUDA kernels are compiled."""
 
     cpu: int
     cuda: int
 
 
 def number_of_parts(plan: Plan, jobs: int) -> Parts:
-    """How many are worth it, if ``jobs`` compilers may run at once: each reads all headers."""
+    """The numbers of parts for ``jobs`` compilers at once. Few are worth it, as each part parses all headers."""
     kinds = _kinds(plan)
     pieces = 2 if plan.source.row_types else 4 * kinds  # of each dtype where there are several
     for_gpus = jobs * 3 // 4 if plan.made_archs else 0
@@ -53,7 +53,7 @@ def number_of_parts(plan: Plan, jobs: int) -> Parts:
 
 
 def _kinds(plan: Plan) -> int:
-    """Forward, backward and, where there is more to it than elements by themselves, what else belongs to backward."""
+    """How many kinds of kernels there are: forward, backward and, if backward also reduces, the kernels for that."""
     try:
         signature = plan.source.signature
     except ValueError:  # the compiler says what is wrong
@@ -62,13 +62,13 @@ def _kinds(plan: Plan) -> int:
 
 
 def write_compiler(path: Path, compiler: str, parts: int, join: str) -> str:
-    """Writes what compiles ``parts`` at once, given what ``compiler`` would be given, and returns the command.
+    """Writes a script that takes the arguments of ``compiler`` and compiles ``parts`` parts in parallel; returns its command.
 
     Args:
-        path: where to.
-        compiler: a command.
-        parts: how many.
-        join: the path of a C++ compiler, which joins objects.
+        path: where to write it.
+        compiler: the compiler's command.
+        parts: the number of parts.
+        join: the path of a C++ compiler, which links the parts' objects into one.
     """
     numbers = " ".join(map(str, range(parts)))
     path.write_text(_SCRIPT.format(parts=parts, numbers=numbers, compiler=compiler, join=shlex.quote(join)))

@@ -1,4 +1,4 @@
-"""What a build depends on: sources, flags, processor, GPUs, compilers. Its hash is the key of the cached build."""
+"""All inputs of a build: sources, flags, processor, GPUs, compilers. Their hash is the key of the cached build."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ CPU_LEVELS = {
     "AVX2": ("-mavx2", "-mfma", "-mf16c"),
     "AVX512": ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq"),
 }
-"""Instruction sets by the level that torch uses on a processor; code of one level runs on those that follow it."""
+"""Compiler flags by torch's CPU capability level, in ascending order; code for one level also runs on the later ones."""
 
 CFLAGS = (
-    "-O2",  # with the vectoriser as -O3 has it: the same loops in two thirds of the time
+    "-O2",  # with -O3's vectoriser: the same loops in two thirds of the compile time
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
     "-std=c++20",
@@ -41,22 +41,22 @@ CFLAGS = (
     "-fvisibility=hidden",
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
 )
-# -O1 is for the host's part; the device's code is optimised as far as it can be without being told.
+# -O1 applies to host code; device code is fully optimised by default.
 NVCC_FLAGS = ("-O1", "-std=c++20", "-Xcompiler=-fvisibility=hidden")
 
 
 class Plan(NamedTuple):
-    """All that a build depends on, and what of it this machine has.
+    """All inputs of a build, and the tools for it on this machine.
 
     Attributes:
-        source: what is compiled.
-        fast_math: whether with -use_fast_math.
-        sources: the hash of what does not depend on the machine.
+        source: the kernel file.
+        fast_math: whether to build with -use_fast_math.
+        sources: the hash of the inputs that do not depend on the machine.
         cpu: the instruction set level of the CPU kernels, one of CPU_LEVELS.
-        gpus: capabilities of the GPUs that this process sees.
-        archs: what CUDA kernels are wanted for: those GPUs and what was asked for.
+        gpus: the compute capabilities of the GPUs that this process sees.
+        archs: the compute capabilities that CUDA kernels are wanted for: those of the GPUs and requested ones.
         cxx: the C++ compiler, None if there is none.
-        nvcc: the CUDA compiler, None if there is none or none is wanted.
+        nvcc: the CUDA compiler, None if there is none or none is needed.
         missing: why this machine cannot compile, None if it can.
         missing_cuda: why it cannot compile for ``archs``, None if it can.
     """
@@ -74,46 +74,46 @@ class Plan(NamedTuple):
 
     @property
     def name(self) -> str:
-        """What operators are named after."""
+        """The build's name, from which operators and folders are named."""
         return "_".join([self.source.name, *(self.source.row_types or ()), *(["fast_math"] if self.fast_math else [])])
 
     @property
     def made_archs(self) -> tuple[Arch, ...]:
-        """What a build made here has CUDA kernels for."""
+        """The archs for which a build made here has CUDA kernels."""
         return () if self.missing_cuda else self.archs
 
     @property
     def compilers(self) -> tuple[str | None, str | None]:
-        """What the compilers that a build made here takes say of themselves; C++ with its flags and C library."""
+        """The versions of the compilers of a build made here: C++ with its flags and C library, and nvcc if it is used."""
         cxx = "; ".join([self.cxx.version, *self.cxx.flags, os.confstr("CS_GNU_LIBC_VERSION")]) if self.cxx else None
         return cxx, self.nvcc.version if self.nvcc and self.made_archs else None
 
     @property
     def title(self) -> str:
-        """What the folder of a build made here is called: name and key."""
+        """The folder name of a build made here: name and key."""
         parts = [self.sources, self.cpu, [str(arch) for arch in self.made_archs], self.compilers]
         return f"{self.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_LENGTH]}"
 
     def runs_cuda(self, build: Build) -> bool:
-        """Whether a build's CUDA kernels run on the GPUs that this process sees; with none in sight, whether it has any."""
+        """Whether a build's CUDA kernels run on the GPUs that this process sees; if it sees none, whether it has any."""
         return bool(build.archs) and covered(self.gpus, [Arch.parse(arch) for arch in build.archs])
 
     def defines(self) -> list[str]:
-        """What the sources are told of the kernel file."""
+        """Preprocessor definitions, as compiler flags."""
         flags = [*self.source.defines(), *(["-DJITACT_FAST_MATH"] if self.fast_math else [])]
         return flags + (["-DJITACT_CUDA", "-DUSE_CUDA"] if self.made_archs else [])
 
     def cflags(self) -> list[str]:
-        """For the C++ compiler. fast_math is the GPU's alone: -ffast-math would lose NaN and reach the whole process."""
+        """Flags for the C++ compiler. No -ffast-math, which would break NaN and affect the whole process."""
         apart = ["-ffp-contract=off"] if self.source.unfused else []
         return [*CFLAGS, *apart, *CPU_LEVELS[self.cpu], *self.defines(), *self.own_flags()]
 
     def own_flags(self) -> list[str]:
-        """What CXX has after the compiler, for a shell: when it compiles and when it links."""
+        """The flags in CXX after the compiler, quoted for a shell, for compiling and linking."""
         return [shlex.quote(flag) for flag in self.cxx.flags] if self.cxx else []
 
     def nvcc_flags(self) -> list[str]:
-        """For nvcc."""
+        """Flags for nvcc."""
         archs = [flag for arch in self.made_archs for flag in arch.flags]
         apart = ["-fmad=false"] if self.source.unfused else []
         own = [f"-Xcompiler={flag}" for flag in self.own_flags()]
@@ -121,15 +121,15 @@ class Plan(NamedTuple):
 
 
 def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[Arch] = ()) -> Plan:
-    """Looks at the sources, the machine and the environment; starts no process on a machine that was looked at before.
+    """A plan from the sources, the machine and the environment. Starts no process if facts about the machine are cached.
 
     Args:
-        source: what to compile.
-        fast_math: whether with -use_fast_math.
-        archs: what to compile for beside the GPUs that there are and what the environment names.
+        source: the kernel file.
+        fast_math: whether to build with -use_fast_math.
+        archs: compute capabilities to compile for, in addition to those of the GPUs and those in the environment.
 
     Raises:
-        ValueError: the source's name is no identifier, or the environment names an arch that is none.
+        ValueError: the source's name is not an identifier, or an arch in the environment is invalid.
     """
     if not (source.name.isidentifier() and source.name.isascii()):
         raise ValueError(f"an activation's name must be an identifier, got {source.name!r}")
@@ -150,13 +150,13 @@ def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[
 
 
 def cpu_level() -> str:
-    """The level of CPU_LEVELS that torch uses on this processor."""
+    """The level in CPU_LEVELS that torch uses on this processor."""
     level = torch.backends.cpu.get_cpu_capability()
     return level if level in CPU_LEVELS else "DEFAULT"
 
 
 def _hash(source: KernelSource, fast_math: bool) -> str:
-    """Of what does not depend on the machine: sources, flags, torch, Python."""
+    """The hash of the inputs that do not depend on the machine: sources, flags, torch, Python."""
     python = [sys.implementation.cache_tag, getattr(sys, "abiflags", "")]
     flags = [CFLAGS, NVCC_FLAGS, sorted(CPU_LEVELS.items()), fast_math]
     flags += [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
@@ -165,7 +165,7 @@ def _hash(source: KernelSource, fast_math: bool) -> str:
 
 
 def _unknown(nvcc: Nvcc, archs: list[Arch]) -> str:
-    """What to do about archs that an nvcc does not know."""
+    """An error message with a remedy, for archs that an nvcc does not support."""
     known = sorted(Arch.parse(arch) for arch in nvcc.archs)
     what = f"nvcc {nvcc.release} ({nvcc.path}) cannot compile for compute capability {', '.join(map(str, archs))}"
     what += f": it knows {known[0]} to {known[-1]}"
@@ -180,7 +180,7 @@ _T = TypeVar("_T")
 
 
 def _try(find: Callable[[], _T]) -> tuple[_T | None, str | None]:
-    """What was found, or why nothing was."""
+    """What ``find`` returns, or the message of its ToolchainError."""
     try:
         return find(), None
     except ToolchainError as error:

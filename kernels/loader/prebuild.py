@@ -1,4 +1,4 @@
-"""Builds many kernels at once, in processes that share the cores and the memory."""
+"""Builds many kernels in parallel, in worker processes that share the cores and the memory."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from .plan import Plan
 
 __all__ = ["prebuild"]
 
-ENDS = signal.SIGINT, signal.SIGTERM  # the latter is what the pool sends to the others when it misses a worker
+ENDS = signal.SIGINT, signal.SIGTERM  # the pool sends SIGTERM to its other workers when one has died
 
 
 def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
-    """Builds what of ``plans`` is not cached, and prints one line for each; the exit code.
+    """Builds those ``plans`` that are not cached, prints one line for each, and returns the exit code.
 
     Args:
         plans: what to build.
-        wanted_jobs: compilers that may run at once; what JITACT_JOBS or the machine says if None.
+        wanted_jobs: how many compilers may run at once; if None, JITACT_JOBS or what the machine allows.
 
     Raises:
-        BuildError: nothing can be built here, or not for the archs that were asked for.
+        BuildError: nothing can be built here, or not for the requested archs.
     """
     if wanted_jobs is not None and wanted_jobs < 1:
         raise BuildError(f"jobs must be a positive number, got {wanted_jobs}")
@@ -58,9 +58,9 @@ def prebuild(plans: Sequence[Plan], wanted_jobs: int | None = None) -> int:
 
 
 def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> int:
-    """How many failed. Workers are forked: this process runs nothing yet, and torch is imported once for all."""
+    """Builds all, and returns how many failed. Workers are forked, so that torch is imported once; no threads run here yet."""
     workers = min(jobs_at_once, len(plans))
-    of_each = variables({"JITACT_JOBS": str(max(1, jobs_at_once // workers))})  # what it may start
+    of_each = variables({"JITACT_JOBS": str(max(1, jobs_at_once // workers))})  # compilers per worker
     context = multiprocessing.get_context("fork")
     failed = 0
     with of_each, ProcessPoolExecutor(workers, mp_context=context, initializer=_become_worker) as pool, _all_or_none():
@@ -86,13 +86,13 @@ def _build_all(plans: list[Plan], jobs_at_once: int, done: int, total: int) -> i
 
 @contextmanager
 def _all_or_none() -> Iterator[None]:
-    """Has Ctrl-C end the workers too: the pool would wait until they have built all that is left."""
+    """Interrupts the workers too on Ctrl-C: the pool would wait until they have built the rest."""
     try:
         yield
     except KeyboardInterrupt:
         for worker in multiprocessing.active_children():
             with suppress(ProcessLookupError):
-                os.kill(worker.pid, signal.SIGINT)  # to those that a terminal has told already, this is nothing new
+                os.kill(worker.pid, signal.SIGINT)  # harmless for workers that a terminal has interrupted already
         raise
 
 
@@ -103,12 +103,12 @@ def _become_worker() -> None:
 
 
 def _leave(*_: Any) -> NoReturn:
-    os._exit(1)  # the pool notices, and starts no other
+    os._exit(1)  # the pool notices, and starts no other worker
 
 
 def _interrupt(*_: Any) -> NoReturn:
     for each in ENDS:
-        signal.signal(each, signal.SIG_IGN)  # what is to be cleared away takes a moment
+        signal.signal(each, signal.SIG_IGN)  # cleaning up takes a moment, and must not be interrupted
     raise KeyboardInterrupt
 
 
@@ -127,7 +127,7 @@ def _build_one(plan: Plan) -> tuple[Entry, float]:
 
 
 def _show(done: int, total: int, plans: Sequence[Plan]) -> None:
-    """What is under way, on a terminal."""
+    """Shows the builds in progress, on a terminal."""
     if sys.stdout.isatty() and plans:
         sys.stdout.write(f"[{done}/{total}] compiling {', '.join(plan.name for plan in plans)} ...")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""What a kernel file says: which functions it defines, and by its types what each of their arguments is.
+"""Parses the declarations of a kernel file: the functions that it defines, and the role of each argument by its type.
 
-All else in Python asks here, but for ``compiling.reader``, which reads what functions compute. In C++,
-``signature.cuh`` reads the same from the compiled types.
+Only ``compiling.reader`` parses kernel files besides, for what functions compute. In C++, ``signature.cuh`` derives the same
+from the types.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ ROLES = {
     "SumOfExp<T>": "fold",
     "LogSumExp<T>": "fold",
 }
-"""What an argument is, by its type; ``operands.cuh`` tells what each means, ``rows.cuh`` the last three. Of several sums, the
-type is ``Sum<T, n>``."""
+"""Roles of arguments by type, documented in ``operands.cuh``, the last three in ``rows.cuh``. Several sums have the type
+``Sum<T, n>``."""
 
 _WITH_GRADIENT = ("element", "channel", "row")
 
@@ -49,12 +49,12 @@ class Function(NamedTuple):
     """A function of a kernel file that the loops call.
 
     Attributes:
-        arguments: names; None for what has none.
-        types: of the arguments.
-        results: how many numbers it returns.
-        body: what it returns, where that is all it does.
-        line: where it begins.
-        span: where it stands in the text.
+        arguments: the arguments' names; None for an unnamed one.
+        types: the arguments' types.
+        results: the number of results.
+        body: the returned expression, if the function is a single return statement.
+        line: the line where it begins.
+        span: its start and end in the text.
     """
 
     arguments: tuple[str | None, ...]
@@ -69,10 +69,10 @@ class Operand(NamedTuple):
     """An argument of ``forward``.
 
     Attributes:
-        name: in Python: as the file has it, less one underscore at its end.
+        name: its name in Python: that in the file without one trailing underscore.
         role: one of the values of :data:`ROLES`.
-        type: as the file has it; a number may be a plain ``T``, if it is declared elsewhere to be one.
-        in_file: its name there.
+        type: its type in the file; a number may be a plain ``T``, if :attr:`KernelSource.numbers` names it.
+        in_file: its name in the file.
     """
 
     name: str
@@ -82,13 +82,13 @@ class Operand(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A kernel file's declaration.
+    """The declarations of a kernel file.
 
     Attributes:
         operands: the arguments of ``forward``, in its order.
-        functions: the functions that the loops call.
-        gradients: how many gradients ``backward`` gives: of the first so many operands that have one.
-        bit_gradients: how many of those ``backward_from_bit`` gives; 0 where there is none.
+        functions: the names of the functions that the loops call.
+        gradients: the number of gradients: those of the first so many operands whose roles can have one.
+        bit_gradients: how many of those ``backward_from_bit`` returns; 0 if there is no such function.
     """
 
     operands: tuple[Operand, ...]
@@ -97,50 +97,50 @@ class Signature(NamedTuple):
     bit_gradients: int = 0
 
     def of(self, *roles: str) -> tuple[str, ...]:
-        """The names of the operands of some roles."""
+        """The names of the operands with one of the roles."""
         return tuple(operand.name for operand in self.operands if operand.role in roles)
 
     @property
     def differentiable(self) -> tuple[Operand, ...]:
-        """The operands that have gradients, in the order in which backward gives them."""
+        """The operands that have gradients, in the order in which backward returns those."""
         return tuple(operand for operand in self.operands if operand.role in _WITH_GRADIENT)[: self.gradients]
 
     @property
     def packs(self) -> bool:
-        """Whether backward can write the gradients of two elements into one tensor: not beside random numbers."""
+        """Whether backward can write the gradients of two elements into one tensor; not supported with random numbers."""
         with_gradient = [operand for operand in self.differentiable if operand.role == "element"]
         return len(self.of("element")) == len(with_gradient) == 2 and not self.of("random")
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The operands that are tensors, as the operators take them: elements first."""
+        """The names of the operands that are tensors, in the operators' order: elements first."""
         return self.of("element") + self.of("channel", "row")
 
     @property
     def saves(self) -> tuple[str, ...]:
-        """What backward can keep: what takes the least memory first, and the output, which is not exact, last."""
+        """What can be saved for backward: the least memory first, and last the output, from which gradients are inexact."""
         return possible_saves(self.functions)
 
     @property
     def folds(self) -> bool:
-        """Whether elements depend on the rows that they are in."""
+        """Whether results depend on whole rows, as those of softmax."""
         return "fold_from_output" in self.functions
 
     @property
     def unmarked_numbers(self) -> int:
-        """How many numbers are plain ``T`` in the file."""
+        """The number of number operands whose type in the file is plain ``T``."""
         return sum(operand.role == "number" and operand.type == "T" for operand in self.operands)
 
 
 def possible_saves(functions: Collection[str]) -> tuple[str, ...]:
-    """What backward can keep with these functions: :attr:`Signature.saves`."""
+    """:attr:`Signature.saves` of a file that defines these functions."""
     bit = ("bit",) if "keeps" in functions and "backward_from_bit" in functions else ()
     output = ("output",) if "backward_from_output" in functions else ()
     return (*bit, "input", *output)
 
 
 class _Form(NamedTuple):
-    """How a function is declared: what it returns, takes before the operands, and whether elements are among those."""
+    """How a function must be declared: its result, its arguments before the operands, and whether operands include elements."""
 
     returns: str
     first: tuple[str, ...]
@@ -157,21 +157,21 @@ _FORMS = {
     "backward_of_row": _Form("T", ("Sum<T>",), False),
 }
 _OF_ROWS = ("fold_from_output", "backward_of_row")
-_SEVERAL = ("backward", "backward_from_bit", *_OF_ROWS)  # functions that may return several results
+_SEVERAL = ("backward", "backward_from_bit", *_OF_ROWS)  # functions that may return Many
 
 
 def before_operands(function: str) -> int:
-    """How many arguments a function takes before operands of forward's."""
+    """How many arguments a function takes before the operands of ``forward``."""
     return len(_FORMS[function].first)
 
 
 def takes_elements(function: str) -> bool:
-    """Whether elements are among those."""
+    """Whether a function takes the elements among the operands of ``forward``."""
     return _FORMS[function].elements
 
 
 _FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
-_BETWEEN = re.compile(r",(?![^<>]*>)")  # arguments
+_BETWEEN = re.compile(r",(?![^<>]*>)")  # commas between arguments
 _ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T(?:,\s*\d+)?>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
 _RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
 _TERM_OF_DY = re.compile(r"\bfold_from_output\s*\(\s*T\s+(\w+)[^()]*\)\s*\{\s*return\s+\1(\s*\*\s*\w+)?\s*;\s*\}")
@@ -180,23 +180,23 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 
 
 def code(text: str) -> str:
-    """A text with spaces in place of its comments."""
+    """The text with comments replaced by spaces, so that positions stay the same."""
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
 
 
 def prepared(text: str) -> int:
-    """In place of how many channels, the last ones, a kernel file's functions want something else, which ``prepare`` makes."""
+    """How many channel operands, the last ones, the file's ``prepare`` transforms before other functions take them."""
     found = re.search(r"\bvoid\s+prepare\s*\(([^()]*)\)", code(text))
     return found[1].count("<T>") if found else 0
 
 
 def terms_vanish(text: str) -> bool:
-    """Whether what a file of rows folds of an element is plainly 0 where the gradient that comes in is."""
+    """Whether the term that a file of rows sums in backward is evidently 0 where the incoming gradient is."""
     return _TERM_OF_DY.search(code(text)) is not None
 
 
 def sees_places(text: str) -> bool:
-    """Whether a file's ``forward`` has more of a LogSumExp than the logarithms of shares, which are distances."""
+    """Whether ``forward`` uses a LogSumExp not only by ``log_share``, and so depends on more than differences in a row."""
     forward = functions(text)["forward"]
     if forward.types[1:2] != ("LogSumExp<T>",):
         return False
@@ -208,10 +208,10 @@ def sees_places(text: str) -> bool:
 
 
 def functions(text: str) -> dict[str, Function]:
-    """The functions of a kernel file that the loops call.
+    """The functions of a kernel file that the loops call, by name.
 
     Raises:
-        ValueError: one is not declared as elementwise.cuh says, or makes nothing of the gradient that comes in.
+        ValueError: one is not declared as elementwise.cuh requires, or does not use the incoming gradient.
     """
     found: dict[str, Function] = {}
     text = code(text)
@@ -219,7 +219,7 @@ def functions(text: str) -> dict[str, Function]:
         returns, many, name, declared = match.groups()
         in_namespace = text.count("{", 0, match.start()) != text.count("}", 0, match.start())
         others = name in _OF_ROWS and "rows.cuh" not in text
-        if name not in _FORMS or in_namespace or others:  # which a function may call, and the loops do not
+        if name not in _FORMS or in_namespace or others:  # a helper, which the loops do not call
             continue
         line, form = text.count("\n", 0, match.start()) + 1, _FORMS[name]
         arguments = [_ARGUMENT.fullmatch(argument) for argument in _BETWEEN.split(declared)]
@@ -235,7 +235,7 @@ def functions(text: str) -> dict[str, Function]:
         if form.first[:1] == ("T",) and name not in _OF_ROWS and not _occurs(names[0], block, *_DEFINE.findall(text)):
             raise ValueError(f"line {line}: {name} does not use its first argument, the gradient that comes in")
         only = _RETURN.fullmatch(block)
-        body = only[1] if only and name not in found else None  # two, one for each branch of an #if: no telling which
+        body = only[1] if only and name not in found else None  # defined in two branches of an #if: either may be compiled
         found[name] = Function(names, types, int(many or 1), body, line, (match.start(), end))
     if "forward" not in found:
         raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
@@ -243,7 +243,7 @@ def functions(text: str) -> dict[str, Function]:
 
 
 def _end_of_block(text: str, start: int) -> int:
-    """Where the block ends that begins with the brace at ``start``."""
+    """The end of the block that begins with the brace at ``start``."""
     depth = 0
     for brace in re.finditer(r"[{}]", text[start:]):
         depth += 1 if brace[0] == "{" else -1
@@ -258,14 +258,14 @@ def _occurs(name: str | None, *texts: str) -> bool:
 
 @lru_cache(maxsize=256)
 def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
-    """Reads a kernel file.
+    """Parses a kernel file.
 
     Args:
-        text: of the file.
-        numbers: names of arguments that are numbers without being marked ``Number<T>``.
+        text: the file's text.
+        numbers: names of arguments of type ``T`` that are numbers.
 
     Raises:
-        ValueError: a function is not declared as ``elementwise.cuh`` says; the message names the line.
+        ValueError: a function is not declared as ``elementwise.cuh`` requires; the message names the line.
     """
     found = functions(text)
     forward = found["forward"]
@@ -298,20 +298,20 @@ def read_signature(text: str, numbers: tuple[str, ...] = ()) -> Signature:
 
 
 def without_underscores(names: Sequence[str]) -> list[str]:
-    """The names in Python of what C++ calls so: a name that is taken there can have an underscore at its end."""
+    """The Python names of arguments: in C++ a name may need a trailing underscore, to avoid a clash."""
     bare = [name.removesuffix("_") for name in names]
     usable = [each.isidentifier() and not keyword.iskeyword(each) and bare.count(each) == 1 for each in bare]
     return [each if can else name for name, each, can in zip(names, bare, usable, strict=True)]
 
 
-_MOST_SUMS = 2  # of a row, for which the GPU's blocks have shared memory
+_MOST_SUMS = 2  # sums per row that fit the shared memory of the GPU's blocks
 
 
 def _of_rows(found: dict[str, Function]) -> Signature:
-    """The declaration of a file with a fold, as ``rows.cuh`` has it.
+    """The signature of a file of rows, which has a fold.
 
     Raises:
-        ValueError: a function is not declared so, or missing.
+        ValueError: a function is missing, or not declared as ``rows.cuh`` requires.
     """
     forward = found["forward"]
     fold, given = forward.types[1:2], forward.types[2:]
@@ -342,16 +342,16 @@ def _of_rows(found: dict[str, Function]) -> Signature:
         if function.types != (*expected[name], *given):
             raise ValueError(f"line {function.line}: {name} must take ({', '.join([*expected[name], *given])})")
     names = _alike({name: function.arguments[len(expected[name]) :] for name, function in found.items()}, forward.line)
-    told = zip(("kept", "row", *names), ("kept", "row", *without_underscores(names)), forward.types, strict=True)
-    operands = tuple(Operand(bare, ROLES[type_], type_, name) for name, bare, type_ in told)
+    described = zip(("kept", "row", *names), ("kept", "row", *without_underscores(names)), forward.types, strict=True)
+    operands = tuple(Operand(bare, ROLES[type_], type_, name) for name, bare, type_ in described)
     return Signature(operands, frozenset(found), 1 + rows)
 
 
 def _alike(arguments: dict[str, tuple[str | None, ...]], line: int) -> list[str]:
-    """What all functions of a file call the same arguments, where they have a name.
+    """The names of the arguments that all functions share, which must agree where they are given.
 
     Raises:
-        ValueError: they differ, or nothing tells.
+        ValueError: names differ, or an argument is unnamed in all functions.
     """
     names = [[name for name in given if name is not None] for given in zip(*arguments.values(), strict=True)]
     for k, given in enumerate(names):
@@ -362,10 +362,10 @@ def _alike(arguments: dict[str, tuple[str | None, ...]], line: int) -> list[str]
 
 
 def _names(found: dict[str, Function]) -> list[str]:
-    """What forward's arguments are called, in forward or, where they have no name there, in another function.
+    """The names of forward's arguments, taken from another function where ``forward`` leaves one unnamed.
 
     Raises:
-        ValueError: nothing tells what one is called.
+        ValueError: an argument is unnamed in all functions.
     """
     forward = found["forward"]
     names = list(forward.arguments)

@@ -1,4 +1,4 @@
-"""Kernel files that are made of another: of its slope, and of each of its gradients, for derivatives of higher order."""
+"""Generates kernel files from another one that compute its derivatives as activations, for higher-order derivatives."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["from_bit_source", "from_output_source", "gradients_source", "slope_s
 
 
 def slope_source(source: KernelSource, from_output: bool) -> KernelSource:
-    """Of an activation of one tensor: ``forward(x, numbers...)`` is its slope at ``x``, or where its output is ``x``."""
+    """For an activation of one tensor: ``forward(x, numbers...)`` is its derivative at ``x``, or where its output is ``x``."""
     operands = _own_names(source)
     if from_output:
         slopes = f"""ELEMENTWISE T slope(T x{_declared(operands[1:], ", ")}) {{
@@ -27,7 +27,7 @@ def slope_source(source: KernelSource, from_output: bool) -> KernelSource:
 
 
 def from_output_source(source: KernelSource) -> KernelSource:
-    """Of any activation with a gradient from its output ``y``: ``forward(y, dy, operands...)`` is that gradient."""
+    """For an activation with a gradient from its output ``y``: ``forward(y, dy, operands...)`` is that gradient."""
     others = [operand for operand in _own_names(source) if operand.role != "element"]
     body = f"activation::backward_from_output({', '.join(['dy', 'y', *_given(others)])})"
     text = f"ELEMENTWISE T forward(T y, T dy{_declared(others, ', ')}) {{ return {body}; }}\n"
@@ -35,9 +35,9 @@ def from_output_source(source: KernelSource) -> KernelSource:
 
 
 def from_bit_source(source: KernelSource) -> KernelSource:
-    """Of an activation with several gradients from a bit: ``forward(bit, dy, operands..., which)`` is one, of one element.
+    """For an activation with several gradients from a bit: ``forward(bit, dy, operands..., which)`` is one of them.
 
-    The bit is 1 or 0. Nothing is summed.
+    The bit is 1 or 0. Results are for single elements, without summation over channels.
     """
     operands, last = _own_names(source), source.signature.bit_gradients - 1
     others = [operand for operand in operands if operand.role != "element"]
@@ -51,10 +51,10 @@ def from_bit_source(source: KernelSource) -> KernelSource:
 
 
 def gradients_source(source: KernelSource) -> KernelSource:
-    """Of any activation: ``forward(operands..., dy, numbers..., which)`` is one of its gradients, of one element.
+    """For any activation: ``forward(operands..., dy, which)`` is one of its gradients, for a single element.
 
-    Nothing is summed: the gradient of a channel operand is what an element adds to it. Random numbers are those of the
-    activation where the seed and the layout of the first tensor are.
+    The gradient of a channel operand is an element's contribution, without summation. Random numbers are the activation's own
+    for the same seed and the same layout of the first tensor.
     """
     operands = _own_names(source)
     slopes = "\n".join(_gradient(source, operands, g) for g in range(source.signature.gradients))
@@ -72,7 +72,7 @@ def _made_of(source: KernelSource, name: str, text: str) -> KernelSource:
 
 
 def _own_names(source: KernelSource) -> list[Operand]:
-    """The operands under names that nothing else has."""
+    """The operands under new names, which clash with nothing in the file."""
     return [operand._replace(in_file=f"a{k}") for k, operand in enumerate(source.signature.operands)]
 
 
@@ -83,13 +83,13 @@ def _declared(operands: list[Operand], before: str = "") -> str:
 
 
 def _given(operands: list[Operand]) -> list[str]:
-    """The operands as the file's own functions take them."""
+    """The operands as arguments of the file's functions."""
     unmarked = [operand.role == "number" and operand.type == "T" for operand in operands]
     return [f"T({operand.in_file})" if bare else operand.in_file for operand, bare in zip(operands, unmarked, strict=True)]
 
 
 def _gradient(source: KernelSource, operands: list[Operand], g: int) -> str:
-    """A function ``slope_<g>(dy, operands...)``: gradient ``g`` of an activation, which it writes out or which is derived."""
+    """A function ``slope_<g>(dy, operands...)``: gradient ``g``, by the file's own function, or derived with dual numbers."""
     signature = source.signature
     broadcast = [operand for operand in operands if operand.role in ("channel", "row")]
     changed = broadcast[len(broadcast) - prepared(source.text) :]
@@ -111,7 +111,7 @@ def _from_bit(operands: list[Operand], bit: str) -> str:
 
 
 def _derived(operands: list[Operand], by: str, changed: list[Operand]) -> str:
-    """The body of a function that finds the derivative by the operand ``by`` with dual numbers; ``prepare`` changes some."""
+    """The body of a function that differentiates by the operand ``by`` with dual numbers; ``prepare`` changes ``changed``."""
     duals = {}
     for operand in operands:
         derivative = ", T(1)" if operand.name == by else ""

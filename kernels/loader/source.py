@@ -1,4 +1,4 @@
-"""What is compiled: a kernel file, what is declared of it, and the local headers that it reads."""
+"""A kernel file to compile, with its options and the local headers that it includes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .uses import in_namespace, line_directive, names_used
 __all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowTypes", "Work", "digest", "state_of"]
 
 FOLDER = Path(__file__).resolve().parents[1]
-"""Where the library's own kernel files are."""
+"""The folder of the library's kernel files."""
 
 DEVICE = FOLDER / "device"
-"""Where the headers are that every kernel file is compiled with, and the binding."""
+"""The folder of the headers that every kernel file is compiled with, and of the binding."""
 
 _INCLUDE = r'(?m)^[ \t]*#[ \t]*include[ \t]*"([^"\n]+)"'
 
 
 class Work(NamedTuple):
-    """How much a GPU computes for an element, from 1, next to nothing, to 5, as much as it can while memory moves.
+    """How much a GPU computes per element, from 1, next to nothing, to 5, as much as memory bandwidth can hide.
 
-    More work wants more loads under way, so a thread takes more 16-byte vectors; where there is little work, one vector is
-    faster. With 5, loads go through shared memory, as the compiler would put off those to registers until they are late: of
-    forward that reads one tensor and of backward that reads two, both dense. Forward has all threads of a
-    multiprocessor then, with 32 registers each, where these are enough.
+    More work needs more loads in flight, so a thread takes more 16-byte vectors; with little work, one vector is faster. With
+    5, loads are staged through shared memory, as the compiler would sink loads to registers until they are late; this applies
+    to a forward that reads one tensor and a backward that reads two, all dense. Such a forward is compiled for full occupancy,
+    with 32 registers per thread, where these suffice.
     """
 
     forward: int = 4
@@ -37,11 +37,11 @@ class Work(NamedTuple):
 
     @staticmethod
     def vectors(work: int, size: int) -> int:
-        """How many vectors a thread takes, for elements of ``size`` bytes."""
+        """The number of vectors per thread, for elements of ``size`` bytes."""
         return {2: (1, 1, 2, 2, 2), 4: (1, 2, 2, 3, 3), 8: (2, 2, 2, 3, 3)}[size][work - 1]
 
     def defines(self) -> list[str]:
-        """What the kernels are told."""
+        """Preprocessor definitions for the kernels, as compiler flags."""
         works = {direction.upper(): work for direction, work in self._asdict().items()}
         vectors = [f"-DJITACT_{d}_VECTORS_{size}={self.vectors(work, size)}" for d, work in works.items() for size in (2, 4, 8)]
         staged = (self.forward == 5) + 2 * (self.backward == 5)
@@ -49,12 +49,12 @@ class Work(NamedTuple):
 
 
 class RowTypes(NamedTuple):
-    """What a build of a file of rows is for, where it is not for each dtype as it is: names of :data:`ELEMENTS`.
+    """The types that a build of a file of rows is for, if not one dtype for all: names in :data:`ELEMENTS`.
 
     Attributes:
-        input: of x, and of its gradient.
-        output: of the result, and of the gradient that comes in.
-        mask: "bool", what is added, or "none".
+        input: the type of x and of its gradient.
+        output: the type of the result and of the incoming gradient.
+        mask: "bool", the type of an additive mask, or "none".
     """
 
     input: str
@@ -62,13 +62,13 @@ class RowTypes(NamedTuple):
     mask: str
 
     def defines(self) -> list[str]:
-        """What the loops are told."""
+        """Preprocessor definitions for the loops, as compiler flags."""
         roles = [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
         return [*roles, "-DJITACT_ROW_HIDES"] if self.hides else roles
 
     @property
     def hides(self) -> bool:
-        """Whether a gradient is to be 0 where the mask leaves elements out."""
+        """Whether gradients have to be 0 where the mask excludes elements."""
         return self.mask == "bool" and "int" not in self.input
 
 
@@ -80,22 +80,22 @@ ELEMENTS = {
     "none": "void",
     **{name: f"{name}_t" for name in ("uint8", "int8", "int16", "int32", "int64")},
 }
-"""The C++ types of what lies in memory, by PyTorch's names."""
+"""C++ types of elements in memory by the names of PyTorch's dtypes."""
 
 
 class KernelSource(NamedTuple):
-    """What is compiled: one kernel file.
+    """A kernel file to compile.
 
     Attributes:
         name: the activation's name; operators are registered as ``jitact::<name>_forward`` and so on.
         text: the kernel file's text.
-        path: where the text came from; compilers report errors against it, and headers beside it are found.
-        numbers: the last arguments of ``forward`` that are numbers without being marked ``Number<T>``.
-        work: what a GPU computes for an element.
-        label: the name that ``python -m jitact build`` knows it by, where that is another.
-        given: what the text may use under its name, before what the library has of that name.
+        path: the origin of the text, for compilers' errors and for headers in the same folder.
+        numbers: the last arguments of ``forward`` that are numbers but of type ``T``, not ``Number<T>``.
+        work: how much a GPU computes per element.
+        label: the name for ``python -m jitact build``, if that is another.
+        given: other kernel files that the text may use by name; they take precedence over the library's.
         unfused: whether ``rounded`` of rounded.cuh rounds, as eager PyTorch does after each operation.
-        row_types: what a build of a file of rows is for, if not for each dtype as it is.
+        row_types: the types that a build of a file of rows is for; None for every dtype, input and output alike.
     """
 
     name: str
@@ -121,31 +121,31 @@ class KernelSource(NamedTuple):
 
     @property
     def signature(self) -> Signature:
-        """What the file says of its functions.
+        """The declarations of the file's functions.
 
         Raises:
-            ValueError: they are not declared as they must be.
+            ValueError: they are not declared as required.
         """
         return read_signature(self.text, self.numbers)
 
     @property
     def uses(self) -> tuple[KernelSource, ...]:
-        """The files whose functions the text calls."""
+        """The kernel files whose functions the text calls."""
         given = {source.name: source for source in self.given}
         known = [name for name in names_used(self.text) if name in given or (FOLDER / f"{name}.cu").is_file()]
         return tuple(given.get(name) or KernelSource.from_file(name) for name in known)
 
     @property
     def all_used(self) -> list[KernelSource]:
-        """What it uses, and what that uses."""
+        """The kernel files that it uses, directly and indirectly."""
         return [each for used in self.uses for each in (used, *used.all_used)]
 
     @property
     def used_text(self) -> str:
-        """The text of what it uses, in namespaces, which comes before its own.
+        """The text of the files that it uses, in namespaces, to be placed before its own.
 
         Raises:
-            ValueError: something cannot be used.
+            ValueError: a file cannot be used by this one.
         """
         for used in self.uses:
             if prepared(used.text) and not prepared(self.text):
@@ -155,12 +155,12 @@ class KernelSource(NamedTuple):
 
     @property
     def full_text(self) -> str:
-        """All that is compiled but for headers of the library, with errors reported against where it came from."""
+        """All text that is compiled except the library's headers, with #line directives for the origins."""
         header = f'#include "{DEVICE}/uses.cuh"\n' if self.uses else ""
         return f"{header}{self.used_text}{line_directive(self.path)}\n{self.text}"
 
     def defines(self) -> list[str]:
-        """What the compilers are told of the file, beside its text."""
+        """Preprocessor definitions for the file, as compiler flags."""
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
         flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
@@ -170,7 +170,7 @@ class KernelSource(NamedTuple):
 
     @property
     def folder(self) -> Path:
-        """Where ``#include "..."`` looks first: beside the file, or in the current directory for a text that has none."""
+        """The folder that ``#include "..."`` searches first: the file's, or the current directory if there is no file."""
         path = Path(self.path)
         try:
             return path.parent.absolute() if path.is_file() else Path.cwd()
@@ -178,7 +178,7 @@ class KernelSource(NamedTuple):
             return DEVICE
 
     def headers(self) -> dict[str, Path]:
-        """Every local file that the build reads beside the text, by the name that it goes by in the key."""
+        """Every local file that the build reads besides the text, by its name in the cache key."""
         found = {}
         for entry in os.scandir(DEVICE):
             if entry.name.endswith((".h", ".cuh", ".cpp")):
@@ -191,11 +191,11 @@ class KernelSource(NamedTuple):
         return dict(sorted(found.items()))
 
     def include_folders(self) -> list[Path]:
-        """What the compilers get as ``-I``. The user's folders come first; the library's headers find each other anyway."""
+        """The folders for ``-I``, the user's first; the library's headers include each other relative to their own folder."""
         return [*self._headers_beside(), DEVICE]
 
     def _headers_beside(self) -> dict[Path, dict[str, Path]]:
-        """The user's headers, by the folders that they are found from: the file's own first."""
+        """The user's headers by the folders that they are included from, the file's own folder first."""
         folders: dict[Path, dict[str, Path]] = {}
         for source in (self, *self.all_used):
             if not source.is_librarys:
@@ -203,11 +203,11 @@ class KernelSource(NamedTuple):
         return {folder: found for folder, found in folders.items() if found}
 
 
-_USERS = "./"  # begins the names of the user's headers, so that none is taken for one of the library's
+_USERS = "./"  # prefix of the names of the user's headers, which distinguishes them from the library's
 
 
 def _follow(text: str, folder: Path, base: Path, found: dict[str, Path]) -> None:
-    """Adds to ``found`` the headers that ``text`` includes, and theirs, as far as they are files beside the user's."""
+    """Adds to ``found`` the headers that ``text`` includes, directly or indirectly, if they are local files of the user."""
     for name in re.findall(_INCLUDE, text):
         for place in dict.fromkeys((folder, base)):
             path = place / name
@@ -225,7 +225,7 @@ def _read(path: Path, state: tuple[int, ...] | None) -> str:
 
 
 def state_of(path: Path) -> tuple[int, ...] | None:
-    """A value that changes whenever the file does, without reading it; None if there is no file."""
+    """The modification time, size and inode of a file, which change when it does; None if there is no file."""
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -234,7 +234,7 @@ def state_of(path: Path) -> tuple[int, ...] | None:
 
 
 def digest(source: KernelSource) -> str:
-    """The hash of all that is compiled. Where the files lie does not enter, so a cache can move with an installation."""
+    """The hash of all text that is compiled, without absolute paths, so that a cache can move with an installation."""
     used = [(each.name, each.numbers, each.text) for each in source.all_used if not each.is_librarys]
     digest = hashlib.sha256(repr((source.name, source.defines(), source.text, *used)).encode())
     for name, path in source.headers().items():

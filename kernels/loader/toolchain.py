@@ -1,4 +1,4 @@
-"""Finds the compilers, and says what is missing, where it was looked for and what mends it."""
+"""Finds the compilers. Errors say what is missing, where it was looked for and how to install it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Compiler", "Nvcc", "find_cudart", "find_cxx", "find_ninja", "find_nv
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler: the command, what it says of itself, and the flags that CXX has after the command."""
+    """A C++ compiler: its path, its version line, and the flags that follow the command in CXX."""
 
     path: str
     version: str
@@ -34,12 +34,12 @@ class Nvcc(NamedTuple):
     """A CUDA compiler.
 
     Attributes:
-        path: the command.
-        version: what it says of itself.
+        path: its path.
+        version: its version line, with that of the host compiler in CC, if any.
         release: the CUDA version, as ``"13.0"``.
-        root: the toolkit that it belongs to, which torch calls CUDA_HOME.
-        archs: what it can compile for, as ``"90"``; empty if it does not say.
-        origin: where it was found.
+        root: the folder of its toolkit, which torch calls CUDA_HOME.
+        archs: the archs that it can compile for, as ``"90"``; empty if it cannot list them.
+        origin: where it was found, for messages.
     """
 
     path: str
@@ -55,7 +55,7 @@ class Nvcc(NamedTuple):
 
 
 def find_cxx(memory: Memory) -> Compiler:
-    """The C++ compiler: ``$CXX``, else the first of c++, g++ and clang++ on the PATH.
+    """The C++ compiler: ``$CXX``, else the first of c++, g++ and clang++ on the PATH that works.
 
     Raises:
         ToolchainError: there is none.
@@ -78,7 +78,7 @@ def find_cxx(memory: Memory) -> Compiler:
 
 
 def find_ninja() -> str:
-    """The ninja to run, though its directory may not be on the PATH (as in notebooks that run in a virtual environment).
+    """The path of ninja, which may not be on the PATH, as in notebooks that run in a virtual environment.
 
     Raises:
         ToolchainError: there is none.
@@ -99,7 +99,7 @@ def find_ninja() -> str:
 
 
 def find_nvcc(memory: Memory) -> Nvcc:
-    """The nvcc whose CUDA is torch's: from CUDA_HOME, the PATH, /usr/local/cuda, or the pip packages of the ``nvcc`` extra.
+    """An nvcc of torch's major CUDA version: in PYTORCH_NVCC, CUDA_HOME, CUDA_PATH, PATH, /usr/local/cuda or pip packages.
 
     Raises:
         ToolchainError: there is none, or only of another major version.
@@ -132,15 +132,15 @@ def find_nvcc(memory: Memory) -> Nvcc:
 
 
 def nvcc_command() -> str:
-    """The command that installs the nvcc that fits this torch."""
+    """The command that installs an nvcc of this torch's CUDA version."""
     release = torch.version.cuda or "13.0"
-    if int(release.split(".")[0]) >= 13:  # before, the pip packages held no nvcc
+    if int(release.split(".")[0]) >= 13:  # older pip packages have no nvcc
         return _pip_install(*(f'"{part}=={release}.*"' for part in ("nvidia-cuda-nvcc", *_PARTS, "nvidia-cuda-cccl")))
     return f"conda install -c nvidia cuda-nvcc={release} cuda-cudart-dev={release}"
 
 
 def find_cudart(nvcc: Nvcc) -> Path:
-    """The CUDA runtime to link with, ``libcudart.so`` or, where pip brought it, ``libcudart.so.<major>``.
+    """The CUDA runtime to link with: ``libcudart.so``, or ``libcudart.so.<major>`` from pip packages.
 
     Raises:
         ToolchainError: there is none.
@@ -156,11 +156,11 @@ def find_cudart(nvcc: Nvcc) -> Path:
     raise ToolchainError(f"no libcudart.so, which CUDA kernels link with\nlooked in: {looked}\ninstall it: {nvcc_command()}")
 
 
-_PARTS = ("nvidia-nvvm", "nvidia-cuda-crt")  # what nvcc runs, and what must be of its version though pip does not know it
+_PARTS = ("nvidia-nvvm", "nvidia-cuda-crt")  # must match nvcc's version, which pip does not enforce
 
 
 def _misfits(facts: dict) -> list[str]:
-    """Pip packages beside an nvcc that are not of its version, as ``nvidia-nvvm 13.5.37``."""
+    """The pip packages next to an nvcc whose versions do not match it, as ``nvidia-nvvm 13.5.37``."""
     packages, misfits = Path(facts["root"]).parent.parent, []
     for part in _PARTS:
         for record in packages.glob(f"{part.replace('-', '_')}-*.dist-info"):
@@ -174,8 +174,8 @@ _nvcc_default = "/usr/local/cuda/bin/nvcc"
 
 
 def _nvcc_candidates(major: str) -> Iterator[tuple[str, str | None]]:
-    """Where nvcc can be, the first choice first: the place's name, and the path or None."""
-    if os.environ.get("PYTORCH_NVCC"):  # torch runs this in place of CUDA_HOME's
+    """Candidates for nvcc in order of preference: the name of the place, and the path or None."""
+    if os.environ.get("PYTORCH_NVCC"):  # torch runs it instead of that in CUDA_HOME
         yield "PYTORCH_NVCC", _program(os.environ["PYTORCH_NVCC"])
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         home = os.environ.get(variable)
@@ -187,14 +187,14 @@ def _nvcc_candidates(major: str) -> Iterator[tuple[str, str | None]]:
 
 
 def _pip_folders(relative: str) -> list[Path]:
-    """Folders of NVIDIA's pip packages, beside torch or wherever Python finds them."""
+    """Folders ``relative`` in NVIDIA's pip packages, next to torch or where Python finds them."""
     spec = importlib.util.find_spec("nvidia")
     bases = [*(spec.submodule_search_locations or [] if spec else []), str(Path(torch.__file__).parent.parent / "nvidia")]
     return [Path(base) / relative for base in dict.fromkeys(bases)]
 
 
 def _words(command: str) -> list[str]:
-    """The program and its flags that a variable like CXX names, without a compiler cache before it, which torch adds itself."""
+    """The words of a command like CXX, without a compiler cache before the program, as torch adds one itself."""
     return [word for word in shlex.split(command) if os.path.basename(word) not in ("ccache", "sccache")]
 
 
@@ -204,13 +204,13 @@ def _program(command: str) -> str | None:
 
 
 def _version(memory: Memory, path: str) -> str | None:
-    """What a C++ compiler says of itself; None if it does not run, or is none."""
+    """The version line of a C++ compiler; None if it does not run or is not one."""
     facts = _ask_once(memory, path, lambda: _ask_cxx(path), {"version"})
     return facts and facts["version"]
 
 
 def _ask_once(memory: Memory, path: str, ask: Callable[[], dict | None], wanted: set[str]) -> dict | None:
-    """What ``ask`` finds out about the tool at ``path``, or found out before about the same file; None if it is of no use."""
+    """The facts that ``ask`` finds about the tool at ``path``, cached while the file is the same; None if it is unusable."""
     key = _identity(path)
     facts = memory.get(key)
     if not isinstance(facts, dict) or not wanted <= facts.keys():
@@ -221,13 +221,13 @@ def _ask_once(memory: Memory, path: str, ask: Callable[[], dict | None], wanted:
 
 
 def _identity(path: str) -> str:
-    """Changes when the tool does: of a script that starts another program, that program counts too."""
+    """A cache key that changes with the tool; for a script also with the programs that it names."""
     real = os.path.realpath(path)
-    if os.path.basename(real) in ("ccache", "sccache"):  # links of that name start the compiler found next on the PATH
+    if os.path.basename(real) in ("ccache", "sccache"):  # such a link runs the next compiler of its name on the PATH
         folders = [f for f in os.environ.get("PATH", "").split(os.pathsep) if f != os.path.dirname(path)]
         real = shutil.which(os.path.basename(path), path=os.pathsep.join(folders)) or real
     files = [path, real]
-    with suppress(OSError), open(real, "rb") as file:  # some may be run and not read
+    with suppress(OSError), open(real, "rb") as file:  # it may be executable and not readable
         if file.read(2) == b"#!":
             files += re.findall(r"/[\w./+-]+", file.read(4096).decode(errors="replace"))
     stats = [f"{f} {s.st_size} {s.st_mtime_ns}" for f in dict.fromkeys(files) if os.path.isfile(f) for s in [os.stat(f)]]
@@ -252,8 +252,8 @@ def _ask_nvcc(path: str) -> dict | None:
 
 
 def _answers(path: str, *questions: list[str]) -> list[str]:
-    """What a program prints, run for all questions at the same time; nothing where it fails or cannot be run."""
-    import subprocess  # not at the top: a hit starts no process
+    """The output of a program for each list of arguments, run in parallel; empty where it fails or cannot be run."""
+    import subprocess  # imported here, as a cache hit starts no process
 
     try:
         running = [subprocess.Popen([path, *q], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for q in questions]
@@ -276,7 +276,7 @@ def _pip_install(*packages: str) -> str:
 
 
 def _install(apt: str, dnf: str, conda: str) -> str:
-    """The command that installs a system package here, for whichever package manager there is."""
+    """The command that installs a system package with the package manager of this system."""
     commands = {
         "apt-get": f"apt-get install -y {apt}",
         "dnf": f"dnf install -y {dnf}",

@@ -1,7 +1,7 @@
-"""What is read and believed here is loaded into the process, so who may have written it is asked first, and files are made so
-that nobody else can write to them, whatever the umask.
+"""Checks of who can write to files and folders, as their content is loaded into the process as code. Files are created so that
+no other user can write to them, whatever the umask.
 
-Asked is the opened file or folder, never its name: a name can be given to another file in the meantime.
+Checks use the opened file or folder, never its name, which may lead to another file by the time of use.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ _LINKS = 40  # how many symbolic links a path may lead through, as on Linux
 
 
 class DistrustError(PermissionError):
-    """Others can write to what was to be read; ``strerror`` says who, as the rest of a sentence."""
+    """Untrusted users can write to a file or folder; ``strerror`` says who, as the predicate of a sentence."""
 
     def __init__(self, why: str) -> None:
-        """Says ``why``."""
+        """Makes an error with the message ``why``."""
         super().__init__(errno.EPERM, why)
 
 
 def distrust(status: os.stat_result, *, shared: bool) -> str | None:
-    """Why what has this status is not believed, as the rest of a sentence; None if it is.
+    """Why a file or folder is not trusted, as the predicate of a sentence; None if it is.
 
     Args:
-        status: of an opened file or folder.
+        status: the status of the opened file or folder.
         shared: whether its owner and its group are trusted, whoever they are.
     """
     if not shared and status.st_uid not in (0, os.geteuid()):
@@ -44,13 +44,13 @@ def distrust(status: os.stat_result, *, shared: bool) -> str | None:
 
 
 def replaceable(path: Path, *, shared: bool = False) -> str | None:
-    """What lets others put something else in the place of ``path``, as the rest of a sentence; None if nothing does.
+    """Why untrusted users could replace ``path`` by something else, as the predicate of a sentence; None if they cannot.
 
-    They need to write to one of the folders that lead there, those behind symbolic links too; in one that is sticky, like
-    /tmp, only who owns a thing can move it. What of the path does not exist yet counts as the user's own.
+    They can if they can write to a folder on the path, including those behind symbolic links. In a sticky folder, like /tmp,
+    only the owner of an entry or of the folder can move it. Parts of the path that do not exist count as the user's own.
 
     Raises:
-        OSError: the way there cannot be followed.
+        OSError: the path cannot be resolved.
     """
     here, holder = "/", os.stat("/")
     ahead, links = list(reversed(path.absolute().parts[1:])), 0
@@ -84,7 +84,7 @@ def replaceable(path: Path, *, shared: bool = False) -> str | None:
 
 
 def _movable(holder: tuple[str, os.stat_result], held: tuple[str, os.stat_result | None], *, shared: bool) -> str | None:
-    """Why others can move what a folder holds, None if they cannot."""
+    """Why untrusted users can move the entry ``held`` of the folder ``holder``; None if they cannot."""
     why = distrust(holder[1], shared=shared)
     if why is None or not holder[1].st_mode & stat.S_ISVTX:
         return why and f"{holder[0]} {why}"
@@ -94,7 +94,7 @@ def _movable(holder: tuple[str, os.stat_result], held: tuple[str, os.stat_result
 
 @contextmanager
 def opened(path: str | Path, folder: int | None = None, *, shared: bool, follow: bool = False) -> Iterator[int]:
-    """The descriptor of a folder that can be believed.
+    """The descriptor of a trusted folder.
 
     Args:
         path: the folder, relative to ``folder`` if that is given.
@@ -103,8 +103,8 @@ def opened(path: str | Path, folder: int | None = None, *, shared: bool, follow:
         follow: whether ``path`` may be a symbolic link.
 
     Raises:
-        DistrustError: others can write to it.
-        OSError: it is no folder, or cannot be opened.
+        DistrustError: untrusted users can write to it.
+        OSError: it is not a folder, or cannot be opened.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
     descriptor = os.open(path, flags, dir_fd=folder)
@@ -118,19 +118,19 @@ def opened(path: str | Path, folder: int | None = None, *, shared: bool, follow:
 
 
 def content(path: str | Path, folder: int | None = None, *, shared: bool, limit: int) -> bytes:
-    """What a file holds that can be believed.
+    """The content of a trusted file.
 
     Args:
-        path: the file, relative to ``folder`` if that is given; no symbolic link.
+        path: the file, relative to ``folder`` if that is given; not a symbolic link.
         folder: the descriptor of a folder.
         shared: as for :func:`distrust`.
-        limit: bytes that it may have.
+        limit: the greatest allowed size, in bytes.
 
     Raises:
-        DistrustError: others can write to it.
-        OSError: it is no file, too large, or cannot be read.
+        DistrustError: untrusted users can write to it.
+        OSError: it is not a regular file, too large, or cannot be read.
     """
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in its place must not keep us waiting
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # non-blocking, in case a pipe is in its place
     descriptor = os.open(path, flags, dir_fd=folder)
     try:
         status = os.fstat(descriptor)
@@ -148,10 +148,10 @@ def content(path: str | Path, folder: int | None = None, *, shared: bool, limit:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Puts a file, which others can read and not write to, under a name in one step; what was there goes.
+    """Writes a file that others can read but not write, replacing an existing one atomically.
 
     Raises:
-        OSError: that is not possible.
+        OSError: it cannot be written.
     """
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -166,7 +166,7 @@ def write(path: Path, content: bytes) -> None:
 
 
 def make_folder(path: Path, mode: int, group: int = -1) -> None:
-    """Makes a folder, or takes one that is there, and gives it this mode and group if it is the user's own.
+    """Makes a folder if it does not exist, and sets its mode and group if the user owns it.
 
     Raises:
         OSError: it cannot be made.
@@ -181,7 +181,7 @@ def make_folder(path: Path, mode: int, group: int = -1) -> None:
 
 
 def set_mode(descriptor: int, mode: int, group: int = -1) -> None:
-    """Gives an opened file or folder this mode, and this group unless it is -1, if it is the user's own and has another."""
+    """Sets the mode of an opened file or folder, and its group unless that is -1, if the user owns it and they differ."""
     status = os.fstat(descriptor)
     if status.st_uid != os.geteuid():
         return

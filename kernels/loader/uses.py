@@ -1,4 +1,4 @@
-"""What kernel files use of each other: silu.cu's functions are ``silu_::forward`` and ``silu_::backward`` to another."""
+"""Kernel files that call each other's functions: those of silu.cu are ``silu_::forward`` and ``silu_::backward`` in others."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ _MACRO = re.compile(r"^[ \t]*#[ \t]*define[ \t]+(\w+)", re.MULTILINE)
 
 
 def namespace(name: str) -> str:
-    """Where the functions of a kernel file are to others. No function is called like that, so it hides none."""
+    """The namespace of a kernel file's functions in other files. The underscore avoids clashes with functions."""
     return f"{name}_"
 
 
 @lru_cache(maxsize=256)
 def names_used(text: str) -> tuple[str, ...]:
-    """The names before ``_::`` in a kernel file, in the order of occurrence, but for namespaces of its own."""
+    """The names before ``_::`` in a kernel file, in order of occurrence, except its own namespaces."""
     text = code(text)
     own = set(_OWN.findall(text))
     return tuple(name for name in dict.fromkeys(_USE.findall(text)) if name not in own)
 
 
 def in_namespace(name: str, text: str, path: str, signature: Signature, used: str = "") -> str:
-    """A kernel file as others see it: its text in a namespace, with the functions that ``uses.cuh`` makes of its own.
+    """A kernel file for use by others: its text in a namespace, with the functions that ``uses.cuh`` derives from its own.
 
     Args:
-        name: of the file.
-        text: of the file.
-        path: where compilers report its errors.
-        signature: of the file.
-        used: what it uses itself, in namespaces.
+        name: the file's name.
+        text: the file's text.
+        path: the file's path in errors of compilers.
+        signature: the file's declarations.
+        used: the text of the files that it uses itself, in namespaces.
     """
     gradients = {operand.name: str(g) for g, operand in enumerate(signature.differentiable)}
     slope = "own" if "backward" in signature.functions else "derived"
@@ -58,7 +58,7 @@ JITACT_USED({", ".join(arguments)})
 
 
 def prepare_through(name: str, text: str, operands: list[tuple[str, str]]) -> str:
-    """The ``prepare`` of a file that calls another's functions, of operands by type and name; empty if that has none."""
+    """A ``prepare`` that calls that of the used file, for operands given as (type, name); empty if that file has none."""
     if not prepared(text):
         return ""
     changed, given = ", ".join(f"{kind}& {operand}" for kind, operand in operands), ", ".join(each for _, each in operands)
@@ -66,6 +66,6 @@ def prepare_through(name: str, text: str, operands: list[tuple[str, str]]) -> st
 
 
 def line_directive(path: str) -> str:
-    """What has compilers report errors in the next lines as those of a file."""
+    """The #line directive with which compilers report errors in the following lines as in ``path``."""
     path = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     return f'#line 1 "{path}"'
