@@ -1,6 +1,6 @@
-"""What the tests of the loader share: kernels that build fast, caches of their own, programs that run elsewhere.
+"""Shared by the tests of the loader: kernels that build fast, private caches, programs in other processes.
 
-PYTEST_DONT_REWRITE: what is asserted here needs no explanation.
+PYTEST_DONT_REWRITE: the assertions here need no explanation.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount file s
 
 
 def kernel(factor: str = "0.5", *, name: str | None = None, text: str | None = None, path: str = "<cell>") -> KernelSource:
-    """A kernel that multiplies by ``factor``, under a name of its own."""
+    """A kernel that multiplies by ``factor``, under a unique name."""
     return KernelSource(name or f"built_{os.getpid()}_{next(_numbers)}", text or HALF % factor, path)
 
 
 def forward(library: kernels.Library, x: torch.Tensor) -> torch.Tensor:
-    """What a library's operator makes of ``x``."""
+    """The result of a library's forward operator."""
     return getattr(torch.ops.jitact, f"{library.name}_forward")(x)
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty cache, in use, and a umask with which the folders that a test makes are its own."""
+    """An empty cache, configured for use, and a umask such that only the user can write to folders that a test makes."""
     for name in ("JITACT_NO_BUILD", "JITACT_VERBOSE", "JITACT_ARCHS", "JITACT_JOBS", "TORCH_CUDA_ARCH_LIST"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("JITACT_CACHE_DIR", str(tmp_path / "cache"))
@@ -54,14 +54,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def quick(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, for builds of real kernels that need not be optimised."""
+    """The same, for builds of real kernels without optimisation."""
     monkeypatch.setattr(plan, "CFLAGS", ("-O0", *plan.CFLAGS[1:]))
     return folder
 
 
 @pytest.fixture
 def stand_in(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The same, for builds of next to nothing: what :func:`answer` makes, without operators."""
+    """The same, for builds of the tiny libraries of :func:`answer`, which have no operators."""
     here = tmp_path / "kernels"
     here.mkdir()
     for name in ("binding.cpp", "elementwise.cuh", "launch.cuh"):
@@ -71,7 +71,7 @@ def stand_in(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 def answer(number: int, name: str = "answer") -> KernelSource:
-    """A library with a function ``answer`` that returns ``number``; for :func:`stand_in`."""
+    """A source for :func:`stand_in`, of a library with a function ``answer`` that returns ``number``."""
     text = f"""#ifndef __CUDACC__  // of the library's two parts, one has it
 extern "C" __attribute__((visibility("default"))) int answer() {{ return {number}; }}
 #endif
@@ -83,27 +83,27 @@ ELEMENTWISE T forward(T x) {{ return x; }}
 
 
 def run_python(program: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs a program in a new process, with this one's packages and cache."""
+    """Runs a program in a new process with the same packages and cache."""
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | variables
     command = [sys.executable, "-c", program, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def obtain(number: int = 1, name: str = "answer") -> tuple[cache.Entry, bool]:
-    """Builds or finds a stand-in, and checks that it is the right one."""
+    """Builds or finds the library of :func:`answer`, and checks that it is the right one."""
     entry, made = build.obtain(make_plan(answer(number, name)))
     found = subprocess.run(
         [sys.executable, "-c", f"import ctypes; print(ctypes.CDLL({str(entry.library)!r}).answer())"],
         capture_output=True,
         text=True,
         check=True,
-    )  # in another process: this one keeps a library that was replaced under the same path
+    )  # in another process, as this one would keep a library that was replaced under the same path
     assert int(found.stdout) == number
     return entry, made
 
 
 def lock_and_build(path: Path) -> str:
-    """What comes of a build under a lock: ``"built"``, or the error of the one that was waited for."""
+    """The outcome of a build under a lock: ``"built"``, or the error of the process that held it."""
     try:
         with lock.locked(path, "answer"):
             return "built"
@@ -112,7 +112,7 @@ def lock_and_build(path: Path) -> str:
 
 
 def in_child(function: Callable[[], object]) -> None:
-    """Runs ``function`` in a forked process, which is gone with all that it opened."""
+    """Runs ``function`` in a forked process, and checks that it succeeds."""
     child = os.fork()
     if not child:
         try:
@@ -125,7 +125,7 @@ def in_child(function: Callable[[], object]) -> None:
 
 
 def as_nobody(function: Callable[[], object]) -> None:
-    """The same, by a user who has no rights but those of everybody."""
+    """The same, as a user without special rights."""
 
     def become_nobody() -> None:
         os.setgroups([])
@@ -138,7 +138,7 @@ def as_nobody(function: Callable[[], object]) -> None:
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A folder of ours that everybody can look into; those of pytest are private."""
+    """A folder of ours that everybody can read; those of pytest are private."""
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         os.chmod(name, 0o755)
         yield Path(name)
@@ -146,7 +146,7 @@ def public() -> Iterator[Path]:
 
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts small file systems of their own."""
+    """Mounts small separate file systems."""
     mounted: list[Path] = []
 
     def mount(options: str, name: str = "mounted") -> Path:

@@ -1,6 +1,6 @@
-"""Random kernel files in what the reader of ``compiling`` knows of C++, and what a C++ compiler makes of them.
+"""Random kernel files in the subset of C++ that ``compiling.reader`` supports, and their results by a C++ compiler.
 
-Literals are finite: times one that is not, the derivative of what does not vary is NaN in C++.
+Literals are finite: multiplied by an infinite one, the derivative 0 of a constant would be NaN in C++.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from torch import Tensor
 from jitact.definitions.signs import BINDING
 from jitact.kernels.loader.source import DEVICE
 
-TIGHT = 9  # binds as tight as a name
+TIGHT = 9  # the precedence of a name
 UNARY = 7
 INTS = ("0", "1", "2", "3", "4")
 DOUBLES = ("0.0", "0.5", "1.", ".25", "2e0", "0x1p-3", "0x1.8p1", "1e-1", "3.0E+2", "00.5")
-EXACT = ("abs", "floor", "ceil", "trunc", "sqrt", "square")  # the same in torch and in C, or the file's own
+EXACT = ("abs", "floor", "ceil", "trunc", "sqrt", "square")  # exact in torch and in C, or defined in the file
 
 
 @dataclass
 class Writer:
-    """Writes expressions of a type: with the parentheses that C++ needs, and now and then others."""
+    """Writes random expressions of a type, with the parentheses that C++ needs and a few redundant ones."""
 
     random: random.Random
     names: dict[str, list[str]] = field(default_factory=lambda: {"T": ["x", "z", "a"], "bool": [], "int": [], "double": []})
@@ -41,7 +41,7 @@ class Writer:
         return self.pick("T", "T", self.arithmetic())
 
     def write(self, type_: str, depth: int, tightness: int = 0) -> str:
-        """An expression that can stand where operators bind at least so tight."""
+        """An expression for an operand of an operator, in parentheses if its precedence is below ``tightness``."""
         text, binds = getattr(self, f"of_{type_}")(depth)
         return f"({text})" if binds < tightness or self.random.random() < 0.05 else text
 
@@ -50,7 +50,7 @@ class Writer:
         return f"{self.write(types[0], depth, binds)} {sign} {self.write(types[1], depth, binds + 1)}", binds
 
     def with_t(self) -> tuple[str, str]:
-        """Two types, one of which is T."""
+        """Two types, at least one of which is T."""
         return self.random.choice([("T", "T"), ("T", self.arithmetic()), (self.arithmetic(), "T")])
 
     def choice(self, types: tuple[str, str], depth: int) -> tuple[str, int]:
@@ -119,7 +119,7 @@ class Writer:
         return self.choice(types, d)
 
     def body(self) -> str:
-        """Declarations, assignments, and what is returned."""
+        """Declarations, assignments, and a return."""
         lines = []
         for k in range(self.random.randrange(4)):
             type_ = self.pick("T", "T", "bool", "int", "double")
@@ -133,17 +133,17 @@ class Writer:
 
 
 def program(seed: int) -> str:
-    """A kernel file's text but for its first line."""
+    """A kernel file's text without its first line."""
     writer = Writer(random.Random(seed))
     macros = ""
     for k, type_ in enumerate(writer.random.sample(("int", "double"), writer.random.randrange(3))):
         macros += f"#define KEPT_{k} {writer.of_double(1)[0] if type_ == 'double' else writer.of_int(1)[0]}\n"
-        writer.names["double"].append(f"KEPT_{k}")  # whose parentheses may be missing, as in C
+        writer.names["double"].append(f"KEPT_{k}")  # expanded as text, perhaps without parentheses, as in C
     return macros + with_body(writer.body())
 
 
 def with_body(text: str) -> str:
-    """A kernel file of that body."""
+    """A kernel file whose ``forward`` has that body."""
     return (
         "ELEMENTWISE T square(T x) { return x * x; }\n"
         "ELEMENTWISE bool positive(T x) { return x > 0; }\n"
@@ -163,7 +163,7 @@ extern "C" void run(double x, double z, double a, double* to) {{
 
 
 def in_cpp(programs: list[str], inputs: Tensor, folder: Path) -> Tensor:
-    """Values and derivatives by x, of each program and each row ``x, z, a`` of float64, as a C++ compiler has them."""
+    """Values and derivatives by x of each program at each row ``x, z, a`` in float64, by a C++ compiler."""
     parts = ['#include "elementwise.cuh"\nusing namespace jitact;\n']
     for k, text in enumerate(programs):
         undefined = "".join(f"\n#undef KEPT_{each}" for each in range(2))

@@ -1,4 +1,4 @@
-"""Compiling at first use: what makes a new build and what does not, what a hit costs, what errors say."""
+"""Compiling at first use: what triggers a new build, the cost of a cache hit, messages of errors."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_hit_starts_no_process(folder: Path) -> None:
     assert built.returncode == 0, built.stderr
     assert built.stderr.count("compiled in") == 1
     fastest = 1.0
-    for _ in range(3):  # if the first is not fast, the machine may be busy
+    for _ in range(3):  # repeated, as the machine may be busy
         done = run_python(HIT)
         assert done.stderr == "", "silent on hits"
         hit = json.loads(done.stdout)
@@ -258,7 +258,7 @@ def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("text", [None, kernels.KernelSource.from_file("softmax").text], ids=["elements", "rows"])
 def test_parts_compute_what_the_whole_does(quick: Path, monkeypatch: pytest.MonkeyPatch, text: str | None) -> None:
-    """Several compilers at once: each has kernels of some operations and dtypes, one the operators, all what else there is."""
+    """Each part has the kernels of some operations and dtypes, one has the operators, and all have the other functions."""
     written = []
     monkeypatch.setattr(compile, "write_compiler", lambda path, *args: written.append(args) or write_compiler(path, *args))
     own, names = "float of_the_file(float x) { return x; }\n", []
@@ -296,7 +296,7 @@ def test_parts_are_as_many_as_there_is_to_compile(name: str, parts: int) -> None
     ],
 )
 def test_limits_of_memory(tmp_path: Path, groups: str, limit: str, used: str) -> None:
-    """Of a group, of one around it, and of the first version of groups."""
+    """The limits of a cgroup, of its parent, and of version 1 of cgroups."""
     for file in (limit, used):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
@@ -335,7 +335,7 @@ extern "C" int calls() { return torch_library_impl(); }
 
 
 def test_the_linker_reads_no_large_library(stand_in: Path, tmp_path: Path) -> None:
-    """Stand-ins give the same library: it names torch's, where loading finds functions that no stand-in has."""
+    """Linking with stubs gives the same library: functions that no stub has are found in torch's when it is loaded."""
     wanted, torchs = make_plan(answer(1)), Path(torch.__file__).parent / "lib"
     folder = compile._link_flags(wanted, tmp_path)[0].removeprefix("-L")
     compile._make_stand_ins(wanted, Path(folder))
@@ -388,7 +388,7 @@ def test_names_must_be_identifiers(folder: Path) -> None:
 
 
 def test_first_use_is_fast(folder: Path) -> None:
-    """Three seconds on two idle cores; the limit here allows for machines that are neither."""
+    """It takes three seconds on two idle cores; the limit allows for slower and busy machines."""
     fastest = 1e9
     for i in range(2):
         own = kernels.KernelSource.from_file("softsign")

@@ -1,4 +1,4 @@
-"""Compilers and GPUs: found wherever they are, and what is said when they are missing or do not fit."""
+"""Compilers and GPUs: where they are found, and the messages if they are missing or incompatible."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ esac
 
 
 def fake_nvcc(home: Path, release: str) -> Path:
-    """A toolkit whose nvcc answers questions and compiles nothing."""
+    """A toolkit whose nvcc prints versions and compiles nothing."""
     (home / "bin").mkdir(parents=True)
     (home / "lib64").mkdir()
     (home / "lib64" / "libcudart.so").write_text("")
@@ -44,7 +44,7 @@ def fake_nvcc(home: Path, release: str) -> Path:
 
 @pytest.fixture
 def cuda(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Torch built with CUDA 13.0, one GPU of capability 9.0, and no nvcc anywhere."""
+    """Simulates a torch built with CUDA 13.0 and a GPU of compute capability 9.0, without any nvcc."""
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(9, 0),))
     monkeypatch.setattr(toolchain, "_nvcc_default", str(tmp_path / "usr-local-cuda" / "bin" / "nvcc"))
@@ -110,7 +110,7 @@ def test_the_runtime_of_the_pip_packages_is_found(cuda: Path) -> None:
 
 
 def test_parts_of_different_versions_are_told_of(cuda: Path) -> None:
-    """What ``pip install nvidia-cuda-nvcc==13.0.*`` alone gives: the newest nvvm, whose output the old ptxas refuses."""
+    """``pip install nvidia-cuda-nvcc==13.0.*`` alone installs the newest nvvm, whose output an older ptxas rejects."""
     packages = cuda / "site-packages"
     fake_nvcc(packages / "nvidia" / "cu13", "13.0")
     (packages / "nvidia_nvvm-13.0.88.dist-info").mkdir()
@@ -163,7 +163,7 @@ def test_a_gpu_that_nvcc_does_not_know(cuda: Path, monkeypatch: pytest.MonkeyPat
 
 
 def made_for(entry: cache.Entry, *archs: str) -> cache.Entry:
-    """Has the record of a build say that it has CUDA kernels."""
+    """Changes the metadata of a build so that it has CUDA kernels for ``archs``."""
     key = "1" * 16
     folder = entry.folder.rename(entry.folder.parent / f"{entry.build.name}-{key}")
     described = entry.build._replace(key=key, archs=archs, nvcc="Build cuda_13.0")
@@ -214,7 +214,7 @@ def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 
 def test_flags_of_cxx(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They reach the compiler, and nvcc's, and make a build of their own."""
+    """They are passed to the C++ compiler, also by nvcc, and give a separate build."""
     without = make_plan(answer(1))
     monkeypatch.setenv("CXX", "ccache c++ -DVALUE='5 + 1' -pthread")
     plan = make_plan(answer(0)._replace(text=answer(0).text.replace("return 0", "return VALUE")))
@@ -233,7 +233,7 @@ def test_a_program_that_is_no_compiler(stand_in: Path, monkeypatch: pytest.Monke
 
 
 def test_ninja_is_found_beside_python(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """As in a notebook that runs in a virtual environment which nobody activated."""
+    """As in a notebook in a virtual environment that is not activated."""
     for tool in ("c++", "ld", "as"):
         (tmp_path / tool).symlink_to(shutil.which(tool))
     monkeypatch.setenv("PATH", str(tmp_path))

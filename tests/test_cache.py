@@ -1,4 +1,4 @@
-"""Builds on disk: damaged ones, folders that will not do, locks, and what is left by those that were killed."""
+"""Builds on disk: damaged ones, unusable folders, locks, and leftovers of killed builds."""
 
 from __future__ import annotations
 
@@ -70,12 +70,12 @@ def test_a_damaged_build_is_made_again(stand_in: Path, damage: str, caplog: pyte
 
 
 def test_what_will_not_load_is_made_again_once(quick: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Libraries with the right checksum that are none: of another machine, or without the entry point."""
+    """Libraries with the right checksum that cannot be used: for another machine, or without the entry point."""
     for foreign in (b"\x7fELF\x02\x01\x01" + b"\0" * 9 + b"\x03\0\xb7\0" + b"\0" * 5000, None):
         source = kernel()
         plan = make_plan(source)
         entry, _ = build.obtain(plan)
-        if foreign is None:  # one that loads, and has no entry point
+        if foreign is None:  # a library that loads, but has no entry point
             shutil.copyfile(torch._C.__file__, entry.library)
         else:
             entry.library.write_bytes(foreign)
@@ -140,7 +140,7 @@ def test_where_builds_are_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
 
 @pytest.fixture
 def private(folder: Path, tmp_path: Path) -> Path:
-    """Where builds go when the cache cannot be used."""
+    """The folder that is used if the configured cache cannot be."""
     return tmp_path / "temporary" / f"jitact-{os.geteuid()}"
 
 
@@ -256,7 +256,7 @@ def test_a_full_disk_means_another_folder(
 
 @root
 def test_another_user_without_a_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that runs under a number that nobody gave a home."""
+    """As in a container that runs under a user ID without a home folder."""
     for name in ("JITACT_CACHE_DIR", "TORCH_EXTENSIONS_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/nonexistent")
@@ -291,7 +291,7 @@ def make_lock(folder: Path) -> Path:
 
 
 def test_a_lock_does_not_outlive_its_holder_in_a_child(stand_in: Path) -> None:
-    """A child that was forked while its parent built inherits the descriptor of the lock."""
+    """A child that is forked during a build inherits the lock's descriptor."""
     path = make_lock(stand_in)
     ended, end = os.pipe()
     forked, report = os.pipe()
@@ -345,7 +345,7 @@ def test_without_locks_builds_go_on(stand_in: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_what_killed_builds_left_is_cleared_away(stand_in: Path) -> None:
-    """With the compilers that go on working there."""
+    """Including compilers that still run there, which are killed."""
     stand_in.mkdir()
     mine, others = make_plan(answer(1)).title, make_plan(answer(2)).title
     base = stand_in / ".staging"

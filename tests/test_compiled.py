@@ -1,4 +1,4 @@
-"""What compilers say: every CUDA kernel for three architectures, the declarations of torch's ABI, no promotion to double."""
+"""Checks by compilers: every CUDA kernel for three architectures, the declarations of torch's ABI, no promotion to double."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
 INCLUDE = Path(torch.__file__).parent / "include"
 
-ALWAYS = ("relu", "xielu", "swiglu")  # what uses most of the loops; the others by -m slow
+ALWAYS = ("relu", "xielu", "swiglu")  # these use most of the loops; the others run with -m slow
 KERNELS = slow_but(jitact.names(), ALWAYS)
 ROWS = ("softmax", SLOW("log_softmax"))
 
@@ -57,7 +57,7 @@ def test_nvcc_compiles_every_kernel(name: str, archs: tuple[int, ...], tmp_path:
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-@pytest.mark.parametrize("arch", [SLOW(80), 90, SLOW(100)])  # 90 is the first that can wait for copies of other blocks
+@pytest.mark.parametrize("arch", [SLOW(80), 90, SLOW(100)])  # from 90 on, blocks wait for asynchronous copies by others
 @pytest.mark.parametrize("name", ROWS)
 def test_nvcc_compiles_rows(name: str, arch: int, tmp_path: Path) -> None:
     nvcc_compiles(name, [arch], tmp_path)
@@ -82,7 +82,7 @@ def nvcc_compiles(name: str, architectures: Sequence[int], folder: Path) -> None
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 @pytest.mark.parametrize("name", ["relu", SLOW("prelu"), SLOW("softmax")])
 def test_parts_have_what_the_whole_has(name: str, tmp_path: Path) -> None:
-    """Compiled at the same time and joined, they have each kernel once, and one function that calls them."""
+    """Parts that are compiled in parallel and linked have each kernel once, and one function that launches them."""
     parts = 2 if name == "relu" else 12
     (tmp_path / "kernel.cu").write_text(kernel_text(name))
     flags = [*NVCC_FLAGS, "--expt-relaxed-constexpr", "-arch=sm_90", "-DJITACT_CUDA", *defines(name), f"-I{DEVICE}"]
@@ -105,7 +105,7 @@ def test_parts_have_what_the_whole_has(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 def test_folds_wait_before_they_read(tmp_path: Path) -> None:
-    """They begin while the sweep before them ends, and what that writes is read after it has ended."""
+    """With programmatic dependent launch they start before the previous kernel has ended, and wait for it before they read."""
     ptx = tmp_path / "kernel.ptx"
     command = ["nvcc", "-ptx", "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DJITACT_CUDA", "-arch=sm_90", f"-I{DEVICE}"]
     compile_text(kernel_text("prelu"), tmp_path, [*command, *defines("prelu"), "-o", str(ptx)])
@@ -119,7 +119,7 @@ def test_folds_wait_before_they_read(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
 @pytest.mark.parametrize("name", ["relu", SLOW("gelu"), "swiglu"])
 def test_vectors_are_stored_whole(name: str, tmp_path: Path) -> None:
-    """Each 16-byte vector in one instruction: in four, the stores of a warp touch four times as many sectors of the cache."""
+    """Each 16-byte vector by one instruction: with four, the stores of a warp touch four times as many sectors of the cache."""
     ptx = tmp_path / "kernel.ptx"
     command = ["nvcc", "-ptx", "-O3", "-std=c++20", "--expt-relaxed-constexpr", "-DJITACT_CUDA", "-arch=sm_90", f"-I{DEVICE}"]
     compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(ptx)])
@@ -127,21 +127,21 @@ def test_vectors_are_stored_whole(name: str, tmp_path: Path) -> None:
     assert dense
     for kernel, text in dense:
         if re.search(r"Ed(Lb[01])?E", kernel):
-            continue  # of float64, whose gradients the compiler may store in halves of a vector
+            continue  # float64, whose gradients the compiler may store as half vectors
         stores = Counter(re.findall(r"st\.global\.(\S+)", text))
         whole = sum(count for kind, count in stores.items() if kind.startswith("v4"))
         single = sum(count for kind, count in stores.items() if not kind.startswith("v4") and kind != "u8")  # u8: bits
-        assert whole >= 1 and single <= 2, (kernel, stores)  # single ones: one of each written tensor, in the last block
+        assert whole >= 1 and single <= 2, (kernel, stores)  # scalar stores: one per written tensor, for the last block
 
 
-WIDE = ("softplus", "squareplus", "tanhshrink", "clamped_swiglu")  # numbers, long polynomials; the others by -m slow
-ONE_BY_ONE = {("snake", "d"), ("xielu", "f"), ("xielu", "d")}  # the platform's sine; sums of three gradients
+WIDE = ("softplus", "squareplus", "tanhshrink", "clamped_swiglu")  # numbers, long polynomials; the others run with -m slow
+ONE_BY_ONE = {("snake", "d"), ("xielu", "f"), ("xielu", "d")}  # not vectorised: sin of the C library; sums of three gradients
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or shutil.which("c++") is None, reason="no C++ compiler for AVX2")
 @pytest.mark.parametrize("name", slow_but(jitact.names(), WIDE))
 def test_a_cpu_computes_vectors(name: str, tmp_path: Path) -> None:
-    """A branch in the loop, which some choices become, has it compute element by element: 5 to 20 times as slow."""
+    """A branch in the loop, to which a ?: may be compiled, prevents vectorisation, which makes it 5 to 20 times slower."""
     assembly = tmp_path / "kernel.s"
     command = ["c++", "-x", "c++", "-S", *CFLAGS, "-w", "-mavx2", "-mfma", "-mf16c", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
     compile_text(kernel_text(name), tmp_path, [*command, *defines(name), "-o", str(assembly)])
@@ -193,7 +193,7 @@ def test_the_abi_is_declared_as_torch_declares_it(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_a_first_build_reads_and_compiles_little(tmp_path: Path) -> None:
-    """What each first use waits for: no containers, strings and algorithms of the standard library, no operator without use."""
+    """As each first use waits for it: no containers, strings and algorithms of the standard library, no unneeded operators."""
     text = f'{kernel_text("relu")}#include "binding.cpp"\n'
     command = ["c++", "-x", "c++", "-O1", *CFLAGS[1:], "-w", "-isystem", str(INCLUDE), f"-I{DEVICE}", *defines("relu")]
     compile_text(text, tmp_path, [*command, "-MD", "-MF", "read", "-S", "-o", "kernel.s"])
@@ -208,6 +208,6 @@ def test_a_first_build_reads_and_compiles_little(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 @pytest.mark.parametrize("name", slow_but(jitact.names()))
 def test_nothing_is_promoted_to_double(name: str, tmp_path: Path) -> None:
-    """One float64 literal in a float kernel would double its time; the compiler finds any."""
+    """A float64 literal in a float kernel could double its time; the compiler reports any."""
     flags = ["-std=c++20", "-Wall", "-Wextra", "-Werror=double-promotion", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
     compile_text(kernel_text(name), tmp_path, ["c++", "-x", "c++", "-fsyntax-only", *flags, *defines(name)])

@@ -1,4 +1,4 @@
-"""Activations inside torch.compile and torch.export: exact, with few compilations, in programs that travel."""
+"""Activations inside torch.compile and torch.export: accuracy, number of compilations, saved programs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from jitact.measuring.limits import BOUNDS, DISSOLVED, TESTED, TESTED_FROM_OUTPU
 from jitact.measuring.ulp import every_16bit_value
 from jitact.records import Activation
 
-LIMITS = TESTED | {torch.float32: BOUNDS[torch.float32]}  # where gradients count in ulp at 1
+LIMITS = TESTED | {torch.float32: BOUNDS[torch.float32]}  # gradients are measured in ulp at 1
 GATED = [name for name in jitact.names() if jitact.get(name).activation.gating is not None]
 
 
 def inputs(dtype: torch.dtype) -> Tensor:
-    """All finite values but three in four of a 16-bit type; of a wider one the usual, small ones, and tails."""
+    """Every fourth finite value of a 16-bit type; for wider types usual and small values, and tails."""
     if dtype.itemsize == 2:
         return every_16bit_value(dtype)[1::4]
     generator = torch.Generator().manual_seed(0)
@@ -51,7 +51,7 @@ def inputs(dtype: torch.dtype) -> Tensor:
 
 
 def in_the_tests_range(activation: Activation, x: Tensor) -> Tensor:
-    """float64 without tails, where the formula beside is no better."""
+    """Without tails in float64, where the reference formula is no more exact."""
     return x[x.abs() < 4] if x.dtype is torch.float64 else x
 
 
@@ -78,7 +78,7 @@ def test_formulas_are_as_exact_as_kernels(activation: Activation) -> None:
 
 
 def test_gradients_that_kernel_files_leave_out() -> None:
-    """Derived from the formula, by the slopes that kernels have, in float64 beside PyTorch's."""
+    """Derived from the formula by the kernels' derivative rules, in float64 against PyTorch's autograd."""
     text = "x * sin(a * x) / (1 + softplus(x)) + max(x, 0) * normal_cdf(x) + pow(abs(tanh(x)), b)"
     jitact.define("swoosh", text, a=2.0, b=1.5)
     activation = jitact.get("swoosh").activation
@@ -93,7 +93,7 @@ def test_gradients_that_kernel_files_leave_out() -> None:
 @pytest.mark.parametrize("name", GATED)
 def test_gated(name: str) -> None:
     activation, generator = jitact.get(name).activation, torch.Generator().manual_seed(0)
-    params = [min(default, 2.0) for _, default in activation.params]  # a limit, where it is infinite
+    params = [min(default, 2.0) for _, default in activation.params]  # a finite limit in place of an infinite one
     formula = Formula(activation.source, fast_math=False)
     for dtype, near in ((torch.float64, 2.0**-46), (torch.float32, 2.0**-18)):
         gate, up, dy = (torch.randn(1000, generator=generator, dtype=dtype) * 2 for _ in range(3))
@@ -111,7 +111,7 @@ NARROW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def special_values(dtype: torch.dtype) -> Tensor:
-    """Zeros, the least and the greatest numbers, infinities, NaN, and some between, whose results are no subnormal numbers."""
+    """Zeros, the least and the greatest numbers, infinities, NaN, and some in between whose results are not subnormal."""
     info = torch.finfo(dtype)
     positive = [0.0, info.tiny / 2, info.tiny, 1e-3, 0.5, 1.0, 3.0, 6.0, 20.0, 40.0, 1e3, info.max**0.5, info.max / 2, info.max]
     values = torch.tensor([*positive, torch.inf], dtype=torch.float64)
@@ -119,7 +119,7 @@ def special_values(dtype: torch.dtype) -> Tensor:
 
 
 def assert_as_eager(found: Tensor, eager: Tensor, absolute: Tensor | float, bound: float, what: str) -> None:
-    """NaN and infinities in the same places, and values as near as two that are each within ``bound`` ulp."""
+    """Checks for NaN and infinities in the same places, and values as near as two that are each within ``bound`` ulp."""
     found, eps = found.double(), torch.finfo(eager.dtype).eps
     eager = eager.double()
     near = (found - eager).abs() <= 2 * bound * eps * eager.abs().maximum(torch.as_tensor(absolute).double())
@@ -129,7 +129,7 @@ def assert_as_eager(found: Tensor, eager: Tensor, absolute: Tensor | float, boun
 
 @pytest.mark.parametrize("name", DISSOLVING)
 def test_special_values_are_as_in_eager_mode(name: str) -> None:
-    """Formulas beside kernels, forward and backward."""
+    """Formulas against kernels, forward and backward."""
     record = jitact.get(name).activation
     formula, params = Formula(record.source, fast_math=False), [default for _, default in record.params]
     config, layout = configured(record, False, "input", False), record.layout
@@ -150,7 +150,7 @@ def test_special_values_are_as_in_eager_mode(name: str) -> None:
                 found = formula.gradients(dy, *operands, *params, wanted=wanted)
                 eager = config.backward_op(dy, *operands, *params, wanted)
             for own, other, place in zip(found, eager, config.places, strict=False):
-                if place < layout.elements:  # a sum over special values is none of interest
+                if place < layout.elements:  # a sum over special values says little
                     factor = torch.stack([abs(dy), *[t.abs() for k, t in enumerate(elements) if k != place]]).double().prod(0)
                     least = (limits.floor * factor.nan_to_num(0, 0)).clamp(min=tiny)
                     assert_as_eager(own, other, least, limits.gradient, f"{name} {dtype}, gradient {place} of {each}")
@@ -161,7 +161,7 @@ WITH_NUMBERS = [record for record in PLAIN if record.params]
 
 @pytest.mark.parametrize("number", [0.0, -1.5, torch.inf, torch.nan])
 def test_unusual_numbers_are_as_in_eager_mode(number: float) -> None:
-    """Each activation's first parameter, where it may be that."""
+    """For each activation whose first parameter may have that value."""
     x, tested = special_values(torch.float32), 0
     for record in WITH_NUMBERS:
         params = (number, *[default for _, default in record.params[1:]])
@@ -209,7 +209,7 @@ def test_what_cannot_be_read(text: str) -> None:
         read(text, functions(torch.float64, torch.device("cpu")))
 
 
-# What C++ has otherwise than Python: kinds of numbers, truth as one, text that is substituted, quotients by 0, names.
+# Where C++ differs from Python: types of numbers, bools in arithmetic, textual macros, division by 0, names.
 OTHERWISE = {
     "truth": "return (x > 0) + (x > 1) - -(z > 0) + true * x * (x == x) + +(z > x);",
     "truth of a literal": "return (2 && 0.5 ? x : z) * (!3 || !0.0);",
@@ -236,7 +236,7 @@ TEXTS = {
 
 
 def test_kernel_files_mean_what_they_mean_in_cpp(tmp_path: Path) -> None:
-    """These and random ones, beside a C++ compiler: values and derivatives at special values; numbers as tensors, too."""
+    """These and random files against a C++ compiler: values and derivatives at special values, with numbers also as tensors."""
     places = [-torch.inf, -2.5, -1.0, -0.0, 0.0, 0.75, 1.0, 3.0, torch.inf, torch.nan]
     columns = [places, [-0.75, 0.0, 2.0, torch.inf], [0.0, -0.0, 1.5, -2.0, torch.inf, torch.nan]]
     inputs = torch.cartesian_prod(*[torch.tensor(each, dtype=torch.float64) for each in columns])
@@ -259,15 +259,15 @@ def test_kernel_files_mean_what_they_mean_in_cpp(tmp_path: Path) -> None:
                 found = forward(x, z, alpha), derivative(of_dual(Dual(x, 1), Dual(z), Dual(alpha)))
                 for what, own, other in zip(("value", "slope"), found, exact[:, k :: len(columns[2])], strict=True):
                     own = torch.as_tensor(own, dtype=torch.float64).expand_as(other)
-                    told = f"{what} of {name}, a = {number}:\n{texts[name]}"
+                    message = f"{what} of {name}, a = {number}:\n{texts[name]}"
                     near = torch.isclose(own, other, rtol=1e-12, atol=1e-12, equal_nan=True)
-                    assert near.all(), f"{told}{x[~near][0]}, {z[~near][0]}: {own[~near][0]}, not {other[~near][0]}"
+                    assert near.all(), f"{message}{x[~near][0]}, {z[~near][0]}: {own[~near][0]}, not {other[~near][0]}"
                     zero = (other == 0) & (own == 0)
-                    assert what == "slope" or torch.equal(own[zero].signbit(), other[zero].signbit()), told
+                    assert what == "slope" or torch.equal(own[zero].signbit(), other[zero].signbit()), message
 
 
 def test_numbers_are_rounded_as_kernels_round_them() -> None:
-    """Of float32: a sum, what is too large, and two that are one there."""
+    """In float32: a sum, an overflow, and two numbers that round to the same."""
     text = "return (a + 16777216 == 16777216) + 2 * (a * 1e38 / a > 2e38) + 4 * (a == 1 + 1e-9) + 0 * x * z;"
     forward = read(with_body(text), functions(torch.float32, torch.device("cpu")))["forward"]
     x = torch.ones(3)
@@ -276,7 +276,7 @@ def test_numbers_are_rounded_as_kernels_round_them() -> None:
 
 
 def test_what_cannot_be_read_stays_whole() -> None:
-    """In a compiled graph it is its kernel."""
+    """A compiled graph calls the kernel."""
     backward = "ELEMENTWISE T backward(T dy, T x) { return dy * 4 * x * x * x; }"
     jitact.define("odd", source=f'#include "elementwise.cuh"\n{UNREADABLE["loop"]}\n{backward}\n')
     x = torch.linspace(-2, 2, 100, requires_grad=True)
@@ -298,19 +298,19 @@ OF_NOTHING = {
 
 @pytest.mark.parametrize("dynamic", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_what_does_not_depend_on_elements(dynamic: bool) -> None:
-    """Values, slopes and parameters of 0 that are constant where a graph is compiled, beside eager mode."""
+    """Values, slopes and parameters (0) that are constants in a compiled graph, against eager mode."""
     for name, text in OF_NOTHING.items():
         parameters = {"a": 0.0} if "Number" in text else {}
         jitact.define(name, source=f'#include "elementwise.cuh"\n{text}\n', **parameters)
 
     def every(x: Tensor, w: Tensor) -> list[Tensor]:
-        given = {"channel": (x, w), "by_channel": (x, w), "quotient": (x.detach(),)}  # of whose gradient 0 * inf is NaN
+        given = {"channel": (x, w), "by_channel": (x, w), "quotient": (x.detach(),)}  # its gradient would be 0 * inf = NaN
         return [getattr(jitact, name)(*given.get(name, (x,))) for name in OF_NOTHING]
 
     operands = torch.linspace(-2, 2, 24).view(4, 6).requires_grad_(), torch.ones(6).requires_grad_()
     found = torch.compile(every, fullgraph=True, dynamic=dynamic)(*operands)
     for name, own, eager in zip(OF_NOTHING, found, every(*operands), strict=True):
-        torch.testing.assert_close(own, eager, equal_nan=True, msg=lambda told, name=name: f"{name}: {told}")
+        torch.testing.assert_close(own, eager, equal_nan=True, msg=lambda message, name=name: f"{name}: {message}")
         if name == "quotient":
             continue
         gradients = [
@@ -318,12 +318,12 @@ def test_what_does_not_depend_on_elements(dynamic: bool) -> None:
             for y in (own, eager)
         ]
         for one, other in zip(*gradients, strict=True):
-            torch.testing.assert_close(one, other, msg=lambda told, name=name: f"gradient of {name}: {told}")
+            torch.testing.assert_close(one, other, msg=lambda message, name=name: f"gradient of {name}: {message}")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_near_zero_through_inductor(dtype: torch.dtype) -> None:
-    """All digits, and the sign of zero, but of relu6, whose bounds Inductor has: its own expm1 is 0 near 0 on a CPU."""
+    """Relative accuracy near 0, and the sign of 0; Inductor's own expm1 returns 0 near 0 on a CPU."""
     functions = [jitact.elu, jitact.selu, jitact.celu, jitact.gelu, jitact.get("gelu_tanh")(), jitact.tanh, jitact.softsign]
     x = torch.cat([torch.logspace(-30, 0, 40, dtype=dtype), torch.zeros(8, dtype=dtype)])
     x = torch.cat([x, -x])
@@ -333,7 +333,7 @@ def test_near_zero_through_inductor(dtype: torch.dtype) -> None:
         assert torch.equal(y.signbit(), eager.signbit()), function
 
 
-# Through Inductor. One graph holds all of these, as each compilation takes seconds.
+# Through Inductor, in one graph, as each compilation takes seconds.
 
 PROGRAM = """
 import json, os
@@ -414,8 +414,8 @@ Process = Callable[[int], dict]
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Process:
-    """``process(0)`` and ``process(1)``: what processes, one after the other, say of one program. Neither may build, and
-    nothing is built before."""
+    """``process(0)`` and ``process(1)``: reports of processes that run the same program one after the other. Kernel builds are
+    disabled, and the cache is empty."""
     folder, found = tmp_path_factory.mktemp("compiled"), []
     for name in ("kernels", "inductor"):
         (folder / name).mkdir()
@@ -442,7 +442,7 @@ WHICH = pytest.mark.parametrize("number", [0, pytest.param(1, marks=pytest.mark.
 
 @WHICH
 def test_compiled_results(number: int, process: Process) -> None:
-    """bfloat16, rounded once: to within 2^-8 of it; gradients to within 2^-8 of 1, twice where they have two terms."""
+    """In bfloat16: results are rounded once, to a relative 2^-8; gradients to 2^-8 of 1, or 2^-7 with two terms."""
     report = process(number)
     forward, gradient = (dict(zip(report["names"], report[kind], strict=True)) for kind in ("forward", "gradient"))
     assert {name: off for name, off in forward.items() if off > 2.0**-8} == {}
@@ -456,7 +456,7 @@ def test_what_dissolves_is_not_built(number: int, process: Process) -> None:
 
 
 def test_a_cpu_fuses_products_with_sums(process: Process) -> None:
-    """As compilers for GPUs do; the one for CPUs is told not to."""
+    """As compilers for GPUs do; Inductor disables contraction in the CPU's compiler."""
     assert process(0)["fused"] == process(0)["graphs"]
 
 
@@ -499,14 +499,14 @@ for ours, theirs in calls:
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_first_use_may_be_compiled(backend: str) -> None:
-    """Before it nothing has read the kernel file, and torch.compile traces no such thing; pickles call no constructor."""
+    """torch.compile cannot trace reading a kernel file, which has to work at the first use; unpickling calls no constructor."""
     pickled = pickle.dumps(jitact.get("mish")(save="input")).hex()
     subprocess.run([sys.executable, "-c", FIRST_USE, backend, pickled], check=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "mish", "relu", "softplus", "selu", "relu6", "sigmoid"])
 def test_no_more_is_kept_than_of_pytorch(name: str) -> None:
-    """What forward keeps for backward, in bytes, where the partitioner chooses among operations."""
+    """The bytes that forward saves for backward, as chosen by the min-cut partitioner."""
     plain, module = jitact.get(name).Model(), jitact.get(name)()
     weight = torch.ones(16, dtype=torch.bfloat16, requires_grad=True)
     x = torch.randn(64, 16).bfloat16().requires_grad_()
@@ -531,7 +531,7 @@ def test_no_more_is_kept_than_of_pytorch(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["gelu", "silu", "laplace", "swiglu"])
 def test_a_gpu_is_given_one_operation(name: str) -> None:
-    """As Inductor counts them, however long the formula is; above 30 it would store what it computes for several."""
+    """By Inductor's count, however long the formula is: above 30 operations it would store a value with several users."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import Pointwise, TensorBox
     from torch._inductor.lowering import lowerings
@@ -560,7 +560,7 @@ def test_a_gpu_is_given_one_operation(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "slow"), [("gelu", True), ("softplus", True), ("hardswish", False)])
 def test_a_cpu_stores_what_is_slow(name: str, slow: bool) -> None:
-    """For several users: Inductor goes by the functions that it knows to be slow, of which ours need not have one."""
+    """If it has several users; Inductor decides by functions that it knows to be slow, which formulas need not contain."""
     from torch._inductor.graph import GraphLowering
     from torch._inductor.ir import Pointwise
     from torch._inductor.lowering import lowerings
@@ -582,7 +582,7 @@ SLOW_IN_TRITON = {"div", "reciprocal", "log1p", "expm1", "erf", "erfc", "tanh", 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "silu", "mish", "softplus", "selu"])
 def test_gradients_call_nothing_slow_on_a_gpu(name: str) -> None:
-    """Nothing but a power of two and a reciprocal root, which are one instruction each; in float32 a reciprocal at most."""
+    """Only exp2 and rsqrt, which are one instruction each; in float32 also a reciprocal."""
     record = jitact.get(name).activation
     formula, params = Formula(record.source, fast_math=False), [default for _, default in record.params]
     for dtype in NARROW:
@@ -595,7 +595,7 @@ def test_gradients_call_nothing_slow_on_a_gpu(name: str) -> None:
 
 
 def test_special_values_and_tails_through_inductor() -> None:
-    """Nothing is reordered that is written to lose no digits. One graph, in float32."""
+    """Inductor does not reassociate operations that avoid rounding errors. One graph, in float32."""
     names = ("gelu", "gelu_tanh", "laplace", "silu", "softplus", "selu")
     x = torch.cat([special_values(torch.float32), torch.linspace(-100, 100, 1001)])
     inputs = [x.clone().requires_grad_() for _ in names]
@@ -612,7 +612,7 @@ def test_special_values_and_tails_through_inductor() -> None:
 @pytest.mark.parametrize("of", ["functions", "modules"])
 @pytest.mark.parametrize("kind", ["elementwise", "gated"])
 def test_each_activation_has_recompilations_of_its_own(kind: str, of: str) -> None:
-    """With one code object for all, torch.compile would give up at the ninth, which fullgraph=True makes an error."""
+    """With one code object for all, the ninth would exceed the recompile limit, an error with fullgraph=True."""
     names = [*GATED, *PLAIN_IDS][: torch._dynamo.config.recompile_limit + 1]
     names = names if kind == "gated" else PLAIN_IDS[: len(names)]
     x = torch.randn(4, 8)
@@ -651,7 +651,7 @@ def test_few_compilations() -> None:
     assert counter.frame_count <= 2
 
 
-# Programs that travel.
+# Saved programs.
 
 
 class Saved(nn.Module):
@@ -680,7 +680,7 @@ SLOW = pytest.mark.slow  # each starts processes that compile
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Tensor]:
-    """A program on disk whose parameters learn, of any number of rows, and what it should give."""
+    """A saved program with trainable parameters, for any number of rows, and its expected result."""
     folder = tmp_path_factory.mktemp("saved")
     model, x = Saved(), torch.randn(5, 4)
     program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes={"x": {0: torch.export.Dim("n")}})
@@ -702,7 +702,7 @@ def test_saved_program(saved: tuple[Path, Tensor]) -> None:
 
 @SLOW
 def test_saved_program_without_its_operators(saved: tuple[Path, Tensor]) -> None:
-    """PyTorch says which is missing."""
+    """PyTorch's error names the missing operator."""
     done = load_in_a_new_process(saved[0], "gelu_tanh")
     assert done.returncode != 0 and re.search("jitact.*elu", done.stderr), done.stderr
 
@@ -719,7 +719,7 @@ torch.testing.assert_close(torch._inductor.aoti_load_package("packaged.pt2")(x),
 
 @SLOW
 def test_package_of_aotinductor(tmp_path: Path) -> None:
-    """Of any number of rows. What dissolved needs nothing to run; of what is whole PyTorch says that it is missing."""
+    """For any number of rows. Operators that Inductor replaced need nothing to run; PyTorch reports others as missing."""
     model, x = nn.Sequential(Saved(), jitact.get("swiglu")(rounding="unfused")), torch.randn(5, 4)
     program = torch.export.export(model, (torch.randn(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},))
     torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "packaged.pt2"))

@@ -1,4 +1,4 @@
-"""What is loaded was written by the user, by root, or by those whom the user trusts, whatever others do meanwhile."""
+"""Only what the user, root or trusted users have written is loaded, whatever other users do at the same time."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytest_plugins = ["building"]
 
 @pytest.fixture
 def shown(stand_in: Path, public: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache of ours, for stand-ins, that everybody can look into."""
+    """An empty cache for :func:`building.stand_in` that everybody can read."""
     monkeypatch.setenv("JITACT_CACHE_DIR", str(public / "cache"))
     return public / "cache"
 
@@ -66,7 +66,7 @@ def test_what_an_earlier_version_left_open_is_closed(shown: Path) -> None:
 
 
 def evil(entry: cache.Entry, where: Path, content: bytes) -> None:
-    """Puts another library into ``where``, with a record that fits."""
+    """Writes another library into ``where``, with matching metadata."""
     (where / entry.library.name).write_bytes(content)
     (where / cache.RECORD).write_text(entry.build._replace(sha256=cache.checksum(content)).to_json())
 
@@ -78,7 +78,7 @@ def test_what_others_rewrote_is_not_loaded(shown: Path, rights: int, caplog: pyt
     files = [entry.library, entry.folder / cache.RECORD]
     for file in files:
         file.chmod(rights)
-        os.chown(file, 0, NOBODY)  # a file of the group that everybody is in
+        os.chown(file, 0, NOBODY)  # owned by the group of the unprivileged user
     if rights & 0o020:
         as_nobody(lambda: evil(entry, entry.folder, other.content))
         assert obtain(1)[1], "made again"
@@ -110,7 +110,7 @@ FOREIGN = {
 
 
 def link(path: Path) -> None:
-    """Puts what is there elsewhere, and a symbolic link in its place."""
+    """Moves a file or folder, and puts a symbolic link in its place."""
     elsewhere = path.rename(path.parent / f"{path.name}.elsewhere")
     path.symlink_to(elsewhere)
 
@@ -151,7 +151,7 @@ def test_a_build_that_may_not_be_read_is_not_called_damaged(shown: Path) -> None
 
 
 def _records(entry: cache.Entry) -> dict[str, Callable[[Path], object]]:
-    """What can be in the place of a record."""
+    """What could be in place of a record."""
     described = json.loads(entry.build.to_json())
     return {
         "a pipe": os.mkfifo,
@@ -202,7 +202,7 @@ def test_any_record_is_survived(shown: Path) -> None:
 
 
 def test_a_folder_that_is_replaced_while_it_is_read(shown: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library comes from where the record came from."""
+    """The library is read from the same folder as its record."""
     entry, other = obtain(1)[0], obtain(2)[0]
     (shown / "evil").mkdir()
     evil(entry, shown / "evil", other.content)
@@ -219,7 +219,7 @@ def test_a_folder_that_is_replaced_while_it_is_read(shown: Path, monkeypatch: py
 
 @root
 def test_a_cache_that_is_replaced_before_it_is_read(shown: Path, public: Path) -> None:
-    """The folder was found good; by the time that a build is looked for there, another one has its name."""
+    """The folder was checked, but is replaced by another one before a build is read."""
     entry, other = obtain(1)[0], obtain(2)[0]
     assert shown in folders.readable()
     shutil.copytree(shown, public / "evil")
@@ -238,9 +238,9 @@ def _kept(folder: Path) -> dict:
 @root
 @pytest.mark.parametrize("how", ["of everybody", "of a group", "of another user", "a link"])
 def test_what_others_say_of_compilers_is_not_believed(shown: Path, how: str) -> None:
-    """The root of nvcc that is kept there is one from which a program is run."""
+    """A program is run from the cached toolkit folder of nvcc."""
     version = make_plan(answer(1)).cxx.version
-    file, kept = shown / "machine.json", _kept(shown)  # of nvcc too, where there is a GPU
+    file, kept = shown / "machine.json", _kept(shown)  # also those of nvcc, if there is a GPU
     key = next(key for key, facts in kept.items() if facts["version"] in version)
     if how == "a link":
         link(file)
@@ -265,7 +265,7 @@ def test_odd_facts_of_tools_are_asked_for_again(shown: Path, facts: str, monkeyp
 
 
 def way(public: Path, rights: int, owner: int = 0) -> Path:
-    """A cache below a folder of such rights."""
+    """A cache below a folder with these rights."""
     public.chmod(rights)
     os.chown(public, owner, owner)
     (public / "mine").mkdir()
@@ -327,12 +327,12 @@ def test_links_in_a_circle_are_an_error(public: Path) -> None:
 def test_an_open_folder_gets_a_private_one(
     stand_in: Path, public: Path, monkeypatch: pytest.MonkeyPatch, rights: int, variable: str
 ) -> None:
-    """As a volume that everybody in a container may write to, or the scratch folder of a group."""
+    """Such as a volume that everybody in a container can write to, or a group's scratch folder."""
     monkeypatch.delenv("JITACT_CACHE_DIR")
     monkeypatch.setenv(variable, str(public))
     public.chmod(rights)
     entry, _ = obtain(1)
-    own = folders.configured().exists() and variable == "TORCH_EXTENSIONS_DIR"  # in a sticky folder it can be used
+    own = folders.configured().exists() and variable == "TORCH_EXTENSIONS_DIR"  # it can be used in a sticky folder
     assert own is (rights == 0o1777 and variable == "TORCH_EXTENSIONS_DIR")
     assert entry.folder.parent == (public / "jitact" if own else public / f"jitact-{os.geteuid()}")
     assert mode(entry.folder.parent) == (0o755 if own else 0o700)
@@ -357,7 +357,7 @@ exec {cxx} "$@"
 def test_a_folder_that_is_replaced_while_compilers_run(
     stand_in: Path, public: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The compilers go on working in the folder that they were started in."""
+    """The compilers continue in the folder in which they were started."""
     private = public / f"jitact-{os.geteuid()}"
     moving = tmp_path / "c++"
     moving.write_text(MOVING.format(private=private, cxx=shutil.which("c++")))
@@ -373,7 +373,7 @@ def test_a_folder_that_is_replaced_while_compilers_run(
 
 
 def publish(shared: Path, entry: cache.Entry) -> None:
-    """What follows when a build is compiled."""
+    """The steps after a build is compiled."""
     with lock.locked(cache.lock_of(shared, entry.folder.name), "answer"), cache.staging(shared, entry.folder.name) as staging:
         cache.publish(shared, staging, entry.build, entry.content)
 
@@ -410,7 +410,7 @@ def test_a_group_that_is_trusted_shares_a_cache(stand_in: Path, public: Path, mo
 
 @root
 def test_locks_are_nothing_to_others(shown: Path) -> None:
-    """Who can open a lock could hold it, and who can write to it could tell those who wait what to raise."""
+    """Whoever can open a lock can hold it, and whoever can write to it could have waiting processes raise an error."""
     shown.mkdir()
     path = cache.lock_of(shown, make_plan(answer(1)).title)
     with lock.locked(path, "answer"):
@@ -447,7 +447,7 @@ def test_a_note_in_a_lock_is_believed_only_from_its_holder(shown: Path, owner: i
     ['{"failed": "evil"}', '{"failed": "evil", "attempt": "a"}', '{"failed": {"at": 9e9, "message": "evil"}}', "[" * 9999],
 )
 def test_what_failed_before_is_tried_again(shown: Path, note: str) -> None:
-    """Whatever clocks say, which may be another host's."""
+    """Independently of clocks, which may be another host's."""
     shown.mkdir()
     cache.lock_of(shown, make_plan(answer(1)).title).write_text(note)
     assert obtain(1)[1]
@@ -467,7 +467,7 @@ def test_a_lock_that_is_a_link_is_not_followed(shown: Path, tmp_path: Path) -> N
 
 
 def test_only_compilers_are_ended(shown: Path) -> None:
-    """A shell that looks into the folder of a build goes on, as does what was started elsewhere while it ran."""
+    """A shell in a build's folder keeps running, as does a process that was started elsewhere during the build."""
     shown.mkdir()
     left = folders.make(shown, shown / ".staging") / f"{make_plan(answer(1)).title}.left"
     left.mkdir()
@@ -504,7 +504,7 @@ def test_processes_of_other_users_go_on(shown: Path) -> None:
 
 @root
 def test_what_another_user_left_in_the_way_means_another_folder(shown: Path) -> None:
-    """As after a command that root ran for a user."""
+    """As after a command that root has run on a user's cache."""
     entry, _ = obtain(1)
     plan = make_plan(answer(2))
     os.chown(shown, NOBODY, NOBODY)
@@ -530,7 +530,7 @@ def test_what_another_user_left_in_the_way_means_another_folder(shown: Path) -> 
 
 
 def test_the_copy_in_memory_can_be_changed_by_nobody(quick: Path) -> None:
-    """A child inherits it, even one that gives up root's rights."""
+    """A child inherits its descriptor, even one that drops root's privileges."""
     library = kernels.load(kernel())
     opened = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
     copies = [fd for fd in opened if os.path.lexists(fd) and f"memfd:{library.path.name}" in os.readlink(fd)]
