@@ -19,9 +19,10 @@ from ..records import Activation
 from ..rows.modules import names as row_names
 from ..rows.records import RowActivation
 from .loader import cache, folders
+from .loader.build import find
 from .loader.errors import BuildError
 from .loader.gpu import Arch, parse_archs
-from .loader.plan import Plan
+from .loader.plan import Plan, make_plan
 from .loader.source import ELEMENTS
 
 
@@ -132,20 +133,15 @@ def _record(name: str) -> Activation | RowActivation:
 
 
 def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Plan:
-    from .loader.plan import make_plan
-
     return make_plan(_record(name).source, fast_math=fast_math, archs=archs)
 
 
 def _list(options: argparse.Namespace) -> int:
-    from .loader.build import find
-
-    current = set()
-    for name in _registered([]):
+    current, known = set(), _registered([])
+    for name in known:
         for fast_math in (False, True):
             entry = find(_plan(name, fast_math))
             current |= {entry.folder} if entry else set()
-    known = set(_registered([]))
     rows = [("NAME", "KEY", "ARCHS", "CPU", "SIZE", "AGE", "USED", "STATE")]
     for folder in folders.readable():
         for entry in cache.entries(folder):
