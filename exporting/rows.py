@@ -133,7 +133,7 @@ def _takes(devices: tuple[str, ...]) -> str:
         "        return False",
         "    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):",
         "        return False",
-        "    if not x.is_contiguous() or x.numel() == 0 or not -x.dim() <= dim < x.dim():",
+        "    if not x.is_contiguous() or x.is_neg() or x.numel() == 0 or not -x.dim() <= dim < x.dim():",
         "        return False",
         "    columns = x.shape[dim:][1:].numel()  # side by side, along which rows lie across each other",
         *by_device,
@@ -181,6 +181,7 @@ class {title}(torch.autograd.Function):  # keeps the output for backward
         if torch.is_grad_enabled():
             raise RuntimeError("{where}: no second derivative")
         (y,) = ctx.saved_tensors
+        dy = dy.resolve_neg()
         dy = {aligned if "cuda" in devices else "dy.contiguous()"}
         dx = torch.empty_like(y)
         run("backward_from_output", [dy, y], dx, ctx.dim)

@@ -14,8 +14,8 @@ __all__ = ["Wrapper", "called", "enumerators", "structs"]
 
 _LAID_OUT_LIKE = '''\
 def laid_out_like(like, tensor):
-    """The tensor, copied only if it does not lie in memory as `like` does."""
-    return tensor if tensor.stride() == like.stride() else torch.empty_like(like).copy_(tensor)
+    """The tensor, copied only if it does not lie in memory as `like` does, or is negated when it is read."""
+    return tensor if tensor.stride() == like.stride() and not tensor.is_neg() else torch.empty_like(like).copy_(tensor)
 '''
 
 _BY_CHANNEL = '''\
@@ -27,7 +27,7 @@ def by_channel(name, values, dim, y@DIMS@):
         raise ValueError(f"@WHERE@: {given}")
     if values.device != y.device:
         raise ValueError(f"@WHERE@: {name} is on {values.device}, not {y.device}")
-    return values.contiguous(), y.stride(at) if values.numel() > 1 else 1
+    return values.resolve_neg().contiguous(), y.stride(at) if values.numel() > 1 else 1
 '''
 
 _BY_ROW = '''\
@@ -37,7 +37,7 @@ def by_row(name, values, y):
         raise ValueError(f"@WHERE@: {name} of shape {tuple(values.shape)} does not fit the rows of shape {tuple(y.shape)}")
     if values.device != y.device:
         raise ValueError(f"@WHERE@: {name} is on {values.device}, not {y.device}")
-    return values.contiguous(), y.shape[-1]
+    return values.resolve_neg().contiguous(), y.shape[-1]
 '''
 
 _BESIDE = '''\
@@ -334,7 +334,7 @@ class Wrapper:
             lines = [f"        dy = laid_out_like({self._read[0]}, dy)"]
         else:
             like = "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)"
-            lines = [f"        dy = dy if dy.stride() == ctx.strides else {like}.copy_(dy)"]
+            lines = [f"        dy = dy if dy.stride() == ctx.strides and not dy.is_neg() else {like}.copy_(dy)"]
         for each in self._computed:
             new = "empty_like" if each in written else "zeros_like"
             like = "dy" if each in written and each in self.unread else each

@@ -314,7 +314,7 @@ def test_what_no_gradient_reads_is_not_kept(swoosh: str) -> None:
     module = space["ModelNew"](30)
     for turn in (lambda t: t, lambda t: t.t().contiguous().t()):
         x, r = (turn(torch.randn(40, 30)).requires_grad_() for _ in range(2))
-        y, dy = module(x, r), torch.randn(40, 30)
+        y, dy = module(x, r), torch._neg_view(torch.randn(40, 30))
         kept = 2 / 0.75 * ((y - r).abs() > 1e-6)
         found = torch.autograd.grad(y, [x, r, module.b], dy)
         for gradient, exact in zip(found, (kept * dy, dy, (kept * dy).sum(0)), strict=True):
@@ -408,6 +408,25 @@ def test_helpers_and_constants_come_along(swoosh: str) -> None:
 @pytest.mark.slow
 def test_layouts(name: str, make) -> None:
     compare(name, "cpu", make())
+
+
+@pytest.mark.parametrize("name", ["leaky_relu", "softsign", "sigmoid", "prelu", "softmin"])
+def test_views_that_are_negated_when_they_are_read(name: str) -> None:
+    """As ``x.conj().imag`` is, whose memory holds ``x.imag``."""
+    space = load(name)
+    module = space["ModelNew"](1) if name == "softmin" else space["ModelNew"]()
+    x, dy = (torch._neg_view(torch.randn(4, 6)) for _ in range(2))
+    assert x.is_neg() and dy.is_neg() and x.is_contiguous()
+    plain_x, plain_dy = x.clone(), dy.clone()
+    results = [
+        (y := module(leaf.requires_grad_()), torch.autograd.grad(y, leaf, incoming)[0])
+        for leaf, incoming in ((plain_x, plain_dy), (x, plain_dy), (plain_x, dy))
+    ]
+    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[2], results[0])
+    weights = {key: torch._neg_view(weight.detach()) for key, weight in module.named_parameters()}
+    read = {key: weight.clone() for key, weight in weights.items()}
+    assert torch.equal(*(torch.func.functional_call(module, given, x.detach()) for given in (weights, read)))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
