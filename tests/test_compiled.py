@@ -134,7 +134,8 @@ def test_vectors_are_stored_whole(name: str, tmp_path: Path) -> None:
         assert whole >= 1 and single <= 2, (kernel, stores)  # scalar stores: one per written tensor, for the last block
 
 
-WIDE = ("softplus", "squareplus", "tanhshrink", "clamped_swiglu")  # numbers, long polynomials; the others run with -m slow
+# Numbers, long polynomials, three gradients; the others run with -m slow.
+WIDE = ("softplus", "squareplus", "tanhshrink", "clamped_swiglu", "xielu")
 ONE_BY_ONE = {("snake", "d"), ("xielu", "f"), ("xielu", "d")}  # not vectorised: sin of the C library; sums of three gradients
 
 
@@ -162,13 +163,13 @@ def is_gcc() -> bool:
     return "Free Software Foundation" in subprocess.run(["c++", "--version"], capture_output=True, text=True).stdout
 
 
-FUSED = ("leaky_relu+bias+dropout+residual", SLOW("hardtanh+dropout"), SLOW("relu+bias+dropout+residual"))
+FUSED = ("leaky_relu+bias+dropout+residual", SLOW("hardtanh+dropout"), SLOW("relu+bias+dropout+residual"), "prelu+bias")
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not is_gcc(), reason="GCC for x86 says what it vectorised")
 @pytest.mark.parametrize("name", FUSED)
-def test_a_cpu_computes_vectors_around_a_kept_bit(name: str, tmp_path: Path) -> None:
-    """Bits are stored as bytes, which may be those of any object unless it is said that they are not."""
+def test_a_cpu_computes_vectors_with_what_is_fused(name: str, tmp_path: Path) -> None:
+    """What has kept gcc from it: stores of bits, which are bytes and so may be those of any object; copies of three results."""
     source, missed = fused(name, lambda each: jitact.get(each).activation).source, tmp_path / "missed"
     text = f'#include "elementwise.cuh"\n{source.full_text}\n#include "launch.cuh"\n'
     flags = [*CFLAGS, "-w", *CPU_LEVELS["AVX512"], f"-fopt-info-vec-missed={missed}", "-isystem", str(INCLUDE), f"-I{DEVICE}"]

@@ -44,6 +44,16 @@ template <int first, typename T, typename Source, typename F, size_t... K>
 JITACT_INLINE auto call_with(const Source& source, const F& f, std::index_sequence<K...>) {
   return f(argument<first, T, K>(source)...);
 }
+// The same, as n results. On a CPU they are not copied: of three, gcc would copy bytes, and then not vectorise the loop.
+template <int first, int n, typename T, typename Source, typename F, typename Arguments>
+JITACT_INLINE Many<T, n> many_with(const Source& source, const F& f, Arguments arguments) {
+#ifdef __CUDA_ARCH__
+  return many<T>(call_with<first, T>(source, f, arguments));
+#else
+  if constexpr (n > 1) return call_with<first, T>(source, f, arguments);
+  else return many<T>(call_with<first, T>(source, f, arguments));
+#endif
+}
 
 // The same values as dual numbers, with a derivative of 1 at argument `at`.
 template <typename T, int at, typename Source>
@@ -68,7 +78,7 @@ JITACT_INLINE Many<T, kGradients> derived_gradients(T dy, const Source& source, 
 // The gradients of one element that follow from its bit.
 template <typename T, typename Source>
 JITACT_INLINE Many<T, kBitGradients> gradients_from_bit(T dy, bool bit, const Source& source) {
-  return many<T>(call_with<1, T>(source, [&](auto... a) { return backward_from_bit(dy, bit, a...); }, Others()));
+  return many_with<1, kBitGradients, T>(source, [&](auto... a) { return backward_from_bit(dy, bit, a...); }, Others());
 }
 
 // All gradients of one element, where dy is the first tensor that is read.
@@ -76,7 +86,7 @@ template <typename T, typename Source>
 JITACT_INLINE Many<T, kGradients> gradients(const Source& source) {
   const T dy = source.template element<0>();
   if constexpr (kHasBackward) {
-    return many<T>(call_with<1, T>(source, [&](auto... a) { return backward(dy, a...); }, All()));
+    return many_with<1, kGradients, T>(source, [&](auto... a) { return backward(dy, a...); }, All());
   } else if constexpr (kSavesBit) {
     const bool bit = call_with<1, T>(source, [](auto... a) { return keeps(a...); }, All());
     return gradients_from_bit(dy, bit, source);
