@@ -181,7 +181,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
 
     return {
         **{name: chained(name) for name in names},
-        **{name: function for name, function in functions.items() if name.endswith(OF_NUMBERS)},
+        **{name: function for name, function in functions.items() if name.rpartition("_")[2] in OF_NUMBERS},
         "add_T": lambda a, b: _dual(a) + b,
         "subtract_T": lambda a, b: _dual(a) - b,
         "multiply_T": lambda a, b: _dual(a) * b,

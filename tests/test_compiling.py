@@ -33,6 +33,7 @@ from jitact.compiling.functions import functions
 from jitact.compiling.operators import operators
 from jitact.compiling.reader import read
 from jitact.configs import configured
+from jitact.definitions.functions import FUNCTIONS
 from jitact.measuring.limits import BOUNDS, DISSOLVED, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.measuring.ulp import every_16bit_value
 from jitact.records import Activation
@@ -88,6 +89,22 @@ def test_gradients_that_kernel_files_leave_out() -> None:
     formula = Formula(activation.source, fast_math=False)
     torch.testing.assert_close(formula.forward(x.detach(), 1.3, 1.7), y.detach())
     torch.testing.assert_close(formula.gradient(torch.ones_like(x), x.detach(), 1.3, 1.7), dx)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_of_every_function_of_expressions(name: str) -> None:
+    operands = "xyz"[: FUNCTIONS[name].arity]
+    activation = jitact.define("swoosh", f"{name}({', '.join(operands)}) * x").activation
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.rand(1000, generator=generator, dtype=torch.float64) * 6 - 3 for _ in operands]
+    leaves = [each.clone().requires_grad_() for each in tensors]
+    y = activation.reference(*leaves)
+    expected = torch.autograd.grad(y, leaves, torch.ones_like(y), materialize_grads=True)
+    found = Formula(activation.source, fast_math=False).gradients(torch.ones_like(y), *tensors, wanted=2 ** len(operands) - 1)
+    for own, other in zip(found, expected, strict=True):
+        finite = y.isfinite() & other.isfinite()
+        assert finite.any()
+        torch.testing.assert_close(own[finite], other[finite])
 
 
 @pytest.mark.parametrize("name", GATED)
