@@ -19,6 +19,7 @@ from ..running import run_fitted
 from .limits import FORMULA, GRADIENT_FLOOR
 from .oracle import Judge, finite_differences
 from .sampling import incoming, inputs
+from .ulp import gradients
 from .verdicts import FAR, Line, worst_of
 
 __all__ = ["by_operand", "fixed_values", "lines_of_several", "named", "of_several", "surrounded"]
@@ -224,5 +225,5 @@ def _value_and_gradients(
     tensors = [operand.detach().requires_grad_(name in learned) for name, operand in zip(names, operands, strict=True)]
     with torch.enable_grad():
         y = function(*tensors)
-    gradients = torch.autograd.grad(y, [tensors[names.index(name)] for name in learned], dy)
-    return [y.detach(), *(gradient.double() / dy.double() for gradient in gradients)]
+    found = gradients(y, [tensors[names.index(name)] for name in learned], dy)
+    return [y.detach(), *(gradient.double() / dy.double() for gradient in found)]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-__all__ = ["Error", "every_16bit_value", "fp32_values", "sample", "ulp_error", "value_and_gradient"]
+__all__ = ["Error", "every_16bit_value", "fp32_values", "gradients", "sample", "ulp_error", "value_and_gradient"]
 
 
 @dataclass
@@ -108,4 +108,11 @@ def value_and_gradient(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         y = f(x)
-    return y.detach(), torch.autograd.grad(y, x, torch.ones_like(y))[0]
+    return y.detach(), gradients(y, [x], torch.ones_like(y))[0]
+
+
+def gradients(y: Tensor, leaves: Sequence[Tensor], dy: Tensor) -> Sequence[Tensor]:
+    """The gradients of ``leaves`` for ``dy``: 0 of those that ``y`` does not vary with, as a condition does not."""
+    if not y.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    return torch.autograd.grad(y, leaves, dy, materialize_grads=True)

@@ -104,6 +104,12 @@ def test_a_right_gradient_from_the_output_passes(case: str) -> None:
     assert jitact.check(slip(expression, backward_from_output=backward, **options))
 
 
+@pytest.mark.parametrize("expression", ["x > 0", "x > 0 ? 1 : -1", "(x > t) * w"])
+def test_what_conditions_do_not_vary_with_has_a_gradient_of_0(expression: str) -> None:
+    assert jitact.check(slip(expression), dtypes=[torch.float32])
+    assert not jitact.check(slip("x > 0", "dy"), dtypes=[torch.float32])
+
+
 def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
     """Far out, where float64 shows that the formula is right; nearer it is wrong, as a formula is that need not overflow."""
     result = jitact.check(slip("x * x / (1 + x * x)"), dtypes=[torch.float32, torch.float16])

@@ -49,6 +49,11 @@ def test_learned_and_arguments() -> None:
         jitact.plot("gelo")
 
 
+def test_a_step_has_a_gradient_of_0() -> None:
+    forward, gradient = jitact.plot(jitact.define("swoosh", "x > 0"), error=True).axes[:2]
+    assert set(lines(forward)["swoosh"].tolist()) == {0, 1} and not lines(gradient)["swoosh"].any()
+
+
 def test_what_stands_for_an_activation() -> None:
     forward, _ = jitact.plot(jitact.softsign, torch.nn.Softsign, torch.nn.LeakyReLU(0.3), torch.nn.GELU("tanh"), F.relu).axes
     labels = ["softsign", "softsign", "leaky_relu(negative_slope=0.3)", "gelu(approximate='tanh')", "relu"]
