@@ -1,5 +1,4 @@
-// The one registration of operators. For an activation named N the loader registers, of those that its kernel file has
-// functions for,
+// Registers the operators. For an activation named N these are the following, as far as its kernel file has the functions:
 //
 //   jitact::N_forward(Tensor x, others...) -> Tensor
 //   jitact::N_forward_(Tensor(a!) x, others...) -> ()
@@ -9,33 +8,32 @@
 //   jitact::N_forward_bit_(Tensor(a!) x, others...) -> Tensor mask
 //   jitact::N_backward_from_bit(Tensor dy, Tensor mask, others...) -> Tensor
 //
-// Where forward takes several elements, `Tensor x` stands for a tensor of each, all of one shape. `others` are the operands
-// that are no elements: a tensor for each channel and row, the seed if there are random numbers, and the numbers. A channel
-// or row holds one value, or has sizes that broadcast to those of x: all 1 but for dimensions side by side. With several
-// gradients,
+// Where forward takes several elements, `Tensor x` stands for one tensor per element, all of one shape. `others` are the operands
+// that are not elements: a tensor for each channel and row, the seed if there are random operands, and the numbers. A channel
+// or row holds one value, or has sizes that broadcast to those of x: 1 in all but adjacent dimensions. With several gradients,
 //
 //   jitact::N_backward(Tensor dy, Tensor x, others..., int wanted) -> (Tensor, ...)
 //
-// where bit g of `wanted` says whether the result g is; what is not wanted is an empty tensor, and never computed into memory.
-// N_backward_from_bit is so too where the bit is enough for several gradients. With two elements that have gradients,
+// where bit g of `wanted` says whether result g is wanted; if not, it is an empty tensor and is not written. The same holds for
+// N_backward_from_bit where the mask bit suffices for several gradients. With two elements that have gradients,
 //
 //   jitact::N_backward_packed(Tensor dy, Tensor x, others..., int wanted, int layout, int dim) -> (Tensor, ...)
 //
-// writes the gradients of both into one tensor, the first result, which is twice as long in dimension `dim`; the results after
-// it are those of channels and rows, and `wanted`, which is left out where there are none, has a bit for each of these. In
-// `layout`, bit 0 says that the two alternate, and not that one follows the other, bit 1 that the second element is first.
+// writes both gradients into one tensor, the first result, which is twice as long in dimension `dim`. The other results are the
+// gradients of channels and rows; `wanted`, which is left out if there are none, has a bit for each of these. Bit 0 of `layout`
+// says that the two are interleaved rather than concatenated, bit 1 that the second element's gradient comes first.
 //
-// A result has the strides of torch.empty_like(x). Memory is walked in the order in which it lies, so a mask holds the
-// bits of y in the order of y's memory, and backward_from_bit wants dy in that order, into which
+// A result has the strides of torch.empty_like(x). Elements are processed in memory order, so a mask has the bits in the order
+// of y's memory, and backward_from_bit needs dy in that order, into which
 //
 //   jitact::N_copy_(Tensor(a!) to, Tensor from) -> ()
 //
-// copies it; random numbers go by that order too. Tensors whose rows lie apart, as the halves of a wider one, are read and
-// written where they are.
+// copies it; random numbers follow that order too. Tensors with strided rows, such as halves of a wider tensor, are read and
+// written in place, without a copy.
 //
-// Every first use of an activation waits for this file to be compiled. So one function serves all operations, those that an
-// activation has no use for are left out, being nobody else's, and <string>, <vector> and <algorithm>, which take longer than
-// all of this, are not here.
+// This file is compiled at the first use of every activation, while the user waits. So one function serves all operations, what
+// an activation does not use is left out (hence the anonymous namespaces), and <string>, <vector> and <algorithm>, which take
+// longer to compile than this whole file, are not included.
 #include <cfloat>
 #include <cstdlib>
 #include <cstring>
@@ -51,7 +49,7 @@ namespace {
 
 using namespace loops;
 
-// Text that is put together.
+// A string made by concatenation, in place of std::string.
 class Text {
  public:
   template <typename... Parts>
@@ -78,7 +76,7 @@ class Text {
   size_t length_ = 0;
 };
 
-// A number of values that is known when they are made.
+// An array whose size is set at construction, in place of std::vector.
 template <typename V>
 class List {
  public:
@@ -110,7 +108,7 @@ class Failure : public std::exception {
   Text text_;
 };
 
-// The name that operators are registered under, which errors begin with.
+// The name that operators are registered under; error messages begin with it.
 const char* registered_name = "";
 
 [[noreturn]] void fail(const char* message, const char* reason = "") {
@@ -128,11 +126,11 @@ void check(bool condition, const char* message) {
 
 #define SHIM(call) \
   if ((call) != 0) refused("torch refused " #call ": ")
-// What allocates, and little else can fail in it. Python looks for these words.
+// For calls that allocate and hardly fail for any other reason. Python searches messages for "out of memory".
 #define ALLOCATE(call) \
   if ((call) != 0) refused("out of memory, or torch refused " #call ": ")
 
-// Runs what a CPU computes.
+// Runs computation on a CPU.
 template <typename Run>
 void on_cpu(const Run& run) {
   try {
@@ -168,7 +166,7 @@ class Tensor {
   int32_t device_index() const { return ask(aoti_torch_get_device_index); }
   bool is_contiguous() const { return ask(aoti_torch_is_contiguous); }
   void* data() const { return ask(aoti_torch_get_data_ptr); }
-  const void* const_data() const { return ask(torch_get_const_data_ptr); }  // copies nothing that is copied on write
+  const void* const_data() const { return ask(torch_get_const_data_ptr); }  // does not trigger a copy-on-write copy
   int64_t storage_bytes() const { return ask(aoti_torch_get_storage_size); }
 
  private:
@@ -190,11 +188,11 @@ Dtype dtype_of(const Tensor& t) {
   return Dtype::f64;
 }
 
-// Whether the elements fill one stretch of memory, in whatever order of dimensions.
+// Whether the elements are contiguous in memory, in any order of dimensions.
 bool is_dense(const Tensor& t) {
   if (t.is_contiguous()) return true;
   const int64_t *sizes = t.sizes(), *strides = t.strides(), dim = t.dim(), n = t.numel();
-  for (int64_t filled = 1; filled < n;) {  // by the dimensions inside the next
+  for (int64_t filled = 1; filled < n;) {  // elements of the dimensions inside the next one
     int64_t i = 0;
     while (i < dim && (sizes[i] == 1 || strides[i] != filled)) i++;
     if (i == dim) return false;
@@ -220,7 +218,7 @@ Tensor empty(int64_t dim, const int64_t* sizes, const int64_t* strides, int32_t 
   return Tensor(handle);
 }
 
-// For a dense tensor, which is when torch.empty_like keeps strides as they are.
+// For dense tensors only: for these, torch.empty_like keeps the strides.
 Tensor empty_like(const Tensor& t) { return empty(t.dim(), t.sizes(), t.strides(), t.dtype(), t); }
 
 Tensor empty_bytes(int64_t count, const Tensor& beside) {
@@ -237,8 +235,7 @@ Tensor dense(Tensor x) {
   return Tensor(stack[0]);
 }
 
-// The dimensions in the order of memory, innermost first, and by their sizes where strides do not tell: as torch.empty_like
-// has them.
+// The dimensions in memory order, innermost first; by size where strides are equal, as in torch.empty_like.
 List<int64_t> memory_order(int64_t dim, const int64_t* sizes, const int64_t* strides) {
   List<int64_t> order(dim);
   for (int64_t n = 0; n < order.size(); n++) {
@@ -263,7 +260,7 @@ List<int64_t> copied(const int64_t* values, int64_t count) {
   return list;
 }
 
-// Of a dense tensor.
+// The strides of a dense tensor with its dimensions in this order.
 List<int64_t> dense_strides(const List<int64_t>& order, const int64_t* sizes) {
   List<int64_t> strides(order.size());
   int64_t next = 1;
@@ -274,7 +271,7 @@ List<int64_t> dense_strides(const List<int64_t>& order, const int64_t* sizes) {
   return strides;
 }
 
-// t itself where it is dense in this order of its dimensions, else a copy that is.
+// t itself if it is dense with its dimensions in this order, else a copy that is.
 Tensor dense_in(const List<int64_t>& order, Tensor t) {
   const List<int64_t> strides = dense_strides(order, t.sizes());
   bool lies_so = true;
@@ -285,7 +282,7 @@ Tensor dense_in(const List<int64_t>& order, Tensor t) {
   return copy;
 }
 
-// t itself where its elements lie in the order of its sizes, else a copy that does.
+// t itself if it is contiguous, else a contiguous copy.
 Tensor contiguous(Tensor t) {
   if (t.is_contiguous()) return t;
   List<int64_t> order(t.dim());
@@ -293,7 +290,7 @@ Tensor contiguous(Tensor t) {
   return dense_in(order, std::move(t));
 }
 
-// Of a tensor of `dim` dimensions that broadcasts to one that lies in the order `of_x`, the order that is alike.
+// The order `of_x` restricted to the last `dim` dimensions: the order for an operand of `dim` dimensions.
 List<int64_t> broadcast_order(const List<int64_t>& of_x, int64_t dim) {
   List<int64_t> order(dim);
   int64_t n = 0;
@@ -306,20 +303,20 @@ bool same_device(const Tensor& a, const Tensor& b) {
   return a.device_type() == b.device_type() && a.device_index() == b.device_index();
 }
 
-// The storage of a tensor may have been freed behind it, as FSDP does, or never have been there.
+// A tensor's storage may have been freed, as FSDP does, or never allocated.
 void check_allocated(const Tensor& t) {
   check(t.numel() == 0 || t.storage_bytes() > 0, "a tensor has elements, but its data is not allocated (yet, or any more)");
 }
 
 #ifdef JITACT_CUDA
-// The current stream of a tensor's device, which is the current device while this lasts.
+// The current stream of a tensor's device, which is the current device during this object's lifetime.
 class CudaStream {
  public:
   explicit CudaStream(const Tensor& t) : guard_(t) { SHIM(aoti_torch_get_current_cuda_stream(t.device_index(), &stream_)); }
   void* get() const { return stream_; }
 
  private:
-  // A member, as it has to end where asking for the stream fails.
+  // A member, so that it is destroyed also if the constructor fails to get the stream.
   struct Guard {
     DeviceGuardHandle handle;
     explicit Guard(const Tensor& t) { SHIM(aoti_torch_create_device_guard(t.device_index(), &handle)); }
@@ -332,7 +329,7 @@ class CudaStream {
 };
 #endif
 
-// Where operators are registered under a name.
+// Registers operators under a name.
 class Registration {
  public:
   explicit Registration(const char* name) : name_(name) {
@@ -366,9 +363,10 @@ namespace jitact::binding {
 namespace {
 
 #ifdef JITACT_CUDA
-// Whether a tensor of the shape of `like`, which is dense, lies as a transposition of it, or as many: then which, without data.
+// Whether t, of the shape of `like`, which is dense, is a (batched) transposition of it in memory. `found` then describes it,
+// without data.
 bool is_transposed(const Tensor& like, const Tensor& t, loops::Transposition& found) {
-  struct Stretch { int64_t size, stride; } stretches[3];  // of dimensions that lie in t one after the other
+  struct Stretch { int64_t size, stride; } stretches[3];  // dimensions that can be merged in t
   int count = 0;
   for (const int64_t i : memory_order(like)) {
     const int64_t size = t.sizes()[i], stride = t.strides()[i];
@@ -389,7 +387,7 @@ bool is_transposed(const Tensor& like, const Tensor& t, loops::Transposition& fo
 }
 #endif
 
-// Copies between tensors of one shape, dtype and device, into dense memory.
+// Copies to a dense tensor of the same shape, dtype and device.
 void copy_elements(const Tensor& to, const Tensor& from) {
 #ifdef JITACT_CUDA
   loops::Transposition transposition{};
@@ -406,7 +404,7 @@ void copy_elements(const Tensor& to, const Tensor& from) {
   SHIM(aoti_torch_copy_(to.get(), from.get(), false));
 }
 
-// t with the memory order of `like`, which is dense and of its shape, dtype and device; copied only if it lies otherwise.
+// t in the memory order of `like`, which is dense and of the same shape, dtype and device; copied only if it differs.
 Tensor laid_out_like(const Tensor& like, Tensor t) {
   if (same_strides(like, t)) return t;
   Tensor copy = empty_like(like);
@@ -414,7 +412,7 @@ Tensor laid_out_like(const Tensor& like, Tensor t) {
   return copy;
 }
 
-// The arguments of an operator, all owned from the start: whatever is thrown, nothing leaks.
+// The arguments of an operator, owned from the start, so that nothing leaks if something is thrown.
 struct Arguments {
   List<Tensor> elements;  // dy first, if there is one
   Tensor mask, seed;
@@ -437,13 +435,13 @@ struct Arguments {
   }
 };
 
-// One tensor for the gradients of two elements, and where each of them lies in it.
+// One tensor for the gradients of two elements, and the position of each in it.
 struct Packed {
   Tensor whole;
-  List<int64_t> strides;   // of both
+  List<int64_t> strides;   // of each of the two
   int64_t offset[2] = {};        // in elements
 
-  // For elements like x, whose memory order it follows.
+  // For elements of the shape and memory order of x.
   Packed(const Tensor& x, int64_t layout, int64_t dim) {
     if (dim < 0) dim += x.dim();
     check(dim >= 0 && dim < x.dim(), "dim is no dimension of the elements");
@@ -459,19 +457,18 @@ struct Packed {
   }
 };
 
-// How the tensors of a call are walked where they do not all lie densely and alike.
+// The common layout in rows of tensors that are not all dense with the same strides.
 struct Rows {
-  List<Elements> of;  // each tensor, with no data
+  List<Elements> of;  // for each tensor, without data
   int64_t columns = 1;
 
-  // Whether tensors of the shape of `like`, of more than one element, are rows of elements side by side (or of one that
-  // repeats, or every second), each with one distance from row to row, where dimensions are taken in this order, from the
-  // innermost.
+  // Whether tensors of the shape of `like`, of more than one element, can all be described as rows, of columns with stride 1, 0
+  // or, with several elements, 2, and one row stride per tensor, when dimensions are merged in this order, innermost first.
   bool found(const Tensor& like, const List<int64_t>& order, const List<const int64_t*>& strides) {
     constexpr int64_t longest = kElements > 1 ? 2 : 1;
     of = List<Elements>(strides.size());
     columns = 1;
-    int64_t count = 0;  // of rows; 0 while columns grow
+    int64_t count = 0;  // of rows; 0 while dimensions are merged into columns
     for (const int64_t i : order) {
       const int64_t size = like.sizes()[i];
       if (size == 1) continue;
@@ -501,8 +498,8 @@ struct Rows {
   }
 };
 
-// Decides how the tensors of a call are walked, copies those that lie otherwise, and sets what the call reads, and where what
-// it writes lies. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
+// Decides between dense memory and rows, copies tensors that fit neither, and sets what the call reads and the layout of what it
+// writes. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
 List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed* packed) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {
@@ -550,8 +547,8 @@ List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed
   return copied(laid_out.strides(), laid_out.dim());
 }
 
-// Where the values of a channel or row operand belong: to which stretches of x's memory, whose strides these are. The operand is
-// laid out in x's order.
+// How a channel or row operand is broadcast over x's memory; `strides` are x's. The operand is copied into x's memory order if
+// necessary.
 Broadcasts place(Tensor& operand, const Tensor& x, const List<int64_t>& strides) {
   const bool narrow = x.dtype() == aoti_torch_dtype_float16() || x.dtype() == aoti_torch_dtype_bfloat16();
   const bool wide = narrow && operand.dtype() == aoti_torch_dtype_float32();
@@ -564,7 +561,7 @@ Broadcasts place(Tensor& operand, const Tensor& x, const List<int64_t>& strides)
   const List<int64_t> order = broadcast_order(memory_order(x.dim(), x.sizes(), strides.begin()), operand.dim());
   operand = dense_in(order, std::move(operand));
   found.data = operand.const_data();
-  int64_t next = 0;  // the stride of the dimension before, once the last is found
+  int64_t next = 0;  // the stride that the next dimension must have; 0 before the first
   bool ended = false;
   for (const int64_t i : order) {
     const int64_t size = operand.sizes()[i], stride = strides[missing + i];
@@ -600,12 +597,12 @@ void launch(Call& call, [[maybe_unused]] const Tensor& beside) {
   on_cpu([&] { run_cpu(call); });
 }
 
-// A call whose elements, operands and numbers are set, and that is run once what it writes is.
+// A call whose inputs are set; the caller sets the outputs and runs it.
 struct Prepared {
   Call call;
-  List<Tensor> tensors, operands;  // as they are read, perhaps copies
+  List<Tensor> tensors, operands;  // as they are read: the arguments or copies
   List<int64_t> strides;  // of results
-  int64_t x;              // of the tensors, the one whose layout results have
+  int64_t x;              // index of the tensor whose layout results have
 
   Prepared(Op op, Arguments& arguments, int64_t x, const Packed* packed = nullptr)
       : call{op}, tensors(std::move(arguments.elements)), operands(kBroadcast), x(x) {
@@ -638,7 +635,7 @@ struct Prepared {
   }
 };
 
-// The operators, in the calling convention of the stable ABI: arguments on the stack, owned; results in their place.
+// The operators, in the calling convention of the stable ABI: owned arguments on the stack, replaced by results.
 
 void check_mask(const Tensor& mask, const Tensor& dy) {
   check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && mask.is_contiguous() &&
@@ -646,10 +643,10 @@ void check_mask(const Tensor& mask, const Tensor& dy) {
         "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
 }
 
-// Of the tensors of an operation, the one whose layout results have.
+// The index of the tensor whose layout an operation's results have.
 constexpr int64_t laid_out_as(Op op) { return op == Op::backward || op == Op::backward_from_output ? 1 : 0; }
 
-// The arguments of an operation that may read bits, once these are seen to be those of dy.
+// The arguments of an operation; if it reads a mask, that is checked to fit dy.
 Arguments checked_arguments(Op op, const StableIValue* stack) {
   Arguments arguments(op, stack);
   if (reads_bits(op)) {
@@ -659,7 +656,7 @@ Arguments checked_arguments(Op op, const StableIValue* stack) {
   return arguments;
 }
 
-// forward, and the backwards of one gradient.
+// forward, and backwards with one gradient.
 void one_result(Op op, StableIValue* stack) {
   Arguments arguments = checked_arguments(op, stack);
   Prepared prepared(op, arguments, laid_out_as(op));
@@ -705,7 +702,7 @@ void forward_inplace(Op op, StableIValue* stack) {
   if (op == Op::forward_bit) stack[0] = mask.release();
 }
 
-// The gradients of channels and rows, where the call is to put them. Bit k of `wanted` says whether gradient k is.
+// Allocates the gradients of channels and rows, and sets them as the call's outputs. Bit k of `wanted`: whether gradient k is.
 List<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
   List<Tensor> sums(kSums);
   for (int k = 0; k < kSums; k++) {
@@ -717,13 +714,13 @@ List<Tensor> make_sums(Prepared& prepared, int64_t wanted) {
   return sums;
 }
 
-// Runs a call that makes sums, which lie as the operands were read, and turns them to the order of their sizes.
+// Runs a call with sums, which have the memory order in which the operands were read, and makes them contiguous.
 void run_with_sums(Prepared& prepared, List<Tensor>& sums) {
   prepared.run();
   for (Tensor& sum : sums) sum = contiguous(std::move(sum));
 }
 
-// Of the gradients that bits are for, those that are summed or, with `summed` false, those that are not.
+// The bits of `wanted` for the gradients that are summed or, with `summed` false, for the others, moved together.
 int64_t bits_of(bool summed, int64_t wanted) {
   int64_t bits = 0;
   for (int g = 0, k = 0; g < kGradients; g++)
@@ -731,7 +728,7 @@ int64_t bits_of(bool summed, int64_t wanted) {
   return bits;
 }
 
-// The backwards of several gradients: of elements, and of channels and rows, which are summed.
+// Backwards with several gradients: of elements, and of channels and rows, which are summed.
 void all_gradients(Op op, StableIValue* stack) {
   const Op with_sums = op == Op::backward ? Op::backward_sums : Op::backward_from_bit_sums;
   const int count = op == Op::backward ? kGradients : kBitGradients;
@@ -783,7 +780,7 @@ void copy(Op, StableIValue* stack) {
   copy_elements(to, from);
 }
 
-// An operator: a function above, of one operation.
+// A function above for one operation, as an operator.
 template <void (*function)(Op, StableIValue*), Op op>
 void boxed(StableIValue* stack, uint64_t, uint64_t) { function(op, stack); }
 
@@ -820,9 +817,9 @@ void register_operators(const char* name, const char* elements, const char* othe
 
 #endif  // JITACT_ROWS
 
-// Registers the operators under `name`, which the loader chooses: an activation that is defined again in one process
-// needs a new name. `elements` and `others` are the arguments in a schema, "Tensor x" and ", Tensor weight, float alpha", say.
-// The registrations last as long as the process. Returns null or what went wrong.
+// Registers the operators under `name`, which the loader chooses: an activation that is redefined in one process needs a new
+// name. `elements` and `others` are the arguments in the schema, e.g. "Tensor x" and ", Tensor weight, float alpha".
+// Registrations last as long as the process. Returns null or an error message.
 extern "C" __attribute__((visibility("default"))) const char* jitact_register(const char* name, const char* elements,
                                                                               const char* others) {
   static jitact::binding::Text error;

@@ -1,4 +1,4 @@
-// What situ_glu is made of: c(x, b) = b tanh(x / b), which is x near 0 and b far out; c(x, 0) = x.
+// The functions of situ_glu: c(x, b) = b tanh(x / b), which is about x near 0 and +-b for large |x|; c(x, 0) = x.
 //
 //   capped_product(gate, up, beta, beta2)         c(gate, beta) sigmoid(gate) c(up, beta2)
 //   capped_gradients(dy, gate, up, beta, beta2)   its gradients by gate and by up
@@ -8,10 +8,10 @@
 
 namespace jitact {
 
-// For 16 bits, where special functions and instructions are what limits a GPU.
+// For 16-bit types, where the number of instructions and special functions limits a GPU.
 namespace narrow {
 
-// 1 / b for b > 0. A quotient has a slow path, and a reciprocal is 0 where b is above 2^126.
+// 1 / b for b > 0. Not by division, which has a slow path, nor ptx::reciprocal, which is 0 for b above 2^126.
 JITACT_INLINE float inverse(float b) {
 #ifdef __CUDA_ARCH__
   const float r = ptx::rsqrt(b);
@@ -21,7 +21,7 @@ JITACT_INLINE float inverse(float b) {
 #endif
 }
 
-// 2^t where narrow's own, which is of relative error 2^-18 on a CPU, would show: a slope that crosses 0 is a difference.
+// 2^t where narrow::exp2, with its relative error of 2^-18 on a CPU, is too inaccurate: a slope near its zero is a difference.
 JITACT_INLINE float exp2_closely(float t) {
 #ifdef __CUDA_ARCH__
   return exp2(t);
@@ -30,8 +30,8 @@ JITACT_INLINE float exp2_closely(float t) {
 #endif
 }
 
-// c(x, b) = x P(u) / Q(u) with u = (x / b)^2, and |x / b| held where tanh is 1: relative error 1e-5. Several of these have one
-// reciprocal together. `over` is scaled by 2^-8.
+// c(x, b) = x P(u) / Q(u) with u = (x / b)^2 and |x / b| clamped where tanh is 1: relative error 1e-5. As a fraction, so that
+// several can share one reciprocal. `over` is scaled by 2^-8.
 struct Capped {
   float over, under;
 };
@@ -44,13 +44,13 @@ JITACT_INLINE Capped capped(float x, float b, bool uncapped) {
 }
 JITACT_INLINE float capped_product(float gate, float up, float beta, float beta2) {
   const Capped a = capped(gate, beta, false), b = capped(up, beta2, beta2 == 0);
-  // 1 + exp(-gate), scaled by 2^-16, as the numerators together are.
+  // 1 + exp(-gate), scaled by 2^-16, as the product of the numerators is.
   const float divisor = exp2(fmaf(-kLog2e, gate, -16.0f)) + 0x1p-16f;
   return a.over * reciprocal(divisor * a.under * b.under) * b.over;
 }
 
-// c(x, b) times a power of two, and a quarter of its slope, which is r (1 - r) with r = 1 / (1 + exp(2 |x| / b)). |c| is
-// b (1 - 2 r), and near 0 c is x times a function of the slope: relative error 6e-6.
+// c(x, b) times `scale`, and a quarter of its slope, which is r (1 - r) with r = 1 / (1 + exp(2 |x| / b)). |c| is
+// b (1 - 2 r); near 0, c is x times a function of the slope: relative error 6e-6.
 struct CappedSlope {
   float value, quarter;
 };
@@ -68,7 +68,7 @@ JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float b
   const CappedSlope a = capped_slope(gate, beta, false, 0x1p-6f), b = capped_slope(up, beta2, beta2 == 0, 1.0f);
   const float s = reciprocal(exp2(fmaf(-kLog2e, gate, -8.0f)) + 0x1p-8f);  // 2^8 sigmoid(gate)
   const float slope = fmaf(a.value, fmaf(s, -0x1p-4f, 0x1p4f), a.quarter) * (s * 0x1p-7f);  // half of the slope: below 1
-  // With the slope first where dy is large, and c(up) where it is small, nothing overflows or vanishes on the way.
+  // Multiplying by the slope first where |dy| is large, and by c(up) first where it is small, avoids over- and underflow.
   const bool large = fabsf(dy) >= 1;
   const float half = dy * select(large, slope, b.value) * select(large, b.value, slope);
   return {half + half, dy * b.quarter * (a.value * s)};
@@ -76,10 +76,10 @@ JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float b
 
 }  // namespace narrow
 
-// For float32: what is rounded more than once is subtracted from what is larger.
+// For float32: terms that are rounded more than once are subtracted from larger ones.
 namespace single {
 
-// exp(-2 q) for q >= 0 where a relative error of 2^-22 does not show.
+// exp(-2 q) for q >= 0 where a relative error of 2^-22 suffices.
 JITACT_INLINE float rough_decay(float q) {
 #ifdef __CUDA_ARCH__
   return ptx::exp2(-2.88539008f * q);
@@ -96,15 +96,15 @@ JITACT_INLINE float reciprocal_or_0(float b) {
 #endif
 }
 
-// c(x, b) and its slope. With q = |x| / b, |c| is |x| (1 - fall) for small q, where fall is a fraction in q^2, and further out
-// b (1 - fall) with fall = 2 e / (1 + e), e = exp(-2 q).
+// c(x, b) and its slope. With q = |x| / b, |c| is |x| (1 - fall) for small q, where fall is a rational function of q^2, and
+// b (1 - fall) for large q, where fall = 2 e / (1 + e), e = exp(-2 q).
 struct Capped {
   float value, slope;
 };
 JITACT_INLINE Capped capped(float x, float b, bool uncapped) {
   const float rough = narrow::inverse(b), inverse = select(uncapped, 0.0f, fmaf(rough, fmaf(-b, rough, 1.0f), rough));
   const float a = fabsf(x), q = a * inverse, u = q * q, e = rough_decay(q);
-  const bool far = q > 1.15f;  // where errors of both are alike
+  const bool far = q > 1.15f;  // where both have about the same error
   const float all = select(far, b, a), over = select(far, e, u * fmaf(7.295106538e-3f, u, 1.666666418e-1f));
   const float near = fmaf(fmaf(7.802606095e-3f, u, 2.218848318e-1f), u, 0.5f);
   const float r = reciprocal(select(far, fmaf(e, 0.5f, 0.5f), near)), fall = over * r;
@@ -113,8 +113,8 @@ JITACT_INLINE Capped capped(float x, float b, bool uncapped) {
   return {copysignf(select(uncapped, a, value), x), select(uncapped, 1.0f, slope)};
 }
 
-// 2^8 sigmoid(x) = 1 / (divisor + low), where low is what rounding took from the divisor, and 2^-8 exp(-x). That leaves room for
-// exp(-x) down to x = -92.9, where x sigmoid(x) vanishes; below, rough is 0, and from x = 82.2 on exp is.
+// 2^8 sigmoid(x) = 1 / (divisor + low), where low is the rounding error of the divisor, and exp = 2^-8 exp(-x). The scale
+// keeps exp(-x) finite down to x = -92.9, where x sigmoid(x) underflows; below, rough is 0, and from x = 82.2 on exp is.
 struct Sigmoid {
   float divisor, low, exp, rough;
   // a 2^8 sigmoid(x), rounded once, for |a| up to 2^119.
@@ -146,8 +146,8 @@ JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float b
   const Capped a = capped(gate, beta, false), b = capped(up, beta2, beta2 == 0);
   const Sigmoid sigmoid = sigmoid_parts(gate);
   const float s = sigmoid.times(1.0f), act = sigmoid.times(a.value) * 0x1p-8f;
-  const float half = s * 0x1p-9f * fmaf(a.value, sigmoid.exp * s, a.slope);  // of the act's slope: below 1
-  // With slopes first where dy is large, and last where it is small, nothing overflows or vanishes on the way.
+  const float half = s * 0x1p-9f * fmaf(a.value, sigmoid.exp * s, a.slope);  // half of the act's slope, so it is below 1
+  // Multiplying by slopes first where |dy| is large, and last where it is small, avoids over- and underflow.
   const bool large = fabsf(dy) >= 1;
   const float by_gate = product_in_order(dy, select(large, half, b.value), select(large, b.value, half));
   return {by_gate + by_gate, product_in_order(dy, select(large, b.slope, act), select(large, act, b.slope))};
@@ -155,10 +155,10 @@ JITACT_INLINE Gradients capped_gradients(float dy, float gate, float up, float b
 
 }  // namespace single
 
-// For float64. t is tanh(x / c). x / c may be too small for a T where x is not.
+// For float64. t is tanh(x / c). x / c may underflow where x does not.
 template <typename T>
 JITACT_INLINE T capped(T x, T c, T t) { return select(abs(x) < 0x1p-100 * c, x, c * t); }
-// (1 - t)(1 + t), by whichever form loses less.
+// (1 - t)(1 + t), by the more accurate of two forms.
 template <typename T>
 JITACT_INLINE T tanh_slope(T q, T t) {
   const T e = decay(2 * abs(q)), r = reciprocal(1 + e);
@@ -188,7 +188,7 @@ JITACT_INLINE Many<T, 2> capped_gradients(T dy, T gate, T up, T beta, T beta2) {
   } else {
     const T q = gate * one_over(beta), t = tanh(q), q2 = up * one_over(beta2), t2 = tanh(q2);
     const T act = capped<T>(gate, beta, t), bound = max(gate, -1000);
-    // 1 - s is sigmoid(-gate), so that it does not cancel.
+    // sigmoid(-gate) in place of 1 - sigmoid(gate), which would cancel.
     const T slope = times_sigmoid(fma(act, sigmoid(-gate), tanh_slope<T>(q, t)), bound);
     const T by_gate = product<T>(dy, select(beta2 == 0, up, capped<T>(up, beta2, t2)), slope);
     return {by_gate, product<T>(dy, times_sigmoid(act, bound), select(beta2 == 0, 1, tanh_slope<T>(q2, t2)))};

@@ -1,4 +1,4 @@
-// The types of elements in memory that kernels compute.
+// The element types of tensors that kernels support.
 #pragma once
 
 #include "number.cuh"
@@ -7,8 +7,8 @@ namespace jitact::loops {
 
 enum class Dtype { f64, f32, f16, bf16 };
 
-struct Half { uint16_t bits; };      // as it lies in memory
-struct Bfloat16 { uint16_t bits; };  // the same
+struct Half { uint16_t bits; };  // storage only
+struct Bfloat16 { uint16_t bits; };
 
 constexpr int64_t bytes_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
 
@@ -20,7 +20,7 @@ auto for_dtype_of(const Call& call, const F& f) {
   if (call.dtype == Dtype::f16) return f.template operator()<Half>();
   return f.template operator()<Bfloat16>();
 }
-// The same for a dtype alone.
+// The same, given only a dtype.
 template <typename F>
 auto dispatch_dtype(Dtype dtype, const F& f) {
   struct { Dtype dtype; } call{dtype};

@@ -1,13 +1,13 @@
-// Launches of kernels that begin while the one before ends. They wait for it themselves, by ptx::wait_for_last, before they read
-// what it writes; it may call ptx::let_next_begin as soon as it has begun.
+// Programmatic dependent launch: a kernel begins while the one before it still runs. It calls ptx::wait_for_last before it
+// reads what that one writes, which may call ptx::let_next_begin as soon as it has begun.
 #pragma once
 
 #include "ptx.cuh"
 
 namespace jitact::early {
 
-// What `find` finds for the current device, which is not 0 and is asked for once for each.
-constexpr int kDevices = 64;  // that are remembered
+// find() for the current device, cached. find() must not return 0.
+constexpr int kDevices = 64;  // of which results are cached
 template <typename Find>
 int64_t of_device(int64_t (&known)[kDevices], const Find& find) {
   int device = 0;
@@ -18,7 +18,7 @@ int64_t of_device(int64_t (&known)[kDevices], const Find& find) {
   return found;
 }
 
-// Whether a kernel's code waits, which code that is older than the GPU does not.
+// Whether the kernel's code waits: code compiled from PTX for GPUs before compute capability 9.0 does not.
 template <auto kernel>
 bool waits_for_last() {
   static int64_t known[kDevices];

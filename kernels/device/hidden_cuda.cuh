@@ -1,13 +1,13 @@
-// Gradients that a mask leaves out, on a GPU. rows_cuda.cuh includes this at its end, in builds with a mask of bool.
+// Sets gradients of masked-out elements to 0, on a GPU. rows_cuda.cuh includes this at its end, in builds with a bool mask.
 #pragma once
 
 #include "row_types_cuda.cuh"
 
 namespace jitact::rows {
 
-constexpr int kHiding = 256, kPartOfRow = 1024;  // threads of a block; elements
+constexpr int kHiding = 256, kPartOfRow = 1024;  // threads per block; elements of a row per blockIdx.y
 
-// A warp has one row at a time or, where few are wanted, looks for them among 32. Blocks of other y have other parts of long rows.
+// A warp processes one row at a time or, unless all rows need it, those of 32 whose first gradient is not finite.
 __global__ void __launch_bounds__(kHiding) hide(const Hidden call, const MaskOfRows masks) {
   const int lane = threadIdx.x % 32;
   const int64_t at_once = call.all_rows ? 1 : 32, step = int64_t(gridDim.x) * (kHiding / 32) * at_once;

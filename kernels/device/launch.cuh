@@ -1,14 +1,14 @@
-// The loops that run a kernel file's functions over memory: one for the GPU, one for the CPU. The loader includes this
+// The loops that apply a kernel file's functions to tensors: one for the GPU, one for the CPU. The loader includes this
 // after the kernel file.
 //
-// A tensor arrives as memory: n elements in whatever order they lie, or rows of elements that lie apart. Bit i of byte i / 8
-// of a mask belongs to element i of that memory.
+// A tensor is given as memory: n dense elements in memory order, or rows of elements with a row stride. Bit i % 8 of byte
+// i / 8 of a mask belongs to element i in that order.
 #pragma once
 
 #ifdef JITACT_ROWS
 namespace jitact::rows {
 struct Call;
-// By these names a file that stands alone is called from outside.
+// The C functions that an exported file, or binding.cpp, calls.
 extern "C" void run_cpu(const Call& call);
 extern "C" const char* run_cuda(const Call& call, void* stream);
 extern "C" int64_t workspace_bytes(const Call& call);
@@ -30,8 +30,8 @@ struct Numbers {
   T values[kNumbers + 1];
 };
 
-// Calls f with the values of arguments K... for one element. A source gives values by role and place; tensors that are read
-// ahead of forward's elements, such as dy, are `first` in number.
+// Calls f with the values of arguments K... for one element. A source returns values by role and index within the role;
+// `first` is how many tensors, such as dy, are read before forward's elements.
 template <int first, typename T, size_t k, typename Source>
 JITACT_INLINE Argument<T, k> argument(const Source& source) {
   constexpr int place = place_of(k);
@@ -55,7 +55,7 @@ JITACT_INLINE Many<T, n> many_with(const Source& source, const F& f, Arguments a
 #endif
 }
 
-// The same values as dual numbers, with a derivative of 1 at argument `at`.
+// The same values as dual numbers; argument `at` has a derivative of 1, the others of 0.
 template <typename T, int at, typename Source>
 struct Dualized {
   const Source& source;
@@ -75,13 +75,13 @@ JITACT_INLINE Many<T, kGradients> derived_gradients(T dy, const Source& source, 
   return {dy * Dualized<T, gradient_argument(G), Source>{source}.slope(All())...};
 }
 
-// The gradients of one element that follow from its bit.
+// The gradients of one element for which its mask bit suffices.
 template <typename T, typename Source>
 JITACT_INLINE Many<T, kBitGradients> gradients_from_bit(T dy, bool bit, const Source& source) {
   return many_with<1, kBitGradients, T>(source, [&](auto... a) { return backward_from_bit(dy, bit, a...); }, Others());
 }
 
-// All gradients of one element, where dy is the first tensor that is read.
+// All gradients of one element; dy is the first tensor read.
 template <typename T, typename Source>
 JITACT_INLINE Many<T, kGradients> gradients(const Source& source) {
   const T dy = source.template element<0>();
@@ -95,7 +95,7 @@ JITACT_INLINE Many<T, kGradients> gradients(const Source& source) {
   }
 }
 
-// What one element goes through, by operation, to one result. `bit` is the mask bit read or written.
+// The result of an operation with one result, for one element. `bit` is the mask bit read or written.
 template <Op op, typename T, typename Source>
 JITACT_INLINE T element(const Source& source, bool& bit) {
   if constexpr (op == Op::forward_bit) bit = call_with<0, T>(source, [](auto... a) { return keeps(a...); }, All());
@@ -109,7 +109,7 @@ JITACT_INLINE T element(const Source& source, bool& bit) {
   if constexpr (op == Op::backward_from_bit) return gradients_from_bit(dy, bit, source).of[0];
 }
 
-// The results of one element that are written for it: several gradients, or one of anything else.
+// All results for one element: the gradients, to be written or summed, or the one result of other operations.
 template <Op op, typename T, typename Source>
 JITACT_INLINE auto results(const Source& source, bool& bit) {
   if constexpr (op == Op::backward || op == Op::backward_sums) return gradients<T>(source);
@@ -117,7 +117,7 @@ JITACT_INLINE auto results(const Source& source, bool& bit) {
   else return many<T>(element<op, T>(source, bit));
 }
 
-// The one result where functions take x, and nothing beside it: of x, or of dy and then x or y. `bit` is the mask bit.
+// The result where x is the only argument. a is x in forward, else dy; b is x or y. `bit` is the mask bit.
 template <Op op, typename T>
 JITACT_INLINE T plain_result(T a, T b, bool& bit) {
   if constexpr (op == Op::forward_bit) bit = keeps(a);
@@ -129,7 +129,7 @@ JITACT_INLINE T plain_result(T a, T b, bool& bit) {
   else return a * forward(Dual<T>(b, T(1))).derivative;
 }
 
-// Of what results() gives, the gradient of element w, and of broadcast operand s.
+// The indices in results() of the gradients of element w and of broadcast operand s.
 template <int w> constexpr int kWrittenGradient = count(has_gradient, argument_of(is_element, w));
 template <int s> constexpr int kSummedGradient = count(has_gradient, argument_of(is_broadcast, s));
 template <Op op, int w>
@@ -139,7 +139,7 @@ constexpr int written_result() {
 }
 template <Op op, int w> constexpr int kWrittenResult = written_result<op, w>();
 
-// Calls f for each number below n, which f gets as a constant.
+// Calls f with each of 0 .. n - 1 as a compile-time constant.
 template <typename F, size_t... I>
 JITACT_INLINE void for_each(const F& f, std::index_sequence<I...>) {
   (f(std::integral_constant<int, I>()), ...);
@@ -147,7 +147,7 @@ JITACT_INLINE void for_each(const F& f, std::index_sequence<I...>) {
 template <int n, typename F>
 JITACT_INLINE void for_each(const F& f) { for_each(f, std::make_index_sequence<n>()); }
 
-// Calls f.template operator()<op>() for the operation of the call, if it is one that sums.
+// Calls f.template operator()<op>() for the call's operation, if it sums gradients.
 template <typename F>
 void dispatch_sums(Op op, const F& f) {
   if constexpr (kSums > 0)
@@ -156,7 +156,7 @@ void dispatch_sums(Op op, const F& f) {
     if (op == Op::backward_from_bit_sums) f.template operator()<Op::backward_from_bit_sums>();
 }
 
-// Calls f.template operator()<op>() for the operation of the call, among the others that the kernel file has functions for.
+// Calls f.template operator()<op>() for the call's operation, if it is another one that the kernel file supports.
 template <typename F>
 void dispatch(Op op, const F& f) {
   if (op == Op::forward) f.template operator()<Op::forward>();

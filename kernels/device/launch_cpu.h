@@ -1,5 +1,5 @@
-// The CPU loop: blocks that stay in the first-level cache, computed by loops that the compiler vectorises. Outputs in memory
-// that was never touched are written past the cache, which saves reading each line before overwriting it.
+// The CPU loop: blocks that fit in the L1 cache, computed by loops that the compiler vectorises. Large outputs are written
+// with non-temporal stores, which saves reading each cache line before overwriting it.
 #pragma once
 
 #include <cstring>
@@ -14,10 +14,10 @@
 
 namespace jitact::loops {
 
-// Elements of a block, a multiple of 8 so that no mask byte is shared, and of the longest vector; blocks worth a thread.
+// Elements per block (a multiple of 8, as blocks must not share mask bytes) and of the longest vector; blocks worth a thread.
 constexpr int64_t kBlock = 1024, kLanes = 64, kGrain = 32;
 
-// Without <algorithm>, which every first build would read.
+// Not from <algorithm>, which would slow down every build.
 constexpr int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 template <typename V>
 void fill_all(V* values, int64_t n, V value) {
@@ -25,25 +25,25 @@ void fill_all(V* values, int64_t n, V value) {
 }
 
 inline int64_t bytes_of(const Call& call) { return call.n * bytes_of(call.dtype); }
-// Whether the elements of a tensor fill one stretch of memory.
+// Whether the elements of a tensor are contiguous in memory.
 inline bool is_dense(const Call& call, const Elements& tensor) {
   if (call.dense) return true;
   return tensor.step == 1 && (tensor.row_stride == call.columns || call.columns == call.n);
 }
-// In place, the output is in the cache already when it is written.
+// Not in place: there, the output's cache lines have just been read.
 inline bool is_large_output(const Call& call, const Elements& out) {
   return kStreams && out.data && out.data != call.read[0].data && bytes_of(call) >= kLargeBytes;
 }
-// From the first byte of a tensor to its last.
+// Bytes from the start of a tensor's first element to the end of its last.
 inline int64_t extent(const Call& call, const Elements& tensor) {
   if (is_dense(call, tensor)) return bytes_of(call);
   const int64_t last = (call.n / call.columns - 1) * tensor.row_stride + (call.columns - 1) * tensor.step;
   return (last + 1) * bytes_of(call.dtype);
 }
 
-// n bytes of 0 or 1 to as many bits, and back. The bytes go on, with whatever values, to a multiple of 32.
+// Packs n bytes of 0 or 1 into bits, and back. The array of bytes has room for a multiple of 32.
 inline void pack(uint8_t* bytes, uint8_t* bits, int64_t n) {
-  std::memset(bytes + n, 0, -n & 7);  // bits of no elements are 0
+  std::memset(bytes + n, 0, -n & 7);  // unused bits of the last byte are 0
 #ifdef __AVX2__
   int64_t i = 0;
   for (; i + 32 <= n; i += 32) {
@@ -89,8 +89,8 @@ inline void unpack(const uint8_t* bits, uint8_t* bytes, int64_t n) {
   }
 }
 
-// Calls f(i, count, value, across) for stretches of the n elements from `first` on: `count` from the i-th, which all have a
-// broadcast operand's value of that index or, if `across`, its values from that one on.
+// Splits the n elements from `first` on into runs and calls f(i, count, value, across) for each: the `count` elements from the
+// i-th all have the broadcast operand's value with index `value` or, if `across`, its consecutive values from `value` on.
 template <typename F>
 void for_runs(const Broadcasts& operand, int64_t first, int64_t n, const F& f) {
   if (operand.count == 1) return f(0, n, 0, false);
@@ -128,10 +128,10 @@ class Broadcast {
     if constexpr (kPrepares) prepare_all(&table_[offset(kUnprepared)]);  // of one value each
   }
 
-  // Whether all blocks get the same of operand b.
+  // Whether operand b is a single value.
   bool constant(int b) const { return call_.broadcast[b].count == 1; }
 
-  // For the n elements from `first` on, or a whole block if constant.
+  // The values of operand b for the n elements from `first` on; for a whole block if constant.
   void fill(int b, int64_t first, int64_t n, T* values) const {
     const T* own = &table_[offset(b)];
     if (constant(b)) n = kBlock;
@@ -153,7 +153,7 @@ class Broadcast {
   Array<T> table_;
 };
 
-// The random bits of a block that begins with the element `first`.
+// The random bits of the block that begins at element `first`.
 template <typename Bits>
 void fill_random(Bits* bits, int64_t first, uint64_t seed, uint32_t stream) {
   constexpr int64_t calls = kBlock * int64_t(sizeof(Bits)) / 16;
@@ -162,7 +162,7 @@ void fill_random(Bits* bits, int64_t first, uint64_t seed, uint32_t stream) {
   std::memcpy(bits, words, sizeof(words));
 }
 
-// Calls f(i, column pointer, count) for the parts of rows that the n elements from `first` on are.
+// Splits the n elements from `first` on at the ends of rows and calls f(i, offset in the tensor, count) for each part.
 template <typename F>
 void for_rows(const Call& call, const Elements& tensor, int64_t first, int64_t n, const F& f) {
   for (int64_t i = 0; i < n;) {
@@ -206,7 +206,7 @@ double total(const V* t, int64_t n) {
   return sum;
 }
 
-// What the blocks of a call have in common.
+// Data shared by the blocks of a call.
 template <typename S>
 struct Shared {
   const Call& call;
@@ -227,10 +227,10 @@ class Block {
       if (shared.operands.constant(b)) shared.operands.fill(b, 0, kBlock, values_[b]);
   }
 
-  // n elements from `first` on; where n is no multiple of kLanes, some more past the end of all that is read and written:
-  // each element goes through the same instructions, wherever it stands. `bits` are read or written as bytes.
+  // Computes n elements from `first` on, rounded up to a multiple of kLanes beyond what is read and written, so that each
+  // element is computed by the same instructions wherever it is. `bits` has one byte per element, read or written.
   void run(const S* const* in, S* const* out, uint8_t* bits, int64_t first, int64_t n) {
-    const int64_t padded = (n + kLanes - 1) & -kLanes;  // which tells the compiler that no single ones are left
+    const int64_t padded = (n + kLanes - 1) & -kLanes;  // from which the compiler sees that it needs no scalar remainder loop
     for (int b = 0; b < kBroadcast; b++)
       if (!shared_.operands.constant(b)) shared_.operands.fill(b, first, n, values_[b]);
     for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*shared_.call.seed), r);
@@ -242,7 +242,7 @@ class Block {
     }
   }
 
-  // Adds the gradients of the block's broadcast operands to `sums`, one after the other.
+  // Adds the gradients of the broadcast operands to `sums`, which has the values of one operand after those of another.
   void add_up(int64_t first, int64_t n, double* sums) const {
     for (int s = 0; s < kSummed; s++) {
       const Broadcasts& operand = shared_.call.broadcast[s];
@@ -257,7 +257,7 @@ class Block {
   }
 
  private:
-  static constexpr bool kSame = std::is_same_v<S, typename T::Value>;  // in memory and in computation
+  static constexpr bool kSame = std::is_same_v<S, typename T::Value>;  // memory and computation use one type
   using Bits = typename Mantissa<T>::Bits;
 
   // The values of element i.
@@ -272,7 +272,7 @@ class Block {
     template <int r> JITACT_INLINE Random<T> random() const { return Random<T>(block.random_[r][i]); }
   };
 
-  // Bytes could be those of any object: if it were not said that `bits` are not, all would be loaded again after each store.
+  // uint8_t may alias any object: without __restrict the compiler would reload everything after each store to `bits`.
   template <typename In, typename Out>
   void compute(const In& in, const Out& out, uint8_t* __restrict bits, int64_t padded) {
 #pragma GCC ivdep
@@ -305,7 +305,7 @@ class Block {
   alignas(64) typename T::Value gains_[kSummed + 1][kSummed ? kBlock : 1];
 };
 
-// The blocks from `begin` to `end`; `totals` gain the gradients of broadcast operands.
+// Computes blocks `begin` to `end` and adds the gradients of broadcast operands to `totals`.
 template <Op op, typename S>
 void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unused]] double* totals) {
   constexpr int kReads = reads(op), kWrites = writes(op);
@@ -352,7 +352,7 @@ void run_blocks(const Shared<S>& shared, int64_t begin, int64_t end, [[maybe_unu
   if (kStreams) fence();
 }
 
-// In chunks, each with its own sums, which are added up in order: the result is the same for any number of threads.
+// Each of a fixed number of chunks has its own sums, added up in order, so the result does not depend on the number of threads.
 template <Op op, typename S>
 void run_sums(const Call& call) {
   using T = typename Storage<S>::T;

@@ -1,5 +1,5 @@
-// The GPU loop: a thread takes one to three 16-byte vectors, a block's width apart, all loaded before any is computed. How
-// many is best differs by how much there is to compute; the measurement is in docs/decisions.md.
+// The GPU loop: a thread processes one to three 16-byte vectors, a block's width apart, and loads all before it computes. The
+// best number depends on how much is computed; measurements are in docs/decisions.md.
 #pragma once
 
 #include "launch.cuh"
@@ -8,7 +8,7 @@
 #include "parts.cuh"
 #endif
 
-// For elements of 8, 4 and 2 bytes. The loader says what suits the activation; these suit one of which nothing is known.
+// Vectors per thread for elements of 8, 4 and 2 bytes. The loader defines what is best for the activation; these are defaults.
 #ifndef JITACT_FORWARD_VECTORS_8
 #define JITACT_FORWARD_VECTORS_8 3
 #define JITACT_FORWARD_VECTORS_4 3
@@ -25,7 +25,7 @@ constexpr int kThreads = 128;
 constexpr int pick(Op op, int forward, int backward) {
   return op == Op::forward || op == Op::forward_bit ? forward : backward;
 }
-// How many vectors a thread takes.
+// How many vectors a thread processes.
 template <Op op, typename S>
 constexpr int vectors_of() {
   if (sizeof(S) == 8) return pick(op, JITACT_FORWARD_VECTORS_8, JITACT_BACKWARD_VECTORS_8);
@@ -42,17 +42,17 @@ constexpr bool kStaged = op == Op::forward ? JITACT_STAGED % 2 && reads(op) == 1
 template <Op op> constexpr bool kStaged = false;
 #endif
 
-// How many blocks a multiprocessor is to have. Forward that computes much, or draws, wants as many threads as there can be, and
-// ptxas likes to take a few registers more than that leaves them. More blocks than these would leave something in memory.
+// Minimum blocks per multiprocessor, for __launch_bounds__. Forward with much arithmetic or random numbers needs the highest
+// occupancy, for which ptxas tends to use a few registers too many. With more blocks than these, registers would spill.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000 || __CUDA_ARCH__ == 1030
 constexpr int kMostBlocks = 2048 / kThreads;
 #else
-constexpr int kMostBlocks = 0;  // or less
+constexpr int kMostBlocks = 0;  // no more than 1536 threads: leave it to ptxas
 #endif
 template <Op op, typename S, bool dense>
 constexpr int least_blocks() {
-  if constexpr (kRandom == 1 && kBroadcast == 1) {  // dropout around an activation of x, with a bias and a residual
-    constexpr int blocks = kNumbers > 1 ? 9 : std::is_same_v<S, Half> ? 10 : 12;  // 9 where it has numbers, beside p
+  if constexpr (kRandom == 1 && kBroadcast == 1) {  // an activation of x fused with dropout, a bias and a residual
+    constexpr int blocks = kNumbers > 1 ? 9 : std::is_same_v<S, Half> ? 10 : 12;  // 9 if it has numbers besides p
     return sizeof(S) == 2 && reads(op) > 1 ? pick(op, kMostBlocks * blocks / 16, 0) : 0;
   }
 #ifdef JITACT_STAGED
@@ -64,7 +64,7 @@ constexpr int least_blocks() {
   return 0;
 }
 
-// The bits of a vector, whose first element is `at`: neighbours join theirs to bytes. All threads of a warp must call it.
+// Stores the mask bits of the vector at element `at`, joined with its neighbours' to bytes. All threads of a warp must call it.
 template <int size>
 JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t n) {
   JITACT_UNROLL for (int lanes = 1; lanes * size < 8; lanes *= 2)
@@ -72,11 +72,11 @@ JITACT_DEVICE void store_bits(unsigned bits, uint8_t* mask, int64_t at, int64_t 
   if ((at & 7) == 0 && at < n) mask[at >> 3] = uint8_t(bits);
 }
 
-// Whether two tensors, the last of those that are read or written, are every second element of the same memory: then a vector
-// of both together lies in two vectors side by side.
+// Whether the last two tensors that are read, or written, are interleaved: each is every second element of the same memory.
+// Then one vector of each is in two adjacent vectors of memory.
 struct Alternating {
-  bool is = false, swapped = false;  // swapped: the second tensor is the first in memory
-  int64_t shift[2] = {0, 0};  // from where an element of each lies to the first and to the second vector, in elements
+  bool is = false, swapped = false;  // swapped: the second tensor comes first in memory
+  int64_t shift[2] = {0, 0};  // offset of the first vector from the first tensor's element, of the second from the second's
 
   Alternating() = default;
   Alternating(const Elements* two, int64_t size) {
@@ -89,11 +89,11 @@ struct Alternating {
   }
 };
 
-// Whether an operation reads, or writes, two tensors that may be so.
+// Whether an operation reads, or writes, two tensors that may be interleaved.
 constexpr bool reads_two(Op op) { return kElements == 2 && reads(op) >= 2 && op != Op::backward_from_output; }
 constexpr bool writes_two(Op op) { return kElements == 2 && writes(op) == 2; }
 
-// Whether tensors that are not dense can be read or written in vectors; the last two may alternate.
+// Whether tensors that are not dense can be read or written as aligned vectors; the last two may be interleaved.
 inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int used, int64_t size) {
   if (call.columns % size != 0 && call.columns != call.n) return false;
   for (int t = 0; t < used; t++) {
@@ -110,7 +110,7 @@ inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int use
   }
   return true;
 }
-// Whether the elements of rows lie side by side, of tensors that are wanted.
+// Whether rows are contiguous in all tensors that are wanted.
 inline bool side_by_side(const Elements* first, int used) {
   return used == 0 || ((first->step == 1 || !first->data) && side_by_side(first + 1, used - 1));
 }
@@ -118,17 +118,17 @@ inline bool all_on_16_bytes(const Elements* first, int used) {
   return used == 0 || (on_16_bytes(first->data) && all_on_16_bytes(first + 1, used - 1));
 }
 
-// The kernels' argument: a call, and what the GPU wants beside it. One type for all, so that the code that launches is small.
+// The argument of kernels: a call and what the GPU needs in addition. One type for all kernels keeps the launch code small.
 struct Launch : Call {
-  bool aligned;  // whether elements can be read and written in 16-byte vectors
-  bool is_small;  // whether numbers of elements fit into 31 bits
-  bool is_simple;  // whether, besides, elements lie side by side in the rows of all tensors
+  bool aligned;  // whether tensors can be read and written in aligned 16-byte vectors
+  bool is_small;  // whether element indices fit into 31 bits
+  bool is_simple;  // is_small, and rows are contiguous in all tensors
   Divisor by_columns;
   Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
   float singles[kNumbers + 1];
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
-  bool follows[kBroadcast + 1];  // whether an operand lies along the last dimension, in whole vectors, and no shorter than a block
+  bool follows[kBroadcast + 1];  // whether operand b is along the last dimension, in aligned vectors, and at least a block long
 
   __attribute__((noinline)) Launch(const Call& call, int64_t block_elements = 0) : Call(call) {
     if (call.dense) {
@@ -153,29 +153,29 @@ struct Launch : Call {
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
 
-  // Where it lies in rows.
+  // The row and column of an element.
   struct Place { int64_t row, column; };
   JITACT_DEVICE Place place(int64_t i) const {
-    const int64_t row = by_columns.divide_by_many(i);  // a call that is not dense has no single column
+    const int64_t row = by_columns.divide_by_many(i);  // not dense implies more than one column
     return {row, i - row * this->columns};
   }
   template <typename S>
   static JITACT_DEVICE S* in_rows(const Elements& e, Place place) {
     return static_cast<S*>(e.data) + (place.row * e.row_stride + place.column * e.step);
   }
-  // Where element i lies in the order of memory.
+  // The address of the element with memory index i.
   template <typename S, bool dense>
   JITACT_DEVICE S* at(const Elements& e, int64_t i) const {
     if constexpr (dense) return static_cast<S*>(e.data) + i;
     else return in_rows<S>(e, place(i));
   }
-  // The same, where rows are simple.
+  // The same if is_simple.
   template <typename S>
   JITACT_DEVICE S* simply_at(const Elements& e, int64_t i) const {
     const uint32_t row = by_columns.divide_small_by_many(uint32_t(i)), column = uint32_t(i) - row * uint32_t(this->columns);
     return static_cast<S*>(e.data) + (row * e.row_stride + column);
   }
-  // The numbers, in registers: what elements compute of them alone is computed once.
+  // The numbers in registers, so that what depends only on them is computed once per thread.
   template <typename T>
   JITACT_DEVICE Numbers<T> numbers_as() const {
     Numbers<T> numbers;
@@ -187,7 +187,7 @@ struct Launch : Call {
   }
 };
 
-// A vector of one element again and again.
+// A vector of copies of one element.
 template <typename S>
 JITACT_DEVICE Words repeated(const S* p) {
   const auto word = [&](int i) {
@@ -198,17 +198,17 @@ JITACT_DEVICE Words repeated(const S* p) {
   return {word(0), word(1), word(2), word(3)};
 }
 
-// The vector of tensor t at a place where those of all tensors lie on 16 bytes.
+// The aligned vector of tensor t at memory index `at`.
 template <Op op, typename S, bool dense>
 JITACT_DEVICE Words read_vector(const Launch& launch, int t, int64_t at) {
   const S* p = launch.at<const S, dense>(launch.read[t], at);
-  // Of two tensors that alternate, it is a half of what they share: separate() makes the two of both halves.
+  // For interleaved tensors, this is one half of their common memory; separate() gets the two vectors from both halves.
   constexpr int first = reads(op) - 2;
   if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
   if (!dense && launch.read[t].step == 0) return repeated(p);
   return *reinterpret_cast<const Words*>(p);
 }
-// A thread's vectors of tensors whose rows lie apart. Where a vector lies in any rows takes a gate more than its maths.
+// A thread's vectors of strided rows. simply_at, as general addresses would cost more than the maths of a gated activation.
 template <Op op, typename S, int ins, int vectors>
 JITACT_DEVICE void read_rows(const Launch& launch, Words (&in)[ins][vectors], int64_t first, int stride) {
   const auto read = [&](const auto& vector) {
@@ -227,7 +227,7 @@ JITACT_DEVICE void separate(const Alternating& alternating, Words& a, Words& b) 
   b = every_second<S>(low, high, !alternating.swapped);
 }
 
-// Writes a vector to each of the tensors that are wanted.
+// Writes a vector to each wanted tensor.
 template <Op op, typename S, bool dense, typename T, int outs, int size>
 JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][size], int64_t at) {
   if constexpr (!dense && writes_two(op)) {
@@ -250,7 +250,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
   }
 }
 
-// The operands that are no elements: what a vector's elements get of them.
+// Loads the values of channels, rows and random operands for the elements of a vector.
 template <typename S>
 struct Operands {
   using T = typename Storage<S>::T;
@@ -258,7 +258,7 @@ struct Operands {
 
   const Launch& launch;
 
-  // What the elements of a block have in common: the values that are one for all, prepared, and the seed.
+  // Values shared by all elements of a block: operands of a single value, prepared, and the seed.
   struct Common {
     T value[kBroadcast + 1];
     uint64_t seed;
@@ -267,7 +267,7 @@ struct Operands {
   JITACT_DEVICE Common common() const {
     Common common;
     if constexpr (kPrepares) {
-      // One thread prepares for all: it takes tens of instructions.
+      // One thread prepares for the block: it takes tens of instructions.
       __shared__ typename T::Value shared[kBroadcast];
       if (threadIdx.x == 0) {
         for (int b = 0; b < kBroadcast; b++) common.value[b] = value(b, 0);
@@ -284,23 +284,23 @@ struct Operands {
     return common;
   }
 
-  // For `width` elements side by side.
+  // The values for `width` consecutive elements.
   template <int width>
   struct Values {
     T broadcast[kBroadcast + 1][width];
     Random16 random[kRandom + 1];
   };
-  // What is made ready for a vector while its elements are loaded: vectors of operands as they lie in memory, or of a wide one,
-  // which takes twice the registers, where its values begin.
+  // Operands of a vector, loaded together with its elements: raw vectors or, for a wide operand, which would take twice the
+  // registers, only the index of its first value.
   struct Ready {
     Words broadcast[kUnprepared + 1];
   };
-  // From the element `first` on: a vector, or one alone. `common_only` says that all broadcast operands are one value for all.
-  template <int width, bool common_only = kUnprepared == 0>  // prepare is for such operands
+  // The values from element `first` on, for a vector or one element. `common_only`: all broadcast operands are single values.
+  template <int width, bool common_only = kUnprepared == 0>  // prepared operands are single values
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     return from<width, common_only, false>(common, first, Ready());
   }
-  // The same but for random numbers, of a vector of a block, with what was made ready for it.
+  // The same; if `is_ready`, with the operands in `ready` and without random numbers.
   template <int width, bool common_only, bool is_ready>
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first, const Ready& ready) const {
     Values<width> values;
@@ -324,20 +324,20 @@ struct Operands {
     if constexpr (!is_ready) draw(values.random, common, first);
     return values;
   }
-  // The random numbers alone.
+  // The random numbers only.
   JITACT_DEVICE void draw(Random16 (&random)[kRandom + 1], const Common& common, int64_t first) const {
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) random[r] = philox(uint64_t(first) / size, common.seed, r);
   }
-  // Where a block of so many elements begins in the operands that follow them.
+  // The index of a block's first value, for each operand b with follows[b].
   struct Begins { uint32_t of[kUnprepared + 1]; };
   JITACT_DEVICE Begins begins(int64_t first) const {
     Begins begins;
-    begins.of[kUnprepared] = 0;  // of no operand: nvcc warns where there are none
+    begins.of[kUnprepared] = 0;  // unused: silences nvcc's warning where there are no operands
     JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
       if (launch.follows[b]) begins.of[b] = uint32_t(in_operand(b, first));
     return begins;
   }
-  // Begins to load what a vector needs of those, `within` elements from where the block begins.
+  // Issues the loads of those operands for the vector that begins `within` elements after the start of the block.
   JITACT_DEVICE void load(Ready& ready, const Begins& begins, int within) const {
     JITACT_UNROLL for (int b = 0; b < kUnprepared; b++) {
       if (!launch.follows[b]) continue;
@@ -348,14 +348,14 @@ struct Operands {
     }
   }
 
-  // Of a vector's values, those of element i.
+  // The values of element i of a vector.
   static JITACT_DEVICE Values<1> one_of(const Values<size>& vector, int i) {
     Values<1> one;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) one.broadcast[b][0] = vector.broadcast[b][i];
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
     return one;
   }
-  // Of one broadcast operand: a vector that begins in a plane, where memory is cut as the operand is, with `left` elements.
+  // The values of the only broadcast operand, for a vector that begins `left` elements before the end of a plane.
   JITACT_DEVICE Values<size> in_planes(int64_t plane, int left) const {
     Values<size> values;
     const int64_t count = launch.broadcast[0].count, c = in_operand(0, plane);
@@ -374,7 +374,7 @@ struct Operands {
   }
 
  private:
-  // Which plane of a broadcast operand an element is in, and which value that has. 32 bits take a quarter of the instructions.
+  // The plane (run of elements with one value of operand b) of element i, and its value's index. 32 bits: 1/4 the instructions.
   struct Plane { int64_t number, c; };
   JITACT_DEVICE Plane in_plane(int b, int64_t i) const {
     int64_t number;
@@ -390,7 +390,7 @@ struct Operands {
   }
   JITACT_DEVICE bool is_wide(int b) const { return sizeof(S) == 2 && launch.broadcast[b].wide; }
 
-  // Whether the values from value i of operand b on lie as vectors have to.
+  // Whether value i of operand b is aligned for vector loads.
   JITACT_DEVICE bool is_vector(int b, int64_t i) const {
     return on_16_bytes(static_cast<const char*>(launch.broadcast[b].data) + i * (is_wide(b) ? 4 : int(sizeof(S))));
   }
@@ -408,7 +408,7 @@ struct Operands {
     Storage<S>::widen(*reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + i), to);
   }
 
-  // For elements the first of which has value c, `left` of them.
+  // Values for consecutive elements: the first `left` use value c.
   template <int width>
   JITACT_DEVICE void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
     bool filled = false;
@@ -433,7 +433,7 @@ struct Operands {
   }
 };
 
-// The values of element i of a vector, or of one element that was read alone.
+// The values of element i of a vector, or of a single element.
 template <typename S, int tensors, int width = Storage<S>::size>
 struct Source {
   using T = typename Storage<S>::T;
@@ -446,7 +446,7 @@ struct Source {
   template <int k> JITACT_DEVICE T number() const { return numbers.values[k]; }
   template <int b> JITACT_DEVICE T broadcast() const { return others.broadcast[b][width == 1 ? 0 : i]; }
   template <int r> JITACT_DEVICE Random<T> random() const {
-    // Not by an index that is not known, of which the compiler makes memory.
+    // Not indexed by a run-time value, for which the compiler would use local memory.
     const auto word = [&](int k) {
       uint32_t found = others.random[r].w[0];
       JITACT_UNROLL for (int other = 1; other < 4; other++) found = other == k ? others.random[r].w[other] : found;
@@ -458,9 +458,9 @@ struct Source {
   }
 };
 
-struct NoSums {};  // where no gradients are summed
+struct NoSums {};  // for operations that sum no gradients
 
-// Computes elements side by side, a vector of them or one, with what they get that is not in tensors of elements.
+// Computes the elements of a vector, or one element.
 template <Op op, typename S, int width = Storage<S>::size, typename Add = NoSums>
 struct Computation {
   using T = typename Storage<S>::T;
@@ -469,9 +469,9 @@ struct Computation {
   const Launch& launch;
   const typename Operands<S>::template Values<width>& others;
   const Numbers<T>& numbers;
-  Add add;  // takes the gradients that are summed: add(i, k, gradient), of element i of the vector
+  Add add;  // called as add(i, k, gradient) with the summed gradients of element i of the vector
 
-  // Computes an element that is the i-th of its vector, and the `at`-th here, and gives keep(w, at, result).
+  // Computes the element that is the i-th of its vector, and calls keep(w, at, result) for each result.
   template <typename Keep>
   JITACT_DEVICE void element(const T (&in)[ins][width], int i, int at, bool& bit, const Keep& keep) const {
     const Source<S, ins, width> source{
@@ -484,7 +484,7 @@ struct Computation {
     for_each<outs>([&](auto w) { keep(w, at, result.of[kWrittenResult<op, w>]); });
     for_each<summed(op)>([&](auto k) { add(i, k, result.of[kSummedGradient<k>]); });
   }
-  // The same for those of a vector, with their bits.
+  // The same for all elements of a vector, with their mask bits.
   template <typename Keep>
   JITACT_DEVICE void elements(const T (&in)[ins][width], unsigned& bits, const Keep& keep) const {
     JITACT_UNROLL for (int i = 0; i < width; i++) {
@@ -494,7 +494,7 @@ struct Computation {
     }
   }
 
-  // An element of the tensor's last block, or in memory that does not lie on 16 bytes.
+  // One element, of the last block or of unaligned memory.
   template <bool dense>
   JITACT_DEVICE void one(int64_t at, bool& bit) const {
     T in[ins][1];
@@ -512,21 +512,21 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = vectors_of<op, S>();
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
-  const int64_t first = block + int(threadIdx.x) * size;  // of this thread's first vector; the next is `stride` further on
+  const int64_t first = block + int(threadIdx.x) * size;  // this thread's first element; its next vector is `stride` further on
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
 
   if (launch.aligned && block + stride * vectors <= n) {
-    // Elsewhere it takes too many registers.
+    // Whether operands are loaded before the elements. Elsewhere that takes too many registers.
     constexpr bool early = op == Op::backward ? kBroadcast == 0 : ins == 1 && !reads_bits(op);
     const auto begins = operands.begins(block);
     typename Operands<S>::Ready ready[vectors];
     const auto load_operands = [&](int v) {
       operands.load(ready[v], begins, int(threadIdx.x) * size + v * stride);
     };
-    if constexpr (kBroadcast > 0 && early)  // first, as their addresses take longest
+    if constexpr (kBroadcast > 0 && early)  // first, as their addresses take longest to compute
       JITACT_UNROLL for (int v = 0; v < vectors; v++) load_operands(v);
-    // All loads are issued before the first of them is waited for.
+    // All loads are issued before any of their results is used.
     Words in[ins][vectors];
     unsigned bits[vectors] = {};
     [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
@@ -580,8 +580,8 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
       if constexpr (op == Op::forward_bit) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
     }
   } else {
-    // The tensor's last block, or memory that does not lie on 16 bytes: element by element. Threads take elements side by
-    // side, unless each has the bits of its own.
+    // The last block, or unaligned memory: element by element. Consecutive threads process consecutive elements or, with mask
+    // bits, each thread the elements of one vector.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
 #pragma unroll 1
@@ -659,7 +659,7 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
           return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
-      if constexpr (op != Op::backward_from_bit)  // whose bits are in the order of dense memory
+      if constexpr (op != Op::backward_from_bit)  // which needs dense memory, in whose order its bits are
         if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks_of(call, block), kThreads, 0, s>>>(launch);
       if constexpr (!kAlwaysRows || op == Op::backward_from_bit)
         elementwise<op, S, true><<<blocks_of(call, block), kThreads, 0, s>>>(launch);

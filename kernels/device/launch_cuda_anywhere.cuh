@@ -1,13 +1,13 @@
-// The GPU loop for several elements whose rows begin anywhere, or lie apart in ways of their own: the halves of rows of odd
-// length, or one tensor whose every second element is read. A thread takes one vector of the result's elements, and cuts those
-// of the operands out of the 16-byte vectors in which they lie; what it writes it puts together with its neighbours.
+// The GPU loop for several elements whose rows are not aligned to 16 bytes, or whose layouts differ: halves of rows of odd
+// length, or every second element of one tensor. A thread computes one vector of the result. It extracts the operands from the
+// aligned 16-byte vectors that contain them, and exchanges elements with its neighbours to store aligned vectors.
 #pragma once
 
 #include "launch_cuda.cuh"
 
 namespace jitact::loops {
 
-// A vector's elements before they are cut out of the vectors in which they lie, `offset` bytes from the first.
+// Two adjacent aligned vectors, from which 16 bytes at `offset` are to be extracted.
 template <typename S>
 struct Around {
   Words low, high;
@@ -16,7 +16,7 @@ struct Around {
   JITACT_DEVICE Words words() const { return cut<S>(low, high, offset); }
 };
 
-// Both vectors hold one of the elements, so that nothing is read outside of the tensor's own vectors.
+// Both vectors hold at least one of the elements, so nothing is read outside of aligned vectors that belong to the tensor.
 template <typename S>
 JITACT_DEVICE Around<S> load_side_by_side(const S* p) {
   const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
@@ -28,14 +28,14 @@ JITACT_DEVICE Around<S> load_anywhere(const S* p, int64_t step) {
   constexpr int size = Storage<S>::size;
   if (step == 1) return load_side_by_side(p);
   if (step == 0) return {repeated(p), repeated(p), 0};
-  // The element after the last may not be there: the second half is looked for from one element further ahead.
+  // The element after the last may not exist, so the second half is loaded from one element earlier.
   const Words low = load_side_by_side(p).words(), high = load_side_by_side(p + size - 1).words();
   const Words even = every_second<S>(low, low, false), odd = every_second<S>(high, high, true);
   return {{even.w[0], even.w[1], odd.w[2], odd.w[3]}, {}, 0};
 }
 
-// Writes a vector of elements side by side anywhere. All threads of a warp must call it. `joined` says that the vector of the
-// thread before ends where this one begins, `joins` that the next one begins where this one ends: they share vectors.
+// Writes a vector of elements at any alignment. All threads of a warp must call it. `joined` says that the previous thread's
+// vector ends where this one begins, `joins` that the next thread's begins where this one ends: they share aligned vectors.
 template <typename S>
 JITACT_DEVICE void store_anywhere(S* p, const typename Storage<S>::T (&values)[Storage<S>::size], bool exists,
                                   bool joined, bool joins) {
@@ -49,7 +49,7 @@ JITACT_DEVICE void store_anywhere(S* p, const typename Storage<S>::T (&values)[S
     *reinterpret_cast<Words*>(p) = own;
     return;
   }
-  const int ahead = offset / int(sizeof(S));  // elements of the first vector that belong to the thread before
+  const int ahead = offset / int(sizeof(S));  // elements of the first aligned vector that belong to the previous thread
   if (joined) *reinterpret_cast<Words*>(p - ahead) = cut<S>(before, own, 16 - offset);
   JITACT_UNROLL for (int i = 0; i < size; i++)
     if (i < size - ahead ? !joined : !joins) Storage<S>::store(p + i, values[i]);

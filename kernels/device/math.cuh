@@ -1,4 +1,4 @@
-// The functions of a kernel file, for each T: correct over the whole range of T (NaN, infinities, -0 included), free of
+// The functions for kernel files, for each T: correct over the whole range of T (NaN, infinities, -0 included), free of
 // branches so that the host compiler vectorises them, and as accurate as T's storage type needs.
 //
 //   Double   math_double.cuh, and the platform's library: a few ulp of float64
@@ -6,14 +6,14 @@
 //   Narrow   math_narrow.cuh: relative error below 2e-5, a hundredth of an ulp of bfloat16
 //   Dual<T>  math_dual.cuh: the chain rule
 //
-// Beside the functions of C's <math.h>, where those that the three headers lack are the platform's (called, not
+// In addition to the functions of C's <math.h> (those that the three headers lack are the platform's: called, not
 // vectorised):
 //
 //   sigmoid(x)                 1 / (1 + exp(-x))
 //   softplus(x)                log(1 + exp(x)), without overflow
 //   sincos(x, low)             sin and cos of x + low: const auto [s, c] = sincos(x)
 //   decay(x)                   exp(-x) for x >= 0, in fewer instructions than exp takes
-//   log1p_unit(x)              log(1 + x) for 0 <= x <= 1, likewise
+//   log1p_unit(x)              log(1 + x) for 0 <= x <= 1, in fewer instructions than log1p
 //   normal_pdf(x)              exp(-x^2 / 2) / sqrt(2 pi)
 //   normal_cdf(x)              P(N < x) for a standard normal N
 //   normal_cdf(x, mu, sigma)   P(mu + sigma N < x) for sigma > 0
@@ -22,24 +22,24 @@
 //   times_sigmoid(a, x)        a sigmoid(x)
 //   times_sigmoid(a, left, t, low)   the same of x = t + low >= 0, or, if left, of -x
 //   x_times_sigmoid(x, a)      x sigmoid(a x) for a > 0, -0 at -inf; x_times_sigmoid_slope(x, a) is its derivative by x
-//   x_times_sigmoid(x, t, w, low)   x sigmoid(ln(2) x (w + low)) for w > 0, with t = |x|, or less where that leaves 0 or x
+//   x_times_sigmoid(x, t, w, low)   x sigmoid(ln(2) x (w + low)) for w > 0; t is |x|, or less where the result is 0 or x anyway
 //   times_tanh_softplus(a, x)  a tanh(softplus(x))
 //   x_minus_tanh(x)            x - tanh(x), without the cancellation
 //   x_plus_sin_squared(x, a)   x + sin(a x)^2 / a, and x at infinite x; x_plus_sin_squared_slope(x, a) is 1 + sin(2 a x)
 //   rsqrt(x)                   1 / sqrt(x)
 //   reciprocal(x)              1 / x for |x| from 2^-126 to 2^126, without the slow path that the GPU's division has
-//   one_over(p), root_of(p)    1 / p and sqrt(p) for a parameter p, rounded; 1 / p is held where it is finite
-//   square_root(x)             sqrt(x) for 0, and from 2^-126 to inf, likewise
+//   one_over(p), root_of(p)    1 / p and sqrt(p) for a parameter p, correctly rounded; 1 / p is clamped to finite values
+//   square_root(x)             sqrt(x) for 0, and from 2^-126 to inf, without the slow path of the GPU's square root
 //   select(condition, a, b)    condition ? a : b with both computed, where ?: would be a branch on the GPU
-//   rest(T(c), c)              what rounding to T took from a literal c
-//   folded(x), right_part(x)   |x| and max(x, -0) whose derivatives at 0 are those right of 0, 1: where x < 0 chooses between two
-//                              halves of a smooth function, all of its derivatives are right there
+//   rest(T(c), c)              c - T(c) for a literal c: its rounding error
+//   folded(x), right_part(x)   |x| and max(x, -0), with derivative 1 at 0: for smooth functions that are computed in two halves
+//                              by x < 0, all derivatives are correct at 0
 //
-// The times_ functions are exact also where the factor of a alone would be too small for a T; there, |a| is at most 2^100.
-// `low`, which may be left out, is what rounding took from a finite x: where the function falls steeply, it matters.
+// The times_ functions are accurate also where the factor of a alone would underflow; there, |a| must be at most 2^100.
+// `low`, which is optional, is the rounding error of a finite x: it matters where the function falls steeply.
 //
-// With JITACT_FAST_MATH, Single's functions are those of Narrow, of relative error up to 3e-5. In unfused builds, Narrow's and
-// Brain's are those of Single, so that their results are rounded as PyTorch's are.
+// With JITACT_FAST_MATH, Single uses Narrow's functions, with relative errors up to 3e-5. In unfused builds, Narrow and Brain
+// use Single's, so that results round as PyTorch's do.
 #pragma once
 
 #include "math_double.cuh"
@@ -154,7 +154,7 @@ JITACT_OWN_2(x_times_sigmoid)
 JITACT_OWN_2(x_times_sigmoid_slope)
 JITACT_OWN_2(x_plus_sin_squared)
 JITACT_OWN_2(x_plus_sin_squared_slope)
-// Of a literal; in float32 also of what rounding takes from it.
+// For a literal a; in float32 with its rounding error.
 JITACT_INLINE Single x_times_sigmoid(Single x, double a) {
   return for_single::x_times_sigmoid(x.v, float(a), rest(Single(a), a).v);
 }
@@ -204,7 +204,7 @@ JITACT_INLINE Double times_sigmoid(Double a, bool left, Double t, Double low) {
   return (left ? a * h * h : a) * reciprocal(1 + h * h);
 }
 JITACT_INLINE Double times_sigmoid(Double a, Double x) { return times_sigmoid(a, x < 0, abs(x), 0); }
-JITACT_INLINE Double x_times_sigmoid(Double x, Double a, Double bound) {  // beyond the bound it is constant
+JITACT_INLINE Double x_times_sigmoid(Double x, Double a, Double bound) {  // for |x| above the bound sigmoid is 0 or 1
   const Double t = min(abs(x), bound), v = a * t;
   return times_sigmoid(max(x, -bound), x < 0, v, fma(a, t, -v));
 }

@@ -1,6 +1,6 @@
-// Functions of Double, as double -> double, where the platform's are slow: these have no branch, no table and no call, and
-// the CPU's compiler vectorises them. Polynomials and their quotients are interpolated at Chebyshev's points. Worst errors,
-// in ulp, were found on a million random arguments.
+// Functions of Double, as double -> double, where the platform's are slow: these have no branch, no table and no call, so
+// the CPU's compiler vectorises them. Polynomials and rational functions interpolate at Chebyshev points. Errors given are
+// the largest, in ulp, of a million random arguments.
 #pragma once
 
 #include "number.cuh"
@@ -23,7 +23,7 @@ JITACT_INLINE double reciprocal(double b) {
 
 constexpr double kLargest = 0x1.fffffffffffffp1023;
 
-// 1 / p, held where it is finite: of infinity, the number next to it. On a CPU without choices, as single::held is.
+// 1 / p, clamped to finite values. On a CPU without ?:, for the same reason as single::held.
 JITACT_INLINE double one_over(double p) {
 #ifdef __CUDA_ARCH__
   return clamp(1 / Double(p), -kLargest, kLargest).v;
@@ -34,7 +34,7 @@ JITACT_INLINE double one_over(double p) {
 }
 JITACT_INLINE double root_of(double p) { return ::sqrt(p); }
 
-// exp(x) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. x is within 2^20.
+// exp(x) = 2^n exp(r) with integer n, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. |x| is at most 2^20.
 struct Reduced {
   double r, q;
   uint64_t n;  // in the lowest 12 bits
@@ -43,7 +43,7 @@ struct Reduced {
   JITACT_INLINE double power(int k) const { return from_bits((n << 52) + (uint64_t(1023 + k) << 52)); }
 };
 JITACT_INLINE Reduced reduce(double x) {
-  // Adding 1.5 * 2^52 leaves the rounded integer in the lowest bits of the sum.
+  // Adding 1.5 * 2^52 puts the rounded integer into the lowest bits of the sum.
   const double shifted = ::fma(x, 1.4426950408889634, 6755399441055744.0), n = shifted - 6755399441055744.0;
   const double r = ::fma(n, -2.3190468138462996e-17, ::fma(n, -0.6931471805599453, x));
   double q = 2.510038549551032e-08;
@@ -66,7 +66,7 @@ JITACT_INLINE double exp(double x) {
 #else
   const double held = x < -746.0 ? -746.0 : x > 710.0 ? 710.0 : x;
   const Reduced e = reduce(held);
-  // 2^n in two factors, so that neither end of the range is lost.
+  // 2^n in two factors, so that it neither overflows nor underflows early.
   const bool down = held < 0;
   return e.times(e.power(down ? 64 : -1)) * (down ? 0x1p-64 : 2.0);
 #endif
@@ -105,10 +105,10 @@ JITACT_INLINE double log1p_unit(double x) {
   return 2.0 * ::fma(s * u, p, s);
 }
 
-// 2^100 exp(-t^2 / 2 - kMissing t^2) for |t| up to 40; its users supply the rest. With n whole and |r| <= ln(2),
+// 2^100 exp(-t^2 / 2 - kMissing t^2) for |t| up to 40; callers correct for kMissing. With integer n and |r| <= ln(2),
 //   exp(-t^2 / 2) = 2^n exp(-r / 2), r = t^2 + n 2 ln(2)
-// The factor of n has 42 bits, so that only r is rounded. What it lacks changes r by a multiple of r, which is in the
-// coefficients, and by a multiple of t^2, which is kMissing.
+// 2 ln(2) is given with 42 bits, so that only r is rounded. Its error changes r by a multiple of r, which the
+// coefficients include, and by a multiple of t^2, which is kMissing.
 constexpr double kMissing = 3.9659131371402376e-14;
 JITACT_INLINE double bell(double t) {
   const double shifted = ::fma(t * t, -0.7213475204444817, 6755399441055744.0);
@@ -128,8 +128,8 @@ JITACT_INLINE double bell(double t) {
   return from_bits(to_bits(e) + (to_bits(shifted) << 52));
 }
 
-// Q(t) = P(N > t) = bell(t) p / q for a standard normal N and t = |x|, with polynomials p and q of positive coefficients in t,
-// q scaled by 2^100, so that no bits are lost where Q(t) is subnormal. 0 from t = 38.6, where t is held. 7.7 ulp.
+// Q(t) = P(N > t) = bell(t) p / q for a standard normal N and t = |x|, with polynomials p and q of positive coefficients in t.
+// q is scaled by 2^100, which keeps precision where Q(t) is subnormal. t is clamped; 0 from t = 38.6. 7.7 ulp.
 constexpr double kTailEnd = 38.7;
 JITACT_INLINE double held(double x) {
   const double t = magnitude(x);

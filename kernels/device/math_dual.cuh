@@ -1,4 +1,4 @@
-// The chain rule: each function of math.cuh on a value and its derivative.
+// The functions of math.cuh for dual numbers: the chain rule.
 #pragma once
 
 #include "number.cuh"
@@ -72,8 +72,8 @@ JITACT_INLINE T sigmoid_curve(T x) {
   return s * rest * (2 + x * (rest - s));
 }
 
-// `by_first` and `by_second` are the partial derivatives of f, in terms of a, b and y = f(a, b). A number may stand for
-// either argument.
+// `by_first` and `by_second` are the partial derivatives of f, in terms of a, b and y = f(a, b). Either argument may be a
+// plain number.
 #define JITACT_CHAIN_2(f, by_first, by_second)                                                                       \
   template <typename T>                                                                                              \
   JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                                           \
@@ -113,7 +113,7 @@ JITACT_INLINE Dual<T> normal_cdf(Dual<T> x, Dual<T> mu, Dual<T> sigma) {
   return {normal_cdf(x.value, mu.value, sigma.value), normal_cdf((x - mu) / sigma).derivative};
 }
 
-// What rounding takes from a literal has no derivative.
+// The rounding error of a literal has no derivative.
 template <typename T>
 JITACT_INLINE Dual<T> rest(Dual<T> rounded, double x) { return rest(rounded.value, x); }
 

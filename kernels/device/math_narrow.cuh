@@ -1,6 +1,6 @@
 // The functions of Narrow, as float -> float, for results that are rounded to 8 or 11 bits: relative error below 2e-5
-// (times_normal_tail and its kin: 3e-5 beyond |x| = 5). On the GPU, 2^t and 1 / b are one special-function
-// instruction each, of relative error 2^-22 and 2^-23; on the CPU a quartic, of relative error 2^-18, and a division.
+// (for times_normal_tail and functions based on it, 3e-5 for |x| > 5). On the GPU, 2^t and 1 / b are one special-function
+// instruction each, with relative errors of 2^-22 and 2^-23; on the CPU a quartic, with 2^-18, and a division.
 // Results below 2^-126 may be 0.
 #pragma once
 
@@ -25,8 +25,8 @@ JITACT_INLINE float exp2(float t) {
 #ifdef __CUDA_ARCH__
   return ptx::exp2(t);
 #else
-  // The whole part of t is in the lowest bits of the sum, and held at 127 there: one integer instruction, where comparing
-  // floats takes two. What is left of a larger t makes p large enough to overflow.
+  // The rounded t is in the lowest bits of the sum, and clamped to 127 there: one integer instruction, where comparing
+  // floats takes two. For a larger t, the large remainder r makes the polynomial p overflow.
   const int32_t sum = int32_t(single::to_bits(t + 12582912.0f)), top = 0x4b400000 + 127;
   const uint32_t n = uint32_t(sum < top ? sum : top);
   const float r = t - (single::from_bits(n) - 12582912.0f);
@@ -41,7 +41,7 @@ JITACT_INLINE float exp2(float t) {
 
 JITACT_INLINE float reciprocal(float b) { return single::rough_reciprocal(b); }
 
-// a / b. On the GPU 0 for |b| above 2^126, where the reciprocal is.
+// a / b. On the GPU 0 for |b| above 2^126, as the reciprocal is.
 JITACT_INLINE float divide(float a, float b) {
 #ifdef __CUDA_ARCH__
   return a * reciprocal(b);
@@ -82,38 +82,38 @@ JITACT_INLINE float softplus(float x) { return log1p_unit(decay(fabsf(x))) + sel
 
 JITACT_INLINE float sigmoid(float x) { return divide(1.0f, 1.0f + exp2(-kLog2e * x)); }
 
-// Divisor and a are scaled by 2^-8, which leaves room for exp(-x) down to x = -92, where a sigmoid(x) vanishes.
+// a and the divisor are scaled by 2^-8, so that exp(-x) does not overflow down to x = -92, where a sigmoid(x) underflows.
 JITACT_INLINE float times_sigmoid(float a, float x) {
   return divide(a * 0x1p-8f, exp2(fmaf(-kLog2e, x, -8.0f)) + 0x1p-8f);
 }
 JITACT_INLINE float times_sigmoid(float a, bool left, float t, float) { return times_sigmoid(a, left ? -t : t); }
 
-// Below -bound x sigmoid(alpha x) has vanished, and above it is x: some 1000 / alpha, by the exponent alone, as a division takes
-// longer than all else here.
+// Below -bound, x sigmoid(alpha x) has underflowed; above bound it is x. About 1000 / alpha, computed from the exponent, as a
+// division would take longer than everything else.
 JITACT_INLINE float sigmoid_bound(float alpha) {
   return single::held(0x1p10f * single::from_bits(0x7f000000u - single::to_bits(alpha)), 0.0f, 0x1p127f);
 }
-// exp(-alpha a) + 1, scaled by 2^-8 likewise.
+// exp(-alpha a) + 1, scaled by 2^-8.
 JITACT_INLINE float sigmoid_divisor(float a, float alpha) {
   return exp2(fmaf(-kLog2e * single::held(alpha, 0.0f, 0x1p127f), a, -8.0f)) + 0x1p-8f;
 }
-// With fast_math a Single comes here too, with what rounding took from alpha: below this accuracy.
+// The last argument is the rounding error of alpha, which fast_math's Single gives: too small to matter here.
 JITACT_INLINE float x_times_sigmoid(float x, float alpha, float = 0.0f) {
   const float a = single::at_least(x, -sigmoid_bound(alpha));
   return divide(a * 0x1p-8f, sigmoid_divisor(a, alpha));
 }
-// x sigmoid(ln(2) x w), with t for |x|, which is held where that leaves 0 or x.
+// x sigmoid(ln(2) x w); t is |x|, clamped where the result is 0 or x anyway.
 JITACT_INLINE float x_times_sigmoid(float x, float t, float w, float) {
   const float a = single::at_least(x, -t);
   return divide(a * 0x1p-8f, exp2(fmaf(-a, w, -8.0f)) + 0x1p-8f);
 }
-// s (1 + alpha x (1 - s)), with 2^8 s.
+// s (1 + alpha x (1 - s)), computed from 2^8 s.
 JITACT_INLINE float x_times_sigmoid_slope(float x, float alpha) {
   const float bound = sigmoid_bound(alpha), a = single::at_least(x, -bound), s = reciprocal(sigmoid_divisor(a, alpha));
   return s * fmaf(single::at_most(a, bound), fmaf(s, alpha * -0x1p-16f, alpha * 0x1p-8f), 0x1p-8f);
 }
 
-// Scaled by 2^8 likewise.
+// Scaled by 2^8, to avoid underflow.
 JITACT_INLINE float times_tanh_softplus(float a, float x) {
   const float e = exp2(fmaf(kLog2e, single::at_most(x, 20.0f), 8.0f)), n = e * fmaf(e, 0x1p-8f, 2.0f);
   return a * 0x1p-8f * divide(n, fmaf(n, 0x1p-8f, 2.0f));
@@ -138,8 +138,8 @@ JITACT_INLINE float x_minus_tanh(float x) {
   return copysignf(select(a < 0.75f, a * u * s, a - 1.0f + tanh_complement(a)), x);
 }
 
-// exp(-t^2 / 2), and g with which Q(t) = exp(-t^2 / 2) g(t) for t >= 0: a polynomial in r = 1 / (1 + 0.3 t), after
-// C. Hastings, 1955, here fitted to the relative error.
+// exp(-t^2 / 2), and g with Q(t) = exp(-t^2 / 2) g(t) for t >= 0: a polynomial in r = 1 / (1 + 0.3 t), after
+// C. Hastings, 1955, but fitted for relative error.
 JITACT_INLINE float bell(float t) { return exp2(-0.5f * kLog2e * t * t); }
 JITACT_INLINE float tail(float t) {
   const float r = reciprocal(fmaf(0.3f, t, 1.0f));

@@ -1,19 +1,19 @@
 // sin and cos of Single and Narrow, as float -> float, over the whole range of float. No branch on the CPU, and none that
-// typical inputs take on the GPU. Worst errors: 1.5 ulp for |x| below 2^15, 1e-7 beyond.
+// typical inputs take on the GPU. Largest errors: 1.5 ulp for |x| below 2^15, 1e-7 beyond.
 #pragma once
 
 #include "math_single.cuh"
 
 namespace jitact::single {
 
-// x = n pi / 2 + r, with n whole and |r| <= pi / 4.
+// x = n pi / 2 + r with integer n and |r| <= pi / 4.
 struct Quadrant {
   float r;
   uint32_t n;  // in the lowest 2 bits
 };
 
-// For |x| from 2^15 up (Payne and Hanek): x is a 24-bit whole number times 2^(k - 8), so the bits of 2^-8 / (2 pi) from the
-// k-th on, times that number, are the fraction of a turn.
+// For |x| from 2^15 on (Payne and Hanek): x is a 24-bit integer times 2^(k - 8), so that integer times the bits of
+// 2^-8 / (2 pi) from the k-th on is the fraction of a turn.
 JITACT_INLINE Quadrant far_quadrant(float x) {
   const uint32_t k = (to_bits(x) >> 23 & 0xff) - 142, number = (to_bits(x) & 0x7fffff) | 0x800000, shift = k & 31;
   const bool by_64 = k & 64, by_32 = k & 32;
@@ -27,7 +27,7 @@ JITACT_INLINE Quadrant far_quadrant(float x) {
   return {float(int32_t(turn << 2)) * (1.57079633f * 0x1p-32f), (turn + 0x20000000u) >> 30};
 }
 
-// Of x + low, where low counts for |x| below 2^15 only.
+// For x + low; low is used for |x| below 2^15 only.
 JITACT_INLINE Quadrant quadrant(float x, float low, float at_infinity) {
   const float shifted = fmaf(x, 0.636619772f, 12582912.0f), n = shifted - 12582912.0f;
   const float r = fmaf(n, 1.715124510e-15f, fmaf(n, 4.371138829e-08f, fmaf(n, -1.570796371f, x)));
@@ -64,14 +64,14 @@ JITACT_INLINE SinCos sincos(float x, float low = -0.0f) {
 JITACT_INLINE float sin(float x) { return sincos(x).sin; }
 JITACT_INLINE float cos(float x) { return sincos(x).cos; }
 
-// x + sin(alpha x)^2 / alpha, where sin^2 may be taken for 1 - sin^2 of the nearest zero's distance, which cancels less.
+// x + sin(alpha x)^2 / alpha, with sin^2 as 1 - sin(r)^2 in odd quadrants, which cancels less.
 JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
   const float v = alpha * x, inverse = one_over(alpha);
   const Quadrant q = quadrant(v, fmaf(alpha, x, -v), 0.0f);
   const float s = sin_near_zero(q.r), t = s * inverse;
   return fmaf(select(q.n & 1, -t, t), s, select(q.n & 1, x + inverse, x));
 }
-// 1 + sin(2 alpha x), without the cancellation. From |alpha x| = 2^15 on, of the rounded product.
+// 1 + sin(2 alpha x), without the cancellation. From |alpha x| = 2^15 on, for the rounded product alpha x.
 JITACT_INLINE float x_plus_sin_squared_slope(float x, float alpha) {
   const float v = alpha * x;
   const Quadrant q = quadrant(v, fmaf(alpha, x, -v), fabsf(x) < INFINITY ? 0.0f : NAN);
@@ -83,7 +83,7 @@ JITACT_INLINE float x_plus_sin_squared_slope(float x, float alpha) {
 
 namespace jitact::narrow {
 
-// sin(r), for |r| <= pi / 2, or <= pi on the GPU, with an absolute error of 2^-21.
+// sin(r) for |r| <= pi / 2, on the GPU <= pi, with an absolute error of 2^-21.
 JITACT_INLINE float sine(float r) {
 #ifdef __CUDA_ARCH__
   return ptx::sin(r);
@@ -94,18 +94,18 @@ JITACT_INLINE float sine(float r) {
 #endif
 }
 
-// The same. From |alpha x| = 2^15 on, what is added is less than half an ulp of x, and may be anything small.
+// The same. From |alpha x| = 2^15 on, the added term is less than half an ulp of x, so any small value will do.
 JITACT_INLINE float x_plus_sin_squared(float x, float alpha) {
   const float v = alpha * x, n = fmaf(v, 0.318309886f, 12582912.0f) - 12582912.0f;
-  const float near = fmaf(n, 8.74227766e-08f, fmaf(n, -3.14159274f, v));  // to the nearest multiple of pi
+  const float near = fmaf(n, 8.74227766e-08f, fmaf(n, -3.14159274f, v));  // distance to the nearest multiple of pi
   const float s = sine(single::select(fabsf(v) < 0x1p15f, near, 0.0f));
   return fmaf(s * s, single::one_over(alpha), x);
 }
 
-// The unit of a 16-bit gradient is nowhere less than 2^-18, so the cancellation does no harm.
+// A 16-bit gradient here never has an ulp below 2^-18, so the cancellation does no harm.
 JITACT_INLINE float x_plus_sin_squared_slope(float x, float alpha) {
   const float a = 2.0f * alpha, v = a * x, n = fmaf(v, 0.159154943f, 12582912.0f) - 12582912.0f;
-  // To the nearest multiple of 2 pi.
+  // The distance to the nearest multiple of 2 pi.
   float r = fmaf(n, 1.74845553e-07f, fmaf(n, -6.28318548f, v)) + fmaf(a, x, -v);
   if (fabsf(v) >= 0x1p16f) {
 #ifdef __CUDA_ARCH__

@@ -1,7 +1,7 @@
 // The functions of Single, as float -> float: no branch, no table, no call, and the same arithmetic on the CPU (whose
 // compiler vectorises it) and on the GPU, but for divisions. Polynomials are minimax fits with float32 coefficients, by
-// Lawson's iteration. Errors are the worst, in ulp, on the CPU against the double library, where the result is a normal
-// number; over every float32 with 2^-12 <= |x| < 2^7 and every 61st elsewhere.
+// Lawson's iteration. Errors given are the largest, in ulp, on the CPU against the double library, for normal results and
+// every float32 with 2^-12 <= |x| < 2^7, every 61st elsewhere.
 #pragma once
 
 #include "number.cuh"
@@ -11,10 +11,10 @@ namespace jitact::single {
 JITACT_INLINE float from_bits(uint32_t u) { return bit_cast<float>(u); }
 JITACT_INLINE uint32_t to_bits(float f) { return bit_cast<uint32_t>(f); }
 
-// condition ? a : b with both computed: for a ?: nvcc branches around an operand that is expensive.
+// condition ? a : b with both computed: for ?:, nvcc emits a branch around an expensive operand.
 JITACT_INLINE float select(bool condition, float a, float b) { return condition ? a : b; }
 
-// Held at a bound that is not NaN; NaN stays NaN.
+// min(x, bound) and max(x, bound) for a bound that is not NaN; NaN if x is NaN.
 JITACT_INLINE float at_most(float x, float bound) {
 #ifdef __CUDA_ARCH__
   return min(Single(x), Single(bound)).v;
@@ -29,7 +29,7 @@ JITACT_INLINE float at_least(float x, float bound) {
   return x < bound ? bound : x;
 #endif
 }
-// The same, but the bound for NaN.
+// max(x, bound), but the bound if x is NaN.
 JITACT_INLINE float raised_to(float x, float bound) {
 #ifdef __CUDA_ARCH__
   return fmaxf(x, bound);
@@ -57,7 +57,7 @@ JITACT_INLINE float rough_reciprocal(float b) {
 #endif
 }
 
-// The same, to 0.6 ulp, but NaN for infinite b.
+// The same to 0.6 ulp, but NaN for infinite b.
 JITACT_INLINE float reciprocal(float b) {
 #ifdef __CUDA_ARCH__
   const float r = rough_reciprocal(b);
@@ -69,9 +69,9 @@ JITACT_INLINE float reciprocal(float b) {
 
 constexpr float kLargest = 0x1.fffffep127f;
 
-// x held between two bounds, NaN kept. On the GPU not by at_most and at_least, whose assembly the compiler repeats for each
-// element: this is for parameters, and what is computed of them alone is computed once. On a CPU choices that hang on each
-// other become branches in the loop, which is then not vectorised.
+// x clamped between two bounds, for parameters; NaN if x is NaN. On the GPU not by at_most and at_least, as their inline
+// assembly is not hoisted out of the loop over elements. On a CPU nested ?: would become branches in the loop, which would
+// prevent vectorisation.
 JITACT_INLINE float held(float x, float low, float high) {
 #ifdef __CUDA_ARCH__
   return x < low ? low : x > high ? high : x;
@@ -81,18 +81,18 @@ JITACT_INLINE float held(float x, float low, float high) {
 #endif
 }
 
-// 1 / p and sqrt(p) of a parameter, rounded; 1 / p is held where it is finite.
+// 1 / p and sqrt(p) of a parameter, correctly rounded; 1 / p is clamped to finite values.
 JITACT_INLINE float one_over(float p) { return held(1.0f / p, -kLargest, kLargest); }
 JITACT_INLINE float root_of(float p) { return sqrtf(p); }
 
-// a / (b + low) for b from 1 to 2 and |low| tiny, rounded but once: the residual corrects the quotient. An infinite a has
-// none. The residual is of the opposite sign, as a sum of -0 and 0 is 0: so a quotient of -0 keeps its sign.
+// a / (b + low) for b from 1 to 2 and |low| tiny, in effect rounded once: the residual corrects the quotient, unless a is
+// infinite. The residual is negated, as -0 + 0 is 0: so a quotient of -0 keeps its sign.
 JITACT_INLINE float divide(float a, float b, float low) {
   const float r = rough_reciprocal(b), q = a * r;
   return select(fabsf(q) <= 3.40282347e38f, fmaf(fmaf(low, q, fmaf(b, q, -a)), -r, q), q);
 }
 
-// exp(x + low) = 2^n exp(r), with n whole, |r| <= ln(2) / 2 (Cody and Waite) and exp(r) = 1 + r + r^2 q. x is within 2^21,
+// exp(x + low) = 2^n exp(r) with integer n, |r| <= ln(2) / 2 (Cody and Waite) and exp(r) = 1 + r + r^2 q. |x| is at most 2^21,
 // low tiny.
 struct Reduced {
   float r, q;
@@ -100,11 +100,11 @@ struct Reduced {
   // exp(r) and exp(r) - 1.
   JITACT_INLINE float mantissa() const { return fmaf(r, fmaf(r, q, 1.0f), 1.0f); }
   JITACT_INLINE float mantissa_m1() const { return fmaf(r * r, q, r); }
-  // 2^(n + k), which must be from 2^-127, given as 0, to 2^128, given as inf.
+  // 2^(n + k), which must be from 2^-127 (returned as 0) to 2^128 (returned as inf).
   JITACT_INLINE float power(int k = 0) const { return from_bits((n << 23) + (uint32_t(127 + k) << 23)); }
 };
 JITACT_INLINE Reduced reduce(float x, float low = -0.0f) {  // adding -0 costs nothing
-  // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits of the sum.
+  // Adding 1.5 * 2^23 puts the rounded integer into the lowest bits of the sum.
   const float shifted = fmaf(x, 1.44269502e+0f, 12582912.0f);
   const float n = shifted - 12582912.0f;
   const float r = fmaf(n, 1.90465421e-9f, fmaf(n, -6.93147182e-1f, x)) + low;
@@ -116,7 +116,7 @@ JITACT_INLINE Reduced reduce(float x, float low = -0.0f) {  // adding -0 costs n
   return {r, q, to_bits(shifted)};
 }
 
-// exp(-a + low) * 2^24 for a >= 0: a factor of 2^24 keeps all bits where exp itself is subnormal. 0 from a = 104.4.
+// exp(-a + low) * 2^24 for a >= 0: the factor of 2^24 keeps full precision where exp itself is subnormal. 0 from a = 104.4.
 // 0.92 ulp.
 constexpr float kUnscale = 0x1p-24f;
 JITACT_INLINE float exp_scaled(float a, float low = -0.0f) {
@@ -127,8 +127,8 @@ JITACT_INLINE float decay(float a) { return exp_scaled(a) * kUnscale; }
 
 // 0.92 ulp.
 JITACT_INLINE float exp(float x) {
-  const Reduced e = reduce(at_most(at_least(x, -104.7f), 89.0f));  // power() is 0 there: subnormal is slow
-  // 2^n in two factors, so that neither end of the range is lost.
+  const Reduced e = reduce(at_most(at_least(x, -104.7f), 89.0f));  // where power() is 0: subnormals would be slow
+  // 2^n in two factors, so that it neither overflows nor underflows early.
   const bool down = x < 0;
   return e.mantissa() * e.power(down ? 24 : -1) * (down ? kUnscale : 2.0f);
 }
@@ -154,7 +154,7 @@ JITACT_INLINE float log1p_near_zero(float f) {
   return fmaf(f * f, s, f);
 }
 
-// 2^k, as k << 23, that brings x into [3/4, 3/2).
+// k << 23, for the k with x / 2^k in [3/4, 3/2).
 JITACT_INLINE uint32_t exponent_bits(float x) { return (to_bits(x) - 0x3f400000u) & 0xff800000u; }
 JITACT_INLINE float times_ln2(uint32_t exponent, float plus) {
   return fmaf(float(int32_t(exponent)), 0.693147182f * 0x1p-23f, plus);
@@ -170,7 +170,7 @@ JITACT_INLINE float log(float x) {
   return select(x > 0 && x < INFINITY, y, edge);
 }
 
-// After N. Juffa: 1 + x = 2^k (1 + f), where f = (2^-k - 1) + 2^-k x is free of the rounding of 1 + x.
+// After N. Juffa: 1 + x = 2^k (1 + f), where f = (2^-k - 1) + 2^-k x avoids the rounding of 1 + x.
 // 1.27 ulp.
 JITACT_INLINE float log1p(float x) {
   const uint32_t k = exponent_bits(1.0f + x);
@@ -189,7 +189,7 @@ JITACT_INLINE float log1p_unit(float e) {
 // max(x, 0) + log1p(exp(-|x|)): never overflows. 1.66 ulp.
 JITACT_INLINE float softplus(float x) { return log1p_unit(decay(fabsf(x))) + select(x < 0, 0.0f, x); }
 
-// Folded on e = exp(-|x|), which keeps the divisor, 1 + e, in [1, 2]. sigmoid: 1.48 ulp.
+// In terms of e = exp(-|x|), which keeps the divisor, 1 + e, in [1, 2]. sigmoid: 1.48 ulp.
 JITACT_INLINE float divide_by_one_plus(float a, float e) {
   const float b = 1.0f + e;
   return divide(a, b, (1.0f - b) + e);
@@ -199,7 +199,7 @@ JITACT_INLINE float sigmoid(float x) {
   return divide_by_one_plus(select(x < 0, e, 1.0f), e);
 }
 
-// a sigmoid(x) with scaled = exp(-|x|) * 2^24, for |a| up to 2^100 where x is left of 0. x sigmoid(x): 2.38 ulp.
+// a sigmoid(x) with scaled = exp(-|x|) * 2^24; left: x < 0, where |a| is at most 2^100. x sigmoid(x): 2.38 ulp.
 JITACT_INLINE float times_sigmoid_of(float a, bool left, float scaled) {
   return divide_by_one_plus(select(left, a * scaled * kUnscale, a), scaled * kUnscale);
 }
@@ -208,19 +208,19 @@ JITACT_INLINE float times_sigmoid(float a, bool left, float t, float low) {
   return times_sigmoid_of(a, left, exp_scaled(t, -low));
 }
 
-// x sigmoid((alpha + rest) x) for alpha > 0. |alpha x| = v + low: exp turns absolute errors of the exponent into relative ones,
-// so what rounding takes is kept. From |alpha x| = 1000 on it is constant in every type, and 0 * inf would be NaN.
+// x sigmoid((alpha + rest) x) for alpha > 0. |alpha x| = v + low: exp turns absolute errors of its argument into relative ones,
+// so the rounding error is kept. From |alpha x| = 1000 on sigmoid is 0 or 1 in every type, and 0 * inf would be NaN.
 JITACT_INLINE float x_times_sigmoid(float x, float alpha, float rest = 0.0f) {
-  const float far = 1000.0f * one_over(alpha), bound = far < 0x1p100f ? far : 0x1p100f;  // no assembly: a literal's is known
+  const float far = 1000.0f * one_over(alpha), bound = far < 0x1p100f ? far : 0x1p100f;  // not at_most: constant for a literal
   const float t = at_most(fabsf(x), bound), v = alpha * t;
   return times_sigmoid(at_least(x, -bound), x < 0, v, fmaf(rest, t, fmaf(alpha, t, -v)));
 }
-// x sigmoid(ln(2) x (w + low)) for w > 0, with t for |x|, which is held where that leaves 0 or x. In powers of two the exponent is
-// reduced as it is multiplied: t w is never rounded.
+// x sigmoid(ln(2) x (w + low)) for w > 0; t is |x|, clamped where the result is 0 or x anyway. With powers of two, argument
+// reduction is fused with the multiplication: t w is never rounded.
 JITACT_INLINE float x_times_sigmoid(float x, float t, float w, float low) {
   const float shifted = fmaf(-t, w, 12582912.0f), n = shifted - 12582912.0f;  // as in reduce()
   const float r = fmaf(-t, low, fmaf(-t, w, -n));
-  float s = 1.532647002e-4f;  // 2^r, of relative error 3e-9
+  float s = 1.532647002e-4f;  // 2^r, to a relative error of 3e-9
   s = fmaf(s, r, 1.339080743e-3f);
   s = fmaf(s, r, 9.618505836e-3f);
   s = fmaf(s, r, 5.550359935e-2f);
@@ -240,13 +240,13 @@ JITACT_INLINE float x_times_sigmoid_slope(float x, float alpha) {
   const float t = at_most(alpha * fabsf(x), 1000.0f), e = decay(t);
   return x_times_sigmoid_slope_of(x, t, e, reciprocal(1.0f + e));
 }
-// The same with an error of less, for products.
+// The same with a smaller error, for products.
 JITACT_INLINE float x_times_sigmoid_slope_closely(float x, float alpha) {
   const float t = at_most(alpha * fabsf(x), 1000.0f), e = decay(t);
   return x_times_sigmoid_slope_of(x, t, e, divide_by_one_plus(1.0f, e));
 }
 
-// a tanh(softplus(x)), for |a| up to 2^100 where x < 0. Folded likewise: with e = exp(-|x|),
+// a tanh(softplus(x)), for |a| up to 2^100 where x < 0. With e = exp(-|x|),
 //   x < 0    a e (1 - k), k = (e + e^2) / (e^2 + 2 e + 2)
 //   x >= 0   a (1 - k),   k = 2 e^2 / (2 e^2 + 2 e + 1)
 // With a = x: 2.87 ulp.
@@ -256,7 +256,7 @@ JITACT_INLINE float times_tanh_softplus(float a, float x) {
   const float k = select(left, w, 2.0f * e * e) *
                   reciprocal(select(left, fmaf(e, e + 2.0f, 2.0f), fmaf(2.0f, w, 1.0f)));
   const float b = select(left, a * scaled * kUnscale, a);
-  return copysignf(fmaf(-at_most(b, kLargest), k, b), a);  // of the sign of a where it is 0; inf - inf would be NaN
+  return copysignf(fmaf(-at_most(b, kLargest), k, b), a);  // a 0 has the sign of a; at_most, as inf - inf would be NaN
 }
 
 // (x - tanh(x)) / x^3 as a polynomial in u = x^2, for |x| <= 5/4.
@@ -291,10 +291,10 @@ JITACT_INLINE float x_minus_tanh(float x) {
   return copysignf(select(a > 1.25f, (a - 1.0f) + tanh_complement(a), inside), x);
 }
 
-// exp(-(h^2 + low) / 2) = 2^n exp(-r / 2), with n whole, |r| <= ln(2) and exp(-r / 2) = 1 - r / 2 + r^2 q. For |h| up to 16.
+// exp(-(h^2 + low) / 2) = 2^n exp(-r / 2) with integer n, |r| <= ln(2) and exp(-r / 2) = 1 - r / 2 + r^2 q. For |h| up to 16.
 struct Bell {
   float r, q;
-  uint32_t n;  // 64 more, in the lowest 9 bits: what this is multiplied with is scaled by 2^-64, so that no bits are lost
+  uint32_t n;  // n + 64, in the lowest 9 bits: factors are scaled by 2^-64, so that nothing becomes subnormal early
   JITACT_INLINE float times(float b) const { return fmaf(b * r, fmaf(r, q, -0.5f), b); }
   JITACT_INLINE float power() const { return from_bits((n << 23) + (127u << 23)); }
   // The same as times(b) * power(), for b from 2^-5 to 1.
@@ -314,7 +314,7 @@ JITACT_INLINE Bell bell(float h) {
   const float s = h * h;
   return bell_of_square(s, fmaf(h, h, -s));
 }
-// With half of low.
+// The same, given half of low.
 JITACT_INLINE Bell bell(float h, float half_low) {
   const float s = h * h;
   return bell_of_square(s, fmaf(2.0f, half_low, fmaf(h, h, -s)));
@@ -350,7 +350,7 @@ JITACT_INLINE Tail tail(float t) {
   const float h = at_most(t, kTailEnd), r = tail_reciprocal(h), v = h * r;
   return {bell(h), tail_polynomial(v), r, v};
 }
-// Q(t + low) for t up to 16, by the slope of log Q, near -(t + 1.4 r).
+// Q(t + low) for t up to 16, by the slope of log Q, about -(t + 1.4 r).
 JITACT_INLINE Tail tail(float t, float low) {
   const float r = tail_reciprocal(t), v = t * r;
   return {bell(t, low * fmaf(1.4f, r, t)), tail_polynomial(v), r, v};
@@ -361,8 +361,8 @@ JITACT_INLINE float times_normal_tail(float t) {
   const Tail q = tail(t);
   return q.bell.times(q.v) * q.bell.power() * q.p;
 }
-// The same to 3.3 units of 2^-24, for products, which have an error of their own: what rounding takes from v, from the bell's
-// product and from the last step of the polynomial is kept. That is in powers of w = 1 - v, of which less cancels far out.
+// The same to a relative error of 3.3 * 2^-24, for products, which add an error of their own: the rounding errors of v, of the
+// bell's product and of the polynomial's last step are kept. The polynomial is in w = 1 - v, which cancels less for large t.
 JITACT_INLINE float times_normal_tail_closely(float t) {
   const float h = at_most(t, kTailEnd), s = h + 2.5f, s_low = h - (s - 2.5f), r = rough_reciprocal(s), u = h * r;
   const float v = fmaf(fmaf(-u, s_low, fmaf(-u, s, h)), r, u), w = 1.0f - v;
@@ -391,9 +391,9 @@ JITACT_INLINE float normal_pdf(float x) {
   return e.times(0.398942280f) * e.power() * 0x1p-64f;
 }
 
-// P(N < z) with z = (x - mu) / sigma. The left tail turns absolute errors of z into relative ones, so for z < 0 what rounding
-// takes from it is kept: d_low from d = x - mu, where the lesser of x and -mu is then the greater in magnitude, and the rest
-// from the division. 15 sigma from mu, the result is 0 or 1, whatever else was rounded.
+// P(N < z) with z = (x - mu) / sigma. The left tail turns absolute errors of z into relative ones, so for z < 0 its rounding
+// error is kept: d_low, of d = x - mu, for which the smaller of x and -mu is then the larger in magnitude, and that of the
+// division. From 15 sigma on, the result is 0 or 1 regardless.
 JITACT_INLINE float normal_cdf(float x, float mu, float sigma) {
   const float s = held(sigma, 0x1p-126f, kLargest), r = one_over(s);
   const float d = x - mu, z = d * r, d_low = (at_most(x, -mu) - d) + at_least(x, -mu);

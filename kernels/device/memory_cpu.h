@@ -1,4 +1,4 @@
-// How the CPU moves elements: widened and narrowed a block at a time, past the cache where that pays.
+// Loads and stores on the CPU: conversion of blocks, and non-temporal stores where they pay off.
 #pragma once
 
 #include <sys/mman.h>
@@ -10,8 +10,8 @@
 
 namespace jitact::loops {
 
-// Outputs from here on get huge pages and are written past the cache, where the processor can: glibc maps memory anew for
-// each, where smaller ones get what others gave back.
+// From this size on, outputs get huge pages and, with AVX2, non-temporal stores: glibc maps new memory for each of them, while
+// smaller ones reuse freed memory.
 constexpr int64_t kLargeBytes = int64_t(32) << 20;
 #ifdef __AVX2__
 constexpr bool kStreams = true;
@@ -21,7 +21,7 @@ constexpr bool kStreams = false;
 
 using Bytes32 = long long __attribute__((vector_size(32)));
 
-// Elements as they lie in memory and as they are computed.
+// Conversion between elements in memory and those computed.
 template <typename S> struct Storage;
 
 template <typename R> struct AsItIs {
@@ -86,7 +86,7 @@ template <> struct Storage<Half> {
 #endif
   static constexpr int64_t kWide = sizeof(Wide) / 4;  // elements
 
-  // Exponent and mantissa moved into a float's place and scaled by 2^112, the difference of the exponents' biases.
+  // Exponent and mantissa are shifted into a float's, which is scaled by 2^112, the difference of the exponents' biases.
   static float widen_one(uint16_t h) {
     const uint32_t absolute = h & 0x7fff, u = absolute << 13;
     const float f = absolute >= 0x7c00 ? single::from_bits(u | 0x7f800000) : single::from_bits(u) * 0x1p112f;
@@ -104,7 +104,7 @@ template <> struct Storage<Half> {
   }
 };
 
-// Copies past the cache; `to` lies on 32 bytes.
+// Copies with non-temporal stores; `to` is aligned to 32 bytes.
 inline void store_past_cache([[maybe_unused]] void* to, [[maybe_unused]] const void* from, [[maybe_unused]] int64_t bytes) {
 #ifdef __AVX2__
   auto* t = static_cast<char*>(to);
@@ -119,15 +119,15 @@ inline void store_past_cache([[maybe_unused]] void* to, [[maybe_unused]] const v
 #endif
 }
 
-// Orders streamed writes before what follows.
+// Orders non-temporal stores before what follows.
 inline void fence() {
 #ifdef __AVX2__
   asm volatile("sfence" ::: "memory");
 #endif
 }
 
-// Asks for huge pages under a large new tensor: touching it for the first time then takes a page fault for every 2 MB in
-// place of 4 KB, which is where most of the time of a large output goes.
+// Asks for huge pages for a large new tensor: its first use then takes one page fault per 2 MB, not per 4 KB. Page faults
+// are most of the time of a large output.
 inline void prefer_huge_pages(void* p, int64_t bytes) {
   constexpr uintptr_t page = uintptr_t(2) << 20;
   const uintptr_t begin = (reinterpret_cast<uintptr_t>(p) + page - 1) / page * page;
@@ -135,7 +135,7 @@ inline void prefer_huge_pages(void* p, int64_t bytes) {
   if (begin < end) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
 }
 
-// Memory that is given back; <memory> takes longer to compile than it.
+// An owned array. Not from <memory>, which takes long to compile.
 template <typename T>
 class Array {
  public:

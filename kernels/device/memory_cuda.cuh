@@ -1,4 +1,4 @@
-// How the GPU moves elements: 16-byte vectors, what is in them, and where they are.
+// Loads and stores on the GPU: 16-byte vectors, the elements in them, and index arithmetic.
 #pragma once
 
 #include "dtype.h"
@@ -6,10 +6,10 @@
 
 namespace jitact::loops {
 
-// A 16-byte vector as it moves, and the elements in it.
+// A 16-byte vector as loaded and stored.
 struct alignas(16) Words { uint32_t w[4]; };
 
-// How a vector becomes elements and back: as a whole, for one store in place of four. `load` and `store` move an element.
+// Converts a whole vector to elements and back, so that it takes one load or store. `load` and `store` are for one element.
 template <typename S> struct Storage;
 
 template <typename R> struct AsItIs {
@@ -32,7 +32,7 @@ template <typename R> struct AsItIs {
 template <> struct Storage<double> : AsItIs<Double> {};
 template <> struct Storage<float> : AsItIs<Single> {};
 
-// In pairs, one word at a time, because the hardware rounds two floats into a word in one instruction.
+// In pairs, as one instruction rounds two floats into a word.
 template <typename S, typename R> struct Storage16 {
   using T = R;
   static constexpr int size = 8;
@@ -64,7 +64,7 @@ template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
   static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return ptx::max_bfloat16s(a, b); }
 };
 
-// The vector that begins `offset` bytes, below 16 and a multiple of the size of an S, into two that lie side by side.
+// The 16 bytes that begin `offset` bytes into two adjacent vectors; offset is below 16 and a multiple of sizeof(S).
 template <typename S>
 JITACT_DEVICE Words cut(const Words& low, const Words& high, int offset) {
   uint32_t w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
@@ -74,7 +74,7 @@ JITACT_DEVICE Words cut(const Words& low, const Words& high, int offset) {
   return {w[0], w[1], w[2], w[3]};
 }
 
-// Of two vectors that lie side by side, every second element from the first on, or from the second on if `odd`.
+// Every second element of two adjacent vectors, from the first on, or from the second on if `odd`.
 template <typename S>
 JITACT_DEVICE Words every_second(const Words& low, const Words& high, bool odd) {
   Words picked;
@@ -92,7 +92,7 @@ JITACT_DEVICE Words every_second(const Words& low, const Words& high, bool odd) 
   return picked;
 }
 
-// Of the two vectors in which elements of `a` and `b` alternate, the first half or the second. `swapped` says that b is first.
+// Interleaves the elements of `a` and `b`, b's first if `swapped`; returns the first or the second vector of the result.
 template <typename S, bool second_half>
 JITACT_DEVICE Words alternate(const Words& a, const Words& b, bool swapped) {
   Words both;
@@ -124,7 +124,7 @@ class Divisor {
   JITACT_DEVICE uint32_t divide_small(uint32_t n) const {
     return small_factor_ ? __umulhi(n, small_factor_) >> shift_ : n;
   }
-  // The same where d > 1; of d = 1 they are 0, as of a single element, which is all that there is then.
+  // The same for d > 1. For d = 1 they return 0, which is right where there is a single element.
   JITACT_DEVICE uint32_t divide_small_by_many(uint32_t n) const { return __umulhi(n, small_factor_) >> shift_; }
   JITACT_DEVICE int64_t divide_by_many(int64_t n) const {
     return int64_t(__umul64hi(uint64_t(n), factor_) >> shift_);

@@ -1,13 +1,13 @@
-// The number types that a kernel file's `T` stands for.
+// The number types that `T` in a kernel file may be.
 //
-//   Double   what float64 tensors are computed in
-//   Single   what float32 tensors are computed in
-//   Narrow   what float16 and bfloat16 tensors are computed in: float registers, functions just accurate enough
-//   Brain    Narrow, but in unfused builds a type of its own for bfloat16, as results are rounded on the way (rounded.cuh)
-//   Dual<T>  a value and its derivative, which is how a kernel file that has no backward gets one
+//   Double   computes float64 tensors
+//   Single   computes float32 tensors
+//   Narrow   computes float16 and bfloat16 tensors: float registers, functions just accurate enough
+//   Brain    Narrow; in unfused builds a distinct type for bfloat16, as intermediate results are rounded (rounded.cuh)
+//   Dual<T>  a value and its derivative: derives a backward for kernel files without one
 //
-// A literal beside a T becomes a T, so `0.5 * x` is float arithmetic when T is Single and double arithmetic when T is
-// Double; nothing is ever promoted behind the author's back.
+// A literal combined with a T becomes a T, so `0.5 * x` is float arithmetic when T is Single and double arithmetic when T is
+// Double; nothing is promoted implicitly.
 #pragma once
 
 #include <cmath>
@@ -31,7 +31,7 @@ namespace jitact {
 
 enum class Accuracy { full, narrow, brain };
 
-// The number that has the bits of another of its size.
+// The bits of a value as another type of the same size.
 template <typename To, typename From>
 JITACT_INLINE To bit_cast(From from) {
   To to;
@@ -39,7 +39,7 @@ JITACT_INLINE To bit_cast(From from) {
   return to;
 }
 
-// |x|. On the GPU, fabs takes a double-precision operation wherever its result is kept; this does not.
+// |x|. On the GPU, fabs costs a double-precision instruction where its result is stored in a register; this does not.
 JITACT_INLINE double magnitude(double x) {
 #ifdef __CUDA_ARCH__
   return __hiloint2double(__double2hiint(x) & 0x7fffffff, __double2loint(x));
@@ -54,8 +54,8 @@ struct Real {
   V v;
 
   JITACT_INLINE Real() : v(0) {}
-#ifndef JITACT_NO_CPU  // which a file for GPUs alone defines
-  // Written out, so that `c ? a : b` of two variables is a choice of values, which g++ vectorises, and not of addresses.
+#ifndef JITACT_NO_CPU  // defined by files exported for GPUs only
+  // Not defaulted, so that `c ? a : b` of two variables selects values, which g++ vectorises, and not addresses.
   JITACT_INLINE constexpr Real(const Real& b) : v(b.v) {}
   JITACT_INLINE constexpr Real& operator=(const Real& b) { v = b.v; return *this; }
 #endif
@@ -85,7 +85,7 @@ struct Real {
   friend JITACT_INLINE bool operator==(Real a, Real b) { return a.v == b.v; }
   friend JITACT_INLINE bool operator!=(Real a, Real b) { return a.v != b.v; }
 
-  // Unlike fminf and fmaxf, these give NaN when either argument is NaN, as torch's do.
+  // Unlike fminf and fmaxf, NaN if either argument is NaN, as in torch.
   friend JITACT_INLINE Real min(Real a, Real b) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
     if constexpr (std::is_same_v<V, float>) return Real(ptx::min(a.v, b.v));
@@ -100,13 +100,13 @@ struct Real {
     const V r = b.v > a.v ? b.v : a.v;
     return Real(b.v != b.v ? b.v : r);  // on values, one at a time: g++ vectorises that
   }
-  // x held between lo and hi; NaN stays NaN, also where a bound is NaN.
+  // NaN if any argument is NaN.
   friend JITACT_INLINE Real clamp(Real x, Real lo, Real hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Real abs(Real x) {
     if constexpr (std::is_same_v<V, float>) return Real(fabsf(x.v));
     return Real(magnitude(x.v));
   }
-  // |x| and max(x, -0), of functions that are smooth at 0 though they are written in these: to Dual, 0 is right of 0.
+  // |x| and max(x, -0) for use in functions that are smooth at 0: Dual's derivatives at 0 are those for x > 0.
   friend JITACT_INLINE Real folded(Real x) { return abs(x); }
   friend JITACT_INLINE Real right_part(Real x) { return max(x, Real(-0.0)); }
   friend JITACT_INLINE Real copysign(Real x, Real sign) {
@@ -126,21 +126,21 @@ using Single = Real<float, Accuracy::full>;
 using Narrow = Real<float, Accuracy::narrow>;
 #ifdef JITACT_UNFUSED
 using Brain = Real<float, Accuracy::brain>;
-#define JITACT_BRAIN(...) __VA_ARGS__  // what is needed where Brain is a type of its own
+#define JITACT_BRAIN(...) __VA_ARGS__  // code needed only where Brain is a distinct type
 #else
 using Brain = Narrow;
 #define JITACT_BRAIN(...)
 #endif
 
-// A part of a derivative, by the chain rule. What does not vary has no part in it, also where the slope is infinite or NaN;
-// where that is known when this is compiled, nothing is left of it.
+// A term of the chain rule: 0 where the derivative is 0, even if the slope is infinite or NaN. For a constant 0 the compiler
+// drops the term.
 template <typename T>
 JITACT_INLINE T times_derivative(T slope, T derivative) { return derivative == 0 ? derivative : slope * derivative; }
-// And divided by what it varies with.
+// The same for a division.
 template <typename T>
 JITACT_INLINE T derivative_over(T derivative, T divisor) { return derivative == 0 ? derivative : derivative / divisor; }
 
-// value + derivative * epsilon, with epsilon^2 = 0. Comparisons look at the value alone.
+// value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only.
 template <typename T>
 struct Dual {
   T value, derivative;
@@ -204,7 +204,7 @@ struct Dual {
   friend JITACT_INLINE Dual fma(Dual a, Dual b, Dual c) { return a * b + c; }
 };
 
-// A derivative that is 0 here may vary all the same.
+// For second derivatives: a first derivative that is 0 at this point may have a derivative other than 0.
 template <typename T>
 JITACT_INLINE Dual<T> times_derivative(Dual<T> slope, Dual<T> derivative) {
   return {times_derivative(slope.value, derivative.value),

@@ -1,13 +1,13 @@
-// What the arguments of a kernel file's functions are. The type of an argument says where its value comes from:
+// The argument types of a kernel file's functions. An argument's type says where its value comes from:
 //
-//   T x           an element of a tensor; where there are several such tensors, they have one shape
-//   Number<T> a   a number, the same for every element
-//   Channel<T> w  of a tensor with one value for each index of a dimension, or one for all
-//   Row<T> r      of a tensor with one value for each row, which is all dimensions but the last
-//   Random<T> u   a random number of the element's own, the same in forward and in backward
+//   T x           an element of a tensor; all such tensors of one call have the same shape
+//   Number<T> a   a number, the same for all elements
+//   Channel<T> w  of a tensor with one value per index of a dimension, or a single value
+//   Row<T> r      of a tensor with one value per row: it spans all dimensions but the last
+//   Random<T> u   a random number for this element, the same in forward and backward
 //
-// Number, Channel and Row derive from T, so they compute as a T does. They are types of their own so that the loops, which
-// look at the type of `forward`, know them.
+// Number, Channel and Row derive from T, so they compute as T does. They are distinct types so that the loops can read the
+// roles from the type of `forward`.
 #pragma once
 
 #include "number.cuh"
@@ -29,13 +29,13 @@ JITACT_OPERAND(Row)
 
 #undef JITACT_OPERAND
 
-// Several results: the gradients, in the order of forward's arguments.
+// Several gradients, in the order of forward's arguments.
 template <typename T, int n>
 struct Many {
   T of[n];
 };
 
-// What a function of a kernel file returns, as several results.
+// What a function of a kernel file returns, as a Many.
 template <typename T, int n>
 JITACT_INLINE Many<T, n> many(Many<T, n> results) { return results; }
 template <typename T>

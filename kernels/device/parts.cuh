@@ -1,5 +1,5 @@
-// Where there are cores, the loader has the kernels of a file compiled in several parts at the same time, and joins them. It says
-// by JITACT_PARTS how many there are, and by JITACT_PART which of them this is; without both this is all.
+// To use several cores, the loader compiles the kernels of a file in parts at the same time, and links them. JITACT_PARTS is
+// their number and JITACT_PART the index of this part; without them, everything is compiled at once.
 #pragma once
 
 #include <utility>
@@ -8,9 +8,9 @@
 
 namespace jitact::parts {
 
-// What can be compiled apart, of each dtype where there are several: forward, backward and, where much else belongs to
-// backward, that: to sum, or to start from the output. The loader counts them as well.
-#ifdef JITACT_ROW_INPUT  // of one dtype, and backward starts from the output
+// The pieces that can be compiled separately, for each dtype if there are several: forward, backward and, where costly, another
+// kind of backward: with sums, or from the output. The loader has the same numbers.
+#ifdef JITACT_ROW_INPUT  // one dtype, and backward is from the output
 constexpr int kKinds = 2, kPieces = kKinds;
 #else
 #ifdef JITACT_ROWS
@@ -37,11 +37,11 @@ constexpr loops::Dtype kDtype = std::is_same_v<S, double> ? loops::Dtype::f64
                                 : std::is_same_v<S, loops::Half> ? loops::Dtype::f16
                                                                  : loops::Dtype::bf16;
 
-// Whether the kernel of an operation and a dtype belongs to this part.
+// Whether the kernel for an operation and a dtype belongs to this part.
 template <auto op, typename S>
 constexpr bool kIsHere = part_of(op, kDtype<S>) == JITACT_PART;
 
-// Calls f.template operator()<part>() for the part that has the kernels of a call.
+// Calls f.template operator()<part>() for the part with the kernels of a call.
 template <typename Call, typename F, int... part>
 void for_part_of(const Call& call, const F& f, std::integer_sequence<int, part...>) {
   const int wanted = part_of(call.op, call.dtype);

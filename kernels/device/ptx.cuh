@@ -1,4 +1,4 @@
-// The GPU's instructions that CUDA has no function for. What tests run on a CPU in place of a GPU has its own of these.
+// Instructions without a CUDA function. The tests' CUDA emulation on a CPU has its own versions.
 #pragma once
 
 #include <cstdint>
@@ -36,17 +36,17 @@ JITACT_DEVICE float sin(float x) {
   return y;
 }
 
-// Both halves of a product.
+// Both halves of a 64-bit product.
 JITACT_DEVICE void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
   asm("{ .reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }" : "=r"(low), "=r"(high) : "r"(b), "r"(a));
 }
 
-// A sum that is never contracted with a product.
+// A sum that the compiler does not contract with a product to an fma.
 JITACT_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 JITACT_DEVICE double add(double a, double b) { return __dadd_rn(a, b); }
 
 #if __CUDA_ARCH__ >= 800
-// NaN when either argument is.
+// NaN if either argument is.
 JITACT_DEVICE float min(float a, float b) {
   float r;
   asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
@@ -59,7 +59,7 @@ JITACT_DEVICE float max(float a, float b) {
 }
 #endif
 
-// The two halves of a word, as floats and back.
+// The two 16-bit halves of a word to floats, and back.
 JITACT_DEVICE void widen_half(uint32_t word, float& low, float& high) {
   asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(low), "=f"(high) : "r"(word));
 }
@@ -87,7 +87,7 @@ JITACT_DEVICE uint32_t narrow_bfloat16(float low, float high) {
 #endif
 }
 
-// The larger of each half; NaN when either is.
+// The maximum of each half; NaN if either is.
 JITACT_DEVICE uint32_t max_halves(uint32_t a, uint32_t b) {
 #if __CUDA_ARCH__ >= 800
   uint32_t word;
@@ -114,7 +114,7 @@ JITACT_DEVICE uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
 #endif
 }
 
-// 16 bytes from memory to shared memory, without waiting. What a thread copies up to commit_copies() is a group.
+// Asynchronous copy of 16 bytes to shared memory. A thread's copies up to commit_copies() form a group.
 JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
@@ -124,7 +124,7 @@ JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #endif
 }
 JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
-// The same of a word.
+// The same for a word.
 JITACT_DEVICE void copy_word_async(uint32_t* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
@@ -138,7 +138,7 @@ JITACT_DEVICE void commit_copies() {
 #endif
 }
 
-// Waits for all of the thread's groups but the last `left`.
+// Waits until at most the thread's last `left` groups are incomplete.
 JITACT_DEVICE void wait_for_copies(int left) {
 #if __CUDA_ARCH__ >= 800
   if (left == 0) asm volatile("cp.async.wait_group 0;" ::: "memory");
@@ -148,19 +148,20 @@ JITACT_DEVICE void wait_for_copies(int left) {
 #endif
 }
 
-// Bytes that are each the sign of one of w's, all bits of it: of the one that a digit of `places` has, the lowest digit first, + 8.
+// Replicates signs of w's bytes: byte i of the result is 0xff or 0, by the sign of the byte that hex digit i of `places`, less 8,
+// selects.
 JITACT_DEVICE uint32_t spread_signs(uint32_t w, uint32_t places) {
   uint32_t spread;
   asm("prmt.b32 %0, %1, %1, %2;" : "=r"(spread) : "r"(w), "r"(places));
   return spread;
 }
 
-// To the compiler, w may be another from here on.
+// Makes the compiler treat the value as changed, so that it recomputes what it had derived from it.
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
 
-// Lets the blocks of the next kernel begin where there is room, if it was launched to do so; and there, waits until the kernels
-// before have ended.
+// let_next_begin allows the next kernel to start, if launched by early::launch; wait_for_last, in that kernel, waits until the
+// ones before have ended.
 JITACT_DEVICE void let_next_begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -172,14 +173,14 @@ JITACT_DEVICE void wait_for_last() {
 #endif
 }
 
-// Shared memory of a type: one object for each block and type.
+// Static shared memory: one object per block and type.
 template <typename T>
 JITACT_DEVICE T& shared() {
   __shared__ T object;
   return object;
 }
 
-// The address of the shared memory whose size the launch gives, and 16 bytes of it.
+// The address of dynamic shared memory; loads and stores of 16 bytes of shared memory.
 JITACT_DEVICE unsigned dynamic_shared() {
   extern __shared__ uint4 dynamic[];
   return unsigned(__cvta_generic_to_shared(dynamic));
@@ -191,8 +192,8 @@ JITACT_DEVICE void store_shared(unsigned to, const uint32_t (&w)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3]) : "memory");
 }
 
-// What the blocks of a cluster do together; a block alone is one, on older GPUs too. `started` says that a block is there, with
-// its barriers.
+// Operations of a cluster of blocks; a single block is a cluster too, also on older GPUs. cluster_started announces that a
+// block has initialised its barriers.
 JITACT_DEVICE void cluster_started() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
@@ -219,7 +220,7 @@ JITACT_DEVICE unsigned cluster_id() {
   return blockIdx.x;
 #endif
 }
-// For bytes that come to a block: of each phase, which alternate, one thread says how many are expected.
+// A barrier for bytes sent to a block. In each of the two alternating phases, one thread declares how many are expected.
 using Barrier = uint64_t;
 JITACT_DEVICE void start(Barrier* barrier) {
 #if __CUDA_ARCH__ >= 900
@@ -239,7 +240,7 @@ JITACT_DEVICE void wait(Barrier* barrier, int phase) {
                :: "r"(unsigned(__cvta_generic_to_shared(barrier))), "r"(phase) : "memory");
 #endif
 }
-// Sends v to the place in another block's shared memory that `here` is in this one's, and counts it there.
+// Stores v at the address of `here` in another block's shared memory, and counts its bytes at that block's barrier.
 JITACT_DEVICE void send(float* here, unsigned block, float v, Barrier* barrier) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("{ .reg .b32 a, b; mapa.shared::cluster.u32 a, %0, %1; mapa.shared::cluster.u32 b, %2, %1; "

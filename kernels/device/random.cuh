@@ -1,10 +1,10 @@
-// Random numbers, made again in backward from 8 bytes. They come from Philox4x32 (Salmon et al., Parallel Random Numbers: As
-// Easy as 1, 2, 3, 2011) with 7 rounds, the fewest that pass all of the tests there, whose counter is made of the seed, the
-// place of the element in memory, and the stream: each Random argument of a function has its own. The key is fixed, so that
-// the compiler knows the keys of all rounds; two seeds never share a counter.
+// Random numbers, recomputed in backward from an 8-byte seed. They are those of Philox4x32 (Salmon et al., Parallel Random
+// Numbers: As Easy as 1, 2, 3, 2011) with 7 rounds, the fewest that pass all of the tests there. The counter consists of the
+// seed, the element's position in memory, and the stream; each Random argument of a function has its own stream. The key is
+// fixed, so the keys of all rounds are compile-time constants; two seeds never share a counter.
 //
-// One call of the generator makes 16 random bytes, which serve as many elements as a 16-byte vector holds: 16 bits each for
-// float16 and bfloat16, 32 (of which 23 are used) for float32, 64 (52) for float64. CPU and GPU make the same numbers.
+// One call of the generator makes 16 random bytes, for the elements of a 16-byte vector: 16 bits each for float16 and
+// bfloat16, 32 (of which 23 are used) for float32, 64 (52) for float64. CPU and GPU make the same numbers.
 #pragma once
 
 #include "math.cuh"
@@ -17,7 +17,7 @@ constexpr uint32_t kRounds = 7, kFactor0 = 0xD2511F53u, kFactor2 = 0xCD9E8D57u;
 JITACT_INLINE constexpr uint32_t key0(uint32_t round) { return 0xA4093822u + round * 0x9E3779B9u; }
 JITACT_INLINE constexpr uint32_t key2(uint32_t round) { return 0x299F31D0u + round * 0xBB67AE85u; }
 
-// A product of 32 bits by 32. Out of one of 64 bits nvcc takes the upper half with an addition of 0, a quarter of the generator.
+// A 32 x 32 bit product. nvcc extracts the upper half of a 64-bit one by an addition of 0, a quarter of the generator's time.
 struct Product { uint32_t low, high; };
 template <uint32_t factor>
 JITACT_INLINE constexpr Product times(uint32_t a) {
@@ -31,7 +31,7 @@ JITACT_INLINE constexpr Product times(uint32_t a) {
 #endif
 }
 
-// `place` counts 16-byte vectors, so it is below 2^59: the stream, at most 15, has the bits above.
+// `place` is the index of a 16-byte vector, so it is below 2^59; the bits above hold the stream, at most 15.
 template <uint32_t rounds = kRounds>
 JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed, uint32_t stream) {
   uint32_t c0 = uint32_t(place), c1 = uint32_t(place >> 32) | stream << 28, c2 = uint32_t(seed), c3 = uint32_t(seed >> 32);
@@ -45,8 +45,8 @@ JITACT_INLINE constexpr Random16 philox(uint64_t place, uint64_t seed, uint32_t 
   return {c0, c1, c2, c3};
 }
 
-// Random bits as the mantissa of a float or a double, where they count steps above a base: cheaper than a conversion. They are at
-// the top of a word, and what is below them is not looked at.
+// Random bits as the mantissa of a float or double, where they count steps above a base: cheaper than a conversion. They are
+// the top bits of a word; the bits below them are ignored.
 template <typename T> struct Mantissa;
 
 template <> struct Mantissa<Narrow> {
@@ -85,24 +85,24 @@ class Random {
   static constexpr double steps = double(uint64_t(1) << M::count);
 
   JITACT_INLINE explicit Random(Bits bits) : word_(Word(bits) << (8 * (sizeof(Word) - sizeof(Bits)))) {}
-  // Of the bits at the top of a word.
+  // From the top bits of a word.
   static JITACT_INLINE Random at_top(Word word) {
     Random random{Bits()};
     random.word_ = word;
     return random;
   }
 
-  // Uniform between two numbers: the middle of one of as many equal parts as there are values of the bits.
+  // Uniform between two numbers: the midpoint of one of 2^count equal intervals.
   JITACT_INLINE T between(T lower, T upper) const {
     constexpr double scale = 1 / (M::step * steps);
     const T range = upper - lower;
     return fma(T(M::of(word_)), range * scale, fma(range, -(M::base * scale - 0.5 / steps), lower));
   }
 
-  // Whether the number is among the lowest `share` of all, to the nearest of as many parts as there are values of the bits.
+  // True with probability `share`, rounded to a multiple of 2^-count.
   JITACT_INLINE bool below(T share) const {
 #ifdef __CUDA_ARCH__
-    // Words are compared as they are, without an instruction for each to make a number of it.
+    // Compares words, which saves the conversion of each to a number.
     if constexpr (sizeof(T) == 4) {
       const float part = parts(share).v;
       return (word_ < uint32_t(part) << (32 - M::count)) | (part >= float(steps));
@@ -110,16 +110,16 @@ class Random {
 #endif
     return T(M::of(word_)) < fma(parts(share), M::step, M::base);
   }
-  // The share of all that `share` is rounded to, in parts of all.
+  // `share` rounded, in units of 2^-count.
   static JITACT_INLINE T parts(T share) { return rint(share * steps); }
 
  private:
   Word word_;
 };
 
-// 0 with probability p, else value / (1 - p), with p as Random has it: what is kept is kept exactly as often as the scale says.
-// What is dropped is 0, whatever it was. The quotient is a reciprocal that its residual corrects, as a division's slow path would
-// be waited for before elements are loaded.
+// 0 with probability p, also for NaN and infinite values, else value / (1 - p). p is rounded as Random rounds it, so that the
+// scale matches the actual probability. The quotient is a reciprocal corrected by its residual: the slow path of a division
+// would delay the loads of elements.
 template <typename T>
 JITACT_INLINE T dropout(std::type_identity_t<T> value, Random<T> random, std::type_identity_t<T> p) {
   constexpr double steps = Random<T>::steps;
@@ -127,7 +127,7 @@ JITACT_INLINE T dropout(std::type_identity_t<T> value, Random<T> random, std::ty
   return select(random.below(p), T(0), value * fma(rough * (1 / steps), fma(-left, rough, steps), rough));
 }
 
-// Of numbers that have derivatives; the random number itself has none.
+// For dual numbers; the random number itself has no derivative.
 template <typename T>
 class Random<Dual<T>> {
  public:

@@ -7,10 +7,10 @@
 
 namespace jitact::loops {
 
-// The 16 random bytes of `calls` places from `place` on, a multiple of 8.
+// The 16 random bytes of each of `calls` places from `place` on; `calls` is a multiple of 8.
 #ifdef __AVX2__
-// Several places side by side, in the lower halves of 64 bits, which is what vpmuludq multiplies: the compiler, which does not
-// know that it may, takes three times as many instructions.
+// Several places per vector, in the lower halves of 64-bit lanes, as vpmuludq multiplies those. Compilers do not find this and
+// use three times as many instructions.
 #ifdef __AVX512F__
 using Places = uint64_t __attribute__((vector_size(64)));
 #else

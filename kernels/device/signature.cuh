@@ -1,13 +1,13 @@
-// What the kernel file says: the roles of forward's arguments, by their types, and which functions there are. The loader
-// includes this after the kernel file, so its functions are in sight here.
+// What the kernel file defines: the roles of forward's arguments, by their types, and which functions exist. The loader
+// includes this after the kernel file, so its functions are declared here.
 #pragma once
 
 #include <utility>
 
 #include "elementwise.cuh"
 
-// How many of forward's last arguments are numbers that the file does not mark: a `T` that its header or its definition
-// names as a parameter.
+// How many of forward's last arguments are numbers though declared as `T`, not Number<T>: the file's header or definition
+// names them as parameters.
 #ifndef JITACT_UNMARKED_NUMBERS
 #define JITACT_UNMARKED_NUMBERS 0
 #endif
@@ -33,7 +33,7 @@ constexpr Role role_of() {
 }
 
 template <int n> struct Roles {
-  Role declared[n], of[n];  // as the types say, and with the numbers that are not marked
+  Role declared[n], of[n];  // by type alone, and with unmarked numbers counted as numbers
 };
 
 template <typename R, typename... A>
@@ -50,7 +50,7 @@ constexpr auto kRoles = roles_of(static_cast<Forward>(nullptr));
 template <typename R, typename... A>
 constexpr int count_arguments(R (*)(A...)) { return sizeof...(A); }
 constexpr int kArguments = count_arguments(static_cast<Forward>(nullptr));
-constexpr bool kPlain = kArguments == 1;  // whether functions take x, and nothing beside it
+constexpr bool kPlain = kArguments == 1;  // whether x is the only argument
 
 constexpr bool is_broadcast(Role role) { return role == Role::channel || role == Role::row; }
 constexpr bool is_element(Role role) { return role == Role::element; }
@@ -74,7 +74,7 @@ constexpr int kNumbers = count(is_number);
 constexpr int kBroadcast = count(is_broadcast);
 constexpr int kRandom = count(is_random);
 
-// The place of argument k among those of its kind.
+// The index of argument k among those of its kind.
 constexpr int place_of(int k) {
   const Role role = kRoles.of[k];
   if (is_number(role)) return count(is_number, k);
@@ -83,7 +83,7 @@ constexpr int place_of(int k) {
   return count(is_element, k);
 }
 
-// The argument that is number g of those of a kind.
+// The index of the g-th argument of a kind.
 constexpr int argument_of(bool (*kind)(Role), int g) {
   int k = 0;
   while (count(kind, k + 1) <= g) k++;
@@ -93,7 +93,7 @@ constexpr int argument_of(bool (*kind)(Role), int g) {
 template <typename T, size_t k>
 using Argument = typename OperandType<T, kRoles.declared[k]>::type;
 
-// The indices of all arguments, and of those that are no elements.
+// The indices of all arguments, and of those that are not elements.
 using All = std::make_index_sequence<kArguments>;
 template <size_t... J>
 constexpr auto list_others(std::index_sequence<J...>) {
@@ -101,8 +101,8 @@ constexpr auto list_others(std::index_sequence<J...>) {
 }
 using Others = decltype(list_others(std::make_index_sequence<kArguments - kElements>()));
 
-// What a function of the file returns, or void if the file does not define it. (With a requires-expression in its place,
-// nvcc 13.0 finds false over a pack.)
+// The return type of a function of the file, or void if the file does not define it. (A requires-expression over a pack is
+// always false with nvcc 13.0.)
 template <typename T, size_t... K>
 auto find_backward(std::index_sequence<K...>, int) -> decltype(backward(std::declval<T>(), std::declval<Argument<T, K>>()...));
 template <typename T>
@@ -131,24 +131,24 @@ constexpr bool kSavesOutput = !std::is_void_v<decltype(find_from_output<Single>(
 using FromBit = decltype(find_from_bit<Single>(Others(), 0));
 constexpr bool kSavesBit = !std::is_void_v<FromBit> && !std::is_void_v<decltype(find_keeps<Single>(All(), 0))>;
 
-// The gradients: how many, and how many of them are an element's; the others are summed.
+// The number of gradients, and how many of them are of elements; the others are summed.
 template <typename R> constexpr int kLength = 1;
 template <typename T, int n> constexpr int kLength<Many<T, n>> = n;
 
-constexpr int kBitGradients = kSavesBit ? kLength<FromBit> : 0;  // those that the bit is enough for
+constexpr int kBitGradients = kSavesBit ? kLength<FromBit> : 0;  // those that the mask bit suffices for
 constexpr int kGradients = kHasBackward ? kLength<Backward> : kSavesBit ? kBitGradients : count(has_gradient);
 constexpr int gradient_argument(int g) { return argument_of(has_gradient, g); }
 constexpr int kElementGradients = count(is_element, gradient_argument(kGradients - 1) + 1);
 constexpr int kSums = kGradients - kElementGradients;
 constexpr int kBitSums = kSavesBit ? kBitGradients - 1 : 0;
-// Whether the gradients of two elements, and of no more, can be written into one tensor: not beside random numbers, whose sums
-// go over dense memory.
+// Whether the gradients of exactly two elements can be written into one tensor: not with random operands, as then sums
+// need dense memory.
 constexpr bool kPacks = kElements == 2 && kElementGradients == 2 && kRandom == 0;
 static_assert(kGradients <= count(has_gradient), "backward returns more gradients than forward has arguments that have one");
 static_assert(kBitGradients <= kGradients && count(is_element, gradient_argument(kBitSums) + 1) == 1,
               "backward_from_bit returns the gradient of the first element, and of channels and rows right after it");
 
-// How many of the broadcast operands, the last ones, the file has a prepare for. (A concept, where nvcc 13.0 answers rightly.)
+// How many of the last broadcast operands the file's prepare takes. (A concept, which nvcc 13.0 evaluates correctly.)
 template <typename... T>
 concept Prepares = requires(T&... w) { prepare(w...); };
 template <typename T, int first, size_t... B>
@@ -162,7 +162,7 @@ constexpr int count_prepared() {
   else return count_prepared<n - 1>();
 }
 constexpr int kPrepared = count_prepared<kBroadcast>();
-constexpr int kUnprepared = kBroadcast - kPrepared;  // those before them, which may have many values
+constexpr int kUnprepared = kBroadcast - kPrepared;  // the operands before them, which may have many values
 constexpr bool kPrepares = kPrepared > 0;
 
 template <typename T, size_t... B>
@@ -173,12 +173,12 @@ JITACT_INLINE void prepare_all(T* w, std::index_sequence<B...>) {
   };
   on(w[B]...);
 }
-// The prepared operands, as the functions want them.
+// Replaces the last kPrepared operands by what the file's functions expect.
 template <typename T>
 JITACT_INLINE void prepare_all(T* w) {
   if constexpr (kPrepares) prepare_all(w, std::make_index_sequence<kPrepared>());
 }
-// Narrow's functions would do for 16 bits, but where terms cancel an error in an operand shows, and this is not done often.
+// In Single, though Narrow suffices for 16-bit results: where terms cancel, errors of operands show, and this runs rarely.
 JITACT_INLINE void prepare_all(Narrow* w) {
   Single full[kPrepared + 1];
   for (int b = 0; b < kPrepared; b++) full[b] = w[b].v;
@@ -186,7 +186,7 @@ JITACT_INLINE void prepare_all(Narrow* w) {
   for (int b = 0; b < kPrepared; b++) w[b] = full[b].v;
 }
 
-// The derivative of what the functions get in place of broadcast operand b by that operand, given the prepared ones as they are.
+// The derivative of prepared operand b by the original operand b; `operands` are the original values of those prepared.
 template <typename T>
 JITACT_INLINE T prepare_slope(const T* operands, int b) {
   if constexpr (!kPrepares) return 1;

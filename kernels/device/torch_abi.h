@@ -1,5 +1,5 @@
-// The functions of torch's stable C ABI (torch >= 2.10) that the binding and the CPU loop call, declared by hand: torch's
-// own headers of them take longer to compile than all of a kernel file. A test compiles this beside those headers, so a
+// The functions of torch's stable C ABI (torch >= 2.10) that the binding and the CPU loop call, declared by hand, as torch's
+// own headers take longer to compile than a whole kernel file. A test compiles this together with those headers, so that a
 // declaration that differs from torch's is an error.
 #pragma once
 
@@ -61,7 +61,7 @@ AOTITorchError aoti_torch_create_device_guard(int32_t device_index, DeviceGuardH
 AOTITorchError aoti_torch_delete_device_guard(DeviceGuardHandle guard);
 AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void** stream);
 
-// Why the last call of this thread failed. Null where torch is older than 2.13, which writes it to the log.
+// The reason why this thread's last call failed. Null with torch before 2.13, which writes it to the log only.
 __attribute__((weak)) const char* torch_exception_get_what_without_backtrace();
 }
 
@@ -69,7 +69,7 @@ namespace jitact::loops {
 
 extern "C" int32_t torch_parallel_for(int64_t begin, int64_t end, int64_t grain, void (*run)(int64_t, int64_t, void*), void*);
 
-// Runs `count` things in torch's threads, which swallow what is thrown in them: that is memory that ran short.
+// Runs `count` tasks in torch's threads. Exceptions in them become an error code; the only one that occurs is bad_alloc.
 inline void in_parallel(int64_t count, int64_t grain, void (*run)(int64_t, int64_t, void*), const void* context) {
   if (torch_parallel_for(0, count, grain, run, const_cast<void*>(context)) != 0) throw std::bad_alloc();
 }

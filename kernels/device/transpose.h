@@ -1,11 +1,11 @@
-// What binding.cpp hands to the GPU's copy of a tensor into another memory order.
+// The interface of the GPU kernel that copies a tensor into another memory order.
 #pragma once
 
 #include <cstdint>
 
 namespace jitact::loops {
 
-// Element (n, r, c) of `to` is element (n, c, r) of `from`; each has the last of its indices side by side.
+// Element (n, r, c) of `to` is element (n, c, r) of `from`; both are contiguous.
 struct Transposition {
   int64_t batch, rows, columns;
   int bytes;  // of an element: 2, 4 or 8
@@ -14,7 +14,7 @@ struct Transposition {
 };
 
 #ifdef JITACT_CUDA
-// Whether the GPU's copy takes it: it reads and writes 16-bit elements in pairs.
+// Whether the kernel supports it: it reads and writes 16-bit elements in pairs.
 bool takes_transposition(const Transposition& t);
 // Queues it on `stream` of the current device; returns null or CUDA's message.
 const char* transpose(const Transposition& t, void* stream);

@@ -1,5 +1,5 @@
-// The GPU's copy of a tensor into another memory order, as between channels_last and the default: square tiles, which go through
-// shared memory, so that rows of either side are read and written by threads side by side.
+// Copies a tensor into another memory order on the GPU, as between channels_last and the default. Square tiles go through
+// shared memory, so that reads and writes are both coalesced.
 #pragma once
 
 #include "transpose.h"
@@ -9,7 +9,7 @@ namespace jitact::loops {
 constexpr int kWarpsOfTile = 8;
 constexpr int kTileBlock = 32 * kWarpsOfTile;  // threads
 
-// A thread reads and writes a Word: an element, or two of 16 bits, and 32 of those are a row of a tile.
+// A thread reads and writes a Word: one element, or two of 16 bits. 32 Words are a row of a tile.
 template <typename E, typename Word>
 __global__ void __launch_bounds__(kTileBlock) transpose_tiles(const __grid_constant__ Transposition t) {
   constexpr int each = sizeof(Word) / sizeof(E), size = 32 * each;

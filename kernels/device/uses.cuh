@@ -1,9 +1,9 @@
-// What the functions of a kernel file are to another that uses it: silu.cu's are silu_::forward and silu_::backward. They
-// take literals and operands as well as numbers of T, and give numbers of T.
+// Makes the functions of a kernel file available to another: silu.cu's are silu_::forward and silu_::backward. They take
+// literals and operands as well as T, and return T.
 //
-// To dual numbers the used forward is one function, whose slope is the used backward: what is written out there about tails
-// and overflow holds for whatever is derived of it. Only by arguments that the used file has no gradient for, such as its
-// numbers, the slope is that of its arithmetic.
+// The derivative of a used forward is the used backward, not that of its arithmetic, so that its care about tails and
+// overflow applies to derived gradients as well. Only by arguments for which the used file has no gradient, such as its
+// numbers, the derivative is that of the arithmetic.
 #pragma once
 
 #include "elementwise.cuh"
@@ -13,7 +13,7 @@ namespace jitact::uses {
 template <typename A>
 concept HasDerivative = requires(const A& a) { a.derivative; };
 
-// An argument without its derivative, or without any but it; a literal has none.
+// An argument without its derivative; literals have none.
 template <typename A>
 JITACT_INLINE auto value(const A& a) {
   if constexpr (HasDerivative<A>) return a.value;
@@ -22,12 +22,12 @@ JITACT_INLINE auto value(const A& a) {
 template <typename T>
 JITACT_INLINE Random<T> value(const Random<Dual<T>>& random) { return random.number(); }
 
-// The type of T among arguments: that of their sum.
+// The T of the arguments: the type of their sum.
 template <typename A> A term(const A&);
 template <typename T> int term(const Random<T>&);
 template <typename... A> using NumberOf = decltype((0 + ... + term(std::declval<A>())));
 
-// What an argument of no gradient, or a literal, adds to a derivative.
+// The contribution of an argument without gradient, or of a literal, to a derivative.
 struct Nothing {
   template <typename T> friend JITACT_INLINE T operator+(Nothing, T t) { return t; }
   template <typename T> friend JITACT_INLINE T operator+(T t, Nothing) { return t; }
@@ -37,13 +37,13 @@ struct Nothing {
 template <typename T, int n> JITACT_INLINE T get(const Many<T, n>& slopes, int g) { return slopes.of[g]; }
 template <typename T> JITACT_INLINE T get(T slope, int) { return slope; }
 
-// What argument k adds, of the gradients that the used file has.
+// The contribution of an argument by the used file's own gradients.
 template <int gradient, typename S, typename A>
 JITACT_INLINE auto written(const S& slopes, const A& a) {
   if constexpr (HasDerivative<A> && gradient >= 0) return times_derivative(get(slopes, gradient), a.derivative);
   else return Nothing();
 }
-// The argument for the derivative by the others.
+// The argument without its derivative if the used file has a gradient for it.
 template <int gradient, typename A>
 JITACT_INLINE auto unwritten(const A& a) {
   if constexpr (gradient >= 0) return value(a);
@@ -57,7 +57,7 @@ JITACT_INLINE auto unwritten(const Channel<Dual<T>>& a) {
 
 template <typename Used, typename... A> JITACT_INLINE auto forward(A... a);
 
-// Where T is of dual numbers itself, the value has that slope too.
+// The value is computed by the used forward, so that for a T that is dual itself its derivative is the used backward too.
 template <typename Used, typename T, typename... A, size_t... K>
 JITACT_INLINE Dual<T> one_function(std::index_sequence<K...>, A... a) {
   const T y = forward<Used>(value(a)...);
@@ -79,7 +79,7 @@ JITACT_INLINE auto forward(A... a) {
 template <typename Used, typename... A>
 JITACT_INLINE auto backward(A... a) { return Used::template backward<NumberOf<A...>>(a...); }
 
-// An argument of a file whose slope is derived, for the gradient that is wanted.
+// An argument of a file whose gradients are derived, as a dual number; `wanted` marks the one to differentiate by.
 template <typename T, bool wanted, typename A>
 JITACT_INLINE Dual<T> dual(const A& a) { return Dual<T>(T(a), T(wanted ? 1 : 0)); }
 template <typename T, bool, typename R>
@@ -98,8 +98,8 @@ JITACT_INLINE auto derived_backward(std::index_sequence<G...>, T dy, A... a) {
 
 }  // namespace jitact::uses
 
-// In the namespace of a used file, whose text is in `file`: how many gradients it has and how it finds them, and for each
-// argument of forward which of them is its own, or -1.
+// For the namespace of a used file, whose text is in `file`: how many gradients it has and how they are computed, and for each
+// argument of forward the index of its gradient, or -1.
 #define JITACT_USED(count, slope, ...)                                                                                   \
   struct Used {                                                                                                          \
     static constexpr int gradients[] = {__VA_ARGS__};                                                                    \
