@@ -8,9 +8,9 @@
 //   jitact::N_forward_bit_(Tensor(a!) x, others...) -> Tensor mask
 //   jitact::N_backward_from_bit(Tensor dy, Tensor mask, others...) -> Tensor
 //
-// Where forward takes several elements, `Tensor x` stands for one tensor per element, all of one shape. `others` are the operands
-// that are not elements: a tensor for each channel and row, the seed if there are random operands, and the numbers. A channel
-// or row holds one value, or has sizes that broadcast to those of x: 1 in all but adjacent dimensions. With several gradients,
+// Where forward takes several elements, `Tensor x` stands for one tensor per element, all of one shape. `others` are the other
+// operands: a tensor for each channel and row, the seed if there are random operands, and the numbers. A channel or row holds
+// one value, or has sizes that broadcast to those of x: 1 in all but adjacent dimensions. With several gradients,
 //
 //   jitact::N_backward(Tensor dy, Tensor x, others..., int wanted) -> (Tensor, ...)
 //
@@ -498,8 +498,8 @@ struct Rows {
   }
 };
 
-// Decides between dense memory and rows, copies tensors that fit neither, and sets what the call reads and the layout of what it
-// writes. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
+// Decides between dense memory and rows, copies tensors that fit neither, and sets what the call reads and the layout of its
+// results. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
 List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed* packed) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {

@@ -1,28 +1,28 @@
-// The GPU's loop over rows that lie across memory, side by side. A block, or a cluster of blocks that share the length, has a tile
-// of them. Each thread goes down the row, or the two rows, of a word, and holds its part in registers; where that is too long, it
-// folds the row as it comes, and reads it once more for what it writes.
+// The GPU's loop over strided rows, which are adjacent in memory. A block, or a cluster of blocks that divide the length, has a
+// tile of them. Each thread goes along the one row, or two rows, of a 4-byte word, and holds its part in registers; if that is
+// too long, it folds in one pass and reads the row again to compute results.
 #pragma once
 
 #include "rows_cuda.cuh"
 
 namespace jitact::rows {
 
-constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // of a block, the fewest and the most
-constexpr int kWords = 32;                   // of all tensors, in the registers of a thread
-constexpr int kAtOnce = 4, kSummed = 8;      // that are visited without a branch, and that are summed as they are
-constexpr int kLogLine = 5, kLogFewest = 4;  // words of a tile side by side: 128 bytes, the fewest
+constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // per block, fewest and most
+constexpr int kWords = 32;                   // of all tensors, in a thread's registers
+constexpr int kAtOnce = 4, kSummed = 8;      // words visited without a branch; words per plain sum, see LongSums
+constexpr int kLogLine = 5, kLogFewest = 4;  // width of a tile in words: 128 bytes, and the narrowest
 
 struct Tiling {
-  int log_threads;  // of a block
-  int log_wide;     // words side by side
-  int blocks;       // of a cluster
-  int steps;        // of the length, in each block
+  int log_threads;  // per block
+  int log_wide;     // width in words
+  int blocks;       // per cluster
+  int steps;        // of the length, per block
   bool held;
 };
 
-// How tiles are cut for rows of `length` elements: as wide as a block of 128 threads can hold; then in larger blocks, and in
-// clusters; and as wide as a line of memory where they can not hold them. Of tiles with less side by side, those of 64 bytes go at
-// 87 % of its rate; of 32 at 67 %, where reading a row once more costs no more.
+// The tiling for rows of `length` elements: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and
+// a cache line wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a line's bandwidth; of 32 bytes 67 %, at
+// which reading rows twice is as fast.
 inline Tiling tiling_of(int64_t length, int tensors) {
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
     const int64_t most = int64_t(kWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
@@ -43,20 +43,20 @@ inline Tiling tiling_of(int64_t length, int tensors) {
 struct Columns {
   Tiling tiling;
   int length;
-  unsigned words, all_words;  // side by side, and those of all such planes
-  float scale, unit;  // the latter that of unit_of
+  unsigned words, all_words;  // adjacent words (`inner`), and those for all `outer`
+  float scale, unit;  // the latter: see unit_of
   const void* read[2];
-  uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
+  uint32_t outside[2];  // for each of them, a word of neutral elements, which add nothing to a row
   void* written;
   Operands operands;
 };
 
-// Whether what rounding takes from a scaled peak is more than exponentials bear. Then elements are scaled and rounded as it is;
-// else they are not rounded before their distance to it.
+// Whether the rounding error of a scaled peak is too large for exponentials. Then elements are scaled and rounded like the
+// peak; else they are not rounded before the peak is subtracted.
 template <typename T>
 JITACT_DEVICE bool is_beyond(T peak) { return !(abs(peak) < 0x1p28f); }
 
-// The elements of a word, one of each of its rows.
+// The elements of a word: one for each of its rows.
 template <typename S> constexpr int kEach = 4 / int(sizeof(S));
 template <typename S, typename T>
 JITACT_DEVICE void widen_word(uint32_t word, T (&t)[kEach<S>]) {
@@ -69,7 +69,7 @@ JITACT_DEVICE uint32_t narrow_word(const T (&t)[kEach<S>]) {
   else return __float_as_uint(t[0].v);
 }
 
-// What threads and blocks send each other: once for each `turn`, so many values for each word.
+// The shared memory for exchanges between threads and blocks: one per `turn`, of `values` values for each word.
 template <int turn, int values>
 struct TileExchange {
   float of_threads[values][kTileThreads], of_blocks[kClusterBlocks][values << kLogLine];
@@ -78,7 +78,7 @@ struct TileArrivals {
   ptx::Barrier of_turn[3];
 };
 
-// If a tile is `held`, a thread has its words in registers.
+// If `held`, threads have all of their words in registers.
 template <Op op, typename S, bool held>
 class Tile {
  public:
@@ -110,7 +110,7 @@ class Tile {
     Held words;
     if constexpr (held) {
       load(words, 0);
-      // Or nvcc would keep addresses of words up to where they are written. Of log_softmax it keeps them on the stack then.
+      // Else nvcc keeps the words' addresses in registers until they are written. For log_softmax, it would then spill them.
       if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(start_), ptx::forget(apart_);
     }
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
@@ -125,7 +125,7 @@ class Tile {
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
-  // The thread's words from the first-th on, into registers.
+  // Loads the thread's words from index `first` on into registers.
   JITACT_DEVICE void load(Held& words, int first) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const uint32_t* word = from(r) + first * apart_;
@@ -139,7 +139,7 @@ class Tile {
       }
     }
   }
-  // What has been made of words is not kept in more registers than they take.
+  // Keeps the compiler from holding values converted from words in registers, which takes more of them than the words do.
   static JITACT_DEVICE void forget(Held& words) {
     JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
       JITACT_UNROLL for (int i = 0; i < most; i++) ptx::forget(words.of[r][i]);
@@ -149,9 +149,9 @@ class Tile {
     widen_word<S>(words.of[tensor][i], t);
   }
 
-  // Visits the thread's words, some of those in registers where the row has ended, and calls `after` now and then. What is branched
-  // around is not spread over registers. Words that are not held are visited up and down in turns, as those that were read last may
-  // still be in the cache.
+  // Visits the thread's words, including some beyond the row's end, and calls `after` every kSummed words. The branches keep
+  // the compiler from interleaving code, which would take more registers. Words that are not held are visited in alternating
+  // directions, as those that were read last may still be in the cache.
   template <typename Visit, typename After>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit, const After& after) {
     for (int done = 0; done < (held ? 1 : count_); done += most) {
@@ -181,11 +181,11 @@ class Tile {
     });
   }
 
-  // Folds rows of x, the last tensor, and goes on to their results or gradients.
+  // Folds rows of x, the last tensor, and then computes results or gradients.
   JITACT_DEVICE void fold(Held& words) {
     using F = Fold<T>;
     constexpr int x = tensors - 1;
-    constexpr bool pairs = each == 2, scaled = held && !pairs, stored = scaled && !F::as_it_is;  // what takes the place of x
+    constexpr bool pairs = each == 2, scaled = held && !pairs, stored = scaled && !F::as_it_is;  // what replaces x
     T base = 0, invalid[each], peak[each][1], sums[each][F::parts] = {}, own[each];
     Weights<T> own_weights[each];
     F folded[each];
@@ -253,8 +253,8 @@ class Tile {
     else backward<2>(words, result);
   }
 
-  // Of the sums of a thread. One by one, many words would lose too much: of float32, whose first part is exact for thousands, what
-  // the second part has.
+  // A thread's sums, with plain sums of kSummed words added by Adding, as plain sums of many words would be too inaccurate: for
+  // float32, whose first part is exact for thousands of words, only the second part.
   struct LongSums {
     using F = Fold<T>;
     static constexpr int begin = held ? (each == 2 ? F::parts : 1) : 0, end = held && each == 1 ? 2 : F::parts;
@@ -272,7 +272,7 @@ class Tile {
           sums[e][p] = start;
         }
     }
-    // Takes what one row's are, all of which are taken, from beside a peak to beside a higher one.
+    // Rescales one row's sums, after take(), from one peak to a higher one.
     JITACT_DEVICE void move(int e, const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
       T parts[F::parts];
       JITACT_UNROLL for (int p = 0; p < F::parts; p++) parts[p] = Adding<T>::total(of[e][p]);
@@ -280,7 +280,7 @@ class Tile {
       JITACT_UNROLL for (int p = 0; p < F::parts; p++)
         JITACT_UNROLL for (int r = 0; r < Adding<T>::parts; r++) of[e][p][r] = r == 0 ? parts[p] : T(0);
     }
-    // All of it, without the start.
+    // The complete sums, without the start.
     JITACT_DEVICE void total(T (&sums)[each][F::parts]) const {
       JITACT_UNROLL for (int e = 0; e < each; e++) {
         sums[e][0] -= F::start;
@@ -291,8 +291,8 @@ class Tile {
 
   JITACT_DEVICE T signed_peak(T peak) const { return rows::signed_peak<S>(peak, scale_); }
 
-  // Folds rows that are not held as they come: beside a peak of the thread's own, which rises with what it finds. `peak` is the
-  // highest of the thread's words then, before signed_peak, and `own` what `sums` are beside.
+  // Folds rows that are not held in one pass, relative to the thread's own running peak. Then `peak` is the highest of the
+  // thread's words, without signed_peak, and `own` the peak that `sums` are relative to.
   JITACT_DEVICE void fold_as_it_comes(Held& words, T (&peak)[each][1], T (&own)[each], Weights<T> (&weights)[each],
                                       T (&sums)[each][Fold<T>::parts]) {
     using F = Fold<T>;
@@ -334,7 +334,7 @@ class Tile {
     upwards_ = true;
   }
 
-  // The gradient, of dy, the first tensor, and what `result` gives.
+  // The gradient, from dy, the first tensor, and y as computed by `result`.
   template <int turn, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
     T parts[each][kParts<T>] = {};
@@ -357,7 +357,7 @@ class Tile {
     });
   }
 
-  // What all threads of the rows have, by f, which takes one row's. Few threads join it, while the others wait.
+  // Reduces t over all threads of the rows by f, which is for one row. Few threads do this, while the others wait.
   template <int turn, int n, typename F>
   JITACT_DEVICE void combine(T (&t)[each][n], const F& f) const {
     constexpr int values = each * n;
@@ -400,14 +400,14 @@ class Tile {
 
   const Columns& columns_;
   const T scale_;
-  const int wide_, word_;   // words side by side, and the thread's of them
-  int count_, visited_;     // the thread's words, one below the other, and how many any thread has
-  int first_;               // of those that are in registers, if they are not held
-  bool upwards_ = false;    // whether those are visited next from the last on
+  const int wide_, word_;   // the tile's width in words, and the thread's word
+  int count_, visited_;     // the number of the thread's words, and the most of any thread
+  int first_;               // index of the first word in registers, if not held
+  bool upwards_ = false;    // whether the next visit of those is from the last on
   Formulas<T, each> formulas_;
-  int64_t row_;             // the first of the word's rows, if they have operands,
-  bool is_first_;           // and whether the thread is the one that writes what they have
-  int64_t start_, apart_;   // the thread's first word, of the tensors, and how far it is to the next
+  int64_t row_;             // with operands: the first of the word's rows,
+  bool is_first_;           // and whether this thread writes the operands' gradients
+  int64_t start_, apart_;   // the thread's first word in the tensors, and the stride of its words
 };
 
 template <Op op, typename S, bool held>

@@ -1,6 +1,6 @@
-// The GPU's backward, from the output, of rows across memory that are longer than tiles hold. It reads dy and y twice, which it
-// does fastest where blocks read what lies side by side in memory: one kernel adds up strips of rows, one what strips of the same
-// row give, and one writes gradients. Where strips begin follows from the length alone, and so do the bits of a row's sums.
+// The GPU's backward, from the output, of strided rows that are too long for tiles. dy and y are read twice, which is fastest
+// if blocks read adjacent memory. One kernel sums strips of rows, one adds up the strips of each row, and one writes gradients.
+// Strips depend on the length only, and so do the bits of a row's sums.
 #pragma once
 
 #include "columns_cuda.cuh"
@@ -8,23 +8,23 @@
 
 namespace jitact::rows {
 
-constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // of a block, most of them side by side
-constexpr int kStripWords = 8;  // of each tensor, that a thread loads at once
-constexpr int kSummedStrip = 256, kWrittenStrip = 8;  // elements; blocks that write do it fastest if they end soon
-constexpr int kFoldThreads = 1024, kFoldWords = 32;  // of a block that adds up strips, and its words side by side
+constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // per block; at most as many words wide
+constexpr int kStripWords = 8;  // of each tensor, that a thread loads before it computes
+constexpr int kSummedStrip = 256, kWrittenStrip = 8;  // elements; short blocks write fastest
+constexpr int kFoldThreads = 1024, kFoldWords = 32;  // per block that adds up strips, and its width in words
 
 constexpr int64_t strips_of(int64_t length, int each) { return (length + each - 1) / each; }
 template <typename S>
-constexpr int kStripSums = kEach<S> * kParts<typename Storage<S>::T>;  // of a word's rows
+constexpr int kStripSums = kEach<S> * kParts<typename Storage<S>::T>;  // for a word's rows
 static_assert(kStripSums<float> == kStripSums<Half>);
 
 struct Strips : Columns {
-  int log_wide;   // words side by side in a block
-  unsigned wide;  // blocks side by side
-  float* sums;    // of each strip, each of its sums, and each word
+  int log_wide;   // width of a block in words
+  unsigned wide;  // blocks per strip
+  float* sums;    // of shape [strips, sums, words]
 };
 
-// A thread's strip of the rows of a word, of `length` elements.
+// A thread's strip of `length` elements of a word's rows.
 template <typename S, int length>
 class Strip {
  public:
@@ -54,7 +54,7 @@ class Strip {
       JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++, to += strips_.all_words) *to = parts[s / kParts<T>][s % kParts<T>].v;
   }
 
-  // The gradients, of sums that have taken the place of the first strip's.
+  // Writes the gradients. The sums of whole rows have replaced those of the first strip.
   JITACT_DEVICE void write() const {
     if (count_ == 0) return;
     Sums<T> sums[each];
@@ -74,7 +74,7 @@ class Strip {
  private:
   static constexpr int each = kEach<S>;
 
-  // Visits words of dy and y, with where they lie.
+  // Visits words of dy and y, with their index.
   template <typename Visit>
   JITACT_DEVICE void each_word(const Visit& visit) const {
     int i = 0;
@@ -99,8 +99,8 @@ class Strip {
 
   const Strips& strips_;
   unsigned word_;
-  int64_t number_, start_;  // the strip's, and where it begins
-  int count_ = 0;           // of its elements
+  int64_t number_, start_;  // the strip's index, and its first word
+  int count_ = 0;           // its elements
   Formulas<T, each> formulas_;
 };
 
@@ -110,7 +110,7 @@ __global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_c
   Strip<S, kSummedStrip>(strips, blockIdx.x).add_up();
 }
 
-// Adds up the sums of strips, and gives what values of rows have.
+// Adds up the sums of strips, and writes gradients of row operands.
 template <typename S>
 __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constant__ Strips strips) {
   using T = typename Storage<S>::T;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_co
   strip.write();
 }
 
-// What it needs of memory beside tensors.
+// The workspace that this needs.
 inline int64_t strip_bytes(const Call& call) {
   const bool is_long = call.op == Op::backward_from_output && call.inner > 1 && !tiling_of(call.length, 2).held;
   if (!is_long) return 0;

@@ -148,15 +148,14 @@ JITACT_DEVICE void wait_for_copies(int left) {
 #endif
 }
 
-// Replicates signs of w's bytes: byte i of the result is 0xff or 0, by the sign of the byte that hex digit i of `places`, less 8,
-// selects.
+// Byte i of the result is 0xff or 0, by the sign of that byte of w whose index + 8 is hex digit i of `places`, from the lowest.
 JITACT_DEVICE uint32_t spread_signs(uint32_t w, uint32_t places) {
   uint32_t spread;
   asm("prmt.b32 %0, %1, %1, %2;" : "=r"(spread) : "r"(w), "r"(places));
   return spread;
 }
 
-// Makes the compiler treat the value as changed, so that it recomputes what it had derived from it.
+// The compiler must assume that this changes the value, so it keeps nothing derived from it in registers.
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
 

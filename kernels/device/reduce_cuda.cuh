@@ -1,14 +1,14 @@
-// The gradients of elements and those of broadcast operands on a GPU, in one sweep over dy and what was kept. Each block adds up
-// what its elements contribute and writes partial sums in float (double for float64), which fold_sums adds up: nothing is
-// atomic, so the same call always gives the same bits.
+// The gradients of elements and of broadcast operands on a GPU, in one pass over dy and the saved tensors. Each block writes
+// partial sums for its elements, in float (double for float64), which fold_sums adds up. There are no atomics, so the same call
+// always gives the same bits.
 //
-// Memory is cut into planes, stretches of `inner` elements that have one value of an operand: plane p has value p % count.
-//   Planes of kLongPlane elements and more, or one value: segment_sums, each thread a few vectors; a block adds up the parts
-//     of the planes that lie in it. The partial sums of a plane fill `slots` places, one for each block that it lies in.
-//   Shorter planes: column_sums. After `period` vectors the values repeat, so a thread that goes on by a multiple of them
-//     stays with its values and adds up in registers.
-// Operands that are cut alike are summed in one sweep, and so is one that has one value for all: its sums by plane are added
-// up. Each further cut takes a sweep of its own, which only reads.
+// Memory consists of planes: runs of `inner` elements that use the same value of an operand; plane p has value p % count.
+//   Planes of at least kLongPlane elements, or a single value: segment_sums. Each thread has a few vectors; a block sums the
+//     parts of planes that are in it. A plane has `slots` partial sums, one for each block that it may be in.
+//   Shorter planes: column_sums. The values repeat after `period` vectors, so a thread that advances by a multiple of it always
+//     has the same values and can sum in registers.
+// Operands with the same planes are summed in one sweep, which also sums operands of a single value: their sums by plane are
+// added up. Any other operand takes another sweep, which only reads.
 #pragma once
 
 #include "early_cuda.cuh"
@@ -17,10 +17,10 @@
 namespace jitact::loops {
 
 constexpr int64_t kLongPlane = 32;
-constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: their partial sums are then a small part of the traffic
+constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: so partial sums are little of the memory traffic
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 
-// Without <algorithm> and <numeric>, which three compilers would read for every build.
+// Not from <algorithm> and <numeric>, which nvcc would compile several times in every build.
 constexpr int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
 constexpr int64_t between(int64_t x, int64_t low, int64_t high) { return greater(low, lesser(x, high)); }
@@ -33,18 +33,18 @@ JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
 
 template <typename S> using Value = typename Storage<S>::T::Value;
 
-// Adds a gradient to a sum. Where it is a product, it is rounded before: else the compiler would contract the two in some loops,
-// and sums would depend on where tensors lie.
+// Adds a gradient to a sum. Never contracted to an fma with the gradient's last product: the compiler would do that in some
+// loops only, and sums would depend on the layout of tensors.
 template <typename T>
 JITACT_DEVICE void add_to(T& sum, T gradient) { sum = T(ptx::add(sum.v, gradient.v)); }
 
 template <Op op> constexpr bool kDense = reads_bits(op) || !kAlwaysRows;
 
-// What is read of a vector's elements.
+// The loaded data of a vector's elements.
 template <Op op>
 struct Inputs {
   Words words[reads(op)];
-  unsigned bits = 0;  // and more after them
+  unsigned bits = 0;  // the vector's mask bits are the lowest
 };
 template <Op op, typename S>
 JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs<op>& inputs) {
@@ -54,7 +54,7 @@ JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs
     if (exists) inputs.bits = launch.mask[at >> 3] >> (at & 7);
 }
 
-// Computes and writes a vector that has been read.
+// Computes and writes a vector that has been loaded.
 template <Op op, typename S, typename Add>
 JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add>& computation, Inputs<op>& inputs, int64_t at) {
   using T = typename Storage<S>::T;
@@ -67,7 +67,7 @@ JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add
   write_vectors<op, S, kDense<op>>(launch, out, at);
 }
 
-// Reads, computes and writes an element of the tensor's last block, or in memory that does not lie on 16 bytes.
+// Reads, computes and writes one element, of the last block or of unaligned memory.
 template <Op op, typename S, typename Add>
 JITACT_DEVICE void compute_alone(const Computation<op, S, 1, Add>& computation, int64_t at) {
   bool bit = false;
@@ -75,7 +75,7 @@ JITACT_DEVICE void compute_alone(const Computation<op, S, 1, Add>& computation, 
   computation.template one<kDense<op>>(at, bit);
 }
 
-// How memory is cut into planes.
+// The division of memory into planes.
 struct Cut {
   int64_t count, inner;
   Divisor by_inner;
@@ -83,14 +83,14 @@ struct Cut {
   Cut(int64_t count, int64_t inner) : count(count), inner(inner), by_inner(inner) {}
 };
 
-// How the planes lie in the blocks of segment_sums.
+// The layout of segment_sums' partial sums.
 struct Segments {
-  int64_t slots;   // blocks that a plane may lie in
+  int64_t slots;   // blocks that a plane may be in
   int64_t planes;
-  int lanes;       // threads that add up a plane's part of a block: a power of 2, at most 32
+  int lanes;       // threads that sum a plane's part of a block: a power of 2, at most 32
 };
 
-// Writes what a block's threads have of one value.
+// Writes the block's sum for an operand of a single value.
 template <int kSummed, int entries, typename V>
 JITACT_DEVICE void write_sum_of_block(const V (&sums)[kSummed][entries], V* partials, const Segments& segments) {
   const int t = threadIdx.x;
@@ -102,8 +102,8 @@ JITACT_DEVICE void write_sum_of_block(const V (&sums)[kSummed][entries], V* part
   }
 }
 
-// Writes what a block has of each plane that lies in it, of `valid` elements, which begin `rest` into the first plane. Vectors of
-// `size` elements have two sums each, side by side.
+// Writes the block's sum for each plane in it. The block has `valid` elements, and begins `rest` elements into the first plane.
+// Each vector of `size` elements has two adjacent sums.
 template <int size, int kSummed, int entries, typename V>
 JITACT_DEVICE void write_sums_of_planes(const V (&sums)[kSummed][entries], V* partials, const Cut& cut, const Segments& segments,
                                         int64_t plane, int64_t rest, int valid) {
@@ -112,15 +112,15 @@ JITACT_DEVICE void write_sums_of_planes(const V (&sums)[kSummed][entries], V* pa
   const int64_t inner = cut.inner;
   const int count = inner >= per_block ? 1 + (rest + valid > inner) : (unsigned(rest) + valid - 1) / unsigned(inner) + 1;
   const int lanes = segments.lanes, groups = kThreads / lanes, lane = t % lanes;
-  // Where the sums of the plane that begins `offset` elements into the block begin: with the second sum of the vector
-  // that it shares with the plane before.
+  // The index of the first sum of the plane that begins `offset` elements into the block: the second sum of the vector
+  // that it shares with the previous plane.
   const auto begin_of = [&](int64_t offset) { return 2 * int((offset + size - 1) / size) - 1; };
   for (int base = 0; base < count; base += groups) {
     const int q = base + t / lanes;
     const bool exists = q < count, ends = (q + 1) * inner - rest <= per_block;
     const int from = q == 0 ? 0 : begin_of(q * inner - rest);
     const int to = q + 1 >= count ? entries : begin_of((q + 1) * inner - rest);
-    const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks that the plane lies in before this one
+    const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks before this one that have part of the plane
     for (int k = 0; k < kSummed; k++) {
       V v = 0;
       if (exists)
@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int per_block = stride * vectors;
   const int t = threadIdx.x;
   const int64_t block = int64_t(blockIdx.x) * per_block;
-  const int64_t first = block + t * size;  // of this thread's first vector; the next is `stride` further on
+  const int64_t first = block + t * size;  // this thread's first element; its next vector is `stride` further on
   const bool whole = launch.aligned && block + per_block <= n;
   Inputs<op> inputs[vectors];
   JITACT_UNROLL for (int v = 0; v < vectors; v++) load_if<op, S>(whole, launch, first + v * stride, inputs[v]);
@@ -160,13 +160,13 @@ __global__ void __launch_bounds__(kThreads)
     rest = block - plane * cut.inner;
   }
 
-  // Sums in the order of memory. With planes, a vector has two: for the plane where it begins and for the next one.
+  // Sums in memory order. With planes, each vector has two: for the plane in which it begins and for the next one.
   constexpr int entries = kThreads * (one_value ? 1 : 2 * vectors);
   __shared__ Value<S> sums[kSummed][entries];
   T sum[kSummed], next_sum[kSummed];
   JITACT_UNROLL for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
-    int64_t step = 0;  // planes from the block's first to the one where the vector begins
+    int64_t step = 0;  // planes from the block's first to the one in which the vector begins
     int left = size;   // elements of the vector that are of that plane
     if constexpr (!one_value) {
       if (cut.inner >= per_block) {
@@ -205,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
         T found[kSummed][size];
         compute([&](int i, int k, T gradient) { found[k][i] = gradient; });
         JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
-          if (left == size) {  // as of most vectors: a quarter of the instructions
+          if (left == size) {  // true for most vectors: a quarter of the instructions
             JITACT_UNROLL for (int i = 0; i < size; i++) add_to(sum[k], found[k][i]);
           } else {
             JITACT_UNROLL for (int i = 0; i < size; i++) add(i, k, found[k][i]);
@@ -243,37 +243,37 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// How column_sums walks memory, in vectors.
+// How column_sums iterates over memory, in vectors.
 struct ColumnWalk {
   int64_t period;   // after which values repeat
-  int64_t threads;  // that take part: a multiple of period
-  int active;       // threads of a block that take part: all, or a multiple of period
-  int64_t width;    // sums that a block writes, unless period is longer than a block: then each thread writes its own
-  bool repeat;      // whether a thread's vectors all have the same values of broadcast operands
+  int64_t threads;  // in use: a multiple of period
+  int active;       // threads per block in use: all, or a multiple of period
+  int64_t width;    // sums that a block writes; if period is longer than a block, each thread writes its own
+  bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
 
-// Of dy and bits alone, beside the generator of random numbers, which leaves few registers.
+// Whether 16-bit data is prefetched into shared memory: for dy and mask bits with random numbers, which leave few registers.
 template <Op op> constexpr bool kCopies = reads_bits(op) && kRandom > 0;
-// How often blocks of column_sums fill the GPU: those that compute much end at times of their own.
+// How many waves of blocks column_sums has: with much computation, blocks end at different times.
 template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
 
-// What is copied to shared memory.
+// Data prefetched into shared memory.
 constexpr int kPlaces = 4;
 struct Copied {
   Words words[kPlaces][kThreads];
-  uint32_t bits[kPlaces][kThreads];  // in whole words of memory, which may have bytes beside the mask: they are in its page
+  uint32_t bits[kPlaces][kThreads];  // aligned words, which may reach beyond the mask, but not out of its page
 };
 JITACT_DEVICE int byte_of_word(const uint8_t* byte) { return int(reinterpret_cast<uintptr_t>(byte) & 3); }
 
-// The vectors that are on their way to a thread of column_sums while it computes another: in registers, more where only dy is
-// read, or in 16 bits by copies.
+// The vectors that a thread of column_sums prefetches while it computes another one: into registers, more if only dy is read,
+// or see kCopies.
 template <Op op, typename S>
 struct Ahead {
   static constexpr int count = kCopies<op> && sizeof(S) == 2 ? kPlaces - 1 : reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
   Inputs<op> inputs[count + 1];
   int place = 0;
 
-  // The vector that is `a` after this one.
+  // Starts to load the a-th vector after this one.
   JITACT_DEVICE void load(int a, bool exists, const Launch& launch, int64_t at) {
     if constexpr (kCopies<op> && sizeof(S) == 2) {
       auto& [words, bits] = ptx::shared<Copied>();
@@ -306,8 +306,7 @@ struct Ahead {
   }
 };
 
-// How many blocks a multiprocessor is to have: beside random numbers ptxas takes up to 69 registers, of which 48, or 56 in 16 bits,
-// are enough.
+// Minimum blocks per multiprocessor: with random numbers ptxas uses up to 69 registers, where 48, or 56 for 16 bits, suffice.
 template <typename S>
 constexpr int blocks_of_sums() {
   if constexpr (kRandom > 0) return sizeof(S) == 8 ? 0 : kMostBlocks * (sizeof(S) == 4 ? 10 : 9) / 16;
@@ -358,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
     compute_vector(computation, ahead.now(launch, v * size), v * size);
     ahead.advance();
   }
-  // The end, or memory that does not lie on 16 bytes.
+  // The last elements, or unaligned memory.
   for (; takes_part && v * size < n; v += columns.threads) {
     find_others();
     JITACT_UNROLL for (int i = 0; i < size; i++) {
@@ -402,7 +401,7 @@ inline int64_t device_has(cudaDeviceAttr what) {
   cudaDeviceGetAttribute(&count, what, device);
   return greater(1, count);
 }
-// The threads that fill the GPU with column_sums, as often as there are to be waves of them.
+// The number of threads of kWaves full waves of column_sums on the GPU.
 template <Op op, typename S>
 int64_t column_threads() {
   static int64_t known[early::kDevices];
@@ -412,7 +411,7 @@ int64_t column_threads() {
     return kWaves<op> * device_has(cudaDevAttrMultiProcessorCount) * kThreads * greater(1, blocks);
   });
 }
-// No fewer, without a kernel to ask about, which may be compiled elsewhere.
+// An upper bound of that, without asking about the kernel, which may be compiled in another part.
 template <Op op>
 int64_t most_column_threads() {
   static int64_t known[early::kDevices];
@@ -421,36 +420,36 @@ int64_t most_column_threads() {
   });
 }
 
-// What fold_sums adds up: for each operand, `outer` times `count` times `inner` sums.
+// The shape of what fold_sums adds up: outer x count x inner sums for each operand, reduced over outer and inner.
 struct FoldShape {
   int64_t outer, count, inner;
-  int wide;        // values of an operand that a block takes
-  int active;      // threads of a block that take part: all, or a multiple of wide * inner
-  int64_t length;  // of what a block takes, of outer * wide * inner
-  int64_t planes;  // of outer, which that is
+  int wide;        // values of an operand per block
+  int active;      // threads per block in use: all, or a multiple of wide * inner
+  int64_t length;  // sums per block, of outer * wide * inner
+  int64_t planes;  // the same in units of wide * inner, of outer
   int64_t splits;  // blocks that share the same values
 
   FoldShape(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
-    wide = int(between((inner == 1 ? 8 : 32) / inner, 1, count));  // 8 fill what memory gives at once, in many blocks
+    wide = int(between((inner == 1 ? 8 : 32) / inner, 1, count));  // 8 use whole memory sectors, and still give many blocks
     const int64_t all = outer * wide * inner;
     splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / wide);
     active = wide == 1 ? kThreads : int(kThreads / (wide * inner) * (wide * inner));
     length = ((all + splits - 1) / splits + active - 1) / active * active;
     planes = length / (wide * inner);
   }
-  int64_t size() const { return outer * count * inner; }  // of one operand
+  int64_t size() const { return outer * count * inner; }  // for one operand
   int64_t folded() const { return splits * count; }
 };
 
-// The gradients that a fold makes; null for an operand whose sums go on to another fold, or that has no gradient here.
+// The gradients that a fold computes; null for an operand whose sums need another fold, or that has no gradient here.
 struct Targets {
   void* of[kSums];
-  bool wide[kSums];  // whether it is float32, beside 16-bit elements
-  int first;         // the number of the first among the operands
+  bool wide[kSums];  // whether the gradient is float32 though elements have 16 bits
+  int first;         // index of the first operand
 };
 
-// Block (x, y, z) adds up, of operand z, values from x * wide on, part y: to the gradient or, where there is none yet, to
-// `folded`, laid out [operand, splits, count].
+// Block (x, y, z) adds up part y for the values of operand z from x * wide on: into the gradient or, if targets have none, into
+// `folded`, of shape [operand, splits, count].
 template <typename S>
 __global__ void __launch_bounds__(kThreads)
     fold_sums(const Value<S>* partials, Value<S>* folded, const FoldShape shape, const __grid_constant__ Launch launch,
@@ -463,7 +462,7 @@ __global__ void __launch_bounds__(kThreads)
   const Value<S>* from = partials + c0 * shape.inner;
   int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner), step = 0;
   int at_once = kThreads;
-  if (shape.wide > 1) {  // a thread stays with its place
+  if (shape.wide > 1) {  // a thread always has the same value and inner index
     const int span = shape.wide * int(shape.inner), place = t % span;
     at_once = shape.active / span, step = at_once * all;
     at = blockIdx.y * shape.planes + t / span;
@@ -514,13 +513,13 @@ __global__ void __launch_bounds__(kThreads)
   else Storage<S>::store(static_cast<S*>(targets.of[k]) + c, gradient);
 }
 
-// The fewest vectors of `size` elements, a power of 2, that hold a multiple of `elements`.
+// The fewest vectors of `size` elements, a power of 2, that are a multiple of `elements`.
 constexpr int64_t period_of(int64_t elements, int64_t size) {
   for (; elements % 2 == 0 && size > 1; elements /= 2) size /= 2;
   return elements;
 }
 
-// How one sweep is carried out, which sums the operands of one cut.
+// The parameters of one sweep, which sums operands with the same planes.
 template <Op op, typename S>
 struct Sweep {
   static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_of<op, S>();
@@ -531,7 +530,7 @@ struct Sweep {
   ColumnWalk columns{};
   FoldShape sums, folded;
 
-  // `threads`: of column_sums, at most.
+  // `threads`: the most for column_sums.
   Sweep(const Call& call, const Broadcasts& like, int64_t threads)
       : cut(like.count, like.inner),
         columnwise(cut.count > 1 && cut.inner < kLongPlane),
@@ -567,14 +566,14 @@ struct Sweep {
       blocks = (columns.threads + kThreads - 1) / kThreads;
       return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
     }
-    const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // that a plane has in a block
+    const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // of a plane in a block
     segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, call.n / cut.inner, 1};
     while (segments.lanes < 32 && segments.lanes * 8 <= entries) segments.lanes *= 2;
     return FoldShape(segments.planes / cut.count, cut.count, segments.slots);
   }
 };
 
-// The operands whose cuts take a sweep each: the first of those that are cut alike. One value for all joins the first sweep.
+// The sweeps: for each, the first of the operands with its planes. Operands of a single value are part of the first sweep.
 struct Sweeps {
   int count = 0, of[kSums + 1] = {};
 
@@ -585,12 +584,12 @@ struct Sweeps {
         if (same(call.broadcast[of[p]], call.broadcast[k])) is_new = false;
       if (is_new) of[count++] = k;
     }
-    if (count == 0) count = 1;  // all are one value
+    if (count == 0) count = 1;  // all have a single value
   }
   static bool same(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
 };
 
-// What the folds of a sweep need of memory, in values: the partial sums, and what two more folds of them leave.
+// The workspace that the folds of a sweep need, in values: for the partial sums, and for the results of two more folds.
 template <Op op, typename S>
 int64_t workspace_values(const Sweep<op, S>& sweep) {
   const FoldShape whole(1, 1, sweep.sums.folded());
@@ -620,7 +619,8 @@ void fold(const FoldShape& shape, const Value<S>* partials, Value<S>* folded, co
   early::launch<fold_sums<S>>(blocks, kThreads, stream, partials, folded, shape, Launch(call), targets);
 }
 
-// From the partial sums of a sweep to the gradients: of the operands of its cut and, in the first sweep, of those of one value.
+// Computes gradients from the partial sums of a sweep: of the operands with its planes and, in the first sweep, of those of a
+// single value.
 template <Op op, typename S>
 void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStream_t stream) {
   constexpr int kSummed = summed(op);

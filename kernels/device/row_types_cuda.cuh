@@ -1,5 +1,5 @@
-// What the GPU's loop over rows reads and writes in a build for one type of x, one of the result, and a mask: elements that lie
-// side by side, as many as there are in a vector of what they are computed as.
+// Loads and stores of the GPU's loop over rows in a build for one type of x, one of the result, and a mask: as many adjacent
+// elements as a vector of the type they are computed in has.
 #pragma once
 
 #include "memory_cuda.cuh"
@@ -7,7 +7,7 @@
 
 namespace jitact::rows {
 
-struct Floats { float v; };  // held as float, and computed as 16-bit types are
+struct Floats { float v; };  // stored as float, computed as 16-bit types are
 
 }  // namespace jitact::rows
 
@@ -20,7 +20,7 @@ template <> struct Storage<rows::Floats> : AsItIs<Narrow> {};
 namespace jitact::rows {
 
 static_assert(!kConverts || std::is_same_v<Output, float>);
-// What rows are held as.
+// The element type in which rows are held.
 template <Op op>
 using Computed = std::conditional_t<kVectorSize<op> == 8, Input, std::conditional_t<std::is_same_v<Output, float>, float, Floats>>;
 
@@ -40,7 +40,7 @@ JITACT_DEVICE void widen(const Side<E, size>& from, T (&t)[size]) {
   }
 }
 
-// Results T as elements E.
+// Converts results T to elements E.
 template <typename E, typename T, int count>
 struct Packed {
   using Element = E;
@@ -63,8 +63,8 @@ struct Packed {
   }
 };
 
-// Where a mask's rows lie, and in which order rows are taken. Rows that have the same one of the mask are taken one after another
-// where they are far apart, as those of heads are, and the cache would not keep the mask from one head to the next.
+// The layout of a mask's rows, and the order in which rows are processed. Rows that share a row of the mask but are far apart,
+// as those of attention heads, are processed one after another if the cache would not keep the mask from one head to the next.
 class MaskOfRows {
  public:
   MaskOfRows() = default;
@@ -74,7 +74,7 @@ class MaskOfRows {
     const int64_t bytes = length * int64_t(sizeof(MaskBits));
     turns_ = mask.strides[1] == 0 && mask.strides[2] != 0 && length * int64_t(sizeof(Input)) >= kApart && last_ * bytes >= kCached;
   }
-  // The row that is the n-th to be taken.
+  // The row that is processed as the n-th.
   JITACT_DEVICE unsigned row_at(unsigned n) const {
     if (!turns_) return n;
     const unsigned others = by_middle_.divide_small(n), first = by_last_.divide_small(others);
@@ -87,11 +87,11 @@ class MaskOfRows {
     return static_cast<const MaskBits*>(data_) + begin;
   }
 
-  int step;  // from one element of a row to the next: 1 or 0
+  int step;  // stride within a row: 1 or 0
   float scale;
 
  private:
-  // Bytes of a row that may lie apart from others, and of a mask that would not stay in the cache.
+  // Bytes from which a row may be processed apart from its neighbours, and from which a mask would not stay in the cache.
   static constexpr int64_t kApart = 2048, kCached = 6 << 20;
 
   const void* data_;
@@ -101,10 +101,10 @@ class MaskOfRows {
   int64_t strides_[3];
 };
 
-// Vectors whose masks are on their way at once.
+// Vectors whose masks are loaded at the same time.
 constexpr int kMasksAtOnce = !kMasks || sizeof(MaskBits) == 4 ? 4 : 8;
 
-// Elements that lie side by side, as words: the compiler would wait for elements where they are loaded.
+// Adjacent elements as words: if loaded as elements, the compiler would wait for them at once.
 template <typename E, int size>
 struct alignas(alignof(Side<E, size>)) SideWords {
   uint32_t w[size * sizeof(E) / 4];
@@ -120,7 +120,7 @@ struct MaskWords : SideWords<MaskBits, size> {
     using Bits = std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>;
     w[e * bytes / 4] |= uint32_t(bit_cast<Bits>(value)) << (e * bytes % 4 * 8);
   }
-  // Of bool, all bits of those elements of the vector's word i that take part.
+  // For bool: all bits of those elements of the vector's word i that take part.
   JITACT_DEVICE uint32_t spread(int i) const {
     constexpr int each = size / 4;  // elements of a word
     const uint32_t bools = w[i * each / 4], signs = ((bools & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bools;

@@ -1,27 +1,27 @@
-// What the file of an activation of rows may use beside elementwise.cuh. A row is the elements along one dimension, each times
-// the call's scale. Such a file defines
+// For kernel files of activations of rows (softmax and its relatives), in addition to elementwise.cuh. A row is the elements
+// along one dimension, each times the call's scale. Such a file defines
 //
-//   T forward(T kept, Fold<T> row)                       the result, of what the fold keeps of an element
-//   T fold_from_output(T dy, T y)                        what an element adds to the sum that backward needs of its row
-//   T backward_from_output(T dy, T y, Sum<T> row)        the gradient, but for the scale
+//   T forward(T kept, Fold<T> row)                       the result, from what the fold keeps of an element
+//   T fold_from_output(T dy, T y)                        an element's term of the sum over the row that backward needs
+//   T backward_from_output(T dy, T y, Sum<T> row)        the gradient, without the factor `scale`
 //
-// each of which may take operands after these, the same in all: Number<T>, and Row<T>, of a tensor with one value for each row.
-// Where there are some of the latter, the file also defines
+// all of which may take the same operands after these: Number<T>, and Row<T>, of a tensor with one value for each row. If it
+// has any of the latter, the file also defines
 //
 //   T backward_of_row(Sum<T> row, operands...)           the gradient of the row's value; of several, Many<T, n>
 //
-// where Fold is one of, for elements t,
+// Fold is one of the following, for elements t:
 //
 //   SumOfExp<T>    keeps e^t; .share(kept) is e^t / sum of e^t
-//   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that, exact where the share is next to 1
+//   LogSumExp<T>   keeps t; .log_share(kept) is the logarithm of that share, accurate also for shares close to 1
 //
-// and Sum<T> has .total, and .times_exp(y), which is e^y times that, for y up to 46. If fold_from_output gives several terms, as
-// Many<T, n>, the sums are a Sum<T, n>, whose .of[k] is that of term k, and whose .total is the first. Where an element is NaN or
-// +inf, or all are -inf, the row is NaN, as PyTorch's is.
+// Sum<T> has .total, and .times_exp(y), which is e^y times the total, for y up to 46. If fold_from_output returns several
+// terms, as Many<T, n>, the sums are a Sum<T, n>: .of[k] is the sum of term k, and .total the first. If an element is NaN or
+// +inf, or all are -inf, the row is NaN, as in PyTorch.
 //
-// The loops fold in two passes: the peak, which is the largest t, then sums of weights, which are 2^60 e^(t - peak). The
-// factor keeps weights beside the smallest normal share out of the subnormal range. A GPU folds rows that its registers do not
-// hold in one pass, each thread beside a peak of its own, from where weights move to the row's by a power of two.
+// The loops fold in two passes: first the peak (the largest t), then sums of weights, 2^60 e^(t - peak). The factor keeps the
+// weights of the smallest normal shares from being subnormal. A GPU folds rows that do not fit in registers in one pass, each
+// thread relative to its own running peak; weights are rescaled by powers of two to the row's peak at the end.
 #pragma once
 
 #include "elementwise.cuh"
@@ -30,27 +30,28 @@
 
 namespace jitact {
 
-// From here on, the distance to the peak is rounded nowhere that it matters, and taken first. So are infinite peaks and NaN.
+// Whether the peak is to be subtracted before anything else; for such large peaks the rounding of t - peak does not matter.
+// True for infinite peaks and NaN as well.
 template <typename T>
 JITACT_INLINE bool is_far(T peak) { return !(abs(peak) < 0x1p20); }
 
-// For 16-bit results, one fma and one exponential. Rounding the peak's logarithm scales all weights alike.
+// For 16-bit results, one fma and one exponential. The rounding error of the shift scales all weights of a row alike.
 template <typename T>
 class Weights {
  public:
   Weights() = default;
   JITACT_INLINE explicit Weights(T peak) : times_(narrow::kLog2e), shift_(fmaf(-narrow::kLog2e, peak.v, 60.0f)) {}
-  // For elements before they are scaled. Beside a far peak, another element of 16 bits is 2^-11 of it away, or more, and weighs
-  // nothing: which it does too if the peak is taken for 2^20 to 2^21.
+  // For unscaled elements. If the peak is far, any other 16-bit element differs from it by at least 2^-11 of it, so its weight
+  // is 0, as it also is if the peak is scaled to between 2^20 and 2^21.
   JITACT_INLINE Weights(T peak, T scale) : times_(scale.v * narrow::kLog2e) {
     const uint32_t exponent = single::to_bits(peak.v) & 0x7f800000u, sign = single::to_bits(scale.v) & 0x80000000u;
     if (is_far(peak * scale)) times_ = single::from_bits((274u << 23) - exponent | sign);
     shift_ = fmaf(-times_, peak.v, 60.0f);
   }
   JITACT_INLINE T of(T t) const { return narrow::exp2(fmaf(t.v, times_, shift_)); }
-  // A sum of weights over that of t.
+  // A sum of weights divided by the weight of t.
   JITACT_INLINE T over(T sum, T t) const { return sum / of(t); }
-  // Weights beside this peak times 2 to this exponent, which is not above 0, are those beside a higher one.
+  // The exponent (at most 0) of the power of two that converts weights relative to this peak to those relative to a higher one.
   JITACT_INLINE T exponent_to(const Weights& higher) const { return higher.shift_ - shift_; }
   static JITACT_INLINE T power(T exponent) { return narrow::exp2(exponent.v); }
 
@@ -58,8 +59,8 @@ class Weights {
   float times_, shift_;
 };
 
-// For float32, 2^n 2^f with t log2(e) = n + f and n whole. t - peak is never rounded, which alone would be 64 ulp at a distance
-// of 80: the n of the peak is in the constant that finds n. 0.9 ulp. NaN weighs nothing: of its row, the peak is NaN.
+// For float32, 2^n 2^f with t log2(e) = n + f and integer n. t - peak, whose rounding alone would cost 64 ulp at a distance
+// of 80, is never computed: the constant that extracts n includes the peak's. 0.9 ulp. NaN has weight 0: its row's peak is NaN.
 template <>
 class Weights<Single> {
  public:
@@ -67,27 +68,27 @@ class Weights<Single> {
   JITACT_INLINE explicit Weights(Single peak) {
     const float n = fmaf(peak.v, narrow::kLog2e, kWhole) - kWhole;
     whole_ = kWhole + (60.0f - n);
-    least_ = (n - 184.0f) * 0.693147182f;  // where the weight is next to the smallest normal number, and its share 0
+    least_ = (n - 184.0f) * 0.693147182f;  // where the weight is near the smallest normal number, and the share 0
   }
   JITACT_INLINE Single of(Single t) const {
     const Parts parts(*this, t);
     return parts.weight();
   }
-  // With what the rounding of the weight took.
+  // Corrected for the rounding error of the weight.
   JITACT_INLINE Single over(Single sum, Single t) const {
     const Parts parts(*this, t);
     const float weight = parts.weight(), inverse = 1.0f / weight, rest = fmaf(parts.slope, parts.f, 1.0f - parts.power);
     const float near = sum.v * inverse, quotient = fmaf(fmaf(-near, weight, sum.v), inverse, near);
     return fmaf(-quotient, rest * single::rough_reciprocal(parts.power), quotient);
   }
-  // A whole number, as the peak decides n alone.
+  // An integer, as the peak affects n only.
   JITACT_INLINE Single exponent_to(const Weights& higher) const { return higher.whole_ - whole_; }
   static JITACT_INLINE Single power(Single exponent) {
     return single::from_bits(single::to_bits(single::at_least(exponent.v, -127.0f) + (kWhole + 127.0f)) << 23);
   }
 
  private:
-  // 2^f is 1 + slope f, and the weight that times 2^n, of which `shifted` has n in its lowest bits.
+  // 2^f is 1 + slope f, and the weight is 2^n times that; `shifted` has n in its lowest bits.
   struct Parts {
     float f, shifted, slope, power;
     JITACT_INLINE Parts(const Weights& weights, Single t) {
@@ -106,28 +107,28 @@ class Weights<Single> {
       return single::from_bits(single::to_bits(power) + (single::to_bits(shifted) << 23));
     }
   };
-  static constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: added, it leaves the whole part in the lowest bits of the sum
+  static constexpr float kWhole = 12582912.0f;  // 1.5 * 2^23: adding it puts the rounded integer into the lowest bits
   float whole_, least_;
 };
 
-// t times 2^exponent, which may be far below what a float can hold.
+// t times 2^exponent, where 2^exponent may underflow.
 template <typename T>
 JITACT_INLINE T times_power(T t, T exponent) {
   const T high = max(exponent, T(-120));
   return t * Weights<T>::power(high) * Weights<T>::power(exponent - high);
 }
 
-// A sum of weights, of as many parts, which are summed over the row one by one.
+// A sum of weights in several parts, each of which is summed over the row separately.
 template <typename T>
 struct Weighed {
   static constexpr int parts = 1;
   static constexpr float start = 0;
   static JITACT_INLINE void add(T* part, T weight) { part[0] += weight; }
-  // Takes a sum without the start times 2^exponent.
+  // Multiplies a sum, from which the start has been subtracted, by 2^exponent.
   static JITACT_INLINE void move(T* part, T exponent) { part[0] = times_power(part[0], exponent); }
 };
-// In float32 the first part starts so high that it takes the high bits of each weight, exactly for thousands of them, and the
-// second gets the low ones: additions would cost a share some ulp.
+// In float32 the first part starts with such a large value that it adds the high bits of each weight, exactly for thousands of
+// weights; the second adds the low bits. Plain additions would cost a share some ulp.
 template <>
 struct Weighed<Single> {
   static constexpr int parts = 2;
@@ -144,12 +145,12 @@ struct Weighed<Single> {
   }
 };
 
-// A fold is made by the loops: the first of its parts begins at `start`, the others at 0; add() takes an element into them, and
-// gives what is kept of it, as kept() does; and of the parts without the start, summed over the row, the fold is constructed.
-// `invalid` is NaN where the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves; one that `counts` those
-// at the peak adds faster what cannot be there. Where elements and the peak are not scaled, add() is given them so, and the
-// constructor the scale. Parts may be of elements that are up to `slack` above the peak, if scaled; move() takes those beside one
-// peak, without the start, to a higher one.
+// How the loops use a fold: the first of its parts starts at `start`, the others at 0; add() adds an element to them and
+// returns what is kept of it, as kept() does; the constructor takes the parts, without the start, summed over the row.
+// `invalid` is NaN if the peak is not finite, else 0. An `as_it_is` fold keeps the elements themselves; one that
+// `counts` elements at the peak adds faster if told that an element is not one. If elements and peak are unscaled, add() gets
+// them so, and the constructor the scale. Scaled elements may be up to `slack` above the peak used; move() rescales parts to a
+// higher peak.
 template <typename T>
 class SumOfExp {
  public:
@@ -174,13 +175,13 @@ class SumOfExp {
     if constexpr (parts == 2) rest_ = fma(-sum, inverse_, 1) * inverse_ - (part[1] - (sum - part[0])) * inverse_ * inverse_;
   }
 
-  // For what is kept beside another peak, whose weights are as many times as large.
+  // For kept weights that are relative to another peak and therefore larger: weight * power is that relative to the row's peak.
   JITACT_INLINE void divide_kept(T power) {
     inverse_ *= power;
     if constexpr (parts == 2) rest_ *= power;
   }
 
-  // Rounded once in float32, as the inverse is of two parts.
+  // In effect rounded once in float32, as the inverse has two parts.
   JITACT_INLINE T share(T kept) const {
     if constexpr (parts == 2) return fma(kept, inverse_, kept * rest_);
     return kept * inverse_;
@@ -192,11 +193,11 @@ class SumOfExp {
   T inverse_, rest_;
 };
 
-// The sum beside the peak is kept apart: log_share of the peak is -log1p of it, which float32 would lose in 1 + 2.1e-9.
+// The sum of weights below the peak is separate: log_share of the peak is -log1p of it, which 1 + 2.1e-9 would lose in float32.
 template <typename T>
 class LogSumExp {
  public:
-  static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; how often the peak is there
+  static constexpr int weighed = Weighed<T>::parts, parts = weighed + 1;  // weights below the peak; count at it
   static constexpr float start = Weighed<T>::start, slack = 0;
   static constexpr bool as_it_is = true, counts = true;
 
@@ -207,7 +208,7 @@ class LogSumExp {
     if constexpr (may_be_peak) {
       const T is_peak = t == peak ? T(1) : T(0);
       part[weighed] += is_peak;
-      weight = fma(-weight, is_peak, weight);  // 0 for the peak; nvcc would branch around a choice
+      weight = fma(-weight, is_peak, weight);  // 0 for the peak; for ?: nvcc would emit a branch
     }
     Weighed<T>::add(part, weight);
     return t;
@@ -227,7 +228,7 @@ class LogSumExp {
     tail_ = log1p(weights.over(below, peak) + (part[weighed] - 1)) + invalid;
   }
 
-  // To where the row is, if it was folded with its peak at 0.
+  // Adds back the peak, if the row was folded after subtracting it.
   JITACT_INLINE void move(T peak) { peak_ += peak; }
 
   JITACT_INLINE T log_share(T kept) const { return (kept - peak_) - tail_; }
@@ -236,7 +237,7 @@ class LogSumExp {
   T peak_, tail_;
 };
 
-// The sums over a row of what fold_from_output gives; of several terms, `of` has all.
+// The sums over a row of the terms of fold_from_output; if there are several, `of` has all.
 template <typename T, int n = 1>
 struct Sum : Sum<T> {
   T of[n];
@@ -253,15 +254,15 @@ struct Sum<T, 1> {
   Sum() = default;
   JITACT_INLINE explicit Sum(const T (&totals)[1]) : total(totals[0]) {}
 
-  // Exponentials end near the least normal number. So a factor goes from one to the other: 2^24, or 2^60 of 16-bit types.
+  // Scales the exponential, which may underflow where the product does not, up and the total down, by 2^24 or (16 bits) 2^60.
   JITACT_INLINE T times_exp(T y) const {
     if constexpr (std::is_same_v<T, Single>) return T(single::exp_scaled(-y.v)) * (total * T(single::kUnscale));
     else return T(narrow::exp2(fmaf(y.v, narrow::kLog2e, 60.0f))) * (total * T(0x1p-60f));
   }
 };
 
-// How a GPU's thread adds up terms of either sign, and then what other threads have: in float32 with what rounding took, as what
-// several additions lose would be as much as all else in a gradient.
+// How GPU threads add up terms of either sign, and then each other's sums: in float32 with compensation, as otherwise the
+// rounding errors of these additions would be as large as all others of a gradient.
 template <typename T>
 struct Adding {
   static constexpr int parts = 1;
@@ -278,12 +279,12 @@ struct Adding<Single> {
     to[0] = sum;
   }
   static JITACT_INLINE void join(Single* to, const Single* other) {
-    to[1] += other[1];  // first, so that both threads get the same
+    to[1] += other[1];  // first, so that both threads get the same result
     add(to, other[0]);
   }
   static JITACT_INLINE Single total(const Single* of) {
     const Single sum = of[0] + of[1];
-    return sum == sum ? sum : of[0];  // an infinite sum has no rest
+    return sum == sum ? sum : of[0];  // of[1] is NaN if the sum is infinite
   }
 };
 

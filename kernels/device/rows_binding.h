@@ -1,33 +1,33 @@
-// The operators of an activation of rows, which binding.cpp includes where the kernel file folds rows. For an activation named N
+// The operators of activations of rows; binding.cpp includes this if the kernel file is of that kind. For an activation named N
 // they are
 //
 //   jitact::N_forward(Tensor x, int dim, float scale) -> Tensor
 //   jitact::N_backward(Tensor dy, Tensor x, int dim, float scale) -> Tensor
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor
 //
-// for contiguous tensors of float32, float16 or bfloat16, and a scale that is finite and not 0; on a GPU for tensors that begin on
-// 16 bytes, and rows along the last dimension that touch no more than rows::kMostVectors vectors of all tensors, or along others
-// as rows::takes_columns says. All else Python gives to PyTorch's operators. A build for one type of x, one of the result and a
-// mask, as rows_call.h has it, registers
+// for contiguous tensors of float32, float16 or bfloat16, and a finite scale other than 0; on a GPU for tensors aligned to
+// 16 bytes, and rows along the last dimension that span at most rows::kMostVectors vectors in all tensors, or along another one
+// if rows::takes_columns. For all other calls, Python uses PyTorch's operators. A build for one type of x, one of the result
+// and a mask (see rows_call.h) registers
 //
 //   jitact::N_forward(Tensor x, Tensor mask, int dim, float scale) -> Tensor                   or without the mask
-//   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor        where the types differ
+//   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor        if the types differ
 //
-//   jitact::N_hide_(Tensor(a!) gradient, Tensor mask, bool all_rows) -> ()                     of x, where the mask is bool
+//   jitact::N_hide_(Tensor(a!) gradient, Tensor mask, bool all_rows) -> ()                     for x, if the mask is bool
 //
-// for rows along the last dimension, on a GPU such as rows::is_held says. The mask has as many rows as x, in three dimensions, and
-// in a fourth their elements, at a step of 1 or 0.
+// for rows along the last dimension, on a GPU for lengths as rows::is_held says. The mask has four dimensions: three whose
+// product is the number of x's rows, and one for the elements of a row, with stride 1 or 0.
 //
-// Where the file has operands, these come before `dim`: for each Row a float32 tensor with one value for each row, in the order in
-// which rows lie, and then the numbers. Backward of a file with Rows returns (Tensor, Tensor), of which the second has the
-// gradients of one such tensor after the other.
+// A file's operands come before `dim`: for each Row a float32 tensor with one value for each row, in memory order, and then the
+// numbers. Backward of a file with Rows returns (Tensor, Tensor), of which the second has the gradients of one such tensor
+// after those of another.
 #pragma once
 
 namespace jitact::binding {
 namespace {
 
 #ifdef JITACT_ROW_INPUT
-// torch's number of the dtype whose elements are E.
+// torch's code for the dtype with elements E.
 template <typename E>
 int32_t dtype_of_elements() {
   if constexpr (std::is_same_v<E, float>) return aoti_torch_dtype_float32();
@@ -72,7 +72,7 @@ void check_dtype(const Tensor& x) {
 }
 template <rows::Op>
 Tensor result_like(const Tensor& x) { return empty_like(x); }
-// Why a GPU does not take such rows, or null.
+// Why the GPU kernels do not support such rows, or null.
 template <rows::Op op>
 const char* refused_by_a_gpu(const rows::Call& call) {
   const int64_t size = bytes_of(call.dtype), vectors = rows::reads(op) * rows::vectors_touched(call.length, 16 / size);

@@ -1,4 +1,4 @@
-// What binding.cpp hands to the loops over rows.
+// What binding.cpp gives to the loops over rows.
 #pragma once
 
 #include <utility>
@@ -10,14 +10,14 @@ namespace jitact::rows {
 
 using loops::Dtype;
 
-// What the kernel file's `forward` takes after what it keeps of an element, and the fold.
+// The operands of the kernel file's `forward`: its arguments after `kept` and the fold.
 template <typename R, typename K, typename F, typename... A>
 struct Taken {
   using Fold = F;
   static constexpr int count = sizeof...(A);
   static constexpr bool is_row[count + 1] = {std::is_same_v<A, Row<Single>>...};
 
-  // How many of the first `end` are values of rows, and how many are numbers.
+  // How many of the first `end` are Rows, and how many are numbers.
   static constexpr int rows(int end = count) {
     int found = 0;
     for (int k = 0; k < end; k++) found += is_row[k];
@@ -30,25 +30,25 @@ Taken<R, K, F, A...> taken_by(R (*)(K, F, A...));
 using Operand = decltype(taken_by(&::forward<Single>));
 constexpr int kOperands = Operand::count, kRowValues = Operand::rows(), kNumbers = Operand::numbers();
 
-// What the kernel file's rows fold to.
+// The kernel file's Fold type.
 template <typename T>
 using Fold = typename decltype(taken_by(&::forward<T>))::Fold;
 
-// Where the operands of a call are: values in the order of rows, and as many for the gradients, of one operand after the other.
+// The operands of a call: row values in row order, and the gradients, those of one operand after those of another.
 struct Operands {
   float numbers[kNumbers + 1];
   const float* of_rows[kRowValues + 1];
   float* gradients;
 };
 
-// Operand k, of several rows.
+// Operand k, for several rows.
 template <typename T, int rows, size_t k>
 class Given {
  public:
   JITACT_INLINE void take_number(const Operands& operands) {
     if constexpr (!kIsRow) values_[0] = operands.numbers[Operand::numbers(k)];
   }
-  // Of the row `number` of a call, as row r here.
+  // Sets the value of row r to that of the call's row `number`.
   JITACT_INLINE void take_row(const Operands& operands, int r, int64_t number) {
     if constexpr (kIsRow) values_[r] = operands.of_rows[Operand::rows(k)][number];
   }
@@ -62,7 +62,7 @@ class Given {
   T values_[kIsRow ? rows : 1];
 };
 
-// The kernel file's functions, of several rows with their operands. Without operands it is empty, so that compilers see nothing.
+// The kernel file's functions for several rows with their operands. Empty without operands, so that it does not cost anything.
 template <typename T, int rows, typename = std::make_index_sequence<kOperands>>
 class Formulas;
 template <typename T, int rows, size_t... k>
@@ -78,7 +78,7 @@ class Formulas<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
   JITACT_INLINE T gradient(T dy, T y, const Sums& sums, int r) const {
     return backward_from_output(dy, y, sums, Given<T, rows, k>::get(r)...);
   }
-  // Writes the gradients of what the row `number`, of `count`, has.
+  // Writes the gradients of the operands of the call's row `number`, of `count`.
   template <typename Sums>
   JITACT_INLINE void give_row(const Operands& operands, int r, int64_t number, int64_t count, const Sums& sums) const {
     const auto found = many<T>(backward_of_row(sums, Given<T, rows, k>::get(r)...));
@@ -86,22 +86,22 @@ class Formulas<T, rows, std::index_sequence<k...>> : Given<T, rows, k>... {
   }
 };
 
-// How many sums of a row backward needs.
+// How many sums over a row backward needs.
 template <typename M> constexpr int kCount = 0;
 template <typename T, int n> constexpr int kCount<Many<T, n>> = n;
 constexpr int kTerms = kCount<decltype(Formulas<Single, 1>().terms(Single(), Single(), 0))>;
 static_assert(kTerms <= 2, "fold_from_output returns more terms than blocks have shared memory for");
 template <typename T>
 using Sums = Sum<T, kTerms>;
-// Whether terms are 0 where dy is: what stands beside a row, in a vector that it shares, then needs no further look.
-#ifdef JITACT_ROW_COUNTED  // the loader says so of a term that is not dy, or a product with it
+// Whether terms are 0 where dy is: then elements of other rows in a vector need no check, as their dy is replaced by 0.
+#ifdef JITACT_ROW_COUNTED  // defined by the loader if a term is not dy or a product with it
 constexpr bool kVanishing = false;
 #else
 constexpr bool kVanishing = kTerms == 1 && kOperands == 0;
 #endif
-// Rows whose peak is far from 0 are folded as if it were 0. Whether the file has to see elements and the fold where they were, as
-// it may take distances between others than elements and the peak.
-#ifdef JITACT_ROW_PLACED  // the loader says so of a `forward` that has more of a LogSumExp than the logarithms of shares
+// A far peak is subtracted from elements before folding. Whether the file must get the original elements and fold, as it uses
+// them otherwise than by their distance to the peak.
+#ifdef JITACT_ROW_PLACED  // defined by the loader if `forward` uses more of a LogSumExp than log_share
 constexpr bool kPlaced = true;
 #else
 constexpr bool kPlaced = kOperands > 0 && Fold<Single>::as_it_is;
@@ -109,17 +109,17 @@ constexpr bool kPlaced = kOperands > 0 && Fold<Single>::as_it_is;
 
 enum class Op { forward, backward, backward_from_output };
 
-// How many tensors an operation reads: x, or dy and what is kept.
+// How many tensors an operation reads: x, or dy and the saved tensor.
 constexpr int reads(Op op) { return op == Op::forward ? 1 : 2; }
 
 #ifdef JITACT_ROW_INPUT
-// A build for one type of x, one of the result, and a mask, where the loader names them:
+// The loader defines these for a build for one type of x, one of the result, and a mask:
 //
-//   JITACT_ROW_INPUT    float, Half, Bfloat16 or an integer: what x is read as, and its gradient written
-//   JITACT_ROW_OUTPUT   float, Half or Bfloat16: of the result, and of the gradient that comes in
-//   JITACT_ROW_MASK     bool, true for what takes part; float, Half or Bfloat16, which is added to scale x; or void
+//   JITACT_ROW_INPUT    float, Half, Bfloat16 or an integer: the type of x and its gradient
+//   JITACT_ROW_OUTPUT   float, Half or Bfloat16: the type of the result and the incoming gradient
+//   JITACT_ROW_MASK     bool, true for elements that take part; float, Half or Bfloat16, added to scale * x; or void
 //
-// Rows lie along the last dimension. The one backward, where the types differ, is from the output, and needs no mask.
+// Rows are along the last dimension. Backward exists only where the types differ; it is from the output and needs no mask.
 using loops::Bfloat16;
 using loops::Half;
 using Input = JITACT_ROW_INPUT;
@@ -128,26 +128,26 @@ using MaskElement = JITACT_ROW_MASK;
 
 constexpr bool kConverts = !std::is_same_v<Input, Output>, kHasGradient = kConverts && !std::is_integral_v<Input>;
 constexpr bool kMasks = !std::is_void_v<MaskElement>, kAdds = kMasks && !std::is_same_v<MaskElement, bool>;
-using MaskBits = std::conditional_t<kAdds, MaskElement, uint8_t>;  // compilers do less with bool
+using MaskBits = std::conditional_t<kAdds, MaskElement, uint8_t>;  // not bool, which compilers optimise less
 
 // How many masks an operation reads.
 constexpr int masks(Op op) { return kMasks && op == Op::forward; }
 
-// What tensors hold that are read beside the mask, and what is written.
+// The element types of the tensors that are read, other than the mask, and written.
 template <Op op> using Read = std::conditional_t<op == Op::forward, Input, Output>;
 template <Op op> using Written = std::conditional_t<op == Op::forward, Output, Input>;
 
-// Where a mask lies. Rows are numbered through three dimensions, of which `sizes` has the last two; strides are in elements, and
-// `step` from one element of a row to the next is 1 or 0.
+// The layout of a mask. Rows are numbered through three dimensions, of which `sizes` has the last two. Strides are in elements;
+// `step` is the stride within a row, 1 or 0.
 struct Mask {
   const void* data;
   int64_t sizes[2], strides[3], step;
-  float scale;  // of x, where the mask is added; the call's own is 1 then
+  float scale;  // of x if the mask is added; Call::scale is 1 then
 };
 
-#ifdef JITACT_ROW_HIDES  // the loader says so for a mask of bool, where x can have a gradient
-// A gradient of x, to be 0 where the mask leaves an element out: in all rows or, where backward gives 0 there unless a sum is
-// not finite, in those whose first gradient is not.
+#ifdef JITACT_ROW_HIDES  // defined by the loader for a bool mask if x can have a gradient
+// A gradient of x, to be set to 0 for masked-out elements: in all rows or, where backward gives 0 there unless a sum is not
+// finite, only in rows whose first gradient is not finite.
 struct Hidden {
   Input* gradient;
   int64_t rows, length;
@@ -164,10 +164,10 @@ void hide_cpu(const Hidden& call);
 constexpr int masks(Op) { return 0; }
 #endif
 
-// Tensors of outer x length x inner elements, one after the other in memory. A row is `length` elements, `inner` apart.
+// Contiguous tensors of outer x length x inner elements. A row is `length` elements with stride `inner`.
 struct Call {
   Op op;
-  Dtype dtype;  // not f64; of what is written
+  Dtype dtype;  // of the result; not f64
   int64_t outer, length, inner;
   float scale;  // finite and not 0
   const void* read[2];
@@ -178,7 +178,7 @@ struct Call {
 #endif
 };
 
-// What calls of a file with operands are.
+// Calls of files with operands.
 struct OperatedCall : Call {
   Operands operands;
 };
@@ -186,26 +186,26 @@ inline const Operands& operands_of(const Call& call) { return static_cast<const 
 
 void run_cpu(const Call& call);
 
-constexpr int kClusterBlocks = 16;  // of a GPU's cluster
-constexpr int64_t kMostVectors = 196608;  // of 16 bytes, that a row of the GPU's touches in all tensors that are read
-// How many it touches at most, with `size` elements in each, in a tensor that begins on 16 bytes.
+constexpr int kClusterBlocks = 16;  // at most, in a GPU's cluster
+constexpr int64_t kMostVectors = 196608;  // 16-byte vectors that a row may span on a GPU, in all tensors read
+// How many vectors of `size` elements a row spans at most, in a tensor aligned to 16 bytes.
 constexpr int64_t vectors_touched(int64_t length, int64_t size) {
   return (length % size == 0 ? length : length + size - 1 + size - 1) / size;
 }
 
-// Whether a GPU takes rows that lie side by side across memory: in whole words of 4 bytes, which are numbered by 32 bits, as a
-// row's elements are by 31, and some beyond its end.
-constexpr int64_t kMostAcross = int64_t(1) << 34, kLongestAcross = int64_t(1) << 30;  // bytes side by side; elements
+// Whether the GPU kernels support these strided rows: `inner` must be whole 4-byte words; word indices have 32 bits, and
+// element indices within a row, which go somewhat beyond its end, 31.
+constexpr int64_t kMostAcross = int64_t(1) << 34, kLongestAcross = int64_t(1) << 30;  // bytes of all planes; elements of a row
 constexpr bool takes_columns(const Call& call, int64_t size) {
   return call.inner * size % 4 == 0 && call.outer * call.inner * size < kMostAcross && call.length < kLongestAcross;
 }
 
 #ifdef JITACT_ROW_INPUT
-// How many elements a GPU computes as a vector of 16 bytes: x as it is, or as float where it is converted or added to.
+// Elements per 16-byte vector on a GPU: those of x or, where it is converted or a mask is added, of float.
 template <Op op>
 constexpr int64_t kVectorSize = op == Op::forward && !kConverts && !kAdds ? 16 / sizeof(Input) : 4;
-constexpr int64_t kHeldVectors = 98304;  // of a row, that the registers of a cluster hold
-// Whether a GPU takes rows along the last dimension.
+constexpr int64_t kHeldVectors = 98304;  // of a row, that fit in the registers of a cluster
+// Whether the GPU kernels support rows of this length.
 template <Op op>
 constexpr bool is_held(int64_t length) {
   const int64_t vectors = reads(op) * vectors_touched(length, kVectorSize<op>);
@@ -215,11 +215,11 @@ constexpr bool is_held(int64_t length) {
 
 #ifdef JITACT_CUDA
 
-// What a call needs of workspace on a GPU.
+// How large a workspace a call needs on a GPU.
 extern "C" int64_t workspace_bytes(const Call& call);
 
-// Queues the call, of rows that a GPU takes, and tensors that begin on 16 bytes, on `stream` of the current device; returns null
-// or CUDA's message.
+// Queues the call on `stream` of the current device; returns null or CUDA's message. Rows must be supported, see above, and
+// tensors aligned to 16 bytes.
 const char* run_cuda(const Call& call, void* stream);
 #ifdef JITACT_ROW_HIDES
 const char* hide_cuda(const Hidden& call, void* stream);

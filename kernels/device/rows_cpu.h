@@ -1,6 +1,6 @@
-// The CPU's loops over rows. A strip is `steps` times kLanes elements, widened: of one row that lies in one piece, or of rows side
-// by side, one in each lane, where rows lie across memory. It stays in a cache, so that tensors are read and written once; each
-// row is one thread's, and the same whatever stands beside it.
+// The CPU's loops over rows. A strip is `steps` times kLanes widened elements: of one contiguous row or, for strided rows, of
+// adjacent rows, one per lane. It stays in the cache, so that tensors are read and written once. One thread computes a row, and
+// the result does not depend on the rows next to it.
 #pragma once
 
 #include <algorithm>
@@ -19,11 +19,11 @@ namespace jitact::rows {
 using loops::Storage;
 
 constexpr int kLanes = 32;
-constexpr int64_t kBlock = 32;              // steps that are widened, narrowed and summed at a time
+constexpr int64_t kBlock = 32;              // steps that are widened, narrowed and summed together
 constexpr int64_t kWorthAThread = 1 << 15;  // elements
 
 #ifdef JITACT_ROW_INPUT
-// Elements E as they lie in memory, and computed as T.
+// Conversion of elements E in memory to and from T.
 template <typename E, typename T>
 struct Converted {
   static void widen(const E* from, T* to, int64_t n) {
@@ -64,7 +64,7 @@ struct Converted {
 #endif
 
 #ifdef JITACT_ROW_INPUT
-// Where a row of a mask begins.
+// The address of a row of a mask.
 inline const MaskBits* row_of(const Mask& mask, int64_t row) {
   const int64_t last = row % mask.sizes[1], others = row / mask.sizes[1];
   return static_cast<const MaskBits*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
@@ -81,7 +81,7 @@ void hide_cpu(const Hidden& call) {
       Input* gradient = call.gradient + row * call.length;
       if (!call.all_rows && is_finite(gradient[0])) continue;
       const MaskBits* mask = row_of(call.mask, row);
-      auto* bits = reinterpret_cast<Bits*>(gradient);  // a choice of elements would be a branch
+      auto* bits = reinterpret_cast<Bits*>(gradient);  // selecting elements by ?: would be a branch
       if (call.mask.step == 1)
         for (int64_t i = 0; i < call.length; i++) bits[i] &= Bits(0) - Bits(mask[i] != 0);
       else if (mask[0] == 0) std::fill(gradient, gradient + call.length, Input{});
@@ -92,16 +92,16 @@ void hide_cpu(const Hidden& call) {
 }
 #endif
 
-// Where a strip lies in the tensors of a call.
+// The position of a strip in the tensors of a call.
 struct Place {
   int64_t first;   // element
   int64_t steps;
   int64_t stride;  // elements from step to step
-  int64_t lanes;   // of the strip's lanes, those that are rows; or kLanes
-  int64_t length;  // elements, where the strip is one row
-  int64_t row;     // the number of the first row
+  int64_t lanes;   // lanes in use: the number of rows, or kLanes for one row
+  int64_t length;  // elements, if the strip is one row
+  int64_t row;     // index of the first row
 
-  // The elements of `count` steps from one on, if the strip is one row.
+  // The number of elements in `count` steps from `step` on, if the strip is one row.
   int64_t elements(int64_t step, int64_t count) const { return std::min(count * kLanes, length - step * kLanes); }
 };
 
@@ -147,20 +147,20 @@ class Strip {
   using Reading = Storage<S>;
   using Writing = Storage<S>;
 #endif
-  // Whether elements are computed as they are read, and written.
+  // Whether elements are read, and written, without conversion.
   static constexpr bool kIsRead = std::is_same_v<From, typename T::Value> && !across;
   static constexpr bool kIsWritten = std::is_same_v<To, typename T::Value> && !across;
   using Wide = std::conditional_t<std::is_same_v<T, Single>, double, float>;      // for sums of many terms of either sign
-  static constexpr int kRows = across ? kLanes : 1;                               // of a strip
+  static constexpr int kRows = across ? kLanes : 1;                               // per strip
 
-  // Of the strip's lanes, those that are rows.
+  // The number of the strip's rows.
   int rows() const { return across ? int(place_.lanes) : 1; }
   template <typename F>
   void each_block(const F& f) const {
     for (int64_t step = 0; step < place_.steps; step += kBlock) f(step, std::min(kBlock, place_.steps - step));
   }
 
-  // `count` steps of a tensor, from one on: where they lie, or widened to a buffer. What is no row's is `outside`.
+  // `count` steps of a tensor from `step` on, in place or widened into a buffer. Lanes and elements beyond rows are `outside`.
   const T* read(int r, int64_t step, int64_t count, T outside, T* to) const {
     const From* from = static_cast<const From*>(call_.read[r]) + place_.first + step * place_.stride;
     if constexpr (across) {
@@ -177,7 +177,7 @@ class Strip {
     }
     return to;
   }
-  // Has f write `count` steps of the result, from one on.
+  // Has f write `count` steps of the result from `step` on.
   template <typename F>
   void write(int64_t step, int64_t count, const F& f) {
     To* to = static_cast<To*>(call_.written) + place_.first + step * place_.stride;
@@ -198,7 +198,7 @@ class Strip {
   }
 
 #ifdef JITACT_ROW_INPUT
-  // What the mask makes of `count` steps of x, from one on: in a buffer, where what is no row's stands already.
+  // `count` steps of x from `step` on with the mask applied, in a buffer that already has the elements beyond the row.
   const T* masked(const T* x, int64_t step, int64_t count, T lowest, T* to) {
     const Mask& mask = call_.mask;
     const int64_t n = place_.elements(step, count);
@@ -220,14 +220,14 @@ class Strip {
   }
 #endif
 
-  // From all lanes to one, if the strip is one row.
+  // Combines all lanes, if the strip is one row.
   template <typename V, typename F>
   static void combine(V (&t)[kLanes], const F& f) {
     for (int lanes = kLanes / 2; !across && lanes > 0; lanes /= 2)
       for (int j = 0; j < lanes; j++) t[j] = f(t[j], t[j + lanes]);
   }
 
-  // Reads x, and writes the result or, for backward, keeps it.
+  // Folds x, and writes the result or, for backward, keeps it.
   void fold() {
     T peaks[kLanes];
     std::fill(peaks, peaks + kLanes, T(-INFINITY));

@@ -1,7 +1,7 @@
-// The GPU's loops over rows. A row is read once: the threads that share it, which are some of a warp, a block, or a cluster of
-// blocks, hold it in registers. Where it is too long, they hold it in shared memory: then blocks stay and walk over rows, and as
-// soon as a thread is done with a vector, it begins to copy the next row's to its place. Rows may begin and end within vectors:
-// what a vector has of others stays out.
+// The GPU's loops over rows. A row is read once: the threads that share it (part of a warp, a block, or a cluster of blocks)
+// hold it in registers. Longer rows are held in shared memory: then blocks are persistent, and as soon as a thread is done with
+// a vector, it starts the asynchronous copy of the next row's vector to its slot. Rows may begin and end within vectors:
+// elements of other rows in these are ignored.
 #pragma once
 
 #include <algorithm>
@@ -25,29 +25,29 @@ using loops::Half;
 using loops::Storage;
 using loops::Words;
 
-constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // of a block, the fewest and the most
-constexpr int kChunk = 4;  // vectors, of all tensors, that a thread copies as one
+constexpr int kLogLeast = 7, kLogThreads = 9, kThreads = 1 << kLogThreads;  // per block, fewest and most
+constexpr int kChunk = 4;  // vectors, of all tensors, per group of a thread's copies
 constexpr int kFew = 8, kMany = 24;  // vectors of all tensors that a thread holds in registers
-constexpr int kLogOfMany = 8;        // threads of a block whose threads hold many, at most: two such share a multiprocessor
-constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // of a thread if two blocks share a multiprocessor, and if one has it
+constexpr int kLogOfMany = 8;        // most threads per block with kMany vectors each: two blocks fit on a multiprocessor
+constexpr int kChunksOfTwo = 3, kMostChunks = 6;  // per thread, for two blocks per multiprocessor, and for one
 static_assert(kMostVectors == int64_t(kMostChunks) * kChunk * kThreads * kClusterBlocks);
 #ifdef JITACT_ROW_INPUT
 static_assert(kHeldVectors == int64_t(kMany * kClusterBlocks) << kLogOfMany);
 #endif
 
 struct Launch {
-  int threads, log_threads;  // of a block
-  int group, log_group;      // threads of a block that share a row
-  int blocks;                // of a cluster, which shares rows too
-  int held;                  // vectors of a thread at most, if a row is held in registers,
-  bool nearly_full;          // and whether each thread has all of them, or all but the last
-  int chunks;                // of a row, for each thread, if it is not
-  float unit;                // that of unit_of
-  int64_t rows, at_once;     // the latter by all clusters
-  int length;  // elements of a row
+  int threads, log_threads;  // per block
+  int group, log_group;      // threads per block that share a row
+  int blocks;                // per cluster, whose blocks share rows too
+  int held;                  // if rows are held in registers: the most vectors per thread,
+  bool nearly_full;          // and whether each thread has all of these, or all but the last
+  int chunks;                // if not: chunks of a row per thread
+  float unit;                // see unit_of
+  int64_t rows, at_once;     // the latter: rows processed at the same time
+  int length;  // elements per row
   float scale;
   const void* read[2];
-  uint32_t outside[2];  // for each of them, a word of elements that add nothing to a row
+  uint32_t outside[2];  // for each of them, a word of neutral elements, which add nothing to a row
   void* written;
 #ifdef JITACT_ROW_INPUT
   MaskOfRows mask;
@@ -55,7 +55,7 @@ struct Launch {
   Operands operands;
 };
 
-// How a kernel is launched: so many clusters of blocks.
+// The configuration of a launch in clusters of blocks.
 struct Clusters {
   cudaLaunchAttribute shape;
   cudaLaunchConfig_t config{};
@@ -74,22 +74,22 @@ struct Clusters {
   void count(int64_t clusters) { config.gridDim = dim3(unsigned(clusters) * (config.numAttrs ? shape.val.clusterDim.x : 1)); }
 };
 
-// 16-bit elements are scaled by their weights, others before.
+// 16-bit elements are scaled as part of their weights' computation, others before.
 template <typename S, typename T>
 JITACT_DEVICE Weights<T> weights_beside(T peak, T scale) {
   if constexpr (sizeof(S) == 2) return Weights<T>(peak, scale);
   else return Weights<T>(peak);
 }
-// Where 16-bit elements are scaled by their weights, what the scale makes 1 or -1 of, and a peak by the sign that the scale gives
-// it; and the other way.
+// For unscaled (16-bit) elements: the element that the scale makes +-1, and the conversion between a peak and the peak with the
+// sign that the scale gives it, in both directions.
 template <typename S>
 float unit_of(float scale) { return sizeof(S) == 2 ? std::min(1 / std::fabs(scale), 0x1p107f) : 1; }
 template <typename S, typename T>
 JITACT_DEVICE T signed_peak(T peak, T scale) { return sizeof(S) == 2 && scale < 0 ? -peak : peak; }
-// In these units: beside a peak that is not far from 0, what is at kLowest weighs nothing.
+// In these units: an element at kLowest has weight 0 relative to any peak within kFar.
 constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
 
-// What takes the values of one thread and another's to those of both.
+// Reductions: combine the values of two threads.
 struct Highest {
   static constexpr float neutral(int) { return -INFINITY; }
   template <typename T>
@@ -102,14 +102,14 @@ struct Totals {
     JITACT_UNROLL for (int i = 0; i < n; i++) t[i] += other[i];
   }
 };
-// Of the sums that backward needs, all parts.
+// All parts of the sums that backward needs.
 template <typename T>
 constexpr int kParts = kTerms * Adding<T>::parts;
 struct Joined {
   static constexpr float neutral(int) { return 0; }
   template <typename T>
   JITACT_DEVICE void operator()(T (&t)[kParts<T>], const T (&other)[kParts<T>]) const {
-    Adding<T>::join(t, other);  // not in the loop: nvcc would order what is around it otherwise
+    Adding<T>::join(t, other);  // not in the loop, which would change how nvcc schedules the code around it
     JITACT_UNROLL for (int k = 1; k < kTerms; k++) Adding<T>::join(t + k * Adding<T>::parts, other + k * Adding<T>::parts);
   }
 };
@@ -125,26 +125,26 @@ JITACT_DEVICE Sums<T> sums_of(const T (&parts)[kParts<T>]) {
   return Sums<T>(totals);
 }
 
-// Where combine() passes values, at most once in a row for each `turn`. Rows alternate between the two, as one thread may be
-// reading yet when another has come to the next row.
+// The shared memory in which combine() exchanges values, at most once per row for each `turn`. Rows alternate between two
+// buffers, as one thread may still read when another is already at the next row.
 template <int turn, int n>
 struct Exchange {
   float of_warps[2][n][kThreads / 32], of_blocks[2][n][kClusterBlocks];
 };
-// What says that values of all blocks have come.
+// Barriers for the arrival of values of all blocks.
 template <int turns>
 struct Arrivals {
   ptx::Barrier of_turn[turns][2];
 };
 
-// Where a thread's part of a row lies.
+// The position of a thread's part of a row.
 struct Place {
-  int64_t first;   // vector of the tensors
-  int begin, end;  // of the row, in elements from the first of that vector
+  int64_t first;   // vector in the tensors
+  int begin, end;  // of the row, in elements relative to that vector
 };
 
-// A thread's part of rows: of each, every blocks * group-th vector, from the thread's own on, in chunks. `ragged` rows may begin
-// and end within vectors. If so many vectors are `held`, the thread has one row, of one chunk, in registers.
+// A thread's part of rows: every (blocks * group)-th vector of each, from the thread's first on, in chunks. `ragged` rows may
+// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers.
 template <Op op, typename S, bool ragged, int held>
 class Rows {
  public:
@@ -192,16 +192,16 @@ class Rows {
   }
 
  private:
-  // Whether vectors that the row does not have are branched around, for the rows that are not of whole warps, and because what is
-  // branched around is not spread over registers.
+  // Whether vectors beyond the row are skipped by branches: for rows whose vectors do not fill whole warps, and because the
+  // compiler does not interleave code across branches, which would take more registers.
   static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
-  static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward;  // whether rows can be that
+  static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward;  // whether `nearly_full` is used
   static constexpr int size = Storage<S>::size, tensors = reads(op);
   static constexpr int vectors = held ? held / tensors : kChunk / tensors;
-  static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // of exchanges; the tensor that is folded
+  static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // exchanges per row; index of the tensor that is folded
   using F = Fold<T>;
-  static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single>;  // elements at the peak
-  static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // what is kept of elements takes their place
+  static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single>;  // see put_aside
+  static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
   using Results = Packed<Written<op>, T, size>;
@@ -214,7 +214,7 @@ class Rows {
 #endif
 
   JITACT_DEVICE int chunks() const { return held ? 1 : launch_.chunks; }
-  // Where that of a row lies, if `left` rows are from the first of the block's.
+  // The thread's part of a row; `left` is how many rows there are from the block's first on.
   JITACT_DEVICE Place place_of(int64_t row, int64_t left) const {
     const int64_t element = row * launch_.length;
     const int own = ptx::cluster_rank() * launch_.group + (int(threadIdx.x) & (launch_.group - 1));
@@ -222,18 +222,18 @@ class Rows {
     const bool there = int(threadIdx.x) >> launch_.log_group < left;
     return {int64_t(uint64_t(element) / size) + own, begin, there ? begin + launch_.length : 0};
   }
-  // The number of vectors, and of elements, from the first of this thread's to the v-th of chunk c.
+  // The distance, in vectors and in elements, from this thread's first vector to the v-th of chunk c.
   JITACT_DEVICE int vectors_to(int c, int v) const { return (c * vectors + v) * step_; }
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
   JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
-  // In shared memory.
+  // The address of a vector's slot in shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
   }
 
-  // Does something for each vector of a chunk that begins before `end`. Where all do, or for all threads all but the last, without
-  // branches between them.
+  // Calls visit(v) for each vector of a chunk that begins before `end`. There are no branches between them if all do, or if for
+  // all threads all but the last do.
   template <typename Visit>
   JITACT_DEVICE void each_of(int c, int end, const Visit& visit) const {
     constexpr int sure = held ? vectors - 1 : vectors;
@@ -248,7 +248,7 @@ class Rows {
     }
   }
 
-  // The operands of the thread's row, if it has one.
+  // Loads the operands of the thread's row, if it has one.
   JITACT_DEVICE void take_row(int64_t row, int64_t left) {
     row_ = row;
     if (int(threadIdx.x) >> launch_.log_group < left) formulas_.take_row(launch_.operands, 0, row_);
@@ -258,7 +258,7 @@ class Rows {
     if (is_first && place_.end > 0) formulas_.give_row(launch_.operands, 0, row_, launch_.rows, sums);
   }
 
-  // Begins to copy a chunk of a row, if there is one.
+  // Starts the copy of a chunk of a row, if there is a row.
   JITACT_DEVICE void copy(int c, const Place& place) const {
     const int64_t first = place.first + vectors_to(c, 0);
     each_of(c, place.end, [&](int v) {
@@ -285,7 +285,7 @@ class Rows {
   }
 
 #ifdef JITACT_ROW_INPUT
-  // What the mask makes of x, all of which is on its way before masks are.
+  // Loads x with the mask applied. All loads of x are issued before those of masks.
   JITACT_DEVICE void load_masked(Held& words, [[maybe_unused]] int64_t row) const {
     const auto* const from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
     const bool is_full = at(0, vectors - 1) < place_.end;
@@ -329,7 +329,7 @@ class Rows {
       }
     }
   }
-  // The mask of the vector from element i of the row on.
+  // Loads the mask of the vector at element i.
   JITACT_DEVICE void load_mask(MaskWords<size>& words, const MaskBits* mask, int i, bool is_full, bool is_aligned) const {
     if (is_aligned && (is_full || i < place_.end) && is_whole(i)) {
       words = *reinterpret_cast<const MaskWords<size>*>(mask + i);
@@ -341,7 +341,7 @@ class Rows {
   }
 #endif
 
-  // What has been made of words is not kept in more registers than they take.
+  // Keeps the compiler from holding values converted from words in registers, which takes more of them than the words do.
   static JITACT_DEVICE void forget(Held& words) {
     JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
       JITACT_UNROLL for (int v = 0; v < vectors; v++)
@@ -353,7 +353,7 @@ class Rows {
       backward<true>(words, [&](int c, int v, T (&y)[size]) { read(words, c, v, 1, y); });
     else fold(words);
   }
-  // What a vector has of other rows is replaced by what adds nothing.
+  // Replaces elements of other rows by neutral ones.
   JITACT_DEVICE void trim(Words& words, int i, int tensor) const {
     if (is_whole(i)) return;
     constexpr int each = size / 4;  // elements of a word
@@ -382,7 +382,7 @@ class Rows {
     Storage<S>::widen(words_of(words, c, v, tensor), t);
   }
 
-  // Visits the thread's vectors; for the `first` time, when they have come, and without what they have of other rows.
+  // Visits the thread's vectors. The `first` time it waits for their copies and replaces elements of other rows.
   template <bool first, typename Visit>
   JITACT_DEVICE void each(const Visit& visit) const {
     for (int c = 0; c < chunks(); c++) {
@@ -394,7 +394,7 @@ class Rows {
     }
   }
 
-  // Writes what `result` makes of each vector. Rows that are not held leave their places to the next.
+  // Writes the `result` of each vector. If rows are not held, it then starts the copy of the next row to the same slots.
   template <typename Result>
   JITACT_DEVICE void write(const Result& result) const {
     Vector* const to = static_cast<Vector*>(launch_.written) + place_.first;
@@ -415,8 +415,8 @@ class Rows {
     }
   }
 
-  // Elements of the tensor that is folded, in 16 bits as they are, else scaled, and from `base` on: their places have that, but for
-  // files that take them as they were.
+  // Elements of the folded tensor: unscaled if 16-bit, else scaled, and minus `base`. If not kPlaced, base is already
+  // subtracted in registers or shared memory.
   JITACT_DEVICE void elements(const Held& words, int c, int v, T base, T (&t)[size]) const {
     read(words, c, v, x, t);
     JITACT_UNROLL for (int i = 0; !held && !pairs && i < size; i++) t[i] *= times_;
@@ -428,7 +428,7 @@ class Rows {
     else ptx::store_shared(slot(c, v, x), kept.w);
   }
 
-  // Folds the row of x, the last tensor, and goes on to its results or gradients.
+  // Folds the row of x, the last tensor, and then computes results or gradients.
   JITACT_DEVICE void fold(Held& words) {
     T base = 0, invalid = 0, peak, sums[F::parts], exponent = 0;
     Weights<T> weights;
@@ -443,7 +443,7 @@ class Rows {
     F folded(peak, invalid, weights, sums, pairs ? scale_ : T(1));
     if constexpr (kPlaced) folded.move(base), peak += base, base = 0;
     if constexpr (!held && stored) {
-      if (exponent < -32) move_kept(chunks(), exponent), exponent = 0;  // shares would be of subnormal factors
+      if (exponent < -32) move_kept(chunks(), exponent), exponent = 0;  // else factors of shares could be subnormal
       folded.divide_kept(Weights<T>::power(exponent));
     }
 
@@ -452,7 +452,7 @@ class Rows {
       else elements(words, c, v, base, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
         if (pairs && F::as_it_is) y[i] *= scale_;
-        if (kSetsAside) y[i] = T(fminf(y[i].v, peak.v));  // which is what was put aside
+        if (kSetsAside) y[i] = T(fminf(y[i].v, peak.v));  // NaN, which put_aside wrote, becomes the peak again
         y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
       }
     };
@@ -460,8 +460,8 @@ class Rows {
     else backward<false>(words, result);
   }
 
-  // The peak, beside which all elements are weighed then. Elements of float32 are scaled in their places. A peak that is far from 0
-  // becomes the base: distances to it are exact.
+  // Two passes: the peak, then weights relative to it. float32 elements are scaled in place. A far peak becomes `base`, which
+  // is subtracted first: distances to it are exact.
   JITACT_DEVICE void fold_in_two(Held& words, T& base, T& invalid, T& peak, Weights<T>& weights, T (&sums)[F::parts]) {
     T of_row[1], highest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
     if constexpr (pairs) {
@@ -486,7 +486,7 @@ class Rows {
     forget(words);
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
     peak = of_row[0], invalid = peak - peak;
-    // Of many warps, all but one are without the peak.
+    // In most rows only one of many warps has the peak.
     const bool with_peak = F::counts && !kSetsAside && __ballot_sync(0xffffffffu, !(own < peak)) != 0;
     peak = signed_peak(peak);
     if (!pairs && is_far(peak)) {
@@ -522,9 +522,9 @@ class Rows {
     combine<1>(sums, Totals(), folded_in_two_);
   }
 
-  // Replaces elements at the row's peak, which is the thread's `own`, by NaN, which weighs nothing in float32, and gives their
-  // number. What is below the peak is weighed by few instructions then, and alike in all warps: the one that has the peak would be
-  // waited for. `highest` is of each quarter of the vectors, and `placed` what the peak's places have.
+  // Replaces elements at the row's peak, which is also the thread's `own`, by NaN, whose weight is 0 in float32, and returns
+  // their number. Weights then take few instructions, as many in all warps, else all would wait for the one with the peak.
+  // `highest` has the maximum of each quarter of the vectors, and `placed` is the value stored for elements at the peak.
   JITACT_DEVICE T put_aside(Held& words, const T (&highest)[4], T own, T placed) const {
     T count = 0;
     JITACT_UNROLL for (int q = 0; q < 4; q++) {
@@ -546,12 +546,12 @@ class Rows {
   }
   static constexpr int quarter(int v) { return v * 4 / vectors; }
 
-  // Folds the row in one pass, as its chunks come: each thread weighs beside a peak of its own, which rises with what it finds, and
-  // all move to the highest then. What is kept takes a power of two of this exponent to be there, too. False where that peak is
-  // far from 0, or not finite.
+  // Folds the row in one pass, as its chunks arrive: each thread's weights are relative to its own running peak, and at the end
+  // all are rescaled to the highest. Kept weights would have to be multiplied by 2^exponent for that. Returns false if that
+  // peak is far from 0, or not finite.
   JITACT_DEVICE bool fold_as_it_comes(T& peak, Weights<T>& weights, T (&sums)[F::parts], T& exponent) {
     const T unit = launch_.unit;
-    T own = kLowest * unit;  // before signed_peak
+    T own = kLowest * unit;  // without signed_peak
     weights = weights_of(own);
     Partial partial;
     for (int c = 0; c < chunks(); c++) {
@@ -585,9 +585,9 @@ class Rows {
     const Weights<T> of_row = weights_of(all[0]);
     exponent = weights.exponent_to(of_row), weights = of_row;
     peak = signed_peak(all[0]);
-    return __ballot_sync(0xffffffffu, abs(peak) < kFar * unit) != 0;  // of all alike, which nvcc does not know
+    return __ballot_sync(0xffffffffu, abs(peak) < kFar * unit) != 0;  // uniform, which nvcc does not know
   }
-  // Sums of every fourth element, so that additions wait less for each other.
+  // Four independent sums, which shortens the dependency chain of additions.
   struct Partial {
     T of[4][F::parts];
 
@@ -606,7 +606,7 @@ class Rows {
   };
   JITACT_DEVICE Weights<T> weights_of(T peak) const { return weights_beside<S>(signed_peak(peak), scale_); }
   JITACT_DEVICE T signed_peak(T peak) const { return rows::signed_peak<S>(peak, scale_); }
-  // A chunk of x that has come, with what adds nothing where the row has no vectors.
+  // Loads a chunk of x that has arrived, with neutral elements beyond the row.
   JITACT_DEVICE void take(int c, Words (&words)[vectors]) const {
     const auto load = [&](int v) { trim_slots(c, v), ptx::load_shared(slot(c, v, x), words[v].w); };
     if (at(c, vectors - 1) < place_.end) {
@@ -618,7 +618,7 @@ class Rows {
       }
     }
   }
-  // The largest of a chunk's elements; those that are scaled are left in t.
+  // The largest of a chunk's elements; for float32, t gets the scaled elements.
   JITACT_DEVICE T highest_of(const Words (&words)[vectors], T (&t)[vectors][size]) const {
     T highest[4];
     if constexpr (pairs) {
@@ -639,7 +639,7 @@ class Rows {
       return max(max(highest[0], highest[1]), max(highest[2], highest[3]));
     }
   }
-  // Takes what is kept of the first chunks times a power of two.
+  // Multiplies kept values of the first chunks by 2^exponent.
   JITACT_DEVICE void move_kept(int chunks, T exponent) const {
 #pragma unroll 1
     for (int v = 0; v < chunks * vectors; v++) {
@@ -652,12 +652,12 @@ class Rows {
     }
   }
 
-  // The gradient, of dy, the first tensor, and what `result` gives. `first` if nothing has been visited yet.
+  // The gradient, from dy, the first tensor, and y as computed by `result`. `first` if no vectors have been visited yet.
   template <bool first, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
     T partial[2][kParts<T>] = {};
     each<first>([&](int c, int v) {
-      if (at(c, v) >= place_.end) return;  // what is branched around is not spread over registers
+      if (at(c, v) >= place_.end) return;  // see kBranches
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
@@ -687,7 +687,7 @@ class Rows {
     }
   }
 
-  // Takes a peak, and parts beside it, of one thread and another's to those of both. Threads without a row have `lowest`.
+  // The reduction of peaks together with the parts relative to them. Threads without a row have `lowest`.
   struct Beside {
     const Rows& rows;
     T lowest;
@@ -705,7 +705,7 @@ class Rows {
     JITACT_UNROLL for (int p = 0; p < F::parts; p++) t[1 + p] = part[p];
   }
 
-  // What all threads that share a row have, by `join`, where as many rows had this turn before.
+  // Reduces t over all threads that share a row. `rows` is how many rows have used this turn before.
   template <int turn, int n, typename Join>
   JITACT_DEVICE void combine(T (&t)[n], const Join& join, int rows) const {
     combine_lanes(t, held ? launch_.group : 32, join);
@@ -713,11 +713,11 @@ class Rows {
     const int parity = rows & 1;
     auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n>>();
     const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
-    const unsigned warp = held ? threadIdx.x / 32 : __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // so that nvcc knows
+    const unsigned warp = held ? threadIdx.x / 32 : __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);  // uniform, for nvcc
     if (lane == 0)
       JITACT_UNROLL for (int i = 0; i < n; i++) of_warps[parity][i][warp] = t[i].v;
     __syncthreads();
-    if (held || launch_.blocks == 1 || warp == 0) {  // else others wait for what blocks send
+    if (held || launch_.blocks == 1 || warp == 0) {  // else the other warps wait for what blocks send
       JITACT_UNROLL for (int i = 0; i < n; i++) t[i] = of_warps[parity][i][(warp & -warps) | (lane & (warps - 1))];
       combine_lanes(t, warps, join);
     }
@@ -735,11 +735,11 @@ class Rows {
 
   const Launch& launch_;
   const T scale_;
-  T times_;  // what makes the row's elements scaled: 1 where they are
+  T times_;  // the factor that scales the row's stored elements: 1 if they are scaled already
   const int step_;
   const unsigned slots_;
   Formulas<T, 1> formulas_;
-  int64_t row_;    // if it has operands
+  int64_t row_;    // set if it has operands
   int walked_ = 0, folded_in_two_ = 0;  // rows
   Place place_, next_;  // of the row, and of the next one
 };
@@ -756,7 +756,7 @@ inline int log_of(int64_t count) {
   return n;
 }
 
-// A word of infinity, in the dtype, with the sign that makes it -inf times the scale.
+// A word of infinities in the dtype, with the sign that makes them -inf when scaled.
 template <typename S>
 uint32_t lowest(float scale) {
   const uint32_t bits = sizeof(S) == 4 ? 0x7f800000u : std::is_same_v<S, Half> ? 0x7c007c00u : 0x7f807f80u;
@@ -764,11 +764,11 @@ uint32_t lowest(float scale) {
   return scale > 0 ? bits | signs : bits;
 }
 
-// Whether long rows are held by fewer threads that have many vectors each, which leaves more registers to elements.
+// Whether long rows are held by fewer threads with kMany vectors each, which leaves more registers for elements.
 template <Op op> constexpr bool holds_many = op == Op::forward;
 
-// How threads share rows of so many vectors. Small blocks, which do not wait for each other, were measured to be the fastest, but
-// for backward, where large ones were; and the shortest rows in more threads than could hold them.
+// How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
+// but large ones for backward; and for the shortest rows, more threads than are needed to hold them.
 template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
@@ -782,10 +782,10 @@ Launch shared_by(int64_t vectors) {
   if (holds_many<op> && launch.log_group > kLogOfMany && fewer <= kClusterBlocks << kLogLeast) {
     launch.held = kMany, launch.log_group = kLogLeast, launch.blocks = blocks_of(fewer);
   } else if (holds_many<op> && launch.blocks > kClusterBlocks && fewer <= kClusterBlocks << kLogOfMany) {
-    launch.held = kMany, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // of fewer, not all would have room
+    launch.held = kMany, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // fewer blocks could not hold all rows
   }
   if (launch.blocks > kClusterBlocks) {
-    constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's
+    constexpr int64_t chunk = kChunk * kThreads;  // vectors of a block's chunk
     const int64_t chunks = (reads(op) * vectors + chunk - 1) / chunk;
     launch.log_group = kLogThreads, launch.held = 0;
     launch.blocks = int(std::min<int64_t>((chunks + kChunksOfTwo - 1) / kChunksOfTwo, kClusterBlocks));
@@ -796,7 +796,7 @@ Launch shared_by(int64_t vectors) {
   return launch;
 }
 
-// How many clusters of a launch run at once on the current device. CUDA is asked once for each shape of a launch.
+// How many clusters of a launch run at the same time on the current device. Queried once per launch shape.
 template <auto kernel>
 cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
   static int64_t known[kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1][early::kDevices];
@@ -814,7 +814,7 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
       if (!error && launch.blocks > 8) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (!error) error = cudaOccupancyMaxActiveClusters(&found, kernel, &config);
     }
-    return error ? 0 : int64_t(found) * processors;  // 0 is asked for again
+    return error ? 0 : int64_t(found) * processors;  // 0 is not cached
   });
   if (error) return error;
   return count > 0 ? cudaSuccess : cudaErrorInvalidValue;
@@ -877,7 +877,7 @@ cudaError_t start(const Call& call, void* stream) {
 
 inline const char* message(cudaError_t error) {
   if (error == cudaSuccess) return nullptr;
-  cudaGetLastError();  // or whoever asks next would take it for theirs
+  cudaGetLastError();  // clears the error, which the next caller would see otherwise
   return cudaGetErrorString(error);
 }
 
