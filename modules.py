@@ -18,20 +18,8 @@ from torch import Tensor, nn
 from .fusing.around import check_channel_dim, check_fused, probability, run_around, run_with_added
 from .measuring.docstrings import describe_class, describe_function
 from .measuring.inputs import KernelBenchForm
-from .records import (
-    AROUND,
-    OF_MODULES,
-    OPTIONS,
-    Activation,
-    Arguments,
-    as_number,
-    by_name_hint,
-    given_in_calls,
-    is_plain,
-    library,
-    shown,
-    signature_of,
-)
+from .records import Activation, given_in_calls, is_plain, library
+from .records.arguments import AROUND, OF_MODULES, OPTIONS, Arguments, as_number, by_name_hint, shown, signature_of
 from .running import run, run_with_operands
 
 __all__ = [

@@ -16,7 +16,7 @@ from .measuring.oracle import exact_function, function_of
 from .measuring.several import by_operand, formula, in_eval, kernel, of_several
 from .measuring.ulp import every_16bit_value, ulp_error, value_and_gradient
 from .modules import ActivationModule
-from .records import DTYPES
+from .records.arguments import DTYPES
 from .registry import Named, module_of, of_rows, record_of
 from .rows.functions import by_kernel
 from .rows.records import Beside, RowActivation

@@ -20,7 +20,8 @@ from .configs import (
     is_transformed,
     overwritten,
 )
-from .records import DTYPES, Activation, by_token, check_tensor, is_stand_in, layout, stand_ins
+from .records import Activation, by_token, layout
+from .records.arguments import DTYPES, check_tensor, is_stand_in, stand_ins
 
 __all__ = ["called_later", "run", "run_fitted", "run_with_operands", "traced"]
 

@@ -11,7 +11,8 @@ from numbers import Integral, Real
 from typing import NamedTuple, TypeVar
 
 from .. import registry
-from ..records import OPTIONS, Channel, Row
+from ..records import Channel, Row
+from ..records.arguments import OPTIONS
 from .functions import FUNCTIONS
 from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT

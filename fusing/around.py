@@ -16,7 +16,8 @@ from torch import Tensor
 from ..kernels.loader.signature import ROLES
 from ..kernels.loader.source import Work
 from ..kernels.loader.uses import prepare_through
-from ..records import Activation, Channel, Requirement, as_number, by_token, shown, stand_ins, what_it_is
+from ..records import Activation, Channel, Requirement, by_token
+from ..records.arguments import as_number, shown, stand_ins, what_it_is
 from ..running import called_later, run_with_operands
 from .drop import dropped
 

@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import alive, is_exporting, is_transformed
-from ..records import Activation, by_token, check_tensor, layout, rows_together, stand_ins, what_it_is
+from ..records import Activation, by_token, layout, rows_together
+from ..records.arguments import check_tensor, stand_ins, what_it_is
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of

@@ -12,7 +12,8 @@ from ..activations import TABLE
 from ..kernels import KernelSource, Work
 from ..kernels.loader.uses import prepare_through
 from ..modules import GENERATED, ActivationModule
-from ..records import GATED, OPTIONS, Activation, Gating
+from ..records import Activation, Gating
+from ..records.arguments import GATED, OPTIONS
 from .around import CHANNEL, leading_to, typed_operands
 from .modules import make_gated_module
 

@@ -7,8 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..records import GATED, Activation, shown
+from ..records import Activation
 from ..records import layout as layout_of
+from ..records.arguments import GATED, shown
 
 __all__ = ["LAYOUTS", "ORDERS", "ROUNDINGS", "Halves", "by_name", "check_options", "halves_of"]
 

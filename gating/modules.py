@@ -9,7 +9,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..modules import ActivationModule, Makers, make_module, make_weights, named_as, remove_placeholders, reset_weights
-from ..records import GATED, OPTIONS, Activation, Arguments, as_number, is_stand_in, signature_of
+from ..records import Activation
+from ..records.arguments import GATED, OPTIONS, Arguments, as_number, is_stand_in, signature_of
 from ..running import run_with_operands
 from .calls import run_gated
 from .halves import by_name, check_options, halves_of

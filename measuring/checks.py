@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around, drops
-from ..records import DTYPES, Activation, is_plain
+from ..records import Activation, is_plain
+from ..records.arguments import DTYPES
 from ..registry import Named, module_of, of_rows, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
 from .oracle import Judge, Oracle

@@ -6,7 +6,8 @@ import textwrap
 from functools import cache
 from inspect import Parameter, Signature
 
-from ..records import AROUND, Activation, Channel, Requirement
+from ..records import Activation, Channel, Requirement
+from ..records.arguments import AROUND
 
 __all__ = ["describe_class", "describe_function"]
 

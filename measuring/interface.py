@@ -16,7 +16,8 @@ from .. import PUBLIC, registry
 from ..definitions.define import Definition
 from ..gating.halves import LAYOUTS, ORDERS, ROUNDINGS
 from ..modules import ActivationModule
-from ..records import AROUND, Activation
+from ..records import Activation
+from ..records.arguments import AROUND
 
 __all__ = ["api_markdown", "stub"]
 

@@ -15,7 +15,7 @@ from ..fusing.around import run_around
 from ..gating.calls import run_gated
 from ..gating.generated import gated
 from ..modules import ActivationModule, variant
-from ..records import DTYPES
+from ..records.arguments import DTYPES
 from ..running import run_with_operands
 
 __all__ = ["Pending", "Waiting", "has_hooks"]

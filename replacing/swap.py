@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from .. import registry
 from ..modules import ActivationModule
-from ..records import is_stand_in, what_it_is
+from ..records.arguments import is_stand_in, what_it_is
 from ..rows import modules as rows
 from ..rows.functions import OWN_CALL
 from ..rows.modules import RowModule

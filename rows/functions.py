@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..records import as_number, is_stand_in, what_it_is
+from ..records.arguments import as_number, is_stand_in, what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows, lying_rows
 from .records import NOTHING, TABLE, Beside, RowActivation, can

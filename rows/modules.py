@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn, normalise, users_rows
-from ..records import Arguments, as_number, is_stand_in, signature_of
+from ..records.arguments import Arguments, as_number, is_stand_in, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
 
