@@ -50,14 +50,14 @@ __all__ = [
 NEXT_TO_NOTHING = Work(1, 1)
 
 by_token: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
-"""Every record by its token, a constant string, which is all that torch.compile can carry to the loader."""
+"""Every record by its token: a string constant, as torch.compile can put into a graph, where it cannot put a record."""
 library: dict[str, Activation] = {}
-"""The library's own records by name, of which nothing is defined again."""
+"""The records of the library itself by name; their names cannot be defined again."""
 _naming = ThreadLock()
 
 
 class Requirement(NamedTuple):
-    """A condition on parameters, as text for people and as a test; only for one ``save`` if that is given."""
+    """A condition on parameters, as text for messages and as a predicate. With ``save``, it applies to that choice only."""
 
     text: str
     holds: Callable[..., bool]
@@ -65,13 +65,13 @@ class Requirement(NamedTuple):
 
 
 class Gating(NamedTuple):
-    """How one tensor holds the two of a gated activation, unless a call says otherwise.
+    """How a single tensor holds ``gate`` and ``up`` of a gated activation, by default.
 
     Attributes:
-        gate: which of the two it is, "first" or "last".
-        layout: "halves", or "interleaved" where the two take turns.
-        preset_of: the name of the activation that this one is, but for its defaults.
-        of: the name of the activation at the gate, where that times the other is all: what ``jitact.gated`` of it is.
+        gate: which of the two is the gate, "first" or "last".
+        layout: "halves", or "interleaved" where elements of the two alternate.
+        preset_of: the name of the activation that this one is with other defaults.
+        of: the activation applied to the gate, where the formula is ``of(gate) * up``, as that of ``jitact.gated(of)`` is.
     """
 
     gate: str = "first"
@@ -81,12 +81,12 @@ class Gating(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """An operand with one value for each channel of ``x``, or one for all: a learned weight, where it has a gradient.
+    """An operand with one value per channel of ``x``, or one for all channels. If it has a gradient, it is a learned weight.
 
     Attributes:
-        init: what a new module fills it with.
-        dim: the dimension of ``x`` that its values belong to.
-        one: whether it holds one value for all, whatever ``x`` is.
+        init: the value that a new module fills it with.
+        dim: the dimension of ``x`` that indexes its values.
+        one: whether it always holds a single value, whatever the shape of ``x``.
     """
 
     init: float = 1.0
@@ -96,21 +96,21 @@ class Channel(NamedTuple):
 
 @dataclass(frozen=True)
 class Row:
-    """An operand with one value for each row of ``x``, which is all its dimensions but the last; calls give it."""
+    """An operand with one value per row of ``x``, of shape ``x.shape[:-1]``. It is an argument of calls, as ``x`` is."""
 
 
 class Layout(NamedTuple):
-    """What calls need to know of a kernel file's signature, and of what backward can keep.
+    """The part of a kernel file's signature, and of what can be kept for backward, that calls need.
 
     Attributes:
-        tensors: the operands that are tensors, as operators take them.
-        saves: what backward can keep, the default first.
-        elements: how many of the tensors, the first, are elements.
-        draws: whether there are random numbers, and so a seed.
-        places: of the tensors, those that backward gives gradients of, in its order.
-        passed: of the tensors, those whose gradient is ``dy``.
-        reads: for each tensor, which of them its gradient reads, as bits; empty where each may read all.
-        from_bit: of ``places``, those that a bit is enough for.
+        tensors: the names of the tensor operands, in the operators' order.
+        saves: what can be kept for backward, the default first.
+        elements: how many of the tensors are elementwise operands; these come first.
+        draws: whether the kernel draws random numbers, so that the operator takes a seed.
+        places: indices into ``tensors`` of those that backward returns gradients for, in the order in which it does.
+        passed: indices of the tensors whose gradient is ``dy`` itself.
+        reads: per tensor, a bit mask of the tensors that its gradient reads; empty if every gradient may read all of them.
+        from_bit: the indices among ``places`` whose gradient needs only the saved bit.
     """
 
     tensors: tuple[str, ...]
@@ -124,46 +124,47 @@ class Layout(NamedTuple):
 
 
 class Made:
-    """What is made of a record when it is asked for, as attributes: of a dict torch.compile sees no item that is new."""
+    """Holds what is derived from a record on demand, as attributes: torch.compile does not notice items added to a dict."""
 
 
-@dataclass(eq=False)  # not frozen: torch.compile reads no attributes of a frozen one
+@dataclass(eq=False)  # not frozen: torch.compile cannot read attributes of a frozen dataclass
 class Activation:
-    """One activation: everything that Python knows of it. The maths, and what its arguments are, is in ``kernels/<name>.cu``.
+    """One activation: everything that Python knows of it. The maths and the operands are declared in ``kernels/<name>.cu``.
 
     Attributes:
         name: canonical name, also the kernel file's.
         title: class name, the ``torch.nn`` counterpart's where there is one.
-        formula: forward, for people.
+        formula: forward as text, for documents and messages.
         reference: the same function in PyTorch, ``reference(*tensors, *params)``; second derivatives and transforms use it.
         params: parameters after the tensors, with their defaults, in the order of ``torch.nn``'s constructor.
         inplace: whether the constructor takes ``inplace``, as ``torch.nn``'s does.
-        declared_saves: what :attr:`saves` is, where that is not simply what the kernel file has functions for.
+        declared_saves: overrides :attr:`saves`, which otherwise follows from the functions in the kernel file.
         gradient_from_output: ``dx`` from ``(dy, y, *params)`` in PyTorch, for second derivatives with ``save="output"``.
         module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
-        notes: for the docstring: what else a user should know.
-        exact: the function in PyTorch as tests want it in float64, where ``reference`` loses digits even there.
-        requires: what parameters must satisfy.
+        notes: further text for the docstring.
+        exact: the function in PyTorch for float64 comparisons, if ``reference`` loses digits even in float64.
+        requires: conditions on the parameters.
         aliases: further names; the title, and spellings that differ in case, ``_`` or ``-``, need none.
-        variant: a constructor argument that chooses among activations, and the names that its values lead to.
-        work: how much a GPU computes for an element, as ``python -m jitact tune`` shows.
-        kernel: what to compile, where that is not ``kernels/<name>.cu``; a preset's is that of the activation that it is.
-        has_reference: whether ``reference`` is PyTorch's arithmetic. Else it is the compiled forward in float64.
-        zero_crossing: where a difference of larger terms passes through 0, float32 errors count in ulp of this magnitude.
-        fingerprint: what pickles tell definitions of one name by; the library's own have none, as their names say it all.
-        channels: the operands with a value for each channel, by name; the module's own parameters or buffers.
+        variant: a constructor argument that selects among activations, and the activation's name for each of its values.
+        work: how much a GPU computes per element, found by ``python -m jitact tune``.
+        kernel: the source to compile, if not ``kernels/<name>.cu``; a preset uses the file of the activation it is a preset of.
+        has_reference: whether ``reference`` is written in PyTorch operations. If not, it is the compiled forward in float64.
+        zero_crossing: float32 errors count in ulp of at least this magnitude, as near a zero the result is a difference of
+            larger terms.
+        fingerprint: distinguishes definitions of one name in pickles; "" for the library's own, whose names are unique.
+        channels: the operands with a value per channel, by name; a module owns them as parameters or buffers.
         dtypes: of those operands: "same" as x's, or an error; "promoted" with x to the dtype of the result; or each its "own".
-        spans: what of the parameters must be finite in the type that is computed in: as text, and as a function of them.
-        in_eval: the record and the parameters of the activation that this one is outside of training, from its parameters.
-        in_python: what exported files have in Python: for a channel operand, what the constructor of ``module`` makes it of;
-            for a parameter, what stands in its place outside of training.
-        transformers: transformers' module classes that it stands for, by name.
-        added: the operands that stand around the activation, whose dtypes are their own.
-        passed: of the tensors, those of elements whose gradient is ``dy`` itself.
-        reads: by the name of a tensor, those whose values its gradient reads, so that nothing is kept of the others; of a
-            tensor that is not named, all.
-        gating: of a gated activation, which takes two tensors, ``gate`` and ``up``, or one that holds both.
-        since: the version that brought the name, where folders may have been saved before that define another of it.
+        spans: an expression of the parameters that must be finite in the compute type: as text, and as a function of them.
+        in_eval: from the parameters, the record and the parameters of the activation that this one is outside of training.
+        in_python: Python expressions for exported files: the initial values of a channel operand, made of the arguments of
+            ``module``'s constructor; for a parameter, what replaces it outside of training.
+        transformers: names of the module classes in ``transformers`` that compute the same.
+        added: the fused operands around the activation, such as a bias, which may be of another dtype than x.
+        passed: the elementwise tensors whose gradient is ``dy`` itself.
+        reads: per tensor, the tensors whose values its gradient reads; those that no gradient reads are not saved. A tensor
+            that is not a key reads all.
+        gating: set for gated activations, which take two tensors, ``gate`` and ``up``, or one that holds both.
+        since: the version that added the name; folders saved before that may define another activation of this name.
     """
 
     name: str
@@ -198,14 +199,12 @@ class Activation:
     since: str = ""
 
     def __post_init__(self) -> None:
-        """Completes the record, and gives it a token, a constant that torch.compile can carry.
-
-        That is the name, numbered when it is defined again.
+        """Completes the record, and gives it a token: its name, with a number appended if a record of that name is alive.
 
         Raises:
-            ValueError: the functions of ``kernel`` are not declared as they must be.
+            ValueError: ``kernel`` does not declare its functions correctly.
         """
-        if self.kernel is not None:  # the library's own files are read when they are first needed
+        if self.kernel is not None:  # the library's own files are read at first use instead
             self._read_signature()
         with _naming:
             self.token, version = self.name, 1
@@ -216,20 +215,20 @@ class Activation:
             if self.kernel is None:
                 library[self.name] = self
         self.made = Made()
-        self.make_function: Callable[[Activation], Callable[..., Tensor]] | None = None  # by who makes the module class
-        self.configs: dict[tuple[bool, str, bool], Any] = {}  # of configs.configured
+        self.make_function: Callable[[Activation], Callable[..., Tensor]] | None = None  # set with the module class
+        self.configs: dict[tuple[bool, str, bool], Any] = {}  # the cache of configs.configured
 
     @cached_property
     def source(self) -> KernelSource:
-        """What the loader compiles."""
+        """The source that the loader compiles."""
         file = (self.gating and self.gating.preset_of) or self.name
         return self.kernel or KernelSource.from_file(file, self.work)
 
     def _read_signature(self) -> Signature:
-        """The kernel file's.
+        """The kernel file's signature.
 
         Raises:
-            ValueError: its functions are not declared as they must be.
+            ValueError: the file does not declare its functions correctly.
         """
         try:
             return self.source.signature
@@ -238,7 +237,7 @@ class Activation:
 
     @cached_property
     def layout(self) -> Layout:
-        """What calls need to know of the kernel file's signature."""
+        """The part of the kernel file's signature that calls need."""
         signature = self._read_signature()
         tensors, saves = signature.tensors, self.declared_saves or signature.saves
         places = tuple(tensors.index(operand.name) for operand in signature.differentiable)
@@ -250,65 +249,65 @@ class Activation:
 
     @cached_property
     def is_plain(self) -> bool:
-        """Whether it takes ``x`` and numbers alone."""
+        """Whether it takes only ``x`` and numbers, and computes the same in training and evaluation."""
         return not self.channels and self.in_eval is None and len(self.layout.tensors) == 1
 
     @property
     def saves(self) -> tuple[str, ...]:
-        """What backward can keep, the default first."""
+        """What can be kept for backward, the default first."""
         return self.layout.saves
 
     @cached_property
     def gradients(self) -> Activation:
-        """Its gradients as an activation, of the operands, ``dy``, the parameters and the number of one of them."""
+        """An activation that computes one gradient from the operands, ``dy`` and the parameters; ``which`` selects it."""
         return self._derived(gradients_source(self.source), (*self.params, ("which", 0.0)))
 
     @cached_property
     def from_output(self) -> Activation:
-        """Its gradient from the output as an activation, of the output, ``dy`` and the operands that are no elements."""
+        """An activation that computes the gradient from the output, ``dy`` and the operands that are not elementwise."""
         return self._derived(from_output_source(self.source), self.params)
 
     @cached_property
     def from_bit(self) -> Activation:
-        """Its gradients from a bit as an activation, of that, ``dy``, the other operands and the number of one of them."""
+        """An activation that computes one gradient from the saved bit, ``dy`` and the other operands; ``which`` selects it."""
         return self._derived(from_bit_source(self.source), (*self.params, ("which", 0.0)))
 
     def _derived(self, kernel: KernelSource, params: tuple[tuple[str, float], ...]) -> Activation:
-        told = (kernel.name, self.title, self.formula, self.reference)
-        return Activation(*told, params=params, kernel=kernel, has_reference=False)
+        fields = (kernel.name, self.title, self.formula, self.reference)
+        return Activation(*fields, params=params, kernel=kernel, has_reference=False)
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """The tensors whose values no gradient reads that is not ``dy`` itself."""
-        laid = self.layout
-        computed = [laid.reads[place] for place in laid.places if place not in laid.passed] if laid.reads else [-1]
-        return tuple(name for place, name in enumerate(laid.tensors) if not any(each >> place & 1 for each in computed))
+        """The tensors whose values no gradient reads, leaving aside gradients that are ``dy`` itself."""
+        tensors, reads = self.layout.tensors, self.layout.reads
+        computed = [reads[place] for place in self.layout.places if place not in self.layout.passed] if reads else [-1]
+        return tuple(name for place, name in enumerate(tensors) if not any(each >> place & 1 for each in computed))
 
     @cached_property
     def by_formula(self) -> bool:
-        """Whether second derivatives are the reference's, which can be told the random numbers if there are any."""
+        """Whether second derivatives come from the reference. If forward draws, the reference must take the mask, ``keep``."""
         if not self.has_reference or not self.layout.draws:
             return self.has_reference
         try:
             return "keep" in inspect.signature(self.reference).parameters
-        except ValueError:  # it is built in, and takes what PyTorch's functions take
+        except ValueError:  # a built-in function, whose signature cannot be inspected
             return False
 
     @property
     def equation(self) -> str:
-        """What it is of its operands, for people."""
+        """The formula as an equation in its operands, for documents."""
         operands = self.source.signature.of("element", "channel", "row") if self.fingerprint else ("x",)
         return f"{self.name}({', '.join(operands)}) = {self.formula}"
 
     @property
     def equation_with_numbers(self) -> str:
-        """What it is of its operands and parameters, for people."""
+        """The formula as an equation in its operands and parameters, for documents."""
         operands = self.source.signature.of("element", "channel", "row")
         return f"{self.name}({', '.join([*operands, *(name for name, _ in self.params)])}) = {self.formula}"
 
     @cached_property
     def given_in_calls(self) -> tuple[str, ...]:
-        """The names of the operands that a module does not own."""
+        """The tensor operands that a module is called with: all but the channel operands, which it owns."""
         return tuple(name for name in self.source.signature.of("element", "channel", "row") if name not in self.channels)
 
     @property
@@ -319,7 +318,7 @@ class Activation:
 
     @cached_property
     def own_arguments(self) -> dict[str, Any]:
-        """The constructor's arguments but for those that all have: sizes of channel operands, parameters, ``inplace``."""
+        """The constructor's arguments that not all activations have: sizes of channel operands, parameters, ``inplace``."""
         if self.gating:
             return {"dim": -1} | {name: 1 for name, channel in self.channels.items() if not channel.one}
         if self.channels and self.module:
@@ -331,7 +330,7 @@ class Activation:
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """Of the constructor: its own arguments, in the order of ``torch.nn``'s, then the options that all have."""
+        """The constructor's signature: its own arguments, in the order of ``torch.nn``'s, then the options that all have."""
         positional = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD, default=d) for n, d in self.own_arguments.items()]
         options = OPTIONS | OF_MODULES
         if self.gating:
@@ -346,9 +345,9 @@ class Activation:
 
     @cached_property
     def options_of_calls(self) -> dict[str, Any]:
-        """What a call of a gated activation chooses, with defaults: the constructor's arguments but for its weights'.
+        """The options of the function of a gated activation, with defaults: the constructor's arguments but for its weights'.
 
-        And ``training``, where that makes a difference, as modules have it.
+        They include ``training`` if the activation differs in evaluation.
         """
         of_weights = {*self.channels, "device", "dtype"}
         chosen = {name: each.default for name, each in self.signature.parameters.items() if name not in of_weights}
@@ -356,7 +355,7 @@ class Activation:
 
     @cached_property
     def beside(self) -> dict[str, Any]:
-        """What functions take that stands around the activation, with defaults; its own arguments of such names win."""
+        """The fused operands that the function takes, with defaults, but for names that the activation uses itself."""
         if self.gating:
             return {}
         own = {*self.layout.tensors, *(name for name, _ in self.params)}
@@ -364,20 +363,20 @@ class Activation:
 
     @cached_property
     def function(self) -> Callable[..., Tensor]:
-        """``jitact.<name>``, as long as the name stands for this record."""
+        """The function ``jitact.<name>`` of this record."""
         return self.make_function(self)
 
     def label_of(self, build: str) -> str:
-        """What ``jitact build`` knows a build by; "" for a definition's, whose name no other process knows."""
+        """The label of a build for ``jitact build``; "" for definitions, whose names no other process knows."""
         return "" if self.fingerprint else build
 
     @cached_property
     def of_constructor(self) -> Arguments:
-        """What the constructor takes."""
+        """The arguments of the constructor."""
         return Arguments(self.title, self.signature)
 
     def check(self, params: tuple, inplace: bool, save: str | None, fast_math: bool) -> tuple[float, ...]:
-        """Checks options as a constructor gets them, and returns the parameters as floats.
+        """Checks the options of a constructor, and returns the parameters as floats.
 
         Raises:
             TypeError: a parameter is not a number, or an option that is on or off is not a bool.
@@ -393,7 +392,7 @@ class Activation:
             return ()
         values = params
         for value in params:
-            if type(value) is not float:  # seldom
+            if type(value) is not float:  # rare
                 values = tuple([as_number(self, name, p) for (name, _), p in zip(self.params, params, strict=True)])
                 break
         for requirement in self.requires:
@@ -404,10 +403,10 @@ class Activation:
         return values
 
     def check_span(self, params: tuple[float, ...], dtype: torch.dtype) -> None:
-        """Checks :attr:`spans`, for inputs of a dtype.
+        """Checks that :attr:`spans` is finite in the type that inputs of a dtype are computed in.
 
         Raises:
-            ValueError: it is not finite.
+            ValueError: it is not.
         """
         text, of = self.spans
         if of(*params) > torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).max:
@@ -418,11 +417,11 @@ class Activation:
         """The tensors of a call as operators take them: elements of one shape and dtype, channel operands that broadcast.
 
         Raises:
-            TypeError: one is no tensor that kernels take, or of another dtype than it has to be.
-            ValueError: one is on another device, or does not broadcast.
+            TypeError: an operand is not a tensor that kernels take, or not of the dtype it must have.
+            ValueError: an operand is on another device, or does not broadcast.
         """
-        laid = layout(self.token)  # of which torch.compile of torch 2.11 reads fields, and unpacks nothing
-        names, elements, places = laid.tensors, laid.elements, laid.places
+        operands = layout(self.token)  # fields by name: torch.compile in torch 2.11 cannot unpack a NamedTuple here
+        names, elements, places = operands.tensors, operands.elements, operands.places
         x = given[names[0]]
         check_tensor(self, x)
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
@@ -442,7 +441,7 @@ class Activation:
         if self.dtypes == "same":
             tensors, dtype = self._of_same_dtype(names, tensors)
         for place, each in enumerate(tensors):
-            # Operands that are no elements may be wider than those of 16 bits.
+            # Beside 16-bit elements, the other operands may be float32.
             own = (self.dtypes == "own" or names[place] in self.added) and place >= elements and dtype.itemsize == 2
             if each.dtype is not dtype and not (own and each.dtype is torch.float32):
                 tensors[place] = each.to(torch.float32 if own else dtype)
@@ -457,19 +456,19 @@ class Activation:
                 operand = self._by_row(name, operand, tensors[0])
             else:
                 operand = self.by_channel(name, channel, operand, tensors[0], x.dim())
-            # A formula's result would have a dimension where that has one and x none.
+            # With a 0-dimensional x, an operand of shape (1,) would give a formula's result a dimension.
             tensors[place] = operand.reshape(()) if x.dim() < operand.dim() and operand.numel() == 1 else operand
         return tuple(tensors)
 
     def fitting(self, given: dict[str, Any]) -> tuple[Tensor, ...] | None:
-        """What :meth:`fitted` returns, in a fraction of its time, where operators take the tensors as they are.
+        """A fast path of :meth:`fitted` for the usual call, in which operators take the tensors as they are; else None.
 
-        So it is in almost every call. None where it is not, or is yet to be found out, as under torch.compile.
+        Always None under torch.compile, which traces :meth:`fitted`.
         """
         if torch.compiler.is_compiling():
             return None
-        laid = self.layout
-        tensors = tuple([given[name] for name in laid.tensors])
+        operands = self.layout
+        tensors = tuple([given[name] for name in operands.tensors])
         x = tensors[0]
         if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and _is_cast(x)):
             return None
@@ -482,21 +481,21 @@ class Activation:
                 return None
             if each.layout is not torch.strided or each.is_nested:
                 return None
-            if place < laid.elements:
+            if place < operands.elements:
                 if each.shape != shape:
                     return None
                 continue
-            channel = self.channels.get(laid.tensors[place])
+            channel = self.channels.get(operands.tensors[place])
             if channel is None or channel.one or channel.dim not in (-1, len(shape) - 1) or each.shape != shape[-1:]:
                 return None
-            if each.requires_grad and place not in laid.places:
+            if each.requires_grad and place not in operands.places:
                 return None
         return tensors
 
     def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> tuple[list[Tensor], torch.dtype]:
-        """Tensors that have to be of x's dtype, or that autocast casts, as it does for PyTorch's function of the name.
+        """Tensors that must share x's dtype, cast under autocast as for PyTorch's counterpart, and the result's dtype.
 
-        What is added keeps its own, and promotes.
+        Added operands keep their own dtype, and the result is promoted to it.
         """
         added = self.added
         if _is_cast(tensors[0]):
@@ -512,7 +511,7 @@ class Activation:
         return tensors, promoted([x, *(t for name, t in zip(names, tensors, strict=True) if name in self.passed)])
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
-        """Elements of one shape; those of another are expanded, without a copy."""
+        """Broadcasts the elementwise tensors to one shape, as views."""
         if all([t.shape == tensors[0].shape for t in tensors]):
             return tensors
         try:
@@ -523,7 +522,7 @@ class Activation:
         return [t if t.shape == shape else t.expand(shape) for t in tensors]
 
     def _by_row(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
-        """A row operand in a shape that broadcasts to x's."""
+        """A row operand as a view that broadcasts to x."""
         if operand.shape == x.shape[:-1]:
             return operand.unsqueeze(-1)
         if operand.shape == (*x.shape[:-1], 1):
@@ -532,10 +531,10 @@ class Activation:
         raise ValueError(f"{self.name}: {name} must be of shape {expected}; got {tuple(operand.shape)}")
 
     def by_channel(self, name: str, channel: Channel, operand: Tensor, x: Tensor, dims: int) -> Tensor:
-        """A channel operand in a shape that broadcasts to x's, which had ``dims`` dimensions before it was expanded.
+        """A channel operand as a view that broadcasts to x, which had ``dims`` dimensions before it was broadcast.
 
         Raises:
-            ValueError: it has other than one value, or one for each index of that dimension of ``x``.
+            ValueError: it has neither one value nor one for each index of its dimension of ``x``.
         """
         count = operand.numel()
         if channel.one:
@@ -555,9 +554,9 @@ class Activation:
         return operand if count == 1 or dim == -1 else operand.view(-1, *[1] * (-1 - dim))
 
     def default_save(self, params: tuple[float, ...]) -> str:
-        """What backward keeps in place, when nobody says: the output where that is possible and the first is the input.
+        """What an in-place call keeps for backward by default: the output, if the usual default is the input and it can be.
 
-        Keeping the output of an in-place call costs no memory, where keeping the input would mean a copy of it.
+        The output of an in-place call costs no memory to keep; keeping the input would need a copy of it.
         """
         saves = layout(self.token).saves
         if saves[0] == "input" and "output" in saves:
@@ -565,7 +564,7 @@ class Activation:
         return saves[0]
 
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
-        """Backward of one tensor in PyTorch, for ``save`` "input" or "output", differentiable as often as wanted."""
+        """Backward for one tensor in PyTorch operations, for ``save`` "input" or "output"; differentiable repeatedly."""
         if save == "output":
             return self.gradient_from_output(dy, kept, *params)
         return torch.func.vjp(lambda x: self.reference(x, *params), kept)[1](dy)[0]
@@ -582,12 +581,12 @@ def layout(token: str) -> Layout:
 
 
 def _written_layout(token: str) -> str:
-    """The same as text, which every torch.compile carries."""
+    """The layout as text: a constant that every supported torch.compile can put into a graph."""
     tensors, saves, elements, draws, *places = by_token[token].layout
     return ";".join(",".join(map(str, each)) for each in (tensors, saves, [elements], [int(draws)], *places))
 
 
-# What torch.compiler.assume_constant_result sets, without its import of the whole compiler: tracing looks no further inside.
+# What torch.compiler.assume_constant_result sets, without importing the compiler: Dynamo takes the result as a constant.
 _written_layout._dynamo_marked_constant = True
 
 
@@ -599,7 +598,7 @@ def given_in_calls(token: str) -> tuple[str, ...]:
 
 
 def _written_names(token: str) -> str:
-    """The same as text."""
+    """:attr:`Activation.given_in_calls` as text."""
     return ",".join(by_token[token].given_in_calls)
 
 
@@ -620,7 +619,7 @@ def _is_cast(x: Tensor) -> bool:
 
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
-    """What PyTorch promotes tensors of floats to: one without dimensions counts where no other is."""
+    """The dtype that PyTorch promotes floating-point tensors to: 0-dimensional tensors count only if all are."""
     dtypes = [t.dtype for t in tensors if t.dim() > 0] or [t.dtype for t in tensors]
     dtype = dtypes[0]
     for each in dtypes[1:]:
@@ -629,15 +628,15 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def rows_together(x: Tensor) -> Tensor:
-    """A tensor whose rows lie side by side in memory, in any order; a copy where elements of rows lie between them.
+    """``x``, or a contiguous copy if the stride of the last dimension lies between those of the others.
 
-    What there is for each row is read once for a stretch of memory.
+    Kernels read a row operand once per stretch of memory, so the last dimension must be the innermost or the outermost one.
     """
     if x.is_contiguous():
         return x
     *strides, within = torch.empty_like(x, device="meta").stride()
-    beside = [stride for stride, size in zip(strides, x.shape[:-1], strict=True) if size > 1]
-    apart = x.shape[-1] > 1 and beside and min(beside) < within < max(beside)
+    others = [stride for stride, size in zip(strides, x.shape[:-1], strict=True) if size > 1]
+    apart = x.shape[-1] > 1 and others and min(others) < within < max(others)
     return x.contiguous() if apart else x
 
 

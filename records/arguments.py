@@ -30,11 +30,11 @@ __all__ = [
 ]
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-PLAIN = (Tensor, float, int, type(None))  # what almost all arguments are: none of these stands for a tensor
+PLAIN = (Tensor, float, int, type(None))  # the types of almost all arguments; none of them is a proxy of a tensor
 ACCEPTED = "a dense float32, float64, float16 or bfloat16 tensor"
-OPTIONS = {"save": None, "fast_math": False}  # what every constructor takes beside torch.nn's arguments
-AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # and what functions take beside
-GATED = ("layout", "gate", "rounding")  # what gated activations take in place of those; the defaults are the activation's
+OPTIONS = {"save": None, "fast_math": False}  # every constructor takes these in addition to torch.nn's arguments
+AROUND = {"bias": None, "dropout": 0.0, "residual": None, "channel_dim": -1, "seed": None}  # functions take these too
+GATED = ("layout", "gate", "rounding")  # gated activations take these in place of AROUND; defaults differ by activation
 OF_MODULES = {name: AROUND[name] for name in ("bias", "dropout", "channel_dim")} | {"device": None, "dtype": None}
 
 
@@ -51,28 +51,28 @@ class Described(Protocol):
 
 
 class Arguments:
-    """What a function or a constructor takes, and how what it is given binds to that."""
+    """The signature of a function or a constructor, and the binding of arguments to it."""
 
     def __init__(self, called: str, signature: inspect.Signature, before: str = "") -> None:
-        """``called`` is what was called, which errors begin with, and ``before`` the arguments that were taken out already."""
+        """``called`` is the callable's name for error messages; ``before`` names the arguments that precede ``signature``."""
         self.called, self.signature, self.before = called, signature, before
         self.defaults = {name: each.default for name, each in signature.parameters.items()}
         self.places = [n for n, each in signature.parameters.items() if each.kind is not Parameter.KEYWORD_ONLY]
         self.needed = [name for name, default in self.defaults.items() if default is Parameter.empty]
 
     def bind(self, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Arguments by name, defaults filled in: what ``inspect.Signature.bind`` gives, in a tenth of the time.
+        """Arguments by name, with defaults filled in; takes a tenth of the time of ``inspect.Signature.bind``.
 
         Raises:
-            TypeError: they do not fit.
+            TypeError: the arguments do not match the signature.
         """
         given = dict(zip(self.places, args, strict=False)) | kwargs
         known = len(given) == len(args) + len(kwargs) and all([name in self.defaults for name in given])
-        if known and all([name in given for name in self.needed]):  # not <=, which torch.compile of torch 2.11 does not know
+        if known and all([name in given for name in self.needed]):  # not <=, which torch.compile in torch 2.11 cannot trace
             return self.defaults | given
         try:
             return self.signature.bind(*args, **kwargs).arguments
-        except TypeError as error:  # which says what does not fit
+        except TypeError as error:  # its message says which argument is wrong
             unknown = next((name for name in kwargs if name not in self.defaults), "")
             near = difflib.get_close_matches(unknown, self.defaults, n=1)
             hint = f"; did you mean {near[0]}=?" if near else ""
@@ -81,20 +81,20 @@ class Arguments:
 
 
 def signature_of(positional: dict[str, Any], options: dict[str, Any]) -> inspect.Signature:
-    """Of arguments with their defaults, and options, which are given by name alone."""
+    """A signature of positional arguments and keyword-only options, both given by name with their defaults."""
     first = [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default) for name, default in positional.items()]
     return inspect.Signature([*first, *(Parameter(n, Parameter.KEYWORD_ONLY, default=d) for n, d in options.items())])
 
 
 def as_number(activation: Described, name: str, value: Any) -> float:
-    """A parameter as a float: Python's numbers and NumPy's, but no bools, which PyTorch would take for 0 and 1.
+    """A parameter as a float, from Python's or NumPy's numbers. Bools are refused; PyTorch would take them for 0 and 1.
 
     Raises:
-        TypeError: it is no number.
-        ValueError: it is an integer that no float can hold.
+        TypeError: it is not a number.
+        ValueError: it is an integer too large for a float.
     """
     if torch.compiler.is_compiling() and type(value).__name__ == "ndarray" and value.ndim == 0:
-        value = value.item()  # torch.compile traces NumPy's scalars as arrays without dimensions
+        value = value.item()  # torch.compile traces NumPy's scalars as 0-dimensional arrays
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{activation.name}: {name} must be a number, got {shown(value)}{by_name_hint(activation, value)}")
     try:
@@ -104,17 +104,17 @@ def as_number(activation: Described, name: str, value: Any) -> float:
 
 
 def is_stand_in(x: object) -> bool:
-    """Whether ``x`` stands for a tensor that is not there yet, as torch.fx has it, and takes calls of PyTorch's functions."""
+    """Whether ``x`` is a proxy of a tensor with ``__torch_function__``, such as a ``torch.fx.Proxy`` while tracing."""
     return bool(stand_ins(x))
 
 
 def stand_ins(*values: object) -> tuple[Any, ...]:
-    """Those of values that stand for tensors so."""
+    """The values that are proxies of tensors."""
     return tuple([each for each in values if not isinstance(each, PLAIN) and hasattr(type(each), "__torch_function__")])
 
 
 def check_tensor(activation: Described, x: object, what: str = "expected") -> None:
-    """Checks that ``x`` is a tensor that kernels take.
+    """Checks that ``x`` is a dense tensor of one of :data:`DTYPES`.
 
     Raises:
         TypeError: it is not.
@@ -124,7 +124,7 @@ def check_tensor(activation: Described, x: object, what: str = "expected") -> No
 
 
 def _remedy(activation: Described, x: object) -> str:
-    """What to write instead of what is no tensor that kernels take, where that is known; "" elsewhere."""
+    """A hint for an error message: what to write instead of ``x``; "" if that is not known."""
     if isinstance(x, Tensor):
         converts = x.layout is torch.strided and not (x.is_nested or x.is_complex() or x.is_quantized)
         return "; convert it, as with .float()" if converts else ""
@@ -134,18 +134,18 @@ def _remedy(activation: Described, x: object) -> str:
 
 
 def by_name_hint(activation: Described, value: object) -> str:
-    """How to give a tensor that was given in place of a number or an option, where that is known; "" elsewhere."""
+    """A hint for an error message: the names by which to give a tensor that was given as a number or an option; else ""."""
     names = [f"{name}=" for name in ("bias", "residual") if name in activation.beside]
     return f"; give a tensor by name, as {' or '.join(names)}" if isinstance(value, Tensor) and names else ""
 
 
 def shown(value: object) -> str:
-    """What was given in place of a number or a word, for an error: a tensor by its type, not by its values."""
+    """A value for an error message: its repr, or the type if it is a tensor of several values."""
     return what_it_is(value) if isinstance(value, Tensor) and value.numel() != 1 else repr(value)
 
 
 def what_it_is(x: object) -> str:
-    """What was given in place of a tensor that an activation takes, for an error."""
+    """The type of ``x`` for an error message; of a tensor, also its layout and dtype."""
     if not isinstance(x, Tensor):
         return "None" if x is None else _with_article(type(x).__name__)
     if x.is_nested and x.layout is torch.strided:
