@@ -1,1 +1,1 @@
-"""What people define: expressions, kernel files of their own, folders of both."""
+"""Activations that users define: as expressions, as kernel files, and as folders of kernel files."""

@@ -1,7 +1,7 @@
 """Activations that users define: from an expression, from a kernel file's text, from a folder of kernel files.
 
-What is defined is compiled and run in this process, with all the rights that it has: define, and load folders, only from
-those whose programs you would run.
+Definitions are compiled and run in this process, with its privileges: use only definitions and folders from sources whose
+programs you would run.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def define(
 
 
 def unregistered(name: str, expression: str, **params: float | Channel | Row) -> type[ActivationModule]:
-    """The class that :func:`define` makes of an expression, but one that no name leads to: others of its name stay."""
+    """The class that :func:`define` makes of an expression, without registering it under its name."""
     given = declared(name, params)
     expressions, source = _written(name, expression, {}, None, given)
     fields = {"parameters": given.params | given.beside, "formula": expressions["forward"].text}
@@ -123,7 +123,7 @@ def unregistered(name: str, expression: str, **params: float | Channel | Row) ->
 def _written(
     name: str, expression: str, gradients: dict[str, str], operands: Iterable[str] | None, given: Declared
 ) -> tuple[dict[str, Expression], str]:
-    """The expressions of a definition, by the functions that return them, and its kernel file."""
+    """The expressions of a definition, keyed by kernel function, and the text of its kernel file."""
     listed = None if operands is None else check_operands(name, operands, given)
     expressions = _read_expressions(name, expression, gradients, listed, given)
     return expressions, _write_kernel(expressions, listed or (), given)
@@ -138,7 +138,7 @@ def _read(
     expressions: dict[str, Expression] | None = None,
     beside: Mapping[str, Defined] = MappingProxyType({}),
 ) -> Defined:
-    """The definition in a kernel file's text, of elements or of rows; of the arguments, both readers tell."""
+    """The definition in a kernel file's text, elementwise or of rows; see ``read_definition`` and ``read_rows``."""
     if kernel_file.is_of_rows(text):
         return read_rows(name, text, path, fields, reference)
     beside = {key: record for key, record in beside.items() if isinstance(record, Definition)}
@@ -146,7 +146,7 @@ def _read(
 
 
 def _register(record: Defined) -> type[ActivationModule] | type[RowModule]:
-    """Makes a definition known by its name, in place of another of that name."""
+    """Registers a definition under its name, in place of an earlier one."""
     forget(record.name)
     if isinstance(record, Definition):
         return registry.register(record)
@@ -158,12 +158,12 @@ def _register(record: Defined) -> type[ActivationModule] | type[RowModule]:
 def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) -> list[Path]:
     """Writes definitions to a folder, a kernel file ``<name>.cu`` each, which :func:`load_folder` reads back.
 
-    All of a definition is in its file, parameters and what backward keeps in the comments at its top, except a
-    ``reference``, which is Python.
+    The file holds the whole definition, parameters and ``saves`` in the comments at its top, except a ``reference``, which
+    is Python.
 
     Args:
-        folder: made if it is not there; files of the same names are overwritten.
-        names: what to write, one or several, with what these use; all that has been defined, if left out.
+        folder: created if it does not exist; files of the same names are overwritten.
+        names: the definitions to write, one or several, with those that they use; by default all.
 
     Raises:
         KeyError: unknown name.
@@ -192,12 +192,12 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
 def load_folder(folder: str | Path) -> dict[str, type[ActivationModule] | type[RowModule]]:
     """Defines an activation from every ``.cu`` file of a folder, and returns the module classes by name.
 
-    The files' code is compiled and run in this process: load only what you would run as a program. If one of the files will
-    not do, nothing is defined.
+    The files' code is compiled and run in this process: load only what you would run as a program. If one of the files is
+    invalid, nothing is defined.
 
     Raises:
         FileNotFoundError: there is no such folder.
-        ValueError: a file will not do; the message names it and says why.
+        ValueError: a file is invalid; the message names it and says why.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -212,32 +212,32 @@ def _read_folder(folder: Path) -> list[Defined]:
     definitions, paths, texts, files = {}, {}, {}, {}
     for path in sorted(folder.glob("*.cu")):
         text = kernel_file.read_file(path)
-        with _told_of(path):
+        with _errors_name(path):
             name = kernel_file.header(text).get("activation", path.stem)
             _check_name(name, of_folder=True)
         other = paths.setdefault(registry.normalise(name), path)
         if other is not path:
             raise ValueError(f"{other} and {path} both define {name!r}; give one of them another name, or remove it")
         texts[name], files[name] = text, path
-    with _told_of(folder):
+    with _errors_name(folder):
         names = kernel_file.in_order_of_use(texts)
     for name in names:
-        with _told_of(files[name]):
+        with _errors_name(files[name]):
             path = str(files[name].resolve())
             definitions[name] = _read(name, texts[name], path, {}, beside=definitions)
     return [definitions[name] for name in texts]
 
 
 @contextmanager
-def _told_of(path: Path) -> Iterator[None]:
-    """Has errors begin with the path that they are of."""
+def _errors_name(path: Path) -> Iterator[None]:
+    """Prefixes the messages of ValueErrors with a path."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-LONGEST_NAME = 100  # files are called by it, and by more; the longest name of a file has 255 characters
+LONGEST_NAME = 100  # it is a part of file names, which may have up to 255 characters
 
 
 def _check_name(name: str, *, of_folder: bool = False) -> None:
@@ -270,7 +270,7 @@ def _check_name(name: str, *, of_folder: bool = False) -> None:
 
 @cache
 def _reserved_names() -> frozenset[str]:
-    """What ``jitact.<name>`` is, or becomes when a module of the library is imported."""
+    """Names that are attributes of the package ``jitact``, or become so when a module of the library is imported."""
     package = sys.modules[registry.__package__]
     modules = (module.name for module in pkgutil.iter_modules(package.__path__))
     return frozenset({*vars(package), *package.PUBLIC, *package.HOOKS, *modules})
@@ -279,11 +279,11 @@ def _reserved_names() -> frozenset[str]:
 def _check_arguments(
     name: str, source: object, saves: object, reference: object, formula: object, backward: object, from_output: object
 ) -> None:
-    """Checks arguments of :func:`define` that people may have meant as parameters, or given in another form.
+    """Checks the types of arguments of :func:`define`: a user may have meant one as a parameter of the activation.
 
     Raises:
-        TypeError: one is not of its kind.
-        ValueError: ``source`` is a path, or ``formula`` no text that a file could hold.
+        TypeError: an argument has the wrong type.
+        ValueError: ``source`` is a path as a string, or ``formula`` cannot be encoded in UTF-8.
     """
     for argument, value, kind, type_ in (
         ("source", source, "the text of a kernel file, or its Path", (str, Path)),
@@ -303,11 +303,11 @@ def _check_arguments(
 def _read_expressions(
     name: str, forward: str, gradients: dict[str, str], listed: tuple[str, ...] | None, given: Declared
 ) -> dict[str, Expression]:
-    """The expressions of a definition, by the functions that return them.
+    """The expressions of a definition, keyed by kernel function: "forward", "backward", "backward_from_output".
 
     Raises:
-        ExpressionError: one of them will not do.
-        ValueError: an operand occurs in none, or cannot have its name, or a gradient cannot be an expression.
+        ExpressionError: an expression is wrong.
+        ValueError: an operand is unused or has a name it cannot have, or a gradient cannot be given as an expression.
     """
     elements = None if listed is None else [operand for operand in listed if operand not in given.beside]
     if listed and listed[0] in given.beside:
@@ -351,7 +351,7 @@ def _read_expressions(
 
 
 def _write_kernel(expressions: dict[str, Expression], listed: tuple[str, ...], given: Declared) -> str:
-    """A kernel file with functions that return expressions."""
+    """The text of a kernel file whose functions return the expressions."""
     forward = expressions["forward"]
     types = {name: "T" for name in forward.elements}
     types |= {name: f"{type(operand).__name__}<T>" for name, operand in given.beside.items()}

@@ -1,4 +1,4 @@
-"""The record of a user's activation, read from a kernel file: its operands, what backward keeps, its form in PyTorch."""
+"""The record of a user's activation, read from a kernel file: operands, what is kept for backward, PyTorch reference."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class Definition(Activation):
 
     Attributes:
         functions: the functions that the text defines, of those that elementwise.cuh names.
-        expression: forward, where it is no more than an expression.
+        expression: forward, if its body is a single expression.
     """
 
     functions: frozenset[str] = frozenset()
     expression: Expression | None = None
 
     def gradient_reference(self, dy: Tensor, kept: Tensor, params: tuple[float, ...], save: str) -> Tensor:
-        """Backward as ``dy`` times the slope: an activation too, whose derivative the compiler finds."""
+        """Backward as ``dy`` times the slope. The slope is an activation itself, so it can be differentiated again."""
         slope = self.slope_from_output if save == "output" else self.slope_from_input
         return dy * run(kept, slope, params, False, None, False)
 
@@ -54,7 +54,7 @@ class Definition(Activation):
 
     @cached_property
     def slope_from_output(self) -> Definition:
-        """The activation that computes its slope where an output is."""
+        """The activation that computes its slope from an output."""
         return self._slope(from_output=True)
 
     def _slope(self, *, from_output: bool) -> Definition:
@@ -65,7 +65,7 @@ class Definition(Activation):
             declared_saves=("input",),
             kernel=kernel,
             functions=frozenset({"forward"}),
-            has_reference=False,  # that of the definition is of another function
+            has_reference=False,  # the definition's reference is the function, not its slope
             passed=(),
             reads={},
         )
@@ -80,13 +80,13 @@ def read_definition(
     expressions: dict[str, Expression] | None = None,
     beside: Mapping[str, Activation] = MappingProxyType({}),
 ) -> Definition:
-    """The definition in a kernel file's text; ``fields`` come before those of the file's header.
+    """The definition in a kernel file's text; ``fields`` override those of the file's header.
 
-    ``expressions`` are what its functions return, where that is known; ``beside`` the definitions in its folder.
+    ``expressions`` are the return values of its functions, if they are known; ``beside`` the definitions in the same folder.
 
     Raises:
-        ValueError: the text will not do.
-        TypeError: the reference will not do.
+        ValueError: the text is not a valid kernel file, or does not match the fields.
+        TypeError: the reference does not take the operands and parameters.
     """
     try:
         text = kernel_file.checked(text)
@@ -124,7 +124,7 @@ def read_definition(
         has_reference=bool(reference or forward),
         channels=channels,
         requires=_requirements(forward, names) if forward else (),
-        **_gradients_read(kernel.signature, {} if reference else expressions),  # a formula may read what that does not
+        **_gradients_read(kernel.signature, {} if reference else expressions),  # a given reference may read other tensors
     )
     if not definition.has_reference:
         definition.reference = _in_float64(definition)
@@ -135,19 +135,19 @@ def read_definition(
 
 
 def channels_declared(there: Signature, numbers: tuple[str, ...], given: Mapping[str, object]) -> dict[str, Channel]:
-    """The channel operands of a kernel file; what is not declared of one has the defaults of :class:`Channel`.
+    """The channel operands of a kernel file; those that are not declared get the defaults of :class:`Channel`.
 
     Raises:
-        ValueError: what is declared is no channel or row operand there, or no parameter, or one is not declared.
+        ValueError: a declaration matches no operand of ``forward``, or a parameter has no default.
     """
     channels, rows = there.of("channel"), there.of("row")
     for name, value in given.items():
         if isinstance(value, Row) != (name in rows):
-            told = ", ".join(rows) or "none"
-            raise ValueError(f"{name} is declared as {value!r}; forward's arguments of type Row<T> are {told}")
+            known = ", ".join(rows) or "none"
+            raise ValueError(f"{name} is declared as {value!r}; forward's arguments of type Row<T> are {known}")
         if isinstance(value, Channel) and name not in channels:
-            told = ", ".join(channels) or "none"
-            raise ValueError(f"{name} is declared as a Channel; forward's arguments of type Channel<T> are {told}")
+            known = ", ".join(channels) or "none"
+            raise ValueError(f"{name} is declared as a Channel; forward's arguments of type Channel<T> are {known}")
         if name in channels and not isinstance(value, Channel):
             raise ValueError(f"{name} is a Channel<T> in the kernel file, declared as {value!r}; declare it as a Channel()")
     params = [name for name in given if name not in (*channels, *rows)]
@@ -156,8 +156,8 @@ def channels_declared(there: Signature, numbers: tuple[str, ...], given: Mapping
         unknown = [name for name in params if name not in numbers]
         arguments, header = (", ".join(f"{name}{equals}1.0" for name in missing) for equals in ("=", " = "))
         how = f"define(..., {arguments}) or // parameters: {header}" if missing else f"leave out {', '.join(unknown)}"
-        told = [", ".join(each) or "none" for each in (numbers, params)]
-        raise ValueError(f"forward's parameters are {told[0]}, those with a default {told[1]}; {how}")
+        every, with_default = (", ".join(each) or "none" for each in (numbers, params))
+        raise ValueError(f"forward's parameters are {every}, those with a default {with_default}; {how}")
     return {name: given.get(name, Channel()) for name in channels}
 
 
@@ -168,10 +168,10 @@ def _in_files_names(there: Signature, *roles: str) -> list[str]:
 def _expression(
     there: Signature, body: str, elements: Iterable[str], beside: Mapping[str, Activation], draws: bool = True
 ) -> Expression:
-    """What a function of a kernel file returns, as an expression in its operands.
+    """The return value of a kernel file's function, as an expression in its operands.
 
     Raises:
-        ExpressionError: it is none.
+        ExpressionError: ``body`` is not in the grammar of expressions.
     """
     return Expression(
         body,
@@ -188,9 +188,9 @@ def _expression(
 def _expressions_there(
     kernel: KernelSource, functions: dict[str, signature.Function], beside: Mapping[str, Activation]
 ) -> dict[str, Expression]:
-    """What the functions of a kernel file return, of those that do no more than return an expression."""
+    """The return values of a kernel file's functions whose body is a single expression, keyed by function."""
     there, found = kernel.signature, {}
-    if signature.prepared(kernel.text):  # then what the functions get are not the operands
+    if signature.prepared(kernel.text):  # the functions' arguments are then prepared values, not the operands
         return {}
     elements = _in_files_names(there, "element")
     before = {"forward": elements, "backward": ["dy", *elements], "backward_from_output": ["dy", "y"]}
@@ -200,13 +200,13 @@ def _expressions_there(
             given = [argument or each for argument, each in zip(function.arguments, usual, strict=False)]
             try:
                 found[name] = _expression(there, function.body, given, beside)
-            except ExpressionError:  # C++ that is more than an expression
+            except ExpressionError:  # C++ beyond the grammar of expressions
                 continue
     return found
 
 
 def _requirements(forward: Expression, names: tuple[str, ...]) -> tuple[Requirement, ...]:
-    """That the shares which are dropped are shares."""
+    """Requirements that dropout probabilities which depend on parameters are from 0 to 1."""
     in_file = forward.variables[len(forward.variables) - len(names) :]
 
     def requirement(text: str, of: Callable[..., float]) -> Requirement:
@@ -218,7 +218,7 @@ def _requirements(forward: Expression, names: tuple[str, ...]) -> tuple[Requirem
 
 
 def _work(expressions: Mapping[str, Expression]) -> Work:
-    """How much a GPU computes: next to nothing for arithmetic alone, as lines of the table that are no more have it."""
+    """The work per element: NEXT_TO_NOTHING for arithmetic alone, as for the library's activations, else the default."""
     usual, forward = Work(), expressions.get("forward")
     if forward is None or not forward.is_arithmetic:
         return usual
@@ -226,9 +226,9 @@ def _work(expressions: Mapping[str, Expression]) -> Work:
 
 
 def _gradients_read(there: Signature, expressions: Mapping[str, Expression]) -> dict[str, Any]:
-    """The fields of a record that say what its gradients read, and which of them are the one that comes in."""
+    """The record's fields ``reads`` and ``passed``, where they follow from the expressions; else empty."""
     tensors = there.tensors
-    alone = len(there.operands) == 1 + len(there.of("number"))  # else second derivatives are those of forward's formula
+    alone = len(there.operands) == 1 + len(there.of("number"))  # else second derivatives come from forward's formula
     if expressions.keys() == {"forward"} == there.functions:
         _, reads, passed = read_by_gradients(expressions["forward"].key)
         read = {name: tuple(tensors[by] for by in sorted(reads.get(place, ()))) for place, name in enumerate(tensors)}
@@ -240,7 +240,7 @@ def _gradients_read(there: Signature, expressions: Mapping[str, Expression]) -> 
 
 
 def _without_dropout(definition: Definition, body: str, beside: Mapping[str, Activation]) -> Definition:
-    """What a definition is outside of training."""
+    """The definition as it is outside of training: without dropout."""
     kernel, there = definition.source, definition.source.signature
     expression = _expression(there, body, _in_files_names(there, "element"), beside, draws=False)
     arguments = ", ".join(f"{each.type} {each.in_file}" for each in there.operands if each.role != "random")
@@ -266,9 +266,9 @@ def _fingerprint(
     names: tuple[str, ...],
     channels: dict[str, Channel],
 ) -> str:
-    """What tells a definition from others of its name: a hash of its formula, of its parameters' names, and of its channels.
+    """A hash of a definition's formula, parameter names, channels and rows, which tells definitions of one name apart.
 
-    Where its functions are expressions, and there is nothing else, their keys are its formula, however they are written.
+    If the file consists of expressions alone, their keys stand for the formula, so that spelling makes no difference.
     """
     code = signature.code(kernel.text)
     used = [signature.code(source.text) for source in kernel.all_used if not source.is_librarys]
@@ -277,9 +277,9 @@ def _fingerprint(
         code = code[:start] + code[end:]
     if expressions.keys() == functions.keys() and re.fullmatch(r'\s*#\s*include\s*"elementwise\.cuh"\s*|\s*', code):
         formula = sorted((name, expression.key) for name, expression in expressions.items())
-    told = (names, formula, *((name, channel.dim, channel.one) for name, channel in channels.items()))
-    told += tuple((name, "row") for name in kernel.signature.of("row"))
-    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]
+    hashed = (names, formula, *((name, channel.dim, channel.one) for name, channel in channels.items()))
+    hashed += tuple((name, "row") for name in kernel.signature.of("row"))
+    return hashlib.sha256(repr(hashed).encode()).hexdigest()[:16]
 
 
 def _in_float64(definition: Definition) -> Callable[..., Tensor]:
@@ -293,7 +293,7 @@ def _in_float64(definition: Definition) -> Callable[..., Tensor]:
 
 
 def with_header(definition: Definition) -> str:
-    """A definition's kernel file with all its fields in the comments at its top."""
+    """A definition's kernel file with its name, parameters, saves and formula in the comments at its top."""
     text = definition.source.text
     body = signature.functions(text)["forward"].body or ""
     fields = {

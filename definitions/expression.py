@@ -1,9 +1,9 @@
-"""The expressions that :func:`jitact.define` takes: arithmetic in C++'s notation, read here.
+"""The expressions that :func:`jitact.define` takes: arithmetic in C++ notation.
 
-A name before a parenthesis is a function, or an activation; others are tensors, or what they are declared to be. What is read
-is written twice: in C++, for the compiler to make the kernel of, and in PyTorch, to compare the kernel with.
-Every number in it is a number of ``T``. What is made of numbers alone is computed here, in float64, so that both get the same
-value, and so that C++'s rules for whole numbers (``1 / 2`` is 0, ``010`` is 8, ``65536 * 65536`` is 0) play no part.
+A name before a parenthesis is a function or an activation; any other name is what it is declared to be, by default a tensor.
+An expression is translated twice: to C++, which becomes the kernel, and to PyTorch, which the kernel is compared with.
+All numbers are of type ``T``. Constant subexpressions are computed here, in float64, so that both translations get the same
+value, and so that C++'s integer rules (``1 / 2`` is 0, ``010`` is 8, ``65536 * 65536`` is 0) do not apply.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class Expression:
 
     Attributes:
         text: as the user wrote it, on one line.
-        elements: the tensors of elements that may occur in it.
+        elements: the elementwise tensors that may occur in it.
         variables: all names that may occur in it: elements, channel operands, parameters, in the order of a call's arguments.
         names: the names that do occur.
-        random: the random numbers that it draws, as C++ calls them.
-        shares: of what is dropped.
-        helpers: those of :data:`HELPERS` that :attr:`python` calls.
+        random: the C++ names of the random numbers that it draws.
+        shares: the dropout probabilities that depend on parameters.
+        helpers: the entries of :data:`HELPERS` that :attr:`python` calls.
         activations: the activations that it calls.
-        is_arithmetic: whether it calls, and draws, nothing, but for functions that are an instruction or two.
-        python: the same in Python, with the names ``torch``, ``math``, ``dropout`` and those of helpers and activations.
-        cpp: the same in C++, where operands but ``x``, ``dy`` and an output ``y`` are called as :func:`in_cpp` says.
-        key: equal for expressions that differ in spaces, needless parentheses, the spelling of numbers, or names of variables.
+        is_arithmetic: whether it draws no random numbers and calls no functions beyond those of one or two instructions.
+        python: the expression in Python, with the names ``torch``, ``math``, ``dropout`` and those of helpers and activations.
+        cpp: the expression in C++, where operands other than ``x``, ``dy`` and an output ``y`` are renamed by :func:`in_cpp`.
+        key: a normal form: it does not depend on spaces, needless parentheses, the spelling of numbers, or variable names.
     """
 
     def __init__(
@@ -55,21 +55,22 @@ class Expression:
         draws: bool = True,
         beside: Mapping[str, Activation] = MappingProxyType({}),
     ) -> None:
-        """Reads ``text``, in which these names may occur.
+        """Parses ``text``.
 
         Args:
             text: the expression.
-            elements: the tensors; if left out, all names but those declared here are, ``x`` before the others.
-            parameters: numbers.
-            channels: operands with a value for each channel.
+            elements: the names of the elementwise tensors; if None, all names not declared here, ``x`` first.
+            parameters: the names of numbers.
+            channels: the names of channel and row operands.
             random: with ``of_kernel_file``, the names of random numbers.
-            of_kernel_file: whether it is what a kernel file's function returns, with names as they are there. What means
-                something else in C++ is then no expression, such as a quotient of whole numbers.
-            draws: whether ``dropout`` drops anything, else it is its first argument.
-            beside: activations that it may call, before those of the registry.
+            of_kernel_file: whether ``text`` is the return value of a kernel file's function, with the names used there. Then
+                what C++ computes differently, such as a quotient of integers, is an error.
+            draws: whether ``dropout`` drops; if not, it returns its first argument.
+            beside: activations that it may call, which take precedence over the registry's.
 
         Raises:
-            ExpressionError: ``text`` is not an expression in them.
+            ExpressionError: ``text`` is not an expression in these names.
+            TypeError: ``text`` is not a string.
         """
         if not isinstance(text, str):
             raise TypeError(f"an expression is text, such as 'x * sigmoid(x)', not {text!r}")
@@ -94,25 +95,26 @@ class Expression:
         self._of_one = len(self.elements) == 1 and not channels
 
     def __call__(self, *values: Tensor | float, keep: Callable[[int, float], Tensor] | None = None) -> Tensor:
-        """The expression's value for values of the variables, in their order.
+        """Evaluates the expression in PyTorch for values of the variables, in their order.
 
-        ``keep`` gives, of a stream of random numbers and a share to drop, what values are multiplied by; else they are drawn.
+        ``keep(stream, p)`` returns a dropout's factors, from the index of its random numbers and its probability; without it,
+        they are drawn.
         """
         value = self.value(*values, keep=keep)
         return value if self._of_one else self._as_elements(value, values[: len(self.elements)])
 
     def value(self, *values: Tensor | float, keep: Callable[[int, float], Tensor] | None = None) -> Tensor:
-        """The same in whatever shape and dtype the operands broadcast to."""
+        """The value in the shape and dtype that all operands, including channel operands, broadcast and promote to."""
         drawn = {KEEP: keep} if self.random else {}
         return self._function(*[value if isinstance(value, Tensor) else float(value) for value in values], **drawn)
 
     def _as_elements(self, value: Tensor, elements: tuple[Tensor, ...]) -> Tensor:
-        """A value in the shape and dtype of the elements, whatever those of channel operands are."""
+        """A value expanded to the shape, and converted to the dtype, of the elementwise tensors."""
         shape = torch.broadcast_shapes(*[each.shape for each in elements])
         value = value.to(promoted(elements))
         return value.expand(shape) if value.dim() <= len(shape) else value.reshape(shape)
 
     def renamed(self, *names: str) -> str:
-        """:attr:`python` with other names for the variables, in their order."""
+        """:attr:`python` with the variables renamed to ``names``, in their order."""
         new = dict(zip(self.variables, names, strict=True))
         return re.sub(r"(?<![\w.])[A-Za-z_]\w*", lambda name: new.get(name[0], name[0]), self.python)

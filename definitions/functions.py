@@ -1,4 +1,4 @@
-"""The functions that an expression may call, as PyTorch computes them."""
+"""The functions and activations that an expression may call, and their PyTorch counterparts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ __all__ = ["ARITHMETIC", "FUNCTIONS", "IN_MATH", "Called", "Function", "called"]
 
 
 class Function(NamedTuple):
-    """A function of kernels/device/math.cuh or number.cuh: how many arguments it takes, and what it is called in Python.
+    """A function of kernels/device/math.cuh or number.cuh: its number of arguments, and its name in Python.
 
-    ``numbers`` are the positions of arguments that may be plain numbers in Python.
+    ``numbers`` are the positions of arguments for which the Python function accepts plain numbers.
     """
 
     arity: int
@@ -46,30 +46,30 @@ FUNCTIONS: dict[str, Function] = {
 }
 
 ARITHMETIC = frozenset(("abs", "min", "max", "clamp", "fma", "copysign"))
-"""Those that take no more than a sum or a product does."""
+"""Functions that cost no more than an addition or a multiplication."""
 
 IN_MATH_TOO = (
     "exp expm1 log log2 log10 log1p sqrt sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc pow fmod atan2 "
     "hypot copysign"
 )
 IN_MATH = frozenset(IN_MATH_TOO.split())
-"""Those that Python's ``math`` has under the same name, with floats as results."""
+"""Functions that Python's ``math`` has under the same name, with float results."""
 
 
 class Called(NamedTuple):
-    """An activation as expressions call it: with its tensors and, if others are wanted than the defaults, its numbers."""
+    """An activation that an expression calls, with its tensors and, optionally, its parameters."""
 
     record: Activation
     tensors: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """Of the activation."""
+        """The activation's name."""
         return self.record.name
 
     @property
     def python(self) -> str:
-        """What it is called in PyTorch's form of an expression, where no variable is called like that."""
+        """Its name in an expression's Python form; no variable can have it, as it contains ``__``."""
         return f"called__{self.name}"
 
     @property
@@ -79,28 +79,28 @@ class Called(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """What it takes, for people."""
+        """Its arguments, with the defaults of parameters, for error messages."""
         return ", ".join([*self.tensors, *(f"{name}={value:g}" for name, value in self.record.params)])
 
     def __call__(self, *values: Tensor | float) -> Tensor:
-        """In PyTorch: by the form that loses no digits where those of float64 are wanted."""
-        laid = layout(self.record.token)
-        if len(self.tensors) > laid.elements:  # then it is an expression, whose elements come first
+        """Evaluates it in PyTorch: with the record's ``exact`` in float64, as ``reference`` may lose digits there."""
+        operands = layout(self.record.token)
+        if len(self.tensors) > operands.elements:  # then it is an expression, whose elementwise tensors come first
             given = dict(zip(self.tensors, values, strict=False))
-            return self.record.expression.value(*[given[name] for name in laid.tensors], *values[len(given) :])
+            return self.record.expression.value(*[given[name] for name in operands.tensors], *values[len(given) :])
         in_float64 = any(isinstance(value, Tensor) and value.dtype is torch.float64 for value in values)
         return (self.record.exact if self.record.exact and in_float64 else self.record.reference)(*values)
 
 
 def called(name: str, beside: Mapping[str, Activation]) -> Called | None:
-    """The activation that an expression calls by a name, any that people use; None if there is none.
+    """The activation that an expression calls by a name or an alias; None if there is none.
 
     Args:
-        name: as the expression has it.
-        beside: what else there is beside the registry's, which comes first.
+        name: as written in the expression.
+        beside: further activations, which take precedence over the registry's.
 
     Raises:
-        ValueError: it is none that expressions can call; the message says why.
+        ValueError: expressions cannot call it; the message says why.
     """
     try:
         record = beside.get(name) or registry.class_of(name).activation
@@ -108,7 +108,7 @@ def called(name: str, beside: Mapping[str, Activation]) -> Called | None:
         return None
     signature = record.source.signature
     kinds = [("a value for each channel", "channel"), ("a value for each row", "row"), ("random numbers", "random")]
-    # To an expression these two are tensors like others: how they broadcast says only what their own form in PyTorch is.
+    # A definition by an expression can be called with channel and row operands: its reference broadcasts them as tensors.
     for what, role in kinds[2 if getattr(record, "expression", None) is not None else 0 :]:
         if signature.of(role):
             raise ValueError(f"{record.name} takes {what}, which an expression cannot give it")

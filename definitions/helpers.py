@@ -1,4 +1,4 @@
-"""Functions of kernel files that PyTorch has under no name, written in PyTorch."""
+"""PyTorch implementations of kernel functions that PyTorch lacks, or whose gradients differ there."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from ..references import exact_tanhshrink
 
 __all__ = ["HELPERS", "cbrt", "round_half_up"]
 
-# Where two arguments of min and max are equal, the gradient is the second one's, as in
-# the kernel.
+# Where the arguments of min or max are equal, the gradient goes to the second one, as in the kernel.
 
 
 def minimum(a: Tensor, b: Tensor | float) -> Tensor:
@@ -36,7 +35,7 @@ def cbrt(x: Tensor) -> Tensor:
 
 
 def round_half_up(x: Tensor) -> Tensor:
-    """Each element rounded to a whole number, halves away from 0, as C rounds."""
+    """Each element rounded to an integer, halves away from 0, as C's ``round`` does."""
     whole = torch.trunc(x)
     return whole + torch.copysign(((x - whole).abs() >= 0.5).to(x.dtype), x)
 
