@@ -1,4 +1,4 @@
-"""Kernel files of users: their text, what they use, their parameters, and the comments at their top that jitact reads."""
+"""Users' kernel files: their text, the activations they call, their parameters, and the header comments that jitact reads."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def read_file(path: Path) -> str:
 
 
 def checked(text: str) -> str:
-    """A kernel file's text with the ends of its lines as ``load_folder`` reads them.
+    """A kernel file's text with line ends normalised to ``\\n``.
 
     Raises:
-        ValueError: it has characters that no compiler takes.
+        ValueError: it has a NUL character, or characters that cannot be encoded in UTF-8.
     """
     if "\0" in text:
         raise ValueError(f"the kernel file has a NUL character in line {text.count(chr(10), 0, text.index(chr(0))) + 1}")
@@ -60,10 +60,10 @@ def checked(text: str) -> str:
 
 
 def check_encodable(text: str, where: str) -> None:
-    """Checks that a file could hold a text.
+    """Checks that a text can be encoded in UTF-8.
 
     Raises:
-        ValueError: it has half of a character.
+        ValueError: it has an unpaired surrogate.
     """
     try:
         text.encode()
@@ -72,7 +72,7 @@ def check_encodable(text: str, where: str) -> None:
 
 
 def is_of_rows(text: str) -> bool:
-    """Whether a kernel file is one of rows, by what it includes."""
+    """Whether a kernel file includes ``rows.cuh``, and so works on rows."""
     return re.search(r'^[ \t]*#[ \t]*include[ \t]*"rows\.cuh"', code(text), re.MULTILINE) is not None
 
 
@@ -80,14 +80,14 @@ HEADER_OF_A_USER = re.compile(r'^[ \t]*#[ \t]*include(?![ \t]*"elementwise\.cuh"
 
 
 def definitions_used(text: str, beside: Mapping[str, Activation]) -> tuple[KernelSource, ...]:
-    """The kernel files whose functions a kernel file calls, but for those of the library.
+    """The users' kernel files whose functions a kernel file calls; the library's are not among them.
 
     Args:
         text: the kernel file's.
-        beside: those in the same folder, which come before all others of their names.
+        beside: the definitions in the same folder, which take precedence over registered ones of their names.
 
     Raises:
-        ValueError: there is no such activation, or none that can be called.
+        ValueError: there is no such activation, or it cannot be called.
     """
     used, known = [], {name: cls.activation for name, cls in registry.REGISTRY.items()} | dict(beside)
     for name in names_used(text):
@@ -98,15 +98,15 @@ def definitions_used(text: str, beside: Mapping[str, Activation]) -> tuple[Kerne
             near = difflib.get_close_matches(name, known, n=1)
             suggestion = f"; did you mean {namespace(near[0])}?" if near else ""
             raise ValueError(f"line {line}: it uses {namespace(name)}::, and there is no activation {name!r}{suggestion}")
-    KernelSource("", text, "", given=tuple(used)).used_text  # noqa: B018  # which raises for what cannot be used
+    KernelSource("", text, "", given=tuple(used)).used_text  # noqa: B018  # raises if one cannot be called
     return tuple(source for source in used if not source.is_librarys)
 
 
 def in_order_of_use(texts: Mapping[str, str]) -> list[str]:
-    """The names of kernel files, each after those of them that it uses.
+    """The names of kernel files in topological order: each after those that it uses.
 
     Raises:
-        ValueError: one uses itself, perhaps through others.
+        ValueError: one uses itself, directly or through others.
     """
     ordered: list[str] = []
 
@@ -125,27 +125,27 @@ def in_order_of_use(texts: Mapping[str, str]) -> list[str]:
 
 
 def librarys_defaults(text: str) -> dict[str, float | Channel]:
-    """What the table says of the numbers and channel operands of a kernel file, if it is one of the library's as it is."""
+    """The defaults of the parameters and channel operands of a kernel file that is an unchanged copy of the library's."""
     lines = [record for record in library.values() if record.source.text == text]
     return dict(lines[0].params) | lines[0].channels if lines else {}
 
 
 def unmarked_numbers(functions: dict[str, Function], declared: Collection[str]) -> tuple[str, ...]:
-    """The last arguments of ``forward`` that are numbers without being marked: each a ``T`` with a default.
+    """The trailing arguments of ``forward`` of type ``T`` that have a default, and so are parameters without ``Number<T>``.
 
     Args:
-        functions: of a kernel file.
+        functions: the functions of a kernel file.
         declared: the names that have a default.
 
     Raises:
-        ValueError: functions differ in their parameters, nothing tells what one is called, or one must be marked.
+        ValueError: the functions differ in their parameters, no function names one, or one must be a ``Number<T>``.
     """
     forward = functions["forward"]
     names = list(forward.arguments)
     for name, function in functions.items():
         given = list(zip(function.types, function.arguments, strict=True))[before_operands(name) :]
         backwards = range(-1, -min(len(given), len(names)) - 1, -1)
-        for k in backwards:  # from the end, as functions of the output take no elements
+        for k in backwards:  # aligned at the end, as functions of the output take no elementwise tensors
             names[k] = names[k] or (given[k][1] if given[k][0] == forward.types[k] else None)
     if None in names[1:]:
         raise ValueError(f"line {forward.line}: no function has a name for parameter {names.index(None, 1)}")
@@ -164,13 +164,13 @@ def _is_declared(name: str | None, declared: Collection[str]) -> bool:
 
 
 def _check_alike(functions: dict[str, Function], numbers: int) -> None:
-    """Checks that functions take the same operands under the same names; of elements, the names may differ.
+    """Checks that functions take the same operands under the same names; names of elementwise tensors may differ.
 
     Raises:
         ValueError: they do not.
     """
     forward = functions["forward"]
-    marks = [*forward.types[: len(forward.types) - numbers], *["number"] * numbers]  # a T among which is an element
+    marks = [*forward.types[: len(forward.types) - numbers], *["number"] * numbers]  # "T" marks an elementwise tensor
     for name, function in functions.items():
         taken = list(zip(function.types, function.arguments, strict=True))[before_operands(name) :]
         expected = [
@@ -183,15 +183,15 @@ def _check_alike(functions: dict[str, Function], numbers: int) -> None:
         )
         if not same:
             elements = sum(element for *_, element in expected)
-            told = [
+            ours, forwards = (
                 ", ".join(argument or type_ for type_, argument, *_ in each[elements:]) or "no parameters"
                 for each in (taken, expected)
-            ]
-            raise ValueError(f"line {function.line}: {name} takes {told[0]} where forward takes {told[1]}")
+            )
+            raise ValueError(f"line {function.line}: {name} takes {ours} where forward takes {forwards}")
 
 
 def parameter_names(there: Signature, declared: Collection[str]) -> tuple[str, ...]:
-    """The parameters' names by what they are called in a kernel file: the same, or with an underscore at the end."""
+    """The parameters' names: as in the kernel file, or without a trailing underscore if that is what is declared."""
     numbers = [operand.in_file for operand in there.operands if operand.role == "number"]
     bare = tuple(name.removesuffix("_") for name in numbers)
     some = tuple(b if a not in declared and b in declared else a for a, b in zip(numbers, bare, strict=True))
@@ -199,10 +199,10 @@ def parameter_names(there: Signature, declared: Collection[str]) -> tuple[str, .
 
 
 def read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[str, ...]:
-    """What backward can keep, the default first: what is wanted, else all that the functions allow.
+    """What can be kept for backward, the default first: ``wanted`` and "input", or by default all that the functions allow.
 
     Raises:
-        ValueError: they do not allow what is wanted.
+        ValueError: the functions do not allow what is wanted.
     """
     possible = possible_saves(functions)
     wanted = tuple(re.findall(r"\w+", wanted) if isinstance(wanted, str) else wanted)
@@ -213,20 +213,20 @@ def read_saves(functions: dict[str, Function], wanted: Iterable[str]) -> tuple[s
 
 
 def check_reference(name: str, reference: Callable[..., Tensor], arguments: list[str]) -> None:
-    """Checks that a reference takes what it will be given.
+    """Checks that a reference can be called with these positional arguments.
 
     Raises:
-        TypeError: it does not.
+        TypeError: it cannot.
     """
     try:
         inspect.signature(reference).bind(*arguments)
     except TypeError as error:
         raise TypeError(f"{name}: the reference must take ({', '.join(arguments)}): {error}") from None
-    except ValueError:  # it is built in, and nothing tells
+    except ValueError:  # a built-in function, whose signature cannot be inspected
         return
 
 
-TOP = re.compile(r"(?:[ \t]*(?://|#[ \t]*include\b)[^\n]*\n|[ \t]*\n)*")  # comments, blank lines, and what is included
+TOP = re.compile(r"(?:[ \t]*(?://|#[ \t]*include\b)[^\n]*\n|[ \t]*\n)*")  # comments, blank lines and #include lines
 HEADER = re.compile(r"^// *(activation|parameters|keeps|formula): *(.*?) *$\n?", re.MULTILINE)
 
 
@@ -234,7 +234,7 @@ def header(text: str) -> dict[str, str]:
     """The fields in the comments at the top of a kernel file, such as ``// parameters: a = 1.0, b = 2``.
 
     Raises:
-        ValueError: one is there twice.
+        ValueError: a field occurs twice.
     """
     fields: dict[str, str] = {}
     for key, value in HEADER.findall(TOP.match(text)[0]):
@@ -247,23 +247,23 @@ def header(text: str) -> dict[str, str]:
 
 
 def quoted(formula: str) -> str:
-    """A formula as a comment can hold it: as it is, or as a JSON string where it is more than one line of plain text."""
+    """A formula for a comment: unchanged, or as a JSON string if it is not a single line of printable text."""
     plain = formula.isprintable() and formula == formula.strip(" ") and formula[:1] != '"' and formula[-1:] != "\\"
     return formula if plain else json.dumps(formula)
 
 
 def _unquoted(formula: str) -> str:
-    """The formula in a comment."""
+    """The formula that :func:`quoted` wrote, or a user."""
     if formula.startswith('"'):
         try:
             return str(json.loads(formula))
-        except ValueError:  # a person's, who began with a quotation mark
+        except ValueError:  # a user's text that begins with a quotation mark
             pass
     return formula
 
 
 def with_header(text: str, fields: dict[str, str]) -> str:
-    """A kernel file with these fields in the comments at its top, in place of those that are there; empty ones are left out."""
+    """A kernel file with these fields in the comments at its top, replacing any that it has; empty ones are left out."""
     header = "".join(f"// {key}: {value}\n" for key, value in fields.items() if value)
     top = len(TOP.match(text)[0])
     rest = HEADER.sub("", text[:top]) + text[top:]

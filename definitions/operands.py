@@ -1,4 +1,4 @@
-"""What definitions are told of their operands beside the formula: names, defaults of parameters, channels, rows."""
+"""Declarations of a definition's operands: names, defaults of parameters, channel and row operands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
     "reserves_arguments",
 ]
 
-# What C++ or kernel files already mean by a name, so that no parameter can have it.
+# Names with a meaning in C++ or in kernel files, which no parameter can have.
 CPP_WORDS = frozenset(
     """alignas alignof asm auto bool break case catch char class const constexpr continue default delete do double dynamic_cast
     else enum explicit extern false float for friend goto if inline int long mutable namespace new noexcept nullptr operator
@@ -41,14 +41,14 @@ IN_PYTHON = ("torch", "math", "float", *(helper.__name__ for helper in HELPERS.v
 
 
 class Declared(NamedTuple):
-    """What is declared of operands: the parameters with their defaults, and the channel and the row operands."""
+    """The declared operands: parameters with their defaults, and channel and row operands (``beside``)."""
 
     params: dict[str, float]
     beside: dict[str, Channel | Row]
 
     @property
     def channels(self) -> dict[str, Channel]:
-        """The channel operands alone."""
+        """The channel operands."""
         return {name: operand for name, operand in self.beside.items() if isinstance(operand, Channel)}
 
 
@@ -56,7 +56,7 @@ _arguments: set[str] = set()
 
 
 def reserves_arguments(function: F) -> F:
-    """Marks the function by which people define: no parameter can be called like one of its own arguments."""
+    """Decorator of :func:`define`: reserves the names of its arguments, so that no parameter can have one of them."""
     _arguments.update(inspect.signature(function).parameters.keys() - {"params"})
     return function
 
@@ -76,18 +76,18 @@ def _reserved_parameters() -> dict[str, str]:
 
 
 def declared(name: str, given: Mapping[str, object]) -> Declared:
-    """What is given for parameters, channel and row operands of an activation, checked; numbers are Python's own.
+    """Checks the declarations of an activation's parameters, channel and row operands; numbers become int or float.
 
     Raises:
-        ValueError: one has a name that it cannot have, or a number is out of its range.
-        TypeError: a default is neither a number nor a Channel nor a Row, or a Channel's field is of another type.
+        ValueError: a name is reserved or not an identifier, or a number is too large for a float.
+        TypeError: a default is neither a number nor a Channel nor a Row, or a Channel's field has the wrong type.
     """
     beside = {key: value for key, value in given.items() if isinstance(value, (Channel, Row))}
     reserved = _reserved_parameters()
     if any(isinstance(operand, Channel) for operand in beside.values()):
         reserved = reserved | dict.fromkeys(["device", "dtype"], "it is an argument of activations with channel operands")
     for param in given:
-        if isinstance(given[param], Row):  # which calls give, as they do elements
+        if isinstance(given[param], Row):  # an argument of calls, so the rules for tensors hold
             check_element(name, param)
             continue
         why = _no_identifier(param) or reserved.get(param)
@@ -124,11 +124,11 @@ def _channel(name: str, operand: str, channel: Channel) -> Channel:
 
 
 def check_operands(name: str, operands: object, given: Declared) -> tuple[str, ...]:
-    """The tensors that a definition lists, in their order.
+    """Checks the tensors listed in ``operands=``, and returns them in order.
 
     Raises:
-        TypeError: they are not a list of names.
-        ValueError: a tensor cannot be called like that, or is there twice.
+        TypeError: ``operands`` is not a list of names.
+        ValueError: the list is empty, or a name is invalid, a parameter's, or listed twice.
     """
     if isinstance(operands, str) or not isinstance(operands, Iterable):
         raise TypeError(f"{name}: operands= lists the tensors, such as operands=('gate', 'up'), got {operands!r}")
@@ -147,7 +147,7 @@ def check_element(name: str, element: object) -> None:
     """Checks the name of a tensor.
 
     Raises:
-        ValueError: it cannot have that name; the message says why.
+        ValueError: no tensor can have that name; the message says why.
     """
     why = _no_identifier(element)
     if element in ("self", "inplace", "training", *OPTIONS):
@@ -162,7 +162,7 @@ def check_element(name: str, element: object) -> None:
 
 # Headers of kernel files.
 
-_OUTSIDE = re.compile(r",(?![^()]*\))")  # commas that are in no parentheses
+_OUTSIDE = re.compile(r",(?![^()]*\))")  # commas outside of parentheses
 _CHANNEL = re.compile(r"(?:jitact\.)?Channel\((.*)\)")
 _FIELDS: dict[str, Callable[[str], object]] = {
     "init": float,
@@ -172,18 +172,18 @@ _FIELDS: dict[str, Callable[[str], object]] = {
 
 
 def in_header(given: Declared) -> str:
-    """Parameters and channel operands as a header has them: ``a = 1.0, w = Channel(init=1.0, dim=-1, one=False)``.
+    """Parameters and channel operands as written in a header: ``a = 1.0, w = Channel(init=1.0, dim=-1, one=False)``.
 
-    Of a row operand, its type in the file says all.
+    Row operands are left out: their type in the file is enough.
     """
     return ", ".join(f"{name} = {value!r}" for name, value in (given.params | given.channels).items())
 
 
 def read_header(text: str) -> dict[str, float | Channel | Row]:
-    """What :func:`in_header` gave, or a person wrote.
+    """Parses what :func:`in_header` or a user wrote.
 
     Raises:
-        ValueError: an item is none, or is there twice.
+        ValueError: an item is malformed, or a name occurs twice.
     """
     found: dict[str, float | Channel | Row] = {}
     for item in filter(None, map(str.strip, _OUTSIDE.split(text))):
@@ -201,10 +201,10 @@ def read_header(text: str) -> dict[str, float | Channel | Row]:
 
 
 def read_default(text: str) -> float | Channel | Row:
-    """What is written for a parameter's default, a number, or for an operand, as ``Channel(init=0.0)`` or ``Row()``.
+    """Parses a parameter's default, a number, or the declaration of an operand, such as ``Channel(init=0.0)`` or ``Row()``.
 
     Raises:
-        ValueError: it is nothing of these.
+        ValueError: it is none of these.
     """
     if text in ("Row()", "jitact.Row()"):
         return Row()

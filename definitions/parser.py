@@ -1,4 +1,4 @@
-"""The grammar of expressions: precedence climbing over tokens, to the text of a formula in C++ and in PyTorch."""
+"""The grammar of expressions: a precedence-climbing parser that translates a formula to C++ and to PyTorch."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from .signs import ARITHMETIC, BINDING, COMPARISONS
 __all__ = ["CONSTANTS", "DROPOUT", "KEEP", "ExpressionError", "Share", "bare", "in_cpp"]
 
 CONSTANTS = {"pi": math.pi}
-DROPOUT = "dropout"  # the function that draws, which is none of one element's values alone
+DROPOUT = "dropout"  # not in FUNCTIONS, as it draws random numbers
 
-# What Python calls the two that it writes otherwise.
+# The operators that PyTorch expressions spell differently.
 LOGICAL = {"||": "|", "&&": "&"}
 
-# What people write from habit, and what to write instead.
+# Notations of other languages, and what to write instead.
 HABITS = {
     "**": "write pow(a, b) for a power",
     "^": "write pow(a, b) for a power",
@@ -58,22 +58,22 @@ TOKEN = re.compile(
 NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
 
-KEEP = "keep__"  # the argument of PyTorch's form that tells its dropout what is kept; no operand is called like that
+KEEP = "keep__"  # the argument of the PyTorch form that gives dropout's mask; no operand's name contains "__"
 
-NEAR = 0.75  # how alike, as difflib has it, a name is to one that may have been meant
-SHORT = 2  # names of so many letters are near to none, and lengths differ by less
+NEAR = 0.75  # difflib's similarity from which a name may be a misspelling of another
+SHORT = 2  # names up to this length are not taken for misspellings; the lengths of others must differ by less than this
 
-# What compilers and Python's own parser take without trouble.
-MAX_NESTING = 100  # parentheses, calls, signs and branches within each other
-MAX_DEPTH = 500  # the same and operators, such as the terms of a sum
+# Limits that compilers and Python's parser can handle.
+MAX_NESTING = 100  # of parentheses, calls, signs and branches
+MAX_DEPTH = 500  # of the syntax tree, which also counts operators, such as the terms of a sum
 
 
 class ExpressionError(ValueError):
-    """An expression that will not do. Its text shows where.
+    """An invalid expression. The error's text marks the place.
 
     Attributes:
         message: what is wrong, without the place.
-        place: the expression, and the offsets in it where what is wrong starts and ends.
+        place: the expression, and the start and end offsets of the wrong part.
     """
 
     def __init__(self, message: str, text: str, start: int, end: int) -> None:
@@ -85,21 +85,21 @@ class ExpressionError(ValueError):
         super().__init__(f"{message}\n    {line}\n    {caret}")
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: where the expression is wrong, not where that was noticed."""
+        """The traceback in IPython: the marked expression only, as frames of the parser would not help."""
         return [f"ExpressionError: {self}"]
 
 
 def in_cpp(name: str) -> str:
-    """What an operand is called in C++: no macro (``NULL``, ``errno``) and no function has a name like this."""
+    """An operand's name in C++; the underscore avoids collisions with macros (``NULL``, ``errno``) and functions."""
     return f"{name}_"
 
 
 class Share(NamedTuple):
-    """The share of elements that a ``dropout`` drops.
+    """A dropout probability that depends on parameters.
 
     Attributes:
-        text: for people.
-        of: what it is, of the parameters in their order.
+        text: as written, for error messages.
+        of: its value as a function of the parameters in their order.
     """
 
     text: str
@@ -116,18 +116,20 @@ class _Token:
 
 @dataclass
 class _Node:
-    """A part of an expression: where it stands, and what it is in both languages.
+    """A node of the syntax tree: its place in the text, and its translations.
 
     Attributes:
-        python: in PyTorch.
-        cpp: in C++, of type ``T``; a literal if it is a number.
-        key: without what makes no difference, such as spaces and names of variables.
-        kind: "number" for what is known now, "scalar" for what depends on parameters alone, "tensor" for the rest.
-        value: that of a number.
-        truth: whether it is true or false, and of type bool in C++.
-        whole: whether it is written in whole numbers alone, which C++ and Python take for an int.
-        closed: whether a comparison in it stands in parentheses.
-        depth: how many parts are within each other.
+        start: offset of its first character.
+        end: offset after its last character.
+        python: the translation to PyTorch.
+        cpp: the translation to C++, of type ``T``; a literal if it is a number.
+        key: a normal form without spaces and names of variables.
+        kind: "number" for a constant, "scalar" if it depends on parameters alone, "tensor" otherwise.
+        value: the value of a number.
+        truth: whether it is boolean, and so a bool in C++.
+        whole: whether it is written with integers alone, so that C++ and Python compute it as an int.
+        closed: whether it is a comparison in parentheses.
+        depth: of the tree below it.
     """
 
     start: int
@@ -144,19 +146,19 @@ class _Node:
 
 
 def _kind(*parts: _Node) -> str:
-    """The kind of what is made of ``parts``."""
+    """The kind of an operation on ``parts``."""
     kinds = {part.kind for part in parts}
     return next(kind for kind in ("tensor", "scalar", "number") if kind in kinds)
 
 
 def _literal(value: float) -> str:
-    """A number as C++ reads it, where a ``T`` stands beside it."""
+    """A C++ literal of a number, as an operand next to a ``T``."""
     short = value.is_integer() and abs(value) < 2**31 and (value or math.copysign(1, value) > 0)
     return str(int(value)) if short else repr(value)
 
 
 def bare(text: str) -> str:
-    """Without parentheses around all of it."""
+    """``text`` without enclosing parentheses."""
     depth = 0
     for i, character in enumerate(text):
         depth += (character == "(") - (character == ")")
@@ -190,10 +192,10 @@ class _Parser:
         self.free = elements is None
         self.elements = self.free_names({*channels, *parameters, *CONSTANTS}) if elements is None else elements
         self.tensors = self.elements + channels
-        self.like = self.elements[-1]  # whose dtype a number becomes a tensor of
+        self.like = self.elements[-1]  # numbers become tensors of its shape and dtype
 
     def free_names(self, declared: set[str]) -> tuple[str, ...]:
-        """The names that are tensors, as they are declared to be nothing else: ``x``, then in the order of occurrence."""
+        """The undeclared names, which are tensors: ``x`` first, then in the order of occurrence."""
         beside = zip(["", *(token.text for token in self.tokens)], self.tokens, self.tokens[1:], strict=False)
         found = [
             token.text
@@ -206,24 +208,24 @@ class _Parser:
     # Nodes.
 
     def node(self, start: int, end: int, python: str, cpp: str, key: str, *parts: _Node, **fields: object) -> _Node:
-        """What is made of ``parts``."""
+        """A node with ``parts`` as operands."""
         made = _Node(start, end, python, cpp, key, depth=1 + max(part.depth for part in parts), **fields)
         if made.depth > MAX_DEPTH:
             self.too_deep(f"more than {MAX_DEPTH} operations, each of which needs the one before", start, end)
         return made
 
     def known(self, start: int, end: int, python: str, value: float, *, whole: bool = False) -> _Node:
-        """A number."""
+        """A constant."""
         if not math.isfinite(value):
             self.fail("no finite number; the largest is 1.79e308", start, end)
         return _Node(start, end, python, _literal(value), repr(float(value)), "number", value, whole=whole)
 
     def known_truth(self, start: int, end: int, value: bool) -> _Node:
-        """What is true, or false, whatever the variables are."""
+        """A boolean constant."""
         return replace(self.known(start, end, str(float(value)), float(value)), truth=True)
 
     def number(self, node: _Node) -> _Node:
-        """The same as what arithmetic can take: truth as 1 or 0."""
+        """A node as an operand of arithmetic: booleans are converted to 1 or 0."""
         if not node.truth:
             return node
         if node.kind == "number":
@@ -232,11 +234,11 @@ class _Parser:
         return replace(node, python=python, cpp=f"T({bare(node.cpp)})", truth=False)
 
     def as_tensor(self, number: _Node) -> str:
-        """In Python, as a tensor."""
+        """The Python translation, as a tensor."""
         return number.python if number.kind == "tensor" else f"torch.full_like({self.like}, {bare(number.python)})"
 
     def as_float(self, number: _Node) -> str:
-        """In Python, as a tensor or a float: an int has no bounds there, and PyTorch takes none that is large."""
+        """The Python translation, as a tensor or a float: Python's ints are unbounded, and PyTorch refuses large ones."""
         return repr(number.value) if number.kind == "number" and number.whole else number.python
 
     # Errors.
@@ -280,7 +282,7 @@ class _Parser:
         return node
 
     def within(self, read: Callable[[], _Node]) -> _Node:
-        """What ``read`` reads, one level further in."""
+        """Calls ``read`` one nesting level deeper."""
         self.nesting += 1
         if self.nesting > MAX_NESTING:
             self.too_deep(f"nested more than {MAX_NESTING} deep", self.token.start, self.token.end)
@@ -289,7 +291,7 @@ class _Parser:
         return node
 
     def choice(self) -> _Node:
-        """``condition ? a : b``, or anything that binds tighter."""
+        """``condition ? a : b``, or an expression of higher precedence."""
         condition = self.operation(1)
         if self.token.text != "?":
             return condition
@@ -305,21 +307,21 @@ class _Parser:
         if condition.kind != "tensor":
             branches = [self.as_tensor(each) if kind == "tensor" else self.as_float(each) for each in (a, b)]
             python = f"({branches[0]} if {bare(condition.python)} else {bare(branches[1])})"
-        else:  # torch.where takes a number beside a tensor, but makes float32 of two numbers
+        else:  # torch.where takes a number and a tensor, but of two numbers it makes a tensor of the default dtype
             branch = self.as_tensor(a) if b.kind != "tensor" else a.python
             python = f"torch.where({bare(condition.python)}, {bare(branch)}, {bare(b.python)})"
-        unlike = all(each.kind == "number" or self.is_typed(each) for each in (a, b))  # to C++, unless both are of type T
+        unlike = all(each.kind == "number" or self.is_typed(each) for each in (a, b))  # ?: needs a common type, T, in C++
         branches = [f"T({bare(each.cpp)})" if unlike else bare(each.cpp) for each in (a, b)]
         cpp, key = f"{condition.cpp} ? {branches[0]} : {branches[1]}", f"(? {condition.key} {a.key} {b.key})"
         return self.node(start, end, python, cpp, key, condition, a, b, kind=kind, whole=self.int_in_cpp(first, second))
 
     def is_typed(self, node: _Node) -> bool:
-        """Whether it is an operand alone that is no element: to C++ a number of a type of its own."""
+        """Whether it is just an operand that is not elementwise: such operands have types other than ``T`` in C++."""
         names = (*self.tensors[len(self.elements) :], *self.parameters)
         return bare(node.cpp) in (names if self.of_kernel_file else map(in_cpp, names))
 
     def operation(self, lowest: int) -> _Node:
-        """Operators that bind at least as tight as ``lowest``."""
+        """Binary operators of at least the precedence ``lowest``."""
         left = self.unary()
         while BINDING.get(self.token.text, 0) >= lowest:
             sign = self.take().text
@@ -350,7 +352,7 @@ class _Parser:
         return self.node(start, end, python, cpp, f"({sign} {left.key} {right.key})", left, right, kind=kind, truth=True)
 
     def int_in_cpp(self, *parts: _Node) -> bool:
-        """Whether all of them are ints in the kernel file that is read."""
+        """Whether all parts are ints in the kernel file that is parsed."""
         return self.of_kernel_file and all(part.whole or part.truth for part in parts)
 
     def arithmetic(self, sign: str, left: _Node, right: _Node) -> _Node:
@@ -366,7 +368,7 @@ class _Parser:
         a, b = left.python, right.python
         if kind == "scalar":
             a, b = self.as_float(left), self.as_float(right)
-            if sign == "/" and right.kind == "scalar":  # a tensor knows infinities and NaN where Python raises
+            if sign == "/" and right.kind == "scalar":  # Python raises on division by zero; tensors give infinities and NaN
                 a, kind = self.as_tensor(left), "tensor"
         cpp, key = f"{left.cpp} {sign} {right.cpp}", f"({sign} {left.key} {right.key})"
         return self.node(start, end, f"{a} {sign} {b}", cpp, key, left, right, kind=kind, whole=whole)
@@ -390,10 +392,10 @@ class _Parser:
         python = f"{sign.text}{operand.python}"
         if operand.kind == "number":
             value = -operand.value if sign.text == "-" else operand.value
-            whole = written.whole and value != 0  # there is a -0 of T, but none among whole numbers
+            whole = written.whole and value != 0  # T has a negative zero, ints do not
             return self.known(start, end, python if whole else f"{sign.text}{self.as_float(operand)}", value, whole=whole)
         whole = self.int_in_cpp(written)
-        # Two signs side by side would be C++'s -- or ++.
+        # Two adjacent signs would be C++'s operator -- or ++.
         cpp = f"{sign.text}({operand.cpp})" if operand.cpp[0] in "+-" else f"{sign.text}{operand.cpp}"
         key = f"(- {operand.key})" if sign.text == "-" else operand.key
         return self.node(start, end, python, cpp, key, operand, kind=operand.kind, whole=whole)
@@ -424,7 +426,7 @@ class _Parser:
         return self.enclosed(inner, token.start, closing.end)
 
     def enclosed(self, inner: _Node, start: int, end: int) -> _Node:
-        """In parentheses."""
+        """``inner`` in parentheses."""
         python = inner.python if inner.truth else f"({bare(inner.python)})"
         cpp = inner.cpp if inner.kind == "number" else f"({bare(inner.cpp)})"
         return replace(inner, start=start, end=end, python=python, cpp=cpp, closed=True)
@@ -466,7 +468,7 @@ class _Parser:
         self.fail(f"unknown name {name!r}; there are {known}; {parameter}", start, end)
 
     def refuse_near(self, name: str, start: int, end: int) -> None:
-        """Refuses a name of a tensor that is likely a slip of the pen for another name."""
+        """Raises if an undeclared name, taken as a tensor, is likely a misspelling of another name."""
         activations = registry.names()
         if keyword.iskeyword(name):
             self.fail(f"a tensor cannot be called {name!r}", start, end)
@@ -483,7 +485,7 @@ class _Parser:
             if not near and len(name) > SHORT:
                 long = [each for each in known if len(each) > SHORT and abs(len(each) - len(name)) < 2]
                 near = [known[each] for each in difflib.get_close_matches(name.lower(), long, n=2, cutoff=NEAR)]
-            if not near:  # pii
+            if not near:  # repeated letters, such as pii
                 near = [each for each in CONSTANTS if each == re.sub(r"(.)\1+", r"\1", name)]
             if not near:
                 return
@@ -514,7 +516,7 @@ class _Parser:
         if kind == "number":
             return self.number_call(token, arguments, closing)
         self.names.add(name)
-        # A function of parameters alone is computed on tensors too, which know infinities and NaN where Python raises.
+        # A function of parameters alone is computed on tensors too: they give infinities and NaN where Python raises.
         may_be_numbers = function.numbers if kind == "tensor" else ()
         given = [node.python if i in may_be_numbers else self.as_tensor(node) for i, node in enumerate(arguments)]
         python = f"{function.python}({', '.join(map(bare, given))})"
@@ -523,7 +525,7 @@ class _Parser:
         return self.node(token.start, closing.end, python, f"{name}({', '.join(given)})", key, *arguments)
 
     def arguments(self, name: str) -> tuple[list[_Node], _Token]:
-        """What stands in the parentheses of a call, and the one that closes them."""
+        """The arguments of a call, and its closing parenthesis."""
         self.take()
         arguments = [self.within(self.choice)]
         while self.token.text == ",":
@@ -533,7 +535,7 @@ class _Parser:
         return [self.number(argument) for argument in arguments], closing
 
     def drawing(self, token: _Token) -> _Node:
-        """``dropout(value, p)``, which has a random number of its own; in a kernel file ``dropout(value, number, p)``."""
+        """``dropout(value, p)``, which draws its own random number; in a kernel file ``dropout(value, number, p)``."""
         opening = self.at
         self.take()
         value = self.number(self.within(self.choice))
@@ -551,8 +553,8 @@ class _Parser:
         if self.token.text == ",":
             self.at = opening
             arguments, closing = self.arguments(DROPOUT)
-            told = f"dropout takes 2 arguments, a value and the share to drop, got {len(arguments)}"
-            self.fail(told, token.start, closing.end)
+            message = f"dropout takes 2 arguments, a value and the share to drop, got {len(arguments)}"
+            self.fail(message, token.start, closing.end)
         end = self.expect(")", "to close dropout(").end
         if p.kind == "tensor":
             self.fail("the share that dropout drops is a number; it cannot be different for each element", p.start, p.end)
@@ -569,18 +571,18 @@ class _Parser:
         return self.node(token.start, end, python, cpp, f"(dropout {value.key} {p.key})", value, p)
 
     def of_parameters(self, node: _Node) -> Callable[..., float]:
-        """What depends on parameters alone, as a function of them."""
+        """A node that depends on parameters alone, as a function of them."""
         return eval(f"lambda {', '.join(self.parameters)}: {bare(node.python)}", {"math": math})
 
     def activation(self, token: _Token) -> Called | None:
-        """The activation that a name calls."""
+        """The activation that a name stands for, if any."""
         try:
             return called(token.text, self.beside)
         except ValueError as error:
             self.fail(str(error), token.start, token.end)
 
     def used(self, token: _Token) -> _Node:
-        """A call as kernel files have it, ``silu_::forward(x)``."""
+        """A call in a kernel file's notation, ``silu_::forward(x)``."""
         activation = self.activation(replace(token, text=token.text.removesuffix("_")))
         if not activation or token.text != namespace(activation.name):
             self.unexpected("expected an operator")
@@ -590,7 +592,7 @@ class _Parser:
         return self.activated(token, activation)
 
     def activated(self, token: _Token, activation: Called) -> _Node:
-        """A call of an activation: its tensors, then those of its numbers that are not the defaults."""
+        """A call of an activation: its tensors, then its parameters, of which the last ones may be left to their defaults."""
         name, count, params = activation.name, len(activation.tensors), activation.record.params
         arguments, closing = self.arguments(token.text)
         start, end = token.start, closing.end
@@ -619,7 +621,7 @@ class _Parser:
         return self.node(start, end, python, cpp, key, *arguments)
 
     def number_call(self, token: _Token, arguments: list[_Node], closing: _Token) -> _Node:
-        """A function of numbers alone."""
+        """A function of constants, computed in float64."""
         name, function = token.text, FUNCTIONS[token.text]
         try:
             if name in IN_MATH:
@@ -637,7 +639,7 @@ class _Parser:
         return self.known(token.start, closing.end, python, value)
 
     def conversion(self, token: _Token) -> _Node:
-        """``T(...)``, by which a kernel file says that a number is one of ``T``."""
+        """``T(...)``, which converts a number to ``T`` in a kernel file."""
         self.take()
         inner = self.number(self.within(self.choice))
         closing = self.expect(")", "to close T(")

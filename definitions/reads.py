@@ -1,8 +1,8 @@
-"""What each gradient of an expression reads: what none that is wanted reads, backward does not keep.
+"""Which tensors each gradient of an expression reads: tensors that no wanted gradient reads are not saved for backward.
 
-Found from the expression's key, which is its structure: ``x + y * z`` is ``(+ t0 (* t1 t2))``. The rules are those of the dual
-numbers by which kernels derive gradients, where a part that does not vary takes no part (``times_derivative``): the slope of a
-sum reads neither side, that of a product the other side. All that has no rule here reads what it is given.
+Derived from the expression's key, which is its structure: ``x + y * z`` is ``(+ t0 (* t1 t2))``. The rules follow the dual
+numbers that kernels differentiate with, in which constant subexpressions contribute nothing (``times_derivative``): the
+derivative of a sum reads neither operand, that of a product the other operand. Operators without a rule here read all operands.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import NamedTuple
 
 __all__ = ["Part", "read_by_gradients"]
 
-_TRUTHS = frozenset(("||", "&&", "!", "==", "!=", "<", "<=", ">", ">="))  # which have no slope
+_TRUTHS = frozenset(("||", "&&", "!", "==", "!=", "<", "<=", ">", ">="))  # boolean results have no derivative
 _NOTHING: frozenset[int] = frozenset()
 _TOKEN = re.compile(r"[()]|[^\s()]+")
 
 
 class Part(NamedTuple):
-    """An expression or a part of one, its tensors told by their places among the variables.
+    """What is known of a subexpression. Tensors are given by their indices among the variables.
 
     Attributes:
         tensors: those that occur in it.
-        reads: of those that it varies with, the ones whose values the gradient by each reads.
-        passed: those whose slope is exactly 1, so that their gradient is the one that comes in.
+        reads: per tensor that its derivative depends on, the tensors whose values the gradient with respect to it reads.
+        passed: those whose derivative is exactly 1, so that their gradient is the incoming one.
     """
 
     tensors: frozenset[int]
@@ -33,7 +33,7 @@ class Part(NamedTuple):
 
 
 def read_by_gradients(key: str) -> Part:
-    """The expression that has this key."""
+    """Analyses the expression with this key."""
     outer: list[tuple[str, list[Part]]] = []
     head, parts = "", []
     tokens = iter(_TOKEN.findall(key))
@@ -52,7 +52,7 @@ def read_by_gradients(key: str) -> Part:
 
 
 def _leaf(token: str) -> Part:
-    """A tensor, or a number, which is as good as nothing."""
+    """A tensor, or a number, which reads nothing."""
     if not re.fullmatch(r"t\d+", token):
         return Part(_NOTHING, {})
     place = int(token[1:])
@@ -67,10 +67,10 @@ def _truth(parts: list[Part]) -> Part:
     return Part(_tensors(parts), {})
 
 
-def _linear(*parts: Part, beside: tuple[frozenset[int], ...] = ()) -> Part:
-    """What the slope of each part is multiplied by reads ``beside``, which is as long as the parts are, if anything."""
+def _linear(*parts: Part, factors: tuple[frozenset[int], ...] = ()) -> Part:
+    """A sum of the parts' derivatives, each times a factor that reads the tensors in its entry of ``factors``, if given."""
     reads: dict[int, frozenset[int]] = {}
-    for part, more in zip(parts, beside or [_NOTHING] * len(parts), strict=True):
+    for part, more in zip(parts, factors or [_NOTHING] * len(parts), strict=True):
         for place, read in part.reads.items():
             reads[place] = reads.get(place, _NOTHING) | read | more
     return Part(_tensors([*parts]), reads)
@@ -83,30 +83,30 @@ def _sum(parts: list[Part]) -> Part:
 
 
 def _difference(parts: list[Part]) -> Part:
-    """Of two, or the negative of one."""
+    """Binary or unary minus."""
     passed = parts[0].passed - parts[1].reads.keys() if len(parts) > 1 else _NOTHING
     return _linear(*parts)._replace(passed=passed)
 
 
 def _product(parts: list[Part]) -> Part:
     a, b = parts
-    return _linear(a, b, beside=(b.tensors, a.tensors))
+    return _linear(a, b, factors=(b.tensors, a.tensors))
 
 
 def _quotient(parts: list[Part]) -> Part:
     a, b = parts
-    return _linear(a, b, beside=(b.tensors, a.tensors | b.tensors))
+    return _linear(a, b, factors=(b.tensors, a.tensors | b.tensors))
 
 
 def _choice(parts: list[Part]) -> Part:
     condition, a, b = parts
-    chosen = _linear(a, b, beside=(condition.tensors, condition.tensors))
+    chosen = _linear(a, b, factors=(condition.tensors, condition.tensors))
     return Part(_tensors(parts), chosen.reads, a.passed & b.passed)
 
 
 def _of_function(parts: list[Part]) -> Part:
     tensors = _tensors(parts)
-    return _linear(*parts, beside=(tensors,) * len(parts))
+    return _linear(*parts, factors=(tensors,) * len(parts))
 
 
 _RULES: dict[str, Callable[[list[Part]], Part]] = {
@@ -117,5 +117,5 @@ _RULES: dict[str, Callable[[list[Part]], Part]] = {
     "/": _quotient,
     "?": _choice,
     "fma": lambda parts: _sum([_product(parts[:2]), parts[2]]),
-    "dropout": lambda parts: _linear(*parts),  # what it multiplies by is drawn again
+    "dropout": lambda parts: _linear(*parts),  # backward draws the mask again
 }

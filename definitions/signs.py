@@ -1,4 +1,4 @@
-"""The operators that expressions and kernel files have: how tightly they bind, tightest last, and what they are of numbers."""
+"""The binary operators of expressions and kernel files: their precedence, highest last, and their values for numbers."""
 
 from __future__ import annotations
 
