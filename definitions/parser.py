@@ -33,7 +33,7 @@ HABITS = {
     "^": "write pow(a, b) for a power",
     "//": "write floor(a / b)",
     "%": "write fmod(a, b)",
-    "=": "write == to compare",
+    "=": "write == to compare; in calls give numbers without their names, as in elu(x, 2)",
     "&": "write &&",
     "|": "write ||",
     ".": "write the function's name alone, as in sin(x)",
@@ -49,6 +49,17 @@ HABITS = {
     "return": "write the expression alone",
     "true": "write a comparison",
     "false": "write a comparison",
+}
+
+# Functions that others have, and what to write instead.
+ELSEWHERE = {
+    "where": "write condition ? a : b",
+    "sign": "write (x > 0) - (x < 0), or copysign(1, x)",
+    "sgn": "write (x > 0) - (x < 0), or copysign(1, x)",
+    "square": "write x * x",
+    "reciprocal": "write 1 / x",
+    "neg": "write -x",
+    "ln": "write log(x)",
 }
 
 TOKEN = re.compile(
@@ -504,9 +515,7 @@ class _Parser:
                 return self.activated(token, activation)
             near = difflib.get_close_matches(name, [*FUNCTIONS, DROPOUT, *registry.names()], n=2)
             known = f"there are {', '.join(sorted((*FUNCTIONS, DROPOUT)))}, and activations by their names"
-            suggestion = f"did you mean {' or '.join(near)}?" if near else known
-            if name in ("sign", "sgn"):
-                suggestion = "write (x > 0) - (x < 0), or copysign(1, x)"
+            suggestion = ELSEWHERE.get(name) or (f"did you mean {' or '.join(near)}?" if near else known)
             self.fail(f"unknown function {name!r}; {suggestion}", token.start, token.end)
         arguments, closing = self.arguments(name)
         function, kind = FUNCTIONS[name], _kind(*arguments)
