@@ -181,7 +181,7 @@ class {title}(torch.autograd.Function):  # keeps the output for backward
         if torch.is_grad_enabled():
             raise RuntimeError("{where}: no second derivative")
         (y,) = ctx.saved_tensors
-        dy = dy.resolve_neg()
+        dy = dy.resolve_neg() if dy.data_ptr() else torch.empty_like(y).copy_(dy)  # zeros may be without memory
         dy = {aligned if "cuda" in devices else "dy.contiguous()"}
         dx = torch.empty_like(y)
         run("backward_from_output", [dy, y], dx, ctx.dim)

@@ -13,9 +13,9 @@ from .text import wrapped
 __all__ = ["Wrapper", "called", "enumerators", "structs"]
 
 _LAID_OUT_LIKE = '''\
-def laid_out_like(like, tensor):
-    """The tensor, copied only if it does not lie in memory as `like` does, or is negated when it is read."""
-    return tensor if tensor.stride() == like.stride() and not tensor.is_neg() else torch.empty_like(like).copy_(tensor)
+def laid_out_like(like, t):
+    """The tensor, copied only if it does not lie in memory as `like` does: it may be zeros without any, or negated."""
+    return t if t.stride() == like.stride() and t.data_ptr() and not t.is_neg() else torch.empty_like(like).copy_(t)
 '''
 
 _BY_CHANNEL = '''\
@@ -334,7 +334,8 @@ class Wrapper:
             lines = [f"        dy = laid_out_like({self._read[0]}, dy)"]
         else:
             like = "torch.empty_strided(dy.shape, ctx.strides, dtype=dy.dtype, device=dy.device)"
-            lines = [f"        dy = dy if dy.stride() == ctx.strides and not dy.is_neg() else {like}.copy_(dy)"]
+            lines = ["        if dy.stride() != ctx.strides or not dy.data_ptr() or dy.is_neg():"]
+            lines += [f"            dy = {like}.copy_(dy)"]
         for each in self._computed:
             new = "empty_like" if each in written else "zeros_like"
             like = "dy" if each in written and each in self.unread else each

@@ -429,6 +429,14 @@ def test_views_that_are_negated_when_they_are_read(name: str) -> None:
     assert torch.equal(*(torch.func.functional_call(module, given, x.detach()) for given in (weights, read)))
 
 
+@pytest.mark.parametrize("name", ["leaky_relu", "softsign", "softmin"])
+def test_gradients_that_are_zeros_without_memory(name: str) -> None:
+    space, x = load(name), torch.randn(4, 6, requires_grad=True)
+    module = space["ModelNew"](1) if name == "softmin" else space["ModelNew"]()
+    (dx,) = torch.autograd.grad(module(x), x, torch._efficientzerotensor((4, 6)))
+    assert not dx.any()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.slow
 def test_learned_weights(dtype: torch.dtype) -> None:
