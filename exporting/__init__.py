@@ -1,1 +1,1 @@
-"""Activations as one file that needs torch alone."""
+"""Exports an activation as a single file that depends on torch only."""

@@ -1,4 +1,4 @@
-"""Which parts of the sources a file is built of: the operations, dtypes and devices, and what follows from a kernel file."""
+"""Which parts of the sources an exported file needs, by its operations, dtypes, devices and kernel file."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ DTYPES = {
     "fp16": ("torch.float16", "f16", 2),
     "bf16": ("torch.bfloat16", "bf16", 2),
 }
-"""By name: PyTorch's, the enumerator of ``Dtype``, and the bytes of an element."""
+"""By name: PyTorch's name, the enumerator of ``Dtype``, and the bytes per element."""
 
 DEVICES = ("cuda", "cpu")
 
 
 @dataclass(frozen=True)
 class Build:
-    """What a file is built of.
+    """What an exported file is for.
 
     Attributes:
         source: the kernel file.
-        save: what forward keeps for backward: "input", "output", "bit"; None where there is no backward.
-        dtypes: names of :data:`DTYPES`, in their order.
+        save: what forward saves for backward: "input", "output" or "bit"; None if there is no backward.
+        dtypes: keys of :data:`DTYPES`, in their order.
         devices: of :data:`DEVICES`.
-        own: the operands that broadcast whose dtype is their own, and not that of elements.
+        own: the broadcast operands whose dtype may differ from the elements'.
     """
 
     source: KernelSource
@@ -43,23 +43,23 @@ class Build:
 
     @cached_property
     def wide(self) -> tuple[str, ...]:
-        """Those of them that may be float32 beside elements of 16 bits."""
+        """The operands of ``own`` that may be float32 with 16-bit elements."""
         return self.own if any(DTYPES[each][2] == 2 for each in self.dtypes) else ()
 
     @cached_property
     def sums(self) -> bool:
-        """Whether backward sums gradients of operands that broadcast."""
+        """Whether backward sums gradients of broadcast operands."""
         return self.save == "input" and bool(self.numbers["kSums"])
 
     @cached_property
     def derives(self) -> bool:
-        """Whether anything is derived by dual numbers."""
+        """Whether anything is differentiated by dual numbers."""
         written_out = self.numbers["kHasBackward"] or self.numbers["kSavesBit"]
         return self.save == "input" and (not written_out or bool(self.sums and self.numbers["kPrepares"]))
 
     @cached_property
     def operations(self) -> tuple[str, ...]:
-        """The enumerators of ``Op`` that are called."""
+        """The enumerators of ``Op`` that the file calls."""
         if self.save is None:
             return ("forward",)
         if self.save == "input":
@@ -69,7 +69,7 @@ class Build:
 
     @cached_property
     def numbers(self) -> dict[str, int]:
-        """The constants of signature.cuh, which sizes of arrays and conditions are made of."""
+        """The constants of signature.cuh, which array sizes and conditions consist of."""
         signature = self.source.signature
         roles = [operand.role for operand in signature.operands]
         with_gradient = [role for role in roles if role in ("element", "channel", "row")][: signature.gradients]
@@ -86,7 +86,7 @@ class Build:
             "kElementGradients": elements,
             "kSums": signature.gradients - elements,
             "kBitGradients": signature.bit_gradients,
-            "kBitSums": 0,  # files keep the inputs where there is something to sum
+            "kBitSums": 0,  # with sums, files save the inputs instead
             "kHasBackward": "backward" in functions,
             "kSavesBit": "bit" in signature.saves,
             "kSavesOutput": "output" in signature.saves,
@@ -94,13 +94,13 @@ class Build:
             "kPrepared": changed,
             "kUnprepared": broadcast - changed,
             "kPlain": len(roles) == 1,
-            "kStreams": False,  # past the cache, with instructions that this machine may have and another not
+            "kStreams": False,  # non-temporal stores, whose instructions the exporting machine may have but another not
             "kAlwaysRows": False,
         }
 
     @cached_property
     def facts(self) -> Facts:
-        """What is known of names in conditions, for :func:`~jitact.exporting.extract.extract`."""
+        """The known values of names in conditions, for :func:`~jitact.exporting.extract.extract`."""
         facts = {name: frozenset([value]) for name, value in self.numbers.items()}
         operations = frozenset(f"Op::{each}" for each in self.operations)
         dtypes = frozenset(f"Dtype::{DTYPES[each][1]}" for each in self.dtypes)
@@ -131,13 +131,13 @@ class Build:
         if not self.wide:
             wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
             facts |= {name: frozenset([False]) for name in wide}
-        # Tensors are handed over dense.
+        # Exported files pass dense tensors only.
         facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense", "std::is_same_v<Place,int64_t>")}
         return facts
 
     @cached_property
     def extract(self) -> Extract:
-        """The sources."""
+        """The C++ and CUDA of the file."""
         roots = [f"run_{device}" for device in self.devices]
         roots += ["workspace_bytes"] if self.sums and "cuda" in self.devices else []
         dtypes = [f"Dtype::{DTYPES[each][1]}" for each in self.dtypes]

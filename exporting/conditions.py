@@ -1,4 +1,4 @@
-"""What is known of a condition in C++, where what is known of the names in it is a set of values."""
+"""Evaluates C++ conditions in which each known name has a set of possible values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 __all__ = ["Facts", "evaluate"]
 
 Facts = Mapping[str, frozenset]
-"""The values that an expression may have, by its text without spaces: ``{"op": {"Op::forward", "Op::backward"}}``."""
+"""The possible values of expressions, by their text without spaces: ``{"op": {"Op::forward", "Op::backward"}}``."""
 
 _TOKEN = re.compile(r"\s*(\d+|&&|\|\||[=!<>]=|::|\S)")
 _OPERATORS: tuple[dict[str, Callable], ...] = (
@@ -22,9 +22,9 @@ _OPERATORS: tuple[dict[str, Callable], ...] = (
 
 
 def evaluate(expression: str, facts: Facts) -> frozenset | None:
-    """The values that an expression may have; None if nothing is known.
+    """The possible values of an expression; None if nothing is known.
 
-    An enumerator is its own value, as text. Unknown parts do no harm where the others decide: ``false && x`` is false.
+    The value of an enumerator is its text. Unknown parts do not matter where the others decide: ``false && x`` is false.
     """
     several = [name for name, values in facts.items() if len(values) > 1 and name in re.sub(r"\s+", "", expression)]
     found: set = set()
@@ -117,7 +117,7 @@ class _Evaluation:
         return self.other()
 
     def other(self) -> frozenset | None:
-        """A number, an enumerator, or something of which nothing is known."""
+        """A number, an enumerator, or an unknown operand."""
         found = re.match(r"\d+(?![\w.])|(?:true|false)\b|([A-Z]\w*)::[a-z]\w*(?![\w<(])", self.rest)
         if found and (found[1] is None or found[1] in self.enums):
             self.rest = self.rest[found.end() :]
@@ -138,11 +138,11 @@ class _Evaluation:
 
 
 class _Unknown(Exception):
-    """Something that is not read here."""
+    """The expression has syntax that is not supported here."""
 
 
 def _joined(a: frozenset | None, b: frozenset | None, decides: bool) -> frozenset | None:
-    """Of ``||``, which True decides, and ``&&``, which False does."""
+    """The values of ``a || b``, if ``decides`` is True, or of ``a && b``, if it is False."""
     if a == {decides} or b == {decides}:
         return frozenset([decides])
     if a is None or b is None:
@@ -152,7 +152,7 @@ def _joined(a: frozenset | None, b: frozenset | None, decides: bool) -> frozense
 
 
 def _end_of_bracket(text: str) -> int | None:
-    """Behind the bracket that closes the first one; None for a ``<`` that opens none."""
+    """The index after the bracket that closes the first one; None for a ``<`` that is a comparison."""
     closing = {"(": ")", "[": "]", "<": ">"}
     if text[0] == "<" and not re.match(r"<[\w:,<>]*>", text):
         return None

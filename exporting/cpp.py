@@ -1,6 +1,6 @@
-"""C++ as a tree of declarations and statements, as far as the library's headers and kernel files go.
+"""Parses C++ into a tree of declarations and statements, as far as the library's headers and kernel files need.
 
-A node keeps its text as it is written, with the comments above it, so that what is left after cutting reads as before.
+A node keeps its source text and the comments above it, so that what is left after cutting reads as before.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _LAMBDA = re.compile(r"(?:\)|(?<![\w\]])\[[^\[\]]*\]|\)\s*->\s*[\w:<>]+)\s*(?:mu
 
 @dataclass(eq=False)
 class Node:
-    """A declaration or a statement: text and, in it, the blocks of functions, classes, namespaces and lambdas.
+    """A declaration or a statement: text, and the blocks of functions, classes, namespaces and lambdas in it.
 
     Attributes:
-        lead: spaces and comments before it.
-        parts: the text, and blocks.
-        tail: a comment behind it, on its line.
+        lead: the whitespace and comments before it.
+        parts: text and blocks, in order.
+        tail: a comment after it on the same line.
     """
 
     lead: str = ""
@@ -45,39 +45,39 @@ class Node:
     tail: str = ""
 
     def __str__(self) -> str:
-        """With the comments around it."""
+        """The source text with ``lead`` and ``tail``."""
         return self.lead + self.text + self.tail
 
     @property
     def text(self) -> str:
-        """As it is written, without the comments around it."""
+        """The source text without ``lead`` and ``tail``."""
         return "".join(map(str, self.parts))
 
     @property
     def head(self) -> str:
-        """What stands before the first block."""
+        """The text before the first block."""
         return self.parts[0] if self.parts and isinstance(self.parts[0], str) else ""
 
     def blocks(self) -> Iterator[Block]:
-        """Its blocks, without those inside of them."""
+        """Its direct blocks."""
         return (part for part in self.parts if isinstance(part, Block))
 
 
 @dataclass(eq=False)
 class Block:
-    """What stands between braces."""
+    """The nodes between braces."""
 
     nodes: list[Node]
     end: str = ""  # spaces and comments before the closing brace
 
     def __str__(self) -> str:
-        """With its braces."""
+        """The source text with its braces."""
         return "{" + "".join(map(str, self.nodes)) + self.end + "}"
 
 
 @dataclass(eq=False)
 class If(Node):
-    """``if``, ``for`` or ``while``: the parts are the keyword and its condition alone."""
+    """``if``, ``for`` or ``while``; ``parts`` are only the keyword and its condition."""
 
     then: Node | None = None
     otherwise: Node | None = None
@@ -85,13 +85,13 @@ class If(Node):
 
     @property
     def text(self) -> str:
-        """As it is written."""
+        """The source text without ``lead`` and ``tail``, with the branches."""
         text = "".join(map(str, self.parts)) + str(self.then)
         return text + (f"{self.between}else{self.otherwise}" if self.otherwise else "")
 
     @property
     def condition(self) -> str:
-        """What stands in the parentheses."""
+        """The text in the parentheses."""
         return self.head[self.head.index("(") + 1 : self.head.rindex(")")]
 
     def blocks(self) -> Iterator[Block]:
@@ -102,17 +102,17 @@ class If(Node):
 
 
 def parse(text: str) -> Block:
-    """The declarations of a file, as one block."""
+    """Parses a file's declarations into one block."""
     return _Parser(text).block("namespace")
 
 
 def bare(text: str) -> str:
-    """A text without comments, strings and directives."""
+    """The text without comments, strings and directives."""
     return _NO_CODE.sub(" ", text)
 
 
 def words(text: str, members: bool = True) -> set[str]:
-    """The names in a text, with what stands before them: ``single::exp``; with those of members, ``a.b``, or without."""
+    """The names in a text, with their scopes, as ``single::exp``; if ``members``, including those after ``.`` and ``->``."""
     text = bare(text)
     if not members:
         text = _MEMBER.sub(" ", text)
@@ -139,7 +139,7 @@ class _Parser:
         return found
 
     def tail(self) -> str:
-        """A comment on the line where something ended."""
+        """Takes a comment on the rest of the line."""
         start, found = self.at, ""
         while self.peek()[0] in ("space", "comment") and "\n" not in self.peek()[1]:
             found += self.next()
@@ -149,7 +149,7 @@ class _Parser:
         return ""
 
     def block(self, kind: str) -> Block:
-        """What stands up to a closing brace, which is taken, or the end."""
+        """Takes nodes up to and including a closing brace, or up to the end."""
         nodes: list[Node] = []
         while True:
             lead = self.trivia()
@@ -195,7 +195,7 @@ class _Parser:
         return Node(parts=parts)
 
     def raw(self, end: str) -> str:
-        """Up to a closing bracket, which is taken."""
+        """Takes text up to and including a closing bracket."""
         text, opening = "", {"}": "{", ")": "("}[end]
         while self.peek()[1]:
             token = self.next()
@@ -247,7 +247,7 @@ class _Parser:
         depth = 0
         while self.peek()[1]:
             group, token = self.peek()
-            if token == "}" and depth == 0:  # a statement without its end, in a macro
+            if token == "}" and depth == 0:  # a statement without its semicolon, in a macro
                 break
             if token == "{":
                 text = bare(parts[-1])

@@ -1,4 +1,4 @@
-"""Statements that are left where it is known which operations, numbers and operands there are."""
+"""Removes statements that cannot be reached with the operations, numbers and operands of an exported file."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _Any = TypeVar("_Any", bound=_Headed)
 
 
 def simplified(node: Node, facts: dict) -> list[Node]:
-    """What is left of a declaration where it is known which conditions hold; adds what it defines to ``facts``."""
+    """A declaration without the branches that ``facts`` rule out; adds the constants that it defines to ``facts``."""
     return _simplified(node, facts, True)
 
 
 def tidied(node: Node, before: Counter) -> bool:
-    """Drops variables that are not used any more, which were when words were counted; whether there were any."""
+    """Removes variables that are no longer used but were when words were counted; returns whether there were any."""
     found = False
     for block in node.blocks():
         while _drop_unused(block, node, before):
@@ -45,7 +45,7 @@ def tidied(node: Node, before: Counter) -> bool:
 
 
 def without_empty_conditions(nodes: list[_Any]) -> list[_Any]:
-    """Without ``#if`` and ``#endif``, or ``#else``, that have nothing between them."""
+    """The nodes without empty ``#if`` and ``#else`` blocks."""
     left: list[_Any] = []
     for node in nodes:
         if node.head.startswith("#endif") and left and left[-1].head.startswith("#else"):
@@ -71,7 +71,7 @@ def without_template(head: str) -> str:
 
 
 def declared_names(node: Node) -> list[str]:
-    """The variables that a statement declares, or the type."""
+    """The names of the variables, or of the type, that a statement declares."""
     if isinstance(node, If):
         return []
     text = without_template(bare(node.text if not any(node.blocks()) else node.head))
@@ -87,13 +87,13 @@ def declared_names(node: Node) -> list[str]:
 
 
 def assigned(node: Node) -> str | None:
-    """The member that a statement gives a value, or one of whose elements."""
+    """The member, or the array member, that a statement assigns to."""
     found = _ASSIGNMENT.match(bare(node.head).strip())
     return found and found[1]
 
 
 def _split(text: str) -> list[str]:
-    """The parts of a declaration between the commas that are in no bracket."""
+    """Splits a declaration at commas outside of brackets."""
     parts, depth = [""], 0
     for sign in text:
         depth += (sign in "([{<") - (sign in ")]}>")
@@ -129,7 +129,7 @@ def _simplified(node: Node, facts: dict, at_top: bool = False) -> list[Node]:
 
 
 def _with_branches(node: If, facts: dict) -> list[Node]:
-    """With its branches simplified; nothing where nothing is left to do."""
+    """The statement with its branches simplified; nothing if they are empty."""
     before = facts
     node.then = _branch(node.then, _narrowed(node, before, True))
     node.otherwise = _branch(node.otherwise, _narrowed(node, before, False)) if node.otherwise else None
@@ -141,7 +141,7 @@ def _with_branches(node: If, facts: dict) -> list[Node]:
 
 
 def _narrowed(node: If, facts: dict, holds: bool) -> dict:
-    """What is known where a condition holds, or does not."""
+    """The facts in the branch where a condition holds, or does not."""
     if not node.head.startswith("if"):
         return facts
     condition, narrowed = bare(node.condition), dict(facts)
@@ -152,7 +152,7 @@ def _narrowed(node: If, facts: dict, holds: bool) -> dict:
 
 
 def _condition(node: If) -> str:
-    """What a condition computes; a loop's own counter is no matter."""
+    """The condition's text, to look for side effects; empty for a usual loop, whose only one is its counter."""
     return "" if _LOOP.match(bare(node.head)) else bare(node.condition)
 
 
@@ -169,7 +169,7 @@ def _is_empty(node: Node) -> bool:
 
 
 def _in_place(node: If, branch: Node, facts: dict) -> list[Node]:
-    """A branch in place of the statement that it is a branch of."""
+    """The nodes of a branch, to replace the whole statement."""
     _shift(branch, _indentation(node.lead) - _indentation(branch.lead) if "\n" in branch.lead else 0)
     block = branch.parts[0] if isinstance(branch.parts[0], Block) and not isinstance(branch, If) else None
     if block is None:
@@ -201,20 +201,20 @@ def _simplify_block(block: Block, facts: dict) -> None:
         compiled_always &= not is_directive
         for each in new if compiled_always else ():
             if isinstance(each, If) and each.otherwise is None and _returns(each.then):
-                facts.update(_narrowed(each, facts, False))  # of what comes after it
+                facts.update(_narrowed(each, facts, False))  # for the statements after it
         ended = (ended and not is_directive) or any(_ENDS.match(each.head) for each in new if not isinstance(each, If))
     block.nodes = without_empty_conditions(left)
 
 
 def _returns(branch: Node) -> bool:
-    """Whether a branch ends its function."""
+    """Whether a branch ends with ``return``."""
     block = branch.parts[0] if isinstance(branch.parts[0], Block) and not isinstance(branch, If) else None
     last = branch if block is None else block.nodes[-1] if block.nodes else None
     return last is not None and not isinstance(last, If) and bool(re.match(r"return\b", last.head.strip()))
 
 
 def _learn(node: Node, facts: dict, at_top: bool) -> None:
-    """Adds what a constant is, and forgets what another of its name was."""
+    """Adds the value of a constant to the facts; an inner declaration shadows an outer one."""
     found = _CONSTANT.match(bare(node.text))
     if not found:
         return
@@ -231,7 +231,7 @@ def _learn(node: Node, facts: dict, at_top: bool) -> None:
 
 
 def _drop_unused(block: Block, whole: Node, before: Counter) -> bool:
-    """Drops variables that were used before and are not any more; whether it found one."""
+    """Removes one declaration of variables that are no longer used but were before; returns whether it found one."""
     now, here = (Counter(re.findall(r"\w+", bare(str(text)))) for text in (whole, block))
     for at, node in enumerate(block.nodes):
         names = declared_names(node)
@@ -249,7 +249,7 @@ def _indentation(lead: str) -> int:
 
 
 def _shift(node: Node, by: int, with_lead: bool = True) -> None:
-    """Moves a node's lines to the left or the right."""
+    """Changes the indentation of a node's lines."""
     if with_lead:
         node.lead = _shifted(node.lead, by)
     node.tail = _shifted(node.tail, by)

@@ -1,4 +1,4 @@
-"""What a kernel file needs of the library's headers, cut down to what is called: for a file that stands alone."""
+"""Extracts what a kernel file needs from the library's headers, reduced to what is called, for exported files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ _STORED = {"Dtype::f64": "double", "Dtype::f32": "float", "Dtype::f16": "Half", 
 _COMPUTED = {"Dtype::f64": "Double", "Dtype::f32": "Single", "Dtype::f16": "Narrow", "Dtype::bf16": "Narrow"}
 _NOT_NAMES = re.compile(r'__attribute__\(\(.*?\)\)|__launch_bounds__\([^)]*\)|alignas\(\w+\)|\[\[\w+\]\]|extern "C"')
 _FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\(")
-_GIVEN_TYPES = r"<(?:[^;{}()<>]|<(?:[^;{}()<>]|<[^;{}()<>]*>)*>)*>"  # with brackets in brackets in it
+_GIVEN_TYPES = r"<(?:[^;{}()<>]|<(?:[^;{}()<>]|<[^;{}()<>]*>)*>)*>"  # template arguments, nested two levels deep
 _CALLED = re.compile(rf"(?<!std::)\b(\w+)\s*(?:{_GIVEN_TYPES})?\s*\(")
-_LOOPS = ("jitact::loops", "jitact::rows")  # namespaces that see what is around kernel files
-_SHARED = ("Elements", "Broadcasts", "Call")  # structs that a call is made of
-_VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # what a variable is given, or a parameter
-_COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # in the loops, where numbers are more than moved
+_LOOPS = ("jitact::loops", "jitact::rows")  # namespaces that use the kernel file's functions
+_SHARED = ("Elements", "Broadcasts", "Call")  # the structs of a call
+_VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # before an initial value or a default
+_COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # code of the loops that computes with numbers
 _OF_NUMBERS = re.compile(r"\b(?:[TA]|auto|Real|Dual|Double|Single|Narrow|Brain)\b")
-_USING = re.compile(r"using jitact::\w+;?$")  # what brings a name of the library into sight of kernel files
-_TOGETHER = 2  # lines of a declaration that may stand beside another without a blank line between
+_USING = re.compile(r"using jitact::\w+;?$")  # makes a name of the library visible in kernel files
+_TOGETHER = 2  # line breaks in a declaration that needs no blank line before it
 _KERNEL = Path("the kernel file")
-_STANDARD = {  # what is used of a header
+_STANDARD = {  # standard headers, and what uses them
     "sys/mman.h": r"\bmadvise\b",
     "algorithm": r"\bstd::(?:min|max|clamp|copy|fill)\b",
     "utility": r"\bstd::(?:\w*index_sequence|declval|integral_constant)",
@@ -46,11 +46,11 @@ _STANDARD = {  # what is used of a header
 
 
 class Extract(NamedTuple):
-    """What is left.
+    """The extracted source.
 
     Attributes:
-        text: C++ and CUDA, in the order in which it is compiled; for two compilers, with what one of them reads alone.
-        structs: of ``Call`` and the structs in it, the members: type, name and, of an array, how many.
+        text: C++ and CUDA, in the order in which it is compiled; for two devices, with ``#ifdef __CUDACC__``.
+        structs: the members of ``Call`` and of the structs in it: type, name and, for arrays, length.
     """
 
     text: str
@@ -59,17 +59,17 @@ class Extract(NamedTuple):
 
 @dataclass(eq=False)
 class Item:
-    """A declaration at the level of a namespace, or a member function of a class.
+    """A declaration at namespace scope, or a member function or class of a class.
 
     Attributes:
-        node: its text; of a class, with all its members.
-        namespace: where it stands.
-        names: what it declares; none for what goes with what is around it.
-        place: what compiles it: "common", or "cuda" or "cpu", or before all else, "first_cuda" or "first_cpu".
-        file: where it is from.
+        node: its syntax tree; of a class, with all members.
+        namespace: the namespace that it is in.
+        names: what it declares; empty for directives and the like, which belong to the code around them.
+        place: what compiles it: "common", "cuda" or "cpu", or "first_cuda" or "first_cpu" before everything else.
+        file: the file that it is from.
         owner: the class that it is a member of.
-        members: its member functions.
-        overloads: whether there are others of its name.
+        members: its member functions and classes.
+        overloads: whether the namespace has other declarations of its name.
     """
 
     node: Node
@@ -82,17 +82,17 @@ class Item:
     overloads: bool = False
 
     def __post_init__(self) -> None:
-        """Keeps how often it had each word at first."""
+        """Counts its words before anything is removed."""
         self.before = Counter(re.findall(r"\w+", bare(self.node.text)))
 
     @cached_property
     def head(self) -> str:
-        """Its declaration, without comments and what a function does."""
+        """Its declaration, without comments and bodies."""
         return (self.node.head if self.node.head.startswith("#") else bare(self.node.head)).strip()
 
     @cached_property
     def words(self) -> set[str]:
-        """The names in it; of a class, without those in its member functions."""
+        """The names that it uses; of a class, without those in its member functions."""
         if self.head.startswith("enum"):
             return set()
         if self.head.startswith("#define"):
@@ -101,25 +101,25 @@ class Item:
 
     @cached_property
     def free_words(self) -> set[str]:
-        """The same without names of members of something."""
+        """The same without names of members (after ``.`` and ``->``)."""
         return self.words if self.head.startswith("#") else self.words & words(self.own_text, members=False)
 
     @cached_property
     def own_text(self) -> str:
-        """Its text; of a class, without its member functions and the classes in it."""
+        """Its text; of a class, without member functions and classes."""
         return _text(self.node, {id(member.node) for member in self.members})
 
     @cached_property
     def calls(self) -> set[str]:
-        """The names of functions that are called in it."""
+        """The names of functions that it calls."""
         found = Counter(_CALLED.findall(bare(self.own_text)))
         if not _is_class(self.node):
-            found.subtract(self.names)  # where it is declared
+            found.subtract(self.names)  # the declaration itself looks like a call
         return {name for name, count in found.items() if count > 0}
 
     @cached_property
     def signs(self) -> set[str]:
-        """The operators in it that numbers may be meant by."""
+        """The operators in it that may be those of number types."""
         text = bare(self.own_text)
         of_numbers = _COMPUTES if self.namespace == "jitact::loops" else _OF_NUMBERS
         if (self.owner or self).names == ["Real"] or self.namespace == "jitact::ptx":
@@ -131,7 +131,7 @@ class Item:
 
     @cached_property
     def types(self) -> set[str]:
-        """The number types that a function or a specialisation is for."""
+        """The number types that a function or specialisation is for."""
         if self.owner is not None or re.match(r"using|constexpr", self.head):
             return set()
         return {each for each in _TYPES if re.search(rf"\b{each}\b(?!>)|<{each}<", self.head)}
@@ -140,13 +140,13 @@ class Item:
 def extract(
     source: KernelSource, facts: Facts, roots: Collection[str], dtypes: Collection[str], devices: Collection[str]
 ) -> Extract:
-    """What of the library's headers and of a kernel file ``roots`` need.
+    """The parts of the library's headers and of a kernel file that ``roots`` need.
 
     Args:
         source: the kernel file.
-        facts: what is known of names in conditions.
+        facts: the known values of names in conditions.
         roots: functions that are called from outside.
-        dtypes: of elements: enumerators of ``Dtype``.
+        dtypes: of elements, as enumerators of ``Dtype``.
         devices: "cuda", "cpu" or both.
     """
     items: list[Item] = []
@@ -173,7 +173,7 @@ def extract(
 
 
 def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[str, Path, str]]:
-    """The sources in the order in which they are compiled, in pieces, with their places and files."""
+    """The sources in the order in which they are compiled, in pieces: place (see :class:`Item`), file and text."""
     absent = "JITACT_FAST_MATH", "JITACT_STAGED", "JITACT_PART", "__AVX2__", "__AVX512F__", "__F16C__"
     macros: dict[str, str | None] = dict.fromkeys(absent)
     macros |= {"JITACT_CUDA": "" if "cuda" in devices else None, "JITACT_NO_CPU": None if "cpu" in devices else ""}
@@ -192,8 +192,8 @@ def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[
     def header(name: str, place: str) -> Iterator[tuple[str, Path, str]]:
         passes = {}
         for device in devices:
-            told = macros | {"__CUDACC__": "" if device == "cuda" else None}
-            passes[device] = [*included((DEVICE / name).read_text(), DEVICE / name, folders, told, seen[device])]
+            defined = macros | {"__CUDACC__": "" if device == "cuda" else None}
+            passes[device] = [*included((DEVICE / name).read_text(), DEVICE / name, folders, defined, seen[device])]
         for (file, device), lines in itertools.groupby(_merged(passes), lambda pair: (pair[0].file, pair[1])):
             text = "".join(line.text for line, _ in lines)
             yield f"{place}{device}" if device else "common", file, expanded(text, macros, functions)
@@ -209,12 +209,12 @@ def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[
 
 
 def _librarys(file: Path) -> Path:
-    """A header of the library; the kernel file for it and its own headers."""
+    """The file itself if it is a header of the library; _KERNEL for the kernel file and its own headers."""
     return file if file.parent == DEVICE else _KERNEL
 
 
 def _merged(passes: dict[str, list[Line]]) -> Iterator[tuple[Line, str]]:
-    """The lines that compilers for one or two devices read, with the device whose compiler alone does; "" for both's."""
+    """The lines for one or two devices, each with its device, or "" if common to both."""
     if len(passes) == 1:
         yield from ((line, "") for lines in passes.values() for line in lines)
         return
@@ -253,7 +253,7 @@ def _items(block: Block, namespace: str, place: str, file: Path, facts: dict) ->
 
 
 def _members_of(item: Item) -> Iterator[Item]:
-    """Makes the functions and the classes in a class its members, and yields them and theirs."""
+    """Adds the functions and classes in a class to its ``members``, and yields them, recursively."""
     if not _is_class(item.node):
         return
     for node in _class_block(item.node).nodes:
@@ -279,8 +279,8 @@ def _is_function(node: Node) -> bool:
 
 
 def _names(node: Node) -> list[str]:
-    """What a declaration declares."""
-    if re.match(r"\s*extern\s+$", bare(node.head)):  # a block of declarations, which stays one
+    """The names that a declaration declares."""
+    if re.match(r"\s*extern\s+$", bare(node.head)):  # a block of declarations, which is kept as a whole
         return [name for each in next(node.blocks()).nodes for name in _names(each)]
     head = _NOT_NAMES.sub("", without_template(bare(node.head) if not node.head.startswith("#") else node.head)).strip()
     patterns = (r"#define (\w+)", r"namespace (\w+) =", r"(?:friend )?(?:struct|class|enum class|enum|concept)\s+(\w+)")
@@ -306,13 +306,13 @@ def _enumerators(items: list[Item]) -> set[tuple[str, str]]:
 
 
 def _is_absent(item: Item, absent: set[str]) -> bool:
-    """Whether a specialisation is for what there is not."""
+    """Whether a specialisation is for a dtype or an enumerator that the file does not have."""
     head = item.head if any(item.node.blocks()) else item.head.partition(" = ")[0]
     return head.startswith("template") and any(each in head for each in absent)
 
 
 def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
-    """Those that the roots need, in their order; of classes, the member functions that are named somewhere.
+    """The items that the roots need, in their order; member functions only if something names them.
 
     ``types`` are the number types that elements are computed in.
     """
@@ -334,7 +334,7 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
     called: set[str] = set()
     named: set[str] = set()
     waiting: list[Item] = [*wanted]
-    later: set[Item] = set()  # for types that nothing else names yet, and members that nothing calls yet
+    later: set[Item] = set()  # candidates whose types are not used yet, or that are not called yet
     for item in items:
         for cached in ("words", "free_words", "own_text", "calls", "signs"):
             vars(item).pop(cached, None)
@@ -349,7 +349,7 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
         }
         used = {item for word in user.free_words for item in _named(word, user, by_name, aliases)}
         later |= used | set(user.members)
-        if user.owner is None and user.names:  # what is declared apart from it
+        if user.owner is None and user.names:  # its other declarations
             later |= {
                 item for item in by_name.get(user.names[0], []) if item.namespace == user.namespace and _goes_with(item, user)
             }
@@ -367,7 +367,7 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
 
 
 def _drop_members(items: list[Item]) -> None:
-    """Takes member functions that nothing calls out of classes, and data members that nothing reads."""
+    """Removes member functions that nothing calls and data members that nothing reads."""
     wanted = {id(item.node) for item in items}
     for item in items:
         unwanted = {id(member.node) for member in item.members} - wanted
@@ -391,7 +391,7 @@ def _drop_members(items: list[Item]) -> None:
 
 
 def _may_lose(item: Item, node: Node, text: str) -> bool:
-    """Whether a data member can go without a change of how its class is initialised."""
+    """Whether a data member can be removed without changing how its class is initialised."""
     declaration, name = bare(node.text).strip(), item.names[0]
     if declaration.startswith(("using", "static")) or name == "Call" or re.search(r"[={]", declaration):
         return True
@@ -400,7 +400,7 @@ def _may_lose(item: Item, node: Node, text: str) -> bool:
 
 
 def _is_read(name: str, item: Item, node: Node, outermost: list[tuple[Item, set[str]]]) -> bool:
-    """Whether a data member of a class is more than declared and given values."""
+    """Whether a data member is used other than by its declaration and assignments to it."""
     is_static = re.match(r"\s*(?:using|static)\b", bare(node.text))
     access = re.compile(rf"(?:\.|->{'|::' if is_static else ''}){name}\b(?!\s*(?:<[^;{{}}()]*>)?\()")
     word = re.compile(rf"(?<![.>:\w]){name}\b")
@@ -421,7 +421,7 @@ def _holds(node: Node, inner: Node) -> bool:
 
 
 def _without_values(node: Node, name: str, own: bool) -> str:
-    """A node's text without the statements that give a member a value: ``a.name = ...``, or ``name = ...`` in its own class."""
+    """A node's text without assignments to a member: ``a.name = ...`` or, in its own class, ``name = ...``."""
     if isinstance(node, If):
         branches = [_without_values(each, name, own) for each in (node.then, node.otherwise) if each is not None]
         return f"{node.head} {' else '.join(branches)}"
@@ -440,7 +440,7 @@ def _gives_value(node: Node, name: str, own: bool) -> bool:
 
 
 def _drop_values(node: Node, name: str, own: bool, of: str) -> None:
-    """Drops the statements and the designated initializers that give a member of a class a value."""
+    """Removes assignments to a member of a class, and its designated initializers."""
     for at, part in enumerate(node.parts):
         if isinstance(part, str) and re.search(rf"\b{of}\b", part):
             node.parts[at] = re.sub(rf"\n *\.{name} = [^\n]*,(?=\n)", "", part)
@@ -454,12 +454,12 @@ def _drop_values(node: Node, name: str, own: bool, of: str) -> None:
 
 
 def _is_structure(item: Item) -> bool:
-    """Whether a line belongs to what is around it: ``#if`` and its like, and standard headers; torch's are for its types."""
+    """Whether it is a directive that is always kept: ``#if`` and the like, and includes, but for torch's."""
     return not item.names and item.head.startswith("#") and not item.head.startswith("#include <torch/")
 
 
 def _goes_with(item: Item, user: Item) -> bool:
-    """Whether an item is another declaration of the same, for the same compilers."""
+    """Whether two different items can be compiled for the same device."""
     devices = {each.place.removeprefix("first_") for each in (item, user)} - {"common"}
     return item is not user and len(devices) < 2
 
@@ -475,18 +475,18 @@ def _is_called(member: Item, called: set[str], named: set[str]) -> bool:
 
 
 def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[str, str]) -> Iterator[Item]:
-    """What a name means where it is used."""
+    """The items that a name may refer to where it is used."""
     *scope, name = word.split("::")
     if scope and scope[0]:
         yield from _named("::".join(scope), user, by_name, aliases)
-        place = aliases.get(scope[-1], scope[-1])  # of a used kernel file, whose text is in a namespace in its own
+        place = aliases.get(scope[-1], scope[-1])  # a used kernel file's text is in the namespace `file` within its own
         found = [item for item in by_name.get(name, []) if f"::{item.namespace}".endswith((f"::{place}", f"::{place}::file"))]
     else:
         candidates = [item for item in by_name.get(name, []) if _goes_with(item, user)]
         here = user.namespace.split("::")
         around = ["::".join(here[:depth]) for depth in range(len(here), 0, -1)]
         around += ["", "jitact"] if user.namespace in ("", *_LOOPS) or user.file is _KERNEL else [""]
-        around += [_LOOPS[0]] if user.namespace in _LOOPS else []  # of rows, by the types of arguments
+        around += [_LOOPS[0]] if user.namespace in _LOOPS else []  # found from jitact::rows by argument-dependent lookup
         nearest = next((each for each in around if any(item.namespace == each for item in candidates)), None)
         places = set(around) if user.namespace in ("jitact", *_LOOPS, "") or user.file is _KERNEL else {nearest}
         found = [item for item in candidates if item.namespace in places]
@@ -495,7 +495,7 @@ def _named(word: str, user: Item, by_name: dict[str, list[Item]], aliases: dict[
 
 
 def _text(node: Node, without: set[int]) -> str:
-    """A node's text without some of the nodes in it."""
+    """A node's text without some of the nodes in it, by id."""
     if id(node) in without:
         return ""
     if isinstance(node, If):
@@ -507,7 +507,7 @@ def _text(node: Node, without: set[int]) -> str:
 
 
 def _members(node: Node) -> Iterator[tuple[str, str, str]]:
-    """The data members of a struct."""
+    """The data members of a struct: type, name and array length."""
     for each in _class_block(node).nodes:
         type_ = re.match(r"(?:const )?\w+\*?", bare(each.text).strip())[0]
         for declaration in bare(each.text).strip()[len(type_) :].rstrip("; ").split(","):
@@ -516,7 +516,7 @@ def _members(node: Node) -> Iterator[tuple[str, str, str]]:
 
 
 def _printed(items: list[Item]) -> str:
-    """The text of items: standard headers first, then what is in each namespace."""
+    """The text of items: standard headers first, then the contents of each namespace."""
     code = "\n".join(bare(item.node.text) for item in items)
     headers = dict.fromkeys(item.head for item in items if item.head.startswith("#include"))
     used = [header for header in headers if re.search(_STANDARD.get(header.partition("<")[2].rstrip(">"), ""), code)]
@@ -528,7 +528,7 @@ def _printed(items: list[Item]) -> str:
 
 
 def _by_device(items: list[Item], before: str, namespace: str) -> list[str]:
-    """Lines of what one compiler reads alone, in a namespace; ``before`` begins the names of the places."""
+    """The lines for single devices, after code in ``namespace``; ``before`` is the prefix of their places."""
     branches = []
     for device in ("cuda", "cpu"):
         printed, after = _in_namespaces([item for item in items if item.place == before + device], namespace)
@@ -538,7 +538,7 @@ def _by_device(items: list[Item], before: str, namespace: str) -> list[str]:
 
 
 def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
-    """Lines of the text of items that come after what is in a namespace, and the namespace where they end."""
+    """The lines of items that follow code in ``namespace``, and the namespace in which they end."""
     lines: list[str] = []
     for item in without_empty_conditions(items):
         lines += _switched(namespace, item.namespace)
@@ -553,7 +553,7 @@ def _in_namespaces(items: list[Item], namespace: str) -> tuple[list[str], str]:
 
 
 def _switched(namespace: str, to: str) -> list[str]:
-    """The lines between what is in one namespace and what is in another."""
+    """The lines that switch from one namespace to another."""
     if namespace == to:
         return []
     closing = ["}"] if namespace else []
@@ -562,6 +562,6 @@ def _switched(namespace: str, to: str) -> list[str]:
 
 
 def _comment(lead: str) -> str:
-    """The comment right above a declaration."""
+    """The comment directly above a declaration."""
     last = lead.rpartition("\n\n")[2].strip("\n")
     return last.strip() + "\n" if last.strip() else ""

@@ -1,4 +1,4 @@
-"""The lines of cut C++: what is left of a declaration or a block stands on one line where it fits."""
+"""Joins short lines of cut C++: what is left of a declaration or a block goes on one line if it fits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 __all__ = ["LONGEST", "joined"]
 
 LONGEST = 127
-"""Characters of a line."""
+"""The longest line, in characters."""
 
 _TEMPLATE = re.compile(r" *template <.*>$")
 _CONTROL = re.compile(r" *(?:(?:\} )?else |JITACT_UNROLL )?(?:if|for)\b.*\)$")
@@ -21,10 +21,10 @@ _MOST_STATEMENTS = 3  # of a function on one line
 
 
 def joined(text: str) -> str:
-    """The same text without empty lines, and in one line what fits there.
+    """The text without empty lines, and with short lines joined.
 
-    That is ``template <...>`` and what it is of, a branch and its condition, functions of a few statements, and the steps of
-    a polynomial.
+    Joined are ``template <...>`` and its declaration, a condition and its branch, functions of a few statements, and the steps
+    of a polynomial.
     """
     lines = [line for line in text.split("\n") if line.strip()]
     before = None
@@ -44,7 +44,7 @@ def _pass(lines: list[str]) -> list[str]:
 
 
 def _taken(line: str, following: list[str]) -> int:
-    """How many of the lines that follow go on a line with it."""
+    """How many of the following lines are joined to a line."""
     if not following:
         return 0
     first = following[0]
@@ -58,7 +58,7 @@ def _taken(line: str, following: list[str]) -> int:
 
 
 def _block(line: str, following: list[str]) -> int:
-    """How many lines there are to the end of a block that fits on one line; 0 if it does not."""
+    """How many lines are left of a block that fits on one line; 0 if it does not."""
     end = next((at for at, each in enumerate(following) if _indentation(each) <= _indentation(line)), None)
     if end is None or not _CLOSES.fullmatch(following[end]) or not _fit([line, *following[: end + 1]]):
         return 0
@@ -70,7 +70,7 @@ def _block(line: str, following: list[str]) -> int:
 
 
 def _terms(line: str, following: list[str]) -> int:
-    """How many steps of a polynomial that follow one fit on its line."""
+    """1 if the next line is another step of the same polynomial and fits on this one, else 0."""
     name = re.match(r".*\b(\w+) = [^=]*$", line.split("; ")[0])
     whole = re.fullmatch(rf"{_TERM.pattern[:-2]};(?: \w+ = .*;)?", line)
     next_one = _TERM.match(following[0])
@@ -79,7 +79,7 @@ def _terms(line: str, following: list[str]) -> int:
 
 
 def _one(lines: list[str]) -> str:
-    """Lines as one."""
+    """The lines joined to one."""
     text = " ".join([lines[0], *(each.strip() for each in lines[1:])])
     return re.sub(r"\{ (\.\w+ = .*), \};$", r"{\1};", text.replace("{ }", "{}")) if len(lines) > 1 else text
 

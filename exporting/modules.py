@@ -1,4 +1,4 @@
-"""The modules of a file: ``ModelNew``, which calls what is compiled, and ``Model``, PyTorch's."""
+"""The modules of an exported file: ``ModelNew``, which calls the kernels, and ``Model``, in PyTorch."""
 
 from __future__ import annotations
 
@@ -39,20 +39,20 @@ def check_dtype(name, values, x):
 
 
 class Modules:
-    """What a file has of an activation's modules.
+    """The text of an activation's modules.
 
     Args:
         record: the activation.
-        params: its parameters, the defaults in the file.
-        wrapper: what the file calls.
+        params: its parameters with the defaults for the file.
+        wrapper: the Python that calls the kernels.
         passed: expressions for numbers that are not simply parameters.
 
     Raises:
-        ValueError: nothing tells what PyTorch's counterpart is.
+        ValueError: the activation has no PyTorch counterpart to write out.
     """
 
     def __init__(self, record: Activation, params: dict[str, float], wrapper: Wrapper, passed: dict[str, str]) -> None:
-        """Writes the modules."""
+        """Makes ``text`` and ``init_inputs``."""
         tensors = [_in_model(name, record) for name in record.layout.tensors]
         helpers: dict[str, str] = {}
         returned = reference(record, [*tensors, *(f"self.{name}" for name in params)], helpers)
@@ -100,7 +100,7 @@ class Modules:
 
 
 def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], list[str]]:
-    """The lines that bring elements into one dtype and one shape; and the learned operands that are in that dtype then."""
+    """The lines that convert elements to one dtype and shape, and the names of learned operands converted with them."""
     learned = [name for name in record.learned if record.dtypes == "promoted" and name not in record.added]
     elements, lines = ", ".join(wrapper.elements), []
     if wrapper.counted:
@@ -115,7 +115,7 @@ def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], list[str
 
 
 def _init_inputs(required: dict[str, str], optional: dict[str, Any], dtypes: tuple[str, ...]) -> str:
-    """A constructor's arguments for tensors of a file's first dtype; up to the dtype, where that is not its default."""
+    """The constructor's arguments for the file's first dtype: the required ones and, for another dtype than the default, it."""
     given = [*required.values()]
     if "dtype" in optional and not (optional["dtype"] is None and "fp32" in dtypes):
         before = list(optional)[: list(optional).index("dtype")]
@@ -124,7 +124,7 @@ def _init_inputs(required: dict[str, str], optional: dict[str, Any], dtypes: tup
 
 
 def _in_model(name: str, record: Activation) -> str:
-    """A tensor in Model: of an expression, values by channel broadcast along their dimension; those by row, along the last."""
+    """The expression for a tensor in Model, shaped to broadcast: channels of expressions along their dimension, and rows."""
     if name in record.source.signature.of("row"):
         return f"{name}.reshape(*{record.layout.tensors[0]}.shape[:-1], 1)"
     channel = record.channels.get(name)
@@ -138,7 +138,7 @@ def _in_model(name: str, record: Activation) -> str:
 
 
 def _returned(expression: str) -> str:
-    """A line that returns it, or several."""
+    """The line, or lines, that return an expression."""
     line = f"        return {expression}"
     if len(line) <= LONGEST:
         return line
@@ -147,7 +147,7 @@ def _returned(expression: str) -> str:
 
 
 def _made(name: str, record: Activation) -> str:
-    """The line that makes an operand with a value for each channel."""
+    """The line that creates a channel operand."""
     channel = record.channels[name]
     values = f"torch.full(({'1' if channel.one else name},), {_default(channel.init)}, device=device, dtype=dtype)"
     values = record.in_python[name] if record.module else values
@@ -157,5 +157,5 @@ def _made(name: str, record: Activation) -> str:
 
 
 def _default(value: object) -> str:
-    """A constructor's default as Python reads it."""
+    """A constructor's default in Python."""
     return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)

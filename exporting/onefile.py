@@ -1,4 +1,4 @@
-"""One activation as one file that needs nothing of jitact: KernelBench's form, with the library's own CUDA source inside.
+"""Exports an activation as one file that does not need jitact: in KernelBench's form, with the library's CUDA source inside.
 
 ``jitact export softsign -o softsign.py``
 """
@@ -36,25 +36,25 @@ def export(
     device: str | None = None,
     shape: tuple[int, int] = (4096, 393216),
 ) -> str:
-    """The text of a Python file that is an activation: ``ModelNew``, ``Model``, ``get_inputs``, ``get_init_inputs``.
+    """The text of a Python file with an activation: ``ModelNew``, ``Model``, ``get_inputs``, ``get_init_inputs``.
 
-    The file compiles its source with ``load_inline`` at first use, trains, keeps for backward what the library's default
-    keeps, and runs the library's own loops, cut down to what it needs of them. A gated activation takes two tensors.
+    The file compiles its source with ``load_inline`` at first use. It supports training, saves for backward what the library
+    saves by default, and runs the library's own loops, reduced to what it needs. A gated activation takes two tensors.
 
     Args:
-        activation: anything that :func:`jitact.get` takes, or a name with what stands around it, as "gelu+bias+dropout" or
-            "swiglu+row_weight"; a residual is one more tensor. A module's parameters are the defaults in the file, and its
-            ``save`` is what the file keeps.
-        dtype: "fp32", "fp64", "fp16" or "bf16", or several of them: what the file is for; all four if left out. The kernels of
-            softmax and its kin are not for fp64.
+        activation: anything that :func:`jitact.get` takes, or a name with fused operations, as "gelu+bias+dropout" or
+            "swiglu+row_weight"; a residual is one more tensor. A module's parameters become the defaults in the file, and its
+            ``save`` what the file saves.
+        dtype: "fp32", "fp64", "fp16" or "bf16", or several of them: the dtypes that the file supports; all four if left out.
+            The kernels of softmax and its relatives do not support fp64.
         forward_only: whether to leave out backward.
-        device: "cuda" or "cpu": what the file is for; a GPU, and a CPU where there is none, if left out.
-        shape: ``batch_size`` and ``dim`` of what ``get_inputs`` makes.
+        device: "cuda" or "cpu": the device that the file is for; if left out, a GPU, or the CPU if there is none.
+        shape: ``batch_size`` and ``dim`` of the tensors that ``get_inputs`` makes.
 
     Raises:
         KeyError, TypeError: as :func:`jitact.get`.
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
-            not allow, a module has what a file cannot hold, or an option is not one of those above.
+            not allow, a module has a setting that files do not support, or an option is not one of those above.
     """
     of_rows = None if isinstance(activation, str) and "+" in activation else registry.of_rows(activation)
     if of_rows is not None:
@@ -118,7 +118,7 @@ def _two_numbers(text: str) -> tuple[int, int]:
 
 
 def _check_settings(module: ActivationModule) -> None:
-    """Checks that a file can be of a module as it is.
+    """Checks that a file can have a module's settings.
 
     Raises:
         ValueError: it cannot.
@@ -136,14 +136,14 @@ def _check_settings(module: ActivationModule) -> None:
 
 
 def _save(record: Activation, save: str | None, forward_only: bool) -> str | None:
-    """What the file keeps for backward: the input where more than x has a gradient, which needs it."""
+    """What the file saves for backward: the input if several tensors have gradients, as these need it."""
     if forward_only:
         return None
     return save or ("input" if len(record.layout.places) > 1 else record.saves[0])
 
 
 def _of_own_dtype(record: Activation) -> tuple[str, ...]:
-    """The operands that broadcast whose dtype need not be that of elements."""
+    """The broadcast operands whose dtype may differ from the elements'."""
     signature = record.source.signature
     return tuple(n for n in signature.of("channel", "row") if record.dtypes == "own" or n in record.added)
 
@@ -169,7 +169,7 @@ def _shape(name: str, given: tuple[int, int]) -> tuple[int, int]:
 
 
 def _file(record: Activation, build: Build, params: dict[str, float], passed: dict[str, str], shape: tuple[int, int]) -> str:
-    """The whole text."""
+    """The text of the file."""
     name = record.name.replace("+", "_")
     title = record.title if record.title.isidentifier() else name
     dims = {name: channel.dim for name, channel in record.channels.items()}

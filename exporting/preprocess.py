@@ -1,4 +1,4 @@
-"""The preprocessor, as far as it is run without a compiler: includes, conditions that are known, macros that declare."""
+"""A partial C preprocessor: resolves includes and known conditions, and expands macros that make declarations."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import NamedTuple
 __all__ = ["OLDEST_GPU", "Line", "Macro", "expanded", "included"]
 
 OLDEST_GPU = 800
-"""The ``__CUDA_ARCH__`` of the GPUs that files are for: those before have no instructions for what is here."""
+"""The lowest ``__CUDA_ARCH__`` that files support: older GPUs lack instructions that are used."""
 
-_LINE = re.compile(r"[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n?|[^\n]*\n?")  # with those that continue a directive
+_LINE = re.compile(r"[ \t]*#(?:[^\n]*\\\n)*[^\n]*\n?|[^\n]*\n?")  # with the continuation lines of a directive
 _DIRECTIVE = re.compile(r"[ \t]*#[ \t]*(\w+)[ \t]*((?:[^/]|/(?!/))*)")
 _MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)\n", re.MULTILINE)
-_GIVEN = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"  # with brackets in brackets in it
+_GIVEN = r"\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)"  # nested two levels deep
 _CALL = re.compile(rf"(\w+){_GIVEN}")
 
 
 class Line(NamedTuple):
-    """A line of a source file, or several that a backslash joins."""
+    """A line of a source file, or several joined by backslashes."""
 
     file: Path
     number: int
@@ -29,27 +29,27 @@ class Line(NamedTuple):
 
 
 class Macro(NamedTuple):
-    """A macro with arguments."""
+    """A function-like macro."""
 
     parameters: tuple[str, ...]
     body: str
 
 
 def included(text: str, file: Path, folders: list[Path], macros: Mapping[str, str | None], seen: set[Path]) -> Iterator[Line]:
-    """The lines of a text and, in their places, of the local files that it includes, each file once.
+    """The lines of a text with those of the local files that it includes in place, each file once.
 
-    A condition is resolved where all names in it are in ``macros``; else its directives stay, with all branches.
+    A condition is resolved if all names in it are in ``macros``; else its directives and all branches are kept.
 
     Args:
-        text: what to read.
-        file: where it is from.
-        folders: where included files are looked for, after the folder of the file that includes them.
+        text: the text to read.
+        file: the file that it is from.
+        folders: where included files are searched for, after the folder of the including file.
         macros: the values of macros; None for one that is not defined.
-        seen: the files that were read before; those that are read now join them.
+        seen: the files that were read before; those that are read now are added.
     """
     seen.add(file.resolve())
     text = text if text.endswith("\n") else text + "\n"
-    branches: list[tuple[bool | None, bool]] = []  # of each open condition: whether this branch is compiled, or one before was
+    branches: list[tuple[bool | None, bool]] = []  # per open condition: is this branch compiled; was an earlier one
     for number, line in enumerate(filter(None, _LINE.findall(text))):
         directive = _DIRECTIVE.match(line)
         word, rest = (directive[1], directive[2].strip()) if directive else ("", "")
@@ -77,7 +77,7 @@ def included(text: str, file: Path, folders: list[Path], macros: Mapping[str, st
 
 
 def _truth(word: str, condition: str, macros: Mapping[str, str | None]) -> bool | None:
-    """Whether a condition holds; None where it has names that are not known."""
+    """Whether a condition holds; None if it has unknown names."""
     if not set(re.findall(r"\bJITACT_\w+", condition)) <= set(macros):
         macros = {**dict.fromkeys(re.findall(r"\bJITACT_\w+", condition)), **macros}
     if word in ("ifdef", "ifndef"):
@@ -96,12 +96,12 @@ def _truth(word: str, condition: str, macros: Mapping[str, str | None]) -> bool 
 
 
 def expanded(text: str, macros: Mapping[str, str | None], functions: dict[str, Macro]) -> str:
-    """A text with values in place of macros that have one, and with what macros that are called in the first column declare.
+    """The text with object-like macros replaced by their values, and calls of macros in the first column expanded.
 
     Args:
-        text: to expand.
+        text: the text to expand.
         macros: values by name.
-        functions: macros with arguments that were defined before; those that are defined here and called so join them.
+        functions: function-like macros defined before; those that are defined and called so here are added.
     """
     for name, value in macros.items():
         if value:
@@ -115,13 +115,13 @@ def expanded(text: str, macros: Mapping[str, str | None], functions: dict[str, M
     names = "|".join(functions) or "$^"
     lines = rf"^(?:(?:{names})\(.*\)[ \t]*)+;?$|^(?:{names}){_GIVEN};?$"
     text = re.sub(lines, lambda line: "".join(_calls(line[0], functions)).rstrip("\n"), text, flags=re.MULTILINE)
-    if left := re.search(rf"^(?:{names})\(.*", text, re.MULTILINE):  # which would be lost with what follows it
+    if left := re.search(rf"^(?:{names})\(.*", text, re.MULTILINE):  # it would be lost together with what follows
         raise ValueError(f"brackets of a macro call stand too deep in each other: {left[0]}")
     return text
 
 
 def _calls(line: str, macros: dict[str, Macro]) -> Iterator[str]:
-    """What a line of macro calls stands for."""
+    """The expansion of a line of macro calls."""
     for name, given in _CALL.findall(line):
         parameters, body = macros[name]
         body = textwrap.dedent(re.sub(r"[ \t]*\\$", "", body, flags=re.MULTILINE)).strip("\n") + "\n"

@@ -1,4 +1,4 @@
-"""PyTorch's form of an activation, written out for a file: an expression, and the functions that it calls."""
+"""Writes an activation in PyTorch for an exported file: an expression, and the functions that it calls."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ from ..records import Activation
 
 __all__ = ["reference"]
 
-_MODULES = ("torch", "math", "F")  # that a file imports under these names
+_MODULES = ("torch", "math", "F")  # imported in files under these names
 
 
 def reference(record: Activation, arguments: Sequence[str], helpers: dict[str, str]) -> str:
-    """What computes an activation.
+    """The PyTorch expression that computes an activation.
 
     Args:
-        record: of the activation.
-        arguments: what its tensors and parameters are there: names, attributes, or expressions in parentheses.
-        helpers: the functions that are called, by name; those of this activation are added.
+        record: the activation.
+        arguments: the Python for its tensors and parameters: names, attributes, or expressions in parentheses.
+        helpers: the source of functions that are called, by name; those of this activation are added.
 
     Raises:
-        ValueError: nothing tells what PyTorch's counterpart is.
+        ValueError: the activation has no PyTorch counterpart that could be written out.
     """
     if "+" in record.name:
         return _around(record, arguments, helpers)
@@ -58,7 +58,7 @@ def reference(record: Activation, arguments: Sequence[str], helpers: dict[str, s
 
 
 def _around(record: Activation, arguments: Sequence[str], helpers: dict[str, str]) -> str:
-    """Of ``gelu+bias+dropout+residual`` or ``swiglu+row_weight``, by what stands around the activation."""
+    """The expression for an activation with fused operations, as ``gelu+bias+dropout+residual`` or ``swiglu+row_weight``."""
     name, *parts = record.name.split("+")
     within = registry.record_named(name)
     names = [*record.layout.tensors, *(name for name, _ in record.params)]
@@ -74,7 +74,7 @@ def _around(record: Activation, arguments: Sequence[str], helpers: dict[str, str
 
 
 def _of_expression(expression: Expression, arguments: Sequence[str], helpers: dict[str, str]) -> str:
-    """An expression in Python, with what it calls."""
+    """A defined expression in Python; adds the functions that it calls to ``helpers``."""
     for helper in expression.helpers.values():
         text = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", inspect.getsource(helper))
         helpers.setdefault(helper.__name__, text.rstrip())
@@ -101,7 +101,7 @@ def _of_expression(expression: Expression, arguments: Sequence[str], helpers: di
 
 
 def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
-    """The one function in the source that a function comes from."""
+    """The syntax tree of a function; None if its source is unavailable or has several functions."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
@@ -111,7 +111,7 @@ def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
 
 
 def _one_line(record: Activation, arguments: Sequence[str]) -> str | None:
-    """What a reference that only returns something returns, with the numbers that it has from its module."""
+    """The expression that a reference of a single ``return`` returns, with its module's constants inserted; else None."""
     function = record.reference
     found = _definition(function)
     if found is None:
@@ -128,7 +128,7 @@ def _one_line(record: Activation, arguments: Sequence[str]) -> str | None:
 
 
 def _add_function(function: object, helpers: dict[str, str]) -> bool:
-    """Adds a function as a file has it, and those of Python that it calls; False where it cannot stand in one."""
+    """Adds a function and the Python functions that it calls to ``helpers``; False if it cannot be written into a file."""
     found = _definition(function) if isinstance(function, FunctionType) else None
     if not isinstance(found, ast.FunctionDef):
         return False
@@ -144,7 +144,7 @@ def _add_function(function: object, helpers: dict[str, str]) -> bool:
     class Written(ast.NodeTransformer):
         def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
             module = space.get(node.value.id) if isinstance(node.value, ast.Name) else None
-            if isinstance(module, ModuleType) and node.value.id not in _MODULES:  # of another module of the package
+            if isinstance(module, ModuleType) and node.value.id not in _MODULES:  # another module of the package
                 called[node.attr] = getattr(module, node.attr)
                 return ast.Name(node.attr)
             return self.generic_visit(node)
@@ -163,7 +163,7 @@ def _add_function(function: object, helpers: dict[str, str]) -> bool:
 
 
 def _renamed(python: str, names: dict[str, str], numbers: dict[str, float]) -> str:
-    """An expression with other names for variables, and numbers for names of numbers."""
+    """The expression with variables renamed, and constants replaced by their values."""
 
     class Rename(ast.NodeTransformer):
         def visit_Name(self, node: ast.Name) -> ast.AST:

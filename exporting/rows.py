@@ -1,4 +1,4 @@
-"""Softmax and its kin as one file: the library's loops over rows, and PyTorch's operator for what they do not take."""
+"""Exports softmax and its relatives: the library's loops over rows, and PyTorch's operators for unsupported calls."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Kind(NamedTuple):
 
     Attributes:
         name: in Python.
-        kernel: its kernel file.
-        scale: what elements are multiplied by.
-        formula: what it computes.
+        kernel: the name of its kernel file.
+        scale: the factor of x.
+        formula: for the file's docstring.
     """
 
     name: str
@@ -52,10 +52,10 @@ _KINDS = {
 
 
 def kind_of(cls: type[RowModule]) -> _Kind:
-    """What a file has of a class.
+    """The activation of a class.
 
     Raises:
-        ValueError: there are no files of it.
+        ValueError: the class cannot be exported.
     """
     if cls.__name__ not in _KINDS:
         known = ", ".join(kind.name for kind in _KINDS.values())
@@ -69,15 +69,15 @@ def rows_file(
     """The text of a file.
 
     Args:
-        cls: our class.
-        dim: what ``get_init_inputs`` gives.
+        cls: the library's class.
+        dim: the dimension that ``get_init_inputs`` returns.
         dtypes: of :data:`DTYPES_OF_ROWS`.
         devices: of :data:`~jitact.exporting.build.DEVICES`.
-        shape: ``batch_size`` and ``dim`` of what ``get_inputs`` makes.
-        backward: whether the file has it.
+        shape: ``batch_size`` and ``dim`` of the tensors that ``get_inputs`` makes.
+        backward: whether the file has a backward.
 
     Raises:
-        ValueError: there are no files of the class.
+        ValueError: the class cannot be exported.
     """
     kind, title = kind_of(cls), cls.__name__
     operations = ("forward", "backward_from_output") if backward else ("forward",)
@@ -87,13 +87,13 @@ def rows_file(
     if backward:
         python.append(_function(title, devices, where))
     python += [_modules(kind, title, backward), inputs(dtypes, shape, 1, str(dim))]
-    told = "Forward and backward" if backward else "Forward"
+    scope = "Forward and backward" if backward else "Forward"
     more = "What they do not take, as takes() tells, is torch's own operator's."
-    return assembled(kind.name, kind.formula, told, cut.text, dtypes, devices, python, more)
+    return assembled(kind.name, kind.formula, scope, cut.text, dtypes, devices, python, more)
 
 
 def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], devices: tuple[str, ...]) -> Extract:
-    """The sources."""
+    """The C++ and CUDA of the file."""
     known = frozenset(f"Op::{each}" for each in operations)
     stored = frozenset(f"Dtype::{DTYPES[each][1]}" for each in dtypes)
     facts: Facts = {name: known for name in ("Op", "op", "call.op")}
@@ -102,7 +102,7 @@ def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], 
     facts |= {name: frozenset([0]) for name in ("kOperands", "kRowValues")}
     facts |= {"kVanishing": frozenset([True]), "kPlaced": frozenset([False])}
     facts |= {"sizeof(S)": sizes, "std::is_same_v<S,double>": frozenset([False]), "std::is_same_v<V,float>": frozenset([True])}
-    # Past the cache, with instructions that this machine may have and another not.
+    # Non-temporal stores, whose instructions the exporting machine may have but another not.
     facts |= {name: frozenset([False]) for name in ("kStreams", "loops::kStreams", "past_cache", "past_cache_")}
     roots = [f"run_{device}" for device in devices]
     roots += ["workspace_bytes"] if "cuda" in devices and "backward_from_output" in operations else []
@@ -110,7 +110,7 @@ def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], 
 
 
 def _takes(devices: tuple[str, ...]) -> str:
-    """The function that says what the kernels take."""
+    """The function that tells which calls the kernels support."""
     vectors = int(re.search(r"kMostVectors = (\d+);", (DEVICE / "rows_call.h").read_text())[1])
     on_gpu = [
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
@@ -141,7 +141,7 @@ def _takes(devices: tuple[str, ...]) -> str:
 
 
 def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str:
-    """The function that makes a call."""
+    """The function that calls the kernels."""
     given = {
         "op": "OPERATIONS[operation]",
         "dtype": "DTYPES[x.dtype]",

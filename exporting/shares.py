@@ -1,4 +1,4 @@
-"""What an exported file passes in place of a parameter: a module drops nothing, and draws no slopes, in evaluation."""
+"""The numbers that an exported module passes to its kernel: in evaluation, it drops nothing and draws no slopes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["with_shares"]
 
 
 def with_shares(record: Activation) -> tuple[Activation, dict[str, str]]:
-    """An activation whose shares of what is dropped are all numbers of their own, and what a module passes for numbers.
+    """Makes each dropout probability a number of the kernel file, so that a module can pass 0 in evaluation.
 
     Args:
-        record: of the activation.
+        record: the activation.
 
     Returns:
-        The record, with a kernel file that takes more numbers where shares are literals; and, for numbers that are another in
-        evaluation than in training, the expression in Python, where a parameter is an attribute of ``self``.
+        The record, whose kernel file takes more numbers if probabilities were literals; and, for numbers that differ between
+        evaluation and training, the Python expression for them, in which parameters are attributes of ``self``.
 
     Raises:
-        ValueError: a kernel file with a backward of its own, or unmarked numbers, has a share that is no parameter, or what
-            drops by itself has something around it, or is at a gate.
+        ValueError: a kernel file with a backward of its own, or unmarked numbers, has a probability that is not a parameter; or
+            an activation with dropout of its own is fused with other operations, or gated.
     """
     name, *parts = record.name.split("+")
     passed = {"dropout": "self.dropout if self.training else 0.0"} if "dropout" in parts else {}
@@ -70,7 +70,7 @@ def _is_dropout(node: ast.Call) -> bool:
 
 
 def _share(text: str, random: str) -> tuple[int, int]:
-    """Where the last argument of dropout is that has a random number, in a kernel file."""
+    """The start and end, in a kernel file, of the last argument of the dropout call with this random number."""
     for call in re.finditer(rf"\b{DROPOUT}\s*\(", text):
         depth, commas = 1, [call.end() - 1]
         for at in range(call.end(), len(text)):

@@ -1,4 +1,4 @@
-"""The text of a file around what is particular to an activation: what it says of itself, imports, the source, inputs."""
+"""The parts of an exported file that are common to all activations: docstring, imports, source, inputs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .preprocess import OLDEST_GPU
 
 __all__ = ["FORBIDDEN", "assembled", "inputs", "wrapped"]
 
-FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker takes for a fallback
+FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker mistakes for a fallback
 QUOTES = '"' * 3
 CFLAGS = ["-O3", "-std=c++20", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast"]
 CUDA_FLAGS = ["-O3", "-std=c++20"]
@@ -26,7 +26,7 @@ _ROOT = 'os.environ.get("TORCH_EXTENSIONS_DIR") or cpp_extension.get_default_bui
 def assembled(
     name: str,
     formula: str,
-    told: str,
+    scope: str,
     source: str,
     dtypes: tuple[str, ...],
     devices: tuple[str, ...],
@@ -36,23 +36,23 @@ def assembled(
     """The whole text of a file.
 
     Args:
-        name: the activation's, as files are called.
-        formula: what it computes.
-        told: what is compiled for which tensors: "Forward and backward".
+        name: of the activation and, with ".py", of the file.
+        formula: for the docstring.
+        scope: for the docstring, what is compiled: "Forward and backward".
         source: C++ and CUDA.
-        dtypes: names of :data:`~jitact.exporting.build.DTYPES`.
+        dtypes: keys of :data:`~jitact.exporting.build.DTYPES`.
         devices: of :data:`~jitact.exporting.build.DEVICES`.
-        python: what comes after the function that compiles.
-        more: a sentence beside what is told.
+        python: the parts after the function that compiles.
+        more: another sentence for the docstring.
 
     Raises:
-        ValueError: a word is in it that the form does not allow.
+        ValueError: the text has a word that KernelBench's form does not allow.
     """
     file, python, source = f"{name}.py", [part.strip("\n") for part in python], _allowed(source)
     key = hashlib.sha256("".join([source, *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
     library = _library(f"{name}_{key}", file, devices)
     parts = [
-        _docstring(formula, told, dtypes, devices, more),
+        _docstring(formula, scope, dtypes, devices, more),
         _imports("\n".join([library, *python])),
         f'SOURCE = r"""\n#line @LINE@ "@FILE@"\n{source.strip()}\n"""',
         library,
@@ -68,7 +68,7 @@ def assembled(
 
 
 def inputs(dtypes: tuple[str, ...], shape: tuple[int, int], count: int, init_inputs: str, rows: int = 0) -> str:
-    """The functions that give the inputs, ``count`` tensors and ``rows`` with a value for each row, and the constructor's."""
+    """The functions that return the inputs, ``count`` tensors and ``rows`` row operands, and the constructor's arguments."""
     dtype = "" if "fp32" in dtypes else f", dtype={DTYPES[dtypes[0]][0]}"
     widths = ["dim"] * count + ["1"] * rows
     tensors = ", ".join(f"torch.randn(batch_size, {width}{dtype})" for width in widths)
@@ -85,7 +85,7 @@ def get_init_inputs():
 
 
 def wrapped(start: str, parts: list[str], end: str) -> str:
-    """A list of parts, in one line if it is short enough, else in as many as it takes."""
+    """A list of parts on one line if it is short enough, else wrapped."""
     line = f"{start}{', '.join(parts)}{end}"
     indent = " " * (len(start) - len(start.lstrip()))
     if len(line) <= LONGEST:
@@ -99,15 +99,15 @@ def wrapped(start: str, parts: list[str], end: str) -> str:
     return "\n".join([start.rstrip(), *lines, indent + end])
 
 
-def _docstring(formula: str, told: str, dtypes: tuple[str, ...], devices: tuple[str, ...], more: str) -> str:
+def _docstring(formula: str, scope: str, dtypes: tuple[str, ...], devices: tuple[str, ...], more: str) -> str:
     names = [DTYPES[each][0].removeprefix("torch.") for each in dtypes]
     several = f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
     kernels = f"as CUDA kernels (compute capability {OLDEST_GPU // 100}.0 and up)"
     where = {DEVICES: f"{kernels} or, without a GPU, for the CPU", ("cuda",): kernels, ("cpu",): "for the CPU"}[devices]
     version = sys.modules[__package__.partition(".")[0]].__version__
-    sentences = [f"{told} {where} for {several} tensors.", more, f"Cut from jitact {version} (MIT licence)."]
-    told = " ".join(sentence for sentence in sentences if sentence)
-    return f"{QUOTES}{_in_a_string(textwrap.fill(formula, LONGEST))}\n\n{textwrap.fill(told, LONGEST)}\n{QUOTES}"
+    sentences = [f"{scope} {where} for {several} tensors.", more, f"Cut from jitact {version} (MIT licence)."]
+    scope = " ".join(sentence for sentence in sentences if sentence)
+    return f"{QUOTES}{_in_a_string(textwrap.fill(formula, LONGEST))}\n\n{textwrap.fill(scope, LONGEST)}\n{QUOTES}"
 
 
 def _imports(python: str) -> str:
@@ -124,9 +124,9 @@ def _imports(python: str) -> str:
 def _allowed(text: str) -> str:
     """C++ without comments that have words that the form does not allow; in code, they are an error later.
 
-    A string with one, as the name of an instruction has, is of two parts, which are the same in C++.
+    A string with such a word, as in the name of an instruction, is split in two, which is the same in C++.
     """
-    text = text.replace("JITACT_", "").replace(QUOTES, '"" "')  # the latter ends no string of Python, and is the same in C++
+    text = text.replace("JITACT_", "").replace(QUOTES, '"" "')  # so that it does not end the Python string; the same in C++
     text = re.sub(
         r"(?:^[ \t]*//[^\n]*\n)+", lambda comment: "" if FORBIDDEN.search(comment[0]) else comment[0], text, flags=re.MULTILINE
     )
@@ -136,7 +136,7 @@ def _allowed(text: str) -> str:
 
 
 def _library(key: str, file: str, devices: tuple[str, ...]) -> str:
-    """The function that compiles."""
+    """The text of the function that compiles the source."""
     given = [f'"{key}"', f"cpp_sources={'SOURCE' if 'cpu' in devices else QUOTES[:2]}"]
     if "cuda" in devices:
         given += [f"cuda_sources=SOURCE{' if torch.cuda.is_available() else None' if 'cpu' in devices else ''}"]
@@ -158,7 +158,7 @@ def library():
 
 
 def _in_a_string(text: str) -> str:
-    """A text as it stands between three quotation marks in Python, without the words that the form does not allow."""
+    """A text escaped for a triple-quoted Python string, without words that the form does not allow."""
     escaped = "".join(
         f"\\{each}" if each in '"\\' else each if each.isprintable() or each == "\n" else each.encode("unicode_escape").decode()
         for each in text

@@ -1,4 +1,4 @@
-"""The Python of a file that calls what it compiles: the structs of a call, and the autograd function, from the signature."""
+"""The Python of an exported file that calls the kernels: structs and the autograd function, from the signature."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _CTYPES = {"Op": "int", "Dtype": "int", "int64_t": "int64", "bool": "bool", "flo
 
 
 def enumerators(extract: Extract, operations: tuple[str, ...], dtypes: tuple[str, ...]) -> str:
-    """What operations and dtypes are numbered in C++."""
+    """The values of the operations' and dtypes' enumerators in C++."""
     found = {enum: re.findall(r"\w+", inside) for enum, inside in re.findall(r"enum class (\w+) \{(.*?)\}", extract.text)}
     lines = [wrapped("OPERATIONS = {", [f'"{each}": {found["Op"].index(each)}' for each in operations], "}")]
     if "Dtype" in found:
@@ -60,11 +60,11 @@ def enumerators(extract: Extract, operations: tuple[str, ...], dtypes: tuple[str
 
 
 def structs(extract: Extract, numbers: Mapping[str, int]) -> Iterator[str]:
-    """The structs of C++ that a call is made of, in Python; one that is a pointer alone is a pointer.
+    """The C++ structs of a call as ctypes; one that has only a pointer becomes a pointer.
 
     Args:
-        extract: what is left of the C++.
-        numbers: the values of what lengths of arrays are made of: "kElements + 1".
+        extract: the extracted C++.
+        numbers: the values of constants in array lengths, as in "kElements + 1".
     """
     for name, members in extract.structs.items():
         if len(members) > 1:
@@ -87,12 +87,12 @@ _WORKSPACE = (
 
 
 def called(devices: tuple[str, ...], where: str, with_workspace: str | None) -> list[str]:
-    """The lines that hand ``call`` to what is compiled, for the device where ``x`` is.
+    """The lines that run ``call`` on the device of ``x``.
 
     Args:
         devices: of :data:`~jitact.exporting.build.DEVICES`.
-        where: what errors begin with.
-        with_workspace: the operation that needs memory beside tensors on a GPU, if there is one.
+        where: the start of error messages.
+        with_workspace: the operation that needs a workspace on a GPU, if there is one.
     """
     on_cpu = "library().run_cpu(byref(call))"
     if devices == ("cpu",):
@@ -110,20 +110,20 @@ def called(devices: tuple[str, ...], where: str, with_workspace: str | None) -> 
 
 
 class Wrapper:
-    """The parts of a file that are made from a kernel file's signature.
+    """The parts of a file that depend on a kernel file's signature.
 
     Args:
         build: what is compiled.
-        name: the activation's.
-        title: what the autograd function is called.
-        dims: the dimension that an operand's values belong to, of operands with a value for each channel.
-        where: what errors begin with.
+        name: of the activation.
+        title: the name of the autograd function.
+        dims: the dimensions of channel operands, by name.
+        where: the start of error messages.
         through: the elements whose gradient is dy.
-        unread: the tensors of which backward reads nothing.
+        unread: the tensors that backward does not read.
 
     Attributes:
-        taken: what the autograd function takes.
-        counted: of that, the dimensions of the first tensor before it was expanded, where channels are counted from those.
+        taken: the arguments of the autograd function.
+        counted: of these, the number of dimensions of the first tensor before it is expanded, if channels are counted in them.
     """
 
     def __init__(
@@ -151,13 +151,13 @@ class Wrapper:
         self.taken = [*self.elements, *self.broadcast, *seeds, *self.numbers, *self.counted]
 
     def parts(self) -> list[str]:
-        """All of them, in the order in which they stand."""
+        """All parts, in order."""
         build = self.build
         known = [enumerators(build.extract, build.operations, build.dtypes), *structs(build.extract, build.numbers)]
         return [*known, self.run(), *self.helpers(), self.function()]
 
     def run(self) -> str:
-        """The function that makes a call."""
+        """The function that calls the kernels."""
         given = {
             "numbers": ("numbers", "numbers=addressof(values)"),
             "mask": ("mask=None", "mask=None if mask is None else mask.data_ptr()"),
@@ -206,11 +206,11 @@ class Wrapper:
 
     @property
     def _numbers_dtypes(self) -> bool:
-        """Whether a call says what its dtype is."""
+        """Whether the struct of a call has a dtype."""
         return any(member == "dtype" for _, member, _ in self.build.extract.structs["Call"])
 
     def _check(self) -> list[str]:
-        """That a tensor is one that the file is for."""
+        """The check that the file supports a tensor."""
         names = [DTYPES[each][0].removeprefix("torch.") for each in self.build.dtypes]
         expected = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
         accepted = "not in DTYPES" if self._numbers_dtypes else f"!= {DTYPES[self.build.dtypes[0]][0]}"
@@ -226,7 +226,7 @@ class Wrapper:
         return [f"    if {condition}:", error]
 
     def helpers(self) -> list[str]:
-        """What the autograd function calls beside run()."""
+        """The helpers of the autograd function, other than run()."""
         texts = [_LAID_OUT_LIKE]
         if self.dims:
             dims = ", dims" if self.counted else ""
@@ -282,7 +282,7 @@ class Wrapper:
         return "\n".join([*lines, *self._backward()]) + "\n"
 
     def _local(self, name: str) -> str:
-        """What a variable of the autograd function is called, beside operands of any name and the gradient that comes in."""
+        """A name for a variable of the autograd function that differs from all operands' and the incoming gradient's."""
         while name in (*self.taken, "dy"):
             name += "_"
         return name
@@ -294,19 +294,19 @@ class Wrapper:
 
     @property
     def _computed(self) -> list[str]:
-        """The operands whose gradients are computed: elements, and those that are summed."""
+        """The operands with gradients: elements, and broadcast ones, whose gradients are summed."""
         written, sums = self.build.numbers["kElementGradients"], self.build.numbers["kSums"]
         return [each for each in (*self.elements[:written], *self.broadcast[:sums]) if each not in self.through]
 
     def _told(self) -> str:
-        """What forward keeps."""
+        """What forward saves."""
         several = "s" if len(self.elements) > 1 else ""
         of_input = f"the input{several}" if self._read == list(self.elements) else ", ".join(self._read) or "no tensor"
         kept = {"bit": "one bit of each element", "input": of_input, "output": "the output"}
         return f"keeps {kept[self.build.save]} for backward" if self.build.save else "without a gradient"
 
     def _backward(self) -> list[str]:
-        """The body of backward, once what was kept is there."""
+        """The body of backward after the saved tensors are unpacked."""
         save, y = self.build.save, self._local("y")
         if save != "input":
             like = (
@@ -353,7 +353,7 @@ class Wrapper:
         return [*lines, returned]
 
     def _call(self, operation: str, reads: str, writes: str, like: str, *others: str) -> str:
-        """A call of run(), after what it takes of the operands that broadcast."""
+        """A call of run(), after the lines that prepare the broadcast operands."""
         given = [operation, reads, writes]
         if self.numbers:
             given.append(f"numbers=[{', '.join(self.numbers)}]")
@@ -373,6 +373,6 @@ class Wrapper:
 
 
 def _tuple(names: Iterable[str]) -> str:
-    """Names as a tuple has them, without its parentheses."""
+    """Names as a tuple without parentheses."""
     names = list(names)
     return f"{names[0]}," if len(names) == 1 else ", ".join(names)

@@ -1,4 +1,4 @@
-"""Softmax and its kin, where elements depend on the row that they are in."""
+"""Softmax and its relatives: activations whose results depend on all elements of a row."""
 
 from .functions import log_softmax, softmax, softmin
 from .modules import LogSoftmax, Softmax, Softmax2d, Softmin

@@ -1,4 +1,4 @@
-"""Calls that kernels compute, and their gradients."""
+"""Autograd functions of the calls that kernels compute."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .records import Beside, RowActivation
 __all__ = ["OWN_CALL", "Rows", "Typed", "lying_rows"]
 
 
-OWN_CALL = -1  # in place of where PyTorch's warning of a missing dimension points: such calls are not patched() again
+OWN_CALL = -1  # as ``_stacklevel``, which only a warning of PyTorch uses: marks own calls, which patched() leaves alone
 
 
 class Rows(torch.autograd.Function):
-    """An activation of the rows of a contiguous tensor, times a number."""
+    """An activation of the rows of ``scale x``, for a contiguous x."""
 
     @staticmethod
     def forward(
@@ -31,7 +31,7 @@ class Rows(torch.autograd.Function):
         numbers: tuple[float, ...],
         *rows: Tensor,
     ) -> Tensor:
-        """By the kernel, or PyTorch's operator where the kernel is for backward alone; rows are those of :func:`lying_rows`."""
+        """By the kernel or, if only backward is by kernel, by PyTorch's operator; rows are those of :func:`lying_rows`."""
         beside = Beside(rows, numbers)
         if by_kernel:
             y = record.forward_by_kernel(x, dim, scale, _in_one_piece(beside))
@@ -43,7 +43,7 @@ class Rows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x and rows."""
+        """The gradients of x and of row operands."""
         kept, *rows = ctx.saved_tensors
         beside = Beside(tuple(rows), ctx.numbers)
         dx, *of_rows = _gradients(ctx.record, dy, kept, ctx.dim, ctx.scale, ctx.save == "output", beside)
@@ -51,7 +51,7 @@ class Rows(torch.autograd.Function):
 
 
 class Typed(torch.autograd.Function):
-    """An activation of contiguous rows, times a number, in a build for one type of x, one of the result, and a mask."""
+    """The same in a build for particular types of x, result and mask."""
 
     @staticmethod
     def forward(
@@ -66,7 +66,7 @@ class Typed(torch.autograd.Function):
         numbers: tuple[float, ...],
         *rows: Tensor,
     ) -> Tensor:
-        """By the operator of a build; ``mask`` has as many dimensions as ``x``, ``lying`` is what the operator reads of it."""
+        """By a build's operator; ``mask`` has as many dimensions as ``x``, ``lying`` is its view for the operator."""
         tensors = [x] if lying is None else [x, lying]
         beside = _in_one_piece(Beside(rows, numbers))
         y = kernels.operate(build, "forward", *tensors, *beside.rows, *numbers, dim, scale)
@@ -77,12 +77,12 @@ class Typed(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        """Of x, of a mask that is added, summed to its shape, and of rows."""
+        """The gradients of x, of an additive mask, summed to its shape, and of row operands."""
         (y, *others), record, dim, scale = ctx.saved_tensors, ctx.record, ctx.dim, ctx.scale
         beside, masks = Beside(tuple(others[: len(record.rows)]), ctx.numbers), others[len(record.rows) :]
         of_x, of_mask = ctx.needs_input_grad[:2]
         dx = dmask = None
-        if of_mask:  # what x's gradient is a multiple of
+        if of_mask:  # dz: x's gradient is scale times it
             dz, *of_rows = _gradients(record, dy, y, dim, 1.0, True, beside)
             shape, dtype = ctx.of_mask
             apart = [i for i, size in enumerate(shape) if size != dz.shape[i]]
@@ -101,26 +101,26 @@ class Typed(torch.autograd.Function):
 
 
 def _without_hidden(dx: Tensor, mask: Tensor, record: RowActivation, build: str, dim: int) -> Tensor:
-    """A gradient, written as 0 where a mask of bool leaves an element out.
+    """A gradient with 0 for elements that a bool mask leaves out.
 
-    Most often it is: a share of 0 has none. Not so if the sum of its row is NaN or infinite, as of a row that no element took
-    part in, nor where the output is a logarithm, -inf.
+    Usually it is 0 already, as that of a share of 0. It is not if the sum over its row is NaN or infinite, as in a row without
+    elements that take part, nor where the output is a logarithm, -inf.
     """
     if torch.is_grad_enabled() or not (kernels.sees_all(dx) and dx.is_contiguous()):
         return torch.where(mask, dx, 0.0)
-    as_rows = dx.view(-1, dx.shape[dim])  # dimensions of one element may stand after that of the rows
+    as_rows = dx.view(-1, dx.shape[dim])  # there may be dimensions of size 1 after dim
     kernels.operate(build, "hide_", as_rows, kernels.collapsed(mask.expand(dx.shape), dim), not record.gives_shares)
     return dx
 
 
 def lying_rows(beside: Beside, shape: torch.Size, dim: int, order: list[int] | None) -> list[Tensor]:
-    """What calls give for each row, as kernels want it but for copies: in float32, of x's shape and order of dimensions.
+    """The row operands as views for kernels: in float32, with x's shape (1 in ``dim``) and order of dimensions.
 
     Args:
-        beside: as a call has it.
+        beside: the operands of the call.
         shape: of x in the call.
-        dim: of its rows there.
-        order: of x's dimensions in memory, if it is another.
+        dim: the dimension of its rows.
+        order: x's dimensions in memory order, if they differ from that.
     """
     shape = torch.Size([1 if i == dim % len(shape) else size for i, size in enumerate(shape)])
     expanded = [values.to(torch.float32).expand(shape) for values in beside.rows]
@@ -138,12 +138,12 @@ def _eager(record: RowActivation, x: Tensor, dim: int, scale: float, beside: Bes
 def _gradients(
     record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside
 ) -> tuple[Tensor, ...]:
-    """By our kernel; by PyTorch's operators, which can be differentiated, where that is asked for."""
+    """The gradients, by kernel; by PyTorch's operators, which are differentiable, where that is needed."""
     if _is_plain(dy, kept) and record.takes_backward(kept, dim):
         given = record.backward_by_kernel(dy, kept, dim, scale, from_output, _in_one_piece(beside))
         return _of_operands(given, beside)
     y = kept
-    if not from_output:  # as exact as the kernel has it, not as results are rounded
+    if not from_output:  # unrounded, as in the kernel
         wide = torch.promote_types(kept.dtype, torch.float32)
         y, dy = _eager(record, kept.to(wide), dim, scale, beside), dy.to(wide)
     dx, *of_rows = record.gradients(dy, y, dim, beside)
@@ -151,7 +151,7 @@ def _gradients(
 
 
 def _of_operands(found: Tensor | tuple[Tensor, Tensor], beside: Beside) -> tuple[Tensor, ...]:
-    """The gradients of x and of what there is for each row, of what an operator returned."""
+    """The gradients of x and of each row operand, from the result of an operator."""
     if isinstance(found, Tensor):
         return (found,)
     dx, of_rows = found
@@ -159,6 +159,6 @@ def _of_operands(found: Tensor | tuple[Tensor, Tensor], beside: Beside) -> tuple
 
 
 def _is_plain(dy: Tensor, kept: Tensor) -> bool:
-    """Whether memory is all that there is to a gradient, and nothing differentiates it."""
+    """Whether dy is a plain tensor, and no second derivatives are needed."""
     plain = not torch.is_grad_enabled() and type(dy) is Tensor and not dy._is_zerotensor()
     return plain and kernels.sees_all(kept) and kept.is_contiguous()

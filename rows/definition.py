@@ -1,6 +1,7 @@
-"""Activations of rows that users define, by a kernel file as ``rows.cuh`` describes it.
+"""Activations of rows defined by users, with a kernel file as ``rows.cuh`` describes it.
 
-The file is compiled, and read as torch operations too: these compute what no kernel takes, and are what it is checked against.
+The file is compiled, and also translated to torch operations: these compute calls that kernels do not support, and the kernel
+is checked against them.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ class RowDefinition(RowActivation):
 
     Attributes:
         text: of the kernel file.
-        path: where that came from.
+        path: where it was read from.
         formulas: the file as torch operations.
-        reference: forward in PyTorch, ``reference(x, *rows, dim, *numbers)``, to check against, if one is given.
+        reference: forward in PyTorch, ``reference(x, *rows, dim, *numbers)``, to check against, if given.
     """
 
     text: str = ""
@@ -58,30 +59,30 @@ class RowDefinition(RowActivation):
         return "the reference" if self.reference else "its own formula in PyTorch"
 
     def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
-        """Whether the kernel can: there is nothing else that could be faster."""
+        """Whether the kernel supports it: PyTorch has no operator of its own that could be faster."""
         return kernels.is_scale(scale) and can(x, dim, 1)
 
     def takes_backward(self, y: Tensor, dim: int) -> bool:
-        """The same of backward."""
+        """The same for backward."""
         return can(y, dim, 2)
 
     def takes_types(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
-        """The same of a build for some types."""
+        """The same for a build for particular types."""
         return kernels.is_scale(scale) and kernels.fits_types(x, dim, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
-        """The activation of ``scale x``, for a tensor that is taken."""
+        """The activation of ``scale x``, for a tensor that the kernel supports."""
         return call(kernels.operator(self.source, "forward"), x, *beside.rows, *beside.numbers, dim, scale)
 
     def backward_by_kernel(
         self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside = NOTHING
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The gradient, from the output or the input, for tensors that are taken; and those of rows in one tensor."""
+        """The gradient, from the output or the input, for supported tensors; and those of all row operands in one tensor."""
         operator = kernels.operator(self.source, kernels.kind_of_backward(from_output))
         return call(operator, kernels.readable(dy), kept, *beside.rows, *beside.numbers, dim, scale)
 
     def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:
-        """The reference, or what the kernel file computes."""
+        """The reference or, without one, the kernel file in PyTorch."""
         if self.reference:
             return self.reference(x, *beside.rows, dim, *beside.numbers)
         return super().in_pytorch(x, dim, beside)
@@ -91,22 +92,22 @@ class RowDefinition(RowActivation):
         return self.in_pytorch(t.double(), dim, _in_float64(beside))
 
     def exact_gradient(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, Tensor]:
-        """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
+        """In float64, the gradient for a given output, and the sum of the absolute values of its terms."""
         return self.formulas.gradient_and_sizes(dy.double(), y.double(), dim, *_in_float64(beside).rows, *beside.numbers)
 
     def exact_of_rows(self, dy: Tensor, y: Tensor, dim: int, beside: Beside) -> list[tuple[Tensor, Tensor]]:
-        """The same of what there is for each row."""
+        """The same for each row operand."""
         return self.formulas.of_rows_and_sizes(dy.double(), y.double(), dim, *_in_float64(beside).rows, *beside.numbers)
 
 
 def read_rows(
     name: str, text: str, path: str, fields: dict[str, Any], reference: Callable[..., Tensor] | None
 ) -> RowDefinition:
-    """The definition in the text of a kernel file of rows; ``fields`` come before those of the file's header.
+    """Reads the definition in a kernel file of rows; ``fields`` override those of the file's header.
 
     Raises:
-        ValueError: the text will not do.
-        TypeError: the reference will not do.
+        ValueError: the text is invalid.
+        TypeError: the reference is invalid.
     """
     try:
         text = kernel_file.checked(text)
@@ -151,7 +152,7 @@ def read_rows(
 
 
 def rows_with_header(definition: RowDefinition) -> str:
-    """A definition's kernel file with all its fields in the comments at its top."""
+    """A definition's kernel file with all fields in its header comments."""
     formula = "" if definition.formula == definition.formulas.formula else kernel_file.quoted(definition.formula)
     parameters = in_header(Declared(dict(definition.params), {}))
     fields = {"activation": definition.name, "parameters": parameters, "keeps": ", ".join(definition.saves), "formula": formula}
@@ -170,15 +171,15 @@ class _Formulas:
     """A kernel file of rows as torch operations."""
 
     def __init__(self, name: str, text: str, signature: Signature) -> None:
-        """Reads the file, whose operands :meth:`forward` and its kin take: first those with a value for each row, then numbers.
+        """Translates the file. The methods take its operands in this order: row operands, then numbers.
 
         Raises:
-            ValueError: there is more in it than arithmetic.
+            ValueError: the file has more than arithmetic.
         """
         self.name, self.rows = name, signature.of("row")
         given = [*self.rows, *signature.of("number")]
         self.order = [given.index(operand.name) for operand in signature.operands[2:]]
-        known = functions(torch.float64, torch.device("cpu"))  # PyTorch's own, of whatever type
+        known = functions(torch.float64, torch.device("cpu"))  # PyTorch's functions, which serve every dtype
         try:
             self.there = read(_as_elements(text), known | SMOOTH | OF_ROWS)
         except Unreadable as error:
@@ -188,7 +189,7 @@ class _Formulas:
         self.formula = " ".join(body[1].split()) if body else "see its kernel file"
 
     def _in_order(self, x: Tensor, operands: tuple[Tensor | float, ...]) -> list[Tensor]:
-        """The operands as the file's functions take them."""
+        """The operands as tensors, in the order of the file's functions."""
         wide = torch.promote_types(x.dtype, torch.float32)
         tensors = [
             given.to(wide) if isinstance(given, Tensor) else torch.full((), given, dtype=wide, device=x.device)
@@ -199,29 +200,29 @@ class _Formulas:
     def forward(
         self, x: Tensor, dim: int = -1, *operands: Tensor | float, _stacklevel: int = 3, dtype: torch.dtype | None = None
     ) -> Tensor:
-        """What the file computes of the rows along a dimension, as ``torch.softmax`` is called."""
+        """Computes the activation of rows along a dimension; the arguments are as of ``torch.softmax``."""
         x = x if dtype is None else x.to(dtype)
         if not x.is_floating_point():
             raise TypeError(f"{self.name}: expected a floating tensor, got one of {x.dtype}; dtype= converts it")
         t = x.to(torch.promote_types(x.dtype, torch.float32))
         if t.numel() == 0:
-            y = torch.softmax(t, dim)  # which has the dimension checked
+            y = torch.softmax(t, dim)  # checks the dimension
             return sum((values for values in operands if isinstance(values, Tensor)), y).to(x.dtype)
-        peak, place = t.detach().max(dim, keepdim=True)  # which shares do not depend on
+        peak, place = t.detach().max(dim, keepdim=True)  # results do not depend on it
         terms, given = (t - peak).exp(), self._in_order(x, operands)
         if not self.logarithms:
             return self.there["forward"](terms, terms.sum(dim, keepdim=True), *given).to(x.dtype)
-        highest = terms.gather(dim, place)  # 1: the sum beside it is kept apart
+        highest = terms.gather(dim, place)  # 1: the sum of the others is kept separate
         rest = terms.scatter(dim, place, 0.0).sum(dim, keepdim=True) + (highest - highest.detach())
         return self.there["forward"](t, (peak, rest.log1p()), *given).to(x.dtype)
 
     def gradients(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, ...]:
-        """The gradients from the output: of x, and of the operands with a value for each row."""
+        """The gradients from the output: of x, and of row operands."""
         totals = self._totals(dy, y, dim, operands)
         return self._of_totals(dy, y, totals, operands).to(y.dtype), *self._of_rows(y, totals, operands)
 
     def gradient_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> tuple[Tensor, Tensor]:
-        """The gradient, and the sum of the sizes of its terms: of dy's own, and of those that come by each of the totals."""
+        """The gradient, and the sum of the absolute values of its terms: the one of dy itself, and one for each total."""
         sizes = [term.abs().sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
         nothing = [torch.zeros_like(size) for size in sizes]
         found = self._of_totals(dy, y, nothing, operands).abs()
@@ -231,7 +232,7 @@ class _Formulas:
         return self.gradients(dy, y, dim, *operands)[0], found
 
     def of_rows_and_sizes(self, dy: Tensor, y: Tensor, dim: int, *operands: Tensor | float) -> list[tuple[Tensor, Tensor]]:
-        """The same of the operands with a value for each row; what follows from a total's error is a term of its size."""
+        """The same for row operands; the effect of each total's error is another term."""
         totals = [total.detach().requires_grad_() for total in self._totals(dy, y, dim, operands)]
         sizes = [term.abs().sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
         found = []
@@ -244,7 +245,7 @@ class _Formulas:
         return found
 
     def _terms(self, dy: Tensor, y: Tensor, operands: tuple[Tensor | float, ...]) -> tuple[Tensor, ...]:
-        """What each element adds to its row's totals."""
+        """Each element's terms of its row's totals."""
         wide = torch.promote_types(y.dtype, torch.float32)
         return _several(self.there["fold_from_output"](dy.to(wide), y.to(wide), *self._in_order(y, operands)), y.to(wide))
 
@@ -256,7 +257,7 @@ class _Formulas:
         return self.there["backward_from_output"](dy.to(wide), y.to(wide), totals, *self._in_order(y, operands))
 
     def _of_rows(self, y: Tensor, totals: list[Tensor], operands: tuple[Tensor | float, ...]) -> list[Tensor]:
-        """The gradients of the operands with a value for each row, one for each row."""
+        """The gradients of row operands, summed to their shapes."""
         if not self.rows:
             return []
         found = _several(self.there["backward_of_row"](totals, *self._in_order(y, operands)), totals[0])
@@ -264,7 +265,7 @@ class _Formulas:
 
 
 def _several(results: object, like: Tensor) -> tuple[Tensor, ...]:
-    """What a function returns, one or several, each of which may be a number, as tensors of a shape."""
+    """A function's result or results, each of which may be a number, as tensors of the shape of ``like``."""
     several = results if isinstance(results, tuple) else (results,)
     return tuple([each.expand_as(like) if isinstance(each, Tensor) else torch.full_like(like, each) for each in several])
 
@@ -279,11 +280,11 @@ OF_ROWS: dict[str, Callable[..., Tensor]] = {
     "total": lambda totals: totals[0],
     "times_exp": lambda totals, y: torch.exp(y) * totals[0],
 }
-"""What ``rows.cuh`` has, with the fold as their first argument: SumOfExp's total; LogSumExp's peak, and how far the logarithm
-of the sum is above it; Sum's totals."""
+"""The methods of ``rows.cuh``, with the fold as first argument: SumOfExp's total; LogSumExp's peak, and the difference between
+the logarithm of the sum and it; Sum's totals."""
 
 OF_CALLS = ("x", "input", "dim", "dtype", "scale", "mask", "save")
-"""What no operand can be called."""
+"""Names that operands cannot have."""
 
 
 SMOOTH: dict[str, Callable[..., Tensor]] = {
@@ -292,11 +293,12 @@ SMOOTH: dict[str, Callable[..., Tensor]] = {
     "softplus": lambda x: torch.logaddexp(x, torch.zeros_like(x)),
     "times_sigmoid": lambda a, x: a * torch.sigmoid(x),
 }
-"""What is differentiated here. The forms for files of elements, whose gradients are found otherwise, have a kink at 0."""
+"""Functions that autograd must differentiate correctly at 0. Those for elementwise files, which are not differentiated by
+autograd, have a kink there."""
 
 
 def _as_elements(text: str) -> str:
-    """A file of rows in the words of a file of elements."""
+    """A file of rows rewritten as an elementwise file, for the reader."""
     text = code(text).replace('"rows.cuh"', '"elementwise.cuh"')
     text = re.sub(r"\b(?:SumOfExp|LogSumExp|Sum)<T(?:,\s*\d+)?>", "Row<T>", text)
     text = re.sub(r"\b(\w+)\.(share|log_share|times_exp)\s*\(", r"\2(\1, ", text)

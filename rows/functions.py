@@ -1,4 +1,4 @@
-"""The functions, and their gradients."""
+"""The functions of rows, and how a call is dispatched to kernels or PyTorch."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def softmax(
 
     Kernels that read each row once compute float32, float16 and bfloat16 tensors of 1 MB and more, where they were measured to
     be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in float32.
-    PyTorch's own operators compute all else, and what is under autocast, torch.compile, transforms and DTensor.
+    All other calls use PyTorch's operators, as do calls under autocast, torch.compile, transforms and with DTensors.
     ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32 for rows along the last dimension of memory.
 
     Args:
         x: of any shape.
-        dim: of the rows; without one, PyTorch chooses, and warns.
+        dim: the dimension of the rows; without one, PyTorch chooses, and warns.
         dtype: x is converted to it first.
         scale: a number that x is multiplied by.
-        mask: of bool, true for elements that take part, or floating, which is added. It broadcasts to the shape of x, and its
-            gradient is summed to its own. A row without an element that takes part is NaN.
-        save: what backward keeps: the output, or the input, which costs an exponential more and is exact.
+        mask: of bool, true for elements that take part, or floating, which is added. It broadcasts to the shape of x; its
+            gradient is summed to the shape of the mask. A row in which no element takes part is NaN.
+        save: what is saved for backward: the output, or the input, which costs another exponential but is not rounded.
 
     Raises:
-        TypeError, ValueError: x or mask is no tensor, scale no number, mask does not fit, or save is neither.
-        IndexError, RuntimeError: as PyTorch's, for a dimension or a dtype that will not do.
+        TypeError, ValueError: x or mask is not a tensor, scale is not a number, mask does not fit, or save is neither.
+        IndexError, RuntimeError: as PyTorch's, for an invalid dimension or dtype.
     """
     return run(TABLE["softmax"], softmax, x, dim, dtype, scale, mask, save)
 
@@ -61,7 +61,7 @@ def log_softmax(
     mask: Tensor | None = None,
     save: Literal["output", "input"] = "output",
 ) -> Tensor:
-    """log_softmax(t) = t - log(sum of exp(t)) along ``dim``, where t = scale x + mask. All else is as in :func:`softmax`."""
+    """log_softmax(t) = t - log(sum of exp(t)) along ``dim``, where t = scale x + mask. Otherwise as :func:`softmax`."""
     return run(TABLE["log_softmax"], log_softmax, x, dim, dtype, scale, mask, save)
 
 
@@ -74,7 +74,7 @@ def softmin(
     mask: Tensor | None = None,
     save: Literal["output", "input"] = "output",
 ) -> Tensor:
-    """softmin(x) = softmax(t) along ``dim``, where t = mask - scale x. All else is as in :func:`softmax`."""
+    """softmin(x) = softmax(t) along ``dim``, where t = mask - scale x. Otherwise as :func:`softmax`."""
     return run(TABLE["softmin"], softmin, x, dim, dtype, scale, mask, save)
 
 
@@ -89,11 +89,11 @@ def run(
     save: str,
     beside: Beside = NOTHING,
 ) -> Tensor:
-    """A call of an activation of rows by its function; of the arguments, :func:`softmax` tells."""
+    """A call of the function of an activation of rows; for the arguments see :func:`softmax`."""
     name = record.name
     usual = type(dim) is int and type(scale) is float and scale == 1 and mask is None and dtype is None and save == "output"
     if usual and not record.own_gradient and not torch.compiler.is_compiling() and _is_small(x):
-        # A call of what is PyTorch's in any case, in a fraction of the time that finding that out takes.
+        # PyTorch computes this in any case; the general path would take several times as long to find out.
         return record.theirs(x, dim, _stacklevel=OWN_CALL)
     if not all([each is None or isinstance(each, Tensor) for each in (x, mask, *beside.rows)]):
         stand_ins = tuple(each for each in (x, mask, *beside.rows) if is_stand_in(each))
@@ -142,12 +142,12 @@ def run(
 
 
 def _is_small(x: object) -> bool:
-    """Whether it is a tensor, of no class of its own, that is no work for a kernel."""
+    """Whether it is a plain tensor that is too small for a kernel to be faster."""
     return type(x) is Tensor and x.layout is torch.strided and x.nbytes < kernels.SMALL
 
 
 def by_kernel(record: RowActivation, x: Tensor, beside: Beside = NOTHING) -> Tensor:
-    """The rows along the last dimension by the kernel, where that can be, whoever is faster; else as PyTorch has them."""
+    """The activation along the last dimension by the kernel if it supports x, even if slower; else by PyTorch."""
     if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
         rows = lying_rows(beside, x.shape, -1, None)
         return Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True, beside.numbers, *rows)
@@ -158,7 +158,7 @@ def _checked(record: RowActivation, x: Tensor, dim: int | None, beside: Beside) 
     """The operands of a call, in the shapes and types that :class:`Beside` has.
 
     Raises:
-        TypeError, ValueError: one of them will not do.
+        TypeError, ValueError: one of them is invalid.
     """
     numbers = tuple([as_number(record, name, value) for (name, _), value in zip(record.params, beside.numbers, strict=True)])
     rows = tuple([shaped(record, name, values, x, dim) for name, values in zip(record.rows, beside.rows, strict=True)])
@@ -166,10 +166,10 @@ def _checked(record: RowActivation, x: Tensor, dim: int | None, beside: Beside) 
 
 
 def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int | None) -> Tensor:
-    """What a call gives for each row of ``x``, in a shape that broadcasts to x's.
+    """A row operand for ``x``, in a shape that broadcasts to x's.
 
     Raises:
-        TypeError, ValueError: it is no floating tensor, elsewhere, or of another shape.
+        TypeError, ValueError: it is not a floating tensor, on another device, or of another shape.
     """
     if dim is None:
         raise TypeError(f"{record.name}: dim is an int, got None")
@@ -178,7 +178,7 @@ def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int
     if values.device != x.device:
         raise ValueError(f"{record.name}: {name} must be on the device of x, {x.device}, got one on {values.device}")
     if x.dim() > 0 and not -x.dim() <= dim < x.dim():
-        return values  # x itself is refused
+        return values  # x itself raises an error later
     dim = dim % max(x.dim(), 1)
     without = (*x.shape[:dim], *x.shape[dim + 1 :])
     if values.shape == without:
@@ -192,7 +192,7 @@ def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int
 
 
 def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
-    """Raises TypeError or ValueError where a mask will not do."""
+    """Raises TypeError or ValueError if a mask is invalid."""
     if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
         raise TypeError(f"{name}: mask is a tensor of bool or floating, got {what_it_is(mask)}")
     if mask.device != x.device:
@@ -203,9 +203,9 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
 
 
 def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
-    """A tensor and a number whose product is what exponentials are taken of."""
+    """x and a factor, with the mask applied: their product is the argument of the exponentials."""
     if mask.dtype is torch.bool:
-        if factor == 0 or not -math.inf < factor < math.inf:  # which torch.compile can ask of a number that varies
+        if factor == 0 or not -math.inf < factor < math.inf:  # works for symbolic floats in torch.compile
             x, factor = x * factor, 1.0
         return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
     return torch.add(mask.to(x.dtype), x, alpha=factor), 1.0
