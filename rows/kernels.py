@@ -1,4 +1,4 @@
-"""Which calls our kernels compute, where they were measured to be no slower than PyTorch's; and those calls."""
+"""Which calls the kernels of rows compute (those measured to be no slower than PyTorch), and their operators."""
 
 from __future__ import annotations
 
@@ -38,39 +38,39 @@ __all__ = [
 ]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SMALL = 2**20  # bytes; a smaller tensor takes no longer than it takes to call a kernel
-LARGE = 2**25  # bytes; on a CPU, from here on memory is what counts
-NARROW = 32  # columns that are walked at once on a CPU
-HELD = 2**13  # elements of as many columns that stay in a cache
-ALIGNED, WORD = 16, 4  # bytes; what threads of a GPU read at once, in rows and across them
-RAGGED = 1000  # elements of the shortest row that may begin and end within what threads read
-CLUSTERS = (9, 10)  # compute capabilities where 16 blocks can be joined: before, none, and 8 in GPUs for graphics after
-VECTORS_OF_A_BLOCK = 2**10  # of 16 bytes, that a row touches, where blocks are not joined
-VECTORS = 196608  # kMostVectors of rows_call.h: those of a row, in all tensors that are read
-HELD_VECTORS = 98304  # kHeldVectors: those of a row with a mask, or of another dtype
-ACROSS_IN_A_BLOCK = 256  # the same of elements of rows across memory
-MOST_ACROSS = 2**34  # kMostAcross: bytes of all rows across memory that lie side by side
-LONGEST_ACROSS = 2**30  # kLongestAcross: elements of such a row
+SMALL = 2**20  # bytes; for smaller tensors, calling a kernel takes longer than the work
+LARGE = 2**25  # bytes; from here on, memory bandwidth is the limit on a CPU
+NARROW = 32  # adjacent rows (columns) that a CPU processes together
+HELD = 2**13  # elements of that many rows that stay in the cache
+ALIGNED, WORD = 16, 4  # bytes that a GPU's thread reads at once, of contiguous and of strided rows
+RAGGED = 1000  # elements of the shortest row that may begin and end within 16-byte vectors
+CLUSTERS = (9, 10)  # major compute capabilities with clusters of 16 blocks: older have none, later graphics GPUs 8
+VECTORS_OF_A_BLOCK = 2**10  # 16-byte vectors that a row may span without clusters
+VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors read
+HELD_VECTORS = 98304  # kHeldVectors: with clusters, for rows with a mask or conversion
+ACROSS_IN_A_BLOCK = 256  # elements that a strided row may have without clusters, in all tensors read
+MOST_ACROSS = 2**34  # kMostAcross: bytes of a tensor divided by the length of its strided rows
+LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
 SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of either sign
-SCALES = SMALLEST, 2.0**100  # of either sign, between which what kernels make of a scale is a normal number
-TILE = 1024  # elements, of all rows side by side; fewer are too little work for a block
+SCALES = SMALLEST, 2.0**100  # of either sign; between them, everything that kernels derive from a scale is a normal number
+TILE = 1024  # elements of adjacent strided rows; fewer are too little work for a block
 
 GPU_FORWARD = {2: 128, 4: 1000}
 GPU_BACKWARD = {2: 128, 4: 128}
 GPU_ACROSS = {2: 8, 4: 8}
-"""The shortest rows, in elements of so many bytes, where a GPU's kernels were measured to be no slower than PyTorch's."""
+"""The shortest rows, by bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's."""
 
 GPU_MASKED, GPU_CONVERTED = 64, 128
-"""The same with a mask, which is a pass of its own to PyTorch, and converted alone."""
+"""The same with a mask, for which PyTorch needs another pass, and with a conversion only."""
 
 
 def sees_all(x: Tensor) -> bool:
-    """Whether a tensor is what it seems to be, and nothing is at work that has to see PyTorch's operators."""
+    """Whether x is a plain tensor of a supported dtype, and no mode or transform has to see PyTorch's operators."""
     return x.dtype in DTYPES and is_plain(x)
 
 
 def is_plain(x: Tensor) -> bool:
-    """The same of a tensor of any dtype."""
+    """The same for any dtype."""
     return (
         not torch.compiler.is_compiling()
         and type(x) in (Tensor, nn.Parameter)
@@ -78,19 +78,19 @@ def is_plain(x: Tensor) -> bool:
         and x.layout is torch.strided
         and not x.is_nested
         and not is_transformed()
-        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # it outlived its transform, and has no history
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # a wrapper that outlived its transform
         and not torch.is_autocast_enabled(x.device.type)
         and not torch._C._len_torch_dispatch_stack()
     )
 
 
 def sees_rows(rows: tuple[Tensor, ...], x: Tensor) -> bool:
-    """The same of what there is for each row of x."""
+    """The same for the row operands of x, which must be on its device."""
     return all([is_plain(values) and values.device == x.device and not values.is_neg() for values in rows])
 
 
 def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:
-    """The tensor with its dimensions in the order of memory, where ``dim`` is then, and the order, if it is another."""
+    """x with its dimensions in memory order, the new index of ``dim``, and the order; None if it is unchanged."""
     if x.is_contiguous():
         return x, dim % x.dim(), None
     order = sorted(range(x.dim()), key=lambda i: (-x.stride(i), i))
@@ -98,12 +98,12 @@ def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:
 
 
 def turned_back(y: Tensor, order: list[int] | None) -> Tensor:
-    """A result with its dimensions in the order that those of :func:`as_it_lies` had before."""
+    """A result with its dimensions in the order that they had before :func:`as_it_lies`."""
     return y if order is None else y.permute(sorted(range(y.dim()), key=order.__getitem__))
 
 
 def collapsed(mask: Tensor, dim: int) -> Tensor | None:
-    """A mask of x's shape as three dimensions of rows along ``dim``, and one of their elements; None if it does not lie so."""
+    """A view of a mask with three dimensions of rows and one of the elements along ``dim``; None if there is no such view."""
     found: list[tuple[int, int]] = []  # sizes and strides of the dimensions of rows, innermost first
     for size, stride in zip(reversed(mask.shape[:dim]), reversed(mask.stride()[:dim]), strict=True):
         if size == 1:
@@ -120,12 +120,12 @@ def collapsed(mask: Tensor, dim: int) -> Tensor | None:
 
 
 def is_scale(scale: float) -> bool:
-    """Whether the kernels' operators take such a number: as float32 a normal one, so that products with it are not all 0."""
+    """Whether the operators support a scale: in float32 a normal number, so that not all products with it are 0."""
     return SMALLEST <= abs(scale) <= LARGEST
 
 
 def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
-    """Whether a kernel computes the rows of a contiguous tensor that :func:`sees_all` is true of."""
+    """Whether a kernel should compute the rows of a contiguous tensor for which :func:`sees_all` is true."""
     if not SCALES[0] <= abs(scale) <= SCALES[1] or x.nbytes < SMALL:
         return False
     length, columns = x.shape[dim], _columns(x, dim)
@@ -139,7 +139,7 @@ def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
 
 
 def takes_backward(y: Tensor, dim: int) -> bool:
-    """The same of backward, of a contiguous output or input."""
+    """The same for backward, given a contiguous output or input."""
     if y.nbytes < SMALL:
         return False
     columns = _columns(y, dim)
@@ -149,7 +149,7 @@ def takes_backward(y: Tensor, dim: int) -> bool:
 
 
 def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
-    """Whether a build for some types takes the rows of a contiguous tensor."""
+    """Whether a build for particular types supports the rows of a contiguous tensor."""
     if x.numel() == 0 or _columns(x, dim) > 1 or x.numel() // x.shape[dim] >= 2**31:
         return False
     if not x.is_cuda:
@@ -164,7 +164,7 @@ def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
 
 
 def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
-    """The same, where that is no slower than PyTorch's operators."""
+    """The same, and whether it is no slower than PyTorch's operators."""
     size = x.numel() * max(x.itemsize, getattr(torch, types.output).itemsize)
     if not SCALES[0] <= abs(scale) <= SCALES[1] or size < SMALL or not fits_types(x, dim, types):
         return False
@@ -177,39 +177,39 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
 
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:
-    """``name`` of ``scale x`` along ``dim``, for a tensor that is taken."""
+    """``name`` of ``scale x`` along ``dim``, for a supported tensor."""
     return call(_operator(name, "forward"), x, dim, scale)
 
 
 def backward(name: str, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
-    """The gradient, from the output or the input, for tensors that are taken."""
+    """The gradient, from the output or the input, for supported tensors."""
     return call(_operator(name, kind_of_backward(from_output)), readable(dy), kept, dim, scale)
 
 
 def kind_of_backward(from_output: bool) -> str:
-    """The kind of the operator."""
+    """The kind of backward operator."""
     return "backward_from_output" if from_output else "backward"
 
 
 def readable(dy: Tensor) -> Tensor:
-    """The tensor, contiguous and where threads of a GPU can read it."""
+    """The tensor, contiguous and aligned for the GPU's vector loads."""
     dy = dy.contiguous()
     return dy.clone() if dy.data_ptr() % ALIGNED else dy
 
 
 def _columns(x: Tensor, dim: int) -> int:
-    """How many rows lie across each other; 1 where each lies in one piece."""
+    """The stride of rows: how many strided rows are adjacent; 1 if rows are contiguous."""
     return math.prod(x.shape[dim + 1 :])
 
 
 def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> bool:
-    """Whether a GPU's kernels take the rows of a contiguous tensor.
+    """Whether the GPU's kernels support the rows of a contiguous tensor.
 
     Args:
         x: the tensor.
-        dim: along which its rows lie.
-        tensors: how many of its shape are read.
-        shortest: the shortest rows that are wanted, by the bytes of an element.
+        dim: the dimension of its rows.
+        tensors: how many tensors of its shape are read.
+        shortest: the shortest rows for which to use them, by bytes per element.
     """
     length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
     if length < shortest[x.itemsize] or x.data_ptr() % ALIGNED:
@@ -240,18 +240,18 @@ def _has_vectors() -> bool:
 
 @cache
 def _operator(name: str, kind: str) -> Callable[..., Tensor]:
-    """An operator of the library's."""
+    """An operator of one of the library's kernel files."""
     return operator(kernels.KernelSource.from_file(name), kind)
 
 
 @cache
 def operator(source: kernels.KernelSource, kind: str) -> Callable[..., Tensor]:
-    """An operator of ``rows_binding.h``, compiled unless it is there."""
+    """An operator of ``rows_binding.h``; compiles it if necessary."""
     return getattr(torch.ops.jitact, f"{kernels.load(source).name}_{kind}").default
 
 
 def built(source: KernelSource) -> str | None:
-    """The first part of the operators' names of a build; None where it is neither cached nor can be made."""
+    """The prefix of a build's operator names; None if it is not cached and cannot be compiled."""
     try:
         return kernels.load(source).name
     except ToolchainError:
@@ -259,5 +259,5 @@ def built(source: KernelSource) -> str | None:
 
 
 def operate(name: str, kind: str, *arguments: Any) -> Tensor:
-    """An operator of such a build."""
+    """Calls an operator of such a build."""
     return call(getattr(torch.ops.jitact, f"{name}_{kind}").default, *arguments)

@@ -1,4 +1,4 @@
-"""The functions as modules, which take what those of ``torch.nn`` take and stand where they stand."""
+"""The functions as modules, which are drop-in replacements of those of ``torch.nn``."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ __all__ = [
 
 
 class RowModule(StandingIn):
-    """What the modules have in common.
+    """Base class of the modules.
 
     Attributes:
         activation: the record.
-        function: what a module calls, as ``jitact.softmax``.
-        Model: the same in PyTorch, a module class.
+        function: the function that a module calls, as ``jitact.softmax``.
+        Model: PyTorch's module class, or the same activation written with PyTorch's operators.
     """
 
     activation: RowActivation
@@ -50,7 +50,7 @@ class RowModule(StandingIn):
 
 
 class OfAnyDimension(KernelBenchForm, RowModule):
-    """What those have that take a dimension: KernelBench's form, as ``ModelNew`` beside PyTorch's as ``Model``."""
+    """Base class of those with a dimension, in KernelBench's form: this class is ``ModelNew``, PyTorch's ``Model``."""
 
     @classmethod
     def get_init_inputs(cls) -> list:
@@ -104,7 +104,7 @@ class Softmax2d(RowModule, nn.Softmax2d):
         return functions.softmax(input, -3)
 
 
-SETTINGS = ("dim",)  # what PyTorch's modules hold, where they hold anything
+SETTINGS = ("dim",)  # the attributes of PyTorch's modules, if they have any
 COUNTERPARTS: dict[type[nn.Module], type[RowModule]] = {
     nn.Softmax: Softmax,
     nn.LogSoftmax: LogSoftmax,
@@ -122,10 +122,10 @@ NAMED: dict[str, type[RowModule]] = {normalise(ours.__name__): ours for ours in 
 
 
 class OfDefinition(OfAnyDimension):
-    """What those have that users define."""
+    """Base class of those that users define."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Takes the dimension that rows lie along, numbers, and what backward keeps."""
+        """Takes the dimension of the rows, numbers, and what is saved for backward."""
         super().__init__()
         given = Arguments(self.activation.title, type(self).__signature__).bind(args, kwargs)
         self.dim, self.save = given["dim"], given["save"] or self.activation.saves[0]
@@ -148,13 +148,13 @@ class OfDefinition(OfAnyDimension):
         return [dim, *(1 for _ in cls.activation.rows)]
 
     def __reduce__(self) -> tuple:
-        """By name, and by what it was, as a name may be defined again."""
+        """By name and fingerprint, as a name may be redefined."""
         return _revive, (self.activation.name, self.activation.fingerprint), self.__dict__
 
-    __deepcopy__ = ActivationModule.__deepcopy__  # of this very class, also where another has its name by now
+    __deepcopy__ = ActivationModule.__deepcopy__  # keeps the class, even if its name has been redefined
 
 
-# The classes of definitions that somebody has, by name and what it was: a name may be defined again.
+# The classes of definitions that are still referenced, by name and fingerprint, as a name may be redefined.
 _made: weakref.WeakValueDictionary[tuple[str, str], type[RowModule]] = weakref.WeakValueDictionary()
 
 
@@ -162,7 +162,7 @@ def _revive(name: str, fingerprint: str) -> RowModule:
     """An empty module for unpickling to fill.
 
     Raises:
-        LookupError: it is not defined here, or as something else.
+        LookupError: it is not defined in this process, or differently.
     """
     cls = _made.get((name, fingerprint))
     if cls is None:
@@ -173,8 +173,8 @@ def _revive(name: str, fingerprint: str) -> RowModule:
 
 
 def make_module(record: RowActivation) -> type[RowModule]:
-    """The module class, and with it the function, of a user's definition, which are known from now on by its name."""
-    if record.title in globals():  # where pickles look for it
+    """Makes and registers the module class, and with it the function, of a user's definition."""
+    if record.title in globals():  # taken: pickles look classes up here
         record = replace(record, title=f"{record.title}_")
     numbers = dict(record.params)
     tensors = dict.fromkeys(["x", *record.rows], Parameter.empty)
@@ -212,7 +212,7 @@ def make_module(record: RowActivation) -> type[RowModule]:
 
 
 def __getattr__(title: str) -> type[RowModule]:
-    """A class of a user's definition by its title: where pickles of the class itself, or of its ``Model``, look."""
+    """The class of a user's definition by its title, for pickles of the class itself or of its ``Model``."""
     for cls in list(users_rows.values()):
         if cls.__name__ == title:
             return cls
@@ -220,17 +220,17 @@ def __getattr__(title: str) -> type[RowModule]:
 
 
 def forget(name: str) -> None:
-    """Takes a user's definition out again, if there is one of that name. Modules made of it keep working."""
+    """Unregisters a user's definition, if there is one of that name. Existing modules keep working."""
     users_rows.pop(normalise(name), None)
 
 
 def names() -> list[str]:
-    """The names of the functions: the library's first, then those that users defined."""
+    """The names of the functions: the library's first, then users'."""
     return [*TABLE, *(cls.activation.name for cls in list(users_rows.values()))]
 
 
 def class_of_rows(activation: object) -> type[RowModule] | None:
-    """Our class for a name in any spelling, a class, a module or a function; None if that is nothing of rows."""
+    """The library's class for a name in any spelling, a class, a module or a function; None if it is not of rows."""
     if isinstance(activation, str):
         return NAMED.get(normalise(activation)) or users_rows.get(normalise(activation))
     cls = type(activation) if isinstance(activation, nn.Module) else activation
@@ -243,6 +243,6 @@ def class_of_rows(activation: object) -> type[RowModule] | None:
 
 
 def counterpart(module: nn.Module) -> RowModule | None:
-    """Ours for a module of PyTorch's, with its settings; None if there is none."""
+    """The library's module for one of PyTorch's, with its settings; None if there is none."""
     ours = COUNTERPARTS.get(type(module))
     return ours and ours(**{key: value for key, value in vars(module).items() if key in SETTINGS})

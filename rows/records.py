@@ -1,4 +1,4 @@
-"""What is known of an activation of rows, and how its calls run: by kernels, or as PyTorch's operators."""
+"""The records of activations of rows, and how their calls run: by kernels or by PyTorch's operators."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ ANY_LENGTH = {2: 1, 4: 1}
 
 
 def can(x: Tensor, dim: int, reads: int) -> bool:
-    """Whether the kernels' operators take the rows of contiguous tensors, of which they read so many, whoever is faster."""
+    """Whether the operators support the rows of contiguous tensors, of which they read ``reads``, even if PyTorch is faster."""
     if x.dtype not in kernels.DTYPES or x.numel() == 0:
         return False
     return not x.is_cuda or kernels.fits_a_gpu(x, dim, reads, ANY_LENGTH)
 
 
 class Beside(NamedTuple):
-    """What a call gives an activation beside x: the operands of its kernel file.
+    """The arguments of a call other than x: the operands of its kernel file.
 
     Attributes:
-        rows: tensors that broadcast to x's shape with a length of 1 in the dimension of the rows.
+        rows: tensors that broadcast to x's shape, of size 1 in the dimension of the rows.
         numbers: floats.
     """
 
@@ -49,21 +49,21 @@ class RowActivation:
     Attributes:
         name: of the function.
         title: of the module class.
-        formula: for people.
+        formula: for documentation.
         kernel: the kernel file's name.
-        theirs: the same in PyTorch, ``theirs(x, dim, _stacklevel=3, dtype=None)``.
-        eager: in PyTorch what the kernel file computes, of what x was made into; called so, too. Both take :class:`Beside`'s
-            rows and numbers after ``dim``.
-        eager_gradients: in PyTorch the gradients of that, of x and of each of the rows, from the output:
+        theirs: the activation in PyTorch, ``theirs(x, dim, _stacklevel=3, dtype=None)``.
+        eager: the kernel file in PyTorch, which is applied to x after scale and mask; called in the same way. Both take
+            :class:`Beside`'s rows and numbers after ``dim``.
+        eager_gradients: its gradients in PyTorch, of x and of each row operand, from the output:
             ``eager_gradients(dy, y, dim, rows..., numbers...)``.
-        factor: what x is multiplied by first.
-        saves: what backward can keep, the default first.
-        gives_shares: whether outputs are shares of their row, so that of an element that has none the gradient is 0.
-        own_gradient: whether gradients follow from what backward keeps by ``gradients``, where no kernel computes them; else
-            ``theirs`` has its own, which do.
-        rows: the names of operands with one value for each row.
-        params: those of numbers, with their defaults.
-        builds: what :meth:`built_for` found, by what they are for.
+        factor: the factor of x, in addition to the scale.
+        saves: what can be saved for backward, the default first.
+        gives_shares: whether outputs are shares of their row, so that the gradient of an element with share 0 is 0.
+        own_gradient: whether ``gradients`` computes gradients from the saved tensors where no kernel does; else they are those
+            of ``theirs``.
+        rows: the names of row operands.
+        params: the names of numbers, with defaults.
+        builds: results of :meth:`built_for`, by types.
     """
 
     name: str
@@ -82,7 +82,7 @@ class RowActivation:
     builds: dict[RowTypes, str | None] = field(default_factory=dict, repr=False)
 
     def built_for(self, types: RowTypes) -> str | None:
-        """The first part of the operators' names of a build for some types; None where there can be none."""
+        """The prefix of the operator names of a build for particular types; None if it cannot be compiled."""
         if types not in self.builds:
             self.builds[types] = kernels.built(self.source._replace(row_types=types))
         return self.builds[types]
@@ -98,45 +98,45 @@ class RowActivation:
         return KernelSource.from_file(self.kernel)
 
     def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
-        """Whether a kernel computes the rows of a contiguous tensor that :func:`kernels.sees_all` is true of."""
+        """Whether a kernel should compute the rows of a contiguous tensor for which :func:`kernels.sees_all` is true."""
         return kernels.takes_forward(x, dim, scale)
 
     def takes_backward(self, y: Tensor, dim: int) -> bool:
-        """The same of backward, of a contiguous output or input."""
+        """The same for backward, given a contiguous output or input."""
         return kernels.takes_backward(y, dim)
 
     def takes_types(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
-        """The same of a build for some types, where that is no slower than what comes before the kernel otherwise."""
+        """The same for a build for particular types, if it is no slower than a mask or conversion before the usual kernel."""
         return kernels.takes_types(x, dim, scale, types)
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
-        """The activation of ``scale x``, for a tensor that is taken."""
+        """The activation of ``scale x``, for a supported tensor."""
         return kernels.forward(self.kernel, x, dim, scale)
 
     def backward_by_kernel(
         self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside = NOTHING
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """The gradient, from the output or the input, for tensors that are taken; as the operators return it."""
+        """The gradient, from the output or the input, for supported tensors; as the operators return it."""
         return kernels.backward(self.kernel, dy, kept, dim, scale, from_output)
 
     def gradients(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, ...]:
-        """In PyTorch those of x and of what there is beside it for each row, from the output."""
+        """The gradients of x and of each row operand in PyTorch, from the output."""
         return self.eager_gradients(dy, y, dim, *beside.rows, *beside.numbers)
 
     def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:
-        """What the kernel file computes, in x's dtype."""
+        """The kernel file in PyTorch, in x's dtype."""
         return self.eager(x, dim, *beside.rows, *beside.numbers)
 
     def exact(self, t: Tensor, dim: int, beside: Beside = NOTHING) -> Tensor:
-        """In float64 what the kernel file computes."""
+        """The kernel file in float64."""
         return exact_output(self.kernel, t, dim)
 
     def exact_gradient(self, dy: Tensor, y: Tensor, dim: int, beside: Beside = NOTHING) -> tuple[Tensor, Tensor]:
-        """In float64 the gradient that follows from an output, and the sum of the sizes of its terms."""
+        """In float64, the gradient for a given output, and the sum of the absolute values of its terms."""
         return exact_gradient(self.kernel, dy, y, dim)
 
     def exact_of_rows(self, dy: Tensor, y: Tensor, dim: int, beside: Beside) -> list[tuple[Tensor, Tensor]]:
-        """The same of the gradient of each operand that there is for each row."""
+        """The same for the gradient of each row operand."""
         return []
 
 

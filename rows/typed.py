@@ -1,4 +1,4 @@
-"""Calls with a mask or another dtype that kernels compute in the pass that reads x."""
+"""Calls with a mask or a conversion, which kernels apply while they read x."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ NAMES = {getattr(torch, name): name for name in ELEMENTS if name != "none"}
 def in_types(
     record: RowActivation, x: Tensor, dim: int, dtype: torch.dtype, scale: float, mask: Tensor | None, beside: Beside
 ) -> Tensor | None:
-    """The activation of ``scale x + mask`` in ``dtype``, in one pass; None where that is to be computed otherwise.
+    """The activation of ``scale x + mask`` in ``dtype``, in one pass; None if no kernel should compute it.
 
     Args:
         record: the activation.
         x: a tensor of any kind.
-        dim: of the rows.
+        dim: the dimension of the rows.
         dtype: of the result.
-        scale: what x is multiplied by.
-        mask: of bool or floating, which broadcasts to x; or None.
+        scale: the factor of x.
+        mask: bool or floating, broadcasts to x; or None.
         beside: the operands of the activation's kernel file.
     """
     if not kernels.is_plain(x) or not -x.dim() <= dim < x.dim() or not kernels.sees_rows(beside.rows, x):
@@ -56,9 +56,9 @@ def in_types(
 
 
 def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:
-    """What a build has to be for, by the dtypes of tensors; None if there is none such.
+    """The types of the build for tensors of these dtypes; None if there is no such build.
 
-    To a wider type x is converted as it is read. What a conversion rounds, PyTorch converts before.
+    Builds convert x to a wider type only. A conversion that rounds is done by PyTorch before.
     """
     known = result in kernels.DTYPES and x in NAMES and x is not torch.bool and mask in (None, torch.bool, x, torch.float32)
     if not known or (x is not result and result is not torch.float32):

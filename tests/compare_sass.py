@@ -31,7 +31,7 @@ NOT_COMPARED = (
 
 
 def machine_code(binary: Path) -> dict[str, list[str]]:
-    """The instructions of each kernel of a library or an object file, without what is not compared."""
+    """The opcodes and registers of each kernel of a library or an object file."""
     from jitact.measuring.instructions import disassembled
 
     try:
@@ -51,9 +51,9 @@ def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
     device = checkout / "kernels" / "device"
     path = checkout / "kernels" / f"{name}.cu"
     found = registry.REGISTRY.get(name)
-    source = found.activation.source if found else KernelSource.from_file(name)  # the latter of rows
+    source = found.activation.source if found else KernelSource.from_file(name)  # the latter for kernels of rows
     kernel = source._replace(text=path.read_text()).full_text
-    kernel = kernel.replace(str(DEVICE), str(device))  # of the headers of the checkout
+    kernel = kernel.replace(str(DEVICE), str(device))  # the headers of the checkout
     (folder / "kernel.cu").write_text(f'#include "elementwise.cuh"\n{kernel}\n#include "launch.cuh"\n')
     command = ["nvcc", "-c", *NVCC_FLAGS, "--expt-relaxed-constexpr", f"-gencode=arch=compute_{arch},code=sm_{arch}"]
     command += ["-DJITACT_CUDA", *source.defines(), f"-I{device}", "kernel.cu", "-o", "kernel.o"]
@@ -62,7 +62,7 @@ def compiled(checkout: Path, name: str, arch: str, folder: Path) -> Path:
 
 
 def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> Iterator[str]:
-    """What differs, for people. Kernels that are called otherwise are taken together where their code is the same."""
+    """A readable list of differences. Kernels whose names differ are matched if their code is the same."""
     new = {name: code for name, code in after.items() if name not in before}
     for name, code in before.items():
         if name in after:
@@ -80,7 +80,7 @@ def differences(before: dict[str, list[str]], after: dict[str, list[str]]) -> It
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Prints what differs; returns the exit code."""
+    """Prints the differences; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("before", type=Path, help="a checkout, a library or an object file")
     parser.add_argument("after", type=Path, nargs="?", default=HERE, help="the same; this checkout if left out")
@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> int:
     different = 0
     for name in names:
         with tempfile.TemporaryDirectory() as folder:
-            # One at a time, as both are compiled to the same file.
+            # One after the other, as both are compiled to the same file.
             both = (args.before, args.after)
             codes = [machine_code(compiled(each.resolve(), name, args.arch, Path(folder))) for each in both]
         different |= _report(name, *codes)
@@ -114,7 +114,7 @@ def _normalised(instruction: str) -> str:
 
 
 def _readable(name: str) -> str:
-    """A kernel's name as C++ has it, where there is a tool for that."""
+    """A kernel's demangled name, if there is a tool for that."""
     if not shutil.which("c++filt"):
         return name
     return subprocess.run(["c++filt", name], capture_output=True, text=True, check=True).stdout.strip()

@@ -1,4 +1,4 @@
-"""The library's GPU loops in threads of the CPU: its operators, compiled so that CPU tensors go through them."""
+"""The library's GPU loops, emulated on the CPU: operators compiled so that CPU tensors run through the CUDA code."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\(")
 
 
 def without_launches(text: str) -> str:
-    """CUDA with calls of ``launch_emulated`` in place of launches of kernels."""
+    """CUDA source with kernel launches replaced by calls of ``launch_emulated``."""
     return _LAUNCH.sub(r"launch_emulated(\2, \3, [=](auto... a) { \1(a...); }, ", text)
 
 
@@ -38,10 +38,10 @@ void run_cpu(const Call& call) {
 
 
 def device_headers(folder: Path) -> None:
-    """Writes what the library's GPU loops include, for threads of the CPU, to a folder."""
+    """Writes the headers of the GPU loops, adapted for emulation, to a folder."""
     for header in DEVICE.iterdir():
         (folder / header.name).write_text(without_launches(header.read_text()))
-    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h replaces it
 
 
 def emulate(source: KernelSource, name: str, folder: Path) -> None:

@@ -1,6 +1,6 @@
-// Enough of CUDA to run kernels on a CPU, cluster after cluster: for testing where there is no GPU. Each thread of a cluster is
-// a context of its own, which runs until it has to wait for others, in an order that is shuffled again and again. What ptx.cuh
-// has for a GPU is here in plain C++, rounded where its instructions are approximations.
+// Emulates enough of CUDA to run kernels on a CPU, one cluster after another, for tests without a GPU. Each thread of a cluster
+// is a ucontext that runs until it has to wait for others, in an order that is shuffled repeatedly. The functions of ptx.cuh
+// are plain C++ here, rounded where the GPU's instructions are approximations.
 #pragma once
 
 #include <ucontext.h>
@@ -85,7 +85,7 @@ inline dim3 threadIdx(0, 0, 0), blockIdx(0, 0, 0), gridDim;
 
 namespace emulated {
 
-// Where threads wait for each other.
+// A barrier.
 struct Meeting {
   int expected, arrived = 0, turn = 0;
   double given[32] = {};
@@ -97,13 +97,13 @@ struct Meeting {
   }
 };
 
-constexpr size_t kStatic = 1 << 17, kShared = kStatic + (1 << 18);  // bytes of a block: before what a launch asks for, and all
+constexpr size_t kStatic = 1 << 17, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
 
 struct Block {
   dim3 index;
   Meeting all;
   std::vector<Meeting> warps;
-  std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared, and NaN until it is written
+  std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared memory, NaN until written
 };
 
 struct Cluster {
@@ -111,7 +111,7 @@ struct Cluster {
   std::vector<Block> blocks;
 };
 
-// Groups of copies, the last of which is open: none is made before it is waited for.
+// Groups of asynchronous copies, the last of which is still open. None is carried out before it is waited for.
 struct Copy {
   void* to;
   const void* from;
@@ -124,7 +124,7 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Block* block;
-  int index, turn = 0;  // the latter of the cluster's meeting
+  int index, turn = 0;  // turn: for the cluster's barrier
   bool done = false;
 };
 
@@ -180,7 +180,7 @@ inline size_t shared_bytes = 0;
 template <typename T>
 struct Place { static inline const size_t offset = (shared_bytes += (sizeof(T) + 15) / 16 * 16) - (sizeof(T) + 15) / 16 * 16; };
 
-// Clusters of `blocks` blocks, which are side by side in x.
+// Runs clusters of `blocks` blocks, which are adjacent in x.
 template <typename Kernel, typename... Arguments>
 void launch_clusters(dim3 grid, int threads, unsigned blocks, const Kernel& kernel, const Arguments&... arguments) {
   gridDim = grid;
@@ -276,7 +276,7 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* c, void (*kernel)(Param
 namespace jitact::ptx {
 
 inline float reciprocal(float x) { return 1 / x; }
-inline double reciprocal(double x) { return float(1 / x); }  // fewer bits than a double has, as the instruction gives
+inline double reciprocal(double x) { return float(1 / x); }  // as inaccurate as the instruction
 inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }

@@ -1,4 +1,4 @@
-// The GPU's loops over rows, as threads of the CPU, for tests, which give KERNEL and what a build is for.
+// The GPU's loops over rows, emulated on the CPU. Tests define KERNEL and the types of the build.
 #define __CUDACC__
 #include "emulated_cuda.h"
 
@@ -13,7 +13,7 @@ extern "C" void set_mask(const void* data, const int64_t* sizes, const int64_t* 
 }
 #endif
 
-static jitact::rows::Operands operands;  // of the next calls
+static jitact::rows::Operands operands;  // for the next calls
 extern "C" void set_operands(const float* numbers, const float* const* of_rows, float* gradients) {
   for (int i = 0; i < jitact::rows::kNumbers; i++) operands.numbers[i] = numbers[i];
   for (int i = 0; i < jitact::rows::kRowValues; i++) operands.of_rows[i] = of_rows[i];
@@ -23,7 +23,7 @@ extern "C" void set_operands(const float* numbers, const float* const* of_rows, 
 extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int64_t inner, float scale, const void* first,
                            const void* second, void* to) {
   using namespace jitact;
-  emulated::processors = 1;  // so that few rows are several for each thread
+  emulated::processors = 1;  // so that with few rows, each thread has several
   rows::OperatedCall call{{rows::Op(op), loops::Dtype(dtype), outer, length, inner, scale, {first, second}, to}, operands};
   std::vector<char> workspace(rows::workspace_bytes(call));
   call.workspace = workspace.data();
@@ -35,7 +35,7 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
 }
 
 #ifndef JITACT_ROW_INPUT
-// The same, of rows that clusters of small blocks walk over, as if their registers could not hold them.
+// The same with persistent clusters of small blocks, as for rows that do not fit in registers.
 extern "C" const char* run_in_chunks(int log_threads, int blocks, int op, int dtype, int64_t outer, int64_t length, float scale,
                                      const void* first, const void* second, void* to) {
   using namespace jitact;

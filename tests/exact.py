@@ -1,4 +1,4 @@
-"""What activations and their slopes are, to 60 digits and without overflow: formulas for mpmath, which comes with PyTorch.
+"""Activations and their slopes to 60 digits and without overflow: formulas for mpmath, which PyTorch depends on.
 
 ``ACTIVATIONS`` has a pair for each: the function and its slope, of ``x`` and the parameters; ``SLOPES_OF_Y`` the slope as a
 function of the output. Infinities are numbers here, far larger than any of float64.
@@ -21,7 +21,7 @@ GELU_TANH_K = 2 * mp.sqrt(2 / mp.pi)
 
 
 def number(value: float) -> Number:
-    """A float as a number."""
+    """A float as an mpmath number."""
     return mp.sign(value) * FAR if math.isinf(value) else mp.mpf(value)
 
 
@@ -51,7 +51,7 @@ def pdf(x: Number) -> Number:
 
 
 def swish_slope(u: Number) -> Number:
-    """Of x sigmoid(x)."""
+    """The slope of x sigmoid(x)."""
     return sigmoid(u) * (1 + u * sigmoid(-u))
 
 

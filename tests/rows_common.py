@@ -1,4 +1,4 @@
-"""What the tests of rows share: how exact kernels are, and the GPU's code as a library for the CPU."""
+"""Shared by the tests of rows: the accuracy of kernels, and the GPU's code as a library for the CPU."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ HERE, DEVICE = Path(__file__).parent, Path(kernels.__file__).parent / "device"
 
 
 def smallest(dtype: torch.dtype) -> float:
-    """What is left of an error where results are subnormal."""
+    """The absolute error that is allowed for subnormal results."""
     return 16 * torch.finfo(dtype).tiny * torch.finfo(dtype).eps
 
 
 def folder_of_all(factory: pytest.TempPathFactory) -> Path:
-    """A folder of this run for what its processes share."""
+    """A folder that all processes of this test run share."""
     base = factory.getbasetemp()
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
@@ -56,7 +56,7 @@ def _compile(folder: Path, kernel: str, defines: Sequence[str]) -> None:
     (folder / "kernel.cu").write_text(text)
     for header in DEVICE.glob("*.*h"):
         shutil.copy(header, folder)
-    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h has what it has
+    (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h replaces it
     flags = ["-std=c++20", "-O1", "-mfma", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-DJITACT_CUDA", *defines]
     files = [f"-I{folder}", f"-I{HERE}", f'-DKERNEL="{folder}/kernel.cu"', str(HERE / "emulated_rows.cpp")]
     subprocess.run(["g++", *flags, *files, "-o", "made.so"], cwd=folder, check=True)

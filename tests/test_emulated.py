@@ -1,4 +1,4 @@
-"""The library's GPU loops in threads of the CPU, beside its CPU loops: rows that lie apart, halves, sums and random numbers."""
+"""The library's GPU loops, emulated, against its CPU loops: strided rows, halves, sums and random numbers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jitact.configs import load
 from jitact.kernels.loader.signature import Signature, read_signature
 
 SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1), (3, 2056), (1500, 8)]
-"""The last but one is longer than a block, of the last sums take many vectors to a thread."""
+"""The last but one is longer than a block; for the last, threads that sum have many vectors."""
 LAYOUTS = {
     "dense": lambda *sizes: torch.randn(sizes),
     "off 16 bytes": lambda *sizes: torch.randn(torch.Size(sizes).numel() + 1)[1:].view(sizes),
@@ -31,20 +31,20 @@ LAYOUTS = {
     "one value a row": lambda *sizes: torch.randn(*sizes[:-1], 1).expand(sizes),
 }
 PREPARED = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5)}
-"""Values of the operands that are one for all, with which no slope crosses 0."""
+"""Values of single-valued operands for which no slope crosses 0."""
 FIRST = ("dense", "off 16 bytes", "first half", "every second")
 GRADIENTS = ("dense", "rows apart", "one row for all")
 
 
 def in_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in a dtype, as it lies: `to` would make some dense."""
+    """The tensor in a dtype, with the same strides: ``to`` would make some dense."""
     base = tensor if tensor._base is None else tensor._base
     shift = tensor.storage_offset()
     return base.to(dtype).as_strided(tensor.shape, tensor.stride(), shift)
 
 
 def close(found: object, expected: object, n: int, what: object) -> None:
-    """Results of both: laid out alike, bits equal, numbers equal but for fused operations and the order of sums."""
+    """Compares results: equal layouts and mask bits, and values equal but for contraction and the order of sums."""
     pairs = zip(*[each if isinstance(each, (tuple, list)) else [each] for each in (found, expected)], strict=True)
     for k, (a, b) in enumerate(pairs):
         assert (a.shape, a.stride()) == (b.shape, b.stride()), (what, k)
@@ -53,12 +53,12 @@ def close(found: object, expected: object, n: int, what: object) -> None:
             continue
         eps = torch.finfo(a.dtype).eps
         atol = 2 * eps * n**0.5 if k > 0 else 1e-6
-        rtol = max(4 * eps, 2.0**-20) if k > 0 else 4 * eps  # of sums whose terms have one sign, what is promised
+        rtol = max(4 * eps, 2.0**-20) if k > 0 else 4 * eps  # sums of terms of one sign: the documented tolerance
         torch.testing.assert_close(a, b, rtol=rtol, atol=max(atol, 1e-6), msg=lambda text, k=k: f"{what}, {k}: {text}")
 
 
 def calls(signature: Signature, elements: list[Tensor], others: list[object], dy: Tensor) -> Iterator[tuple[str, tuple]]:
-    """The operators of an activation, with what they take."""
+    """The operators of an activation, with their arguments."""
     yield "forward", (*elements, *others)
     if signature.gradients == 1:
         yield "backward", (dy, *elements, *others)
@@ -71,16 +71,16 @@ def calls(signature: Signature, elements: list[Tensor], others: list[object], dy
 
 
 def channels_of(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Shapes of one channel operand: a value for each index of the last dimension, for each plane, and one for all."""
+    """Shapes of one channel operand: a value for each index of the last dimension, for each plane, and a single value."""
     return [(sizes[-1],), (*sizes[:-1], 1)[-2:], (1,)]
 
 
 @pytest.mark.parametrize("name", [
-    "gelu+bias+dropout+residual",  # sums beside random numbers, and a residual that is laid out otherwise
-    "relu+bias+dropout+residual",  # bits beside random numbers, and sums of what follows from them
+    "gelu+bias+dropout+residual",  # sums with random numbers, and a residual of another layout
+    "relu+bias+dropout+residual",  # mask bits with random numbers, and sums of the gradients from them
     "swiglu",  # gradients in one tensor
     "swiglu+row_weight",  # sums over rows
-    "xielu+bias",  # values by channel beside operands that are prepared
+    "xielu+bias",  # channel values together with prepared operands
     "gated_prelu",  # gradients in one tensor, and sums over rows
 ])  # fmt: skip
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
         gradient = GRADIENTS[k % len(GRADIENTS)]
         n, what = elements[0].numel(), (dtype, sizes, first, second, gradient)
         dy = make(LAYOUTS[gradient](*sizes))
-        if changed:  # whose gradients have squares of x in them: of one sign, sums are near in any order
+        if changed:  # gradients contain x squared: with terms of one sign, sums hardly depend on their order
             (dy if dy._base is None else dy._base).abs_()
         for kind, args in calls(signature, elements, others, dy):
             close(run(tag, kind, *args), run(library, kind, *args), n, (kind, *what))
@@ -155,7 +155,7 @@ int main() {
 
 
 def test_divisions_by_a_constant(tmp_path: Path) -> None:
-    """By 1 too: a shift by less than 0 has no meaning, whatever a GPU makes of it."""
+    """By 1 too: a shift by a negative number is undefined."""
     device_headers(tmp_path)
     (tmp_path / "main.cpp").write_text(f'#define __CUDACC__\n#include "{HERE}/emulated_cuda.h"\n{DIVISIONS}')
     command = ["g++", "-std=c++20", "-O1", "-w", "-fsanitize=undefined", "-fno-sanitize-recover=all", "main.cpp"]
@@ -167,4 +167,4 @@ def test_divisions_by_a_constant(tmp_path: Path) -> None:
 def test_gradients_are_not_packed_beside_random_numbers() -> None:
     text = "ELEMENTWISE T forward(T x, T z, Channel<T> w{}) {{ return x * z * w; }}"
     packs = [read_signature(text.format(more), ()).packs for more in ("", ", Random<T> u")]
-    assert packs == [True, False]  # their sums go over dense memory
+    assert packs == [True, False]  # with random operands, sums need dense memory

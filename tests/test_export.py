@@ -1,4 +1,4 @@
-"""One activation as one file: its form, that it is the library's own code and computes what that does, that nvcc takes it."""
+"""Exported files: their form, that they have the library's own code and compute the same, and that nvcc compiles them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 @pytest.fixture(autouse=True)
 def builds(exported_builds: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What exported files compile goes beside the kernels that tests keep."""
+    """Puts the builds of exported files next to the tests' kernel cache."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(exported_builds))
 
 
@@ -57,12 +57,12 @@ def swoosh():
 
 @functools.cache
 def exported(name: str) -> str:
-    """The file of one of the library's own activations."""
+    """The exported file of one of the library's activations."""
     return jitact.export(name)
 
 
 def load(name: str, **options) -> dict:
-    """Runs the text as KernelBench does: with no file."""
+    """Runs the text as KernelBench does: without a file."""
     space = {"__name__": "exported"}
     own = name not in ("swoosh", "opaque") and not options
     exec(exported(name) if own else jitact.export(name, **options), space)
@@ -70,7 +70,7 @@ def load(name: str, **options) -> dict:
 
 
 def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None = None) -> None:
-    """The file's module beside the library's: equal but for the compiler's choice of fused operations."""
+    """Compares the file's module with the library's: equal but for the compiler's choice of contractions."""
     space = space or load(name)
     ours, theirs = (make(*args).to(device) for make in (space["ModelNew"], jitact.get(name)))
     theirs.load_state_dict(ours.state_dict())
@@ -84,7 +84,7 @@ def compare(name: str, device: str, x: torch.Tensor, *args, space: dict | None =
     assert results[0]["y"].stride() == results[1]["y"].stride()
     for key, value in results[0].items():
         eps = torch.finfo(value.dtype).eps
-        # A weight's gradient is a sum of terms that nearly cancel, in another order.
+        # A weight's gradient is a sum, in another order, of terms that nearly cancel.
         rtol, atol = (4 * eps, 1e-7) if key in ("y", "dx") else (8 * eps, max(eps, 1e-6) * x.numel() ** 0.5)
         torch.testing.assert_close(value, results[1][key], rtol=rtol, atol=atol, msg=lambda text, key=key: f"{key}: {text}")
     near = 1e-5 if x.dtype in (torch.float32, torch.float64) else 2e-2
@@ -102,7 +102,7 @@ def test_form(name: str) -> None:
     assert not re.search(r"\bF\.|functional", text[text.index("class ModelNew") : text.index("class Model(")])
     space = load(name)  # compiles nothing
     calls = [each for each in ast.walk(ast.parse(text)) if isinstance(each, ast.Call) and ast.unparse(each.func) == "run"]
-    for call in calls:  # each gives what run() takes, which follows from what is left of a struct in C++
+    for call in calls:  # the arguments of run() depend on the extracted C++ structs
         inspect.signature(space["run"]).bind(*call.args, **{given.arg: given.value for given in call.keywords})
     assert calls
     assert (space["batch_size"], space["dim"]) == (4096, 393216)
@@ -121,14 +121,14 @@ def test_lines() -> None:
     assert relu <= 550 and gelu <= 850 and of_one <= 250 and forward <= of_one - 30
 
 
-@pytest.mark.parametrize("name", ["softsign", "sigmoid", "leaky_relu"])  # one for each thing that backward keeps
+@pytest.mark.parametrize("name", ["softsign", "sigmoid", "leaky_relu"])  # one for each kind of saved tensor
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_computes_what_the_library_does(name: str, dtype: torch.dtype) -> None:
     compare(name, "cpu", (4 * torch.randn(33, 1001)).to(dtype), *([0.3] if name == "leaky_relu" else []))
 
 
 def beside_library(ours: nn.Module, library, inputs: list[torch.Tensor]) -> None:
-    """Results and gradients of a file's module beside those of a function of the library: dtypes, shapes, numbers."""
+    """Compares results and gradients of a file's module with a function of the library: dtypes, shapes, values."""
     results = []
     for function in (ours, library):
         given = [each.detach().clone().requires_grad_() for each in inputs]
@@ -139,7 +139,7 @@ def beside_library(ours: nn.Module, library, inputs: list[torch.Tensor]) -> None
 
 
 def test_several_tensors_promote_and_broadcast() -> None:
-    """As the library has it: the result is in the widest dtype, rounded once, and has the shape that all broadcast to."""
+    """As in the library: the result has the promoted dtype, rounded once, and the broadcast shape."""
     space: dict = {"__name__": "exported"}
     exec(jitact.export("prelu+residual", device="cpu", dtype=["fp32", "bf16"]), space)
     module, weights = space["ModelNew"](4), torch.tensor([0.25, 0.5, -1.0, 2.0])
@@ -150,7 +150,7 @@ def test_several_tensors_promote_and_broadcast() -> None:
         ((4, 4), (4, 4), (torch.bfloat16, torch.float32)),
         ((4, 4), (1, 4), (torch.float32, torch.bfloat16)),
         ((3, 4, 5), (5,), (torch.bfloat16, torch.bfloat16)),
-        ((4, 4), (4, 4, 4), (torch.float32, torch.float32)),  # whose channels are those of x
+        ((4, 4), (4, 4, 4), (torch.float32, torch.float32)),  # channels are those of x
     ):
         x, residual = (torch.randn(size).to(dtype) for size, dtype in zip((sizes, others), dtypes, strict=True))
         module.to(x.dtype)
@@ -172,7 +172,7 @@ def test_several_tensors_promote_and_broadcast() -> None:
 
 
 def beside_librarys_bias(module: nn.Module, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Results and gradients of a file's gelu+bias beside the library's, with a bias of each dtype beside x of each."""
+    """Compares results and gradients of a file's gelu+bias with the library's, for each dtype of x and of bias."""
     for dtype, of_bias in itertools.product(dtypes, DTYPES):
         own, other = ((torch.randn(30) / 3 + 1).to(of_bias) for _ in range(2))
         module.bias, other = nn.Parameter(own), nn.Parameter(own.clone())
@@ -189,7 +189,7 @@ def beside_librarys_bias(module: nn.Module, dtypes: tuple[torch.dtype, ...]) -> 
 
 @pytest.mark.parametrize("dtypes", [DTYPES[3:], SLOW((torch.float32, torch.float16)), SLOW(DTYPES)], ids=str)
 def test_a_bias_keeps_its_dtype(dtypes: tuple[torch.dtype, ...]) -> None:
-    """As the library has it: beside 16 bits float32 values are not rounded, and their gradients are not."""
+    """As in the library: with 16-bit elements, float32 values and their gradients are not rounded."""
     space: dict = {"__name__": "exported"}
     names = [name for name, (text, *_) in build.DTYPES.items() if text in map(str, dtypes)]
     exec(jitact.export("gelu+bias", device="cpu", dtype=names), space)
@@ -220,7 +220,7 @@ ELEMENTWISE T backward_from_bit(T dy, bool positive, Row<T> w) { return positive
 
 @pytest.mark.parametrize("name", ["prelu", SLOW("xielu"), "gelu+bias", SLOW("prelu+bias")])
 def test_inputs_of_16_bits(name: str) -> None:
-    """What get_init_inputs gives makes modules for what get_inputs gives, whose results are of one dtype."""
+    """Modules made of get_init_inputs take get_inputs, and their results have the same dtype."""
     space: dict = {"__name__": "exported"}
     exec(jitact.export(name, dtype="bf16", device="cpu", shape=(6, 5)), space)
     inputs = space["get_inputs"]()
@@ -256,7 +256,7 @@ def test_defined_activation(swoosh: str) -> None:
 
 
 def beside_model(text: str, *arguments: object, inputs: list[torch.Tensor], near: float = 1e-5) -> nn.Module:
-    """Compares ModelNew and Model, in evaluation, where nothing is dropped: results and all gradients."""
+    """Compares results and all gradients of ModelNew and Model, in evaluation, so without dropout."""
     space: dict = {"__name__": "exported"}
     exec(text, space)
     modules = [space[each](*arguments).eval() for each in ("ModelNew", "Model")]
@@ -469,11 +469,11 @@ def test_random_slopes(dtype: torch.dtype) -> None:
 
 
 def preprocessed(text: str, folder: Path, *flags: str) -> list[str]:
-    """The lines that a compiler reads, without spaces; nothing of the standard library."""
+    """The preprocessed lines, without whitespace and without the standard library."""
     text = re.sub(r"^#include <.*|^#line.*", "", text, flags=re.MULTILINE)
     command = ["g++", "-std=c++20", "-E", "-P", "-x", "c++", f"-I{folder}", *flags, "-"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
-    return [re.sub(r'\s+|(?<=\w)" "(?=\w)', "", line) for line in done.stdout.splitlines()]  # a string of two parts is one
+    return [re.sub(r'\s+|(?<=\w)" "(?=\w)', "", line) for line in done.stdout.splitlines()]  # joins adjacent strings
 
 
 @pytest.mark.parametrize("name", [
@@ -488,7 +488,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
     source = KernelSource.from_file(name) if name in ROWS else registry.REGISTRY[name].activation.source
     space = load(name)
     monkeypatch.setattr(extract, "joined", lambda text: text)
-    apart = load(name, shape=(2, 3))["SOURCE"]  # as the library's lines are, before short ones are joined
+    apart = load(name, shape=(2, 3))["SOURCE"]  # before short lines are joined
 
     def tokens(text: str) -> str:
         return re.sub(r"\s|#line.*", "", text).replace(",};", "};")
@@ -501,7 +501,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
         whole = "".join(line for flags in passes for line in preprocessed(library, tmp_path, *flags))
         for flags in passes:
             lines = [line for line in preprocessed(apart, tmp_path, *flags) if not line.startswith("namespace")]
-            # Where a condition is known, what it decides stands without it, and so without an else; a block may have become
+            # Branches of known conditions are extracted without the condition and without else; blocks may have become
             # empty.
             foreign = [line for line in lines if re.sub(r"^\}?else|\};?$", "", line) not in whole]
             assert len(lines) > 100 and not foreign
@@ -509,7 +509,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
 
 @functools.cache
 def emulated(name: str, folder: Path) -> dict:
-    """The file with its GPU path, Python and CUDA, in threads of the CPU."""
+    """The file with its GPU path, Python and CUDA, emulated."""
     text = exported(name).replace("not x.is_cuda", "False").replace("torch.cuda.device(x.device)", "nullcontext()")
     text = text.replace("if x.is_cuda", "if x.is_cpu").replace("torch.cuda.get_device_capability(x.device)[0]", "9")
     space = {"__name__": "exported", "nullcontext": contextlib.nullcontext}
@@ -527,7 +527,7 @@ def emulated(name: str, folder: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where emulated kernels are built."""
+    """The folder in which emulated kernels are built."""
     return tmp_path_factory.mktemp("emulated")
 
 
@@ -538,8 +538,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("rrelu", (0.1, 0.4), [(1,), (9001,)]),
     SLOW("xielu", (0.7, 0.9, 0.25, -1e-6), [(1,), (9001,)]),
     ("prelu", (), [(), (9001,)]),
-    # Planes that are shorter than a vector, than a warp, and longer than a block's piece of memory; many channels, and sums of
-    # so many rows that they are folded twice.
+    # Planes that are shorter than a vector, than a warp, and longer than a block's elements; many channels, and sums over so
+    # many rows that they are folded twice.
     ("prelu", (3,), [(5, 3), (2, 3, 5, 5), (2, 3, 50, 51), (0, 3)]),
     SLOW("prelu", (1000,), [(9, 1000)]),
     SLOW("prelu", (64,), [(100, 64, 2, 2)]),
@@ -552,7 +552,7 @@ def test_gpu_code_in_threads(name: str, arguments: tuple, shapes: list[tuple[int
         for shape in shapes:
             compare(name, "cpu", torch.randn(shape).to(dtype), *given, space=space)
         if shapes[-1] == (9001,):
-            compare(name, "cpu", torch.randn(9002).to(dtype)[1:], *given, space=space)  # no 16-byte vectors
+            compare(name, "cpu", torch.randn(9002).to(dtype)[1:], *given, space=space)  # unaligned
 
 
 @pytest.mark.slow
@@ -561,7 +561,7 @@ def test_gpu_code_of_a_bias_in_threads(folder: Path) -> None:
 
 
 def along(space: dict, x: torch.Tensor, dim: int, taken: bool) -> None:
-    """A file's rows beside PyTorch's: values and gradients."""
+    """Compares a file's rows with PyTorch's: values and gradients."""
     assert space["takes"](x, dim) is taken
     modules = space["ModelNew"](dim), space["Model"](dim)
     given = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for _ in modules]
@@ -570,7 +570,7 @@ def along(space: dict, x: torch.Tensor, dim: int, taken: bool) -> None:
         (y := module(leaf), torch.autograd.grad(y, leaf, dy)[0]) for module, leaf in zip(modules, given, strict=True)
     )
     torch.testing.assert_close(own, other, rtol=8 * eps, atol=8 * eps)
-    atol = 2 * eps * x.numel() ** 0.5  # a sum of terms of either sign, in another order
+    atol = 2 * eps * x.numel() ** 0.5  # a sum, in another order, of terms of either sign
     torch.testing.assert_close(own_dx, other_dx, rtol=8 * eps, atol=max(atol, 8 * eps))
 
 
@@ -607,7 +607,7 @@ def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("clusters", [True, False])
 def test_gpu_rows_are_those_that_the_kernels_can_count(clusters: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beyond 32 bits a kernel would leave elements unwritten."""
+    """With indices beyond 32 bits a kernel would leave elements unwritten."""
     text = jitact.export("softmax", device="cuda").replace('x.device.type != "cuda"', "False")
     space: dict = {"__name__": "exported"}
     exec(text, space)
@@ -636,7 +636,7 @@ def test_options_of_rows() -> None:
     assert not re.search(r"\bbackward\w*\(|Function|Bfloat16|Narrow|run_cpu", text)
     assert len(text) < 0.75 * len(exported("softmax"))
     x = torch.randn(3, 4, requires_grad=True)
-    assert not space["ModelNew"](1)(x).requires_grad  # PyTorch's, as it is on a CPU
+    assert not space["ModelNew"](1)(x).requires_grad  # PyTorch's, as x is on a CPU
     assert jitact.export("LogSoftmax") == jitact.export(nn.functional.log_softmax) == exported("log_softmax")
     for given, options, why in (
         ("softmax", {"dtype": "fp64"}, "softmax: dtype must be of fp32, fp16, bf16; got 'fp64'"),
@@ -704,7 +704,7 @@ def test_second_derivatives_are_refused() -> None:
 
 def test_first_use_says_so_and_errors_name_the_file(swoosh: str, capfd: pytest.CaptureFixture, tmp_path: Path) -> None:
     text = jitact.export("softsign", device="cpu", dtype="fp32", forward_only=True)
-    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path)  # of this test alone: the fixture puts it back
+    os.environ["TORCH_EXTENSIONS_DIR"] = str(tmp_path)  # for this test only: the fixture restores it
     for expected in ("softsign.py: compiling, at first use\n", ""):
         space: dict = {"__name__": "exported"}
         exec(text, space)
@@ -765,7 +765,7 @@ def test_formulas_of_any_text(formula: str, swoosh: str, tmp_path: Path) -> None
     jitact.save_folder(tmp_path, "swoosh")
     out = tmp_path / "swoosh.py"
     assert onefile.main(["export", "swoosh", "-o", str(out), "--from", str(tmp_path)]) == 0
-    again = out.read_bytes().decode()  # with the folder's comments in it
+    again = out.read_bytes().decode()  # with the comments of the folder's file
     assert not re.search("try|except|pass", again, re.IGNORECASE)
     assert ast.get_docstring(ast.parse(again), clean=False) == told
 
@@ -861,7 +861,7 @@ def test_command_line(tmp_path: Path) -> None:
 
 
 def test_a_module_that_is_run_makes_nothing_twice() -> None:
-    """Python runs the file of ``-m`` again, as ``__main__``; classes of that would not be those that pickles find."""
+    """``-m`` runs the file again as ``__main__``, whose classes would differ from those that pickles find."""
     program = """
 import contextlib, pickle, runpy, sys
 import jitact
@@ -884,7 +884,7 @@ def test_what_is_known_of_conditions() -> None:
         ("op == Op::backward", {True, False}),
         ("kSums == 0 && n > 3", None),
         ("kSums > 0 && n > 3", {False}),
-        ("!F::as_it_is", None),  # a member, and no enumerator
+        ("!F::as_it_is", None),  # a member, not an enumerator
         ("F::parts == F::start", None),
     ):
         assert evaluate(condition, facts) == values, condition

@@ -1,4 +1,4 @@
-"""Every activation at the ends of a dtype's range, and those with parameters at extreme ones, against 60 digits."""
+"""Every activation at the ends of a dtype's range, and with extreme parameters, against 60 digits."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from jitact.measuring.limits import EXTREMES as LIMITS
 INF, NAN = math.inf, math.nan
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
-# Smooth activations, as no defaults are: from the least to the greatest normal numbers of float32, and of float64.
+# Parameters far from the defaults: from the smallest to the largest normal numbers of float32, and of float64.
 ANY = (2e-38, 1e-30, 1e-8, 1e8, 1e30, 3e38, 3e-308, 1e-300, 1e300, 1.7e308)
 EXTREMES = {
     "elu": [(a,) for a in ANY],
@@ -37,9 +37,9 @@ EXTREMES = {
 CASES = [(each.name, tuple(default for _, default in each.params)) for each in PLAIN]
 CASES += [(name, params) for name, sets in EXTREMES.items() for params in sets]
 
-# What a result may be off by, besides what limits.py says: what comes of the functions' flushing what is below the least normal
-# number of the type that is computed in, times the parameter that it is scaled by.
-CANCELS = {"xielu": lambda p, n, beta, eps: softplus(n) + abs(beta)}  # the terms of what passes through 0
+# Errors that are allowed in addition to limits.py: functions flush results below the smallest normal number of the type that is
+# computed in; that error is scaled by a parameter.
+CANCELS = {"xielu": lambda p, n, beta, eps: softplus(n) + abs(beta)}  # the terms of a gradient that passes through 0
 SCALED_BY = {
     "elu": lambda a: a,
     "celu": lambda a: max(a, 1),
@@ -72,11 +72,11 @@ def inputs(dtype: torch.dtype, params: tuple[float, ...]) -> Tensor:
 
 
 def error(actual: float, exact: Number, dtype: torch.dtype, slack: Number) -> float:
-    """In ulp, beyond what is allowed for; infinite where one is NaN or has no business to be infinite."""
+    """The error in ulp beyond ``slack``; infinite if the result is NaN, or infinite by mistake."""
     info = torch.finfo(dtype)
     if math.isnan(actual):
         return INF
-    if math.isinf(actual):  # an overflow, or all but one
+    if math.isinf(actual):  # the exact result overflows, or nearly does
         return 0.0 if exact * int(math.copysign(1, actual)) > info.max * (1 - 4 * info.eps) - slack else INF
     off = abs(actual - exact) - slack
     flushed = abs(exact) < info.tiny and abs(actual) <= info.tiny and dtype is not torch.float16
@@ -85,12 +85,12 @@ def error(actual: float, exact: Number, dtype: torch.dtype, slack: Number) -> fl
 
 
 def kept_in(name: str, dtype: torch.dtype) -> torch.dtype:
-    """What parameters are kept in: in registers; weights are tensors."""
+    """The dtype of parameters: that of registers, or, as weights are tensors, x's."""
     return dtype if name == "xielu" or dtype is torch.float64 else torch.float32
 
 
 class Case:
-    """An activation with parameters in a dtype, and what it should give."""
+    """An activation with parameters in a dtype, and the errors that are allowed."""
 
     def __init__(self, name: str, params: tuple[float, ...], dtype: torch.dtype) -> None:
         rounded = torch.tensor(params, dtype=kept_in(name, dtype)).tolist()
@@ -100,7 +100,7 @@ class Case:
         self.flushed = torch.finfo(registers).tiny * SCALED_BY.get(name, lambda *_: 1)(*self.params)
 
     def slack(self, function, x: Number) -> Number:
-        """What a relative change and flushing come to."""
+        """The effect of a relative change of x or a parameter, and of flushing."""
         exact, step, arguments = function(x, *self.params), self.limit.relative, [x, *self.params]
         changed = [
             function(*arguments[:i], value * (1 + sign * step), *arguments[i + 1 :])
@@ -113,7 +113,7 @@ class Case:
     def check(self, what: str, function, x: float, actual: float, dy: float = 1.0, absolute: float = 0.0) -> None:
         exact = mp.mpf(function(number(x), *self.params))
         if abs(exact) > torch.finfo(self.dtype).max and dy != 1:
-            return  # no slope of the dtype
+            return  # the slope is not representable
         exact *= dy
         if error(actual, exact, self.dtype, 0) <= self.limit.ulp:
             return
@@ -123,7 +123,7 @@ class Case:
 
 
 def run(name: str, params: tuple[float, ...], save: str, x: Tensor, dy: Tensor) -> tuple[list[float], list[float]]:
-    """Forward and gradient, in Python's numbers."""
+    """Forward and gradient, as Python floats."""
     if name == "xielu":
         weights = [torch.tensor(p, dtype=x.dtype, device=x.device) for p in params]
         function = lambda x: jitact.xielu(x, *weights)  # noqa: E731
@@ -136,7 +136,7 @@ def run(name: str, params: tuple[float, ...], save: str, x: Tensor, dy: Tensor) 
 
 
 def fits(name: str, params: tuple[float, ...], dtype: torch.dtype) -> bool:
-    """Whether the parameters are normal numbers of what they are kept in, or 0, infinite or NaN."""
+    """Whether the parameters are normal numbers in their dtype, or 0, infinite or NaN."""
     info = torch.finfo(kept_in(name, dtype))
     top, tiny = info.max, info.tiny
     return all(p in (0, INF, -INF) or p != p or tiny < abs(p) < top for p in params)
@@ -163,18 +163,18 @@ def test_against_sixty_digits(name: str, dtype: torch.dtype, device: str) -> Non
                     continue
                 case.check("forward", function, at, value, absolute=case.cancels)
                 if save == "output":
-                    if not math.isinf(value):  # an output that overflowed has no slope
+                    if not math.isinf(value):  # no slope if the output overflowed
                         case.check("gradient from the output", SLOPES_OF_Y[name], value, gradient, g, case.limit.gradient)
                 elif name == "snake" and abs(at * params[0]) > (2**15 if dtype is not torch.float64 else 1e3):
-                    # Of the rounded product, which may be any phase.
+                    # The phase is that of the rounded product, so any value is possible.
                     assert math.isinf(at) or abs(gradient / g - 1) <= 1 + 2 * torch.finfo(dtype).eps, (params, at, gradient, g)
                 else:
                     case.check("gradient", slope, at, gradient, g, max(case.limit.gradient, case.cancels))
 
 
 def ambiguous(name: str, params: tuple[float, ...], x: float, dtype: torch.dtype) -> bool:
-    """Where rounding, or infinity less infinity, decides what is right: see the tests below."""
-    if name == "softplus":  # on which side of a threshold of 0 a product is that rounds to 0, or to infinity
+    """Cases in which rounding, or infinity minus infinity, decides the result: see the tests below."""
+    if name == "softplus":  # the side of the threshold of a product that rounds to 0, or to infinity
         product = float(torch.tensor(x, dtype=torch.float64 if dtype is torch.float64 else torch.float32) * params[0])
         return product == 0 != x or (math.isinf(product) and math.isinf(params[1]))
     return name == "xielu" and math.isinf(x) and math.isinf(max(map(abs, params)))
@@ -187,7 +187,7 @@ PIECEWISE = {
     "hardtanh": [(-INF, INF), (0.0, INF), (-INF, -0.0), (-1e-45, 1e-45), (-3e38, 3e38), (1.0, 1.0000001), (-0.0, 1.0),
                  (-1.0, -0.0)],
     "threshold": list(itertools.product((0.0, -0.0, 3e38, 1e-45, INF, -INF, NAN), (0.0, -0.0, INF, -3e38, NAN))),
-    "hardshrink": [(a,) for a in (0.0, -0.0, -1.0, 2.0**-149, 2.0**127, INF, NAN)],  # PyTorch rounds lambd to the dtype
+    "hardshrink": [(a,) for a in (0.0, -0.0, -1.0, 2.0**-149, 2.0**127, INF, NAN)],  # PyTorch rounds lambd to x's dtype
     "softshrink": [(a,) for a in (0.0, -0.0, 2.0**-24, 2.0**15, 2.0**127)],
 }  # fmt: skip
 
@@ -195,7 +195,7 @@ PIECEWISE = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", [*PIECEWISE, "prelu"])
 def test_piecewise_linear_bit_by_bit(name: str, dtype: torch.dtype, device: str) -> None:
-    """As PyTorch computes them on a CPU, signs of zeros included; of parameters too, whatever was called before."""
+    """As PyTorch on a CPU, including signs of zeros, also of parameters, whatever was called before."""
     if name == "prelu":
         cases = [((a,), lambda x, a: jitact.prelu(x, x.new_tensor([a])), lambda x, a: F.prelu(x, x.new_tensor([a])))
                  for (a,) in PIECEWISE["leaky_relu"]]  # fmt: skip
@@ -207,19 +207,19 @@ def test_piecewise_linear_bit_by_bit(name: str, dtype: torch.dtype, device: str)
         x = inputs(dtype, params).to(device)
         try:
             expected = theirs(x.cpu(), *params).to(device)
-        except RuntimeError:  # a parameter beyond float16, which PyTorch refuses for some of them
+        except RuntimeError:  # a parameter beyond float16's range, which PyTorch rejects for some activations
             assert dtype is torch.float16
             continue
         y = ours(x, *params)
         assert torch.equal(y.isnan(), expected.isnan()), (params, x[y.isnan() != expected.isnan()])
         same = ((y == expected) & (y.signbit() == expected.signbit())) | y.isnan()
-        if name == "softshrink":  # whose zeros have another sign in PyTorch's 16-bit code than in its 32-bit one
+        if name == "softshrink":  # PyTorch's zeros have different signs in 16 and in 32 bits
             same |= y == expected
         assert same.all(), (params, x[~same], y[~same], expected[~same])
 
 
 def operator(record, save: str):
-    """The operator itself, by no cache of calls: what it makes of ``x``, a mask apart."""
+    """Calls the operator itself, without the cache of calls; returns the result without a mask."""
     config = configure(record, False, save, False)
     forward = lambda x, *params: config.forward_op(x, *params)  # noqa: E731
     return (lambda x, *params: forward(x, *params)[0]) if save == "bit" else forward
@@ -227,7 +227,7 @@ def operator(record, save: str):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_softplus_takes_the_branch_that_pytorch_takes(dtype: torch.dtype, device: str) -> None:
-    """Over the threshold the result is x and the slope 1, exactly, with each ``save``."""
+    """Above the threshold the result is exactly x and the slope exactly 1, with each ``save``."""
     thresholds = (0.0, -0.0, 2.0, -5.0, 1e-30, 20.0, 50.0, INF, -INF, NAN)
     for beta, threshold in itertools.product((1.0, 3.0, 0.1, 1e-30, 1e30), thresholds):
         x = inputs(dtype, (beta, threshold)).to(device)
@@ -245,7 +245,7 @@ def test_softplus_takes_the_branch_that_pytorch_takes(dtype: torch.dtype, device
 
 @pytest.mark.parametrize("threshold", [19.9, 2.0, 0.0, -1.0, -INF, NAN])
 def test_softplus_refuses_the_output_where_it_does_not_tell_the_slope(threshold: float) -> None:
-    """Around a small threshold one output belongs to two inputs of different slopes."""
+    """Around a small threshold, two inputs with different slopes have the same output."""
     with pytest.raises(ValueError, match=r"softplus: needs threshold >= 20 with save='output', got beta=1.0, threshold="):
         jitact.get("softplus")(threshold=threshold, save="output")
 
@@ -263,7 +263,7 @@ def test_rrelu_with_extreme_bounds(device: str) -> None:
         with pytest.raises(ValueError, match=r"rrelu: upper - lower must be finite for .*, got lower=-"):
             jitact.rrelu(x.to(dtype), -most, most, training=True)
     mean = jitact.rrelu(torch.tensor([-1.0], dtype=torch.float64, device=device), 1e308, 1.2e308)
-    torch.testing.assert_close(mean.cpu(), torch.tensor([-1.1e308], dtype=torch.float64))  # whose sum overflows
+    torch.testing.assert_close(mean.cpu(), torch.tensor([-1.1e308], dtype=torch.float64))  # the sum overflows
 
 
 SUBNORMAL = {
@@ -280,7 +280,7 @@ SUBNORMAL = {
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SUBNORMAL)
 def test_subnormal_parameters_give_numbers(name: str, dtype: torch.dtype, device: str) -> None:
-    """Where 1 / parameter overflows, results are rough, but numbers."""
+    """If 1 / parameter overflows, results are inaccurate, but finite."""
     params = SUBNORMAL[name](1e-310 if dtype is torch.float64 else 1e-40)
     x = torch.tensor([0.0, -0.0, 1e-3, -1e-3, 1.0, -1.0, 100.0, -1e4], dtype=dtype, device=device)
     for save in [save for save in ("input", "output") if save in jitact.get(name).activation.saves]:
@@ -295,7 +295,7 @@ SATURATING = {"elu": (0.3,), "celu": (0.999,), "softcap": (30.1,), "sigmoid": ()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("name", SATURATING)
 def test_no_slope_from_the_output_is_negative(name: str, dtype: torch.dtype, device: str) -> None:
-    """Where the output saturates it may have been rounded beyond the function's range."""
+    """Where the output saturates, it may have been rounded to beyond the function's range."""
     x = inputs(dtype, SATURATING[name]).to(device)
     _, dx = run(name, SATURATING[name], "output", x, torch.ones_like(x))
     assert not any(slope < 0 for slope in dx)

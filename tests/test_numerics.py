@@ -44,7 +44,7 @@ def normal_pdf(x: np.ndarray) -> np.ndarray:
 
 
 def normal_cdf(x: np.ndarray) -> np.ndarray:
-    """By Taylor's series around 0, and from |x| = 3 by the continued fraction of Mills' ratio."""
+    """By the Taylor series around 0, and from |x| = 3 by the continued fraction of Mills' ratio."""
     t = abs(x)
     ratio, term, near = t, t, t
     for k in range(200, 0, -1):
@@ -58,7 +58,7 @@ def normal_cdf(x: np.ndarray) -> np.ndarray:
 
 @pytest.mark.skipif(np.finfo(np.longdouble).nmant <= 52, reason="needs a wider type than float64")
 def test_own_functions_of_float64(device: str) -> None:
-    """Those that math_double.cuh has in place of the platform's, against 80-bit arithmetic."""
+    """The functions of math_double.cuh, against 80-bit arithmetic."""
     wide = {"exp": (np.exp, 1.0), "expm1": (np.expm1, 2.5), "tanh": (np.tanh, 3.5)}
     wide |= {"normal_pdf": (normal_pdf, 3.0), "normal_cdf": (normal_cdf, 8.0)}
     wide["softplus"] = (lambda x: np.log1p(np.exp(-abs(x))) + np.maximum(x, 0), 4.0)
@@ -78,7 +78,7 @@ def test_own_functions_of_float64(device: str) -> None:
 def test_dense_values(activation: Activation, save: str, dtype: torch.dtype, device: str) -> None:
     x = dense_values(dtype)
     if dtype is torch.float64:
-        # Beyond, the float64 formulas of the oracle are no better than ours.
+        # Beyond that, the reference formulas in float64 are no more accurate than the kernels.
         x = x[(x.abs() < (12 if activation.name in TAILED else 300)) & (x.abs() > 1e-30)]
     assert_accurate(activation, save, x.to(device))
 
@@ -117,7 +117,7 @@ def test_other_parameters(name: str) -> None:
     check()
 
 
-# Gradient at the kinks, as PyTorch has it: name, {x: gradient}.
+# PyTorch's gradients at the kinks: name, {x: gradient}.
 KINKS = {
     "relu": {0: 0}, "leaky_relu": {0: 0.01}, "relu6": {0: 0, 6: 0}, "hardtanh": {-1: 0, 1: 0}, "hardsigmoid": {-3: 0, 3: 0},
     "threshold": {0.1: 0}, "hardshrink": {-0.5: 0, 0.5: 0}, "softshrink": {-0.5: 0, 0.5: 0}, "elu": {0: 1}, "celu": {0: 1},
@@ -133,7 +133,7 @@ def test_gradient_at_kinks(name: str, device: str) -> None:
         torch.testing.assert_close(evaluate(jitact.get(name)(save=save), x)[1], expected)
 
 
-# Those of one tensor that are smooth at 0, however their kernels are folded there.
+# Activations of one tensor that are smooth at 0, though their kernels treat x < 0 and x >= 0 separately.
 SMOOTH = [
     "gelu", "gelu_tanh", "gelu_10", "silu", "quick_gelu", "mish", "sigmoid", "tanh", "softplus", "logsigmoid", "squareplus",
     "sqrtsoftplus", "softcap", "tanhshrink", "laplace", "snake",
@@ -141,7 +141,7 @@ SMOOTH = [
 
 
 def second_derivatives(function: Callable[..., Tensor], *given: Tensor) -> tuple[Tensor, ...]:
-    """Of what flows back through gradients that are weighed differently."""
+    """The gradients of a differently weighted sum of the gradients."""
     leaves = [t.clone().requires_grad_() for t in given]
     slopes = torch.autograd.grad(function(*leaves).sum(), leaves, create_graph=True)
     return torch.autograd.grad(sum([(k + 1.3) * slope.sum() for k, slope in enumerate(slopes)]), leaves)
@@ -149,7 +149,7 @@ def second_derivatives(function: Callable[..., Tensor], *given: Tensor) -> tuple
 
 @pytest.mark.parametrize("name", slow_but(SMOOTH, ["gelu_tanh"]))
 def test_second_derivatives_of_what_a_definition_calls(name: str, device: str) -> None:
-    """Those are the compiler's, of the kernel file's gradient, also at 0."""
+    """They are differentiated from the kernel file's gradient at compile time, also at 0."""
     activation = jitact.get(name).activation
     cls = jitact.define("calls", f"{name}(x) * (x + 1)")
     x, params = torch.linspace(-4, 4, 33, dtype=torch.float64, device=device), [value for _, value in activation.params]
@@ -166,7 +166,7 @@ def test_second_derivatives_of_what_a_definition_calls(name: str, device: str) -
     SLOW("swiglu", torch.nn.functional.silu),
 ])  # fmt: skip
 def test_second_derivatives_of_gates_that_a_kernel_file_calls(name: str, act: Callable[..., Tensor], device: str) -> None:
-    product = f"T y = {name}_::forward(gate, up); for (int i = 0; i < 1; i++) y = y * up;"  # a loop is no formula
+    product = f"T y = {name}_::forward(gate, up); for (int i = 0; i < 1; i++) y = y * up;"  # a loop cannot be translated
     cls = jitact.define("calls", source=f"ELEMENTWISE T forward(T gate, T up) {{ {product} return y; }}")
     assert not cls.activation.has_reference
     gate = torch.linspace(-4, 4, 33, dtype=torch.float64, device=device)
@@ -183,7 +183,7 @@ def test_nan_and_infinities(activation: Activation, dtype: torch.dtype, device: 
     assert y.isnan().all(), "NaN must pass through"
 
     if activation.name == "snake":
-        return  # has no limit at infinity
+        return  # no limit at infinity
     y, dx = evaluate(jitact.get(activation.name)(save="input"), torch.tensor([-INF, INF], dtype=dtype, device=device))
     far, _ = oracle(activation, torch.tensor([-1e30, 1e30], dtype=torch.float64), tuple(d for _, d in activation.params))
     limit = torch.where(far.abs() > 1e6, far.sign() * INF, far)
@@ -215,7 +215,7 @@ def test_an_unselected_branch_never_leaks(device: str) -> None:
     assert dx.tolist() == [0.0, INF]
 
 
-# Only a GPU's kernels change by it: without one the others are left to -m slow.
+# fast_math changes GPU kernels only: without a GPU the other activations are left to -m slow.
 @pytest.mark.parametrize("name", PLAIN_IDS if torch.cuda.is_available() else slow_but(PLAIN_IDS, ["gelu", "softcap"]))
 def test_fast_math_has_its_bound(name: str, device: str) -> None:
     """With fast_math every activation stays within 2^-15 of the exact result, relative to max(1, |y|)."""
@@ -236,7 +236,7 @@ WRONG = {
 
 @pytest.mark.parametrize("fault", WRONG)
 def test_a_wrong_kernel_is_rejected(fault: str) -> None:
-    """The checks of this file, on kernels that are wrong on purpose."""
+    """The checks of this file must fail for kernels that are wrong on purpose."""
     right = jitact.get("quick_gelu").activation
     text = '#include "elementwise.cuh"\n' + WRONG[fault]
     wrong = Activation("wrong", "Wrong", "", right.reference, kernel=KernelSource("wrong", text, "wrong.cu"))

@@ -1,4 +1,4 @@
-"""Activations of rows that users define by kernel files, and what looks at rows: check, plot, accuracy, the tables."""
+"""Activations of rows that users define by kernel files, and the tools for rows: check, plot, accuracy, tables."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ def test_a_definition_under_transforms(device: str) -> None:
     ):
         torch.testing.assert_close(found, expected)
     torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x), with_sink(x, 1))
-    tied = torch.full((1, 3), 0.5, device=device, dtype=torch.float64).requires_grad_()  # with the sink, too
+    tied = torch.full((1, 3), 0.5, device=device, dtype=torch.float64).requires_grad_()  # equal to the sink as well
     assert torch.autograd.gradcheck(ours, tied)
 
 
 def test_modules_of_definitions() -> None:
     cls = jitact.define("sink_softmax", source=SINK, saves="input")
-    module, x = cls(0), torch.randn(3, 4, dtype=torch.float64)  # which needs no build
+    module, x = cls(0), torch.randn(3, 4, dtype=torch.float64)  # float64, which PyTorch computes without a build
     assert repr(module) == "SinkSoftmax(dim=0)" and repr(cls(save="output")) == "SinkSoftmax(dim=-1, save='output')"
     for each in (cls, cls.Model, jitact.sink_softmax):
         assert pickle.loads(pickle.dumps(each)) is each
@@ -129,7 +129,7 @@ def test_modules_of_definitions() -> None:
     torch.testing.assert_close(model_new(given), model(given), rtol=1e-4, atol=1e-4)
     jitact.define("sink_softmax", source=SINK.replace("SINK 0.5", "SINK 0.75"))
     assert type(copy.deepcopy(module)) is cls and not torch.equal(jitact.sink_softmax(x, 0), module(x))
-    assert type(pickle.loads(pickled)) is cls  # which somebody has
+    assert type(pickle.loads(pickled)) is cls  # while it is referenced
     del cls, module, model_new, model, each, other
     gc.collect()
     with pytest.raises(LookupError, match="'sink_softmax' is another here than where this was saved"):
@@ -200,12 +200,12 @@ def test_calls_that_will_not_do() -> None:
         jitact.my_rows(torch.ones(3), 1)
 
 
-# What looks at rows.
+# The tools.
 
 
 @pytest.fixture
 def read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Definitions are not compiled: PyTorch computes what their files say."""
+    """Definitions are not compiled: PyTorch computes them from their files."""
     monkeypatch.setattr(RowDefinition, "takes_forward", lambda *_: False)
     monkeypatch.setattr(RowDefinition, "takes_backward", lambda *_: False)
 

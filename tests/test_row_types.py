@@ -1,5 +1,5 @@
-"""Softmax and its kin with masks and conversions: what builds for some types compute, on a CPU, on a GPU and as the GPU's code
-in threads of the CPU; which calls they take; and that these are PyTorch's to all else."""
+"""Softmax and its relatives with masks and conversions: what builds for particular types compute, on a CPU, on a GPU and with
+the GPU's code emulated; which calls they are used for; and that these behave as in PyTorch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 INF, NAN = math.inf, math.nan
 needs_vectors = pytest.mark.skipif(not row_kernels._has_vectors(), reason="a CPU without AVX2, whose rows are PyTorch's")
 
-# Of x, of the result, and of the mask: vectors of 8 and of 4 elements, rounded and kept as they are.
+# The types of x, the result and the mask: vectors of 8 and of 4 elements, with and without rounding.
 BUILDS = {
     "added": ("softmax", F32, F32, F32),
     "added in 16 bits": ("softmax", BF16, BF16, BF16),
@@ -46,7 +46,7 @@ Run = Callable[..., Tensor]
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowTypes], Run]:
-    """``run(kind, tensors..., rows of a mask or None, scale)`` of the GPU's code."""
+    """``run(kind, tensors..., rows of a mask or None, scale)`` for the emulated GPU code."""
     folder, libraries = folder_of_all(tmp_path_factory), {}
 
     def build(name: str, types: RowTypes) -> Run:
@@ -74,7 +74,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowType
 
 
 def set_mask(library: ctypes.CDLL, rows: Tensor) -> None:
-    """For the next call of an emulated library."""
+    """Sets the mask for the next call of an emulated library."""
     sizes, strides = (ctypes.c_int64 * 2)(*rows.shape[1:3]), (ctypes.c_int64 * 3)(*rows.stride()[:3])
     library.set_mask(ctypes.c_void_p(rows.data_ptr()), sizes, strides, ctypes.c_int64(rows.stride(3)))
 
@@ -84,7 +84,7 @@ SLOWLY = pytest.param("emulated", marks=pytest.mark.slow)
 
 @pytest.fixture(params=[SLOWLY, "cpu", *(["cuda"] if torch.cuda.is_available() else [])])
 def build(request: pytest.FixtureRequest) -> Callable[[str, RowTypes], Run]:
-    """The same of tensors on a CPU, wherever it runs them."""
+    """The same, taking and returning CPU tensors wherever it runs."""
     if request.param == "emulated":
         return request.getfixturevalue("emulated")
 
@@ -93,7 +93,7 @@ def build(request: pytest.FixtureRequest) -> Callable[[str, RowTypes], Run]:
 
         def run(kind: str, *given: object) -> Tensor:
             *tensors, rows, scale = given
-            if rows is not None:  # strides and offset as they are
+            if rows is not None:  # keeps strides and offset
                 whole = rows.as_strided((rows.untyped_storage().nbytes() // rows.itemsize,), (1,), 0).to(request.param)
                 tensors.append(whole.as_strided(rows.shape, rows.stride(), rows.storage_offset()))
             tensors = [t.to(request.param) for t in tensors]
@@ -105,7 +105,7 @@ def build(request: pytest.FixtureRequest) -> Callable[[str, RowTypes], Run]:
 
 
 def masks(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, Tensor]:
-    """Masks of a shape, by how they lie; the last element of each row takes part."""
+    """Masks for a shape, by layout; the last element of each row takes part."""
     b, h, s, k = shape
 
     def made(*sizes: int) -> Tensor:
@@ -132,7 +132,7 @@ def masks(shape: tuple[int, int, int, int], dtype: torch.dtype) -> dict[str, Ten
 
 
 def as_added(x: Tensor, scale: float, mask: Tensor | None) -> Tensor:
-    """What exponentials are taken of, rounded once where a mask is added."""
+    """The argument of the exponentials, rounded once where a mask is added."""
     if mask is None:
         return scale * x.double()
     if mask.dtype is torch.bool:
@@ -141,7 +141,7 @@ def as_added(x: Tensor, scale: float, mask: Tensor | None) -> Tensor:
 
 
 def check(y: Tensor, name: str, t: Tensor, what: object) -> None:
-    """A result beside float64."""
+    """Compares a result with float64."""
     exact = exact_output(name, t)
     dead = t.amax(-1, keepdim=True) == -INF
     exact = exact.masked_fill(dead, NAN)
@@ -159,7 +159,7 @@ def test_builds_are_as_exact_as_their_type(kind: str, build: Callable) -> None:
     name, input, output, mask_dtype = BUILDS[kind]
     types = types_of(input, output, mask_dtype)
     run = build(name, types)
-    # Parts of a warp, a warp, a block, clusters; ragged; and rows for which a block's threads have several vectors.
+    # Lengths for parts of a warp, a warp, a block, clusters; ragged ones; and with several vectors per thread.
     for length in (1, 7, 60, 129, 512, 1030, 4096, 16400, 40000):
         shape = (2, 3, 2, length) if length < 2000 else (1, 1, 2, length)
         x = (torch.randn(shape) * 8).to(input)
@@ -184,7 +184,7 @@ def test_builds_are_as_exact_as_their_type(kind: str, build: Callable) -> None:
 
 @pytest.mark.parametrize("kind", ["added", "added in 16 bits", "bool", "bool in 16 bits", "converted"])
 def test_long_rows(kind: str, build: Callable) -> None:
-    """Those that threads of a cluster hold many vectors of."""
+    """Rows of which the threads of a cluster hold many vectors each."""
     torch.manual_seed(0)
     name, input, output, mask_dtype = BUILDS[kind]
     run = build(name, types_of(input, output, mask_dtype))
@@ -197,7 +197,7 @@ def test_long_rows(kind: str, build: Callable) -> None:
 
 
 def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:
-    """These a GPU takes one after another."""
+    """A GPU processes such rows one after another."""
     torch.manual_seed(0)
     for kind, shape in (("added", (2, 3, 7, 230_000)), ("bool in 16 bits", (1, 2, 51, 131_072))):
         name, input, output, mask_dtype = BUILDS[kind]
@@ -290,7 +290,7 @@ def test_which_types_there_are() -> None:
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The operators that calls took."""
+    """The operators that calls used."""
     found, operator, operate = [], row_kernels._operator, row_kernels.operate
 
     def plain(name: str, kind: str) -> Callable:
@@ -340,12 +340,12 @@ def test_masks_in_the_pass_of_the_kernels(how: str, device: str, taken: list) ->
 @pytest.mark.parametrize("create_graph", [False, True], ids=["", "differentiable"])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_what_a_mask_leaves_out_has_no_gradient(name: str, create_graph: bool, device: str, taken: list) -> None:
-    """Nor has a row that no element takes part in, whose outputs are NaN."""
+    """Nor does a row in which no element takes part, whose outputs are NaN."""
     torch.manual_seed(0)
     x, dy = torch.randn(2, 300, 1024, device=device)
     mask = torch.rand(300, 1024, device=device) > 0.4
     mask[7] = mask[8, 5] = mask[9, 0] = False
-    dy[8, 5], dy[9, 0] = INF, NAN  # of elements that are left out
+    dy[8, 5], dy[9, 0] = INF, NAN  # at masked-out elements
     function, leaf, wide = getattr(jitact, name), x.clone().requires_grad_(), x.double().requires_grad_()
     y = function(leaf, -1, mask=mask)
     assert taken == [(f"{name}_float32_float32_bool", "forward")] and y[7].isnan().all()
@@ -358,7 +358,7 @@ def test_what_a_mask_leaves_out_has_no_gradient(name: str, create_graph: bool, d
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 @pytest.mark.parametrize("where", ["cpu", SLOWLY, *(["cuda"] if torch.cuda.is_available() else [])])
 def test_gradients_that_masks_hide(where: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """In all rows, and in those alone whose first gradient is not finite, wherever the mask lies."""
+    """In all rows, or only in those whose first gradient is not finite, for every layout of the mask."""
     torch.manual_seed(0)
     types = types_of(dtype, dtype, torch.bool)
     library = emulated_library(tmp_path / "library", "softmax", types.defines()) if where == "emulated" else None
@@ -398,10 +398,10 @@ def test_conversions_in_the_pass_of_the_kernels(device: str, taken: list) -> Non
         torch.testing.assert_close(y.double(), F.log_softmax(scale * x.detach().double(), -1), rtol=1e-6, atol=1e-6)
         exact, sizes = exact_gradient("log_softmax", dy, y.detach())
         assert ((dx.double() - scale * exact).abs() <= scale * (2.0**-8 * sizes + smallest(BF16))).all()
-    x = torch.randn(4100, 2050, device=device).bfloat16()  # results that a CPU writes past its cache
+    x = torch.randn(4100, 2050, device=device).bfloat16()  # large enough for non-temporal stores on a CPU
     torch.testing.assert_close(jitact.log_softmax(x, -1, F32), F.log_softmax(x, -1, dtype=F32))
     taken.clear()
-    turned = x.detach().t().contiguous().t()  # its rows lie across memory
+    turned = x.detach().t().contiguous().t()  # with strided rows
     torch.testing.assert_close(jitact.log_softmax(turned, 0, F32), F.log_softmax(turned, 0, dtype=F32))
     assert taken == [(build, "forward")]
     numbers = torch.randint(-9, 9, (300, 2000), device=device)
@@ -452,7 +452,7 @@ def test_second_gradients_transforms_and_autocast(device: str, taken: list) -> N
         dx, dm = torch.autograd.grad(function(x, mask), (x, mask), dy, create_graph=True)
         found.append([dx, dm, *torch.autograd.grad((dx * ddx).sum() + (dm * dy).sum(), (x, mask, dy))])
     assert taken[0] == ("softmax_float32_float32_float32", "forward")
-    assert all(name == "softmax" for name, _ in taken[1:])  # the plain gradient, of second derivatives, where it is a kernel's
+    assert all(name == "softmax" for name, _ in taken[1:])  # by second derivatives, if a kernel computes the plain gradient
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs)
     taken.clear()

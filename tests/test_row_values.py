@@ -1,4 +1,4 @@
-"""Kernel files of rows that take more than elements and folds: numbers, and tensors with a value for each row."""
+"""Kernel files of rows with operands: numbers, and tensors with a value for each row."""
 
 from __future__ import annotations
 
@@ -89,12 +89,12 @@ def line(x: Tensor, r: Tensor, b: Tensor, dim: int, a: float) -> Tensor:
 def check_gradients(
     record: RowDefinition, x: Tensor, rows: list[Tensor], dim: int, dy: Tensor, y: Tensor, found: tuple, what: object
 ) -> None:
-    """The gradients of an output, beside float64's, in parts of the sizes of their terms."""
+    """The errors of gradients for a given output, relative to the sum of the absolute values of their terms."""
     beside = Beside(tuple(rows), tuple(default for _, default in record.params))
     exact = [record.exact_gradient(dy, y, dim, beside), *record.exact_of_rows(dy, y, dim, beside)]
     rounding = max(GRADIENT.get(x.dtype, 1e-14), 1e-14)
     for k, (gradient, (wanted, sizes)) in enumerate(zip(found, exact, strict=True)):
-        # What there is for each row is summed in float32.
+        # Gradients of row operands are summed in float32.
         bound = 4 * (rounding if k == 0 else min(rounding, 2.0**-22)) * sizes + smallest(x.dtype)
         bound = bound if gradient.dtype is torch.float32 or k == 0 else bound + torch.finfo(gradient.dtype).eps * wanted.abs()
         excess = (gradient.double() - wanted).abs() - bound
@@ -103,7 +103,7 @@ def check_gradients(
 
 @pytest.fixture(params=["kernels", "PyTorch"])
 def computed_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Kernels, as far as they take rows, of which a GPU's leave many; or PyTorch's operators, all."""
+    """Kernels, for the rows that they support (a GPU's do not support many); or PyTorch's operators, for all rows."""
     if request.param == "PyTorch":
         monkeypatch.setattr("jitact.rows.definition.can", lambda *of: False)
     return request.param
@@ -132,7 +132,7 @@ def test_a_learned_sink(dtype: torch.dtype, device: str, computed_by: str) -> No
             assert [each.dtype for each in found] == [dtype] * 2 and found[1].shape == sink.shape
             if save == "output":
                 check_gradients(cls.activation, x, [sink.detach()], dim, dy, y.detach(), found, (t.shape, dim))
-            elif computed_by == "PyTorch" and x.itemsize == 2:  # which has no output rounded, nor narrow exponentials
+            elif computed_by == "PyTorch" and x.itemsize == 2:  # which neither rounds y first nor uses narrow exponentials
                 check_gradients(cls.activation, x, [sink.detach()], dim, dy, expected, found, (t.shape, dim, save))
             else:
                 leaves = [each.detach().double().requires_grad_() for each in (x, sink)]
@@ -189,7 +189,7 @@ def test_kernels_compute_what_they_can(device: str, monkeypatch: pytest.MonkeyPa
         assert asked == ["forward", "backward"]
     y = jitact.sink_softmax(x, sink)
     dx, ds = torch.autograd.grad(y, (x, sink), x.detach() + 1, create_graph=True)
-    assert asked == ["forward", "backward", "forward"]  # what is to be differentiated, PyTorch computes
+    assert asked == ["forward", "backward", "forward"]  # PyTorch computes backward for second derivatives
     again = torch.autograd.grad(dx.square().sum() + ds.square().sum(), (x, sink))
     leaves = [each.detach().double().requires_grad_() for each in (x, sink)]
     wanted = torch.autograd.grad(with_sink(*leaves, -1), leaves, leaves[0].detach() + 1, create_graph=True)
@@ -251,7 +251,7 @@ def test_masks_and_types_beside_values(device: str) -> None:
 
 
 def test_gradients_in_pytorch_are_of_one_form() -> None:
-    """Of the library's activations and of definitions: as ``eager`` takes operands, and in the order of these."""
+    """For the library's activations and definitions: the gradients are in the order in which ``eager`` takes operands."""
     cls = jitact.define("sink_softmax", source=SINK)
     for record in (*TABLE.values(), cls.activation):
         x, *rows = leaves = [torch.randn(size, dtype=torch.float64) for size in ((5, 7), *[(5, 1)] * len(record.rows))]
@@ -264,7 +264,7 @@ def test_gradients_in_pytorch_are_of_one_form() -> None:
 
 
 def test_rows_far_from_0(device: str) -> None:
-    # As rows are that a mask of -1e9 leaves without elements; the sink then has all.
+    # Like rows that a mask of -1e9 masks out completely; the sink then has the whole share.
     jitact.define("log_sink", source=LOG_SINK)
     for shape, dim in (((5, 7), 1), ((3, 1000), 1), ((7, 6), 0)):
         for far in (-1e9, -2e6, 2e6, 3e6):
@@ -292,7 +292,7 @@ def test_far_rows_beside_a_constant() -> None:
 def test_scales_that_kernels_do_not_take() -> None:
     jitact.define("sink_softmax", source=SINK)
     x, sink, dy = torch.randn(4, 6), torch.randn(4, 1), torch.randn(4, 6)
-    x[:, 0].abs_()  # rows of -inf alone are NaN, where the sink beside them would have all
+    x[:, 0].abs_()  # a row of only -inf is NaN, though the sink could have the whole share
     for scale in (0.0, 1e-50, 1e39, float("inf"), float("nan")):
         ours, theirs = ([each.clone().requires_grad_() for each in (x, sink)] for _ in range(2))
         y, expected = jitact.sink_softmax(*ours, scale=scale), with_sink(theirs[0] * scale, theirs[1], 1)
@@ -336,7 +336,7 @@ def test_gradients_of_values_alone_and_of_masks(device: str) -> None:
     sink, other = torch.randn(3, 1, device=device, requires_grad=True), torch.randn(2, 3, 40, device=device)
     added = torch.randn(3, 40, device=device, requires_grad=True)
     for x, given, leaves in (
-        (torch.arange(240, device=device).view(2, 3, 40) % 7, {"dtype": torch.float32}, [sink]),  # which has no gradient itself
+        (torch.arange(240, device=device).view(2, 3, 40) % 7, {"dtype": torch.float32}, [sink]),  # has no gradient
         (other, {"mask": added}, [sink, added]),
         (other.bfloat16(), {"dtype": torch.float32}, [sink]),
     ):
@@ -454,7 +454,7 @@ def test_exports_refuse_them() -> None:
         jitact.export("sink_softmax")
 
 
-# What will not do.
+# Invalid definitions and calls.
 
 
 @pytest.mark.parametrize(
@@ -530,12 +530,12 @@ def test_the_operators_refuse_what_they_cannot_read() -> None:
     assert [operand.name for operand in read_signature(SINK).differentiable] == ["kept", "sink"]
 
 
-# The GPU's code, in threads of the CPU.
+# The GPU's code, emulated.
 
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Tensor]]:
-    """``run(kernel, kind, tensors, rows, numbers, dim, scale)`` gives the result, or the gradients."""
+    """``run(kernel, kind, tensors, rows, numbers, dim, scale)`` returns the result, or the gradients."""
     folder, libraries = folder_of_all(tmp_path_factory), {}
     for name, text in (("sink", LOG_SINK), ("line", LINE)):
         libraries[name] = emulated_library(folder / f"emulated_{name}", text)
@@ -555,8 +555,8 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Ten
     return run
 
 
-# Of parts of a warp, a block, clusters, ragged ones, ones that registers do not hold; rows side by side in one block, in
-# clusters, in shared memory, and that are not held.
+# Rows for parts of a warp, a block, clusters, ragged rows, rows that do not fit in registers; strided rows in one block, in
+# clusters, and that do not fit in registers.
 PLACES = [((5, 8), 1), ((40, 33), 1), ((3, 1000), 1), ((3, 2055), 1), ((2, 16400), 1), ((3, 300_000), 1), ((2, 270_001), 1),
           ((3, 19, 520), 1), ((2, 3, 8), 1), ((1025, 72), 0), ((2, 9000, 16), 1), ((70_000, 2), 0)]  # fmt: skip
 
@@ -588,6 +588,6 @@ def test_what_a_gpu_computes(dtype: torch.dtype, emulated: Callable) -> None:
             wanted, sizes = record.exact_gradient(dy, exact, dim, beside)
             assert ((dx.double() / -0.5 - wanted).abs() <= 4 * max(GRADIENT[dtype], 1e-5) * sizes + smallest(dtype)).all(), what
             for gradient, (wanted, sizes) in zip(of_rows, record.exact_of_rows(dy, exact, dim, beside), strict=True):
-                # Weights of 16-bit types are exact to 2^-11 or so, and all of a row off by as much alike.
+                # Weights of 16-bit types have errors of about 2^-11, which may be the same for a whole row.
                 rough = 2.0**-9 if dtype is not torch.float32 else 1e-5
                 assert ((gradient.double() - wanted).abs() <= rough * sizes).all(), what

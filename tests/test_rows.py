@@ -1,5 +1,5 @@
-"""Softmax and its kin: what the kernels compute, on a CPU, on a GPU and as the GPU's code in threads of the CPU; which calls
-they take; and what PyTorch's functions do, everywhere."""
+"""Softmax and its relatives: what the kernels compute, on a CPU, on a GPU and with the GPU's code emulated; which calls they
+are used for; and that all calls behave as PyTorch's functions."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ Operator = Callable[..., Tensor]
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ctypes.CDLL]:
-    """``library(name)``: the GPU's code, which runs each thread of a cluster in turns that are shuffled."""
+    """``library(name)``: the emulated GPU code, which runs the threads of a cluster in shuffled order."""
     folder = folder_of_all(tmp_path_factory)
     return functools.cache(lambda name: emulated_library(folder / f"emulated_{name}", name))
 
 
 @pytest.fixture(scope="module")
 def emulated(library: Callable[[str], ctypes.CDLL]) -> Callable[[str, str], Operator]:
-    """The same as operators."""
+    """The same, as operators."""
 
     def operator(name: str, kind: str) -> Operator:
         def run(*tensors_and_numbers: object) -> Tensor:
@@ -65,7 +65,7 @@ def emulated(library: Callable[[str], ctypes.CDLL]) -> Callable[[str, str], Oper
 
 
 PLACES = ["emulated", "cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-# Where, what and in which type, for tests that take long emulated: a case in 32 bits and one in 16; the others by -m slow.
+# Devices, kernels and dtypes for tests that are slow when emulated: one 32-bit and one 16-bit case; the others with -m slow.
 EVERYWHERE = [
     (SLOW if place == "emulated" and (name, dtype) not in (("softmax", F32), ("log_softmax", BF16)) else pytest.param)(
         place, name, dtype, id=f"{place}-{name}-{dtype}"
@@ -78,7 +78,7 @@ EVERYWHERE = [
 
 @pytest.fixture(params=PLACES)
 def operator(request: pytest.FixtureRequest) -> Callable[[str, str], Operator]:
-    """``operator(name, kind)``, of tensors on a CPU, wherever it runs them."""
+    """``operator(name, kind)``, which takes and returns CPU tensors wherever it runs."""
     if request.param == "emulated":
         return request.getfixturevalue("emulated")
 
@@ -95,7 +95,7 @@ def fits(dtype: torch.dtype, length: int) -> bool:
 
 
 def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float = 1.0, what: object = "") -> None:
-    """Forward, and both kinds of backward, against float64."""
+    """Compares forward and both kinds of backward with float64."""
     dtype, t = x.dtype, scale * x.double()
     y = operator(name, "forward")(x, dim, scale)
     errors = ulp_error(y, exact_output(name, t, dim), dtype)
@@ -103,7 +103,7 @@ def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float 
     dy = torch.randn_like(x)
     for kind, kept, known, times in (
         ("backward_from_output", y, y, 1),
-        ("backward", x, exact_output(name, t, dim), 2 if dtype is torch.float32 else 1),  # the output is rounded, too
+        ("backward", x, exact_output(name, t, dim), 2 if dtype is torch.float32 else 1),  # includes the rounding of the output
     ):
         exact, sizes = exact_gradient(name, dy, known, dim)
         dx = operator(name, kind)(dy, kept, dim, scale).double() / scale
@@ -113,7 +113,7 @@ def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float 
 
 # The kernels.
 
-# Of one thread, of part of a warp, a warp, some warps, a block, and clusters; a vector more and less.
+# Lengths for one thread, part of a warp, a warp, some warps, a block, and clusters; and a vector more and less.
 LENGTHS = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 30, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 257, 300, 512, 1000, 1025, 2048,
            2055, 4090, 4100, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
 
@@ -124,9 +124,9 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
     for length in LENGTHS:
         if not fits(dtype, length):
             continue
-        # By other numbers than powers of two, the product is rounded, which comes on top.
+        # For scales that are not powers of two, the rounding of the product is another error.
         for spread, scale in ((1, 1.0), (8, 0.25), (30, -1.0)) if length < 400 else ((8, 1.0),):
-            count = max(5 if length < 20000 else 3, 1200 // length)  # several for each thread
+            count = max(5 if length < 20000 else 3, 1200 // length)  # several rows per thread
             x = (torch.randn(count, length) * spread / abs(scale)).to(dtype)
             check(operator, name, x, scale=scale, what=(length, spread))
 
@@ -134,7 +134,7 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
 def test_threads_hold_many_elements_of_long_rows(name: str, dtype: torch.dtype, operator: Callable) -> None:
     torch.manual_seed(0)
-    for vectors in (33_001, 50_000, 70_000) if fits(dtype, 1 << 20) else ():  # of the fewest threads, and of twice as many
+    for vectors in (33_001, 50_000, 70_000) if fits(dtype, 1 << 20) else ():  # smallest blocks, and twice as large
         for length in (16 // dtype.itemsize * vectors, 16 // dtype.itemsize * vectors - 3):
             x = (torch.randn(2, length) * 8).to(dtype)
             y = operator(name, "forward")(x, -1, -0.5)
@@ -142,8 +142,8 @@ def test_threads_hold_many_elements_of_long_rows(name: str, dtype: torch.dtype, 
             assert errors.max() <= ULP[dtype], (length, errors.max())
 
 
-# Rows side by side: in one block, of 128 words side by side to a line, and in clusters; planes that share a tile; words that
-# lie in shared memory, and that are not held.
+# Strided rows: in one block, of tiles from 128 words wide to a cache line, and in clusters; planes that share a tile; rows that
+# are too long to be held in registers.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),
           ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0),
           ((8300, 264), 0))  # fmt: skip
@@ -158,11 +158,11 @@ def test_kernels_walk_rows_that_lie_across_memory(name: str, dtype: torch.dtype,
             check(operator, name, (torch.randn(shape) * 8).to(dtype), dim, scale=-0.5, what=(shape, dim))
     for length in (500, 4500, 70_000):
         if length <= 256 or fits(dtype, 1 << 20):
-            few = torch.full((length, 2), -20.0, dtype=dtype)  # whose sum decides, and each addition of which is rounded alike
+            few = torch.full((length, 2), -20.0, dtype=dtype)  # they decide the sum; all errors have one sign
             few[7] = 0
             y = operator(name, "forward")(few, 0, 1.0)
             assert ulp_error(y, exact_output(name, few, 0), dtype).max() <= ULP[dtype], length
-    if fits(dtype, 1 << 20):  # rows that are not held, and have to be read once more
+    if fits(dtype, 1 << 20):  # rows that are not held in registers, and are read twice
         x = torch.randn(70_000, 4) * 8
         x[::7, 0] += 6e4
         x[5, 1], x[9, 3] = NAN, INF
@@ -221,7 +221,7 @@ def test_elements_that_a_scale_rounds_by_more_than_their_distance(name: str, ope
             continue
         for scale in (0.3, -2.5):
             rows = torch.full((4, shape[dim]), 1e37)
-            rows[:2, 1], rows[2], rows[3] = 5e36, -1e38, 7e8  # all of a row that is masked, often
+            rows[:2, 1], rows[2], rows[3] = 5e36, -1e38, 7e8  # like rows that a large negative additive mask masks out
             x = (rows if dim == 1 else rows.t()).contiguous()
             y, exact = operator(name, "forward")(x, dim, scale), getattr(F, name)(scale * x, dim)
             torch.testing.assert_close(y, exact, rtol=1e-5, atol=0, msg=f"{shape} {scale}")
@@ -244,7 +244,7 @@ def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, ope
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_row_is_the_same_in_a_wide_and_in_a_narrow_tensor(dtype: torch.dtype, operator: Callable) -> None:
-    for length in (300, 5000, 9000):  # of a block, of a cluster, and of strips
+    for length in (300, 5000, 9000):  # for a block, a cluster, and strips
         y, dy = torch.rand(length, 34).to(dtype), torch.randn(length, 34).to(dtype)
         for name in KERNELS:
             run = operator(name, "backward_from_output")
@@ -252,12 +252,12 @@ def test_a_row_is_the_same_in_a_wide_and_in_a_narrow_tensor(dtype: torch.dtype, 
             assert torch.equal(run(dy, y, 0, 1.0)[:, 32:], run(*narrow, 0, 1.0)), (name, length)
 
 
-# Rows that registers do not hold, which are folded chunk by chunk, beside peaks that rise from one to the next.
+# Rows that do not fit in registers, which are folded by chunks, relative to a running peak.
 
 
 @pytest.fixture(params=["emulated", *(["cuda"] if torch.cuda.is_available() else [])])
 def in_chunks(request: pytest.FixtureRequest, library: Callable[[str], ctypes.CDLL]) -> Callable[[str, str], Operator]:
-    """``operator(name, kind)`` of rows that are long, or walked over as if they were by clusters of ``threads`` and blocks."""
+    """``operator(name, kind)`` for long rows, or for rows processed as if long, by clusters of blocks of ``threads``."""
 
     def on_gpu(name: str, kind: str) -> Operator:
         run = row_kernels._operator(name, kind)
@@ -283,7 +283,7 @@ FAR = (2.0**19, -(2.0**19), -0.75 * 2**20, 2.0**20, -(2.0**20), 3e6, -3.3e38)
 
 
 def uneven_rows(length: int) -> dict[str, Tensor]:
-    """Rows whose chunks, and threads, have peaks that are far apart, and rows that are far from 0 or not finite."""
+    """Rows in which chunks and threads have very different peaks, and rows that are far from 0 or not finite."""
     i, around = torch.arange(length), torch.randn(length, dtype=torch.float64)
     third, few = i * 3 // length, i // 8 % 7 == 0
     rows = {"wide": around * 8, "very wide": around * 30}
@@ -309,7 +309,7 @@ def uneven_rows(length: int) -> dict[str, Tensor]:
 
 
 def check_uneven(in_chunks: Callable, name: str, x: Tensor, names: list[str], scale: float, **shape: int) -> None:
-    """Forward against float64, and both kinds of backward where that is finite."""
+    """Compares forward with float64, and both kinds of backward where that is finite."""
     dtype, t = x.dtype, scale * x.double()
     y, known, exact = in_chunks(name, "forward")(x, -1, scale, **shape), exact_output(name, t), getattr(F, name)(t, -1)
     assert torch.equal(y.isnan(), exact.isnan())
@@ -328,7 +328,7 @@ def check_uneven(in_chunks: Callable, name: str, x: Tensor, names: list[str], sc
 
 
 @pytest.mark.parametrize(("name", "dtype"), [
-    ("log_softmax", torch.bfloat16),  # float32 in the test below, too
+    ("log_softmax", torch.bfloat16),  # the test below also has float32
     (pytest.param if torch.cuda.is_available() else SLOW)("softmax", torch.float32),
     SLOW("softmax", torch.float16),
     SLOW("softmax", torch.bfloat16),
@@ -341,11 +341,11 @@ def test_long_rows_are_folded_as_they_come(
     torch.manual_seed(0)
     on_gpu = request.node.callspec.params["in_chunks"] == "cuda"
     length = (262_144 if on_gpu else 8200) * 4 // dtype.itemsize
-    for more, scale in ((8, 1.0), (6, -0.5)):  # of whole vectors, and not
+    for more, scale in ((8, 1.0), (6, -0.5)):  # of whole vectors, and ragged
         rows = uneven_rows(length + more)
         names, x = [*rows], (torch.stack([*rows.values()]) / scale).to(dtype)
         check_uneven(in_chunks, name, x, names, scale)
-        if more == 8:  # else rows would begin elsewhere in vectors
+        if more == 8:  # only then do rows keep their alignment
             run, other = in_chunks(name, "forward"), torch.randperm(len(x))
             assert torch.equal(run(x[other], -1, scale).nan_to_num(7), run(x, -1, scale)[other].nan_to_num(7))
 
@@ -397,7 +397,7 @@ def test_rows_of_400000(seed: int) -> None:
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_gradient_that_is_next_to_nothing(dtype: torch.dtype, operator: Callable) -> None:
-    """Where what comes in is 0, a gradient of log_softmax is e^y times a sum, down to the smallest normal number."""
+    """Where dy is 0, the gradient of log_softmax is e^y times a sum, down to the smallest normal number."""
     x = torch.linspace(0, -92, 64).expand(3, 64).to(dtype).contiguous()
     y, dy = operator("log_softmax", "forward")(x, -1, 1.0), torch.zeros_like(x)
     dy[:, 0] = 3.0
@@ -439,12 +439,12 @@ def test_limits_of_gpus_are_those_of_the_device_code() -> None:
         assert stated[name] == value, name
 
 
-# Which calls go to them.
+# Which calls the kernels compute.
 
 
 @pytest.fixture
 def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
-    """The operators that calls took."""
+    """The operators that calls used."""
     found, operator = [], row_kernels._operator
 
     def counted(name: str, kind: str):
@@ -463,7 +463,7 @@ def test_calls_that_kernels_take_on_a_cpu(name: str, taken: list, monkeypatch: p
     both = [(kernel, "forward"), (kernel, "backward_from_output")]
     for x, dim, expected in (
         (torch.randn(1024, 513), -1, both),
-        (torch.randn(400, 600, dtype=torch.float32).t()[None], 1, []),  # 1 MB, across
+        (torch.randn(400, 600, dtype=torch.float32).t()[None], 1, []),  # 1 MB, strided rows
         (torch.randn(3, 100, 2000).transpose(1, 2), 1, both),
         (torch.randn(500, 1024).bfloat16(), 1, []),
         (torch.randn(600, 1024).bfloat16(), 1, both[:1]),
@@ -509,7 +509,7 @@ def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
         (dx,) = torch.autograd.grad(y, x, dy)
         assert taken == expected, (dtype, n)
         torch.testing.assert_close(y, getattr(F, name)(x.detach().double(), 2).to(dtype))
-        if not taken:  # then it is PyTorch's
+        if not taken:  # then PyTorch computes it
             assert torch.equal(dx, torch.autograd.grad(getattr(F, name)(x, 2), x, dy)[0])
             continue
         exact, sizes = exact_gradient(kernel, dy, y.detach(), 2)
@@ -520,7 +520,7 @@ def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
 def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     for clusters, dtype, length, tensors, expected in (
         (True, torch.float32, 393216, 2, True),
-        (True, torch.float32, 393215, 2, False),  # touches a vector more
+        (True, torch.float32, 393215, 2, False),  # spans a vector more
         (True, torch.float32, 393210, 2, True),
         (True, torch.float32, 786432, 1, True),
         (True, torch.bfloat16, 786431, 2, False),
@@ -541,9 +541,9 @@ def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch)
         (True, torch.float32, (8192, 8192), 0, 2, True),
         (True, torch.bfloat16, (2, 8, 64, 8), 1, 1, True),
         (True, torch.bfloat16, (2, 7, 64, 8), 1, 1, False),  # too short
-        (True, torch.bfloat16, (64, 8, 8), 1, 1, False),  # too little
+        (True, torch.bfloat16, (64, 8, 8), 1, 1, False),  # too few elements
         (True, torch.float32, (64, 1021), 0, 1, True),
-        (True, torch.bfloat16, (64, 1021), 0, 1, False),  # two columns in a word, of which one is of the next row of memory
+        (True, torch.bfloat16, (64, 1021), 0, 1, False),  # a word would hold columns of two different rows of memory
         (True, torch.float32, (400_000, 8), 0, 2, True),
         (False, torch.float32, (256, 8), 0, 1, True),
         (False, torch.float32, (256, 8), 0, 2, False),
@@ -581,7 +581,7 @@ def test_second_gradients_of_the_kernels(name: str, device: str, taken: list, mo
     assert taken or not row_kernels._has_vectors()
 
 
-# Everywhere.
+# Behaviour on every device and path.
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,4 +1,4 @@
-"""Kills builds at random moments, and has many processes ask for one build at once. Everything here is real.
+"""Kills builds at random moments, and has many processes request one build at the same time. Nothing is mocked.
 
 Processes are forked from this one, which has imported torch and run nothing, so an attempt costs no start of Python.
 """
@@ -36,7 +36,7 @@ _TIME_LIMIT = 300.0  # seconds that one attempt may take
 
 
 class Torture:
-    """A cache folder to torture, which becomes this process's."""
+    """A new cache folder, which becomes this process's, and the attempts to break it."""
 
     def __init__(self, folder: Path, *, small: bool = False, seed: int = 0) -> None:
         """Sets up a new folder.
@@ -60,7 +60,7 @@ class Torture:
                 (source.DEVICE / name).write_text(text)
 
     def crowd(self, processes: int, threads: int) -> tuple[int, int, float]:
-        """Has all threads of all processes ask for one build at the same moment.
+        """Has all threads of all processes request one build at the same moment.
 
         Returns:
             how many builds were made, how many processes got none or a wrong one, and the seconds that it took.
@@ -117,13 +117,13 @@ class Torture:
                 problems.append(f"attempt {attempt} left processes behind: {left}")
             else:
                 recovered += 1
-        _wait(_fork(lambda: self._use(kills + 2)))  # a last build, which clears up after the last killed one
+        _wait(_fork(lambda: self._use(kills + 2)))  # a last build, which cleans up after the last killed one
         problems += [f"{entry.folder.name}: {entry.problem}" for entry in cache.entries(self.cache) if entry.problem]
         problems += [f"left behind: {folder}" for folder in (self.cache / ".staging").iterdir()]
         return recovered, moments, problems
 
     def _source(self, attempt: int) -> KernelSource:
-        """A kernel that no other attempt builds."""
+        """A kernel that is different for each attempt."""
         text = _STAND_IN_KERNEL.format(attempt=attempt) if self.small else f"{self._text}// attempt {attempt}\n"
         return KernelSource("softsign", text, "torture.cu")
 
@@ -143,7 +143,7 @@ class Torture:
         assert torch.allclose(y, x / (1 + x.abs())), y
 
     def _measure(self, attempt: int) -> tuple[float, int]:
-        """Seconds and steps of a whole build."""
+        """The seconds and steps of a complete build."""
         counter, count = os.pipe()
 
         def build_and_count() -> None:
@@ -160,7 +160,7 @@ class Torture:
         return seconds, steps
 
     def _use_until(self, attempt: int, last: int) -> None:
-        """Builds, and kills itself at a step of its own, as in the middle of publishing."""
+        """Builds, and kills itself at a given step, for example in the middle of publishing."""
         steps = 0
 
         def hook(event: str, arguments: tuple) -> None:
@@ -174,7 +174,7 @@ class Torture:
         self._use(attempt)
 
     def _is_step(self, event: str, arguments: tuple) -> bool:
-        """Whether an event of Python's auditing starts a process or does something to the cache."""
+        """Whether an audit event starts a process or changes the cache."""
         return event == "subprocess.Popen" or any(str(self.cache) in str(a) for a in arguments if isinstance(a, (str, Path)))
 
     def _state(self, attempt: int) -> str:
@@ -192,7 +192,7 @@ class Torture:
         return "linking" if objects and objects == sources else "compiling" if sources else "preparing"
 
     def _still_running(self) -> list[str]:
-        """Processes that work in the cache."""
+        """The processes that work in the cache."""
         found = []
         for process in filter(str.isdigit, os.listdir("/proc")):
             try:
@@ -224,7 +224,7 @@ def _failure(function: Callable[[], None]) -> BaseException | None:
 
 
 def _fork(function: Callable[[], None]) -> int:
-    """A child that runs ``function``; its process id."""
+    """Forks a child that runs ``function``; returns its process id."""
     sys.stdout.flush()
     child = os.fork()
     if child:
