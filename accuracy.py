@@ -43,11 +43,11 @@ from jitact.registry import REGISTRY
 __all__ = ["Error", "broken_rules", "every_16bit_value", "measure", "sample", "ulp_error"]
 
 
-Errors = dict[str, Error]  # "forward", "gradient" and, for save="output", "gradient of y": as a function of the y that was kept
+Errors = dict[str, Error]  # keys "forward", "gradient" and, for save="output", "gradient of y", relative to that at the saved y
 
 
 def pieces(dtype: torch.dtype, device: torch.device) -> Iterator[Tensor]:
-    """Every finite value of a type, a piece at a time; :func:`sample` of it where that would take too long."""
+    """Every finite value of a type, in pieces; or :func:`sample` if that would take too long."""
     if dtype is torch.float32 and device.type == "cuda":
         for start in range(-(2**31), 2**31, 2**26):
             yield fp32_values(device, 1, start, start + 2**26)
@@ -73,7 +73,7 @@ def measure(
             continue
         exact = exact or exact_function(cls().to(x.device, dtype), dtype)
         y, dx = value_and_gradient(exact, x.double())
-        tiny = torch.finfo(dtype).tiny if dtype.itemsize > 2 else 0.0  # of 32 and 64 bits, normal results are judged
+        tiny = torch.finfo(dtype).tiny if dtype.itemsize > 2 else 0.0  # subnormal float32 and float64 results are not judged
         for name, module in subjects.items():
             own_y, own_dx = value_and_gradient(module, x)
             found = errors[name]
@@ -92,14 +92,14 @@ def measure(
 def broken_rules(
     cls: type[ActivationModule], save: str, dtype: torch.dtype, errors: Errors, peer: Errors | None = None
 ) -> list[str]:
-    """What of the bounds does not hold, in words; empty if all is well.
+    """Descriptions of the bounds that are exceeded; empty if all hold.
 
     Args:
         cls: the activation.
-        save: what its backward kept.
+        save: what was kept for backward.
         dtype: of the results.
-        errors: what :func:`measure` found for it.
-        peer: what it found for PyTorch's own on every input, to hold fp32 and sigmoid's and tanh's gradient against.
+        errors: the result of :func:`measure` for it.
+        peer: the result for PyTorch's own on every input, a bound of fp32 forward and of gradients of kept outputs.
     """
     bound, rules = BOUNDS[dtype], []
     kinds = {"forward": bound.forward, "gradient of y" if save == "output" else "gradient": bound.gradient}
@@ -115,7 +115,7 @@ def broken_rules(
         rules.append(
             f"forward off by {figure(forward.ulp)} ulp at x = {forward.at!r}, PyTorch by {figure(peer['forward'].ulp)}"
         )
-    keeps_its_output = save == "output" and cls.activation.saves[0] == "output"  # as PyTorch's does then
+    keeps_its_output = save == "output" and cls.activation.saves[0] == "output"  # PyTorch keeps the output of these too
     if peer and keeps_its_output and errors["gradient"].ulp > peer["gradient"].ulp + bound.gradient:
         own, other = figure(errors["gradient"].ulp), figure(peer["gradient"].ulp)
         rules.append(f"gradient off by {own} ulp at x = {errors['gradient'].at!r}, PyTorch by {other}")
@@ -123,7 +123,7 @@ def broken_rules(
 
 
 def supports(module: nn.Module, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether a module of PyTorch's works for a dtype on a device."""
+    """Whether a PyTorch module supports a dtype on a device."""
     try:
         value_and_gradient(module, torch.ones(2, dtype=dtype, device=device))
     except RuntimeError:
@@ -134,12 +134,12 @@ def supports(module: nn.Module, dtype: torch.dtype, device: torch.device) -> boo
 def measure_pairs(
     record: Activation, subjects: dict[str, nn.Module], values: Iterator[tuple[Tensor, Tensor, Tensor]]
 ) -> dict[str, Errors]:
-    """The errors of several modules that should all compute a gated activation with its default numbers.
+    """The errors of several modules that should all compute a gated activation with its default parameters.
 
     Args:
         record: of the activation.
         subjects: modules of two tensors, in the order of the halves, by a name of the caller's choice.
-        values: gates, what they multiply, and gradients that come in.
+        values: gates, ups and incoming gradients.
     """
     errors: dict[str, Errors] = {name: {"forward": Error(), "gradient": Error()} for name in subjects}
     for gate, up, dy in values:
@@ -153,7 +153,7 @@ def measure_pairs(
 
 
 def gated_rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
-    """:func:`rows_of` a gated activation."""
+    """:func:`rows_of` for a gated activation."""
     cls = REGISTRY[name]
     halves = _Halves(cls.Model()) if cls.activation.module else cls.Model()
     subjects = {"torch": halves, "ours": cls()} | ({"fast": cls(fast_math=True)} if fast_math else {})
@@ -176,7 +176,7 @@ def gated_rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math
 
 
 class _Halves(nn.Module):
-    """PyTorch's module of one tensor, of its halves."""
+    """Calls a PyTorch module that takes one tensor with its two halves."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ class _Halves(nn.Module):
 
 
 def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool) -> Iterator[dict]:
-    """What the tool finds for an activation and a dtype: a row for everything that backward can keep."""
+    """The results for an activation and a dtype: a row for each choice of ``save``, and for fast_math if asked for."""
     of_rows = registry.of_rows(name)
     if of_rows:
         yield from row_accuracy.rows_of(of_rows.activation, dtype, device)
@@ -204,7 +204,7 @@ def rows_of(name: str, dtype: torch.dtype, device: torch.device, fast_math: bool
     try:
         subjects |= {str(each): cls(**each).to(device, dtype).eval() for each in options}
         errors = measure(cls, subjects, dtype, pieces(dtype, device))
-    except Exception as error:  # a kernel that does not compile or run is one of the things to report
+    except Exception as error:  # kernels that do not compile or run are reported
         yield {"name": name, "dtype": dtype_name(dtype), "broken": [first_line(error)]}
         return
     theirs = errors.get("torch")
@@ -227,7 +227,7 @@ COLUMNS = ("forward, worst", "above", "PyTorch's", "gradient, worst", "PyTorch's
 
 
 def describe_row(row: dict) -> str:
-    """A row in a line, then one for each rule it breaks."""
+    """A row as a line, followed by a line for each exceeded bound."""
     line = f"{row['name']:16}{row['dtype']:6}{'fast_math' if row.get('fast_math') else row.get('save', ''):8}"
     for kind in ("forward", "gradient") if "ours" in row else ():
         own, other = row["ours"][kind], row["torch"] and row["torch"][kind]
@@ -263,11 +263,11 @@ def _main(arguments: list[str] | None, prog: str) -> int:
             for row in rows_of(name, dtype, args.device, args.fast_math):
                 results["rows"].append(row)
                 say(describe_row(row))
-    if results["stopped"] and usual_place:  # which is for whole runs
+    if results["stopped"] and usual_place:  # the default file is for complete runs
         args.json = args.json.with_suffix(".part.json")
     own = len(results["rows"])
     broken = {row["name"] for row in results["rows"] if row["broken"]}
-    results = with_kept(results, args.json, ("device", "torch"))  # errors of another version stand until they are measured
+    results = with_kept(results, args.json, ("device", "torch"))  # errors of other jitact versions are kept until remeasured
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")

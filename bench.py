@@ -1,8 +1,8 @@
-"""Correctness, speed and memory of every activation beside PyTorch's: ``python bench.py``, or ``jitact bench``.
+"""Correctness, speed and memory of every activation compared with PyTorch's: ``python bench.py``, or ``jitact bench``.
 
 Each activation and dtype is first compared with float64; wrong ones are not timed. Then forward (without autograd), forward +
-save (with autograd) and backward are timed, alternating with PyTorch's; the medians are reported. The floor of each is the time
-to move the fewest bytes that it needs at the ceiling, the best bandwidth that torch or jitact reached in the same run with as
+save (with autograd) and backward are timed in alternation with PyTorch's, and the medians are reported. The floor of each is
+its minimum memory traffic over the ceiling, which is the best bandwidth that torch or jitact reached in the same run with as
 many reads and writes. Bytes kept for backward are those that autograd's saved-tensor hooks see, per element. Gated activations,
 given as two tensors and as one that holds both, have a table of their own after the others, in the form of ``--operands``.
 """
@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def not_this_one() -> str | None:
-    """Why ``import jitact`` does not bring the package that this file is of, if so."""
+    """Why ``import jitact`` does not find the package that contains this file; None if it does."""
     found, install = find_spec("jitact"), f"pip install -e {shlex.quote(str(HERE))}"
     if found is None or found.origin is None:
         return f"there is no package jitact: {install}"
@@ -33,7 +33,7 @@ def not_this_one() -> str | None:
 
 
 if __name__ == "__main__":
-    # This folder is the inside of a package: on the path, where `python bench.py` puts it, it would hide others' `kernels`.
+    # `python bench.py` puts this folder, the inside of a package, on the path, where it would hide other `kernels` packages.
     sys.path[:] = [folder for folder in sys.path if Path(folder).resolve() != HERE]
     if trouble := not_this_one():
         print(f"bench.py: {trouble}", file=sys.stderr)
@@ -48,14 +48,14 @@ from jitact.measuring.commandline import Parser, exit_code, keeping, machine, sa
 from jitact.measuring.first_calls import first_use
 from jitact.registry import REGISTRY
 
-LEAST_COPIES = 6  # tensors of the full size alive at once without peers, which do without a row if memory is short
+LEAST_COPIES = 6  # tensors of the full size alive at once without peers, which are left out of a row if memory is short
 DTYPES = {"cuda": [torch.float32, torch.bfloat16, torch.float16], "cpu": [torch.float32, torch.bfloat16]}
 
 
 def operands(
     parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype], names: list[str] | None = None
 ) -> dict[str, Any]:
-    """``--operands``, and gated activations: measures all cases of the names that are given, or chosen, and returns results."""
+    """``--operands``, and gated activations: measures all cases of ``names``, or of the command line's, and returns results."""
     chosen = operand_cases.of_activations(names or args.names)
     if not chosen:
         parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
@@ -63,7 +63,7 @@ def operands(
 
 
 def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
-    """Writes results to a file, if there is to be one. Returns them with the lines that were in it and are not measured now."""
+    """Merges results with the rows in a file that were not measured again, writes the file if one is given, and returns all."""
     both = with_kept(results, path)
     if "rows" in both:
         both["geometric_means"] = report.geometric_means(both["rows"])
@@ -73,12 +73,12 @@ def written(results: dict[str, Any], path: Path | None) -> dict[str, Any]:
 
 
 def wrong_in(rows: list[report.Entry]) -> set[str]:
-    """The names of those rows of results that say that something is wrong."""
+    """The names in the rows that report something wrong."""
     return {row["name"] for row in rows if row.get("wrong")}
 
 
 def operands_alone(parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype]) -> int:
-    """``--operands``, or gated activations without others. Returns the exit code: 1 if a line is wrong."""
+    """``--operands``, or gated activations only. Returns the exit code: 1 if a line is wrong."""
     if args.html or args.plot:
         parser.error("--html and --plot show elementwise activations, and none is to be measured")
     results = operands(parser, args, dtypes)
@@ -91,7 +91,7 @@ def operands_alone(parser: Parser, args: argparse.Namespace, dtypes: list[torch.
 def activations(
     parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype], elementwise: list[str], gated: list[str]
 ) -> int:
-    """Elementwise activations, and perhaps gated ones after them. Returns the exit code: 1 if one is wrong."""
+    """Elementwise activations, followed by gated ones if there are any. Returns the exit code: 1 if one is wrong."""
     peers = ["eager", *(peer for peer in ("compile", "exported") if getattr(args, peer))]
     if args.shape:
         needed, memory = (
@@ -146,7 +146,7 @@ def blocks_of_models(parser: Parser, args: argparse.Namespace) -> int:
 
 
 def total_memory(device: torch.device) -> int:
-    """Bytes of memory of a device."""
+    """The memory of a device in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -169,7 +169,7 @@ def main(arguments: list[str] | None = None, prog: str = "bench.py") -> int:
 
 
 def _main(arguments: list[str] | None, prog: str) -> int:
-    # Tensors of many sizes come and go here, each a good part of the memory: none of it may be lost between them.
+    # Large tensors of many sizes are allocated and freed: expandable segments avoid fragmentation.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = _parser(prog)
     args = parser.parse(arguments, formulas=operand_cases.FORMULAS)

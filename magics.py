@@ -1,4 +1,4 @@
-"""What ``%load_ext jitact`` adds to IPython and Jupyter: a cell magic, completion of names, and a display of classes."""
+"""The IPython extension, ``%load_ext jitact``: a cell magic, completion of activation names, and the display of classes."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ CURVE = (-4.0, 4.0, 161)  # the x axis of a class's plot: its ends, and the numb
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """What ``%load_ext jitact`` runs."""
+    """Registers the extension; called by ``%load_ext jitact``."""
 
     def activation(line: str, cell: str) -> type[ActivationModule]:
         return _activation(ipython, line, cell)
 
-    activation.__doc__ = _activation.__doc__  # what %%activation? shows
+    activation.__doc__ = _activation.__doc__  # shown by %%activation?
     ipython.register_magic_function(activation, "cell", "activation")
     ipython.display_formatter.formatters["text/html"].for_type(type, _html)
     plain = ipython.display_formatter.formatters["text/plain"]
@@ -73,7 +73,7 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
         raise UsageError(f"usage: %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
         cls = _define(words[0], *_arguments(words[0], line), cell)
-        load(cls.activation.source)  # compiled here, where its source is in sight
+        load(cls.activation.source)  # compiled now, so that errors appear below the cell with the source
     except (ValueError, TypeError, BuildError) as error:
         raise UsageError(str(error)) from None
     ipython.push({cls.activation.title: cls})
@@ -83,10 +83,10 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
 
 
 def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, float | Channel | Row]]:
-    """What a line says of operands: the list of tensors, if there is one, and parameters, channel and row operands.
+    """The arguments of a magic line: the ``operands=`` list, if given, and the parameters, channel and row operands.
 
     Raises:
-        ValueError: one cannot be a parameter, is there twice, or has no default that one can have.
+        ValueError: a name is invalid or occurs twice, or a default is invalid.
     """
     given: dict[str, str] = {}
     for param, value in ARGUMENT.findall(line):
@@ -98,8 +98,8 @@ def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, 
         try:
             params[param] = read_default(value)
         except ValueError:
-            told = f"{name}: the default of {param} must be a number, got {value!r}; what is learned is a Channel()"
-            raise ValueError(told) from None
+            message = f"{name}: the default of {param} must be a number, got {value!r}; what is learned is a Channel()"
+            raise ValueError(message) from None
     declared(name, params)
     return None if listed is None else tuple(listed.split(",")), params
 
@@ -127,7 +127,7 @@ NAME_EXPECTED = re.compile(
 
 
 def _complete(line: str, text: str) -> list[str]:
-    """Names of activations where one is expected: ``jitact.get("so``."""
+    """Completions where the name of an activation is expected: ``jitact.get("so``."""
     expected = NAME_EXPECTED.search(line)
     if not expected:
         return []
@@ -153,7 +153,7 @@ def _plain(others: Any, cls: type, printer: Any, cycle: bool) -> None:
 
 
 def _facts(cls: type[ActivationModule]) -> dict[str, str]:
-    """What is to be known of a class, in the order in which it is shown."""
+    """The facts about a class, in the order of display."""
     record = cls.activation
     keeps = {"input": "the input", "output": "the output", "bit": "one bit per element"}
     kept = [keeps[save] for save in record.saves]
@@ -175,7 +175,7 @@ def _learned(record: Activation) -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _rows() -> list[dict]:
-    """What the accuracy tool found, on a GPU if it was run there."""
+    """The rows of the accuracy tool's results, on a GPU if there are any."""
     for device in ("cuda", "cpu"):
         path = RESULTS / f"accuracy-{device}.json"
         if path.is_file():
@@ -184,21 +184,21 @@ def _rows() -> list[dict]:
 
 
 def _measured_errors(record: Activation) -> list[str]:
-    """The worst measured errors of the default by dtype, of forward and gradient."""
+    """The worst measured errors of forward and gradient with the default ``save``, by dtype."""
     rows = [row for row in _rows() if row["name"] == record.name and row.get("save") == record.saves[0]]
     rows = [row for row in rows if "ours" in row and not row["fast_math"]]
     return [f"{row['dtype']} {' / '.join(figure(row['ours'][kind]['ulp']) for kind in KINDS)} ulp" for row in rows]
 
 
 def describe(cls: type[ActivationModule]) -> str:
-    """A class in a few lines of text: formula, parameters, what backward keeps, worst errors."""
+    """A class in a few lines of text: formula, parameters, choices of ``save``, worst errors."""
     record = cls.activation
     lines = [f"{record.title}: {record.equation}"]
     return "\n".join(lines + [f"  {key}: {fact}" for key, fact in _facts(cls).items()])
 
 
 def describe_html(cls: type[ActivationModule]) -> str:
-    """The same as HTML, with a picture of the function and, in a lighter tone, its gradient."""
+    """:func:`describe` as HTML, with a plot of the function and, in a lighter colour, its gradient."""
     record = cls.activation
     left = "style='text-align:left'"
     rows = "".join(f"<tr><th {left}>{escape(key)}</th><td {left}>{escape(fact)}</td></tr>" for key, fact in _facts(cls).items())
@@ -210,9 +210,9 @@ def describe_html(cls: type[ActivationModule]) -> str:
 
 
 def _picture(record: Activation) -> str:
-    """An SVG of the function and its gradient, by the reference, so that nothing need be compiled.
+    """An SVG of the function and its gradient, computed by the reference, so that nothing needs to be compiled.
 
-    Of several operands, by the first, where other elements are 1 and channel operands as in a new module.
+    Several operands: as a function of the first, with 1 for other elements and channel operands as in a new module.
     """
     low, high, points = CURVE
     x = torch.linspace(low, high, points, dtype=torch.float64)
@@ -224,7 +224,7 @@ def _picture(record: Activation) -> str:
     beside = [channels[name] if name in channels else torch.ones_like(x) for name in operands]
     try:
         curves = value_and_gradient(lambda x: curve(record, record.reference, x, [*beside, *params]), x)
-    except Exception:  # a user's reference: no picture is better than no repr
+    except Exception:  # a user's reference may raise anything; the display then has no picture
         return ""
     shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)
     bottom, top = min(float(shown.min()), -0.1), max(float(shown.max()), 0.1)

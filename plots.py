@@ -30,7 +30,7 @@ __all__ = ["plot"]
 Subject = Callable[[Tensor], Callable[[Tensor], Tensor]]
 
 POINTS = 801
-BESIDE = (-1.0, 0.0, 1.0)  # what an element of a row is drawn beside
+BESIDE = (-1.0, 0.0, 1.0)  # the other elements of the row whose first element is plotted
 BINS = 120
 SAMPLE = 2**18
 
@@ -71,7 +71,7 @@ def plot(
         raise ValueError(f"plot() takes low < high, both finite; got low={low}, high={high}")
     if dtype not in DTYPES:
         raise ValueError(f"plot() measures errors in {', '.join(map(str, DTYPES))}; got dtype={dtype!r}")
-    drawn = [_labelled(activation) for activation in activations]  # before there is a figure that an error would leave open
+    drawn = [_labelled(activation) for activation in activations]  # before the figure is opened, as this may raise
     rows = 2 if error else 1
     figure, axes = pyplot.subplots(rows, 2, figsize=(10, 3.6 * rows), sharex=True, squeeze=False, layout="constrained")
     x = torch.linspace(low, high, POINTS, dtype=torch.float64)
@@ -96,7 +96,7 @@ def plot(
     if error:
         _finish_errors(axes[1])
     if "inline" in pyplot.matplotlib.get_backend():
-        pyplot.close(figure)  # a notebook shows what a cell returns; it would show an open figure once more
+        pyplot.close(figure)  # a notebook shows the returned figure; an open one would be shown twice
     return figure
 
 
@@ -109,7 +109,7 @@ def _pyplot():
 
 
 def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]:
-    """The module, or the record of rows, and what the legend calls it."""
+    """The module, or the record of a row activation, and its label in the legend."""
     found = of_rows(activation)
     if found is not None:
         operands = "".join(f", {name} = 1" for name in found.activation.rows)
@@ -121,7 +121,8 @@ def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]
 
 
 def _functions(module: ActivationModule | RowActivation) -> dict[str, tuple[Subject, Subject, Subject]]:
-    """By operand, where there are several: the function for inputs such as it is given, the exact one, and PyTorch's."""
+    """jitact's, the exact and PyTorch's function, each as made for given inputs; keyed by a suffix for the label, which names
+    the operand if there are several."""
     if isinstance(module, RowActivation):
         forms = (
             partial(by_kernel, module),
@@ -144,20 +145,20 @@ def _functions(module: ActivationModule | RowActivation) -> dict[str, tuple[Subj
 
 
 def _ones(record: RowActivation, x: Tensor) -> Beside:
-    """The operands of those rows: 1 for each, and the numbers that are usual."""
+    """The operands of the plotted rows: 1 for each row, and the default parameters."""
     rows = [x.detach().new_ones((*x.shape, 1)) for _ in record.rows]
     return Beside(tuple(rows), tuple(default for _, default in record.params))
 
 
 def _row(x: Tensor) -> Tensor:
-    """Rows that begin with each of ``x``."""
+    """A row for each element of ``x``, beginning with it."""
     return torch.stack([x, *(torch.full_like(x, value) for value in BESIDE)], -1)
 
 
 def _draw_errors(
     axes: list[Axes], functions: list[Callable[[Tensor], Tensor]], x: Tensor, span: tuple[float, float], color: str
 ) -> None:
-    """The largest errors of forward and gradient along x, and PyTorch's."""
+    """Draws the largest errors of forward and gradient along x, jitact's and PyTorch's."""
     own, f, theirs = functions
     exact = value_and_gradient(f, x.double())
     for subject, style, width in ((theirs, "--", 0.8), (own, "-", 1.4)):
@@ -167,7 +168,7 @@ def _draw_errors(
 
 
 def _finish_errors(axes: list[Axes]) -> None:
-    """A logarithmic scale on which 1/2 ulp, the error of correct rounding, is marked."""
+    """Sets a logarithmic scale, and marks 1/2 ulp, the largest error of correct rounding."""
     for ax in axes:
         highest = max(float(torch.as_tensor(line.get_ydata()).nan_to_num().max()) for line in ax.lines)
         ax.axhline(0.5, color="black", linewidth=0.6, zorder=0)
@@ -187,7 +188,7 @@ def _inputs(low: float, high: float, dtype: torch.dtype) -> Tensor:
 
 
 def _largest(x: Tensor, ulp: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:
-    """The largest error within each interval, at the intervals' middles; NaN where there is no input."""
+    """The midpoints of the intervals, and the largest error within each; NaN if an interval has no input."""
     index = ((x.double() - low) / (high - low) * BINS).long().clamp(0, BINS - 1)
     largest = torch.full((BINS,), -1.0, dtype=torch.float64).scatter_reduce(0, index, ulp.double(), "amax")
     middles = low + (torch.arange(BINS) + 0.5) * (high - low) / BINS

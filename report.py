@@ -1,7 +1,7 @@
-"""What is written from results and tables: ``jitact report`` writes all such files of a checkout.
+"""``jitact report``: writes the generated files of a checkout, from results/ and the table of activations.
 
-How results look is in measuring/: ``text`` has what bench.py prints, ``picture`` what it draws, ``page`` its HTML, ``markdown``
-the tables, ``interface`` what jitact offers.
+The formats are in measuring/: ``text`` is bench.py's output, ``picture`` its pictures, ``page`` its HTML, ``markdown`` the
+tables, ``interface`` the public interface.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ WRITTEN: dict[str, Callable[[Path], str]] = {
     "docs/api.md": lambda checkout: interface.api_markdown(),
     "results/headline.svg": current_headline,
 }
-"""The files of a checkout that are written, wholly or in part, and their text; "" where there is nothing to write yet."""
+"""The generated files of a checkout, and the functions of their whole text, which is "" if nothing was measured yet."""
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m jitact.report") -> int:
-    """The command line. Returns the exit code: 2 for bad arguments, and outside a checkout."""
+    """The command line. Returns the exit code: 2 for bad arguments or outside a checkout."""
     parser = CommandParser(prog=prog, description=f"Writes {', '.join(WRITTEN)}, from the table of activations and results/.")
     parser.parse_args(arguments)
     return exit_code(lambda: _write(prog))

@@ -1,1 +1,1 @@
-"""How fast and how exact: errors in ulp, the oracle, ``check``, the tables and pages that show them."""
+"""Measurements of speed and accuracy: errors in ulp, the float64 oracle, ``check``, and the reports of both."""

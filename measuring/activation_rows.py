@@ -1,4 +1,4 @@
-"""Elementwise activations, measured: a row for each and dtype. What is wrong gets no time."""
+"""Measures elementwise activations: a row of results per activation and dtype. Wrong kernels are not timed."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from jitact.registry import REGISTRY
 __all__ = ["check_places", "measure_all"]
 
 GPU_SHAPE, CPU_SHAPE = (4096, 393216), (4096, 4096)
-COPIES = 16  # tensors of the full size alive at once: x, dy, and what ours and the peers make of them
-BUSY = 1.5  # the usual time over the shortest, above which something else was at work
-CPU_SECONDS = 60  # what a run on the CPU may take, roughly
+COPIES = 16  # tensors of the full size alive at once: x, dy, and the outputs and saved tensors of jitact and its peers
+BUSY = 1.5  # median over shortest time, above which other work disturbed the measurement
+CPU_SECONDS = 60  # the approximate limit of a whole run on the CPU
 
 
 def default_shape(dtype: torch.dtype, device: torch.device, rows: int) -> tuple[tuple[int, ...], str]:
-    """The size to measure at, and why it is not the usual one if it is not."""
+    """The shape to measure at, and a remark if it is not the usual one."""
     if device.type == "cuda":
         (batch, dim), room = GPU_SHAPE, torch.cuda.mem_get_info(device)[0] // COPIES
         fits = min(batch, room // (dim * dtype.itemsize))
@@ -47,7 +47,7 @@ def default_shape(dtype: torch.dtype, device: torch.device, rows: int) -> tuple[
 
 
 def traffic(save: str, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
-    """The fewest bytes per element that each direction moves, and the ceiling that holds for it."""
+    """The minimum traffic of each direction in bytes per element, and the access pattern whose bandwidth bounds it."""
     size = dtype.itemsize
     if save == "bit":
         return {"forward": (2 * size, "copy")} | dict.fromkeys(("forward_save", "backward"), (2 * size + 1 / 8, "copy"))
@@ -55,7 +55,7 @@ def traffic(save: str, dtype: torch.dtype) -> dict[str, tuple[float, str]]:
 
 
 def compare(cls: type[ActivationModule], dtype: torch.dtype, device: torch.device) -> tuple[dict[str, dict], list[str]]:
-    """Compares an activation with float64 on a sample of all values. Returns its errors, and what is wrong in words."""
+    """Compares an activation with float64 on a sample of all values. Returns its errors, and descriptions of what is wrong."""
     module = cls().to(device, dtype).eval()
     errors = measure(cls, {"ours": module}, dtype, iter([sample(dtype, device, 65521)]))["ours"]
     wrong = broken_rules(cls, cls.activation.saves[0], dtype, errors)
@@ -73,7 +73,7 @@ def compare(cls: type[ActivationModule], dtype: torch.dtype, device: torch.devic
 
 
 def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
-    """Whether results at the full size stand where they belong: evenly spread elements, and the last ones."""
+    """Checks results at the full size, at evenly spread elements and at the last ones; returns what is wrong."""
     probe = subject.xs[0].flatten()[:4096]
     if not torch.equal(subject.module(probe), subject.module(probe)):
         return []  # random in training
@@ -89,7 +89,7 @@ def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
 
 
 def kept_by(record: Activation) -> str:
-    """What backward of a module keeps: a bit is not enough for the gradient of a weight such as prelu's."""
+    """What a module keeps for backward by default: a bit is not enough for the gradient of a weight such as prelu's."""
     laid, first = record.layout, record.saves[0]
     return "input" if first == "bit" and set(laid.places) - set(laid.from_bit) else first
 
@@ -97,7 +97,7 @@ def kept_by(record: Activation) -> str:
 def measure_row(
     cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor], rates: dict[str, dict[str, float]], peers: list[str]
 ) -> Entry:
-    """One activation and dtype: a row of the results. What is wrong gets no time."""
+    """A row of the results: one activation and dtype. It is not timed if it is wrong."""
     x, dtype, device, save = xs[0], xs[0].dtype, xs[0].device, kept_by(cls.activation)
     release(device)
     row: Entry = {"name": cls.activation.name, "dtype": dtype_name(dtype), "save": save, "wrong": [], "notes": []}
@@ -106,7 +106,7 @@ def measure_row(
         row["errors"], row["wrong"] = compare(cls, dtype, device)
         ours = Subject(cls().to(device, dtype), xs, dys)
         row["wrong"] = row["wrong"] or check_places(cls, ours)
-    except Exception as error:  # a kernel that does not compile or run is one of the things to report
+    except Exception as error:  # kernels that do not compile or run are reported as wrong
         row["wrong"].append(first_line(error))
     if row["wrong"]:
         return row
@@ -134,7 +134,7 @@ def measure_row(
 
 
 def make_peer(peer: str, cls: type[ActivationModule], xs: list[Tensor], dys: list[Tensor]) -> tuple[Subject | None, str | None]:
-    """What an activation is compared with, after it has done everything once, or None and why it cannot take part."""
+    """A peer to compare with, after a first run of every direction; or None and the reason why it cannot take part."""
     try:
         if peer == "exported":
             file: dict[str, Any] = {"__name__": "exported"}
@@ -146,7 +146,7 @@ def make_peer(peer: str, cls: type[ActivationModule], xs: list[Tensor], dys: lis
         if peer == "compile":
             torch.compiler.reset()
             module = torch.compile(module, dynamic=False)
-    except Exception as error:  # what cannot be exported or moved is one of the things to report
+    except Exception as error:  # failures to export or to move the module are reported
         return None, first_line(error)
     subject = Subject(module, xs, dys)
     trouble = subject.trouble()
@@ -156,7 +156,7 @@ def make_peer(peer: str, cls: type[ActivationModule], xs: list[Tensor], dys: lis
 def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, Any] | None:
     """The milliseconds of each direction, by subject, and their ``"spread"``; None if memory runs out.
 
-    The spread is the median over the shortest time, where it is largest: on a machine that does nothing else it is near 1.
+    The spread is the largest ratio of a median to the shortest time; it is near 1 on an idle machine.
     """
     times: dict[str, Any] = {name: {} for name in subjects} | {"spread": 1.0}
     try:
@@ -173,7 +173,7 @@ def time_all(xs: list[Tensor], subjects: dict[str, Subject]) -> dict[str, Any] |
 def measure_all(
     names: list[str], dtypes: list[torch.dtype], device: torch.device, shape: tuple[int, ...] | None, peers: list[str]
 ) -> dict[str, Any]:
-    """Measures everything, saying it row by row, and returns the results; those that there are, if it is interrupted."""
+    """Measures everything, printing row by row, and returns the results; the partial results, if interrupted."""
     tasks = [(dtype, name) for dtype in dtypes for name in names]
     shape, remark = (shape, "") if shape else default_shape(max(dtypes, key=lambda dtype: dtype.itemsize), device, len(tasks))
     results: dict[str, Any] = {"machine": machine(device), "dtypes": {}, "rows": []}
@@ -190,7 +190,7 @@ def _measure(
     peers: list[str],
     results: dict[str, Any],
 ) -> None:
-    """Adds to ``results`` what each task gives, and says it."""
+    """Measures each task, adds its row to ``results`` and prints it."""
     say(f"jitact {results['machine']['jitact']} of {Path(__file__).resolve().parents[1]}")
     say(f"{describe_machine(results['machine'])} · {size(shape)}{remark}")
     xs: list[Tensor] = []

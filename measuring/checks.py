@@ -1,4 +1,4 @@
-"""Whether an activation computes what it should: its forward and its gradient beside PyTorch's in float64."""
+"""``check``: compares the forward and the gradient of an activation with PyTorch's in float64."""
 
 from __future__ import annotations
 
@@ -37,34 +37,37 @@ def check(
     """Compares an activation's forward and gradients with its reference in float64, prints a table, and returns it.
 
     An activation without a reference (one defined by a kernel file that is more than an expression) is compared with its
-    own forward in float64, and its gradient with that forward's finite differences, kinks left out. A gradient from the output
-    is compared with the slope where the function has the very output that was kept, rounded as it is.
+    own forward in float64, and its gradient with finite differences of that forward, kinks left out. With ``save="output"``,
+    the gradient is compared with the slope at the input whose exact output is the saved, rounded one.
 
-    Of several tensors, the first takes the values that are told below, with samples of the others; so do channel operands, of
-    definitions, and a module's bias. The gradients by all of them are judged, and the worst is shown. What is checked is the
-    activation outside of training, where nothing is dropped.
+    If there are several tensors, the first takes the inputs described below, and samples are drawn for the others, for channel
+    operands of definitions and for a module's bias. The gradients with respect to all of them are judged, and the worst is
+    shown. The activation is checked in evaluation mode, without dropout.
 
-    Of softmax and its kin, random and extreme rows of several lengths are judged. The unit of a gradient's error is the sum of
-    the sizes of its terms there, times the dtype's epsilon.
+    Softmax and its relatives are judged on random and extreme rows of several lengths. The unit of a gradient's error is then
+    the sum of the magnitudes of its terms, times the dtype's epsilon.
 
-    A result is wrong if it is further off than rounding explains: by more than ``FORMULA`` in measuring/limits.py says, and by
-    more than a change of ``x`` in the last bits of a register makes. A pass that loses digits is a right formula with large
-    relative errors somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md tells what to do about them.
+    A result is wrong if its error exceeds what rounding explains: both the limit ``FORMULA`` in measuring/limits.py, and the
+    change of the result when the last bits of ``x`` in a register change. "pass, but loses digits" means a correct formula
+    with large relative errors somewhere, such as ``x - tanh(x)`` near 0; docs/numerics.md has remedies.
 
     Args:
-        activation: anything that :func:`jitact.get` takes, or a name with what stands around it, as "gelu+bias+residual" or
-            "swiglu+row_weight"; of a module, the parameters are those checked.
-        low: the smallest input; the end of the dtype's range by default.
-        high: the largest. 16-bit types are checked on every value between, of the others a sample, with what is near 0, far
-            out, and near the numbers that occur in the kernel file.
-        dtypes: what to check; all four by default.
-        device: the GPU by default, if there is one.
+        activation: anything that :func:`jitact.get` takes, or a name with fused operands, such as "gelu+bias+residual" or
+            "swiglu+row_weight"; a module is checked with its parameters.
+        low: the smallest input; by default the end of the dtype's range.
+        high: the largest. 16-bit types are checked on every value between, wider ones on a sample that includes values near 0,
+            near the ends of the range, and near the numbers that occur in the kernel file.
+        dtypes: the dtypes to check; by default all four.
+        device: by default the GPU, if there is one.
+
+    Returns:
+        The result, which is true if every line passed.
 
     Raises:
         KeyError: as :func:`jitact.get`.
-        TypeError: so too, or ``dtypes`` is no list of dtypes that activations take, or a bound is no number.
-        ValueError: there are no dtypes, or no inputs from ``low`` to ``high``.
-        kernels.BuildError: it does not compile.
+        TypeError: as :func:`jitact.get`; or ``dtypes`` is not a list of supported dtypes, or a bound is not a number.
+        ValueError: there are no dtypes, no inputs from ``low`` to ``high``, or the activation is random in evaluation too.
+        kernels.BuildError: the kernel does not compile.
     """
     dtypes, device = _checked(dtypes, low, high), default_device(device)
     found = of_rows(activation)
@@ -95,7 +98,7 @@ def check(
 
 
 def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[torch.dtype, ...]:
-    """``dtypes``, after a look at what was given."""
+    """Validates the arguments, and returns ``dtypes`` as a tuple."""
     choices = ", ".join(map(str, DTYPES))
     if isinstance(dtypes, (torch.dtype, str)) or not isinstance(dtypes, Iterable):
         raise TypeError(f"check: dtypes must be a list, such as [torch.float32], got {dtypes!r}")
@@ -114,7 +117,7 @@ def _checked(dtypes: Iterable[torch.dtype], low: float, high: float) -> tuple[to
 
 
 def _unseen(module: ActivationModule, record: Activation, lines: tuple[Line, ...], device: torch.device) -> str:
-    """What a pass says nothing about."""
+    """What the check does not cover, for the last line of the table."""
     saves = {line.save for line in lines}
     unseen = ["infinite and NaN x or dy", "second derivatives", "in place", "fast_math"]
     unseen += ["most inputs of wider types, which are a sample"] if any(line.dtype.itemsize > 2 for line in lines) else []
@@ -134,22 +137,22 @@ def _unseen(module: ActivationModule, record: Activation, lines: tuple[Line, ...
 
 
 def check_determined(record: Activation) -> None:
-    """Checks that an activation computes the same in every call, at least outside of training.
+    """Checks that an activation is deterministic, at least outside of training.
 
     Raises:
-        ValueError: it draws random numbers.
+        ValueError: it draws random numbers in evaluation too.
     """
     if record.layout.draws and record.in_eval is None:
         raise ValueError(f"{record.name} draws random numbers outside of training too, so there is nothing to compare it with")
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
-    """What is asked for, else the GPU, if there is one."""
+    """``device``, or by default the GPU, if there is one."""
     return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> ActivationModule:
-    """The like of a module for inputs such as ``x``, in eval mode; of a gated one, a function of the gate, beside ones."""
+    """A copy of a module for the device and dtype of ``x``, in eval mode; a gated one as a function of the gate with up = 1."""
     if module.activation.gating:
         own = copy.deepcopy(module)
         own.save, own.forward = save, lambda x: type(own).forward(own, gate=x, up=torch.ones_like(x))
@@ -165,7 +168,7 @@ def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> A
 
 
 def _lines(module: ActivationModule, x: Tensor) -> Iterable[Line]:
-    """A line for each thing that backward can keep with these parameters."""
+    """A line for each choice of ``save`` that these parameters allow."""
     record, dtype, exact_x, oracle = record_of(module), x.dtype, x.double(), Oracle(converted(module, x))
     exact_y = oracle.value(exact_x).detach()
     exact_dx, doubt = oracle.gradient(exact_x)
@@ -185,13 +188,13 @@ def _lines(module: ActivationModule, x: Tensor) -> Iterable[Line]:
         if save == "output":
             (wanted, unsure), limit = oracle.gradient_of_output(exact_x, y.double()), FORMULA_FROM_OUTPUT[dtype]
             wanted = wanted.masked_fill(exact_dx.isnan(), torch.nan)
-        if dtype in (torch.float32, torch.bfloat16):  # a subnormal x may be 0 in registers, where a slope is infinite
+        if dtype in (torch.float32, torch.bfloat16):  # kernels may flush a subnormal x to 0, where the slope may be infinite
             flushed = (exact_x.abs() < torch.finfo(dtype).tiny) & (exact_x != 0) & ~dx.isfinite()
             wanted = wanted.masked_fill(flushed, torch.nan)
         judges = [Judge(exact_y, y_spread, none, FORMULA[dtype], dtype), Judge(wanted, dx_spread, unsure, limit, dtype)]
         far = exact_x.abs() > torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).max ** FAR
         slips = [torch.zeros_like(far), torch.zeros_like(far)]
-        if dtype is not torch.float64:  # what the same formula gives in float64 tells a slip from digits or a range too few
+        if dtype is not torch.float64:  # the kernel in float64 tells a wrong formula from a lack of precision or range
             wide = _value_and_gradient(converted(module, exact_x, save), exact_x, torch.ones_like(exact_x))
             limits = FORMULA[torch.float64], (FORMULA_FROM_OUTPUT if save == "output" else FORMULA)[torch.float64]
             exact = (exact_y, y_spread, none), (exact_dx, dx_spread, doubt)

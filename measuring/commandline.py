@@ -1,7 +1,7 @@
-"""What all commands share: arguments, names, exit codes, the facts of the machine, files.
+"""What all commands share: arguments, names, exit codes, the description of the machine, result files.
 
-Exit codes are the same everywhere: 0 all is well, 1 something that was looked at is wrong or failed, 2 the command line is,
-130 interrupted by Ctrl-C, 141 nobody reads the output any more (``| head``).
+Exit codes: 0 success, 1 something measured or checked is wrong or failed, 2 the command line is wrong, 130 interrupted by
+Ctrl-C, 141 the reader of the output is gone (``| head``).
 """
 
 from __future__ import annotations
@@ -47,23 +47,23 @@ INTERRUPTED, CLOSED = 130, 141  # as shells count ends by SIGINT and SIGPIPE
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code, also where Ctrl-C or the end of a pipe stops it."""
+    """Runs a command and returns its exit code, also if Ctrl-C or a closed pipe stops it."""
     try:
         code = command()
         sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would print what is left of it when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python's flush of stdout at exit would fail
         return CLOSED
     return code
 
 
 @contextmanager
 def keeping(results: dict[str, Any]) -> Iterator[None]:
-    """Lets Ctrl-C, or nobody reading on, end a long measurement, and keeps what it has put into ``results``.
+    """Lets Ctrl-C or a closed pipe end a long measurement, keeping what it has put into ``results`` so far.
 
-    ``results["stopped"]`` is then the exit code to end with, else 0.
+    ``results["stopped"]`` is then the exit code, else 0.
     """
     results["stopped"] = 0
     try:
@@ -80,14 +80,14 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A command line of which a mistake is one line and exit code 2."""
+    """A parser that reports a mistake in one line, without the usage, and exits with 2."""
 
     def __init__(self, **kwargs: Any) -> None:
         """Takes what ArgumentParser takes."""
         super().__init__(allow_abbrev=False, **kwargs)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Takes nothing that it does not know; so it is the command that says so, and not the program whose command it is."""
+        """Refuses unknown arguments, so that the error names the subcommand and not the whole program."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -100,13 +100,13 @@ class CommandParser(argparse.ArgumentParser):
     def canonical(
         self, names: list[str], of_rows: bool = False, around: bool = False, others: Iterable[str] = ()
     ) -> list[str]:
-        """Canonical names of activations, each once; all there are if none is given. An unknown one is a mistake.
+        """Canonical names of activations without duplicates; all of them if none is given. Unknown names are an error.
 
         Args:
             names: in any spelling.
-            of_rows: whether softmax and its kin are among them.
-            around: whether names may say what stands around an activation: "gelu+bias".
-            others: names of what is no activation, as it is called.
+            of_rows: whether softmax and its relatives are included.
+            around: whether names may include fused operands: "gelu+bias".
+            others: further names that are accepted unchanged.
         """
 
         def resolve(name: str) -> str:
@@ -123,7 +123,7 @@ class CommandParser(argparse.ArgumentParser):
 
     @staticmethod
     def output_file(text: str) -> Path:
-        """A file that can be written, for ``type=``: better known before the run than after it."""
+        """A path for ``type=``, checked to be writable before the run rather than after it."""
         path = Path(text)
         if path.is_dir() or not path.parent.is_dir():
             reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
@@ -141,7 +141,7 @@ class Parser(CommandParser):
 
     @classmethod
     def add_choices(cls, parser: argparse.ArgumentParser) -> None:
-        """Gives any parser these arguments."""
+        """Adds these arguments to any parser."""
         parser.add_argument("names", nargs="*", metavar="NAME", help="activations, by any name that they have; all by default")
         parser.add_argument("--dtype", type=cls._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
@@ -149,12 +149,12 @@ class Parser(CommandParser):
     def parse(
         self, arguments: list[str] | None, of_rows: bool = False, formulas: Iterable[str] = ()
     ) -> argparse.Namespace:
-        """The arguments, with canonical names, and the device filled in. From here on, what a terminal cannot show is a ?.
+        """The arguments, with canonical names and the device filled in. Also calls :func:`plain_output`.
 
         Args:
             arguments: the command line.
-            of_rows: whether the names may be those of rows, as they may with ``--operands``.
-            formulas: what else names may be with that.
+            of_rows: whether names of row activations are accepted, as they are with ``--operands``.
+            formulas: further names that are accepted with ``--operands``.
         """
         plain_output()
         args = self.parse_args(arguments)
@@ -189,13 +189,13 @@ class Parser(CommandParser):
 
 
 def plain_output() -> None:
-    """From here on, what a terminal cannot show is printed as a question mark."""
+    """Has stdout print characters that its encoding lacks as question marks."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What a measured figure depends on: device, driver, versions, date."""
+    """The facts that measurements depend on: device, driver, versions, date."""
     from .. import __version__
 
     facts = {"device": _cpu_name(), "threads": torch.get_num_threads()}
@@ -228,13 +228,13 @@ def _first_line(*command: str) -> str | None:
 
 
 def first_line(error: Exception) -> str:
-    """What an exception has to say, without a compiler's whole output."""
+    """An exception in one line: its type, and the first error line of a compiler's output or the first line."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     return f"{type(error).__name__}: {next((line for line in lines if 'error:' in line), lines[0])}"
 
 
 def write_json(path: Path, results: dict[str, Any]) -> None:
-    """Writes results, one row a line: small, and a change of one row is one line of a diff. The rows stand at the end."""
+    """Writes results with the rows last, one per line: compact, and a changed row is one line of a diff."""
     results = _strict(results)
     lists = [key for key in ("operands", "rows") if results.get(key) is not None]
     head = json.dumps({key: value for key, value in results.items() if key not in lists}, indent=1)
@@ -248,17 +248,18 @@ def write_json(path: Path, results: dict[str, Any]) -> None:
 def with_kept(
     results: dict[str, Any], path: Path | None, facts: Iterable[str] = ("device", "torch", "jitact")
 ) -> dict[str, Any]:
-    """Results, and those lines of a file that are not among them; none where a fact of the machine or the shape is another.
+    """Results, merged with those rows of a file that were not measured again.
 
-    What is measured again keeps its place. Lines that another version measured, if that may be, say so: ``"by"``. What is
-    computed of all lines, such as means, is the caller's to compute again.
+    Rows of the file are dropped if one of the ``facts`` of the machine or the shape differs. Rows measured again keep their
+    place. Kept rows of another version, which ``facts`` may allow, say so in ``"by"``. The caller recomputes what depends on
+    all rows, such as means.
     """
     if path is None or not path.exists():
         return results
     try:
         before = json.loads(path.read_text(encoding="utf-8"))
         other = any(before["machine"][fact] != results["machine"][fact] for fact in facts)
-    except (ValueError, TypeError, LookupError):  # a file of something else, which is written over
+    except (ValueError, TypeError, LookupError):  # not a file of results; it is overwritten
         return results
     if other:
         return results
@@ -274,7 +275,7 @@ def with_kept(
 
 
 def _by_line(rows: list[dict[str, Any]], results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
-    """Those of one line together, as of several that backward keeps."""
+    """Rows grouped by :func:`_line`, such as those for several choices of ``save``."""
     found: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         found.setdefault(_line(row, results), []).append(row)
@@ -282,13 +283,13 @@ def _by_line(rows: list[dict[str, Any]], results: dict[str, Any]) -> dict[str, l
 
 
 def _line(row: dict[str, Any], results: dict[str, Any]) -> str:
-    """What a line is of, in results that may have a shape for all lines of a dtype."""
+    """The key of a row: block, name, dtype and shape, which may be given once for all rows of a dtype."""
     common = results.get("dtypes", {}).get(row["dtype"], {}).get("shape")
     return json.dumps([row.get("block"), row["name"], row["dtype"], row.get("shape", common)])
 
 
 def _strict(value: Any) -> Any:
-    """``value`` with the infinities and NaNs that JSON lacks as text, which ``float`` reads back."""
+    """``value`` with infinities and NaNs, which JSON lacks, as strings that ``float`` reads."""
     if isinstance(value, dict):
         return {key: _strict(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

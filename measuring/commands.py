@@ -16,7 +16,7 @@ __all__ = ["main"]
 
 
 def main(arguments: list[str] | None = None, prog: str = "jitact") -> int:
-    """Runs ``check`` or ``version``; returns the exit code: 1 if a check failed, 2 for a name that there is not."""
+    """Runs ``check`` or ``version``; returns the exit code: 1 if a check failed, 2 for an unknown name."""
     parser = CommandParser(prog=prog)
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     version = commands.add_parser("version", description="Versions of jitact and of what it depends on, for bug reports.")

@@ -14,7 +14,7 @@ __all__ = ["describe_class", "describe_function"]
 TENSOR = "a float32, float64, float16 or bfloat16 tensor, on CPU or CUDA"
 WIDTH = 100
 SAVES = {"input": "the inputs", "output": "the output, rounded", "bit": "one bit per element"}
-ARGUMENTS = {  # what is the same of all activations
+ARGUMENTS = {  # descriptions common to all activations
     "inplace": "write the result into x.",
     "fast_math": "use a build of its own, compiled with -use_fast_math, which is less exact.",
     "bias": "a tensor that is added to x before the activation: one value for each index of channel_dim, or one for all.",
@@ -46,22 +46,22 @@ OF_GATED_FUNCTIONS = {
 
 
 def describe_function(record: Activation, signature: Signature) -> str:
-    """Of ``jitact.<name>``, which has that signature."""
+    """The docstring of the function ``jitact.<name>`` with the given signature."""
     result = "A tensor of x's shape and dtype, or of what the tensors broadcast and promote to."
     return _described(record, signature, OF_GATED_FUNCTIONS if record.gating else {}, f"Returns:\n    {result}")
 
 
 def describe_class(record: Activation) -> str:
-    """Of the module class, whose arguments are the constructor's."""
+    """The docstring of the module class, with the arguments of the constructor."""
     called = ", ".join(record.given_in_calls)
-    told = f"Modules are called with {called}{' or with one tensor that holds both' if record.gating else ''}"
-    told += "." if record.gating else ", and may be with a residual, which is added to the result."
+    calls = f"Modules are called with {called}{' or with one tensor that holds both' if record.gating else ''}"
+    calls += "." if record.gating else ", and may be with a residual, which is added to the result."
     sizes = {name: f"how many values it has: {_values(channel)}." for name, channel in record.channels.items()}
-    return _described(record, record.signature, OF_CLASSES | sizes, told)
+    return _described(record, record.signature, OF_CLASSES | sizes, calls)
 
 
 def _described(record: Activation, signature: Signature, own: dict[str, str], after: str) -> str:
-    """The sections of a docstring."""
+    """A docstring: formula, notes, arguments (``own`` overrides their descriptions), ``after``, errors."""
     arguments = [_argument(record, each, own) for each in signature.parameters.values()]
     lines = [
         record.equation,
@@ -83,7 +83,7 @@ def _described(record: Activation, signature: Signature, own: dict[str, str], af
 
 
 def _argument(record: Activation, parameter: Parameter, own: dict[str, str]) -> str:
-    """What an argument is, and its default."""
+    """The description of an argument, with its default."""
     name, default = parameter.name, parameter.default
     if name == "save":
         choices = " | ".join(f'"{save}" ({SAVES[save]})' for save in record.saves)
@@ -96,7 +96,7 @@ def _argument(record: Activation, parameter: Parameter, own: dict[str, str]) -> 
 
 
 def _of_operand(record: Activation, name: str) -> str | None:
-    """Of a tensor that the activation is applied to, or of its size, which constructors take."""
+    """The description of a tensor operand; None if the argument is something else."""
     channel = record.channels.get(name)
     if channel is not None:
         return f"a tensor with {_values(channel)}{', learned' if name in record.learned else ''}."
@@ -113,11 +113,11 @@ def _values(channel: Channel) -> str:
 
 
 def _needs(requirements: tuple[Requirement, ...]) -> str:
-    """What parameters have to satisfy."""
-    told = [each.text + (f' with save="{each.save}"' if each.save else "") for each in requirements]
-    return f" Needs {'; '.join(told)}." if told else ""
+    """The conditions on parameters as a sentence."""
+    texts = [each.text + (f' with save="{each.save}"' if each.save else "") for each in requirements]
+    return f" Needs {'; '.join(texts)}." if texts else ""
 
 
-@cache  # most arguments are those of all activations
+@cache  # most arguments are common to all activations
 def _wrapped(text: str, indent: str) -> list[str]:
     return textwrap.wrap(text.strip(), WIDTH, initial_indent=indent, subsequent_indent=indent + ("    " if indent else ""))

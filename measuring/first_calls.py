@@ -34,12 +34,12 @@ print(json.dumps(seconds))
 
 
 def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[str, Any]:
-    """The time of first calls in new processes: with the cache, in milliseconds, and without, in seconds.
+    """The time of first calls in new processes: from the cache, in milliseconds, and with a build, in seconds.
 
     Args:
         names: activations.
         device: where they run.
-        cold: those to build anew; of the others, the cache tells how long their build took.
+        cold: those to build in an empty cache; for the others, the build time recorded in the cache is used.
     """
     with tempfile.TemporaryDirectory() as empty:
         builds = _seconds_of_first_use(cold, device, JITACT_CACHE_DIR=empty)
@@ -52,13 +52,13 @@ def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[s
 def _seconds_of_first_use(names: list[str], device: torch.device, **variables: str) -> dict[str, float]:
     command = [sys.executable, "-c", FIRST_USE, str(device), *names]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process would compile the Python of this package too
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile this package's Python again
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
 
 
 def _recorded_seconds(name: str) -> float | None:
-    """How long the cached build of an activation took, as its record in the cache says."""
+    """The seconds that the cached build of an activation took, from ``build.json`` in the cache."""
     library = kernels.load(REGISTRY[name].activation.source)
     try:
         return json.loads((library.path.parent / "build.json").read_text())["seconds"]

@@ -1,4 +1,4 @@
-"""Measures what users wait for beside load_inline as it is usually written."""
+"""Measures the time of the first use and of cache hits, compared with ``load_inline`` as it is usually written."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(json.dumps({{"import": imported - started, "use": used - imported, "proces
 
 
 def bench(*, as_json: bool = False) -> int:
-    """Measures what users wait for and prints the figures; returns 0.
+    """Measures first use and cache hits, and prints the figures; returns 0.
 
     Args:
         as_json: print the figures as JSON.
@@ -55,7 +55,7 @@ def _print(subject: str, figure: str, note: str = "") -> None:
 
 
 def _waits(folder: Path, say: Callable[[str, str, str], None]) -> dict[str, object]:
-    """What a user waits for: at first use, at a hit, and for load_inline as usually written at both."""
+    """The times of a first use and of a cache hit, of jitact and of ``load_inline`` as usually written."""
     device = "cuda" if visible_archs(Memory(folders.readable())) else "cpu"
     ours = ("import jitact", "forward = jitact.softsign", device)
     firsts = [_run(*ours, folder / f"first{i}") for i in range(3)]
@@ -89,11 +89,12 @@ def _median(runs: list[dict[str, float]], key: str) -> float:
 
 
 def _run(imports: str, use: str, device: str, cache: Path) -> dict[str, float]:
-    """Runs a program that defines ``forward`` in a new process: seconds of the import, and to the first result; processes."""
+    """Runs a program that defines ``forward`` in a new process. Returns the seconds of the import and of the use up to the
+    first result, and the number of processes that it started."""
     task = _TASK.format(imports=imports, use=use, device=device)
     paths = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"JITACT_CACHE_DIR": str(cache), "PYTHONPATH": paths, "TORCH_CUDA_ARCH_LIST": ""}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each program would compile the Python of this package too
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each program would compile this package's Python again
     done = subprocess.run([sys.executable, "-c", task], env=environment, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise BuildError(f"a measured program failed:\n{done.stderr.strip()}")

@@ -1,4 +1,4 @@
-"""The few activations that stand for all of them, in the README's first table and its picture."""
+"""The representative activations of the README's first table and its picture."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Headline(NamedTuple):
     """One activation, forward + backward.
 
     Attributes:
-        name: what was measured, as ``gelu+bias``.
+        name: what was measured, such as ``gelu+bias``.
         shape: of ``x``.
-        shares: the shares of the memory bandwidth, of jitact ("ours") and of the peers that were measured.
-        kept: bytes per element that are kept from forward to backward, by the same names.
+        shares: the shares of the memory bandwidth reached by jitact ("ours") and by the measured peers.
+        kept: bytes per element saved for backward, by the same names.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Headline(NamedTuple):
     kept: dict[str, float]
 
     def faster(self, peer: str) -> float | None:
-        """How many times as fast as a peer; None where that was not measured."""
+        """The speed-up over a peer; None if that was not measured."""
         return self.shares["ours"] / self.shares[peer] if peer in self.shares else None
 
 
 def headlines(bench: Entry, operands: Sequence[Entry]) -> list[Headline]:
-    """Those that were measured, in the order of the table.
+    """The headline activations that were measured, in the order of the table.
 
     Args:
         bench: what ``bench.py`` wrote.
@@ -59,7 +59,7 @@ def headlines(bench: Entry, operands: Sequence[Entry]) -> list[Headline]:
 
 
 def _by_shape(row: Entry) -> Headline:
-    """A line of ``bench.py --operands``, which has times by direction, then by who took them."""
+    """A row of ``bench.py --operands``, whose times are keyed by direction, then by subject."""
     floor, times = sum(row["floor"].values()), row["ms"].values()
     took = {who: sum(each[who] for each in times) for who in ("ours", *PEERS) if all(who in each for each in times)}
     return Headline(row["name"], size(row["shape"]), {who: floor / ms for who, ms in took.items()}, row["kept"])

@@ -1,4 +1,4 @@
-"""Inputs of the size that KernelBench measures at, or of another that the environment names."""
+"""Inputs of KernelBench's size, or of the size set in environment variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..kernels.loader import log
 
 __all__ = ["BATCH_SIZE", "DIM", "KernelBenchForm", "kernelbench_input"]
 
-MUCH = 10**9  # bytes that a CPU's memory may not have to spare
+MUCH = 10**9  # bytes above which inputs on a CPU are worth a warning
 
 
 def _size(variable: str, usual: int) -> int:
@@ -26,7 +26,7 @@ DIM = _size("JITACT_DIM", 393216)
 
 
 def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dtype: torch.dtype) -> Tensor:
-    """A random normal tensor ``(batch_size, dim)``; says so where it takes over a gigabyte of a CPU's memory."""
+    """A random normal tensor ``(batch_size, dim)``; logs a warning if it takes over a gigabyte of a CPU's memory."""
     amount = batch_size * dim * dtype.itemsize
     if torch.device(device).type == "cpu" and amount > MUCH:
         log.configure()
@@ -41,7 +41,7 @@ def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dty
 
 
 class KernelBenchForm:
-    """What KernelBench calls of a class, its ``ModelNew``, to make inputs."""
+    """The methods that KernelBench calls on a ``ModelNew`` class to make inputs."""
 
     @classmethod
     def get_inputs(
@@ -52,14 +52,14 @@ class KernelBenchForm:
         device: str | torch.device = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> list[Tensor]:
-        """Random normal tensors, one or as many as forward takes, as KernelBench wants it.
+        """Random normal tensors in KernelBench's form, one for each argument of forward.
 
-        Of 6.4 GB each, in float32, or of JITACT_BATCH_SIZE x JITACT_DIM if these are set; many on a CPU are told of. A gated
-        activation gets one tensor that holds both, twice as wide.
+        They have 6.4 GB each, in float32, or JITACT_BATCH_SIZE x JITACT_DIM elements if these are set; a warning is logged for
+        more than 1 GB on a CPU. A gated activation gets one tensor that holds both, twice as wide.
         """
         return [kernelbench_input(batch_size, width, device, dtype) for width in cls._widths(dim)]
 
     @classmethod
     def _widths(cls, dim: int) -> list[int]:
-        """Of the tensors that forward takes, where ``dim`` is asked for."""
+        """The widths of the tensors that forward takes, for a requested width of ``dim``."""
         return [dim]

@@ -1,7 +1,7 @@
-"""The time that a GPU takes to issue a kernel's instructions: a floor, as that of the bytes that it moves is one.
+"""A lower bound on a kernel's time from instruction issue, in addition to the one from memory traffic.
 
-They are counted in the machine code: the least number for a byte that is stored, of all ways from a kernel's beginning to its
-end. What a call really issues is that or more.
+Instructions are counted in the machine code: the minimum per stored byte over all paths through the kernel's control flow
+graph. A call issues at least as many.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from torch.utils import cpp_extension
 
 __all__ = ["blocks_of", "disassembled", "fewest_per_byte", "instructions_of", "kernels_in", "rate_of_issue"]
 
-SCHEDULERS, LANES = 4, 32  # of a multiprocessor, each of which issues one instruction for so many threads in a clock
+SCHEDULERS, LANES = 4, 32  # warp schedulers per multiprocessor, each issuing one instruction per clock for a warp's threads
 VECTOR = 16  # bytes
 SLEEP = 2**24  # clocks: some 8 ms
 _FUNCTION = re.compile(r"^\s*Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@\S+)\s+)?(\S+)(.*?);", re.MULTILINE)
-_STORED = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}  # bytes, by what the name of a store ends with; else 4
+_STORED = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}  # bytes by the suffix of a store's opcode; else 4
 
 
 class Block(NamedTuple):
-    """Instructions that follow each other, of which the last alone goes elsewhere.
+    """A basic block.
 
     Attributes:
-        count: how many there are.
-        stored: the bytes that they store in global memory.
-        to: the blocks that may follow.
-        ends: whether the kernel may end here.
+        count: the number of instructions.
+        stored: the bytes that they store in global memory, per thread.
+        to: the successors.
+        ends: whether the kernel may exit here.
     """
 
     count: int
@@ -46,10 +46,10 @@ class Block(NamedTuple):
 
 
 def blocks_of(code: str, least: int = 1) -> list[Block]:
-    """The blocks of a kernel, from what cuobjdump shows of it; stores of fewer than ``least`` bytes do not count as such."""
+    """The basic blocks of a kernel, from cuobjdump's output. Stores of fewer than ``least`` bytes are not counted as stored."""
     lines = [(int(at, 16), bool(when), name, rest) for at, when, name, rest in _INSTRUCTION.findall(code)]
     place = {at: i for i, (at, *_) in enumerate(lines)}
-    joins = defaultdict(set)  # where threads go on together that had parted
+    joins = defaultdict(set)  # reconvergence points by barrier register
     for _, _, name, rest in lines:
         if name == "BSSY":
             joins[rest.split(",")[0].strip()].add(_target(rest))
@@ -87,11 +87,11 @@ def _bytes_stored(name: str) -> int:
 
 
 def fewest_per_byte(blocks: list[Block], loops: bool = False) -> float:
-    """The least number of instructions for a byte that is stored, of any way through a kernel.
+    """The minimum number of instructions per stored byte over all paths through a kernel, found by bisection.
 
     Args:
         blocks: the kernel's.
-        loops: whether its loops alone count, as of one that goes through memory in a loop, and stores sums after it.
+        loops: whether to count loops only, for a kernel that goes through memory in a loop and stores sums after it.
     """
     low, high = 0.0, float(sum(block.count for block in blocks))
     while high - low > 1e-3 * high:
@@ -101,7 +101,7 @@ def fewest_per_byte(blocks: list[Block], loops: bool = False) -> float:
 
 
 def _is_beaten(blocks: list[Block], price: float, loops: bool) -> bool:
-    """Whether some way takes fewer instructions than ``price`` for each byte: the method of Bellman and Ford."""
+    """Whether some path takes fewer than ``price`` instructions per stored byte, by the Bellman-Ford algorithm."""
     costs = [block.count - price * block.stored for block in blocks]
     least = [0.0, *[float("inf")] * (len(blocks) - 1)]  # until a block is reached
     for _ in blocks:
@@ -115,15 +115,15 @@ def _is_beaten(blocks: list[Block], price: float, loops: bool) -> bool:
                     least[other], changed = after, True
         if not changed:
             return False
-    return True  # round and round, for less each time
+    return True  # a negative cycle: a loop below the price
 
 
 def disassembled(binary: Path) -> dict[str, str]:
-    """What cuobjdump shows of the kernels of a library or an object file, by their mangled names.
+    """The disassembly of the kernels in a library or an object file, by mangled name.
 
     Raises:
         FileNotFoundError: cuobjdump is neither on the PATH nor in the CUDA toolkit.
-        subprocess.CalledProcessError: it failed, as it does without nvdisasm beside it or on the PATH.
+        subprocess.CalledProcessError: it failed, as it does without nvdisasm next to it or on the PATH.
     """
     toolkit = cpp_extension.CUDA_HOME
     tool = shutil.which("cuobjdump") or (shutil.which("cuobjdump", path=str(Path(toolkit) / "bin")) if toolkit else None)
@@ -139,7 +139,7 @@ def disassembled(binary: Path) -> dict[str, str]:
 
 @cache
 def kernels_in(library: Path) -> dict[str, str]:
-    """The same by their names in C++; nothing where it cannot be told."""
+    """The disassembly by demangled name; empty if a tool is missing or fails."""
     try:
         shown = disassembled(library)
         command, mangled = ["c++filt"], "\n".join(shown)
@@ -150,14 +150,14 @@ def kernels_in(library: Path) -> dict[str, str]:
 
 
 def instructions_of(call: Callable[[], object], library: Path) -> float | None:
-    """The fewest instructions for a byte that a call on a GPU stores, of the kernel that takes the longest part of it.
+    """The minimum number of instructions per stored byte of the kernel that takes most of a call's time on the GPU.
 
     Args:
         call: runs kernels of a library.
-        library: where it is.
+        library: its path.
 
     Returns:
-        None where that cannot be told: there is no cuobjdump, or no profiler.
+        None if it cannot be determined, as without cuobjdump or the profiler.
     """
     torch.cuda.synchronize()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -168,13 +168,13 @@ def instructions_of(call: Callable[[], object], library: Path) -> float | None:
     code = kernels_in(library).get(name)
     if code is None:
         return None
-    sums = "column_sums<" in name  # whose vectors are written in a loop, and sums in another
+    sums = "column_sums<" in name  # it stores vectors in one loop and sums in another
     return fewest_per_byte(blocks_of(code, VECTOR if sums else 1), loops=sums)
 
 
 @cache
 def rate_of_issue(device: torch.device) -> float:
-    """How many instructions of threads a GPU issues in a second, at the clock that it has now."""
+    """The thread instructions per second that a GPU can issue at its current clock."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(SLEEP)
     begin.record()

@@ -1,4 +1,4 @@
-"""What jitact offers, written for type checkers and editors (``__init__.pyi``) and for people (``docs/api.md``)."""
+"""Writes the public interface for type checkers and editors (``__init__.pyi``) and as a document (``docs/api.md``)."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ..records.arguments import AROUND
 __all__ = ["api_markdown", "stub"]
 
 PACKAGE = registry.__package__
-MODULES = ("registry", "accuracy", "kernels")  # whose public names docs/api.md lists beside the package's
-LONGEST = 24  # characters of a default that is shown
-OF_GATED = {"layout": LAYOUTS, "gate": ORDERS, "rounding": ROUNDINGS}  # what they take beside tensors and numbers
-CONSTANTS = {  # what has no docstring of its own
+MODULES = ("registry", "accuracy", "kernels")  # docs/api.md lists their public names in addition to the package's
+LONGEST = 24  # longer defaults, in characters, are shown as "..."
+OF_GATED = {"layout": LAYOUTS, "gate": ORDERS, "rounding": ROUNDINGS}  # the options of gated activations, and their choices
+CONSTANTS = {  # descriptions of names that have no docstring
     "jitact.REGISTRY": "Every activation's class by its canonical name; read-only.",
     "jitact.registry.REGISTRY": "Every activation's class by its canonical name; read-only.",
     "jitact.registry.Named": "An activation as a name, a class, a module or a function.",
@@ -99,19 +99,19 @@ def api_markdown() -> str:
 
 
 def _names() -> list[str]:
-    """The activations of the library, whatever else was defined in this process."""
+    """The activations of the library, without definitions."""
     return sorted(name for name, cls in registry.REGISTRY.items() if not isinstance(cls.activation, Definition))
 
 
 class _Text(str):
-    """Text that stands in a signature as it is, where another value's repr would."""
+    """A string whose repr is itself, so that it appears unquoted in a signature."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def _signature(function: Callable[..., Any], record: Activation | None = None, without: Collection[str] = ()) -> str:
-    """Parameters, their types and defaults, and the result's type, as they stand in Python."""
+    """A signature with types and defaults in Python syntax."""
     signature = inspect.signature(function)
     shown = []
     for parameter in signature.parameters.values():
@@ -125,7 +125,7 @@ def _signature(function: Callable[..., Any], record: Activation | None = None, w
 
 
 def _type_in(parameter: Parameter, record: Activation | None) -> str:
-    """The type of a parameter; of an activation's function, told by what it is where nothing is written."""
+    """The type of a parameter; for an activation's function it is derived from the record where there is no annotation."""
     if record is None:
         return _type(parameter.annotation)
     if parameter.name == "save":
@@ -133,7 +133,7 @@ def _type_in(parameter: Parameter, record: Activation | None) -> str:
     if record.variant and parameter.name == record.variant[0]:
         return _one_of(record.variant[1])
     if parameter.name in OF_GATED and isinstance(parameter.default, str):
-        by_name = " | Tensor" if parameter.name == "gate" else ""  # which may be the tensor itself
+        by_name = " | Tensor" if parameter.name == "gate" else ""  # the gate tensor can be given by this name too
         return _one_of(OF_GATED[parameter.name]) + by_name
     if parameter.annotation is not Parameter.empty:
         return _type(parameter.annotation)
@@ -147,7 +147,7 @@ def _one_of(choices: Iterable[str]) -> str:
 
 
 def _type(annotation: Any) -> str:
-    """An annotation as it stands in Python."""
+    """An annotation in Python syntax."""
     if annotation in (Parameter.empty, Signature.empty):
         return ""
     if annotation is Tensor:
@@ -165,7 +165,7 @@ def _default(value: Any) -> str:
 
 
 def _table(entries: Iterable[tuple[str, Any]]) -> list[str]:
-    """A row for each function, class or constant: what it is called, and the first line of its docstring."""
+    """A row for each function, class or constant: its name, and the first line of its docstring."""
     rows = ["| | |", "| --- | --- |"]
     for name, value in entries:
         signature = _signature(value) if inspect.isroutine(value) else ""
@@ -183,7 +183,7 @@ def _cell(text: str) -> str:
 
 
 def _prose(text: str) -> str:
-    """A line of a docstring in Markdown."""
+    """A line of a docstring, converted to Markdown."""
     return _cell(re.sub(r":\w+:`", "`", text.replace("``", "`")))
 
 

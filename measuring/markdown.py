@@ -1,4 +1,4 @@
-"""The tables in Markdown that are made of measurements: errors, all activations, the README's few."""
+"""Markdown tables of measurements: errors, all activations, the README's tables."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 OTHER_PEERS = {"liger": "Liger-Kernel"}
-NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # among the parameters of a constructor
+NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # arguments of constructors that the formula does not depend on
 
 
 def accuracy_markdown(results: Entry) -> str:
@@ -131,7 +131,7 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
 
 
 def _rows_markdown(accuracy: Entry | None, operands: Sequence[Entry]) -> list[str]:
-    """What works on rows: errors, and speed by shape."""
+    """The row activations: errors, and speed by shape."""
     dtypes = dtypes_of(accuracy)
     lines = [
         "",
@@ -154,7 +154,7 @@ def _rows_markdown(accuracy: Entry | None, operands: Sequence[Entry]) -> list[st
 
 
 def _speeds_markdown(names: list[str], operands: Sequence[Entry]) -> list[str]:
-    """Tables of what ``bench.py --operands`` measured of some activations: one of each run that has some."""
+    """Tables of the results of ``bench.py --operands`` for some activations, one for each run that measured any of them."""
     lines = []
     for results in operands:
         found = [row for row in results["operands"] if row["name"].split(",")[0] in names and not row.get("wrong")]
@@ -188,24 +188,24 @@ def _cells(*cells: str) -> str:
 
 
 def _find(results: Entry, **wanted: str) -> Entry | None:
-    """The row with these values and a result of ours."""
+    """The first row with these values in which jitact was measured, without fast_math."""
     matching = (row for row in results["rows"] if row.get("ours") and not row.get("fast_math"))
     return next((row for row in matching if all(row[key] == value for key, value in wanted.items())), None)
 
 
 def current_activations_markdown(checkout: Path) -> str:
-    """What ACTIVATIONS.md should contain now, from the measurements in a checkout: those on a GPU, if they are there."""
+    """The current text of ACTIVATIONS.md, from the measurements in a checkout: those on a GPU, if there are any."""
     accuracy, bench = (_results(checkout, tool) for tool in ("accuracy", "bench"))
     return activations_markdown(accuracy, bench, *_operands(checkout))
 
 
 # The README's tables
 
-LINE = 0.97  # what every activation is held to on a GPU
+LINE = 0.97  # the share of the memory bandwidth that every activation should reach on a GPU
 
 
 def headline_markdown(bench: Entry | None, *operands: Entry) -> str:
-    """A few activations, one of each kind, beside PyTorch's, and all of them in two sentences.
+    """A table of a few activations of different kinds compared with PyTorch's, and a summary of all of them.
 
     Args:
         bench: what bench.py wrote, if it was run.
@@ -230,7 +230,7 @@ def headline_markdown(bench: Entry | None, *operands: Entry) -> str:
 
 
 def _all_of(bench: Entry) -> list[str]:
-    """What holds for all activations: geometric means, and what is below the line that they are held to."""
+    """The summary of all activations: geometric means, and those below :data:`LINE`."""
     means = [m for m in bench["geometric_means"] if m["dtype"] == HEADLINE_DTYPE and m["peer"] != "exported"]
     lines = []
     for of, which in (
@@ -250,7 +250,7 @@ def _all_of(bench: Entry) -> list[str]:
 
 
 def training_markdown(training: Entry | None) -> str:
-    """A training step of whole models, before and after ``replace``: what notebooks/swap_models.py measured."""
+    """The table of whole models' training steps before and after ``replace``, as measured by notebooks/swap_models.py."""
     if not training:
         return ""
     lines = [
@@ -270,11 +270,11 @@ def training_markdown(training: Entry | None) -> str:
 
 
 def models_markdown(after: Entry | None, before: Entry | None) -> str:
-    """Blocks of models, before and after ``replace``: what ``bench.py --models`` measured.
+    """The table of model blocks before and after ``replace``, as measured by ``bench.py --models``.
 
     Args:
         after: its results.
-        before: the same of a version whose activations are whole operators in compiled graphs.
+        before: results of a version whose activations are opaque operators in compiled graphs.
     """
     if not after:
         return ""
@@ -315,13 +315,13 @@ def _and_mean(worst: Callable[[list[float]], float], ratios: list[float]) -> str
 
 
 def current_comparison(checkout: Path) -> str:
-    """docs/comparison.md with its table as it should be now."""
+    """The current text of docs/comparison.md."""
     table = models_markdown(_results(checkout, "models"), _results(checkout, "models", "-before"))
     return _with_tables(checkout / "docs" / "comparison.md", {"models": table})
 
 
 def current_readme(checkout: Path) -> str:
-    """README.md with its tables as they should be now."""
+    """The current text of README.md."""
     tables = {
         "speed": headline_markdown(_results(checkout, "bench"), *_operands(checkout)),
         "training": training_markdown(_results(checkout, "training")),
@@ -330,12 +330,12 @@ def current_readme(checkout: Path) -> str:
 
 
 def current_headline(checkout: Path) -> str:
-    """The README's picture as it should be now; "" where nothing was measured."""
+    """The current text of the README's picture; "" if nothing was measured."""
     return headline_svg(_results(checkout, "bench"), *_operands(checkout))
 
 
 def _with_tables(path: Path, tables: dict[str, str]) -> str:
-    """A file's text with tables in the places that are marked for them."""
+    """A file's text with its tables, which are marked by comments, replaced."""
     text = path.read_text(encoding="utf-8")
     for name, table in tables.items():
         begin, end = f"<!-- {name}: written by `jitact report` -->\n", f"<!-- end of {name} -->"
@@ -347,13 +347,13 @@ def _with_tables(path: Path, tables: dict[str, str]) -> str:
 
 
 def _operands(checkout: Path) -> list[Entry]:
-    """All results that hold what ``bench.py --operands`` measures: its runs for gated ones and for rows, and bench.py's own."""
+    """All results of ``bench.py --operands``: its runs for gated activations and for rows, and those that bench.py includes."""
     found = (_results(checkout, tool) for tool in ("gated", "operands", "bench"))
     return [results for results in found if results and "operands" in results]
 
 
 def _results(checkout: Path, tool: str, of: str = "") -> Entry | None:
-    """What a tool measured in a checkout: on a GPU, if that is there."""
+    """The results of a tool in a checkout: those on a GPU, if there are any."""
     for kind in ("cuda", "cpu"):
         path = checkout / "results" / f"{tool}-{kind}{of}.json"
         if path.exists():

@@ -1,9 +1,10 @@
 """Blocks of models before and after :func:`jitact.replace`, eager and compiled: ``python bench.py --models``.
 
-Each block is a training step, forward and backward, around each activation. Four forms of it take turns: plain and replaced,
-each as it is and compiled. Time is a median, of a GPU without its waiting for the host; memory is the peak of a step beyond
-weights, inputs and gradients. Compiled, replaced has to be at least 0.99 as fast as plain and may take 1.01 of its memory;
-eager the same, where the GPU is the limit. What looks slower is measured again, longer, before it is said to be.
+A training step, forward and backward, is measured for each block with each activation. Four forms are timed in alternation:
+plain and replaced, each eager and compiled. Times are medians, on a GPU without its waiting for the host; memory is the peak
+of a step beyond weights, inputs and gradients. Compiled, the replaced form must be at least 0.99 times as fast as the plain one
+and may take 1.01 times its memory; eager, the same holds for speed if the GPU is the limit. A form that looks too slow is
+measured again, longer, before it is flagged.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ __all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "compile_ahead", "
 
 Task = TypeVar("Task")
 FORMS = ("eager", "eager + jitact", "compile", "compile + jitact")
-SLOWEST, MOST_MEMORY = 0.99, 1.01  # what is allowed: plain's time over replaced's at least, memory at most
-RUNS = {"cuda": (11, 0.25), "cpu": (5, 0.3)}  # of each form: the least, and the seconds to spend on all of them
-AGAIN = 4  # times as many where a line looks slower than allowed
-CYCLES, LONGEST_WAIT = 3e9, 0.02  # of a GPU per second, half as many again as it has; seconds
-HOST_LIMIT = 0.8  # where the host takes a greater share of a step's time to start it, the GPU is not the limit
+SLOWEST, MOST_MEMORY = 0.99, 1.01  # limits: the speed-up of replaced over plain at least, the ratio of memory at most
+RUNS = {"cuda": (11, 0.25), "cpu": (5, 0.3)}  # fewest runs of each form, and the seconds to spend on all of them
+AGAIN = 4  # times as many runs if a line looks too slow
+CYCLES, LONGEST_WAIT = 3e9, 0.02  # clocks per second, 1.5 times a GPU's real rate; seconds
+HOST_LIMIT = 0.8  # if the host takes a greater share of a step's time to launch it, the GPU is not the limit
 
 ACTIVATIONS: dict[str, Callable[[], nn.Module]] = {
     "gelu": nn.GELU,
@@ -61,7 +62,7 @@ class MLP(nn.Module):
 
 
 class Gated(nn.Module):
-    """The MLP of Llama and its kin."""
+    """The MLP of Llama and similar models."""
 
     def __init__(self, act: nn.Module, width: int, hidden: int) -> None:
         super().__init__()
@@ -86,7 +87,7 @@ class Residual(nn.Module):
 
 
 class Chain(nn.Module):
-    """An activation among elementwise neighbours."""
+    """An activation between other elementwise operations."""
 
     def __init__(self, act: nn.Module, width: int) -> None:
         super().__init__()
@@ -97,7 +98,7 @@ class Chain(nn.Module):
 
 
 class NormConv(nn.Module):
-    """Normalisation, activation, convolution, as diffusion models have them."""
+    """Normalisation, activation and convolution, as in diffusion models."""
 
     def __init__(self, act: nn.Module, channels: int) -> None:
         super().__init__()
@@ -158,9 +159,9 @@ class Block:
     """A block and its sizes.
 
     Attributes:
-        make: the block around an activation; of the small size on a CPU.
+        make: builds the block around an activation; ``True`` asks for the small size for CPUs.
         shape: of the input, on a GPU and on a CPU.
-        channels_last: whether weights and inputs are.
+        channels_last: whether weights and inputs have that memory format.
         random: whether each step draws random numbers.
     """
 
@@ -187,7 +188,7 @@ BLOCKS = {
 }
 
 ON_CPU = ("mlp", "chain"), ("gelu", "relu")
-"""The blocks and activations that are a small part, where nobody names others."""
+"""The subset of blocks and activations that is measured on a CPU by default."""
 
 
 class Step:
@@ -207,7 +208,7 @@ class Step:
         self.model = torch.compile(model, dynamic=False) if "compile" in form else model
         self.leaves = [x.requires_grad_(), *model.parameters()]
         self.device, self.dy = device, torch.randn_like(x)
-        self.host_seconds = 0.0  # that the host took to start a step, when it last did
+        self.host_seconds = 0.0  # the time that the host took to launch the last step
 
     def __call__(self) -> list[Tensor]:
         """Output and gradients."""
@@ -215,7 +216,7 @@ class Step:
         return [y.detach(), *torch.autograd.grad(y, self.leaves, self.dy)]
 
     def in_float64(self) -> Step:
-        """The same step, not compiled, of the same weights and inputs."""
+        """The same step in float64, not compiled, with the same weights and inputs."""
         exact = copy.copy(self)
         exact.model = copy.deepcopy(self.model).double()
         exact.leaves = [self.leaves[0].detach().double().requires_grad_(), *exact.model.parameters()]
@@ -223,7 +224,7 @@ class Step:
         return exact
 
     def peak(self) -> int:
-        """Bytes that a step takes beyond what was there and what it returns; 0 on a CPU."""
+        """The peak of the memory that a step allocates, in bytes; 0 on a CPU."""
         if self.device.type != "cuda":
             return 0
         torch.cuda.synchronize(self.device)
@@ -234,11 +235,11 @@ class Step:
         return torch.cuda.max_memory_allocated(self.device) - before
 
     def milliseconds(self) -> Callable[[], float]:
-        """Makes a step, and returns how to learn its time."""
+        """Runs a step, and returns a function that waits for it and returns its time in milliseconds."""
         if self.device.type == "cuda":
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda.synchronize(self.device)
-            # The GPU is kept from beginning until all is started: a gap in which it waits for the host is none of the block's.
+            # The GPU sleeps until the host has launched the step, so that waiting for the host is not measured.
             torch.cuda._sleep(int(min(self.host_seconds, LONGEST_WAIT) * CYCLES))
             begin = time.perf_counter()
             start.record()
@@ -258,15 +259,15 @@ class Step:
 
 
 def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], jobs: int) -> None:
-    """Fills the compiler's cache, several tasks at once: one after the other they take minutes.
+    """Fills the compiler's cache in several processes, as compiling one task after the other takes minutes.
 
     Args:
-        compile_one: compiles what a task needs, in another process. Returns what went wrong; the measurement will say it too.
-        tasks: what can be pickled.
-        jobs: how many processes.
+        compile_one: compiles for a task, in another process. Returns what went wrong, which the measurement will report too.
+        tasks: must be picklable.
+        jobs: the number of processes.
     """
     before = os.environ.get("TORCHINDUCTOR_COMPILE_THREADS")
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # each of the processes has its own
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "2"  # per process
     try:
         with multiprocessing.get_context("spawn").Pool(jobs) as pool:
             made = pool.imap_unordered(partial(_alone, compile_one), tasks)
@@ -279,7 +280,7 @@ def compile_ahead(compile_one: Callable[[Task], str | None], tasks: list[Task], 
 
 
 def _alone(compile_one: Callable[[Task], str | None], task: Task) -> str | None:
-    """Compiles for a task as the measuring process does, but for what is timed while others run, which is not kept."""
+    """Compiles for a task as the measuring process does, without caching autotuning results, as other processes run too."""
     from torch._inductor import config
 
     config.autotune_local_cache = False
@@ -292,12 +293,12 @@ def _alone(compile_one: Callable[[Task], str | None], task: Task) -> str | None:
 
 
 def _compile(task: tuple[str, str, torch.dtype, torch.device]) -> str | None:
-    """Compiles a block's two forms."""
+    """Compiles the two compiled forms of a block; returns what went wrong."""
     block, activation, dtype, device = task
     try:
         for form in FORMS[2:]:
             Step(BLOCKS[block], activation, form, dtype, device)()
-    except Exception as error:  # a compiler's can be anything
+    except Exception as error:  # compilers raise errors of many types
         return f"{block}, {activation}: {first_line(error)}"
     return None
 
@@ -306,7 +307,7 @@ def in_turns(steps: dict[str, Step], device: torch.device, longer: int) -> dict[
     """Median milliseconds of each form's step."""
     least, seconds = RUNS[device.type]
     laps: dict[str, list[Callable[[], float]]] = {form: [] for form in steps}
-    for step in steps.values():  # compiled, tuned, warm
+    for step in steps.values():  # warm-up: compilation and autotuning
         step()
     once = sum(step.milliseconds()() for step in steps.values()) / 1000
     for _ in range(longer * max(least, int(seconds / once))):
@@ -316,7 +317,7 @@ def in_turns(steps: dict[str, Step], device: torch.device, longer: int) -> dict[
 
 
 def waiting(step: Step) -> float:
-    """The share of a step's time that the host needs to start it; 1 and more where the GPU waits."""
+    """The time that the host takes to launch a step over the step's time; 1 or more if the GPU waits for the host."""
     if step.device.type != "cuda":
         return 0.0
     elapsed = step.milliseconds()()
@@ -325,8 +326,8 @@ def waiting(step: Step) -> float:
 
 @contextmanager
 def without_tf32() -> Iterator[None]:
-    """Convolutions and matrix products of float32 with all its digits."""
-    # Only where it is allowed: to forbid for matrix products what is not allowed changes the keys of the compiler's cache.
+    """A context in which float32 convolutions and matrix products do not use TF32."""
+    # Only settings that allow TF32 are changed: assigning the matrix product's changes the keys of the compiler's cache.
     allowed = [backend for backend in (torch.backends.cudnn, torch.backends.cuda.matmul) if backend.allow_tf32]
     try:
         for backend in allowed:
@@ -338,10 +339,10 @@ def without_tf32() -> Iterator[None]:
 
 
 def differing(steps: dict[str, Step], near: float) -> list[str]:
-    """The replaced forms that are further from float64 than twice what the same form of plain is, and than ``near``.
+    """The replaced forms whose error exceeds ``near`` and twice the error of the corresponding plain form.
 
-    Far is the norm of what an output or a gradient is off by, beside its own norm: sums of many products that nearly cancel are
-    far in every form, by rounding alone.
+    The error of an output or a gradient is the norm of its difference from float64, relative to its own norm. Sums of many
+    products that nearly cancel have large errors in every form, by rounding alone.
     """
     exact = steps["eager"].in_float64()()
 
@@ -362,15 +363,15 @@ def differing(steps: dict[str, Step], near: float) -> list[str]:
 
 
 def measure(block: str, activation: str, dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """A row: times and peaks of the four forms, and what is beyond what is allowed."""
+    """A row of the results: times and peaks of the four forms, and flags for what exceeds the limits."""
     row: dict[str, Any] = {"block": block, "name": activation, "dtype": dtype_name(dtype), "ms": {}, "peak": {}, "flags": []}
     torch.compiler.reset()
     try:
         steps = {form: Step(BLOCKS[block], activation, form, dtype, device) for form in FORMS}
-        for step in steps.values():  # compiled as it will be timed
+        for step in steps.values():  # compiled in the mode in which it is timed
             step()
-        # Steps that draw random numbers differ, also if all draw the same: each form has its own order. What else they compute
-        # is another block, and to take the randomness out they would have to be compiled a second time.
+        # Steps that draw random numbers differ even with equal seeds, as each form draws in its own order. Their other parts
+        # are checked in other blocks; without randomness, they would have to be compiled a second time.
         if not BLOCKS[block].random:
             row["flags"] += [f"{form} computes something else" for form in differing(steps, 64 * torch.finfo(dtype).eps)]
         row["ms"] = in_turns(steps, device, 1)
@@ -393,7 +394,7 @@ def measure(block: str, activation: str, dtype: torch.dtype, device: torch.devic
 
 
 def _ratios(ms: dict[str, float]) -> tuple[float, float]:
-    """How much faster replaced is than plain, eager and compiled."""
+    """The speed-up of replaced over plain, eager and compiled."""
     return ms["eager"] / ms["eager + jitact"], ms["compile"] / ms["compile + jitact"]
 
 
@@ -402,7 +403,7 @@ HEADING += f" {'eager':>6} {'compile':>8} {'memory':>7}"
 
 
 def line(row: dict[str, Any]) -> str:
-    """A row for people: milliseconds, plain over replaced, and replaced's memory over plain's, compiled."""
+    """A row as text: milliseconds, speed-ups of replaced over plain, and the ratio of their memory when compiled."""
     head = f"{row['block']:14} {row['name']:10} {row['dtype']:5}"
     flags = "".join(f"  ! {flag}" for flag in row["flags"])
     if "ratios" not in row:
@@ -415,14 +416,14 @@ def line(row: dict[str, Any]) -> str:
 def measure_models(
     names: Iterable[str], dtypes: list[torch.dtype], device: torch.device, blocks: Iterable[str], jobs: int
 ) -> dict[str, Any]:
-    """Measures blocks around activations, saying it line by line, and returns the results.
+    """Measures blocks with activations, printing line by line, and returns the results.
 
     Args:
-        names: of :data:`ACTIVATIONS`.
+        names: keys of :data:`ACTIVATIONS`.
         dtypes: of weights and inputs.
-        device: where.
-        blocks: of :data:`BLOCKS`.
-        jobs: how many processes compile ahead; none, with 0.
+        device: the device to measure on.
+        blocks: keys of :data:`BLOCKS`.
+        jobs: how many processes compile ahead; with 0, nothing is compiled ahead.
     """
     tasks = [(block, name, dtype) for dtype in dtypes for block in blocks for name in names]
     if jobs:
@@ -440,14 +441,14 @@ def measure_models(
             if device.type == "cuda":
                 torch.cuda.empty_cache()
     results |= summary(rows)
-    told = ", ".join(f"{form} {mean:.3f}" for form, mean in results["geometric_means"].items())
+    means = ", ".join(f"{form} {mean:.3f}" for form, mean in results["geometric_means"].items())
     if results["stopped"] != CLOSED:
-        say(f"{len(rows)} lines, {results['flagged']} flagged; plain over replaced in the geometric mean: {told}")
+        say(f"{len(rows)} lines, {results['flagged']} flagged; plain over replaced in the geometric mean: {means}")
     return results
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Rows, how many are flagged, and the geometric means of how much faster replaced is."""
+    """The rows, how many are flagged, and the geometric means of the speed-ups."""
     compared = [row["ratios"] for row in rows if "ratios" in row]
     means = {form: statistics.geometric_mean(each[form] for each in compared) for form in ("eager", "compile") if compared}
     return {"geometric_means": means, "flagged": sum(bool(row["flags"]) for row in rows), "rows": rows}

@@ -1,4 +1,4 @@
-"""What ``python bench.py --operands`` measures: what stands around an activation, gated ones, formulas, and rows."""
+"""The cases of ``python bench.py --operands``: fused operands, gated activations, definitions by formulas, and rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FORMULAS: dict[str, tuple[str, dict[str, float | Channel]]] = {
     ),
     "block": ("residual + dropout(x + bias, p)", {"bias": Channel(init=0.0), "p": 0.1}),
 }
-"""Definitions that are measured, whether or not something else has their names."""
+"""Definitions that are measured; they are not registered, so their names may be in use."""
 LIGER: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "softmax": ("softmax", "LigerSoftmaxFunction", (0,)),
     "swiglu": ("swiglu", "LigerSiLUMulFunction", (0, 1)),
@@ -50,26 +50,26 @@ LIGER: dict[str, tuple[str, str, tuple[int, ...]]] = {
     "geglu_tanh": ("geglu", "LigerGELUMulFunction", (0, 1)),
     "dyt": ("dyt", "LigerDyTFunction", (0, 3, 1, 2)),
 }
-"""What Liger-Kernel has the same of, by the name of a case: its module, autograd function, and order of the tensors."""
+"""Liger-Kernel's counterparts by the name of a case: module, autograd function, and order of the tensors."""
 
 
 class Case(NamedTuple):
     """One line of the table.
 
     Attributes:
-        name: what is shown.
-        ours: the function, of the tensors.
-        theirs: the same in PyTorch.
-        extra: makes the tensors beside ``x``: of a shape, a dtype and a device.
-        forward: tensors of x's size that forward reads and writes, the fewest.
-        backward: the same of backward.
-        is_random: whether results differ from PyTorch's by chance.
-        rows: the activation of rows, and along which dimension they lie, if it is one.
-        masked: whether ``extra`` makes a mask, which forward reads beside that, and which has no gradient.
-        converts: whether the result is float32, and so x of 16 bits.
-        multiple: what the number of elements is a multiple of.
-        written: of those tensors of backward, how many it writes.
-        packed: whether ``x`` holds two tensors of the shape, side by side in each row.
+        name: the name in the table.
+        ours: jitact's function of the tensors.
+        theirs: the same function in PyTorch.
+        extra: makes the tensors other than ``x``, from x's shape, and dtype and device as keywords.
+        forward: the minimum memory traffic of forward, reads and writes, in tensors of x's size.
+        backward: the same for backward.
+        is_random: whether results are random, and so not compared with PyTorch's.
+        rows: for row activations, the name and the dimension along which the rows lie.
+        masked: whether ``extra`` makes a mask, which adds to the traffic of forward and has no gradient.
+        converts: whether the result is float32, so that x must be of 16 bits.
+        multiple: the number of elements must be a multiple of this.
+        written: how many of the tensors in ``backward`` are written.
+        packed: whether ``x`` holds two tensors of the shape, concatenated in the last dimension.
     """
 
     name: str
@@ -88,23 +88,23 @@ class Case(NamedTuple):
 
     @property
     def activation(self) -> str:
-        """What it is a case of."""
+        """The name of the activation."""
         return re.split("[+,]", self.name)[0]
 
     @property
     def source(self) -> KernelSource:
-        """The kernel file that ours runs."""
+        """The kernel file that ``ours`` runs."""
         if self.rows:
             return TABLE[self.rows[0]].source
         defined = self.activation in FORMULAS
         return (_formula(self.activation).activation if defined else record_named(self.name.split(",")[0])).source
 
     def inputs(self, xs: list[Tensor]) -> list[Tensor]:
-        """What it takes as ``x``, made of tensors of the shape."""
+        """The inputs ``x``, made of tensors of the measured shape."""
         return [torch.cat((x, xs[i - 1]), -1) for i, x in enumerate(xs)] if self.packed else xs
 
     def shapes(self, device: torch.device, dtype: torch.dtype) -> tuple[Shape, ...]:
-        """Where it is measured."""
+        """The shapes at which it is measured."""
         if self.rows is None:
             return AROUND[device.type]
         if self.rows[1] == 0:
@@ -115,7 +115,7 @@ class Case(NamedTuple):
         return *((ELEMENTS // length, length) for length in LENGTHS), *RAGGED, *longest
 
     def others(self, device: torch.device) -> dict[str, Function]:
-        """Libraries that have the same, where they are installed."""
+        """The counterparts in other installed libraries."""
         if self.name not in LIGER or device.type != "cuda" or find_spec("liger_kernel") is None:
             return {}
         module, function, order = LIGER[self.name]
@@ -143,7 +143,7 @@ def _nothing(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
 
 
 def _prelu(channels: int, *plane: int) -> Case:
-    """With so many channels, each of elements side by side."""
+    """prelu with so many channels, each a contiguous ``plane`` of elements."""
 
     def by_channel(x: Tensor) -> Tensor:
         return x.view(-1, channels, *plane)
@@ -160,11 +160,11 @@ def _prelu(channels: int, *plane: int) -> Case:
 
 
 def _around(name: str) -> list[Case]:
-    """An activation with what can stand around it; ``dropout`` reads and writes what the activation does."""
+    """An activation with its fused operands. Dropout adds no memory traffic, as its mask is not stored."""
     ours, theirs = getattr(jitact, name), getattr(F, "gelu" if name == "gelu_tanh" else name)
     if name == "gelu_tanh":
         theirs = jitact.get("gelu_tanh").activation.reference
-    bit = 1 / 16 if name == "relu" else 1  # what backward reads beside dy, in 16 bits
+    bit = 1 / 16 if name == "relu" else 1  # the saved tensor that backward reads, relative to x in 16 bits
     return [
         Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 2 + bit),
         Case(f"{name}+residual", lambda x, r: ours(x, residual=r), lambda x, r: r + theirs(x), _like, 3, 2 + bit),
@@ -184,7 +184,7 @@ def _around(name: str) -> list[Case]:
 
 
 def _gated(name: str) -> list[Case]:
-    """A gated activation with its default numbers, of two tensors and of one that holds both, beside its formula in PyTorch."""
+    """A gated activation with default parameters, of two tensors and of one that holds both, and its formula in PyTorch."""
     record = REGISTRY[name].activation
     numbers = [default for _, default in record.params]
     gate_first = record.gating.gate == "first"
@@ -212,13 +212,13 @@ def _gated(name: str) -> list[Case]:
 
 @cache
 def _formula(name: str) -> type[ActivationModule]:
-    """The class of one of the definitions."""
+    """The module class of one of :data:`FORMULAS`."""
     expression, operands = FORMULAS[name]
     return unregistered(name, expression, **operands)
 
 
 def _formulas() -> list[Case]:
-    """Definitions, beside the same in PyTorch. What is added has the gradient that comes in, which no one writes again."""
+    """The definitions and their formulas in PyTorch. The gradient of an added tensor is dy itself, which is not copied."""
 
     def ours(name: str) -> Function:
         return lambda *tensors: _formula(name).activation.function(*tensors)
@@ -240,7 +240,7 @@ def _formulas() -> list[Case]:
 
 
 def _of_rows(name: str) -> list[Case]:
-    """Rows that lie in one piece, and rows across memory."""
+    """Contiguous rows, and strided ones (``dim=0``)."""
     ours, theirs = getattr(jitact, name), getattr(F, name)
     return [
         Case(name, lambda x: ours(x, -1), lambda x: theirs(x, -1), _nothing, 2, 3, rows=(name, -1)),
@@ -249,19 +249,19 @@ def _of_rows(name: str) -> list[Case]:
 
 
 def _by_heads(x: Tensor) -> Tensor:
-    """Rows as attention has them: some batches of 16 heads of rows."""
+    """``x`` viewed as attention scores: batches of 16 heads of rows."""
     rows = x.numel() // x.shape[-1]
     heads = gcd(rows, 16)
     return x.view(gcd(rows // heads, 2), heads, -1, x.shape[-1])
 
 
 def by_rows(mask: Tensor, x: Tensor) -> Tensor:
-    """A mask as it stands beside x, in its shape."""
+    """A mask broadcast to the shape of x."""
     return mask.expand(_by_heads(x).shape).reshape(x.shape)
 
 
 def _mask(shape: Shape, made: dict[str, Any]) -> Tensor:
-    """One for all heads, that a quarter of the elements are masked by, and the first none."""
+    """A boolean mask shared by all heads, which masks a quarter of the elements but never the first one of a row."""
     sizes = _by_heads(torch.empty(shape, device="meta"))[:, :1].shape
     mask = torch.rand(sizes, device=made["device"]) < 0.75
     mask[..., 0] = True
@@ -278,7 +278,7 @@ def _with_numbers(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
 
 
 def _masked_rows() -> list[Case]:
-    """Softmax with masks as attention has them, and to float32."""
+    """Softmax with attention masks, and with a float32 result."""
 
     def ours(x: Tensor, mask: Tensor) -> Tensor:
         return jitact.softmax(_by_heads(x), -1, mask=mask).view_as(x)

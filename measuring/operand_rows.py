@@ -1,9 +1,9 @@
-"""What stands around an activation, gated ones, formulas, and rows, measured: ``python bench.py --operands``.
+"""Measures fused operands, gated activations, definitions by formulas, and rows: ``python bench.py --operands``.
 
-Each case is timed beside the same written in PyTorch, eager and compiled, and of other libraries, where they are installed; and
-beside its floor: the fewest bytes that it can move over the ceiling, the best rate that a copy and an addition reach in the
-same run, as fast as memory is while the case is timed. Where a GPU takes longer to issue the kernel's instructions than to move
-those bytes, that floor is told at the end. What is wrong gets no time.
+Each case is timed in alternation with the same computation in PyTorch, eager and compiled, and in other installed libraries. It
+is compared with its floor: the minimum memory traffic over the ceiling, which is the best bandwidth of a copy or an addition in
+the same run, corrected by the copy's speed while the case is timed. Where issuing the kernel's instructions takes a GPU longer
+than that, this floor is printed at the end. Wrong results are not timed.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from jitact.registry import REGISTRY
 __all__ = ["measure_operands"]
 
 JUDGED = 2**18  # elements of the rows that are compared with float64
-NEAR = 16  # roundings that a right result may be off by
-_COPY = "torch.clone"  # what takes turns with a case, and tells how fast memory is meanwhile
+NEAR = 16  # the tolerance of a correct result in epsilons
+_COPY = "torch.clone"  # timed in alternation with a case, to measure the memory bandwidth meanwhile
 
 
 class Task(NamedTuple):
-    """A case to measure, by its place in the table."""
+    """A case to measure; ``case`` is its index in :data:`CASES`, so that a task can be pickled."""
 
     case: int
     shape: Shape
@@ -47,21 +47,21 @@ class Task(NamedTuple):
     device: torch.device
 
     def __str__(self) -> str:
-        """For people."""
+        """Name, dtype and shape, for progress lines."""
         return f"{CASES[self.case].name} {dtype_name(self.dtype)} {size(self.shape)}"
 
 
 def measure_operands(
     chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, compiled: bool, shape: Shape | None = None
 ) -> dict[str, Any]:
-    """Measures cases, saying it line by line, and returns the results.
+    """Measures cases, printing line by line, and returns the results.
 
     Args:
         chosen: of :data:`CASES`.
         dtypes: of the tensors.
-        device: where.
-        compiled: whether torch.compile is measured, too.
-        shape: of the tensors, in place of each case's own.
+        device: the device to measure on.
+        compiled: whether torch.compile is measured too.
+        shape: of the tensors, overriding each case's own.
     """
     results: dict[str, Any] = {"machine": machine(device), "operands": []}
     unsuited = [case for case in chosen if shape and torch.Size(shape).numel() % case.multiple]
@@ -81,13 +81,13 @@ def measure_operands(
         if on_gpu:
             try:
                 _count_instructions(tasks, results["operands"])
-            except Exception as error:  # of a profiler or a disassembler; what was measured is kept
+            except Exception as error:  # the profiler or the disassembler failed; the measurements are kept
                 say(f"instructions could not be counted: {first_line(error)}")
     return results
 
 
 def _tasks(chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, shape: Shape | None) -> Iterator[Task]:
-    """All of a dtype and a shape, one after the other."""
+    """The tasks, grouped by dtype and shape."""
     for dtype in dtypes:
         shapes = {case: (shape,) if shape else case.shapes(device, dtype) for case in chosen}
         for each in dict.fromkeys(each for of_case in shapes.values() for each in of_case):
@@ -97,20 +97,20 @@ def _tasks(chosen: list[Case], dtypes: list[torch.dtype], device: torch.device, 
 
 
 def _build_ahead(chosen: list[Case]) -> None:
-    """Compiles what has kernel files of its own at once, and relu for the ceiling: one after the other they take longest."""
+    """Compiles the kernel files of the cases, and relu's for the ceiling, in parallel, as these builds take long."""
     whole = [case for case in chosen if case.rows or case.activation in (*GATED, *FORMULAS)]
     sources = {REGISTRY["relu"].activation.source, *(case.source for case in whole)}
     with ThreadPoolExecutor(len(sources)) as pool:
         for building in [pool.submit(kernels.load, source) for source in sources]:
-            with suppress(kernels.BuildError):  # the measurement will say so
+            with suppress(kernels.BuildError):  # reported when the case is measured
                 building.result()
 
 
 def _compile(task: Task) -> str | None:
-    """Has the compiler's cache filled for a task."""
+    """Fills the compiler's cache for a task; returns what went wrong."""
     from torch._functorch import config
 
-    config.donated_buffer = False  # as the measurement has it, whose backward runs many times
+    config.donated_buffer = False  # as in the measurement, which runs backward many times on one graph
     case = CASES[task.case]
     made = {"device": task.device, "dtype": task.dtype}
     try:
@@ -122,13 +122,13 @@ def _compile(task: Task) -> str | None:
             function(x.detach(), *extra)
         y = function(x, *extra)
         torch.autograd.grad(y, [x, *_learned(extra)], torch.ones_like(y), retain_graph=True)
-    except Exception as error:  # a compiler's can be anything
+    except Exception as error:  # compilers raise errors of many types
         return f"{task}: {first_line(error)}"
     return None
 
 
 def _made_extra(case: Case, x: Tensor) -> list[Tensor]:
-    """What is beside x, of which masks have no gradient."""
+    """The tensors other than x; all but masks require gradients."""
     made = case.extra(tuple(x.shape), {"device": x.device, "dtype": x.dtype})
     return made if case.masked else [t.requires_grad_() for t in made]
 
@@ -142,7 +142,7 @@ def _learned(extra: list[Tensor]) -> list[Tensor]:
 
 
 def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]]) -> None:
-    """Adds a row for each task, and says it."""
+    """Measures each task, adds its row to ``found`` and prints it."""
     now, numel = None, None
     xs: list[Tensor] = []
     dys: list[Tensor] = []
@@ -163,7 +163,7 @@ def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]])
         try:
             row = _measure(case, xs, dys, rates, compiled)
             row["busy"] = device.type == "cpu" and others.disturb(torch.get_num_threads())
-        except Exception as error:  # one of the things to report
+        except Exception as error:  # reported as wrong
             row = {"name": case.name, "wrong": first_line(error)}
             release(device)
         found.append({"shape": shape, "dtype": dtype_name(dtype)} | row)
@@ -171,9 +171,9 @@ def _measure_all(tasks: list[Task], compiled: bool, found: list[dict[str, Any]])
 
 
 def _count_instructions(tasks: list[Task], found: list[dict[str, Any]]) -> None:
-    """Adds to rows how long the GPU takes to issue their kernels' instructions, and says where that is longer than their floor.
+    """Adds the time to issue the kernels' instructions to rows, and prints where it exceeds the floor of memory traffic.
 
-    After all is timed, as it takes a profiler to see which kernels run.
+    Runs after all timings, as it uses a profiler to see which kernels run.
     """
     counted: dict[tuple[int, torch.dtype], dict[str, float]] = {}
     shares, higher = [], []
@@ -198,7 +198,7 @@ def _count_instructions(tasks: list[Task], found: list[dict[str, Any]]) -> None:
 
 
 def _instructions(case: Case, task: Task) -> dict[str, float]:
-    """How many a kernel takes at least for each element of x, by direction; nothing where that cannot be told."""
+    """The minimum number of instructions per element of x, by direction; a direction is missing if it cannot be determined."""
     x = torch.randn(min(task.shape[0], 1024), *task.shape[1:], device=task.device, dtype=task.dtype)
     subject = _Subject(case.ours, case.inputs([x]), [torch.randn_like(x)], _made_extra(case, x))
     library = kernels.load(case.source).path
@@ -231,7 +231,7 @@ def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, A
             row["kept"][name] = subject.kept()
             subject.forward(0)
             subject.backward(0)
-        except Exception as error:  # of a peer, that does not take part then
+        except Exception as error:  # a peer that fails is left out
             if name == "ours":
                 raise
             row["notes"].append(f"{name}: {first_line(error)}")
@@ -240,7 +240,7 @@ def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, A
     for direction, tensors in (("forward", case.forward), ("backward", case.backward)):
         calls = {name: getattr(subject, direction) for name, subject in subjects.items()}
         ms = medians(xs, calls | {_COPY: lambda i: xs[i % len(xs)].clone()})
-        now = ms.pop(_COPY) * rates["copy"][_COPY]  # beside what it was when the ceiling was found: GPUs are slower at times
+        now = ms.pop(_COPY) * rates["copy"][_COPY]  # relative to the copy's speed when the ceiling was measured: clocks vary
         rate = rates["copy" if tensors <= 2.5 else "add"]["best"]
         masks = sum(t.nbytes for t in extra) if case.masked and direction == "forward" else 0
         row["ms"][direction] = ms
@@ -249,7 +249,7 @@ def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, A
 
 
 class _Subject:
-    """What is timed: a function of the inputs of a run, whose number rotates them, and of what is beside."""
+    """A function to time. The methods take the number of a run, which rotates the inputs; ``extra`` are further operands."""
 
     def __init__(self, function: Function, xs: list[Tensor], dys: list[Tensor], extra: list[Tensor]) -> None:
         self.function, self.xs, self.dys, self.extra = function, xs, dys, extra
@@ -274,7 +274,7 @@ class _Subject:
 
 
 def _wrong(case: Case, x: Tensor, extra: list[Tensor], dy: Tensor) -> str | None:
-    """What differs from PyTorch in float64 on the first rows, if anything."""
+    """What differs from PyTorch in float64 on the first rows; None if all is right."""
     if case.is_random:
         return None
     rows = 64 if x.shape[-1] >= 1024 else 4096
@@ -292,7 +292,7 @@ def _wrong(case: Case, x: Tensor, extra: list[Tensor], dy: Tensor) -> str | None
 
 
 def _wrong_rows(case: Case, x: Tensor, dy: Tensor, *masks: Tensor) -> str | None:
-    """What differs from float64 in some rows, of the tensor as it is timed: methods differ with its size."""
+    """What differs from float64 in some rows of the full-size tensor, as kernels differ by size; None if all is right."""
     name, dim = case.rows
     leaf = x.detach().requires_grad_()
     y = case.ours(leaf, *masks)
@@ -308,7 +308,7 @@ def _wrong_rows(case: Case, x: Tensor, dy: Tensor, *masks: Tensor) -> str | None
     for mask in masks:
         if mask.dtype is torch.bool:
             x = x.masked_fill(~mask, -torch.inf)
-        else:  # the sum is rounded once, and small ones, which are PyTorch's, to its type
+        else:  # kernels round the sum to float32; PyTorch's operators, used for small tensors, round it to the dtype
             x = (x + mask.double()).float().double()
             near = near + torch.finfo(mask.dtype).eps * x.abs().nan_to_num(posinf=0)
     exact, tiny = exact_output(name, x, dim), torch.finfo(leaf.dtype).tiny
@@ -324,7 +324,7 @@ def _heading(title: str, peers: list[str]) -> str:
 
 
 def _line(row: dict[str, Any], peers: list[str]) -> str:
-    """Shares of the floor, how many times as fast as the peers, and bytes per element that are kept, ours and eager's."""
+    """A row as text: shares of the floor, speed-ups over the peers, and bytes per element kept by jitact and by eager."""
     if row.get("wrong"):
         return f"{row['name']:32}WRONG: {row['wrong']}"
     line = f"{row['name']:32}"

@@ -1,4 +1,4 @@
-"""What an activation should compute, in float64, and how far off its results may be."""
+"""The float64 oracle: the exact results of an activation, and the errors that are allowed."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
 
 
 def exact_function(module: ActivationModule, dtype: torch.dtype = torch.float64) -> Callable[[Tensor], Tensor]:
-    """What a module computes, with its parameters, as a function in PyTorch that is exact in float64.
+    """The function that a module computes, with its parameters, in PyTorch operations that are accurate in float64.
 
-    Parameters are rounded to float32 where ``dtype`` is no wider, as kernels and PyTorch round them.
+    Unless ``dtype`` is float64, parameters are rounded to float32, as kernels and PyTorch do.
     """
     record = record_of(module)
     return function_of(module, record.exact or record.reference, dtype)
@@ -44,7 +44,7 @@ def function_of(
 
 
 def curve(record: Activation, formula: Callable[..., Tensor], x: Tensor, others: list) -> Tensor:
-    """A formula as a function of ``x``; of a gated activation, that of the gate where the other tensor is 1."""
+    """A formula as a function of ``x``; for a gated activation, as a function of the gate with up = 1."""
     if not record.gating:
         return formula(x, *others)
     elements = [x if name == "gate" else torch.ones_like(x) for name in record.layout.tensors]
@@ -52,33 +52,34 @@ def curve(record: Activation, formula: Callable[..., Tensor], x: Tensor, others:
 
 
 class Oracle:
-    """What an activation with given parameters should compute, in float64."""
+    """The exact results of an activation with given parameters, in float64."""
 
     def __init__(self, module: ActivationModule) -> None:
-        """Of a module, with its parameters."""
+        """Takes a module with its parameters."""
         record, self.params = record_of(module), module._params()
         self.has_reference = not isinstance(record, Definition) or record.has_reference
         self.name = "PyTorch in float64" if self.has_reference else "its own float64, gradient by finite differences"
         self.value = exact_function(module)
 
     def gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The slope at ``x``, NaN where it cannot tell, and how far from it the true one may be."""
+        """The slope at ``x``, NaN where it is unknown, and a bound of its own error."""
         if not self.has_reference:
             return finite_differences(self.value, x)
         slope = value_and_gradient(self.value, x)[1]
         if slope.isnan().any():
-            # torch.where gives NaN in reverse mode, but not in forward mode, if a branch not taken overflows
+            # In reverse mode, but not in forward mode, torch.where gives NaN if the branch not taken overflows
             slope = torch.where(slope.isnan(), torch.func.jvp(self.value, (x,), (torch.ones_like(x),))[1], slope)
         return slope.detach(), torch.zeros_like(slope)
 
     def gradient_of_output(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The slope where the value is ``y``, which is that at the ascending ``x`` but for rounding, by Newton's method.
+        """The slope at the inputs whose value is exactly ``y``, found by Newton's method starting from ``x``.
 
-        Where the function only tends to ``y``, the steps go on outwards, and the slope goes to its limit.
+        ``x`` is ascending, and ``y`` are its rounded values. Where the function only tends to ``y``, the iteration moves
+        outwards, and the slope to its limit. Returns the slope and a bound of its error, as :meth:`gradient` does.
         """
         value = self.value(x).detach()
         reached = y.clamp(value.nan_to_num(torch.inf).min(), value.nan_to_num(-torch.inf).max())
-        beyond = (y - reached).abs() > 2.0**-40 * reached.abs()  # by rounding: there is no slope to tell
+        beyond = (y - reached).abs() > 2.0**-40 * reached.abs()  # rounded past the range of the function: no input gives it
         rising = value if value[0] <= value[-1] else -value
         highest, at = rising.cummax(0).values, x.clone()
         if (rising >= highest - 1e-6 * (1 + highest.abs())).all():  # monotone: from the nearest input, where it is steeper
@@ -96,7 +97,7 @@ class Oracle:
 
 
 def finite_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:
-    """The derivative of ``f`` by central differences of fourth order, NaN at kinks, and its error."""
+    """The derivative of ``f`` by central differences of fourth order, NaN at kinks, and an estimate of its error."""
     h = (x.abs() * 2.0**-20).clamp(min=2.0**-13)
     left2, left, middle, right, right2 = (f(x + k * h) for k in (-2, -1, 0, 1, 2))
     near, far = (right - left) / (2 * h), (right2 - left2) / (4 * h)
@@ -108,13 +109,13 @@ def finite_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor
 
 @dataclass(frozen=True)
 class Judge:
-    """What results in ``dtype`` should be, NaN where that is not known, and how far off they may be.
+    """The exact results and the tolerance for results in ``dtype``.
 
     Attributes:
-        exact: the results wanted, in float64.
-        spread: by how much they change with ``x``'s last bits in a register.
-        doubt: how far from the true ones they may be.
-        limit: what is allowed beyond that.
+        exact: the exact results in float64, NaN where unknown.
+        spread: the change of the results when the last bits of ``x`` in a register change.
+        doubt: a bound of the error of ``exact`` itself.
+        limit: the error allowed beyond ``doubt``.
         dtype: of the results.
     """
 
@@ -125,12 +126,12 @@ class Judge:
     dtype: torch.dtype
 
     def error(self, actual: Tensor, floor: float | Tensor | None) -> Tensor:
-        """In ulp, beyond the doubt."""
+        """The errors in ulp, beyond the doubt."""
         off = actual.double() - self.exact
         beyond = torch.where(off.abs() <= self.doubt, self.exact, actual.double() - off.sign() * self.doubt)
         return ulp_error(beyond, self.exact, self.dtype, floor).masked_fill(self.exact.isnan(), 0.0)
 
     def wrong(self, actual: Tensor) -> Tensor:
-        """Which are off by more than is allowed."""
+        """A mask of the results whose error exceeds both the limit and the effect of the spread."""
         excused = (actual.double() - self.exact).abs() <= 4 * self.spread.nan_to_num(nan=0.0, posinf=0.0)
         return (self.error(actual, self.limit.floor) > self.limit.ulp) & ~excused

@@ -1,4 +1,4 @@
-"""Whether something else was at work on this machine while something was measured."""
+"""Detects other work on the machine during a measurement."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ __all__ = ["Others"]
 
 
 class Others:
-    """Watches what others do from when it is made on: other processes, and the host of a virtual machine."""
+    """Measures the CPU time of other processes, and that stolen by a virtual machine's host, since its construction."""
 
     def __init__(self) -> None:
-        """Begins."""
+        """Starts measuring."""
         self._begin = _reading()
 
     def cpus(self) -> float:
-        """How many CPUs they took, on average; 0 where the system does not tell."""
+        """The average number of CPUs that others used; 0 if the system has no /proc/stat."""
         used, own, seconds = (now - then for now, then in zip(_reading(), self._begin, strict=True))
         return max(0.0, used - own) / seconds if seconds else 0.0
 
     def disturb(self, threads: int) -> bool:
-        """Whether they left fewer CPUs than so many threads take, by more than a fifth."""
+        """Whether others left less than 80% of the CPUs that so many threads need."""
         return self.cpus() + 0.8 * threads > (os.cpu_count() or 1)
 
 
 def _reading() -> tuple[float, float, float]:
-    """Seconds of work of all CPUs, of this process and those that it started, and of time."""
+    """Seconds: CPU time of all CPUs, CPU time of this process and its finished children, and wall-clock time."""
     own = sum(os.times()[:4])
     try:
         columns = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]

@@ -1,4 +1,4 @@
-"""What bench.py measured as one page of HTML, which needs nothing else: ``report_html(json.load(open("bench.json")))``."""
+"""The results of bench.py as one self-contained HTML page: ``report_html(json.load(open("bench.json")))``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["report_html"]
 
 COLORS = {"ours": "var(--ours)", "eager": "var(--eager)", "compile": "var(--compile)", "exported": "var(--exported)"}
 NAMES = {"ours": "jitact", **PEERS}
-LINE, TOP, LEFT, WIDTH, GAP = 17, 26, 110, 250, 40  # of charts, in pixels: a row, above the rows, names, scale, to the next
+LINE, TOP, LEFT, WIDTH, GAP = 17, 26, 110, 250, 40  # pixels: height of a row and of the head; width of names, scale and gap
 
 
 def report_html(results: dict[str, Any]) -> str:
-    """The page: speed against the ceiling, memory, errors, builds; inline style and pictures, no script, no request.
+    """The page: speed relative to the ceiling, memory, errors, builds; with inline style and SVG, without scripts or requests.
 
     Args:
         results: what ``bench.py --json`` writes.
@@ -80,7 +80,7 @@ summary { cursor: pointer; color: var(--faint); }
 
 
 def _summary(results: dict[str, Any]) -> str:
-    """How many times faster, in the geometric mean, and what is wrong."""
+    """The geometric means of the speed-ups, and the wrong results."""
     tiles = []
     for mean in results.get("geometric_means") or []:
         if mean["of"] == "all":
@@ -94,7 +94,7 @@ def _summary(results: dict[str, Any]) -> str:
 
 
 def _speed(dtype: str, facts: dict[str, Any], rows: list[Entry]) -> str:
-    """A chart for each direction, and the figures."""
+    """The charts of all directions, and the table of their figures."""
     timed = [row for row in rows if row["ours"]]
     rates = facts["bytes_per_second"]
     ceiling = (
@@ -114,7 +114,7 @@ def _legend(rows: list[Entry], names: Iterable[str] = tuple(NAMES)) -> str:
 
 
 def _charts(rows: list[Entry]) -> str:
-    """Side by side for each direction, a dot for everyone's share of the floor, a row for each activation."""
+    """A chart per direction, side by side: a row for each activation, with a dot for each subject's share of the floor."""
     height = TOP + LINE * len(rows) + 6
     parts = [_name(row, TOP + LINE * i) for i, row in enumerate(rows)]
     for panel, (direction, title) in enumerate(DIRECTIONS.items()):
@@ -162,7 +162,7 @@ def _speed_table(rows: list[Entry]) -> str:
 
 
 def _memory(rows: list[Entry]) -> str:
-    """Bytes per element that are kept for backward, as bars."""
+    """A bar chart of the bytes per element kept for backward."""
     rows = [row for row in rows if row.get("kept")]
     if not rows:
         return ""
@@ -194,7 +194,7 @@ def _memory(rows: list[Entry]) -> str:
 
 
 def _errors(rows: list[Entry]) -> str:
-    """The largest errors of forward and gradient."""
+    """The table of the largest errors of forward and gradient."""
     rows = [row for row in rows if row.get("errors")]
     if not rows:
         return ""
@@ -215,7 +215,7 @@ def _errors(rows: list[Entry]) -> str:
 
 
 def _builds(first_use: dict[str, dict[str, float | None]]) -> str:
-    """Seconds of a build, milliseconds of a load."""
+    """The table of first use: seconds of a build, milliseconds of a load from the cache."""
     if not first_use:
         return ""
 

@@ -1,4 +1,4 @@
-"""How far gated activations are from exact: on pairs of a gate and what it is multiplied by, with gradients that come in."""
+"""The errors of gated activations, on pairs of gate and up with incoming gradients."""
 
 from __future__ import annotations
 
@@ -13,37 +13,38 @@ from .ulp import ulp_error
 
 __all__ = ["Judge", "Judged", "every_value", "pairs", "spread_values"]
 
-LEAST = 2.0**-126  # of the normal float32 numbers, in which 16-bit types are computed too
-LEAST_SLOPE = 2.0**-119  # exp(gate), a hundredth of it and less, is a normal number
+LEAST = 2.0**-126  # the smallest normal float32 number; 16-bit types are computed in float32 too
+LEAST_SLOPE = 2.0**-119  # at slopes above this, exp(gate), down to a hundredth of the slope, is a normal number
 STEP_OF_PAIRS = 2**24
 MANTISSAS = {torch.bfloat16: 7, torch.float16: 10}
 
 Judged = dict[str, tuple[Tensor, Tensor]]
-"""By "forward", "by gate" and "by up": the gates, and the errors in ulp, of what the bounds are for."""
+"""For "forward", "by gate" and "by up": the gates, and the errors in ulp; 0 where the bounds do not apply."""
 
 
 def every_value(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """All values of a 16-bit type, infinities and NaN among them."""
+    """All values of a 16-bit type, including infinities and NaN."""
     return torch.arange(-(2**15), 2**15, device=device).to(torch.int16).view(dtype)
 
 
 def spread_values(dtype: torch.dtype, device: torch.device, count: int = 512) -> Tensor:
-    """Values of a 16-bit type with every exponent and sign, whose other bits are random: zeros and infinities among them."""
+    """Values of a 16-bit type with every exponent and sign and random mantissas, including zeros and infinities."""
     mantissa = MANTISSAS[dtype]
-    kinds = 2 ** (16 - mantissa)  # of sign and exponent
+    kinds = 2 ** (16 - mantissa)  # combinations of sign and exponent
     generator = torch.Generator().manual_seed(0)
     kind = torch.arange(count) % kinds
     bits = torch.randint(2**mantissa, (count,), generator=generator)
-    bits[: kinds // 2 : kinds // 2 - 1] = 0  # of zero and infinity
-    bits[kinds // 2 : kinds : kinds // 2 - 1] = 0  # and of both with a minus
+    bits[: kinds // 2 : kinds // 2 - 1] = 0  # zero and infinity
+    bits[kinds // 2 : kinds : kinds // 2 - 1] = 0  # negative zero and infinity
     values = (kind << mantissa) + bits
     return torch.where(values >= 2**15, values - 2**16, values).to(torch.int16).view(dtype).to(device)
 
 
 def pairs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Gates, ups and gradients that come in.
+    """Gates, ups and incoming gradients, in chunks.
 
-    Of a 16-bit type every gate beside :func:`spread_values`; of others random bits, on a GPU of float32 2^32 pairs.
+    For a 16-bit type, every gate is paired with each of :func:`spread_values`; for float32 they are random bits, 2^32 pairs on
+    a GPU; for float64 random normal numbers.
     """
     generator = torch.Generator(device).manual_seed(0)
     if dtype.itemsize == 2:
@@ -64,20 +65,20 @@ def pairs(dtype: torch.dtype, device: torch.device) -> Iterator[tuple[Tensor, Te
 
 
 class Judge:
-    """What a gated activation and its gradients should be on pairs, and where results have bounds.
+    """The exact results and gradients of a gated activation on pairs, and where the error bounds apply.
 
-    Those are where the factors are normal float32 numbers: the activation of the gate, its slope, and what it is multiplied
-    by, ``dy`` and, for gradients, the product of the two. A NaN that no factor explains is an infinite error anywhere.
+    They apply where the factors are normal float32 numbers: the activation of the gate, its slope, the factor of up, ``dy``
+    and, for gradients, the product of the two. A NaN that no factor explains is an infinite error everywhere.
 
     Args:
-        record: of the activation, whose defaults are the numbers.
-        gate: gates.
-        up: what they multiply.
-        dy: gradients that come in.
+        record: of the activation; parameters have their defaults.
+        gate: the gates.
+        up: the tensors that the activated gates are multiplied by.
+        dy: the incoming gradients.
     """
 
     def __init__(self, record: Activation, gate: Tensor, up: Tensor, dy: Tensor) -> None:
-        """Computes it in float64."""
+        """Computes the exact results in float64."""
         self.given = gate, up, dy
         form, names = record.exact or record.reference, record.layout.tensors[:2]
         params = torch.tensor([default for _, default in record.params])
@@ -90,7 +91,7 @@ class Judge:
 
         self.wanted = _with_gradients(exact, gate.double(), up.double(), dy.double())
         ones = torch.ones_like(self.wanted[0])
-        # act(gate) times a factor of up, whose slope at 0 is 1: so what either of them is follows from their product.
+        # The formula is act(gate) times a factor of up whose slope at 0 is 1, so both follow from values of the product.
         act_of_one = _with_gradients(exact, ones[:1], 0 * ones[:1], ones[:1])[2]
         factor_of_one = exact(ones[:1], ones[:1]) / act_of_one
         act, slope, _ = ((t / factor_of_one).abs() for t in _with_gradients(exact, gate.double(), ones, ones))
@@ -105,7 +106,7 @@ class Judge:
         }
 
     def errors(self, function: Callable[[Tensor, Tensor], Tensor]) -> Judged:
-        """Those of a function of the tensors that the kernel file calls gate and up."""
+        """The errors of a function of gate and up."""
         gate, up, dy = self.given
         explained = gate.isnan() | up.isnan() | gate.isinf() | up.isinf() | dy.isinf()
         results, found = _with_gradients(function, *self.given), {}

@@ -1,6 +1,6 @@
-"""Pictures of what bench.py measured: each activation's share of the floor, ours beside the peers'.
+"""Pictures of bench.py's results: each activation's share of the floor, for jitact and its peers.
 
-:func:`draw` has all activations and needs matplotlib. :func:`headline_svg` has the README's few, as text, and needs nothing.
+:func:`draw` shows all activations and needs matplotlib. :func:`headline_svg` writes the SVG of the README's few without it.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ MARKS = {  # colour, filled or not, size, which is on top
     "ours": ("#0b62c4", True, 46, 4),
 }
 
-WHO = {"ours": "jitact", "compile": "torch.compile", "eager": "PyTorch eager"}  # the bars of headline_svg, from above
-WIDTH, LEFT, RIGHT, TOP, FOOT = 860, 236, 64, 112, 42  # of headline_svg, in pixels; the scale is between the margins
-BAR, STEP, GROUP = 10, 12, 54  # the height of a bar, from one bar to the next, from one activation to the next
-FIGURE = 36  # the width of a figure behind its bar
+WHO = {"ours": "jitact", "compile": "torch.compile", "eager": "PyTorch eager"}  # the bars of headline_svg, top to bottom
+WIDTH, LEFT, RIGHT, TOP, FOOT = 860, 236, 64, 112, 42  # of headline_svg, in pixels: width and margins around the scale
+BAR, STEP, GROUP = 10, 12, 54  # pixels: height of a bar, distance between bars, distance between activations
+FIGURE = 36  # the width of the percentage to the right of a bar
 STYLE = """
 svg {
   --page: #ffffff; --ink: #1b1f24; --muted: #5b6570; --rule: #e1e5ea;
@@ -54,12 +54,12 @@ text { font-family: -apple-system, "Segoe UI", "DejaVu Sans", Helvetica, Arial, 
 
 
 def can_plot() -> bool:
-    """Whether matplotlib is there."""
+    """Whether matplotlib is installed."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
 def draw(results: Entry, path: Path) -> None:
-    """Draws every activation's share of the floor in forward + save + backward, ours beside the peers', a panel for each dtype.
+    """Draws the share of the floor in forward + save + backward of every activation and subject, a panel for each dtype.
 
     Raises:
         ImportError: matplotlib is missing.
@@ -86,7 +86,7 @@ def draw(results: Entry, path: Path) -> None:
 
 
 def _from_most_to_least_gained(panels: dict[str, dict[str, Entry]]) -> list[str]:
-    """Names in the order of eager's share, the mean over the dtypes, so that the picture reads as one curve."""
+    """Names sorted by eager's share, averaged over the dtypes, so that the dots form a curve."""
     shares: dict[str, list[float]] = {}
     for rows in panels.values():
         for name, row in rows.items():
@@ -147,14 +147,14 @@ def _legend(picture: Any, results: Entry, subjects: list[str], height: float) ->
 
 
 def headline_svg(bench: Entry | None, *operands: Entry) -> str:
-    """The README's picture: a bar for the share of the memory bandwidth of each, in colours for light and dark pages.
+    """The README's picture: bars of the shares of the memory bandwidth, with colours for light and dark pages.
 
     Args:
         bench: what ``bench.py`` wrote, if it was run.
         operands: what ``bench.py --operands`` wrote, in each of its runs.
 
     Returns:
-        The text of an SVG file; "" where nothing was measured.
+        The text of an SVG file; "" if nothing was measured.
     """
     if not bench:
         return ""
@@ -162,8 +162,8 @@ def headline_svg(bench: Entry | None, *operands: Entry) -> str:
     facts, height = bench["machine"], TOP + GROUP * len(found) + FOOT
     bottom = height - FOOT
     title = "Share of the memory bandwidth, forward + backward"
-    told = f"{facts['device']} · {HEADLINE_DTYPE} · torch {facts['torch']} · 100% is the speed of a copy of as many bytes"
-    parts = [_text(24, 36, title, "title"), _text(24, 58, told, "muted")]
+    subtitle = f"{facts['device']} · {HEADLINE_DTYPE} · torch {facts['torch']} · 100% is the speed of a copy of as many bytes"
+    parts = [_text(24, 36, title, "title"), _text(24, 58, subtitle, "muted")]
     shown = [who for who in WHO if any(who in each.shares for each in found)]
     x = 24
     for who in shown:
@@ -184,20 +184,20 @@ def headline_svg(bench: Entry | None, *operands: Entry) -> str:
 
 
 def _bars(row: Headline, y: int, shown: Sequence[str]) -> list[str]:
-    """One activation: its name and shape, and a bar for each who was measured."""
+    """One activation: its name and shape, and a bar for each measured subject."""
     name, shape = (row.name, row.shape.replace("x", "\u00d7"))
     parts = [_text(LEFT - 14, y + 15, name, "name", "end"), _text(LEFT - 14, y + 31, shape, "muted small", "end")]
     for i, who in enumerate(who for who in shown if who in row.shares):
         value, top = row.shares[who], y + STEP * i
         end, style = _place(value), "figure best" if who == "ours" else "figure"
-        told = max(end, _place(1)) if end + FIGURE > _place(1) else end  # not across the line of 100%
+        figure_x = max(end, _place(1)) if end + FIGURE > _place(1) else end  # does not cross the line of 100%
         parts.append(f'<rect class="{who}" x="{LEFT}" y="{top}" width="{end - LEFT:.1f}" height="{BAR}" rx="2"/>')
-        parts.append(_text(told + 6, top + 9, f"{value:.0%}", style))
+        parts.append(_text(figure_x + 6, top + 9, f"{value:.0%}", style))
     return parts
 
 
 def _place(value: float) -> float:
-    """Where a share ends on the scale."""
+    """The x coordinate of a share."""
     return LEFT + (WIDTH - LEFT - RIGHT) * value
 
 

@@ -1,4 +1,4 @@
-"""How far a long piece of work is, on the last line of a terminal. Elsewhere nothing of it is printed."""
+"""A progress bar on the last line of a terminal; nothing is printed if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ PATIENCE = 2.0  # seconds of work before the line is shown
 WIDTH = 24  # of the bar
 CLEAR = "\r\033[K"
 
-_shown = ""  # what stands on the last line now
+_shown = ""  # the current text of the last line
 
 
 def progress(items: Iterable[Item], total: int, name: Callable[[Item], str] = lambda item: "") -> Iterator[Item]:
-    """Goes through ``items``; where a person watches, shows a bar from the second second on.
+    """Iterates over ``items``; on a terminal, shows a bar once :data:`PATIENCE` seconds have passed.
 
     Args:
         items: the pieces of work.
         total: how many there are.
-        name: what the piece at work is called.
+        name: returns the label of the current piece.
     """
     begin = time.monotonic()
     try:

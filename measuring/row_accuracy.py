@@ -1,6 +1,6 @@
-"""How far activations of rows are from exact: what accuracy.py does with softmax and its kin.
+"""The errors of row activations: the part of accuracy.py for softmax and its relatives.
 
-Their kernels are measured as they are, on rows of all lengths that they take, wherever calls go to PyTorch's operators instead.
+The kernels are called directly, on rows of all lengths that they support, even where calls would use PyTorch's operators.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from .ulp import Error, ulp_error
 __all__ = ["rows_of"]
 
 LENGTHS = (1, 2, 3, 8, 17, 64, 100, 255, 1000, 1001, 2048, 4100, 8192, 16400, 50257, 65536, 131072, 393_216, 400_000)
-LONG = 2**15  # elements of rows of which a few are enough
-ELEMENTS = 2**17  # of the rows of a length
+LONG = 2**15  # elements; only a few rows longer than this are measured
+ELEMENTS = 2**17  # of all rows of one length
 
 
 def rows_of(record: RowActivation, dtype: torch.dtype, device: torch.device) -> Iterator[dict]:
-    """What is found for an activation of rows and a dtype: a row for each thing that backward can keep."""
-    if dtype not in OF_ROWS:  # which no kernel is for
+    """The results for a row activation and a dtype: a row for each choice of ``save``."""
+    if dtype not in OF_ROWS:  # there are no kernels for it
         return
     try:
         errors = measure(record, dtype, device)
-    except Exception as error:  # a kernel that does not compile or run is one of the things to report
+    except Exception as error:  # kernels that do not compile or run are reported
         yield {"name": record.name, "dtype": dtype_name(dtype), "broken": [first_line(error)]}
         return
     for save in record.saves:
@@ -48,7 +48,7 @@ def rows_of(record: RowActivation, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _broken(dtype: torch.dtype, own: dict[str, Error]) -> list[str]:
-    """Which bounds do not hold, in words."""
+    """Descriptions of the bounds that are exceeded."""
     rules = []
     for kind, limit in (("forward", OF_ROWS[dtype].forward), ("gradient", OF_ROWS[dtype].gradient)):
         error = own[kind]
@@ -61,7 +61,7 @@ def _broken(dtype: torch.dtype, own: dict[str, Error]) -> list[str]:
 
 
 def measure(record: RowActivation, dtype: torch.dtype, device: torch.device) -> dict[tuple[str, str], Error]:
-    """The errors by what is measured and by what is kept; of PyTorch's operator, in place of that, "torch"."""
+    """The errors, keyed by "forward" or "gradient" and by ``save``, or "torch" for PyTorch's operator."""
     found = {(kind, who): Error() for kind in ("forward", "gradient") for who in (*record.saves, "torch")}
     for length in LENGTHS:
         x = random_rows(length, max(4, ELEMENTS // length), dtype, device)
@@ -73,10 +73,10 @@ def measure(record: RowActivation, dtype: torch.dtype, device: torch.device) -> 
 
 
 def _add(found: dict[tuple[str, str], Error], record: RowActivation, x: Tensor, dim: int) -> None:
-    """Takes in the errors of some rows."""
+    """Adds the errors of some rows."""
     dtype, bound, scale = x.dtype, OF_ROWS[x.dtype], record.factor
     beside = random_beside(record, x, dim)
-    given = Beside(tuple(values.float() for values in beside.rows), beside.numbers)  # as kernels want it
+    given = Beside(tuple(values.float() for values in beside.rows), beside.numbers)  # kernels take float32
     exact = record.exact(scale * x.double(), dim, beside)
     dy = torch.randn(x.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64).to(x.device, dtype)
     y = record.forward_by_kernel(x, dim, scale, given)
@@ -92,7 +92,7 @@ def _add(found: dict[tuple[str, str], Error], record: RowActivation, x: Tensor, 
     for who, dx, known in (("output", output, y), ("input", input_, exact), ("torch", their_dx, theirs.detach())):
         error, unit = _gradient_error(record, dx, dy, known, dim, beside)
         allowed = torch.full_like(error, bound.gradient)
-        if who == "input" and dtype is torch.float32:  # there the output is rounded, too
+        if who == "input" and dtype is torch.float32:  # the recomputed output is rounded too
             moved = known * (1 + bound.forward * torch.finfo(dtype).eps)
             there, here = (record.exact_gradient(dy, each, dim, beside)[0] for each in (moved, known))
             allowed += (there - here).abs() / unit
@@ -102,7 +102,7 @@ def _add(found: dict[tuple[str, str], Error], record: RowActivation, x: Tensor, 
 def _gradient_error(
     record: RowActivation, dx: Tensor, dy: Tensor, y: Tensor, dim: int, beside: Beside
 ) -> tuple[Tensor, Tensor]:
-    """In epsilons of the sum of the sizes of the terms, but for what is lost where results are subnormal; and that unit."""
+    """The error in epsilons of the sum of the magnitudes of the terms, with an allowance for subnormals; and that unit."""
     info = torch.finfo(dx.dtype)
     exact, sizes = record.exact_gradient(dy, y, dim, beside)
     beyond = ((dx.double() - record.factor * exact).abs() - 16 * info.tiny * info.eps).clamp(min=0)

@@ -1,4 +1,4 @@
-"""Whether an activation of rows computes what it should: what ``check`` does with softmax and its kin."""
+"""``check`` for row activations: softmax, its relatives and users' definitions."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .verdicts import Check, Line, Worst
 __all__ = ["check_rows", "random_beside", "random_rows"]
 
 LENGTHS = (1, 2, 7, 33, 1000, 4096)
-ELEMENTS = 2**17  # of the rows of a length
+ELEMENTS = 2**17  # of all rows of one length
 SPREADS = (1.0, 8.0)
-ENOUGH = 2**25  # bytes of a tensor whose rows are the kernels' on any device
-SHORT = 256  # elements of rows that are not worth a kernel
+ENOUGH = 2**25  # bytes of a tensor large enough for the kernels on any device
+SHORT = 256  # shorter rows are left to PyTorch's operators
 
 
 def random_rows(length: int, count: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Rows that stand for all: random ones, near and far apart, and extreme ones, the same in every call. Finite.
+    """Representative rows of finite values, the same in every call: random ones of several spreads, and extreme ones.
 
-    Those are: all alike; one far above all others; ever further below the first; high and low alternating; far from 0, and
-    near to each other.
+    The extreme rows are: constant; one value far above the others; linearly descending; alternating high and low; far from 0
+    but near to each other.
     """
     generator = torch.Generator().manual_seed(length)
     each = max(1, count // len(SPREADS))
@@ -41,14 +41,14 @@ def random_rows(length: int, count: int, dtype: torch.dtype, device: torch.devic
 
 
 def random_beside(record: RowActivation, x: Tensor, dim: int) -> Beside:
-    """Operands to try an activation with: for each row of x a random value, and the numbers that are usual."""
+    """Operands for a test of an activation: random values for each row of x, and the default parameters."""
     generator, shape = torch.Generator().manual_seed(2), x.select(dim, 0).unsqueeze(dim).shape
     rows = [torch.randn(shape, generator=generator, dtype=torch.float64).to(x.device, x.dtype) for _ in record.rows]
     return Beside(tuple(rows), tuple(default for _, default in record.params))
 
 
 def check_rows(cls: type[RowModule], low: float, high: float, dtypes: tuple[torch.dtype, ...], device: torch.device) -> Check:
-    """Compares rows of several lengths, forward and gradient, with float64; of the arguments, ``check`` tells."""
+    """Compares forward and gradients with float64, on rows of several lengths. The arguments are those of ``check``."""
     record = cls.activation
     lines = tuple(_line(cls, dtype, save, low, high, device) for dtype in dtypes for save in record.saves)
     title = f"{record.name}: {record.formula}"
@@ -59,12 +59,12 @@ def check_rows(cls: type[RowModule], low: float, high: float, dtypes: tuple[torc
 
 
 def _line(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: float, device: torch.device) -> Line:
-    """What is found for a dtype and what backward keeps."""
+    """The line of the report for a dtype and a choice of ``save``."""
     record, function = cls.activation, cls.function
     samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(low, high) for n in LENGTHS]
     besides = [random_beside(record, x, -1) for x in samples]
     exacts = [_exact(record, x.double(), beside) for x, beside in zip(samples, besides, strict=True)]
-    # Logarithms are differences of numbers of the size of 1; shares are products, and as exact everywhere.
+    # Logarithms are differences of numbers of magnitude 1; shares are products, with the same relative error everywhere.
     floor = 1.0 if any((exact.abs() > 1).any() for exact in exacts) else torch.finfo(dtype).tiny
     forward, gradient = [], []
     for x, beside, exact in zip(samples, besides, exacts, strict=True):
@@ -97,7 +97,7 @@ def _incoming(x: Tensor) -> Tensor:
 def _value_and_gradients(
     function: Callable[..., Tensor], x: Tensor, beside: Beside, dy: Tensor, save: str
 ) -> tuple[Tensor, ...]:
-    """The results for the rows, in a tensor large enough that they are the kernels', where that may be."""
+    """The results for the rows, repeated to a tensor large enough for the kernels, if kernels take such rows."""
     count = len(x)
     times = math.ceil(ENOUGH / x.nbytes) if x.shape[-1] >= SHORT and x.dtype is not torch.float64 else 1
     leaves = [each.repeat(times, 1).requires_grad_() for each in (x, *beside.rows)]
@@ -109,7 +109,7 @@ def _value_and_gradients(
 def _exact_gradients(
     record: RowActivation, x: Tensor, beside: Beside, dy: Tensor, y: Tensor, exact: Tensor, save: str
 ) -> list[tuple[Tensor, Tensor]]:
-    """The gradients of the output that was kept, or of the formula itself; and the sums of the sizes of their terms."""
+    """The gradients computed from the saved output, or of the formula itself, and the sums of the magnitudes of their terms."""
     known = y if save == "output" else exact
     found, sizes = record.exact_gradient(dy, known, -1, beside)
     of_output = [(record.factor * found, sizes), *record.exact_of_rows(dy, known, -1, beside)]
@@ -123,7 +123,7 @@ def _exact_gradients(
 
 
 def _worst(x: Tensor, actual: Tensor, exact: Tensor, error: Tensor, wrong: Tensor) -> Worst:
-    """The largest error among results, of those that are wrong if there are any."""
+    """The largest error among the wrong results if there are any, else among all."""
     place = int(torch.where(wrong, torch.inf, error).flatten().argmax())
     value, result, wanted = (float(t.detach().flatten()[place]) for t in (x, actual, exact))
     at = f"x = {value:.8g}, element {place % x.shape[-1]} of a row of {x.shape[-1]},"

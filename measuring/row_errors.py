@@ -1,4 +1,4 @@
-"""What activations of rows should be, in float64."""
+"""Exact results of row activations, in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["exact_gradient", "exact_output"]
 
 
 def exact_output(name: str, t: Tensor, dim: int = -1) -> Tensor:
-    """``softmax`` or ``log_softmax`` of ``t``. The sum beside the largest is kept apart, which float64 would lose too."""
+    """``softmax`` or ``log_softmax`` of ``t``. The largest term is added last, by log1p, as even float64 loses small sums."""
     t = t.double()
     highest, place = t.max(dim, keepdim=True)
     terms = (t - highest).exp()
@@ -17,7 +17,7 @@ def exact_output(name: str, t: Tensor, dim: int = -1) -> Tensor:
 
 
 def exact_gradient(name: str, dy: Tensor, y: Tensor, dim: int = -1) -> tuple[Tensor, Tensor]:
-    """The gradient that follows from an output, and the sum of the sizes of its terms, which roundings are parts of."""
+    """The gradient computed from an output, and the sum of the magnitudes of its terms, the unit of its rounding errors."""
     dy, y = dy.double(), y.double()
     if name == "log_softmax":
         p = y.exp()

@@ -1,4 +1,4 @@
-"""Where check looks: inputs that stand for all of a dtype's, and incoming gradients."""
+"""The samples of ``check``: representative inputs of a dtype, and incoming gradients."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .ulp import every_16bit_value
 __all__ = ["incoming", "inputs", "kinks"]
 
 SAMPLE = 2**15
-USUAL = 100.0  # within it, a sample is evenly spread
+USUAL = 100.0  # the evenly spread part of a sample is within +-100
 NUMBER = re.compile(r"(?<![\w.])(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*#[^\n]*", re.DOTALL | re.MULTILINE)
 MOST_KINKS = 48
 
 
 def kinks(text: str, params: Iterable[float]) -> list[float]:
-    """Where a formula may have a kink: at the numbers in its kernel file, at its parameters and their quotients."""
+    """Places where a formula may have a kink: the numbers in its kernel file, its parameters and their quotients."""
     params = [abs(p) for p in params if 0 < abs(p) < math.inf]
     written = [float(number) for number in NUMBER.findall(COMMENT.sub("", text))]
     found = [*params, *(a / b for a, b in itertools.permutations(params, 2)), *written]
@@ -30,18 +30,18 @@ def kinks(text: str, params: Iterable[float]) -> list[float]:
 
 
 def inputs(dtype: torch.dtype, low: float, high: float, near: Iterable[float], device: torch.device) -> Tensor:
-    """Finite inputs from ``low`` to ``high``, ascending: all of a 16-bit type.
+    """Finite inputs from ``low`` to ``high``, ascending. For a 16-bit type, these are all of its values.
 
-    Of a wider one, all that are 16-bit values too, random ones evenly spread between -100 and 100 (or what of that is asked
-    for), random bit patterns, which are near 0 and far out to the ends of the range, and the neighbourhood of the numbers
-    ``near`` and of their negatives, ever closer.
+    For a wider type: all values of both 16-bit types; random values evenly spread between -100 and 100, or the requested part
+    of that; random bit patterns, which cover all magnitudes; and sequences that converge to the numbers ``near`` and their
+    negatives.
     """
     own = [dtype] if dtype.itemsize == 2 else [torch.float16, torch.bfloat16]
     values = [every_16bit_value(each).to(dtype) for each in own]
     if dtype.itemsize > 2:
         generator, info = torch.Generator().manual_seed(0), torch.finfo(dtype)
         ends = [max(low, -USUAL), min(high, USUAL)]
-        if ends[0] >= ends[1]:  # all of it is further out
+        if ends[0] >= ends[1]:  # the requested range is outside of +-100
             ends = [max(low, info.min / 4), min(high, info.max / 4)]
         values.append(torch.empty(SAMPLE, dtype=dtype).uniform_(*ends, generator=generator))
         whole = torch.int64 if dtype is torch.float64 else torch.int32
@@ -56,12 +56,12 @@ def inputs(dtype: torch.dtype, low: float, high: float, near: Iterable[float], d
 
 
 def incoming(slope: Tensor, dtype: torch.dtype, floor: float) -> Tensor:
-    """Random incoming gradients ``dy`` of both signs, from small to large, with which ``dy * slope`` stays in the range.
+    """Random incoming gradients ``dy`` of both signs and many magnitudes, such that ``dy * slope`` stays in the normal range.
 
     Args:
-        slope: what will be multiplied with them, in float64.
+        slope: the slopes that they are multiplied by, in float64.
         dtype: of the gradients.
-        floor: the magnitude below which a slope's error counts as one there.
+        floor: slopes smaller than this are treated as this, as in the measure of their errors.
     """
     info, generator = torch.finfo(dtype), torch.Generator().manual_seed(1)
     bits = math.log2(info.max)

@@ -1,4 +1,4 @@
-"""Activations of several operands as functions of one of them, and whether all their gradients are what they should be."""
+"""Activations of several operands: as functions of one of them, and the check of all their gradients."""
 
 from __future__ import annotations
 
@@ -25,28 +25,29 @@ from .verdicts import FAR, Line, worst_of
 __all__ = ["by_operand", "fixed_values", "lines_of_several", "named", "of_several", "surrounded"]
 
 Function = Callable[..., Tensor]
-SPREAD = 2.0  # of the samples of operands but the first, which are normal
-SAMPLES = 2**15  # about so many of the wider types
-OFTEN = 8  # every so manyth sample is any number that is not far out
+SPREAD = 2.0  # the standard deviation of the samples of all operands but the first
+SAMPLES = 2**15  # the approximate number of samples for types wider than 16 bits
+OFTEN = 8  # one in so many samples is drawn from all numbers within +-100
 
 
 def of_several(record: Activation) -> bool:
-    """Whether an activation is judged, and drawn, by several operands: of elements or rows, or what a definition learns."""
+    """Whether an activation is checked and plotted by operand: it has several elements or rows, or is a definition with
+    channel operands."""
     return len(record.layout.tensors) > 1 and (record.layout.elements > 1 or not record.module)
 
 
 def in_eval(module: ActivationModule) -> tuple[Activation, tuple[float, ...]]:
-    """The record and the parameters of what a module computes outside of training."""
+    """The record and the parameters of the activation that a module computes outside of training."""
     record, params = record_of(module), module._params()
     return record.in_eval(*params) if record.in_eval is not None else (record, params)
 
 
 def surrounded(module: ActivationModule, parts: Collection[str] = ()) -> tuple[Activation, tuple[float, ...]] | None:
-    """The same, with the bias that a module adds in its kernel; None where nothing is added outside of training.
+    """As :func:`in_eval`, with the operands fused around the activation; None if there are none outside of training.
 
     Args:
-        module: the module.
-        parts: what else stands around it: "residual", or of a gated activation "row_weight".
+        module: the module, whose bias is included.
+        parts: further fused operands: "residual", or for a gated activation "row_weight".
     """
     record, params = in_eval(module)
     added = {"bias": bias_around(module) is not None, "residual": "residual" in parts}
@@ -56,11 +57,11 @@ def surrounded(module: ActivationModule, parts: Collection[str] = ()) -> tuple[A
 
 
 def named(name: str) -> tuple[ActivationModule, list[str]]:
-    """A module of the activation that is named with what stands around it, as ``gelu+bias+residual``; and these parts.
+    """A module of an activation named with fused operands, such as ``gelu+bias+residual``, and the names of these operands.
 
     Raises:
         KeyError: there is no such activation.
-        ValueError: something cannot stand around it, or rounds on the way, which has no yardstick.
+        ValueError: the activation does not take an operand, or the name asks for intermediate rounding ("unfused").
     """
     record_named(name)
     first, *parts = name.split("+")
@@ -72,9 +73,9 @@ def named(name: str) -> tuple[ActivationModule, list[str]]:
 
 
 def kernel(record: Activation, params: tuple[float, ...], save: str | None = None) -> Function:
-    """An activation of its tensors, as operators take them: a channel operand may have a value for each element.
+    """An activation as a function of its tensors, for its operators: channel operands have a value for each element.
 
-    Those that the kernel file prepares have one for all.
+    Only operands that the kernel file prepares have one value for all.
     """
     one = len(record.layout.tensors) - prepared(record.source.text)
 
@@ -86,13 +87,13 @@ def kernel(record: Activation, params: tuple[float, ...], save: str | None = Non
 
 
 def formula(record: Activation, params: tuple[float, ...]) -> Function:
-    """The same in PyTorch."""
+    """The same function in PyTorch."""
     reference = record.exact or record.reference
     return lambda *tensors: reference(*tensors, *params)
 
 
 def by_operand(module: ActivationModule, function: Function) -> dict[str, Callable[[Tensor], Tensor]]:
-    """A function of all tensors of a module's activation as functions of each, where others are 1, or the module's mean."""
+    """A function of a module's tensors as a function of each of them; the others are 1, or the mean of the module's values."""
     record, _ = in_eval(module)
     names = record.layout.tensors
     beside = {name: float(getattr(module, name).detach().double().mean()) if name in record.channels else 1.0 for name in names}
@@ -104,16 +105,16 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
 
 
 def fixed_values(module: ActivationModule, record: Activation) -> dict[str, float]:
-    """The operands that a kernel file prepares, which have one value for all, with what a module has for them."""
+    """The operands that a kernel file prepares, which have one value for all elements, with the mean of the module's values."""
     names = record.layout.tensors
     changed = names[len(names) - prepared(record.source.text) :]
     return {name: float(getattr(module, name).detach().double().mean()) for name in changed}
 
 
 def lines_of_several(record: Activation, params: tuple[float, ...], fixed: dict[str, float], x: Tensor) -> Iterable[Line]:
-    """A line for each thing that gives all gradients if it is kept, by samples of all operands, of which ``x`` is the first.
+    """A line for each choice of ``save`` that gives all gradients, on samples of all operands, of which ``x`` is the first.
 
-    Those that are ``fixed`` have one value for all, and their gradients, which are sums over all, are not looked at.
+    The ``fixed`` operands have one value for all elements; their gradients, which are sums over all, are not checked.
     """
     dtype, names, layout = x.dtype, record.layout.tensors, record.layout
     x = x[:: 1 + x.numel() // SAMPLES] if dtype.itemsize > 2 else x
@@ -128,7 +129,7 @@ def lines_of_several(record: Activation, params: tuple[float, ...], fixed: dict[
         found = _value_and_gradients(kernel(record, params, save), operands, learned, names, dy)
         far = wide[0].abs() > torch.finfo(exact.registers).max ** FAR
         slips = [torch.zeros_like(far)] * len(found)
-        if dtype is not torch.float64:  # what the same formula gives in float64 tells a slip from digits or a range too few
+        if dtype is not torch.float64:  # the kernel in float64 tells a wrong formula from a lack of precision or range
             right = _value_and_gradients(kernel(record, params, save), wide, learned, names, torch.ones_like(wide[0]))
             slips = [judge.wrong(each) for judge, each in zip(exact.judges(torch.float64), right, strict=True)]
             far &= ~torch.stack(slips).any(0)
@@ -142,7 +143,7 @@ def lines_of_several(record: Activation, params: tuple[float, ...], fixed: dict[
 
 
 class _Exact:
-    """What an activation and its slopes should be at samples of its operands, in float64, and how far off results may be."""
+    """The exact value and slopes of an activation at samples of its operands, in float64, and the allowed errors."""
 
     def __init__(
         self, record: Activation, params: tuple, operands: list[Tensor], learned: tuple[str, ...], registers: torch.dtype
@@ -150,28 +151,28 @@ class _Exact:
         self.record, self.learned, self.registers = record, learned, registers
         self.value = formula(record, params)
         results, self.doubts = self._results(operands)
-        if registers is torch.float64:  # what the oracle's own formula may have overflowed for
+        if registers is torch.float64:  # the oracle's own formula may have overflowed
             finite = torch.stack([each.isfinite() for each in results]).all(0)
             results = [each.masked_fill(~finite, torch.nan) for each in results]
         self.results = results
         self.spreads = self._spreads(operands)
-        # What is computed on the way is multiplied with the other operands, as much as they are.
+        # Errors of intermediate values are multiplied by the other operands, so the unit grows with their magnitudes.
         sizes = [operand.abs().clamp(min=1.0).nan_to_num(posinf=torch.finfo(torch.float64).max) for operand in operands]
         beside = [0, *(record.layout.tensors.index(name) for name in learned)]
         self.scales = [_product([size for k, size in enumerate(sizes) if k != without]) for without in beside]
 
     @property
     def largest_slope(self) -> Tensor:
-        """At each sample."""
+        """The largest magnitude of the slopes at each sample."""
         return torch.stack([each.abs().nan_to_num(0.0, posinf=0.0) for each in self.results[1:]]).amax(0)
 
     @property
     def untold(self) -> int:
-        """At how many samples a slope is not known."""
+        """The number of samples at which a slope is unknown."""
         return int(torch.stack([each.isnan() for each in self.results[1:]]).any(0).sum())
 
     def judges(self, dtype: torch.dtype) -> list[Judge]:
-        """Of the value and of each slope, in ``dtype``."""
+        """The judges of the value and of each slope, for results in ``dtype``."""
         limit = FORMULA[dtype]
         return [
             Judge(result, spread, doubt, replace(limit, floor=limit.floor * scale), dtype)
@@ -179,7 +180,7 @@ class _Exact:
         ]
 
     def _results(self, operands: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """The value and the slopes by the learned operands, and how far from them the true ones may be."""
+        """The value and the slopes by the learned operands, and bounds of their own errors."""
         names, value = self.record.layout.tensors, self.value
         if self.record.has_reference:
             found = _value_and_gradients(value, operands, self.learned, names, torch.ones_like(operands[0]))
@@ -191,7 +192,7 @@ class _Exact:
         return [result for result, _ in results], [doubt for _, doubt in results]
 
     def _spreads(self, operands: list[Tensor]) -> list[Tensor]:
-        """By how much the value and the slopes change with the last bits of the operands in registers."""
+        """The changes of the value and the slopes when the last bits of the operands in registers change."""
         eps, total = torch.finfo(self.registers).eps, [torch.zeros_like(operands[0])] * (1 + len(self.learned))
         for k, operand in enumerate(operands):
             moved = [[*operands[:k], operand * factor, *operands[k + 1 :]] for factor in (1 - eps, 1 + eps)]
@@ -209,7 +210,7 @@ def _product(factors: list[Tensor]) -> Tensor:
 
 
 def _sample(x: Tensor, seed: int) -> Tensor:
-    """Values for another operand beside those of the first, of its dtype: usual ones, some of them near 0."""
+    """Values for another operand, in x's shape and dtype: normal ones, and some of every magnitude up to 100."""
     generator = torch.Generator().manual_seed(seed)
     usual = SPREAD * torch.randn(x.shape, generator=generator, dtype=torch.float64)
     anything = inputs(x.dtype, -100.0, 100.0, (), torch.device("cpu"))
@@ -221,7 +222,7 @@ def _sample(x: Tensor, seed: int) -> Tensor:
 def _value_and_gradients(
     function: Function, operands: list[Tensor], learned: tuple[str, ...], names: tuple[str, ...], dy: Tensor
 ) -> list[Tensor]:
-    """A function's value, and in float64 its gradients for ``dy``, divided by that."""
+    """A function's value, and its gradients for ``dy`` divided by ``dy``, in float64."""
     tensors = [operand.detach().requires_grad_(name in learned) for name, operand in zip(names, operands, strict=True)]
     with torch.enable_grad():
         y = function(*tensors)

@@ -1,4 +1,4 @@
-"""What bench.py prints: headings, rows, what stands below them."""
+"""The text output of bench.py: headings, rows, and the summary."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ __all__ = [
 ]
 
 Entry = dict[str, Any]
-"""A line of a file in ``results/``, or a whole one."""
+"""A row of a file in ``results/``, or a whole file."""
 
 DIRECTIONS = {"forward": "forward", "forward_save": "forward + save", "backward": "backward"}
 STEP = "forward + save + backward"
-TOO_FAST = 1.1  # a share of the floor that no kernel reaches: other work got in the way when the ceiling was measured
+TOO_FAST = 1.1  # no kernel exceeds this share of the floor, unless other work disturbed the measurement of the ceiling
 PEERS = {"eager": "eager", "compile": "torch.compile", "exported": "exported file"}
 
 
 @cache
 def classic() -> frozenset[str]:
-    """The activations whose speed-up is the headline: torch.nn's elementwise ones, without weights or randomness."""
+    """The activations of the headline's mean: torch.nn's elementwise ones without weights or randomness."""
     plain = [cls.activation for cls in REGISTRY.values() if cls.activation.module and is_plain(cls.activation.token)]
     variants = [name for record in plain if record.variant for name in record.variant[1].values()]
     return frozenset([*(record.name for record in plain), *variants])
 
 
 def describe_machine(facts: dict[str, Any]) -> str:
-    """The facts of a machine in a line."""
+    """A description of a machine in one line."""
     parts = [facts["device"], f"{facts['threads']} threads" if "threads" in facts else f"driver {facts['driver']}"]
     parts += [f"{key} {facts[key]}" for key in ("torch", "python", "jitact")]
     return " · ".join([*parts, facts["date"][:10]])
 
 
 def figure(ulp: float | str) -> str:
-    """An error in ulp, for people."""
+    """An error in ulp as text."""
     ulp = float(ulp)
     return f"{ulp:.2f}" if ulp < 100 else f"{ulp:.3g}"
 
 
 def size(shape: Iterable[int]) -> str:
-    """A shape as people write it."""
+    """A shape as text, such as ``4096 x 393216``."""
     return " x ".join(map(str, shape))
 
 
@@ -70,7 +70,7 @@ def shape_of(results: Entry) -> str:
 
 
 def bench_heading(dtype: str, rates: dict[str, dict[str, float]], peers: list[str]) -> str:
-    """What stands above the rows of a dtype: the ceilings, and the titles of the columns."""
+    """The heading of a dtype's rows: the ceilings, and the titles of the columns."""
     lines = [""]
     for key, title in {"copy": "1 read + 1 write", "add": "2 reads + 1 write"}.items():
         found = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in rates[key].items() if name != "best")
@@ -84,7 +84,7 @@ def bench_heading(dtype: str, rates: dict[str, dict[str, float]], peers: list[st
 
 
 def bench_row(row: Entry, peers: list[str]) -> str:
-    """One activation and dtype in a line, then whatever there is to note."""
+    """One activation and dtype in a line, followed by errors and notes."""
     line = f"{row['name']:16}"
     if row["errors"]:
         line += "".join(f"{figure(row['errors'][kind]['ulp']):>9}" for kind in ("forward", "gradient"))
@@ -98,12 +98,12 @@ def bench_row(row: Entry, peers: list[str]) -> str:
 
 
 def share(row: Entry, direction: str, of: str = "ours") -> float:
-    """The floor of a direction over the time that it took."""
+    """The floor of a direction over the measured time."""
     return row["floor"][direction] / row[of][direction]
 
 
 def step_share(row: Entry, of: str) -> float:
-    """The same of forward + save + backward together."""
+    """The floor over the measured time of forward + save and backward together."""
     return sum(row["floor"][d] for d in ("forward_save", "backward")) / sum(row[of][d] for d in ("forward_save", "backward"))
 
 
@@ -113,7 +113,7 @@ def dtypes_of(results: Entry | None) -> list[str]:
 
 
 def geometric_means(rows: list[Entry]) -> list[Entry]:
-    """How many times faster than each peer, by dtype: of all rows, and of the :func:`classic` ones if all are there."""
+    """The mean speed-ups over each peer by dtype: of all rows, and of the :func:`classic` ones if all were measured."""
     means = []
     for dtype in dict.fromkeys(row["dtype"] for row in rows):
         for peer in PEERS:
@@ -129,7 +129,7 @@ def geometric_means(rows: list[Entry]) -> list[Entry]:
 
 
 def bench_summary(results: Entry) -> str:
-    """What stands below the rows: geometric means, what falls short, first use, what is wrong."""
+    """The summary below the rows: geometric means, what falls short, first use, what is wrong."""
     titles = {**DIRECTIONS, "step": STEP}
     lines = [
         "",
@@ -140,7 +140,7 @@ def bench_summary(results: Entry) -> str:
         cells = "".join(f"{mean[key]:>{len(title) + 2}.2f}x" for key, title in titles.items())
         lines.append(f"  {mean['dtype']:6}{PEERS[mean['peer']]:16}{of:20}{cells}")
     timed = [row for row in results["rows"] if row["ours"]]
-    if results["machine"]["kind"] == "cuda":  # a CPU's caches and cores make its ceiling no measure for all activations
+    if results["machine"]["kind"] == "cuda":  # on a CPU, many activations are not limited by memory bandwidth
         lines.append(_short("below 97 % of the floor", 0.97, timed, share))
     operands = results.get("operands", [])
     lines += distrust([*timed, *operands])
@@ -164,7 +164,7 @@ def bench_summary(results: Entry) -> str:
 
 
 def distrust(timed: list[Entry]) -> list[str]:
-    """A line that warns where others were at work on the machine during more than a tenth of the rows."""
+    """A warning if other work disturbed more than a tenth of the rows; else empty."""
     busy = sum(row.get("busy", False) for row in timed)
     if busy <= len(timed) // 10:
         return []

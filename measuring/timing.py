@@ -1,4 +1,4 @@
-"""How calls are timed: taking turns, each as often as it takes, on inputs that no cache holds; and the ceiling of memory."""
+"""Timing of calls, in alternation and on inputs larger than any cache; and the ceiling of the memory bandwidth."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .text import DIRECTIONS
 
 __all__ = ["Subject", "ceilings", "kept_bytes", "lap", "make_inputs", "medians", "release", "timings"]
 
-CACHE = {"cuda": 2**28, "cpu": 2**27}  # bytes; inputs are rotated until they fill more than this, which no cache holds
+CACHE = {"cuda": 2**28, "cpu": 2**27}  # bytes, more than any cache holds; inputs are rotated among so many
 SMALL = 2**22  # bytes; below this a single call is too short to time
 RUNS = {"cuda": (9, 51, 0.08), "cpu": (5, 21, 0.15)}  # fewest and most runs of each timing, and the seconds to spend on it
-AHEAD = 2**19  # clocks, a quarter of a millisecond: a GPU waits as long before a timed call, which the host takes to start it
+AHEAD = 2**19  # clocks, a quarter of a millisecond: the GPU sleeps before a timed call, to hide the host's launch overhead
 
 Key = TypeVar("Key")
 
 
 class Subject:
-    """What is timed: a module on the inputs of a run. The methods take the number of a call, which rotates the inputs."""
+    """A module to time. The methods take the number of a call, which rotates the inputs."""
 
     def __init__(self, module: nn.Module, xs: list[Tensor], dys: list[Tensor]) -> None:
-        """Takes the inputs, and as many gradients of the output."""
+        """Takes the inputs, and as many incoming gradients."""
         self.module, self.xs, self.dys = module, xs, dys
         self.leaves = [x.detach().requires_grad_() for x in xs]
         self.parameters = list(module.parameters())
         self.graphs: list[Tensor] = []
 
     def forward(self, i: int) -> Tensor:
-        """Forward with nothing recorded."""
+        """Forward without autograd."""
         with torch.no_grad():
             return self.module(self.xs[i % len(self.xs)])
 
@@ -52,7 +52,7 @@ class Subject:
         return torch.autograd.grad(self.graphs[i], [self.leaves[i], *self.parameters], self.dys[i], retain_graph=True)
 
     def free(self) -> None:
-        """Lets the graphs go. A compiled one whose backward never ends keeps its tensors, even when nothing refers to it."""
+        """Frees the graphs by a last backward: a compiled graph whose backward never frees its tensors would leak them."""
         for graph, leaf, dy in zip(self.graphs, self.leaves, self.dys, strict=True):
             torch.autograd.grad(graph, [leaf, *self.parameters], dy)
         self.graphs = []
@@ -62,14 +62,14 @@ class Subject:
         return kept_bytes(lambda: self.module(self.leaves[0])) / self.leaves[0].numel()
 
     def trouble(self) -> str | None:
-        """Does everything once. Says why it cannot take part: a dtype that PyTorch lacks here, too little memory."""
+        """Runs every direction once. Returns why the module cannot take part, such as a missing dtype or lack of memory."""
         try:
             for direction in DIRECTIONS:
                 getattr(self, direction)(0)
             self.kept()
         except torch.OutOfMemoryError:
             return "out of memory"
-        except Exception as error:  # a compiler's can be anything
+        except Exception as error:  # compilers raise errors of many types
             return first_line(error)
         return None
 
@@ -78,7 +78,7 @@ def kept_bytes(call: Callable[[], object]) -> int:
     """Bytes that autograd keeps for the backward of a call."""
     sizes: list[int] = []
 
-    def pack(tensor: Tensor) -> None:  # an output that a graph were given back would keep the graph, and it the output
+    def pack(tensor: Tensor) -> None:  # returns None: a returned output would be held by its own graph, a reference cycle
         sizes.append(tensor.numel() * tensor.itemsize)
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
@@ -87,10 +87,11 @@ def kept_bytes(call: Callable[[], object]) -> int:
 
 
 def lap(device: torch.device, call: Callable[[int], object], first: int, count: int) -> Callable[[], float]:
-    """Makes the calls number ``first`` and on, and returns how to learn the milliseconds of one."""
+    """Runs ``count`` calls from number ``first`` on, and returns a function that waits for them and returns the milliseconds
+    of one."""
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        if count == 1:  # the GPU's time alone; of calls that are too short for that, what the host takes belongs to it
+        if count == 1:  # measures the GPU's time alone; for several short calls, the host's overhead is part of the time
             torch.cuda._sleep(AHEAD)
         start.record()
         for i in range(first, first + count):
@@ -110,12 +111,12 @@ def lap(device: torch.device, call: Callable[[int], object], first: int, count: 
 
 
 def medians(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, float]:
-    """Median milliseconds of one call of each, in turns, so that a drift of the machine hits all alike."""
+    """Median milliseconds of one call of each, timed in alternation, so that drift affects all alike."""
     return {name: statistics.median(each) for name, each in timings(xs, work).items()}
 
 
 def timings(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[Key, list[float]]:
-    """The milliseconds of one call of each, as often as they were timed."""
+    """The milliseconds of one call of each, for every run."""
     device, count = xs[0].device, 1 if xs[0].nbytes > SMALL else len(xs)
     least, most, seconds = RUNS[device.type]
     for call in work.values():
@@ -130,14 +131,14 @@ def timings(xs: list[Tensor], work: dict[Key, Callable[[int], object]]) -> dict[
 
 
 def make_inputs(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> tuple[list[Tensor], list[Tensor]]:
-    """Random normal x and dy, as many of each as it takes to outgrow any cache."""
+    """Random normal x and dy, as many of each as exceed any cache."""
     count = min(32, 1 + CACHE[device.type] // (math.prod(shape) * dtype.itemsize))
     tensors = [torch.randn(shape, dtype=dtype, device=device) for _ in range(2 * count)]
     return tensors[:count], tensors[count:]
 
 
 def ceilings(xs: list[Tensor], dys: list[Tensor]) -> dict[str, dict[str, float]]:
-    """Bytes per second with 1 read + 1 write ("copy") and 2 reads + 1 write ("add"): torch's, jitact's relu's, the best."""
+    """Bytes per second with 1 read + 1 write ("copy") and 2 reads + 1 write ("add"): of torch, of jitact's relu, the best."""
     count = len(xs)
     work: dict[str, Callable[[int], object]] = {
         "torch.clone": lambda i: xs[i % count].clone(),
@@ -147,7 +148,7 @@ def ceilings(xs: list[Tensor], dys: list[Tensor]) -> dict[str, dict[str, float]]
         relu = Subject(REGISTRY["relu"](save="input"), xs, dys)
         relu.backward(0)
         work |= {"jitact.relu": relu.forward, "jitact.relu backward": relu.backward}
-    except Exception as error:  # relu's own row will say so too
+    except Exception as error:  # relu's own row reports it too
         say(f"ceilings without jitact.relu: {first_line(error)}")
     warm = time.perf_counter()
     while time.perf_counter() < warm + 0.5:  # clocks rise under load
@@ -164,7 +165,7 @@ def ceilings(xs: list[Tensor], dys: list[Tensor]) -> dict[str, dict[str, float]]
 
 
 def release(device: torch.device) -> None:
-    """Gives back the memory that nothing uses, reference cycles included."""
+    """Frees unused memory, including reference cycles and the GPU allocator's cache."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Measures how much work each activation is to a GPU: what ``work=`` in the table says."""
+"""Measures the work per element of each activation on a GPU, for ``work=`` in the table of activations."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ __all__ = ["tune"]
 
 LEVELS = (1, 2, 3, 4, 5)
 ELEMENTS = 4096 * 393216
-DTYPES = (torch.float32, torch.bfloat16)  # float64 follows
+DTYPES = (torch.float32, torch.bfloat16)  # the level found for them is used for all dtypes
 
 
 def tune(sources: Sequence[tuple[KernelSource, tuple[float, ...]]]) -> int:
-    """Times the kernels of activations at each level of work and prints their share of the rate of torch.clone, in percent.
+    """Times the kernels of activations at each level of work, and prints their share of torch.clone's bandwidth in percent.
 
-    Of forward that keeps a bit or the input, and of backward as it is by default, whose share is of torch.add's rate where it
-    reads two tensors. The level that the table says is marked. Returns the exit code.
+    Measured are forward, keeping a bit or the input, and backward with the default ``save``; backward that reads two tensors is
+    compared with torch.add. The level in the table is marked with ``*``. Returns the exit code.
 
     Args:
-        sources: what to measure, and the values of its parameters.
+        sources: the kernel files, with the values of their parameters.
 
     Raises:
         BuildError: there is no GPU, or nothing can be built.
@@ -75,6 +75,6 @@ def _line(source: KernelSource, params: tuple[float, ...], variants: dict[int, K
 
 
 def _others(source: KernelSource, x: Tensor) -> list[Tensor]:
-    """The tensors of the operands that are no elements: one value each, and the seed of random numbers."""
+    """The tensors of the operands that are not elementwise: one value each, and the seed of random numbers."""
     tensors = [torch.full((1,), 0.25, dtype=x.dtype, device=x.device) for _ in source.signature.of("channel", "row")]
     return tensors + ([torch.ones(1, dtype=torch.int64, device=x.device)] if source.signature.of("random") else [])

@@ -1,4 +1,4 @@
-"""The measure of errors, units in the last place (ulp), and the inputs that stand for all of a dtype."""
+"""The measure of errors, units in the last place (ulp), and representative inputs of a dtype."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["Error", "every_16bit_value", "fp32_values", "gradients", "sample", "
 
 @dataclass
 class Error:
-    """The error of many results, gathered piece by piece.
+    """The error of many results, accumulated in pieces.
 
     Attributes:
-        ulp: the largest.
+        ulp: the largest error.
         at: the input where it occurs.
-        unusual: how many are above the dtype's :attr:`Bound.usual`.
-        broken: how many are above the bound.
-        count: of how many.
+        unusual: the number of results above the dtype's :attr:`Bound.usual`.
+        broken: the number of results above the bound.
+        count: the number of results.
     """
 
     ulp: float = 0.0
@@ -31,7 +31,7 @@ class Error:
     count: int = 0
 
     def add(self, x: Tensor, error: Tensor, usual: float, bound: Tensor | float) -> None:
-        """Takes in the ``error`` of the results for ``x``."""
+        """Adds the ``error`` of the results for ``x``."""
         self.count += x.numel()
         self.unusual += int((error > usual).sum())
         self.broken += int((error > bound).sum())
@@ -50,18 +50,18 @@ def every_16bit_value(dtype: torch.dtype, device: str | torch.device = "cpu") ->
 def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | Tensor | None = None) -> Tensor:
     """The distance of ``actual`` from ``exact`` in ulp of ``dtype``, elementwise, as float64.
 
-    The unit is the spacing of ``dtype`` at the exact result, so a correctly rounded result is off by at most 0.5. Subnormal
-    results of float16 count in units of its smallest subnormal number. Those of bfloat16, float32 and float64 too, but there
-    a zero is as good, since arithmetic in registers may flush them.
+    The unit is the spacing of ``dtype`` at the exact result, so a correctly rounded result is off by at most 0.5. The unit of
+    subnormal results is the smallest subnormal number; in bfloat16, float32 and float64, a zero instead of a subnormal result
+    is no error, as arithmetic may flush subnormals.
 
-    Equal infinities and two NaNs are 0 apart. A result that should have been infinite, or is and should not be, counts as
-    if the first power of two past the range stood for infinity, if it is near; any other mismatch is ``inf``.
+    Equal infinities and two NaNs are 0 apart. If exactly one of the two is infinite, infinity counts as the first power of two
+    beyond the range, provided the exact result is near it; any other mismatch is ``inf``.
 
     Args:
         actual: results, of any floating-point type.
         exact: the same in float64, not rounded to ``dtype``.
         dtype: the type that ``actual`` is stored in.
-        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``; one, or one for each.
+        floor: below this magnitude of ``exact`` the unit is the spacing at ``floor``; one value, or one for each element.
     """
     info = torch.finfo(dtype)
     exact, actual = exact.double(), actual.double()
@@ -78,17 +78,18 @@ def ulp_error(actual: Tensor, exact: Tensor, dtype: torch.dtype, floor: float | 
 
 
 def _binade(values: Tensor) -> Tensor:
-    """The powers of two at or below the magnitudes."""
+    """The largest powers of two not above the magnitudes."""
     return (values.view(torch.int64) & 0x7FF0000000000000).view(torch.float64)
 
 
 def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor:
-    """Inputs that stand for all: every finite 16-bit value for a 16-bit type, else 16-bit, random and evenly spread ones.
+    """Representative inputs: every finite value of a 16-bit type; for wider types all 16-bit values, random normal ones, and
+    every ``step``-th fp32 number.
 
     Args:
         dtype: of the inputs.
-        device: where they are wanted.
-        step: take every how manyth fp32 number.
+        device: where to create them.
+        step: the distance between fp32 numbers, counted by bit pattern.
     """
     if dtype in (torch.float16, torch.bfloat16):
         return every_16bit_value(dtype, device)
@@ -98,7 +99,7 @@ def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor
 
 
 def fp32_values(device: torch.device, step: int = 1, start: int = -(2**31), stop: int = 2**31) -> Tensor:
-    """The finite ones among the numbers whose bits are ``range(start, stop, step)``."""
+    """The finite float32 numbers whose bit patterns are ``range(start, stop, step)``."""
     values = torch.arange(start, stop, step, device=device).to(torch.int32).view(torch.float32)
     return values[values.isfinite()]
 

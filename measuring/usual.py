@@ -1,4 +1,4 @@
-"""An activation as load_inline is usually written, with torch/extension.h: what the loader is compared with."""
+"""An activation in the usual style of load_inline, with torch/extension.h, as a baseline for the loader."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ torch::Tensor softsign_backward(torch::Tensor dy, torch::Tensor x);
 
 
 def usual_program(device: str, folder: str) -> str:
-    """A program that compiles softsign into ``folder``, or finds it there, and leaves it in the variable ``forward``."""
+    """A program that compiles softsign in ``folder``, or loads it from there, and assigns it to the variable ``forward``."""
     cpp, cuda = (DECLARATIONS, CUDA) if device == "cuda" else (CPP, None)
     return f"""
 forward = load_inline(

@@ -1,4 +1,4 @@
-"""What a check finds, and how it says so: the worst error among many results, lines of a report, the report."""
+"""The results of ``check``: the worst error among many results, the lines of the report, the report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .text import figure
 
 __all__ = ["FAR", "Check", "Line", "Worst", "name_of", "worst_of"]
 
-FAR = 0.25  # from the maximum of what is computed in, to this power, a right formula may overflow on the way
+FAR = 0.25  # beyond the compute type's maximum to this power, intermediate values of a correct formula may overflow
 
 
 @dataclass(frozen=True)
@@ -22,15 +22,14 @@ class Worst:
     """The largest error among many results.
 
     Attributes:
-        ulp: the error, in units in the last place of the dtype; of a gradient below 2^-8, in those at 2^-8.
+        ulp: the error in ulp of the dtype; for gradients below 2^-8, in the ulp at 2^-8.
         x: the input where it occurs.
         actual: the result there.
-        exact: what it should have been.
-        wrong: for how many inputs the result is wrong.
-        overflows: the magnitude of inputs from which what is computed on the way overflows, if it does; what is further out
-            is not judged.
-        by: of a gradient by one of several operands, which.
-        at: the values of several operands, where it occurs.
+        exact: the exact result there.
+        wrong: the number of inputs with a wrong result.
+        overflows: the magnitude of inputs from which intermediate values overflow, if they do; larger inputs are not judged.
+        by: for gradients by one of several operands, the operand.
+        at: the place as text, if ``x`` is not enough, such as the values of several operands.
     """
 
     ulp: float
@@ -45,10 +44,10 @@ class Worst:
 
 @dataclass(frozen=True)
 class Line:
-    """What was found for a dtype and what backward keeps, a line of the report.
+    """A line of the report: the results for a dtype and a choice of ``save``.
 
-    ``forward`` is None where there is nothing to compare with. ``untold`` is for how many of the inputs no
-    gradient is known: at kinks, or where float64 overflows, or the output does.
+    ``forward`` is None if there is nothing to compare with. ``untold`` is the number of inputs whose exact gradient is unknown:
+    at kinks, or where float64 or the output overflows.
     """
 
     dtype: torch.dtype
@@ -65,12 +64,12 @@ class Line:
 
     @property
     def lossy(self) -> bool:
-        """Whether forward is off by far more than its formula need be: small results of subtractions, or vanished ones."""
+        """Whether forward has large relative errors: results of cancelling subtractions, or results that underflowed."""
         return self.forward is not None and self.forward.ulp > FORMULA[self.dtype].ulp
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The verdict as text."""
         if not self.passed:
             return "FAIL"
         overflows = min(worst.overflows for worst in (self.forward, self.gradient) if worst)
@@ -103,7 +102,7 @@ class Check:
 
     @property
     def table(self) -> str:
-        """The lines, what is wrong, and what was not looked at."""
+        """The report: the lines, what is wrong, and what was not checked."""
         text = [self.title, self.method, f"  {'dtype':9} {'keeps':7} {'forward, worst':24} {'gradient, worst':24}"]
         for line in self.lines:
             cells = [_cell(line.forward), _cell(line.gradient)]
@@ -125,22 +124,22 @@ def _cell(worst: Worst | None) -> str:
 
 
 def name_of(dtype: torch.dtype) -> str:
-    """What a dtype is called in texts."""
+    """The name of a dtype without ``torch.``."""
     return str(dtype).removeprefix("torch.")
 
 
 def worst_of(
     x: Tensor, actual: Tensor, judge: Judge, slips: Tensor, far: Tensor, floor: float | Tensor | None
 ) -> tuple[Worst, int]:
-    """The largest error, of the wrong results if there are any, and where among the inputs it is.
+    """The largest error among the wrong results if there are any, else among all, and its index.
 
     Args:
         x: the inputs.
         actual: the results.
         judge: of the results.
-        slips: where the formula is wrong, so that a result is wrong too, if it is off at all.
-        far: where a wrong result is but an overflow on the way.
-        floor: the magnitude below which an ulp counts as the one there.
+        slips: where the formula itself is wrong, so that the error is judged without a floor.
+        far: where a wrong result is due to an overflow of intermediate values.
+        floor: results smaller than this are measured in the ulp at this magnitude.
     """
     wrong = judge.wrong(actual) | (slips & (judge.error(actual, None) > judge.limit.ulp))
     overflows = x.double().abs()[wrong & far].min().item() if (wrong & far).any() else math.inf
