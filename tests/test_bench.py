@@ -1,4 +1,4 @@
-"""bench.py, accuracy.py and the reports made of their results."""
+"""bench.py, accuracy.py, and the reports of their results."""
 
 import dataclasses
 import io
@@ -65,10 +65,10 @@ class TestUlp:
             (torch.bfloat16, 1 + 2**-7, 1, 1),
             (torch.float32, 1 + 2**-23, 1, 1),
             (torch.float64, 1 + 2**-52, 1, 1),
-            (torch.float16, 0, TINY, 1),  # fp16's subnormal results count
+            (torch.float16, 0, TINY, 1),  # subnormal fp16 results are judged
             (torch.float16, 2 * TINY, 1.5 * TINY, 0.5),
             (torch.float16, 0, 2.0**-15, 512),
-            (torch.bfloat16, 0, 2.0**-127, 0),  # others' may flush
+            (torch.bfloat16, 0, 2.0**-127, 0),  # those of other types may be flushed
             (torch.float32, 0, 2.0**-127, 0),
             (torch.bfloat16, 0, 2.0**-126, 128),
             (torch.float16, INF, 65520, 0),  # the first value that rounds to infinity
@@ -92,7 +92,7 @@ class TestUlp:
     def test_floor(self):
         exact = torch.tensor([2.0**-20, 1.0], dtype=torch.float64)
         assert ulp_error(torch.tensor([0.0, 0.0]), exact, torch.bfloat16, 2**-8).tolist() == [2.0**-5, 128]
-        assert ulp_error(torch.zeros(1), exact[:1], torch.bfloat16, 1.9 * 2**-8).item() == 2.0**-5  # of the binade it is in
+        assert ulp_error(torch.zeros(1), exact[:1], torch.bfloat16, 1.9 * 2**-8).item() == 2.0**-5  # the ulp of floor's binade
 
     @pytest.mark.parametrize(("dtype", "count"), [(torch.float16, 63488), (torch.bfloat16, 65280)])
     def test_every_value_is_there_once_and_rounding_is_within_half_an_ulp(self, dtype, count):
@@ -140,7 +140,7 @@ class TestAccuracy:
 
 @pytest.fixture
 def kernel():
-    """A context in which an activation ``my_relu``, which should be relu, is registered with other formulas."""
+    """A context in which an activation ``my_relu``, which claims to be relu, is registered with the given formulas."""
 
     @contextmanager
     def defined(forward="x < 0 ? 0 : x", backward="x > 0 ? dy : 0"):
@@ -159,7 +159,7 @@ def kernel():
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Few runs, and no builds in fresh processes."""
+    """Few runs, and no builds in new processes."""
     use = {"build_s": None, "load_ms": 1.0}
     monkeypatch.setattr(bench, "first_use", lambda names, *_: {"import_ms": 1.0, "first_use": dict.fromkeys(names, use)})
     monkeypatch.setattr(timing, "RUNS", dict.fromkeys(("cpu", "cuda"), (3, 3, 0.0)))
@@ -289,11 +289,11 @@ class TestBench:
         rows = json.loads(file.read_text())["operands"]
         assert [row["name"] for row in rows] == ["softmax", "softmax, dim=0", "softmax+mask", "softmax+bool mask"]
         for row in rows:
-            of_mask = 1 / 16 if row["name"] == "softmax+bool mask" else 0  # which masked_fill keeps
+            of_mask = 1 / 16 if row["name"] == "softmax+bool mask" else 0  # masked_fill saves it
             assert row["shape"] == [1024, 1032] and row["dtype"] == "fp32"
-            assert row["kept"] == {"ours": 4 + of_mask, "eager": 4 + of_mask}  # what it leaves out has no gradient
+            assert row["kept"] == {"ours": 4 + of_mask, "eager": 4 + of_mask}  # to mask the gradient too
             assert all(row["ms"][d][of] > 0 for d in ("forward", "backward") for of in ("ours", "eager"))
-            assert row["floor"]["forward"] > 0 and row["floor"]["backward"] > 0  # of rates that are measured
+            assert row["floor"]["forward"] > 0 and row["floor"]["backward"] > 0  # computed from measured bandwidths
         printed = capsys.readouterr().out
         assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 3 and printed.count("4.06 / 4.06") == 1
 
@@ -333,7 +333,7 @@ class TestBench:
         assert jitact.get("block") is mine and not {"my_swiglu", "dyt"} & set(jitact.names())
         rows = {row["name"]: row for row in json.loads(file.read_text())["operands"]}
         assert list(rows) == ["my_swiglu", "dyt", "block"]
-        kept = {name: row["kept"]["ours"] for name, row in rows.items()}  # of dyt x, w and alpha, of a block its seed
+        kept = {name: row["kept"]["ours"] for name, row in rows.items()}  # dyt keeps x, w and alpha; block keeps its seed
         assert kept == {"my_swiglu": 4, "dyt": 2 + (64 + 1) * 2 / x, "block": 8 / x}
         for row in rows.values():
             assert not row["notes"] and row["kept"]["eager"] > row["kept"]["ours"]
@@ -438,7 +438,7 @@ class TestBench:
         (tmp_path / "jitact.py").write_text("raise SystemExit('not this one')")
         assert first_calls._seconds_of_first_use([], torch.device("cpu"))["import"] > 0
 
-    @pytest.mark.slow  # CI runs it, too
+    @pytest.mark.slow  # CI runs it too
     def test_as_a_script(self, tmp_path):
         files = ["--json", str(tmp_path / "bench.json")]
         picture = tmp_path / "bench.png"
@@ -507,7 +507,7 @@ class TestReport:
         (tmp_path / "pyproject.toml").touch()
         (tmp_path / "docs").mkdir()
         said = [f"wrote {tmp_path / name}" for name in report.WRITTEN]
-        for name in ("README.md", "docs/comparison.md"):  # of which tables alone are written
+        for name in ("README.md", "docs/comparison.md"):  # only tables are written in these
             (tmp_path / name).write_text("# jitact\n", encoding="utf-8")
             said[list(report.WRITTEN).index(name)] = f"{tmp_path / name} is up to date"
         picture = "results/headline.svg"
@@ -525,7 +525,7 @@ class TestReport:
 
 class TestModels:
     def test_forms_are_compared_without_tf32(self):
-        """The flags are as before then, also after an error."""
+        """The flags are restored afterwards, also after an error."""
         backends = torch.backends.cudnn, torch.backends.cuda.matmul
         before, seen, precision = [backend.allow_tf32 for backend in backends], [], torch.backends.cuda.matmul.fp32_precision
 
@@ -540,7 +540,7 @@ class TestModels:
         steps = {form: step(value) for form, value in zip(models.FORMS, (1.0, 1.001, 1.0, 1.0 + 2**-20), strict=True)}
         assert models.differing(steps, 2.0**-16) == ["eager + jitact"]
         assert seen == [[False, False]] * 4
-        assert not models.differing(steps | {"eager": step(1.0006)}, 2.0**-16)  # twice what plain is off by is near
+        assert not models.differing(steps | {"eager": step(1.0006)}, 2.0**-16)  # up to twice the plain form's error is accepted
         assert models.differing(steps | {"compile + jitact": step(math.nan)}, 1.0) == ["compile + jitact"]
 
         def fail():
@@ -550,7 +550,7 @@ class TestModels:
         with pytest.raises(RuntimeError):
             models.differing(dict.fromkeys(models.FORMS, fail), 0.0)
         assert [backend.allow_tf32 for backend in backends] == before and before[0]
-        assert torch.backends.cuda.matmul.fp32_precision == precision  # a part of the keys of Inductor's cache
+        assert torch.backends.cuda.matmul.fp32_precision == precision  # part of the keys of Inductor's cache
 
 
 class TestWithKept:
@@ -606,7 +606,7 @@ class TestWithKept:
 
 
 def test_fewest_instructions_for_a_byte():
-    """Of the ways through machine code the cheapest counts: here a vector, or elements in a loop."""
+    """The cheapest path through the machine code counts: here one vector, or elements in a loop."""
     code = """
         /*0000*/                   LDC R1, c[0x0][0x28] ;
         /*0010*/               @P2 EXIT ;
@@ -628,7 +628,7 @@ def test_fewest_instructions_for_a_byte():
 
 
 def test_instructions_of_a_compiled_kernel(tmp_path):
-    """relu of a vector of float32 takes some for each of four elements: a comparison and a choice at least."""
+    """relu of a float32 vector takes several instructions for each of four elements, at least a comparison and a select."""
     if not all(shutil.which(tool) for tool in ("nvcc", "cuobjdump", "nvdisasm", "c++filt")):
         pytest.skip("nvcc, cuobjdump, nvdisasm or c++filt is not on PATH")
     found = instructions.kernels_in(compare_sass.compiled(CHECKOUT, "relu", "90", tmp_path))
@@ -641,7 +641,7 @@ def test_instructions_are_told_where_they_take_longer_than_bytes(monkeypatch, ca
     task = operand_rows.Task(case, (8, 4), torch.float32, torch.device("cpu"))
     row = {"floor": {"forward": 2.0, "backward": 4.0}, "ms": {"forward": {"ours": 4.0}, "backward": {"ours": 5.0}}}
     monkeypatch.setattr(operand_rows, "_instructions", lambda case, task: {"forward": 3.0, "backward": 3.0})
-    monkeypatch.setattr(operand_rows, "rate_of_issue", lambda device: 32_000)  # one for each element takes a millisecond
+    monkeypatch.setattr(operand_rows, "rate_of_issue", lambda device: 32_000)  # one instruction per element takes a millisecond
     operand_rows._count_instructions([task, task], [row, {"name": "relu+bias", "wrong": "forward is wrong"}])
     assert row["issue"] == {"forward": 3.0, "backward": 3.0}
     told = capsys.readouterr().out

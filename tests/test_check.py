@@ -1,4 +1,4 @@
-"""jitact.check: that it sees what is wrong, whatever dtype is asked for, and passes what is right."""
+"""jitact.check: it finds wrong kernels in every dtype, and passes correct ones."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_conditions_do_not_vary_with_has_a_gradient_of_0(expression: str) -
 
 
 def test_an_overflow_on_the_way_is_told_from_a_slip() -> None:
-    """Far out, where float64 shows that the formula is right; nearer it is wrong, as a formula is that need not overflow."""
+    """For large inputs, where float64 shows that the formula is correct; an overflow at small inputs is wrong."""
     result = jitact.check(slip("x * x / (1 + x * x)"), dtypes=[torch.float32, torch.float16])
     wide, half = result.lines
     assert result and 1e19 < wide.forward.overflows < 2e19 and "but overflows from |x| = 1.8e+19" in wide.verdict
@@ -132,7 +132,7 @@ def test_what_was_not_looked_at_is_said() -> None:
     assert "a sample" in jitact.check("relu", dtypes=[torch.float32]).unseen
     assert "gradients of the weights" in jitact.check("prelu", dtypes=[torch.float16]).unseen
     assert "random slopes" in jitact.check("rrelu", dtypes=[torch.float16]).unseen
-    assert "at kinks or beyond the range" in jitact.check("relu2", dtypes=[torch.float16]).unseen  # of y, which overflows
+    assert "at kinks or beyond the range" in jitact.check("relu2", dtypes=[torch.float16]).unseen  # y overflows
 
 
 @pytest.mark.parametrize("name", ["gelu", "relu", SLOW("sigmoid"), SLOW("prelu"), SLOW("rrelu")])
@@ -161,7 +161,7 @@ def test_a_wrong_gradient_beside_a_bias_shows() -> None:
     SLOW("swiglu+row_weight", "swiglu+row_weight: ", "sums over rows"),
 ])  # fmt: skip
 def test_names_with_what_stands_around(name: str, title: str, unseen: str) -> None:
-    """As ``jitact build`` takes them."""
+    """In the notation of ``jitact build``."""
     result = jitact.check(name, dtypes=[torch.float32, torch.bfloat16], device="cpu")
     assert result and result.title.startswith(title) and unseen in result.unseen
 

@@ -77,12 +77,12 @@ def test_where(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.fixture
 def private(folder: Path, tmp_path: Path) -> Path:
-    """Where builds go when the cache cannot be used."""
+    """The folder that builds go to when the cache cannot be used."""
     return tmp_path / "temporary" / f"jitact-{os.geteuid()}"
 
 
 def goes_to(capsys: pytest.CaptureFixture[str]) -> Path | None:
-    """Where doctor says that builds go."""
+    """The folder that ``doctor`` reports for builds."""
     main(["doctor"])
     found = re.search(r"^ok +builds go to +(.*), \S+ GB free$", capsys.readouterr().out, re.MULTILINE)
     return Path(found[1]) if found else None
@@ -136,7 +136,7 @@ def test_clear_says_whose_the_cache_is(
     why = f"{public / 'cache'} is not yours alone (belongs to user {NOBODY}); JITACT_TRUST_GROUP=1 trusts owner and group"
     said = capfd.readouterr()
     assert said.err == f"jitact: not cleared: {why}\njitact: not looked into: {why}\n"
-    as_nobody(by_another)  # whose folder it is now, and the build in it is root's
+    as_nobody(by_another)  # the folder belongs to that user now, the build in it to root
     assert f"jitact: not cleared: {entry.folder} (Permission denied)\n" in capfd.readouterr().err
 
 
@@ -227,7 +227,7 @@ def test_all_cores_build(stand_in: Path, capfd: pytest.CaptureFixture[str]) -> N
 def test_doctor(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert main(["doctor"]) == 0, capsys.readouterr().out
     said = capsys.readouterr().out
-    of_rows = 2  # kernels: softmin's is softmax's
+    of_rows = 2  # kernels, as softmin uses softmax's
     assert f"0 of {len(names()) + of_rows} activations" in said and said.endswith("all is well\n")
     for subject in ("torch", "cache", "C++ compiler", "ninja", "GPU", "nvcc"):
         assert re.search(rf"^(ok|-) +{re.escape(subject)} ", said, re.MULTILINE), said

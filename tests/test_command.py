@@ -1,4 +1,4 @@
-"""The command ``jitact``: every command by one name, one set of exit codes, what stops it, what shows that it goes on."""
+"""The command ``jitact``: its subcommands, exit codes, interruption, progress."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_each_command_has_help_under_its_name(name: str, capsys: pytest.CaptureF
 
 
 def code_of(arguments: list[str]) -> int:
-    """The exit code of a command line, however it is given."""
+    """The exit code of a command line, whether it is returned or raised."""
     try:
         return main(arguments)
     except SystemExit as stopped:
@@ -128,7 +128,7 @@ def test_output_that_nobody_reads_ends_it_quietly() -> None:
 
 @pytest.fixture
 def stopped_after(monkeypatch: pytest.MonkeyPatch):
-    """Lets a function of a module work so many times, and then be interrupted."""
+    """Lets a function of a module run so many times, then has it raise KeyboardInterrupt."""
 
     def stop(module: object, name: str, times: int) -> None:
         works, calls = getattr(module, name), iter(range(times))
@@ -184,11 +184,11 @@ def test_accuracy_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_
     assert main([*command, "--json", "here.json"]) == 130
     assert {row["name"] for row in json.loads(Path("here.json").read_text())["rows"]} == {"relu"}
     assert "STOPPED" in capsys.readouterr().out
-    assert main(command) == 130  # the whole run's file is not for a part
+    assert main(command) == 130  # partial results do not go to the file of complete runs
     assert [path.name for path in sorted(Path("results").iterdir())] == ["accuracy-cpu.part.json", "accuracy-cpu.part.md"]
 
 
-# What was not used lately.
+# Unused builds.
 
 
 def test_clear_takes_what_was_not_used_lately(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +214,7 @@ def test_a_use_is_kept_in_mind_once_a_day(stand_in: Path) -> None:
     assert cache.used(entry) == pytest.approx(just_now, abs=1)
 
 
-# That it goes on, and whether others do.
+# Progress, and the detection of other work.
 
 
 def test_progress_is_shown_where_a_person_watches(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

@@ -126,7 +126,7 @@ def test_expression_errors_point_at_the_place(text: str, message: str, marked: s
     assert line[caret.index("^") : caret.rindex("^") + 1] == marked and "\t" not in line
 
 
-# What C++ would take for something else: ints, octal numbers, signs side by side, truth in arithmetic.
+# What C++ would read differently: ints, octal numbers, adjacent signs, booleans in arithmetic.
 CORNERS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
     ("50000*50000*x", lambda x: 2.5e9 * x),
     ("65536*65536*x", lambda x: 2.0**32 * x),
@@ -186,7 +186,7 @@ CORNERS: list[tuple[str, Callable[[Tensor], Tensor]]] = [
 
 
 def cases(texts: Iterable[str]) -> str:
-    """One expression that is each of ``texts`` by turns: by the parameter ``which``, from 0."""
+    """An expression that selects one of ``texts`` by the parameter ``which``, counted from 0."""
     *texts, last = texts
     return "".join(f"which == {i} ? {text} : " for i, text in enumerate(texts)) + last
 
@@ -194,7 +194,7 @@ def cases(texts: Iterable[str]) -> str:
 def test_numbers_are_numbers_of_the_tensors_type() -> None:
     cls = jitact.define("corners", cases(text for text, _ in CORNERS), which=0.0)
     for i, (text, function) in enumerate(CORNERS):
-        exact = function(X).double()  # of truth and numbers alone, PyTorch makes float32
+        exact = function(X).double()  # of booleans and numbers alone, PyTorch makes float32
         for result in (cls(i)(X), Expression(text, ["x"])(X)):
             assert torch.allclose(result, exact, rtol=1e-13), text
         single = cls(i)(X.float())
@@ -202,20 +202,20 @@ def test_numbers_are_numbers_of_the_tensors_type() -> None:
 
 
 class Random:
-    """Expressions at random, as texts with the functions that they should be: of ``x`` and ``a``, arrays or numbers of float64.
+    """Random expressions in ``x`` and ``a``, as texts, with NumPy functions of float64 that compute them.
 
-    They are made from what is exact in float64, so that results are equal to the bit whichever library computes them.
+    Only operations that are exact in float64 are used, so that results are bitwise equal whichever library computes them.
     """
 
     def __init__(self, choose: Callable) -> None:
         self.choose = choose
 
     def enclosed(self, node: tuple, least: int) -> str:
-        """In parentheses where it binds less tightly than ``least``, and sometimes where it need not be."""
+        """In parentheses if its precedence is below ``least``, and sometimes where they are not needed."""
         return f"({node[0]})" if node[2] < least or self.choose(range(8)) == 0 else node[0]
 
     def number(self, depth: int) -> tuple[str, Callable, int]:
-        """Text, function, and how tightly its operator binds, from 0 to 8."""
+        """Text, function, and the precedence of its operator, from 0 to 8."""
         kind = self.choose(
             ["name", "literal"] if depth == 0 else ["name", "literal", "sign", "truth", "call", "choice", *"+-*/" * 2]
         )
@@ -238,7 +238,7 @@ class Random:
             return text, lambda x, a: np.where(condition[1](x, a), first[1](x, a), second[1](x, a)), 0
         level, left = 5 if kind in "+-" else 6, self.number(depth - 1)
         right = self.number(depth - 1 if kind != "/" else 0)
-        while kind == "/" and right[0] in ("x", "0"):  # PyTorch divides a number by a tensor in two steps, each of which rounds
+        while kind == "/" and right[0] in ("x", "0"):  # PyTorch divides a number by a tensor in two rounded steps
             right = self.number(0)
         gap, operator = self.choose(["", " ", "\n "]), {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.divide}[kind]
         text = f"{self.enclosed(left, level)}{gap}{kind}{gap}{self.enclosed(right, level + 1)}"
@@ -283,7 +283,7 @@ class Random:
         return text, lambda x, a: operator(left[1](x, a), right[1](x, a)), level
 
 
-REFUSED = "no finite number|division by zero|of these numbers is no number"  # what numbers alone may come to
+REFUSED = "no finite number|division by zero|of these numbers is no number"  # possible errors of constant subexpressions
 
 
 def exact(function: Callable, x: Tensor, a: float) -> Tensor:
@@ -302,7 +302,7 @@ def test_expressions_at_random(random: Any, a: float) -> None:
         return
     wanted = exact(function, X, a)
     assert torch.equal(expression(X, a).nan_to_num(nan=7e77), wanted.nan_to_num(nan=7e77)), text
-    again = Expression(expression.cpp, ["x"], ["a_"], of_kernel_file=True)  # as what it is written to is read back
+    again = Expression(expression.cpp, ["x"], ["a_"], of_kernel_file=True)  # the C++ translation, parsed again
     assert again.key == expression.key, text
     assert torch.equal(again(X, a).nan_to_num(nan=7e77), wanted.nan_to_num(nan=7e77)), text
 
@@ -339,7 +339,7 @@ def test_long_expressions_and_deep_ones() -> None:
 
 
 def _declared() -> set[str]:
-    """The names of the functions that the headers have for kernel files, written out or by a macro."""
+    """The names of the functions that the headers define for kernel files, directly or by a macro."""
     names = re.compile(r"(?:JITACT_INLINE|friend) [\w<> ]*?\b(\w+)\(|^JITACT_\w+\((\w+)", re.MULTILINE)
     texts = [path.read_text() for path in source.DEVICE.glob("*.cuh")]
     return {name for text in texts for match in names.findall(text) for name in match if name}
@@ -368,14 +368,14 @@ def test_whole_powers_at_zero_and_below() -> None:
         assert torch.allclose(gradient(lambda x: gradient_of(cls(p), x), x), p * (p - 1) * x ** max(p - 2, 0)), p
 
 
-# At points where one part of the chain rule has a slope that is not finite, or none, and another no derivative.
+# At points where one factor of the chain rule is not finite or undefined, and another has no derivative.
 FINITE = ["pow(x, 2)", "pow(x, 3)", "pow(x, -1)", "pow(x, 0)", "pow(x, 1)", "pow(sin(x), 2)", "x * pow(x - 1, 2)",
           "pow(abs(x), 1.5)", "sqrt(relu(x))", "sqrt(max(x, 0))", "atan2(0, x)", "atan2(x, 0)", "2 * x", "hypot(x, 0)",
           "log(1 + max(x, -1))"]  # fmt: skip
 
 
 def test_gradients_beside_literals_are_pytorchs() -> None:
-    together = " + ".join(FINITE)  # which has no argument but x
+    together = " + ".join(FINITE)  # a function of x alone
     cls, alone = jitact.define("beside_literals", cases(FINITE), which=0.0), jitact.define("together", together)
     x = torch.tensor([-2, -1, -0.5, 0, 0.5, 1, 2, math.inf, math.nan])
     for dtype in (torch.float64, torch.float32):
@@ -383,10 +383,10 @@ def test_gradients_beside_literals_are_pytorchs() -> None:
             expected = gradient(Expression(text, ["x"]), x.to(dtype))
             for function in (module, torch.compile(module, backend="aot_eager")):
                 torch.testing.assert_close(gradient(function, x.to(dtype)), expected, equal_nan=True, msg=f"{text}, {dtype}")
-            torch._dynamo.reset()  # which would give up after eight
+            torch._dynamo.reset()  # it would stop recompiling after eight functions
 
 
-# Where a derivative is 0, and is not beside.
+# Where a derivative is 0, but not in the neighbourhood.
 FLAT = ["x * x * (x + 2)", "x * x / (x + 2)", "2 / (x * x + x + 1)", "sin(x * x) * exp(x)",
         "(x + 1) * (cos(x) - x * x) / (2 - x)", "pow(x * x + 1, 2) * x * x"]  # fmt: skip
 
@@ -399,7 +399,7 @@ def test_second_derivatives_where_a_slope_is_zero() -> None:
 
 
 def test_mixed_second_derivatives_of_a_power() -> None:
-    product = "T y = pow(x, n); for (int i = 0; i < 1; i++) y = y * (x + 1);"  # a loop is no formula
+    product = "T y = pow(x, n); for (int i = 0; i < 1; i++) y = y * (x + 1);"  # a loop is not an expression
     cls = jitact.define("power", source=f"ELEMENTWISE T forward(T x, T n) {{ {product} return y; }}")
     assert not cls.activation.has_reference
     given = [torch.tensor(values, dtype=torch.float64, requires_grad=True) for values in ([3.0, 2, 0.5], [0.0, 1, 2])]
@@ -457,7 +457,7 @@ def test_kernel_file_and_its_header() -> None:
     assert torch.autograd.gradgradcheck(cls(), (X + 0.013).requires_grad_())
     headed = "// parameters: a = 2\n// keeps: input\n// formula: x / (1 + a |x|)\n" + WITH_HELPER
     assert jitact.define("soft", source=headed).activation.formula == "x / (1 + a |x|)"
-    below = f'#include "elementwise.cuh"\n\n{headed}'  # where the library's files have their comments
+    below = f'#include "elementwise.cuh"\n\n{headed}'  # the library's files have their comments here
     cls = jitact.define("soft", source=below)
     assert cls.activation.params == (("a", 2.0),) and cls.activation.layout.elements == 1
     bits = Path(jitact.kernels.__file__).with_name("relu.cu").read_text()
@@ -472,7 +472,7 @@ def test_takes_the_librarys_own_kernel_files(activation: Activation) -> None:
     assert record.params == activation.params and set(activation.saves) <= set(record.saves)
     assert record.channels == activation.channels and record.learned == activation.learned
     assert record.source.path == str(path) and record.source.text == path.read_text()
-    assert record.layout._replace(saves=activation.saves) == activation.layout  # a line may say which is the default
+    assert record.layout._replace(saves=activation.saves) == activation.layout  # a line of the table may override the default
 
 
 @pytest.mark.slow
@@ -499,7 +499,7 @@ ELEMENTWISE T backward_from_bit(T g, bool bit, T lambda_, T) { return bit ? g : 
         jitact.define("worded", source=text.replace("T unused", "T"), lambda_=0.25)
     with pytest.raises(ValueError, match=r"line 6: backward_from_bit takes mu, T where forward takes lambda_, T"):
         jitact.define("worded", source=text.replace("bool bit, T lambda_", "bool bit, T mu"), lambda_=0.25)
-    # A name may be another's in C++: one underscore at its end is not part of the parameter's.
+    # Parameters may be called differently in C++: a trailing underscore is not part of the parameter's name.
     cls = jitact.define("worded", source="ELEMENTWISE T forward(T x, T errno_) { return errno_ * x; }", errno=2.0)
     assert torch.equal(cls(errno=3)(X), 3 * X)
 
@@ -643,7 +643,7 @@ def test_names_that_mean_something_in_cpp_are_parameters_all_the_same() -> None:
     assert torch.allclose(cls()(X), X * X * total + X) and torch.allclose(cls(errno=2.0)(X), X * X * (total + 1) + X)
     assert cls(NULL=0.5).NULL == 0.5 and "M_PI=7.0" in repr(cls(M_PI=7.0))
     x = X.clone().requires_grad_()
-    assert torch.autograd.gradgradcheck(cls(), x)  # the slope is another kernel, of the same parameters
+    assert torch.autograd.gradgradcheck(cls(), x)  # the slope is a kernel of its own, with the same parameters
     assert torch.allclose(gradient(cls(save="output"), X), values["a"] + cls()(X))
     assert torch.allclose(cls.Model()(X), cls()(X))
 
@@ -673,7 +673,7 @@ def test_what_backward_can_keep_as_one_word() -> None:
 def test_unused_parameters() -> None:
     with pytest.raises(ValueError, match="swoosh: b, c given as a parameter, but not used in forward"):
         jitact.define("swoosh", "a * x", a=1.0, b=2.0, c=3.0)
-    cls = jitact.define("step", "x > 0 ? 1 : 0", "dy * k * sigmoid(k * x) * sigmoid(-k * x)", k=4.0)  # in backward alone
+    cls = jitact.define("step", "x > 0 ? 1 : 0", "dy * k * sigmoid(k * x) * sigmoid(-k * x)", k=4.0)  # k only in backward
     s = torch.sigmoid(4 * X)
     assert torch.allclose(gradient(cls(), X), 4 * s * (1 - s))
 
@@ -731,7 +731,7 @@ def test_errors_without_an_excerpt_show_the_line() -> None:
     source = "a\n\tb c\n"
     shown = [
         ("k.cu:2:9: error: what", "    2 |         b c\n      |         ^"),
-        ("k.cu(2): error: what", "    2 |         b c\nthe log"),  # nvcc tells no column
+        ("k.cu(2): error: what", "    2 |         b c\nthe log"),  # nvcc gives no column
         ("k.cu:3:1: error: past the end", "error: past the end\nthe log"),
         ("other.cuh:1:1: error: elsewhere", "error: elsewhere\nthe log"),
     ]
@@ -767,7 +767,7 @@ def compiled_with_more(cls: type) -> None:
 
 
 def test_files_of_the_library_are_taken_as_they_are() -> None:
-    """With the numbers and channel operands of their lines; of a changed one the numbers are to be declared."""
+    """With the defaults of their lines in the table; for a changed file, parameters must be declared."""
     for record in (*TABLE, *ROWS.values()):
         by_path = jitact.define("taken", source=Path(record.source.path)).activation
         by_text = jitact.define("taken", source=record.source.text).activation
@@ -791,7 +791,7 @@ FILE = """ELEMENTWISE T forward(T x) {
 
 @pytest.mark.parametrize("use", [SLOW(second_derivative), compiled, SLOW(compiled_with_more)], ids=lambda use: use.__name__)
 def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> None:
-    """The record too, whatever was made of it."""
+    """The record too, with all that is derived from it."""
 
     def used() -> list[weakref.ref]:
         cls = jitact.define("swoosh", "3 * x + 0.5 * (x > 0 ? x : 0)", backward_from_output="y > 0 ? 3.5 * dy : 3 * dy")
@@ -812,13 +812,13 @@ def test_what_was_defined_again_is_collected(use: Callable[[type], None]) -> Non
     ("how", "function"), [({"expression": "x * sin(x)"}, lambda x: x * x.sin()), SLOW({"source": FILE}, lambda x: 3 * x)]
 )
 def test_graphs_outlive_what_they_are_of(how: dict[str, str], function: Callable[[Tensor], Tensor]) -> None:
-    """A graph that calls an activation's operator goes on when its name stands for another, and its record is no more."""
+    """A graph that calls an activation's operator keeps working after its name is redefined and its record collected."""
 
     def exported() -> tuple[torch.nn.Module, weakref.ref]:
         cls = jitact.define("swoosh", **how)
         return torch.export.export(torch.nn.Sequential(cls()), (torch.ones(61),)).module(), weakref.ref(cls.activation)
 
-    for _ in range(2):  # the second time, the operator is there, found by what it computes
+    for _ in range(2):  # the second time, the existing operator is found by its kernel
         program, record = exported()
         jitact.define("swoosh", "x * x")
         gc.collect()
@@ -835,19 +835,19 @@ def test_graphs_outlive_what_they_are_of(how: dict[str, str], function: Callable
 def test_pickles_of_what_was_defined_again(monkeypatch: pytest.MonkeyPatch) -> None:
     old = jitact.define("swoosh", "x * sin(a * x)", a=2.0)
     saved = pickle.dumps(torch.nn.Sequential(old(3.0)))
-    before = b"\x80\x04" + b"cjitact.activations\n_revive\nX\x06\x00\x00\x00swoosh\x85R."  # of the name alone, as once
+    before = b"\x80\x04" + b"cjitact.activations\n_revive\nX\x06\x00\x00\x00swoosh\x85R."  # the old format: the name alone
     assert type(pickle.loads(before)) is old
     new = jitact.define("swoosh", "x * cos(b * x)", b=1.0)
     assert type(pickle.loads(before)) is new
-    for model in (pickle.loads(saved), copy.copy(pickle.loads(saved))):  # what it was is known in this process
+    for model in (pickle.loads(saved), copy.copy(pickle.loads(saved))):  # the old definition is known in this process
         assert type(model[0]) is old and torch.equal(model[0](X), X * (3 * X).sin())
     assert type(copy.copy(old())) is old
-    monkeypatch.setattr(modules, "_made", WeakValueDictionary({("swoosh", new.activation.fingerprint): new}))  # as elsewhere
+    monkeypatch.setattr(modules, "_made", WeakValueDictionary({("swoosh", new.activation.fingerprint): new}))  # another process
     with pytest.raises(LookupError) as caught:
         pickle.loads(saved)
     told = "swoosh(x, a) = x * sin(a * x), here swoosh(x, b) = x * cos(b * x); define it as it was before loading"
     assert told in str(caught.value)
-    again = jitact.define("swoosh", "x*sin((a*x))", a=1.0)  # the same in other words, another default
+    again = jitact.define("swoosh", "x*sin((a*x))", a=1.0)  # the same formula with another spelling and another default
     model = pickle.loads(saved)
     assert type(model[0]) is again and torch.equal(model[0](X), X * (3 * X).sin())
     model.load_state_dict(torch.nn.Sequential(new()).state_dict())
@@ -865,7 +865,7 @@ def test_pickles_of_the_librarys_own_name_them_alone() -> None:
 
 @pytest.mark.parametrize("name", ["tensor", "any", "activation_module"])
 def test_classes_pickle_whatever_they_are_called(name: str) -> None:
-    """Also as what their module imports."""
+    """Also if the name is that of something that their module imports."""
     cls = jitact.define(name, "2 * x")
     for each in (cls, cls.Model):
         assert pickle.loads(pickle.dumps(each)) is each
@@ -900,7 +900,7 @@ def test_fingerprints_tell_formulas_and_parameters(tmp_path: Path) -> None:
 
 @pytest.fixture
 def eager_switching():
-    """Threads take turns after every few instructions."""
+    """Switches between threads every few instructions."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     yield
@@ -923,7 +923,7 @@ def test_threads(eager_switching: None) -> None:
     with ThreadPoolExecutor(8) as pool:
         for done in [pool.submit(define, i) for i in range(8)]:
             done.result()
-    assert jitact.same(X).equal(jitact.get("same")()(X))  # the function is that of the class
+    assert jitact.same(X).equal(jitact.get("same")()(X))  # the function belongs to the class
 
 
 def test_compiled_by_torch() -> None:

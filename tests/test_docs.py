@@ -1,11 +1,11 @@
-"""Runs the code in README.md and docs/*.md. The word after the fence says how:
+"""Runs the code in README.md and docs/*.md. The word after the fence selects how:
 
-python       run, all of a file's in one namespace
-python gpu   the same, where there is a GPU; elsewhere it is compiled as Python alone
+python       run, all blocks of a file in one namespace
+python gpu   the same if there is a GPU; otherwise it is only compiled to bytecode
 cuda         a kernel file: defined, compiled and called
-sh           run by bash in an empty folder, line by line, with -m slow; $REPOSITORY is this checkout; lines of NOT_HERE are
-             left to CI
-text         no code
+sh           run by bash in an empty folder, line by line, with -m slow; $REPOSITORY is this checkout; lines that match
+             NOT_HERE are left to CI
+text         not code
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[1]
 FILES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
-# What installs, or takes longer than a test may: CI runs the README's commands word for word.
+# Commands that install something or take too long for a test; CI runs the README's commands word for word.
 NOT_HERE = re.compile(
     r"pip install|git clone|pytest|python bench\.py|jitact (bench|accuracy)$|jitact (clear|build)"
 )
@@ -36,7 +36,7 @@ SHELL = ("sh", "bash")
 
 
 class Block(NamedTuple):
-    """Code in a document."""
+    """A code block of a document."""
 
     kind: str
     code: str
@@ -60,7 +60,7 @@ def commands(path: Path) -> list[Block]:
 def run_shell(block: Block, folder: Path) -> None:
     lines = [line for line in block.code.splitlines() if not NOT_HERE.search(line)]
     environment = os.environ | {"REPOSITORY": str(ROOT), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    program = 'jitact() { python -m jitact "$@"; }'  # also where the package is not installed
+    program = 'jitact() { python -m jitact "$@"; }'  # works if the package is not installed too
     command = ["bash", "-euo", "pipefail", "-c", "\n".join([program, *lines])]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"line {block.line}: {done.stderr}"

@@ -39,7 +39,7 @@ def block() -> type[ActivationModule]:
     return jitact.define("block", "residual + dropout(x + bias, p)", bias=Channel(init=0.0), p=0.1)
 
 
-# A formula that is more than an expression, of all kinds of operands but a random one; the gradient of all is derived.
+# A function body beyond the grammar of expressions, with all kinds of operands but random ones; its gradients are derived.
 STATEMENTS = """
 #include "elementwise.cuh"
 
@@ -175,7 +175,7 @@ def close(found: Tensor, exact: Tensor, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_tensors(dtype: torch.dtype, device: str) -> None:
     cls = my_swiglu()
-    gate, up = leaves((6, 40), (1, 40), dtype=dtype, device=device)  # the second is broadcast
+    gate, up = leaves((6, 40), (1, 40), dtype=dtype, device=device)  # the second one is broadcast
     y, dy = cls()(gate, up), torch.randn(6, 40).to(device, dtype)
     exact = F.silu(gate.double()) * up.double()
     close(y, exact, dtype)
@@ -221,7 +221,7 @@ def test_sums_over_channels(dtype: torch.dtype, device: str) -> None:
     ],
 )
 def test_arithmetic_alone_is_next_to_no_work(text: str, gradient: str | None, work: Work, tmp_path: Path) -> None:
-    """As of the table's lines that are no more."""
+    """As for the library's activations that are arithmetic alone."""
     cls = jitact.define("told", text, gradient, **({"a": 1.0} if "clamp" in text else {}))
     assert cls.activation.source.work == work
     jitact.save_folder(tmp_path, "told")
@@ -492,7 +492,7 @@ def test_dropout_in_training_and_outside(device: str) -> None:
 
 
 def test_derivatives_have_the_random_numbers_of_forward() -> None:
-    """Of the transposed layout too, where dy lies otherwise."""
+    """Also for a transposed x, where dy has other strides."""
     drop = jitact.define("drop_both", "dropout(x * z, p) + dropout(z * z, 1 - p) * w", w=Channel(), p=0.4)
     z, w = leaves((4, 6), (6,))
     (x,) = leaves((6, 4))
@@ -536,10 +536,10 @@ def product() -> type[ActivationModule]:
 
 @pytest.mark.parametrize(("make", "shapes"), [
     (product, [(3, 4), (4,)]),
-    SLOW(statements, [(2, 3, 5), (3,), (3, 5), (2, 3)]),  # whose gradients take a compiler 20 s
+    SLOW(statements, [(2, 3, 5), (3,), (3, 5), (2, 3)]),  # its gradients take 20 s to compile
 ], ids=["product", "statements"])  # fmt: skip
 def test_gradients_of_a_kernel_files_gradients(make: Callable[[], type[ActivationModule]], shapes: list) -> None:
-    """And batches of gradients; both by a build of their own."""
+    """And batched gradients; both use a separate build."""
     function, tensors = make().activation.function, leaves(*shapes)
     assert torch.autograd.gradgradcheck(function, tensors)
     y = function(*tensors)

@@ -26,14 +26,14 @@ PReLU, RReLU, XIELU = map(jitact.get, RECORDS)
 
 
 def gradients(function: Callable[..., Tensor], dy: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-    """The function, and its gradients by all its arguments."""
+    """The value of a function, and its gradients with respect to all arguments."""
     tensors = tuple(t.detach().requires_grad_() for t in tensors)
     y = function(*tensors)
     return y.detach(), *torch.autograd.grad(y, tensors, dy)
 
 
 def assert_prelu(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> None:
-    """Forward and dx to the last bit, dw as good as its sum allows, whatever else has a gradient."""
+    """Forward and dx bitwise, dw within the rounding of its sum, for every combination of arguments that require gradients."""
     dy = torch.randn(x.shape, device=x.device, dtype=x.dtype) if dy is None else dy
     y, dx, dw = gradients(prelu, dy, x, weight)
     exact_y, exact_dx, exact_dw = gradients(F.prelu, dy.double(), x.double(), weight.double())
@@ -48,7 +48,7 @@ def assert_prelu(x: Tensor, weight: Tensor, dy: Tensor | None = None) -> None:
 
 
 # fmt: off
-# Planes that are shorter and longer than a vector, a warp and a block, channels that fill vectors or do not.
+# Planes shorter and longer than a vector, a warp and a block; numbers of channels that are multiples of vectors or not.
 SHAPES = [(7,), (1025,), (40_001,), (5, 1), (1, 5), (3000, 3), (300, 64), (2, 3000), (700, 5, 3), (90, 3, 7), (50, 16, 8),
           (9, 257, 31), (11, 3, 49), (6, 3, 33), (3, 3, 2047), (2, 2, 2048), (2, 3, 1537), (2, 1, 4099), (4, 64, 4, 7)]
 # fmt: on
@@ -138,14 +138,14 @@ def test_special_values(device: str) -> None:
 
 
 def exact_xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
-    """The formula without the cancellation of x's, and with all of the slope at eps, where PyTorch's autograd has half."""
+    """The formula without cancellation of terms in x, and with the whole slope at eps, where PyTorch's autograd gives half."""
     n = F.softplus(alpha_n)
     bounded = torch.where(x <= eps, x, eps)
     return torch.where(x > 0, F.softplus(alpha_p) * x * x + beta * x, (n + beta) * torch.expm1(bounded) - n * x)
 
 
 def check_xielu(x: Tensor, module: XIELU, bounds: tuple[float, float]) -> None:
-    """Forward and slope, in ulp; where they pass 0, of the dtype's at 2^-8, as both are differences there."""
+    """Forward and slope in ulp, below 2^-8 in the ulp at 2^-8, as both are differences near their zeros."""
     weights = [w.double() for w in (module.alpha_p, module.alpha_n, module.beta, module.eps)]
     y, slope = gradients(module, torch.ones_like(x), x)
     exact_y, exact_slope = gradients(lambda x: exact_xielu(x, *weights), torch.ones_like(x).double(), x.double())
@@ -163,7 +163,7 @@ def test_xielu_on_every_16_bit_value(dtype: torch.dtype, device: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_xielu_wide(dtype: torch.dtype, device: str) -> None:
-    """Within a few roundings of the terms that forward and slope are the sums of."""
+    """Within a few roundings of the terms that forward and slope are sums of."""
     x = torch.cat([torch.randn(100_000) * 3, -torch.logspace(-10, 4, 1001), torch.logspace(-10, 4, 1001)]).to(device, dtype)
     module = XIELU(dtype=dtype).to(device)
     y, slope = gradients(module, torch.ones_like(x), x)
@@ -287,7 +287,7 @@ def test_opcheck(name: str, device: str) -> None:
     extras = {"prelu": [torch.rand(3, 1, device=device)], "rrelu": [torch.tensor([17], device=device)], "xielu": scalars}[name]
     kinds = {"forward": (x,), "forward_": (x.clone(),), "backward": (torch.randn(x.shape, device=device), x)}
     learned = len(RECORDS[name].learned)
-    wanted = [[1], [2], [(2 << learned) - 1]] if learned else [[]]  # dx, a weight's gradient, all
+    wanted = [[1], [2], [(2 << learned) - 1]] if learned else [[]]  # dx only, the weight's only, all
     if name != "xielu":
         mask = operator("forward_bit")(x, *extras, *params)[1]
         kinds |= {"forward_bit": (x,), "forward_bit_": (x.clone(),), "backward_from_bit": (torch.randn_like(x), mask)}
@@ -396,7 +396,7 @@ def test_errors(call: Callable[[], object], error: type[Exception], message: str
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_cuda_graphs() -> None:
-    """Weights and seeds are read by the device: a replay takes what they hold by then."""
+    """The device reads weights and seeds, so a replay uses their current values."""
     x = torch.randn(5000, device="cuda", requires_grad=True)
     modules = [PReLU().cuda(), XIELU(dtype=torch.float32).cuda(), RReLU()]
 

@@ -1,4 +1,4 @@
-"""What stands for an activation, the same for get, check, plot and export; and names of jitact's that there are not."""
+"""What denotes an activation, alike for get, check, plot and export; and unknown attributes of the package."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from jitact.kernels import KernelSource
 
 
 class MyGELU(nn.GELU):
-    """Of a class that is not PyTorch's."""
+    """A subclass, which is not PyTorch's class."""
 
 
 GIVEN = {
@@ -40,7 +40,7 @@ GIVEN = {
 
 
 def plain(value: object) -> str:
-    """A test's name that is the same in every process: without addresses."""
+    """A test id that is the same in every process: without addresses."""
     return re.sub(r" at 0x\w+", "", repr(value))
 
 
@@ -112,7 +112,7 @@ def test_an_error_names_what_was_given(caller, given, error: type, message: str)
     assert "\n" not in str(caught.value)
 
 
-# Settings of modules are those checked, drawn and exported.
+# The parameters of modules are used by check, plot and export.
 
 
 def test_module_of_takes_over_settings_and_weights() -> None:
@@ -256,7 +256,7 @@ def test_the_registry_has_canonical_names() -> None:
 
 
 def test_a_name_that_is_taken_out_and_given_again() -> None:
-    """What was asked for before is not remembered. In a process of its own, as the library's names have an order."""
+    """Earlier lookups are not cached. In a process of its own, as it changes the order of the library's names."""
     code = (
         "import jitact; from jitact import registry; before = jitact.relu6; registry.unregister('relu6')\n"
         "assert not hasattr(jitact, 'relu6') and not hasattr(jitact, 'library')\n"
@@ -267,7 +267,7 @@ def test_a_name_that_is_taken_out_and_given_again() -> None:
 
 
 def test_a_class_is_first_constructed_inside_torch_compile() -> None:
-    """In a new process, as afterwards all is there."""
+    """In a new process, as later constructions find everything already made."""
     code = (
         "import torch, jitact; make = jitact.get('leaky_relu')\n"
         "f = torch.compile(lambda x: make(0.3)(x), backend='eager', fullgraph=True)\n"

@@ -1,4 +1,4 @@
-"""IPython: the cell magic, completion, what classes show; and the tour, run anew."""
+"""IPython: the cell magic, completion, the display of classes; and the tour notebook, executed."""
 
 from __future__ import annotations
 

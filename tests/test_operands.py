@@ -1,4 +1,4 @@
-"""What the loops make of operands: several elements, channels, rows, numbers and random numbers, by operator."""
+"""The operands of the loops: several elements, channels, rows, numbers and random numbers, for each operator."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jitact.compiling.formulas import Formula, Unreadable
 from jitact.kernels import KernelSource
 from jitact.kernels.loader.signature import read_signature
 
-# The gate is scaled, the other element is not; gradients of all are derived.
+# The gate is scaled, up is not; all gradients are derived.
 TWO = """
 #include "elementwise.cuh"
 ELEMENTWISE T forward(T gate, T up, Channel<T> scale, Row<T> weight, Channel<T> shift, Number<T> a) {
   return gate * scale * (up + a * shift) * weight;
 }
 """
-# A sum for gate alone: operands after the last gradient have none.
+# A sum for the gate alone: operands after the last one with a gradient have none.
 GATED = """
 #include "elementwise.cuh"
 ELEMENTWISE T forward(T gate, T up) { return gate * sigmoid(gate) * up; }
@@ -31,7 +31,7 @@ ELEMENTWISE Many<T, 2> backward(T dy, T gate, T up) {
   return {dy * up * s * (1 + gate * (1 - s)), dy * gate * s};
 }
 """
-# Two operations, each rounded where a build is unfused, and what autograd makes of them.
+# Two operations, each rounded in an unfused build, and their gradients by autograd.
 CHAIN = """
 #include "elementwise.cuh"
 #include "rounded.cuh"
@@ -50,7 +50,7 @@ ELEMENTWISE T forward(T x, Random<T> u, Random<T> v, Number<T> which) {
 
 
 def operators(name: str, text: str, unfused: bool = False):
-    """The operators of a kernel file, by kind."""
+    """The operators of a kernel file, keyed by kind."""
     library = kernels.load(KernelSource(f"operators_{name}", text, f"<{name}>", unfused=unfused)).name
     return lambda kind: getattr(torch.ops.jitact, f"{library}_{kind}").default
 
@@ -144,14 +144,14 @@ def test_elements_are_read_where_they_are(gated, halves: str, dtype: torch.dtype
 
 
 def pack(first: Tensor, second: Tensor, layout: int, dim: int) -> Tensor:
-    """One tensor of both, as backward_packed has it."""
+    """A single tensor of both, in the layout of backward_packed."""
     both = (second, first) if layout & 2 else (first, second)
     dim %= first.dim()
     return torch.stack(both, dim + 1).flatten(dim, dim + 1) if layout & 1 else torch.cat(both, dim)
 
 
 def take_apart(x: Tensor, layout: int, dim: int) -> tuple[Tensor, Tensor]:
-    """Views of both."""
+    """Views of the two halves."""
     size = x.shape[dim] // 2
     rows = x.movedim(dim, -1)
     first, second = (rows[..., ::2], rows[..., 1::2]) if layout & 1 else (rows[..., :size], rows[..., size:])
@@ -159,7 +159,7 @@ def take_apart(x: Tensor, layout: int, dim: int) -> tuple[Tensor, Tensor]:
     return (second, first) if layout & 2 else (first, second)
 
 
-# Shapes, and how dimensions are permuted in memory.
+# Shapes, and permutations of the dimensions in memory.
 PACKED = {
     "rows of vectors": ((5, 3, 64), None),
     "odd rows": ((5, 7, 33), None),
@@ -189,7 +189,7 @@ def test_two_gradients_in_one_tensor(gated, case: str, dtype: torch.dtype, devic
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_two_gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device: str) -> None:
-    """Sums go over rows that lie apart, too."""
+    """Sums also run over strided rows."""
     shape = (6, 70, 36)
     x, dy = torch.rand(*shape[:-1], 72).to(device, dtype) + 0.5, torch.randn(shape).to(device, dtype)
     others = [(torch.rand(sizes) + 0.5).to(device, dtype) for sizes in ((36,), (6, 70, 1), (70, 1))]
@@ -207,7 +207,7 @@ def test_two_gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_unfused_is_what_eager_gives(dtype: torch.dtype, device: str) -> None:
-    """Of 16 bits, for every number; NaN is NaN."""
+    """For all values of 16-bit types; any NaN equals any NaN."""
     unfused = operators("chain", CHAIN, unfused=True)
     if dtype.itemsize == 2:
         a = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(dtype).to(device).repeat(4)
@@ -224,7 +224,7 @@ def test_unfused_is_what_eager_gives(dtype: torch.dtype, device: str) -> None:
 
 
 def test_unfused_stays_whole_in_graphs() -> None:
-    """What Inductor would make of its formula rounds once."""
+    """Inductor's fusion of its formula would round only once."""
     text = GATED.split("ELEMENTWISE Many")[0]
     assert Formula(KernelSource("once", text, "<once>"), False)
     with pytest.raises(Unreadable, match="rounds on the way"):
@@ -281,7 +281,7 @@ def test_files_with_several_gradients_from_a_bit(device: str) -> None:
     defined = jitact.define("biased_relu", source=f'#include "elementwise.cuh"\n{text}')
     x, b, dy = torch.randn(7, 5, device=device), torch.randn(5, device=device), torch.randn(7, 5, device=device)
     x.requires_grad_(), b.requires_grad_()
-    for save in (None, "input"):  # whose gradients follow from the bit too
+    for save in (None, "input"):  # its gradients can be computed from the bit too
         for function in (jitact.biased_relu, torch.compile(jitact.biased_relu, backend="aot_eager")):
             found = torch.autograd.grad(function(x, b, save=save), [x, b], dy)
             torch.testing.assert_close(found, torch.autograd.grad((x + b).relu(), [x, b], dy))
@@ -315,7 +315,7 @@ def test_the_signature() -> None:
 
 
 def test_x_times_sigmoid_of_a_factor() -> None:
-    """As it is, its slope, of a literal; derivatives by both arguments, compiled and in graphs."""
+    """The function, its slope, a literal factor; derivatives by both arguments, compiled and in graphs."""
     terms = "x_times_sigmoid(x, a) + x_times_sigmoid_slope(x, a) + x_times_sigmoid(x, 1.5)"
     function = jitact.define("swished", source=f"ELEMENTWISE T forward(T x, T a) {{ return {terms}; }}")
     x, a = torch.linspace(-30, 30, 99, dtype=torch.float64), torch.linspace(0.1, 3, 99, dtype=torch.float64).flip(0)

@@ -91,7 +91,7 @@ def test_page() -> None:
 def test_page_of_little() -> None:
     found = results() | {"rows": [], "geometric_means": [], "first_use": None}
     assert "Speed in fp32" in report_html(found)
-    endless = row("relu", "fp32", errors={"forward": {"ulp": "inf", "at": 1.0}})  # as JSON has it
+    endless = row("relu", "fp32", errors={"forward": {"ulp": "inf", "at": 1.0}})  # as read from JSON
     mean = {"dtype": "fp32", "peer": "eager", "of": "all", "count": 1, "step": "nan"}
     assert "<td>inf</td>" in report_html(results() | {"rows": [endless], "geometric_means": [mean]})
 

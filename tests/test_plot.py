@@ -1,4 +1,4 @@
-"""Pictures: what is drawn, and what is said without matplotlib."""
+"""Plots: what is drawn, and the error without matplotlib."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the gradients of definitions read: the rest is not kept, may change before backward, and changes no result."""
+"""What the gradients of definitions read: other tensors are not saved, may change before backward, and do not matter."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def leaves(*shapes: tuple[int, ...], dtype: torch.dtype = torch.float64) -> list
 
 
 def kept_by(call: Callable[[], Tensor]) -> list[Tensor]:
-    """The tensors that autograd keeps for the backward of a call."""
+    """The tensors that autograd saves for the backward of a call."""
     kept: list[Tensor] = []
 
     def pack(tensor: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ def test_what_is_kept(text: str, wanted: str, kept: str) -> None:
     called = [tensors[name] for name in names]
     found = kept_by(lambda: jitact.told(*called))
     assert sorted(id(t) for t in found) == sorted(id(tensors[name]) for name in kept.split())
-    if not {"silu", "?"} & {*text.replace("(", " ").split()}:  # of which PyTorch keeps a result, or what a comparison gives
+    if not {"silu", "?"} & {*text.replace("(", " ").split()}:  # for these, PyTorch saves a result or the mask of a comparison
         in_torch = kept_bytes(lambda: cls.activation.reference(*called))
         assert sum(t.nbytes for t in found) == in_torch
 
@@ -172,7 +172,7 @@ def test_what_stands_around_a_definition(tmp_path: Path) -> None:
     assert loaded.layout == record.layout and loaded.unread == ("x", "y") and loaded.passed == ("y",)
 
 
-# Formulas at random.
+# Random formulas.
 
 FUNCTIONS = ("tanh", "sigmoid", "sin", "silu", "abs", "softplus", "gelu")
 
@@ -212,7 +212,7 @@ def defined(chosen: random.Random) -> tuple[type[ActivationModule], dict[str, tu
 
 @pytest.mark.parametrize("seed", [*range(4), *map(SLOW, range(4, 30))])
 def test_formulas_at_random(seed: int) -> None:
-    """Values, gradients and second derivatives beside PyTorch's; what changes before backward is refused or was not read."""
+    """Values, gradients and second derivatives agree with PyTorch's; changes before backward are refused or have no effect."""
     chosen = random.Random(seed)
     cls, shapes = defined(chosen)
     record, names = cls.activation, cls.activation.layout.tensors
@@ -231,7 +231,7 @@ def test_formulas_at_random(seed: int) -> None:
     leaf = [tensors[name] for name in needed]
     dy = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(y, exact)
-    if not exact.requires_grad:  # as of a comparison alone
+    if not exact.requires_grad:  # such as for a comparison alone
         return
     options = {"allow_unused": True, "materialize_grads": True}
     first = [torch.autograd.grad(each, leaf, dy, create_graph=True, **options) for each in (y, exact)]

@@ -1,4 +1,4 @@
-"""rrelu: how its random slopes are distributed, what they follow from, and that backward finds them again."""
+"""rrelu: the distribution of its random slopes, their dependence on the seed, and their reproduction in backward."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RReLU = jitact.get("rrelu")
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
 def test_philox_gives_the_known_answer(tmp_path: Path) -> None:
-    """Of Random123's kat_vectors: philox4x32 10, whose key there is ours, with the digits of pi for a counter."""
+    """From Random123's kat_vectors, for philox4x32 with 10 rounds: the counter is digits of pi, the key the one used here."""
     text = """
         #include "random.cuh"
         constexpr auto r = jitact::philox<10>(0x85a308d3243f6a88u, 0x0370734413198a2eu, 0);
@@ -65,7 +65,7 @@ def test_a_cpu_makes_the_same_numbers_by_any_instructions(level: str, tmp_path: 
 
 
 def slopes(x: Tensor, seed: int = 0, **options: object) -> Tensor:
-    """What x is multiplied by, as backward has it."""
+    """The slopes that x is multiplied by, from backward."""
     torch.manual_seed(seed)
     return gradients(lambda x: rrelu(x, training=True, **options), torch.ones_like(x), x)[1]
 
