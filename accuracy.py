@@ -4,7 +4,7 @@
 float64, and PyTorch's too: on every finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense
 sample); softmax and its relatives on random and extreme rows of many lengths. It reports the largest error in ulp, the input
 where it occurs, the share of inputs above the usual bound and the bounds that are exceeded, and writes ``results/accuracy-<cpu
-or cuda>.json`` and a table beside it. Results of the same machine in that file which are not measured again stay.
+or cuda>.json`` and a table next to it. Results of the same machine in that file that are not measured again are kept.
 """
 
 from __future__ import annotations

@@ -221,9 +221,9 @@ def _picture(record: Activation) -> str:
     if record.fingerprint and record.in_eval:
         record, params = record.in_eval(*params)
     channels = {name: torch.full((1,), channel.init, dtype=x.dtype) for name, channel in record.channels.items()}
-    beside = [channels[name] if name in channels else torch.ones_like(x) for name in operands]
+    others = [channels[name] if name in channels else torch.ones_like(x) for name in operands]
     try:
-        curves = value_and_gradient(lambda x: curve(record, record.reference, x, [*beside, *params]), x)
+        curves = value_and_gradient(lambda x: curve(record, record.reference, x, [*others, *params]), x)
     except Exception:  # a user's reference may raise anything; the display then has no picture
         return ""
     shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)

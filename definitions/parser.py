@@ -207,10 +207,10 @@ class _Parser:
 
     def free_names(self, declared: set[str]) -> tuple[str, ...]:
         """The undeclared names, which are tensors: ``x`` first, then in the order of occurrence."""
-        beside = zip(["", *(token.text for token in self.tokens)], self.tokens, self.tokens[1:], strict=False)
+        triples = zip(["", *(token.text for token in self.tokens)], self.tokens, self.tokens[1:], strict=False)
         found = [
             token.text
-            for before, token, after in beside
+            for before, token, after in triples
             if token.kind == "name" and before != "." and after.text not in ("(", ".") and token.text not in HABITS
         ]
         found = [name for name in dict.fromkeys(found) if name not in declared]

@@ -90,8 +90,8 @@ def check_places(cls: type[ActivationModule], subject: Subject) -> list[str]:
 
 def kept_by(record: Activation) -> str:
     """What a module keeps for backward by default: a bit is not enough for the gradient of a weight such as prelu's."""
-    laid, first = record.layout, record.saves[0]
-    return "input" if first == "bit" and set(laid.places) - set(laid.from_bit) else first
+    layout, first = record.layout, record.saves[0]
+    return "input" if first == "bit" and set(layout.places) - set(layout.from_bit) else first
 
 
 def measure_row(

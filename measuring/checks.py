@@ -173,8 +173,8 @@ def _lines(module: ActivationModule, x: Tensor) -> Iterable[Line]:
     exact_y = oracle.value(exact_x).detach()
     exact_dx, doubt = oracle.gradient(exact_x)
     eps = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps  # of registers
-    beside = [(oracle.value(at).detach(), oracle.gradient(at)[0]) for at in (exact_x * (1 - eps), exact_x * (1 + eps))]
-    y_spread, dx_spread = ((a - b).abs() for a, b in zip(*beside, strict=True))
+    moved = [(oracle.value(at).detach(), oracle.gradient(at)[0]) for at in (exact_x * (1 - eps), exact_x * (1 + eps))]
+    y_spread, dx_spread = ((a - b).abs() for a, b in zip(*moved, strict=True))
     if dtype is torch.float64:  # what the oracle's own formula may have overflowed for
         exact_dx = exact_dx.masked_fill(~(exact_dx.isfinite() & exact_y.isfinite()), torch.nan)
         exact_y = exact_y.masked_fill(~exact_y.isfinite(), torch.nan)

@@ -30,7 +30,7 @@ NOT_OF_THE_FORMULA = ("inplace", "device", "dtype", "dim")  # arguments of const
 
 
 def accuracy_markdown(results: Entry) -> str:
-    """The worst errors, ours beside PyTorch's, that accuracy.py found."""
+    """The table of the worst errors of jitact and PyTorch, from accuracy.py's results."""
     dtypes = list(dict.fromkeys(row["dtype"] for row in results["rows"]))
     found = {(row["name"], row.get("save"), row.get("fast_math"), row["dtype"]): row for row in results["rows"]}
     covered = "every finite value" if results["machine"]["kind"] == "cuda" else "every finite value; of fp32, a sample"
@@ -113,20 +113,20 @@ def activations_markdown(accuracy: Entry | None, bench: Entry | None, *operands:
     gated = [name for name, cls in REGISTRY.items() if cls.activation.gating]
     speeds = _speeds_markdown(gated, operands)
     if speeds:
-        told = "Two tensors, or one that holds both where the row says so, compared with the formula in PyTorch."
-        lines += ["", "## Gated", "", told]
+        note = "Two tensors, or one that holds both where the row says so, compared with the formula in PyTorch."
+        lines += ["", "## Gated", "", note]
     lines += speeds
     speeds = _speeds_markdown(list(FORMULAS), [results for results in operands if results["machine"].get("kind") == "cuda"])
     if speeds:
-        told = "What `jitact.define` makes of an expression, compared with the formula in PyTorch:"
+        note = "What `jitact.define` makes of an expression, compared with the formula in PyTorch:"
         defined = (f"`{name}` is `{expression}`" for name, (expression, _) in FORMULAS.items())
-        lines += ["", "## Formulas", "", f"{told} {', '.join(defined)}."]
+        lines += ["", "## Formulas", "", f"{note} {', '.join(defined)}."]
     lines += speeds
     measured = {row["name"] for results in operands for row in results["operands"]}
     speeds = _speeds_markdown([name for name in measured if "+" in name and name.split("+")[0] in REGISTRY], operands)
     if speeds:
-        told = "One kernel, as `jitact.gelu(x, bias=b, dropout=0.1, residual=r)`; backward includes the gradient of the bias."
-        lines += ["", "## With bias, dropout and residual", "", told]
+        note = "One kernel, as `jitact.gelu(x, bias=b, dropout=0.1, residual=r)`; backward includes the gradient of the bias."
+        lines += ["", "## With bias, dropout and residual", "", note]
     return "\n".join([*lines, *speeds, *_rows_markdown(accuracy, operands)]) + "\n"
 
 
@@ -243,10 +243,10 @@ def _all_of(bench: Entry) -> list[str]:
     rows = [row for row in bench["rows"] if row["ours"]]
     below = [f"{row['name']} {row['dtype']}" for row in rows if any(share(row, d) < LINE for d in DIRECTIONS)]
     dtypes = ", ".join(dtypes_of(bench))
-    told = f"Below {LINE:.0%} of the memory bandwidth, forward or backward (measured in {dtypes}): {', '.join(below)}."
+    verdict = f"Below {LINE:.0%} of the memory bandwidth, forward or backward (measured in {dtypes}): {', '.join(below)}."
     if not below:
-        told = f"All are at {LINE:.0%} of the memory bandwidth or better, forward and backward, in {dtypes}."
-    return [*lines, told]
+        verdict = f"All are at {LINE:.0%} of the memory bandwidth or better, forward and backward, in {dtypes}."
+    return [*lines, verdict]
 
 
 def training_markdown(training: Entry | None) -> str:

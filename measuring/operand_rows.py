@@ -225,8 +225,8 @@ def _measure(case: Case, xs: list[Tensor], dys: list[Tensor], rates: dict[str, A
             torch.compiler.reset()
             function = torch.compile(function, dynamic=False)
         # Functions of other libraries may write gradients over what they keep.
-        given, beside = (taken, extra) if name in ("ours", *PEERS) else (_copies(taken), _copies(extra))
-        subject = _Subject(function, given, dys, beside)
+        given, further = (taken, extra) if name in ("ours", *PEERS) else (_copies(taken), _copies(extra))
+        subject = _Subject(function, given, dys, further)
         try:
             row["kept"][name] = subject.kept()
             subject.forward(0)

@@ -88,9 +88,9 @@ def _summary(results: dict[str, Any]) -> str:
             tiles.append(f"<div class='tile'><b>{float(mean['step']):.2f}x</b>{escape(title)}</div>")
     wrong = [row for row in results["rows"] if row["wrong"]]
     listed = "".join(f"<li>{escape(row['name'])} {row['dtype']}: {escape('; '.join(row['wrong']))}</li>" for row in wrong)
-    told = f"<p class='wrong'>Wrong results, not timed:</p><ul class='wrong'>{listed}</ul>" if wrong else ""
+    failures = f"<p class='wrong'>Wrong results, not timed:</p><ul class='wrong'>{listed}</ul>" if wrong else ""
     note = "<p>Geometric mean of forward, forward with autograd recording, and backward together.</p>" if tiles else ""
-    return f"<h2>Summary</h2>{note}<div class='tiles'>{''.join(tiles)}</div>{told}"
+    return f"<h2>Summary</h2>{note}<div class='tiles'>{''.join(tiles)}</div>{failures}"
 
 
 def _speed(dtype: str, facts: dict[str, Any], rows: list[Entry]) -> str:
@@ -128,9 +128,9 @@ def _charts(rows: list[Entry]) -> str:
             for peer in reversed(NAMES):
                 if row.get(peer):
                     share = row["floor"][direction] / row[peer][direction]
-                    told = escape(f"{row['name']}, {NAMES[peer]}: {share:.0%}, {row[peer][direction]:.3g} ms")
+                    tip = escape(f"{row['name']}, {NAMES[peer]}: {share:.0%}, {row[peer][direction]:.3g} ms")
                     x, y = left + WIDTH * min(share, 1.04), TOP + LINE * (i + 0.5)
-                    parts.append(f"<circle cx='{x:.1f}' cy='{y}' r='4.2' fill='{COLORS[peer]}'><title>{told}</title></circle>")
+                    parts.append(f"<circle cx='{x:.1f}' cy='{y}' r='4.2' fill='{COLORS[peer]}'><title>{tip}</title></circle>")
     width = LEFT + len(DIRECTIONS) * (WIDTH + GAP)
     return f"<svg width='{width}' height='{height}' role='img' aria-label='share of memory bandwidth'>{''.join(parts)}</svg>"
 
@@ -177,10 +177,10 @@ def _memory(rows: list[Entry]) -> str:
         for peer, dy, thick in (("eager", 2, 12), ("ours", 5, 6)):
             if peer in row["kept"]:
                 width = max(1.0, 2 * WIDTH * row["kept"][peer] / widest)
-                told = f"{row['name']}, {NAMES[peer]}: {row['kept'][peer]:.3g} bytes per element"
+                tip = f"{row['name']}, {NAMES[peer]}: {row['kept'][peer]:.3g} bytes per element"
                 parts.append(
                     f"<rect x='{LEFT}' y='{y + dy}' width='{width:.1f}' height='{thick}' fill='{COLORS[peer]}'"
-                    f" opacity='{1 if peer == 'ours' else 0.45}'><title>{escape(told)}</title></rect>"
+                    f" opacity='{1 if peer == 'ours' else 0.45}'><title>{escape(tip)}</title></rect>"
                 )
         ours, eager = row["kept"]["ours"], row["kept"].get("eager")
         kept = f"{ours:.3g}" if eager in (None, ours) else f"{ours:.3g} instead of {eager:.3g}"

@@ -34,9 +34,9 @@ def random_rows(length: int, count: int, dtype: torch.dtype, device: torch.devic
     each = max(1, count // len(SPREADS))
     rows = [spread * torch.randn(each, length, generator=generator, dtype=torch.float64) for spread in SPREADS]
     steps = torch.arange(length, dtype=torch.float64)
-    beside = torch.full((length,), -20.0, dtype=torch.float64)
-    beside[length // 2] = 0.0
-    extreme = [0 * steps - 3, beside, -80 * steps / max(1, length - 1), 30 - 60 * (steps % 2), 2.0**15 + 16 * (steps % 4)]
+    peak = torch.full((length,), -20.0, dtype=torch.float64)
+    peak[length // 2] = 0.0
+    extreme = [0 * steps - 3, peak, -80 * steps / max(1, length - 1), 30 - 60 * (steps % 2), 2.0**15 + 16 * (steps % 4)]
     return torch.cat([*rows, torch.stack(extreme)]).to(device, dtype)
 
 

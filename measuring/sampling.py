@@ -49,8 +49,8 @@ def inputs(dtype: torch.dtype, low: float, high: float, near: Iterable[float], d
         values.append(torch.randint(limits.min, limits.max, (SAMPLE,), generator=generator, dtype=whole).view(dtype))
         steps = torch.pow(2.0, -torch.arange(1, 1 - math.log2(info.eps), dtype=torch.float64))
         for kink in near:
-            beside = kink * torch.cat([1 - steps, torch.ones(1, dtype=torch.float64), 1 + steps]).to(dtype)
-            values += [beside, -beside]
+            sequence = kink * torch.cat([1 - steps, torch.ones(1, dtype=torch.float64), 1 + steps]).to(dtype)
+            values += [sequence, -sequence]
     x = torch.cat(values)
     return x[(x >= low) & (x <= high) & x.isfinite()].sort().values.to(device)
 

@@ -96,10 +96,10 @@ def by_operand(module: ActivationModule, function: Function) -> dict[str, Callab
     """A function of a module's tensors as a function of each of them; the others are 1, or the mean of the module's values."""
     record, _ = in_eval(module)
     names = record.layout.tensors
-    beside = {name: float(getattr(module, name).detach().double().mean()) if name in record.channels else 1.0 for name in names}
+    fixed = {name: float(getattr(module, name).detach().double().mean()) if name in record.channels else 1.0 for name in names}
 
     def alone(name: str, t: Tensor) -> Tensor:
-        return function(*[t if each == name else torch.full_like(t, value) for each, value in beside.items()])
+        return function(*[t if each == name else torch.full_like(t, value) for each, value in fixed.items()])
 
     return {name: partial(alone, name) for name in names}
 
@@ -158,8 +158,8 @@ class _Exact:
         self.spreads = self._spreads(operands)
         # Errors of intermediate values are multiplied by the other operands, so the unit grows with their magnitudes.
         sizes = [operand.abs().clamp(min=1.0).nan_to_num(posinf=torch.finfo(torch.float64).max) for operand in operands]
-        beside = [0, *(record.layout.tensors.index(name) for name in learned)]
-        self.scales = [_product([size for k, size in enumerate(sizes) if k != without]) for without in beside]
+        excluded = [0, *(record.layout.tensors.index(name) for name in learned)]
+        self.scales = [_product([size for k, size in enumerate(sizes) if k != without]) for without in excluded]
 
     @property
     def largest_slope(self) -> Tensor:
