@@ -54,9 +54,10 @@ def define(
     """Makes an activation and registers it: ``define("swoosh", "x * sin(x)")``, ``define("my_swiglu", "silu(gate) * up")``.
 
     The result is a module class like the library's own. From then on :func:`jitact.get` knows the name, and ``jitact.<name>``
-    is the function. Compiled at first use. Defining a name again replaces it; modules of the old class keep working.
+    is the function. The kernel is compiled at first use. Defining a name again replaces it; modules of the old class keep
+    working.
 
-    What is given here is compiled and run in this process: it can do whatever your own program can do.
+    Definitions are compiled and run in this process, with its privileges.
 
     Args:
         name: the name, an identifier that no activation of the library has.
@@ -66,18 +67,19 @@ def define(
             Numbers have the type of the tensors: ``1 / 2`` is 0.5.
         backward: the gradient as an expression of ``dy``, the tensor and the parameters. By default the compiler derives it;
             with gradients of several operands it always does.
-        operands: the names of the tensors in the order of calls; by default ``x``, then the others in order of occurrence.
-            Channel and row operands need to be listed only if they are not to follow the tensors.
-        backward_from_output: the gradient as an expression of ``dy``, ``y`` and the parameters, for ``save="output"``.
+        operands: the names of the tensors in the order of a call's arguments; by default ``x``, then the others in order of
+            occurrence. Channel and row operands follow the tensors unless they are listed too.
+        backward_from_output: the gradient as an expression of ``dy``, the output ``y`` and the parameters, for
+            ``save="output"``.
         source: a whole kernel file, as its text or a Path, in place of the expressions; docs/adding.md describes kernel files.
             One that includes ``rows.cuh`` makes a function and a module class like softmax's. A kernel file of the library,
             unchanged, has the library's defaults.
-        saves: what backward can keep, one or several of "input", "output" and "bit", the default first. By default what there
-            are functions for.
-        reference: the same in PyTorch, which :func:`jitact.check` compares with: ``reference(*tensors, *params)``, elements
-            first; for rows ``reference(x, *rows, dim, *params)``. By default the expression evaluated in PyTorch, and for a
-            kernel file its compiled forward in float64.
-        formula: forward as text for people; by default the expression.
+        saves: what can be kept for backward, one or several of "input", "output" and "bit", the default first. By default all
+            that the kernel file has functions for.
+        reference: the same function in PyTorch, which :func:`jitact.check` compares with: ``reference(*tensors, *params)``,
+            elementwise tensors first; for rows ``reference(x, *rows, dim, *params)``. By default the expression evaluated in
+            PyTorch, and for a kernel file its compiled forward in float64.
+        formula: the formula as text, for documents and messages; by default the expression.
         params: parameters with their defaults, in the order of the constructor's arguments; a learned operand with a value for
             each channel as :class:`Channel`; an operand with a value for each row as :class:`Row`.
 
@@ -85,9 +87,9 @@ def define(
         The module class.
 
     Raises:
-        ExpressionError: an expression is wrong; the message points at the place. It is a ValueError.
-        ValueError: the name, a parameter or the kernel file is not possible; the message says why.
-        TypeError: an argument is of another type than described here.
+        ExpressionError: an expression is invalid; the message marks the place. It is a ValueError.
+        ValueError: the name, a parameter or the kernel file is invalid; the message says why.
+        TypeError: an argument has the wrong type.
     """
     _check_arguments(name, source, saves, reference, formula, backward, backward_from_output)
     if (expression is None) == (source is None):

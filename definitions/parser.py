@@ -601,7 +601,7 @@ class _Parser:
         return self.activated(token, activation)
 
     def activated(self, token: _Token, activation: Called) -> _Node:
-        """A call of an activation: its tensors, then its parameters, of which the last ones may be left to their defaults."""
+        """A call of an activation: its tensors, then its parameters, of which trailing ones may be omitted."""
         name, count, params = activation.name, len(activation.tensors), activation.record.params
         arguments, closing = self.arguments(token.text)
         start, end = token.start, closing.end

@@ -69,7 +69,7 @@ def api_markdown() -> str:
         "",
         *_table((f"jitact.{name}", getattr(import_module(f"{PACKAGE}.{PUBLIC[name]}"), name)) for name in sorted(PUBLIC)),
         "",
-        "## Classes of `jitact.get`, beside what they have as `torch.nn.Module`",
+        "## Classes of `jitact.get`, in addition to `torch.nn.Module`",
         "",
         "The constructor takes the arguments of the `torch.nn` class, and `save` and `fast_math`, as the functions below do.",
         "",
