@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -64,8 +64,10 @@ class RowActivation:
         rows: the names of row operands.
         params: the names of numbers, with defaults.
         builds: results of :meth:`built_for`, by types.
+        beside: names and defaults of the fused operands that the function takes: none.
     """
 
+    beside: ClassVar[dict[str, Any]] = {}
     name: str
     title: str
     formula: str
