@@ -35,7 +35,7 @@ JITACT_INLINE float exp2(float t) {
   p = fmaf(p, r, 2.402410507e-1f);
   p = fmaf(p, r, 6.931241155e-1f);
   p = fmaf(p, r, 1.0f);
-  return select(t < -126.0f, 0.0f, p * single::from_bits((n << 23) + 0x3f800000u));
+  return select_bits(t < -126.0f, 0.0f, p * single::from_bits((n << 23) + 0x3f800000u));
 #endif
 }
 

@@ -166,8 +166,8 @@ JITACT_INLINE float log(float x) {
   const float normal = select(tiny, x * 0x1p24f, x);
   const uint32_t k = exponent_bits(normal);
   const float y = times_ln2(k - (tiny ? 24u << 23 : 0u), log1p_near_zero(from_bits(to_bits(normal) - k) - 1.0f));
-  const float edge = select(x == 0, -INFINITY, select(x > 0, x, NAN));
-  return select(x > 0 && x < INFINITY, y, edge);
+  const float edge = select_bits(x == 0, -INFINITY, select_bits(x > 0, x, NAN));
+  return select_bits((x > 0) & (x < INFINITY), y, edge);
 }
 
 // After N. Juffa: 1 + x = 2^k (1 + f), where f = (2^-k - 1) + 2^-k x avoids the rounding of 1 + x.
@@ -176,8 +176,8 @@ JITACT_INLINE float log1p(float x) {
   const uint32_t k = exponent_bits(1.0f + x);
   const float f = fmaf(0.25f, from_bits(to_bits(4.0f) - k), -1.0f) + from_bits(to_bits(x) - k);
   const float y = times_ln2(k, log1p_near_zero(f));
-  const float inside = select(fabsf(x) < 0x1p-25f || x == INFINITY, x, y);
-  return select(x > -1, inside, select(x == -1, -INFINITY, NAN));
+  const float inside = select_bits((fabsf(x) < 0x1p-25f) | (x == INFINITY), x, y);
+  return select_bits(x > -1, inside, select_bits(x == -1, -INFINITY, NAN));
 }
 
 // log(1 + e) for 0 <= e <= 1, all that softplus needs: from e = 1/2 on, 1 + e = 2 (1 + f). 0.91 ulp.

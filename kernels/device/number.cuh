@@ -39,6 +39,19 @@ JITACT_INLINE To bit_cast(From from) {
   return to;
 }
 
+// condition ? a : b, with both computed. On a CPU by bits: where a choice depends on another one, or gives a constant that
+// another depends on, gcc makes branches of them, and does not vectorise the loop.
+template <typename V>
+JITACT_INLINE V select_bits(bool condition, V a, V b) {
+#ifdef __CUDA_ARCH__
+  return condition ? a : b;
+#else
+  using Word = std::conditional_t<sizeof(V) == 4, uint32_t, uint64_t>;
+  const Word mask = -Word(condition);  // all bits, or none
+  return bit_cast<V>((bit_cast<Word>(a) & mask) | (bit_cast<Word>(b) & ~mask));
+#endif
+}
+
 // |x|. On the GPU, fabs costs a double-precision instruction where its result is stored in a register; this does not.
 JITACT_INLINE double magnitude(double x) {
 #ifdef __CUDA_ARCH__
@@ -113,6 +126,7 @@ struct Real {
     if constexpr (std::is_same_v<V, float>) return Real(copysignf(x.v, sign.v));
     return Real(::copysign(x.v, sign.v));
   }
+  friend JITACT_INLINE Real select_bits(bool condition, Real a, Real b) { return Real(jitact::select_bits(condition, a.v, b.v)); }
   friend JITACT_INLINE bool isnan(Real x) { return x.v != x.v; }
   // a * b + c, rounded once.
   friend JITACT_INLINE Real fma(Real a, Real b, Real c) {
@@ -188,8 +202,11 @@ struct Dual {
   friend JITACT_INLINE bool operator==(Dual a, Dual b) { return a.value == b.value; }
   friend JITACT_INLINE bool operator!=(Dual a, Dual b) { return a.value != b.value; }
 
-  friend JITACT_INLINE Dual min(Dual a, Dual b) { return a.value < b.value || isnan(a.value) ? a : b; }
-  friend JITACT_INLINE Dual max(Dual a, Dual b) { return a.value > b.value || isnan(a.value) ? a : b; }
+  friend JITACT_INLINE Dual select_bits(bool condition, Dual a, Dual b) {
+    return {select_bits(condition, a.value, b.value), select_bits(condition, a.derivative, b.derivative)};
+  }
+  friend JITACT_INLINE Dual min(Dual a, Dual b) { return select_bits((a.value < b.value) | isnan(a.value), a, b); }
+  friend JITACT_INLINE Dual max(Dual a, Dual b) { return select_bits((a.value > b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Dual abs(Dual x) {
     return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value, x.derivative)};
