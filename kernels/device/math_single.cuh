@@ -70,15 +70,9 @@ JITACT_INLINE float reciprocal(float b) {
 constexpr float kLargest = 0x1.fffffep127f;
 
 // x clamped between two bounds, for parameters; NaN if x is NaN. On the GPU not by at_most and at_least, as their inline
-// assembly is not hoisted out of the loop over elements. On a CPU nested ?: would become branches in the loop, which would
-// prevent vectorisation.
+// assembly is not hoisted out of the loop over elements.
 JITACT_INLINE float held(float x, float low, float high) {
-#ifdef __CUDA_ARCH__
-  return x < low ? low : x > high ? high : x;
-#else
-  const uint32_t below = -uint32_t(x < low), above = -uint32_t(x > high);  // all bits, or none
-  return from_bits((to_bits(low) & below) | (to_bits(high) & above) | (to_bits(x) & ~(below | above)));
-#endif
+  return select_bits(x < low, low, select_bits(x > high, high, x));
 }
 
 // 1 / p and sqrt(p) of a parameter, correctly rounded; 1 / p is clamped to finite values.
