@@ -96,22 +96,25 @@ def _unless_zero(derivative: Tensor, made: Tensor, differs: bool) -> Tensor:
 
 
 @cache
-def _slopes() -> tuple[str, dict[str, tuple[str, ...]]]:
-    """The derivatives in the header as the text of a kernel file, and the names that it gives those of each function."""
+def _slopes() -> tuple[str, dict[str, tuple[str, ...]], set[str]]:
+    """The derivatives in the header as the text of a kernel file, the names that it gives those of each function, and the
+    functions whose derivative is finite for every finite argument."""
     header = (DEVICE / "math_dual.cuh").read_text()
     written = re.findall(r"^template <typename T>\nJITACT_INLINE (T \w+\(.*?^\}$)", header, re.MULTILINE | re.DOTALL)
-    names = {}
-    for line in re.findall(r"^JITACT_CHAIN(?:_2)?\((.*)\)$", header, re.MULTILINE):
+    names, finite = {}, set()
+    for kind, line in re.findall(r"^JITACT_CHAIN(_2|_FINITE|)\((.*)\)$", header, re.MULTILINE):
         function, *slopes = map(str.strip, split(line, ","))
+        if kind == "_FINITE":
+            finite.add(function)
         taken = "T x, T y" if len(slopes) == 1 else "T a, T b, T y"
         names[function] = tuple(f"{function}_slope_{k}" for k in range(len(slopes)))
         written += [f"T {name}({taken}) {{ return {slope}; }}" for name, slope in zip(names[function], slopes, strict=True)]
-    return "\n".join(f"ELEMENTWISE {each}" for each in written), names
+    return "\n".join(f"ELEMENTWISE {each}" for each in written), names, finite
 
 
 def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     """The functions that a kernel file may call, for dual numbers; ``functions`` are those for plain values."""
-    text, names = _slopes()
+    text, names, finite = _slopes()
     select, divide = functions["select"], functions["divide_T"]
     slopes = read(text, {**functions, "times_derivative": times_derivative})
 
@@ -122,7 +125,8 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
             y, made = functions[function](*values), 0
             for dual, slope in zip(duals, names[function], strict=True):
                 if not _is_constant(dual):
-                    made = made + times_derivative(slopes[slope](*values, y), dual.derivative)
+                    by = slopes[slope](*values, y)
+                    made = made + (by * dual.derivative if function in finite else times_derivative(by, dual.derivative))
             return Dual(y, made)
 
         return of

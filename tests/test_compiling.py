@@ -34,6 +34,7 @@ from jitact.compiling.operators import operators
 from jitact.compiling.reader import read
 from jitact.configs import configured
 from jitact.definitions.functions import FUNCTIONS
+from jitact.kernels.loader.source import DEVICE
 from jitact.measuring.limits import BOUNDS, DISSOLVED, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
 from jitact.measuring.ulp import every_16bit_value
 from jitact.records import Activation
@@ -281,6 +282,19 @@ def test_kernel_files_mean_what_they_mean_in_cpp(tmp_path: Path) -> None:
                     assert near.all(), f"{message}{x[~near][0]}, {z[~near][0]}: {own[~near][0]}, not {other[~near][0]}"
                     zero = (other == 0) & (own == 0)
                     assert what == "slope" or torch.equal(own[zero].signbit(), other[zero].signbit()), message
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_slopes_that_are_said_to_be_finite_are(dtype: torch.dtype) -> None:
+    """Where they are not, a derivative of 0 would have to be kept from an infinite slope."""
+    known = functions(dtype, torch.device("cpu"))
+    powers = torch.logspace(-45, 127 if dtype is torch.float32 else 1023, 2000, base=2, dtype=dtype)
+    x = torch.cat([powers, -powers, torch.tensor([0.0, torch.finfo(dtype).max, torch.finfo(dtype).min], dtype=dtype)])
+    finite = re.findall(r"^JITACT_CHAIN_FINITE\((\w+),", (DEVICE / "math_dual.cuh").read_text(), re.MULTILINE)
+    assert len(finite) > 9
+    for name in finite:
+        slope = derivative(of_duals(known)[name](Dual(x, torch.ones_like(x))))
+        assert slope.isfinite().all(), (name, x[~slope.isfinite()][:3])
 
 
 def test_numbers_are_rounded_as_kernels_round_them() -> None:

@@ -6,11 +6,18 @@
 namespace jitact {
 
 // `slope` is the derivative of f, in terms of x and y = f(x).
-#define JITACT_CHAIN(f, slope)                               \
-  template <typename T>                                      \
-  JITACT_INLINE Dual<T> f(Dual<T> dual) {                    \
-    [[maybe_unused]] const T x = dual.value, y = f(x);       \
-    return {y, times_derivative(T(slope), dual.derivative)}; \
+#define JITACT_CHAIN(f, slope)                                            \
+  template <typename T>                                                   \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) {                                 \
+    [[maybe_unused]] const T x = dual.value, y = f(x);                    \
+    return {y, times_derivative(T(slope), dual.derivative), dual.varies}; \
+  }
+// The same where the slope is finite for every finite x, so that a derivative of 0 needs no care.
+#define JITACT_CHAIN_FINITE(f, slope)                                                      \
+  template <typename T>                                                                    \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) {                                                  \
+    [[maybe_unused]] const T x = dual.value, y = f(x);                                     \
+    return {y, dual.varies ? T(slope) * dual.derivative : dual.derivative, dual.varies}; \
   }
 
 JITACT_CHAIN(exp, y)
@@ -29,16 +36,16 @@ JITACT_CHAIN(sqrt, 1 / (2 * y))
 JITACT_CHAIN(square_root, 1 / (2 * y))
 JITACT_CHAIN(rsqrt, -y / (2 * x))
 JITACT_CHAIN(cbrt, 1 / (3 * y * y))
-JITACT_CHAIN(sin, cos(x))
-JITACT_CHAIN(cos, -sin(x))
+JITACT_CHAIN_FINITE(sin, cos(x))
+JITACT_CHAIN_FINITE(cos, -sin(x))
 JITACT_CHAIN(tan, 1 + y * y)
 JITACT_CHAIN(asin, rsqrt(1 - x * x))
 JITACT_CHAIN(acos, -rsqrt(1 - x * x))
-JITACT_CHAIN(atan, 1 / (1 + x * x))
+JITACT_CHAIN_FINITE(atan, 1 / (1 + x * x))
 JITACT_CHAIN(sinh, cosh(x))
 JITACT_CHAIN(cosh, sinh(x))
-JITACT_CHAIN(tanh, (1 - y) * (1 + y))
-JITACT_CHAIN(asinh, rsqrt(x * x + 1))
+JITACT_CHAIN_FINITE(tanh, (1 - y) * (1 + y))
+JITACT_CHAIN_FINITE(asinh, rsqrt(x * x + 1))
 JITACT_CHAIN(acosh, rsqrt(x * x - 1))
 JITACT_CHAIN(atanh, 1 / (1 - x * x))
 JITACT_CHAIN(floor, T(0))
@@ -46,17 +53,18 @@ JITACT_CHAIN(ceil, T(0))
 JITACT_CHAIN(trunc, T(0))
 JITACT_CHAIN(round, T(0))
 JITACT_CHAIN(rint, T(0))
-JITACT_CHAIN(erf, 1.1283791670955126 * exp(-x * x))
-JITACT_CHAIN(erfc, -1.1283791670955126 * exp(-x * x))
-JITACT_CHAIN(sigmoid, y * sigmoid(-x))
-JITACT_CHAIN(softplus, sigmoid(x))
-JITACT_CHAIN(normal_pdf, -x * y)
-JITACT_CHAIN(normal_cdf, normal_pdf(x))
-JITACT_CHAIN(normal_tail, -normal_pdf(x))
+JITACT_CHAIN_FINITE(erf, 1.1283791670955126 * exp(-x * x))
+JITACT_CHAIN_FINITE(erfc, -1.1283791670955126 * exp(-x * x))
+JITACT_CHAIN_FINITE(sigmoid, y * sigmoid(-x))
+JITACT_CHAIN_FINITE(softplus, sigmoid(x))
+JITACT_CHAIN_FINITE(normal_pdf, -x * y)
+JITACT_CHAIN_FINITE(normal_cdf, normal_pdf(x))
+JITACT_CHAIN_FINITE(normal_tail, -normal_pdf(x))
 JITACT_CHAIN(times_normal_tail, normal_tail(x) - x * normal_pdf(x))
-JITACT_CHAIN(x_minus_tanh, tanh(x) * tanh(x))
+JITACT_CHAIN_FINITE(x_minus_tanh, tanh(x) * tanh(x))
 
 #undef JITACT_CHAIN
+#undef JITACT_CHAIN_FINITE
 
 // The derivative of tanh(softplus(x)).
 template <typename T>
@@ -78,7 +86,9 @@ JITACT_INLINE T sigmoid_curve(T x) {
   template <typename T>                                                                                              \
   JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                                           \
     [[maybe_unused]] const T a = first.value, b = second.value, y = f(a, b);                                         \
-    return {y, times_derivative(T(by_first), first.derivative) + times_derivative(T(by_second), second.derivative)}; \
+    const T left = times_derivative(T(by_first), first.derivative);                                                  \
+    const T right = times_derivative(T(by_second), second.derivative);                                               \
+    return {y, sum_of(left, first.varies, right, second.varies), first.varies || second.varies};                     \
   }                                                                                                                  \
   template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
   JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }                             \
@@ -103,14 +113,15 @@ JITACT_INLINE SinCos<Dual<T>> sincos(Dual<T> x) { return {sin(x), cos(x)}; }
 
 template <typename T>
 JITACT_INLINE Dual<T> select(bool condition, Dual<T> a, std::type_identity_t<Dual<T>> b) {
-  return {select(condition, a.value, b.value), select(condition, a.derivative, b.derivative)};
+  return {select(condition, a.value, b.value), select(condition, a.derivative, b.derivative), a.varies || b.varies};
 }
 template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
 JITACT_INLINE Dual<T> select(bool condition, N a, Dual<T> b) { return select(condition, Dual<T>(a), b); }
 
 template <typename T>
 JITACT_INLINE Dual<T> normal_cdf(Dual<T> x, Dual<T> mu, Dual<T> sigma) {
-  return {normal_cdf(x.value, mu.value, sigma.value), normal_cdf((x - mu) / sigma).derivative};
+  const Dual<T> by_z = normal_cdf((x - mu) / sigma);
+  return {normal_cdf(x.value, mu.value, sigma.value), by_z.derivative, by_z.varies};
 }
 
 // The rounding error of a literal has no derivative.
@@ -120,12 +131,14 @@ JITACT_INLINE Dual<T> rest(Dual<T> rounded, double x) { return rest(rounded.valu
 template <typename T>
 JITACT_INLINE Dual<T> x_times_sigmoid(Dual<T> x, Dual<T> t, Dual<T> w, Dual<T> low) {
   const Dual<T> a = select(x < -t, -t, x);
-  return {x_times_sigmoid(x.value, t.value, w.value, low.value), times_sigmoid(a, a * (w + low) * 0.6931471805599453).derivative};
+  const Dual<T> y = times_sigmoid(a, a * (w + low) * 0.6931471805599453);
+  return {x_times_sigmoid(x.value, t.value, w.value, low.value), y.derivative, y.varies};
 }
 
 template <typename T>
 JITACT_INLINE Dual<T> times_sigmoid(Dual<T> a, bool left, Dual<T> t, Dual<T> low) {
-  return {times_sigmoid(a.value, left, t.value, low.value), times_sigmoid(a, left ? -(t + low) : t + low).derivative};
+  const Dual<T> y = times_sigmoid(a, left ? -(t + low) : t + low);
+  return {times_sigmoid(a.value, left, t.value, low.value), y.derivative, y.varies};
 }
 
 }  // namespace jitact

@@ -119,13 +119,13 @@ JITACT_INLINE float times_tanh_softplus(float a, float x) {
   return a * 0x1p-8f * divide(n, fmaf(n, 0x1p-8f, 2.0f));
 }
 
-// 1 - tanh(a) for a >= 0.
-JITACT_INLINE float tanh_complement(float a) { return divide(2.0f, 1.0f + exp2(2 * kLog2e * a)); }
+// (1 - tanh(a)) / 2 for a >= 0.
+JITACT_INLINE float tanh_complement(float a) { return reciprocal(1.0f + exp2(2 * kLog2e * a)); }
 
 JITACT_INLINE float tanh(float x) {
   const float a = fabsf(x), u = x * x;
   const float inside = fmaf(a * u, fmaf(u, 1.246056706e-1f, -3.330079019e-1f), a);
-  return copysignf(select(a < 0.35f, inside, 1.0f - tanh_complement(a)), x);
+  return copysignf(select(a < 0.35f, inside, fmaf(-2.0f, tanh_complement(a), 1.0f)), x);
 }
 
 JITACT_INLINE float x_minus_tanh(float x) {
@@ -135,7 +135,7 @@ JITACT_INLINE float x_minus_tanh(float x) {
   s = fmaf(s, u, 5.366570130e-2f);
   s = fmaf(s, u, -1.333126277e-1f);
   s = fmaf(s, u, 3.333331048e-1f);
-  return copysignf(select(a < 0.75f, a * u * s, a - 1.0f + tanh_complement(a)), x);
+  return copysignf(select(a < 0.75f, a * u * s, fmaf(2.0f, tanh_complement(a), a - 1.0f)), x);
 }
 
 // exp(-t^2 / 2), and g with Q(t) = exp(-t^2 / 2) g(t) for t >= 0: a polynomial in r = 1 / (1 + 0.3 t), after

@@ -146,55 +146,66 @@ using Brain = Narrow;
 #define JITACT_BRAIN(...)
 #endif
 
-// A term of the chain rule: 0 where the derivative is 0, even if the slope is infinite or NaN. For a constant 0 the compiler
-// drops the term.
+// A term of the chain rule: 0 where the derivative is 0, even if the slope is infinite or NaN.
 template <typename T>
 JITACT_INLINE T times_derivative(T slope, T derivative) { return derivative == 0 ? derivative : slope * derivative; }
 // The same for a division.
 template <typename T>
 JITACT_INLINE T derivative_over(T derivative, T divisor) { return derivative == 0 ? derivative : derivative / divisor; }
 
+// The sum of two terms, and their difference. A constant's term is left out: adding 0 is an instruction, as -0 + 0 is not -0.
+template <typename T>
+JITACT_INLINE T sum_of(T a, bool a_varies, T b, bool b_varies) { return !b_varies ? a : a_varies ? a + b : b; }
+template <typename T>
+JITACT_INLINE T difference_of(T a, bool a_varies, T b, bool b_varies) { return !b_varies ? a : a_varies ? a - b : -b; }
+
 // value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only.
 template <typename T>
 struct Dual {
   T value, derivative;
+  bool varies;  // false if it is constant, so that the derivative is 0; known when compiled
 
-  JITACT_INLINE Dual() : value(0), derivative(0) {}
+  JITACT_INLINE Dual() : value(0), derivative(0), varies(false) {}
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  JITACT_INLINE Dual(N n) : value(n), derivative(0) {}
-  JITACT_INLINE Dual(T v) : value(v), derivative(0) {}
-  JITACT_INLINE Dual(T v, T d) : value(v), derivative(d) {}
+  JITACT_INLINE Dual(N n) : value(n), derivative(0), varies(false) {}
+  JITACT_INLINE Dual(T v) : value(v), derivative(0), varies(false) {}
+  JITACT_INLINE Dual(T v, T d, bool varies = true) : value(v), derivative(d), varies(varies) {}
 
-  JITACT_INLINE Dual operator-() const { return {-value, -derivative}; }
+  JITACT_INLINE Dual operator-() const { return {-value, -derivative, varies}; }
   JITACT_INLINE Dual operator+() const { return *this; }
   JITACT_INLINE Dual& operator+=(Dual b) { return *this = *this + b; }
   JITACT_INLINE Dual& operator-=(Dual b) { return *this = *this - b; }
   JITACT_INLINE Dual& operator*=(Dual b) { return *this = *this * b; }
   JITACT_INLINE Dual& operator/=(Dual b) { return *this = *this / b; }
-  friend JITACT_INLINE Dual operator+(Dual a, Dual b) { return {a.value + b.value, a.derivative + b.derivative}; }
-  friend JITACT_INLINE Dual operator-(Dual a, Dual b) { return {a.value - b.value, a.derivative - b.derivative}; }
+  friend JITACT_INLINE Dual operator+(Dual a, Dual b) {
+    return {a.value + b.value, sum_of(a.derivative, a.varies, b.derivative, b.varies), a.varies || b.varies};
+  }
+  friend JITACT_INLINE Dual operator-(Dual a, Dual b) {
+    return {a.value - b.value, difference_of(a.derivative, a.varies, b.derivative, b.varies), a.varies || b.varies};
+  }
   friend JITACT_INLINE Dual operator*(Dual a, Dual b) {
-    return {a.value * b.value, times_derivative(b.value, a.derivative) + times_derivative(a.value, b.derivative)};
+    const T by_a = times_derivative(b.value, a.derivative), by_b = times_derivative(a.value, b.derivative);
+    return {a.value * b.value, sum_of(by_a, a.varies, by_b, b.varies), a.varies || b.varies};
   }
   friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
-    const T q = a.value / b.value, d = a.derivative - times_derivative(q, b.derivative);
-    return {q, derivative_over(d, b.value)};
+    const T q = a.value / b.value, by_b = times_derivative(q, b.derivative);
+    return {q, derivative_over(difference_of(a.derivative, a.varies, by_b, b.varies), b.value), a.varies || b.varies};
   }
   // A literal has no derivative.
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator+(Dual a, N n) { return {a.value + n, a.derivative}; }
+  friend JITACT_INLINE Dual operator+(Dual a, N n) { return {a.value + n, a.derivative, a.varies}; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator+(N n, Dual a) { return {n + a.value, a.derivative}; }
+  friend JITACT_INLINE Dual operator+(N n, Dual a) { return {n + a.value, a.derivative, a.varies}; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator-(Dual a, N n) { return {a.value - n, a.derivative}; }
+  friend JITACT_INLINE Dual operator-(Dual a, N n) { return {a.value - n, a.derivative, a.varies}; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator-(N n, Dual a) { return {n - a.value, -a.derivative}; }
+  friend JITACT_INLINE Dual operator-(N n, Dual a) { return {n - a.value, -a.derivative, a.varies}; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator*(Dual a, N n) { return {a.value * n, a.derivative * n}; }
+  friend JITACT_INLINE Dual operator*(Dual a, N n) { return {a.value * n, a.derivative * n, a.varies}; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator*(N n, Dual a) { return {n * a.value, n * a.derivative}; }
+  friend JITACT_INLINE Dual operator*(N n, Dual a) { return {n * a.value, n * a.derivative, a.varies}; }
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  friend JITACT_INLINE Dual operator/(Dual a, N n) { return {a.value / n, a.derivative / n}; }
+  friend JITACT_INLINE Dual operator/(Dual a, N n) { return {a.value / n, a.derivative / n, a.varies}; }
   friend JITACT_INLINE bool operator<(Dual a, Dual b) { return a.value < b.value; }
   friend JITACT_INLINE bool operator<=(Dual a, Dual b) { return a.value <= b.value; }
   friend JITACT_INLINE bool operator>(Dual a, Dual b) { return a.value > b.value; }
@@ -203,19 +214,21 @@ struct Dual {
   friend JITACT_INLINE bool operator!=(Dual a, Dual b) { return a.value != b.value; }
 
   friend JITACT_INLINE Dual select_bits(bool condition, Dual a, Dual b) {
-    return {select_bits(condition, a.value, b.value), select_bits(condition, a.derivative, b.derivative)};
+    const T derivative = select_bits(condition, a.derivative, b.derivative);
+    return {select_bits(condition, a.value, b.value), derivative, a.varies || b.varies};
   }
   friend JITACT_INLINE Dual min(Dual a, Dual b) { return select_bits((a.value < b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual max(Dual a, Dual b) { return select_bits((a.value > b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Dual abs(Dual x) {
-    return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value, x.derivative)};
+    const T sign = x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value;
+    return {abs(x.value), times_derivative(sign, x.derivative), x.varies};
   }
-  friend JITACT_INLINE Dual folded(Dual x) { return {folded(x.value), x.value < 0 ? -x.derivative : x.derivative}; }
-  friend JITACT_INLINE Dual right_part(Dual x) { return {right_part(x.value), x.value < 0 ? T(0) : x.derivative}; }
+  friend JITACT_INLINE Dual folded(Dual x) { return {folded(x.value), x.value < 0 ? -x.derivative : x.derivative, x.varies}; }
+  friend JITACT_INLINE Dual right_part(Dual x) { return {right_part(x.value), x.value < 0 ? T(0) : x.derivative, x.varies}; }
   friend JITACT_INLINE Dual copysign(Dual magnitude, Dual sign) {
     const Dual a = abs(magnitude);
-    return {copysign(a.value, sign.value), times_derivative(copysign(T(1), sign.value), a.derivative)};
+    return {copysign(a.value, sign.value), times_derivative(copysign(T(1), sign.value), a.derivative), a.varies};
   }
   friend JITACT_INLINE bool isnan(Dual x) { return isnan(x.value); }
   friend JITACT_INLINE Dual fma(Dual a, Dual b, Dual c) { return a * b + c; }
@@ -224,13 +237,16 @@ struct Dual {
 // For second derivatives: a first derivative that is 0 at this point may have a derivative other than 0.
 template <typename T>
 JITACT_INLINE Dual<T> times_derivative(Dual<T> slope, Dual<T> derivative) {
+  const T by_derivative = times_derivative(slope.value, derivative.derivative);
+  const T by_slope = times_derivative(slope.derivative, derivative.value);
   return {times_derivative(slope.value, derivative.value),
-          times_derivative(slope.value, derivative.derivative) + times_derivative(slope.derivative, derivative.value)};
+          sum_of(by_derivative, derivative.varies, by_slope, slope.varies), derivative.varies || slope.varies};
 }
 template <typename T>
 JITACT_INLINE Dual<T> derivative_over(Dual<T> derivative, Dual<T> divisor) {
-  const T q = derivative_over(derivative.value, divisor.value);
-  return {q, derivative_over(derivative.derivative - times_derivative(q, divisor.derivative), divisor.value)};
+  const T q = derivative_over(derivative.value, divisor.value), by_divisor = times_derivative(q, divisor.derivative);
+  const T difference = difference_of(derivative.derivative, derivative.varies, by_divisor, divisor.varies);
+  return {q, derivative_over(difference, divisor.value), derivative.varies || divisor.varies};
 }
 
 }  // namespace jitact

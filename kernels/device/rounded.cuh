@@ -36,7 +36,7 @@ JITACT_INLINE Brain rounded(Brain v) {
 #endif
 
 template <typename T>
-JITACT_INLINE Dual<T> rounded(Dual<T> v) { return {rounded(v.value), v.derivative}; }
+JITACT_INLINE Dual<T> rounded(Dual<T> v) { return {rounded(v.value), v.derivative, v.varies}; }
 #else
 template <typename T>
 JITACT_INLINE T rounded(T v) { return v; }

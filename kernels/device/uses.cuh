@@ -81,7 +81,7 @@ JITACT_INLINE auto backward(A... a) { return Used::template backward<NumberOf<A.
 
 // An argument of a file whose gradients are derived, as a dual number; `wanted` marks the one to differentiate by.
 template <typename T, bool wanted, typename A>
-JITACT_INLINE Dual<T> dual(const A& a) { return Dual<T>(T(a), T(wanted ? 1 : 0)); }
+JITACT_INLINE Dual<T> dual(const A& a) { return Dual<T>(T(a), T(wanted ? 1 : 0), wanted); }
 template <typename T, bool, typename R>
 JITACT_INLINE Random<Dual<T>> dual(const Random<R>& a) { return Random<Dual<T>>(a); }
 
