@@ -109,7 +109,7 @@ def read_definition(
     if expressions is None:
         expressions = _expressions_there(kernel, functions, beside)
     forward = expressions.get("forward")
-    kernel = kernel._replace(work=_work(expressions))
+    kernel = kernel._replace(work=_work(expressions), singles=_singles(kernel.signature, channels))
     definition = Definition(
         name,
         title=title_of(name),
@@ -223,6 +223,12 @@ def _work(expressions: Mapping[str, Expression]) -> Work:
     if forward is None or not forward.is_arithmetic:
         return usual
     return NEXT_TO_NOTHING if expressions.get("backward", forward).is_arithmetic else usual._replace(forward=1)
+
+
+def _singles(there: Signature, channels: Mapping[str, Channel]) -> int:
+    """How many of the last channel and row operands always have a single value."""
+    ones = [name in channels and channels[name].one for name in reversed(there.of("channel", "row"))]
+    return [*ones, False].index(False)
 
 
 def _gradients_read(there: Signature, expressions: Mapping[str, Expression]) -> dict[str, Any]:

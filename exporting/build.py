@@ -75,7 +75,7 @@ class Build:
         with_gradient = [role for role in roles if role in ("element", "channel", "row")][: signature.gradients]
         elements = with_gradient.count("element")
         broadcast, changed = roles.count("channel") + roles.count("row"), prepared(self.source.text)
-        functions = signature.functions
+        functions, singles = signature.functions, max(changed, self.source.singles)
         return {
             "kArguments": len(roles),
             "kElements": roles.count("element"),
@@ -93,6 +93,8 @@ class Build:
             "kPrepares": changed > 0,
             "kPrepared": changed,
             "kUnprepared": broadcast - changed,
+            "kSingles": singles,
+            "kMany": broadcast - singles,
             "kPlain": len(roles) == 1,
             "kStreams": False,  # non-temporal stores, whose instructions the exporting machine may have but another not
             "kAlwaysRows": False,

@@ -75,7 +75,8 @@ def _make(record: Activation, outside: Activation | None) -> Activation:
     """The record of the gated form. ``outside`` is the gated form of ``record`` in eval mode; None if that is the same."""
     name, source = f"{GENERATED}{record.name}", record.source
     work = Work(*(min(each + 1, 4) for each in source.work))
-    kernel = KernelSource(name, _text(record), f"<{name}>", work=work, given=() if source.is_librarys else (source,))
+    given = () if source.is_librarys else (source,)
+    kernel = KernelSource(name, _text(record), f"<{name}>", work=work, given=given, singles=source.singles)
     exact = record.exact
     return Activation(
         name,

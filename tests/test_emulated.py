@@ -16,7 +16,9 @@ from torch import Tensor
 import jitact
 from jitact import registry
 from jitact.configs import load
+from jitact.definitions.define import unregistered
 from jitact.kernels.loader.signature import Signature, read_signature
+from jitact.measuring import operand_cases
 
 SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1), (3, 2056), (1500, 8)]
 """The last but one is longer than a block; for the last, threads that sum have many vectors."""
@@ -30,8 +32,9 @@ LAYOUTS = {
     "one row for all": lambda *sizes: torch.randn(sizes[-1]).expand(sizes),
     "one value a row": lambda *sizes: torch.randn(*sizes[:-1], 1).expand(sizes),
 }
-PREPARED = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5)}
+SINGLES = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5), "dyt": (0.5,)}
 """Values of single-valued operands for which no slope crosses 0."""
+DYT = operand_cases.FORMULAS["dyt"]
 FIRST = ("dense", "off 16 bytes", "first half", "every second")
 GRADIENTS = ("dense", "rows apart", "one row for all")
 
@@ -82,10 +85,12 @@ def channels_of(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     "swiglu+row_weight",  # sums over rows
     "xielu+bias",  # channel values together with prepared operands
     "gated_prelu",  # gradients in one tensor, and sums over rows
+    "dyt",  # operands of a single value that no prepare takes, and sums for several operands
 ])  # fmt: skip
 @pytest.mark.slow
 def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -> None:
-    record = jitact.gated("prelu").activation if name == "gated_prelu" else registry.record_named(name)
+    made = {"gated_prelu": lambda: jitact.gated("prelu"), "dyt": lambda: unregistered("dyt", DYT[0], **DYT[1])}
+    record = made[name]().activation if name in made else registry.record_named(name)
     signature, tag = record.source.signature, f"emulated_{record.source.name}"
     emulate(record.source, tag, tmp_path)
     library = load(record.token, False)
@@ -97,7 +102,7 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
     for (dtype, sizes), (k, (first, second)) in itertools.product(sizes_of_dtypes, enumerate(layouts)):
         make = partial(in_dtype, dtype=dtype)
         elements = [make(LAYOUTS[first](*sizes)), *(make(LAYOUTS[second](*sizes)) for _ in signature.of("element")[1:])]
-        changed = PREPARED.get(name, ())
+        changed = SINGLES.get(name, ())
         by_channel = channels_of(sizes)[k % 3] if changed else sizes[-1]
         others: list[object] = [torch.randn(by_channel).to(dtype) for _ in signature.of("channel")[len(changed) :]]
         others += [torch.full((1,), value, dtype=dtype) for value in changed]

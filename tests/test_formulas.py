@@ -229,6 +229,19 @@ def test_arithmetic_alone_is_next_to_no_work(text: str, gradient: str | None, wo
     assert {registry.class_of(name).activation.source.work for name in ("bilinear", "reglu", "softsign")} == {Work(1, 1)}
 
 
+def test_operands_of_a_single_value_are_known_to_be_when_compiled(tmp_path: Path) -> None:
+    """Only the last ones: kernels look up those before them."""
+    one, many = Channel(init=0.5, one=True), Channel()
+    assert dyt().activation.source.singles == 1
+    assert registry.record_named("dyt+bias").source.singles == 1
+    assert jitact.gated("dyt").activation.source.singles == 1
+    assert jitact.define("first", "tanh(a * x) * w", a=one, w=many).activation.source.singles == 0
+    assert jitact.define("both", "tanh(a * x) * b", a=one, b=one).activation.source.singles == 2
+    assert jitact.define("row", "tanh(a * x) * r", a=one, r=jitact.Row()).activation.source.singles == 0
+    jitact.save_folder(tmp_path, "both")
+    assert jitact.load_folder(tmp_path)["both"].activation.source.singles == 2
+
+
 def test_a_choice_between_operands_of_any_kind() -> None:
     text = "x * (x > 0 ? (y > 0 ? b : w) : (y > 1 ? a : w)) + (y > x ? b : 2) * (x > 1 ? a : c)"
     cls = jitact.define("chosen", text, w=Channel(2.0), b=Channel(-3.0), a=0.5, c=7.0)

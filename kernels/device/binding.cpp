@@ -617,8 +617,8 @@ struct Prepared {
       operands[b] = std::move(arguments.broadcast[b]);
       call.broadcast[b] = place(operands[b], tensors[x], strides);
     }
-    for (int b = kUnprepared; b < kBroadcast; b++)
-      check(call.broadcast[b].count == 1, "the operands of prepare must hold one value each");
+    for (int b = kMany; b < kBroadcast; b++)
+      check(call.broadcast[b].count == 1, "an operand that is declared to have a single value has more");
     if (kRandom > 0) {
       const Tensor& seed = arguments.seed;
       check(seed.numel() == 1 && seed.dtype() == aoti_torch_dtype_int64(), "the seed must be one int64");

@@ -278,7 +278,7 @@ struct Operands {
       JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) common.value[b] = shared[b];
     } else {
       JITACT_UNROLL for (int b = 0; b < kBroadcast; b++)
-        if (launch.broadcast[b].count == 1) common.value[b] = value(b, 0);
+        if (b >= kMany || launch.broadcast[b].count == 1) common.value[b] = value(b, 0);
     }
     if constexpr (kRandom > 0) common.seed = uint64_t(*launch.seed);
     return common;
@@ -293,10 +293,10 @@ struct Operands {
   // Operands of a vector, loaded together with its elements: raw vectors or, for a wide operand, which would take twice the
   // registers, only the index of its first value.
   struct Ready {
-    Words broadcast[kUnprepared + 1];
+    Words broadcast[kMany + 1];
   };
   // The values from element `first` on, for a vector or one element. `common_only`: all broadcast operands are single values.
-  template <int width, bool common_only = kUnprepared == 0>  // prepared operands are single values
+  template <int width, bool common_only = kMany == 0>
   JITACT_DEVICE Values<width> from(const Common& common, int64_t first) const {
     return from<width, common_only, false>(common, first, Ready());
   }
@@ -306,7 +306,7 @@ struct Operands {
     Values<width> values;
     JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
       const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
-      const bool is_common = common_only || b >= kUnprepared;
+      const bool is_common = common_only || b >= kMany;
       if constexpr (is_ready && !common_only) {
         if (!is_common && launch.follows[b]) {
           if (is_wide(b)) load_vector(b, ready.broadcast[b].w[0], values.broadcast[b]);
@@ -329,17 +329,17 @@ struct Operands {
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) random[r] = philox(uint64_t(first) / size, common.seed, r);
   }
   // The index of a block's first value, for each operand b with follows[b].
-  struct Begins { uint32_t of[kUnprepared + 1]; };
+  struct Begins { uint32_t of[kMany + 1]; };
   JITACT_DEVICE Begins begins(int64_t first) const {
     Begins begins;
-    begins.of[kUnprepared] = 0;  // unused: silences nvcc's warning where there are no operands
-    JITACT_UNROLL for (int b = 0; b < kUnprepared; b++)
+    begins.of[kMany] = 0;  // unused: silences nvcc's warning where there are no operands
+    JITACT_UNROLL for (int b = 0; b < kMany; b++)
       if (launch.follows[b]) begins.of[b] = uint32_t(in_operand(b, first));
     return begins;
   }
   // Issues the loads of those operands for the vector that begins `within` elements after the start of the block.
   JITACT_DEVICE void load(Ready& ready, const Begins& begins, int within) const {
-    JITACT_UNROLL for (int b = 0; b < kUnprepared; b++) {
+    JITACT_UNROLL for (int b = 0; b < kMany; b++) {
       if (!launch.follows[b]) continue;
       const uint32_t beyond = begins.of[b] + within;
       const uint32_t c = min(beyond, beyond - uint32_t(launch.broadcast[b].count));  // the latter is huge if it wraps
@@ -564,7 +564,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
         }
       } else {
         if constexpr (kBroadcast > 0 && !early) load_operands(v);
-        auto others = operands.template from<size, kUnprepared == 0, true>(common, first + v * stride, ready[v]);
+        auto others = operands.template from<size, kMany == 0, true>(common, first + v * stride, ready[v]);
         if constexpr (kRandom > 0 && !early) draw(v);
         JITACT_UNROLL for (int r = 0; r < kRandom; r++) others.random[r] = random[v][r];
         const Computation<op, S> computation{

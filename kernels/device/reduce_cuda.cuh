@@ -189,7 +189,7 @@ __global__ void __launch_bounds__(kThreads)
     if (whole) {
       typename Operands<S>::template Values<size> others;
       if constexpr (!one_value && kBroadcast == 1 && kRandom == 0) others = operands.in_planes(plane + step, left);
-      else others = operands.template from<size, kUnprepared == 0 || (one_value && kSummed == kBroadcast)>(common, at);
+      else others = operands.template from<size, kMany == 0 || (one_value && kSummed == kBroadcast)>(common, at);
       const auto compute = [&](const auto& with) {
         const Computation<op, S, size, std::decay_t<decltype(with)>> computation{
             .launch = launch,

@@ -11,6 +11,10 @@
 #ifndef JITACT_UNMARKED_NUMBERS
 #define JITACT_UNMARKED_NUMBERS 0
 #endif
+// How many of forward's last broadcast operands always have a single value, as their declaration says.
+#ifndef JITACT_SINGLES
+#define JITACT_SINGLES 0
+#endif
 
 namespace jitact::loops {
 
@@ -162,8 +166,11 @@ constexpr int count_prepared() {
   else return count_prepared<n - 1>();
 }
 constexpr int kPrepared = count_prepared<kBroadcast>();
-constexpr int kUnprepared = kBroadcast - kPrepared;  // the operands before them, which may have many values
+constexpr int kUnprepared = kBroadcast - kPrepared;  // the operands before them
 constexpr bool kPrepares = kPrepared > 0;
+// Those that prepare takes have a single value each. The first kMany operands may have many.
+constexpr int kSingles = kPrepared > JITACT_SINGLES ? kPrepared : JITACT_SINGLES;
+constexpr int kMany = kBroadcast - kSingles;
 
 template <typename T, size_t... B>
 JITACT_INLINE void prepare_all(T* w, std::index_sequence<B...>) {

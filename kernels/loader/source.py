@@ -91,6 +91,7 @@ class KernelSource(NamedTuple):
         text: the kernel file's text.
         path: the origin of the text, for compilers' errors and for headers in the same folder.
         numbers: the last arguments of ``forward`` that are numbers but of type ``T``, not ``Number<T>``.
+        singles: how many of the last channel and row operands always have a single value, which kernels then need not look up.
         work: how much a GPU computes per element.
         label: the name for ``python -m jitact build``, if that is another.
         given: other kernel files that the text may use by name; they take precedence over the library's.
@@ -107,6 +108,7 @@ class KernelSource(NamedTuple):
     label: str = ""
     unfused: bool = False
     row_types: RowTypes | None = None
+    singles: int = 0
 
     @classmethod
     def from_file(cls, name: str, work: Work = Work(1, 1)) -> KernelSource:  # noqa: B008
@@ -163,6 +165,7 @@ class KernelSource(NamedTuple):
         """Preprocessor definitions for the file, as compiler flags."""
         unmarked = self.signature.unmarked_numbers if self.numbers else 0
         flags = [f"-DJITACT_UNMARKED_NUMBERS={unmarked}"] if unmarked else []
+        flags += [f"-DJITACT_SINGLES={self.singles}"] if self.singles else []
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
         flags += ["-DJITACT_ROW_COUNTED"] if "fold_from_output" in self.text and not terms_vanish(self.text) else []
         flags += ["-DJITACT_ROW_PLACED"] if "LogSumExp" in self.text and sees_places(self.text) else []
