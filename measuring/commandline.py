@@ -1,7 +1,7 @@
 """What all commands share: arguments, names, exit codes, the description of the machine, result files.
 
 Exit codes: 0 success, 1 something measured or checked is wrong or failed, 2 the command line is wrong, 130 interrupted by
-Ctrl-C, 141 the reader of the output is gone (``| head``).
+Ctrl-C, 141 the reader of the output is gone (``| head``), 143 ended by SIGTERM (``timeout``, or a scheduler).
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ import json
 import math
 import os
 import platform
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,7 +45,7 @@ __all__ = [
 ]
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
-INTERRUPTED, CLOSED = 130, 141  # as shells count ends by SIGINT and SIGPIPE
+INTERRUPTED, CLOSED, ENDED = 130, 141, 143  # as shells count ends by SIGINT, SIGPIPE and SIGTERM
 
 
 def exit_code(command: Callable[[], int]) -> int:
@@ -59,19 +61,34 @@ def exit_code(command: Callable[[], int]) -> int:
     return code
 
 
+class _Ended(KeyboardInterrupt):
+    """SIGTERM, treated as Ctrl-C is."""
+
+
+def _end(signum: int, frame: object) -> NoReturn:
+    raise _Ended
+
+
 @contextmanager
 def keeping(results: dict[str, Any]) -> Iterator[None]:
-    """Lets Ctrl-C or a closed pipe end a long measurement, keeping what it has put into ``results`` so far.
+    """Lets Ctrl-C, SIGTERM or a closed pipe end a long measurement, keeping what it has put into ``results`` so far.
 
     ``results["stopped"]`` is then the exit code, else 0.
     """
     results["stopped"] = 0
+    handles = threading.current_thread() is threading.main_thread()  # signals cannot be handled elsewhere
+    before = signal.signal(signal.SIGTERM, _end) if handles else None
     try:
         yield
+    except _Ended:
+        results["stopped"] = ENDED
     except KeyboardInterrupt:
         results["stopped"] = INTERRUPTED
     except BrokenPipeError:
         results["stopped"] = CLOSED
+    finally:
+        if handles:
+            signal.signal(signal.SIGTERM, before or signal.SIG_DFL)  # None if it was not set from Python
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from jitact import accuracy, bench
 from jitact.__main__ import COMMANDS, main
 from jitact.kernels.loader import build, cache, log
 from jitact.kernels.loader.plan import make_plan
-from jitact.measuring import activation_rows, text, timing
+from jitact.measuring import activation_rows, operand_rows, text, timing
 from jitact.measuring import progress as progress_module
 from jitact.measuring.commandline import progress, say, write_json
 from jitact.measuring.others import Others
@@ -154,6 +155,25 @@ def test_bench_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_pat
     assert "Speed in fp32" in page.read_text(encoding="utf-8")
     said = capsys.readouterr()
     assert "STOPPED after 1 rows" in said.out and said.err == ""
+
+
+def test_bench_keeps_what_there_is_when_it_is_ended(tmp_path: Path, monkeypatch, capsys) -> None:
+    """By SIGTERM, as ``timeout`` and schedulers send it."""
+    monkeypatch.setattr(timing, "RUNS", {"cpu": (3, 3, 0.0)})
+    before, measured = signal.getsignal(signal.SIGTERM), []
+
+    def line(*args):
+        measured.append(operand_rows_line(*args))
+        signal.raise_signal(signal.SIGTERM)
+
+    operand_rows_line = operand_rows._line
+    monkeypatch.setattr(operand_rows, "_line", line)
+    file = tmp_path / "bench.json"
+    command = ["bench", "--operands", "swiglu", "--dtype", "fp32", "--shape", "8x64", "--device", "cpu"]
+    assert main([*command, "--json", str(file)]) == 143
+    results = json.loads(file.read_text())
+    assert results["stopped"] == 143 and len(results["operands"]) == len(measured) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
