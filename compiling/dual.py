@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -26,22 +26,26 @@ OF_NUMBERS = ("bool", "int", "double")  # types whose values are constants, with
 
 @dataclass(frozen=True, eq=False)
 class Dual:
-    """``value + derivative * epsilon``, with ``epsilon^2 = 0``. The derivative of a constant is the number 0, not a tensor."""
+    """``value + derivative * epsilon``, with ``epsilon^2 = 0``. The derivative of a constant is the number 0, not a tensor.
+
+    ``by_choice`` tells that it may also be 0 because a constant was chosen, which may be infinite or NaN.
+    """
 
     value: Value
     derivative: Value = 0
+    by_choice: bool = False
 
     def __neg__(self) -> Dual:
-        return Dual(-self.value, -self.derivative)
+        return Dual(-self.value, -self.derivative, self.by_choice)
 
     def __add__(self, other: Dual | Value) -> Dual:
         other = _dual(other)
-        return Dual(self.value + other.value, self.derivative + other.derivative)
+        return Dual(self.value + other.value, self.derivative + other.derivative, self.by_choice or other.by_choice)
 
     def __mul__(self, other: Dual | Value) -> Dual:
         other = _dual(other)
         by_self, by_other = times_derivative(other.value, self.derivative), times_derivative(self.value, other.derivative)
-        return Dual(self.value * other.value, by_self + by_other)
+        return Dual(self.value * other.value, by_self + by_other, self.by_choice or other.by_choice)
 
     def __sub__(self, other: Dual | Value) -> Dual:
         return self + -_dual(other)
@@ -97,8 +101,8 @@ def _unless_zero(derivative: Tensor, made: Tensor, differs: bool) -> Tensor:
 
 @cache
 def _slopes() -> tuple[str, dict[str, tuple[str, ...]], set[str]]:
-    """The derivatives in the header as the text of a kernel file, the names that it gives those of each function, and the
-    functions whose derivative is finite for every finite argument."""
+    """The derivatives in the header as the text of a kernel file, the names that it gives those of each function, of which step
+    functions have none, and the functions whose derivative is finite for every finite argument."""
     header = (DEVICE / "math_dual.cuh").read_text()
     written = re.findall(r"^template <typename T>\nJITACT_INLINE (T \w+\(.*?^\}$)", header, re.MULTILINE | re.DOTALL)
     names, finite = {}, set()
@@ -109,6 +113,7 @@ def _slopes() -> tuple[str, dict[str, tuple[str, ...]], set[str]]:
         taken = "T x, T y" if len(slopes) == 1 else "T a, T b, T y"
         names[function] = tuple(f"{function}_slope_{k}" for k in range(len(slopes)))
         written += [f"T {name}({taken}) {{ return {slope}; }}" for name, slope in zip(names[function], slopes, strict=True)]
+    names |= dict.fromkeys(re.findall(r"^JITACT_STEPS\((\w+)\)$", header, re.MULTILINE), ())
     return "\n".join(f"ELEMENTWISE {each}" for each in written), names, finite
 
 
@@ -123,27 +128,29 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
             duals = [_dual(argument) for argument in arguments]
             values = [dual.value for dual in duals]
             y, made = functions[function](*values), 0
-            for dual, slope in zip(duals, names[function], strict=True):
+            for dual, slope in zip(duals, names[function], strict=False):
                 if not _is_constant(dual):
-                    by = slopes[slope](*values, y)
-                    made = made + (by * dual.derivative if function in finite else times_derivative(by, dual.derivative))
-            return Dual(y, made)
+                    by, is_finite = slopes[slope](*values, y), function in finite and not dual.by_choice
+                    made = made + (by * dual.derivative if is_finite else times_derivative(by, dual.derivative))
+            return Dual(y, made, any(dual.by_choice for dual in duals))
 
         return of
 
     def choose(condition: Tensor | bool, a: Dual | Value, b: Dual | Value) -> Dual:
         a, b = _dual(a), _dual(b)
-        constant = _is_constant(a) and _is_constant(b)
-        return Dual(select(condition, a.value, b.value), 0 if constant else select(condition, a.derivative, b.derivative))
+        if _is_constant(a) and _is_constant(b):
+            return Dual(select(condition, a.value, b.value))
+        by_choice = a.by_choice or b.by_choice or _is_constant(a) or _is_constant(b)
+        return Dual(select(condition, a.value, b.value), select(condition, a.derivative, b.derivative), by_choice)
 
     def quotient(a: Dual | Value, b: Dual | Value) -> Dual:
         a, b = _dual(a), _dual(b)
         q = divide(a.value, b.value)
         difference = a.derivative - times_derivative(q, b.derivative)
         if not isinstance(difference, Tensor):
-            return Dual(q, divide(difference, b.value) if difference else 0)
+            return Dual(q, divide(difference, b.value) if difference else 0, a.by_choice or b.by_choice)
         differs = isinstance(b.value, Tensor) or not abs(b.value) > 0
-        return Dual(q, _unless_zero(difference, divide(difference, b.value), differs))
+        return Dual(q, _unless_zero(difference, divide(difference, b.value), differs), a.by_choice or b.by_choice)
 
     def least(a: Dual | Value, b: Dual | Value) -> Dual:
         return choose((_dual(a) < b) | (_dual(a) != a), a, b)
@@ -154,16 +161,16 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
     def magnitude(x: Dual | Value) -> Dual:
         x = _dual(x)
         sign = select(x > 0, 1.0, select(x < 0, -1.0, x.value))  # 0 and NaN are their own sign
-        return Dual(functions["abs"](x.value), times_derivative(sign, x.derivative))
+        return Dual(functions["abs"](x.value), times_derivative(sign, x.derivative), x.by_choice)
 
     def signed(size: Dual | Value, sign: Dual | Value) -> Dual:
         size, copysign, sign = magnitude(size), functions["copysign"], _dual(sign).value
-        return Dual(copysign(size.value, sign), times_derivative(copysign(1.0, sign), size.derivative))
+        return Dual(copysign(size.value, sign), times_derivative(copysign(1.0, sign), size.derivative), size.by_choice)
 
     def cdf(x: Dual | Value, *of: Dual | Value) -> Dual:
         z = quotient(_dual(x) - of[0], of[1]) if of else x
         values = [_dual(each).value for each in (x, *of)]
-        return Dual(functions["normal_cdf"](*values), chained("normal_cdf")(z).derivative)
+        return replace(chained("normal_cdf")(z), value=functions["normal_cdf"](*values))
 
     def sigmoid_product(a: Dual | Value, *of: Dual | Value) -> Dual:
         if len(of) == 1:
@@ -172,7 +179,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         values = [_dual(each).value for each in (a, t, low)]
         x = _dual(t) + low
         y = functions["times_sigmoid"](values[0], left, *values[1:])
-        return Dual(y, chained("times_sigmoid")(a, choose(left, -x, x)).derivative)
+        return replace(chained("times_sigmoid")(a, choose(left, -x, x)), value=y)
 
     def sigmoid_of_power(x: Dual | Value, *of: Dual | Value) -> Dual:
         if len(of) == 1:
@@ -181,7 +188,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
         values = [_dual(each).value for each in (x, t, w, low)]
         a = most(x, -_dual(t))
         y = functions["x_times_sigmoid"](*values)
-        return Dual(y, chained("times_sigmoid")(a, a * (_dual(w) + low) * LN2).derivative)
+        return replace(chained("times_sigmoid")(a, a * (_dual(w) + low) * LN2), value=y)
 
     return {
         **{name: chained(name) for name in names},

@@ -214,7 +214,7 @@ def _one_function(source: KernelSource, forward: Callable, slope: Callable) -> C
         slopes = slope(1.0, *values)
         slopes = slopes if isinstance(slopes, tuple) else (slopes,)
         parts = [times_derivative(by, duals[place].derivative) for place, by in zip(places, slopes, strict=True)]
-        return Dual(forward(*values), sum(parts[1:], start=parts[0]))
+        return Dual(forward(*values), sum(parts[1:], start=parts[0]), by_choice=True)
 
     return function
 

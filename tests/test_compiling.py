@@ -297,6 +297,29 @@ def test_slopes_that_are_said_to_be_finite_are(dtype: torch.dtype) -> None:
         assert slope.isfinite().all(), (name, x[~slope.isfinite()][:3])
 
 
+CHOSEN = {
+    "sin(floor(x))": lambda x, y: x.floor().sin(),
+    "sin(x > 0 ? x : y)": lambda x, y: torch.where(x > 0, x, y).sin(),
+    "cos(max(x, y))": lambda x, y: torch.maximum(x, y).cos(),
+    "erf(clamp(x, -1, 1) + y)": lambda x, y: (x.clamp(-1, 1) + y).erf(),
+    "sigmoid(chosen(x, y))": lambda x, y: torch.where(x > 1, x, y).sigmoid(),
+}
+
+
+@pytest.mark.parametrize("text", CHOSEN)
+def test_slopes_where_a_constant_is_chosen_that_is_not_finite(text: str) -> None:
+    """The slope may then be NaN, from which the derivative 0 is kept, as by PyTorch."""
+    jitact.define("chosen", "x > 1 ? x : y")
+    cls = jitact.define("told", text + " + 0 * y" * ("y" not in text))
+    values = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0, -3.0, 0.7], dtype=torch.float64)
+    x, y = (each.flatten().requires_grad_() for each in torch.meshgrid(values[1:], values, indexing="ij"))
+    expected = torch.autograd.grad(CHOSEN[text](x, y).sum(), (x, y), allow_unused=True)
+    compiled = Formula(cls.activation.source, False).gradients(torch.ones_like(x), x.detach(), y.detach(), wanted=3)
+    for own in (torch.autograd.grad(cls()(x, y).sum(), (x, y)), compiled):
+        for found, gradient in zip(own, expected, strict=True):
+            assert gradient is None or not (found.isnan() & ~gradient.isnan()).any()
+
+
 def test_numbers_are_rounded_as_kernels_round_them() -> None:
     """In float32: a sum, an overflow, and two numbers that round to the same."""
     text = "return (a + 16777216 == 16777216) + 2 * (a * 1e38 / a > 2e38) + 4 * (a == 1 + 1e-9) + 0 * x * z;"

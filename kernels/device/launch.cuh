@@ -64,7 +64,7 @@ struct Dualized {
   JITACT_INLINE Argument<Dual<T>, k> get() const {
     const auto value = argument<1, T, k>(source);
     if constexpr (is_random(kRoles.of[k])) return Random<Dual<T>>(value);
-    else return Dual<T>(value, T(int(k) == at ? 1 : 0), int(k) == at);
+    else return Dual<T>(value, T(int(k) == at ? 1 : 0), int(k) == at ? Varies::always : Varies::never);
   }
   template <size_t... K>
   JITACT_INLINE T slope(std::index_sequence<K...>) const { return forward(get<K>()...).derivative; }

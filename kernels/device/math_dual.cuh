@@ -12,13 +12,17 @@ namespace jitact {
     [[maybe_unused]] const T x = dual.value, y = f(x);                    \
     return {y, times_derivative(T(slope), dual.derivative), dual.varies}; \
   }
-// The same where the slope is finite for every finite x, so that a derivative of 0 needs no care.
-#define JITACT_CHAIN_FINITE(f, slope)                                                      \
-  template <typename T>                                                                    \
-  JITACT_INLINE Dual<T> f(Dual<T> dual) {                                                  \
-    [[maybe_unused]] const T x = dual.value, y = f(x);                                     \
-    return {y, dual.varies ? T(slope) * dual.derivative : dual.derivative, dual.varies}; \
+// The same where the slope is finite for every finite x, so that a derivative of 0 needs no care unless x may be chosen.
+#define JITACT_CHAIN_FINITE(f, slope)                                                  \
+  template <typename T>                                                                \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) {                                              \
+    [[maybe_unused]] const T x = dual.value, y = f(x);                                 \
+    return {y, times_derivative(T(slope), dual.derivative, dual.varies), dual.varies}; \
   }
+// A step function, which is constant almost everywhere.
+#define JITACT_STEPS(f) \
+  template <typename T> \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) { return f(dual.value); }
 
 JITACT_CHAIN(exp, y)
 JITACT_CHAIN(exp2, y * 0.6931471805599453)
@@ -48,11 +52,11 @@ JITACT_CHAIN_FINITE(tanh, (1 - y) * (1 + y))
 JITACT_CHAIN_FINITE(asinh, rsqrt(x * x + 1))
 JITACT_CHAIN(acosh, rsqrt(x * x - 1))
 JITACT_CHAIN(atanh, 1 / (1 - x * x))
-JITACT_CHAIN(floor, T(0))
-JITACT_CHAIN(ceil, T(0))
-JITACT_CHAIN(trunc, T(0))
-JITACT_CHAIN(round, T(0))
-JITACT_CHAIN(rint, T(0))
+JITACT_STEPS(floor)
+JITACT_STEPS(ceil)
+JITACT_STEPS(trunc)
+JITACT_STEPS(round)
+JITACT_STEPS(rint)
 JITACT_CHAIN_FINITE(erf, 1.1283791670955126 * exp(-x * x))
 JITACT_CHAIN_FINITE(erfc, -1.1283791670955126 * exp(-x * x))
 JITACT_CHAIN_FINITE(sigmoid, y * sigmoid(-x))
@@ -65,6 +69,7 @@ JITACT_CHAIN_FINITE(x_minus_tanh, tanh(x) * tanh(x))
 
 #undef JITACT_CHAIN
 #undef JITACT_CHAIN_FINITE
+#undef JITACT_STEPS
 
 // The derivative of tanh(softplus(x)).
 template <typename T>
@@ -82,17 +87,18 @@ JITACT_INLINE T sigmoid_curve(T x) {
 
 // `by_first` and `by_second` are the partial derivatives of f, in terms of a, b and y = f(a, b). Either argument may be a
 // plain number.
-#define JITACT_CHAIN_2(f, by_first, by_second)                                                                       \
-  template <typename T>                                                                                              \
-  JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                                           \
-    [[maybe_unused]] const T a = first.value, b = second.value, y = f(a, b);                                         \
-    const T left = times_derivative(T(by_first), first.derivative);                                                  \
-    const T right = times_derivative(T(by_second), second.derivative);                                               \
-    return {y, sum_of(left, first.varies, right, second.varies), first.varies || second.varies};                     \
-  }                                                                                                                  \
-  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
-  JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }                             \
-  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>                            \
+#define JITACT_CHAIN_2(f, by_first, by_second)                                            \
+  template <typename T>                                                                   \
+  JITACT_INLINE Dual<T> f(Dual<T> first, Dual<T> second) {                                \
+    [[maybe_unused]] const T a = first.value, b = second.value, y = f(a, b);              \
+    return {y,                                                                            \
+            sum_of(times_derivative(T(by_first), first.derivative), first.varies,         \
+                   times_derivative(T(by_second), second.derivative), second.varies),     \
+            first.varies | second.varies};                                                \
+  }                                                                                       \
+  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>> \
+  JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }  \
+  template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>> \
   JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
 
 JITACT_CHAIN_2(pow, times_derivative(pow(a, b - 1), b), a == 0 && b >= 0 ? T(0) : y * log(a))
@@ -113,7 +119,7 @@ JITACT_INLINE SinCos<Dual<T>> sincos(Dual<T> x) { return {sin(x), cos(x)}; }
 
 template <typename T>
 JITACT_INLINE Dual<T> select(bool condition, Dual<T> a, std::type_identity_t<Dual<T>> b) {
-  return {select(condition, a.value, b.value), select(condition, a.derivative, b.derivative), a.varies || b.varies};
+  return {select(condition, a.value, b.value), select(condition, a.derivative, b.derivative), either(a.varies, b.varies)};
 }
 template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
 JITACT_INLINE Dual<T> select(bool condition, N a, Dual<T> b) { return select(condition, Dual<T>(a), b); }

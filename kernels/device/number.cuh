@@ -153,23 +153,53 @@ JITACT_INLINE T times_derivative(T slope, T derivative) { return derivative == 0
 template <typename T>
 JITACT_INLINE T derivative_over(T derivative, T divisor) { return derivative == 0 ? derivative : derivative / divisor; }
 
+// How a dual number varies, as it is known when compiled: but not after `condition ? a : b`, which takes all of a or of b.
+enum class Varies {
+  never = 0,      // constant: the derivative is 0
+  always = 1,
+  by_choice = 3,  // the derivative may be 0 because a constant was chosen, which may be infinite or NaN
+};
+JITACT_INLINE constexpr Varies operator|(Varies a, Varies b) { return Varies(int(a) | int(b)); }
+// Of a choice between two numbers: known even if it is not known of both.
+JITACT_INLINE constexpr Varies either(Varies a, Varies b) {
+  return a == Varies::always && b == Varies::always ? Varies::always : Varies::by_choice;
+}
+// Whether it is known. gcc does not vectorise a loop in which terms are left out for some elements only.
+JITACT_INLINE constexpr bool is_known(Varies varies) {
+#ifdef __CUDACC__
+  return true;
+#else
+  return __builtin_constant_p(varies);
+#endif
+}
+JITACT_INLINE constexpr bool is_constant(Varies varies) { return is_known(varies) && varies == Varies::never; }
+
+// A term of the chain rule by a slope that is finite for every finite value of the dual number.
+template <typename T>
+JITACT_INLINE T times_derivative(T slope, T derivative, Varies varies) {
+  if (is_constant(varies)) return derivative;
+  return is_known(varies) && varies != Varies::by_choice ? slope * derivative : times_derivative(slope, derivative);
+}
 // The sum of two terms, and their difference. A constant's term is left out: adding 0 is an instruction, as -0 + 0 is not -0.
 template <typename T>
-JITACT_INLINE T sum_of(T a, bool a_varies, T b, bool b_varies) { return !b_varies ? a : a_varies ? a + b : b; }
+JITACT_INLINE T sum_of(T a, Varies of_a, T b, Varies of_b) { return is_constant(of_b) ? a : is_constant(of_a) ? b : a + b; }
 template <typename T>
-JITACT_INLINE T difference_of(T a, bool a_varies, T b, bool b_varies) { return !b_varies ? a : a_varies ? a - b : -b; }
+JITACT_INLINE T difference_of(T a, Varies of_a, T b, Varies of_b) {
+  return is_constant(of_b) ? a : is_constant(of_a) ? -b : a - b;
+}
 
-// value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only.
+// value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only. Terms of a
+// derivative are not named: where a chosen variable ends, gcc keeps a mark, and does not vectorise a loop with conditions.
 template <typename T>
 struct Dual {
   T value, derivative;
-  bool varies;  // false if it is constant, so that the derivative is 0; known when compiled
+  Varies varies;
 
-  JITACT_INLINE Dual() : value(0), derivative(0), varies(false) {}
+  JITACT_INLINE Dual() : value(0), derivative(0), varies(Varies::never) {}
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
-  JITACT_INLINE Dual(N n) : value(n), derivative(0), varies(false) {}
-  JITACT_INLINE Dual(T v) : value(v), derivative(0), varies(false) {}
-  JITACT_INLINE Dual(T v, T d, bool varies = true) : value(v), derivative(d), varies(varies) {}
+  JITACT_INLINE Dual(N n) : value(n), derivative(0), varies(Varies::never) {}
+  JITACT_INLINE Dual(T v) : value(v), derivative(0), varies(Varies::never) {}
+  JITACT_INLINE Dual(T v, T d, Varies varies = Varies::always) : value(v), derivative(d), varies(varies) {}
 
   JITACT_INLINE Dual operator-() const { return {-value, -derivative, varies}; }
   JITACT_INLINE Dual operator+() const { return *this; }
@@ -178,18 +208,20 @@ struct Dual {
   JITACT_INLINE Dual& operator*=(Dual b) { return *this = *this * b; }
   JITACT_INLINE Dual& operator/=(Dual b) { return *this = *this / b; }
   friend JITACT_INLINE Dual operator+(Dual a, Dual b) {
-    return {a.value + b.value, sum_of(a.derivative, a.varies, b.derivative, b.varies), a.varies || b.varies};
+    return {a.value + b.value, sum_of(a.derivative, a.varies, b.derivative, b.varies), a.varies | b.varies};
   }
   friend JITACT_INLINE Dual operator-(Dual a, Dual b) {
-    return {a.value - b.value, difference_of(a.derivative, a.varies, b.derivative, b.varies), a.varies || b.varies};
+    return {a.value - b.value, difference_of(a.derivative, a.varies, b.derivative, b.varies), a.varies | b.varies};
   }
   friend JITACT_INLINE Dual operator*(Dual a, Dual b) {
-    const T by_a = times_derivative(b.value, a.derivative), by_b = times_derivative(a.value, b.derivative);
-    return {a.value * b.value, sum_of(by_a, a.varies, by_b, b.varies), a.varies || b.varies};
+    return {a.value * b.value,
+            sum_of(times_derivative(b.value, a.derivative), a.varies, times_derivative(a.value, b.derivative), b.varies),
+            a.varies | b.varies};
   }
   friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
-    const T q = a.value / b.value, by_b = times_derivative(q, b.derivative);
-    return {q, derivative_over(difference_of(a.derivative, a.varies, by_b, b.varies), b.value), a.varies || b.varies};
+    const T q = a.value / b.value;
+    return {q, derivative_over(difference_of(a.derivative, a.varies, times_derivative(q, b.derivative), b.varies), b.value),
+            a.varies | b.varies};
   }
   // A literal has no derivative.
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
@@ -214,15 +246,14 @@ struct Dual {
   friend JITACT_INLINE bool operator!=(Dual a, Dual b) { return a.value != b.value; }
 
   friend JITACT_INLINE Dual select_bits(bool condition, Dual a, Dual b) {
-    const T derivative = select_bits(condition, a.derivative, b.derivative);
-    return {select_bits(condition, a.value, b.value), derivative, a.varies || b.varies};
+    return {select_bits(condition, a.value, b.value), select_bits(condition, a.derivative, b.derivative),
+            either(a.varies, b.varies)};
   }
   friend JITACT_INLINE Dual min(Dual a, Dual b) { return select_bits((a.value < b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual max(Dual a, Dual b) { return select_bits((a.value > b.value) | isnan(a.value), a, b); }
   friend JITACT_INLINE Dual clamp(Dual x, Dual lo, Dual hi) { return min(max(x, lo), hi); }
   friend JITACT_INLINE Dual abs(Dual x) {
-    const T sign = x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value;
-    return {abs(x.value), times_derivative(sign, x.derivative), x.varies};
+    return {abs(x.value), times_derivative(x.value > T(0) ? T(1) : x.value < T(0) ? T(-1) : x.value, x.derivative), x.varies};
   }
   friend JITACT_INLINE Dual folded(Dual x) { return {folded(x.value), x.value < 0 ? -x.derivative : x.derivative, x.varies}; }
   friend JITACT_INLINE Dual right_part(Dual x) { return {right_part(x.value), x.value < 0 ? T(0) : x.derivative, x.varies}; }
@@ -237,16 +268,19 @@ struct Dual {
 // For second derivatives: a first derivative that is 0 at this point may have a derivative other than 0.
 template <typename T>
 JITACT_INLINE Dual<T> times_derivative(Dual<T> slope, Dual<T> derivative) {
-  const T by_derivative = times_derivative(slope.value, derivative.derivative);
-  const T by_slope = times_derivative(slope.derivative, derivative.value);
   return {times_derivative(slope.value, derivative.value),
-          sum_of(by_derivative, derivative.varies, by_slope, slope.varies), derivative.varies || slope.varies};
+          sum_of(times_derivative(slope.value, derivative.derivative), derivative.varies,
+                 times_derivative(slope.derivative, derivative.value), slope.varies),
+          derivative.varies | slope.varies};
 }
 template <typename T>
 JITACT_INLINE Dual<T> derivative_over(Dual<T> derivative, Dual<T> divisor) {
-  const T q = derivative_over(derivative.value, divisor.value), by_divisor = times_derivative(q, divisor.derivative);
-  const T difference = difference_of(derivative.derivative, derivative.varies, by_divisor, divisor.varies);
-  return {q, derivative_over(difference, divisor.value), derivative.varies || divisor.varies};
+  const T q = derivative_over(derivative.value, divisor.value);
+  return {q,
+          derivative_over(difference_of(derivative.derivative, derivative.varies, times_derivative(q, divisor.derivative),
+                                        divisor.varies),
+                          divisor.value),
+          derivative.varies | divisor.varies};
 }
 
 }  // namespace jitact

@@ -136,8 +136,8 @@ class Random<Dual<T>> {
 
   JITACT_INLINE Dual<T> between(Dual<T> lower, Dual<T> upper) const {
     const T t = number_.between(T(0), T(1));
-    const T derivative = fma(t, upper.derivative, (1 - t) * lower.derivative);
-    return {number_.between(lower.value, upper.value), derivative, lower.varies || upper.varies};
+    return {number_.between(lower.value, upper.value), fma(t, upper.derivative, (1 - t) * lower.derivative),
+            lower.varies | upper.varies};
   }
 
  private:
@@ -146,8 +146,7 @@ class Random<Dual<T>> {
 
 template <typename T>
 JITACT_INLINE Dual<T> dropout(std::type_identity_t<Dual<T>> value, Random<Dual<T>> random, std::type_identity_t<Dual<T>> p) {
-  const T derivative = dropout(value.derivative, random.number(), p.value);
-  return {dropout(value.value, random.number(), p.value), derivative, value.varies};
+  return {dropout(value.value, random.number(), p.value), dropout(value.derivative, random.number(), p.value), value.varies};
 }
 
 }  // namespace jitact

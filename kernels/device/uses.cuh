@@ -64,8 +64,8 @@ JITACT_INLINE Dual<T> one_function(std::index_sequence<K...>, A... a) {
   const auto slopes = Used::template backward<T>(T(1), value(a)...);
   const auto derivative = (Nothing() + ... + written<Used::gradients[K]>(slopes, a));
   if constexpr ((... || (HasDerivative<A> && Used::gradients[K] < 0)))
-    return {y, derivative + Used::template forward<Dual<T>>(unwritten<Used::gradients[K]>(a)...).derivative};
-  else return {y, derivative};
+    return {y, derivative + Used::template forward<Dual<T>>(unwritten<Used::gradients[K]>(a)...).derivative, Varies::by_choice};
+  else return {y, derivative, Varies::by_choice};
 }
 
 template <typename Used, typename... A>
@@ -81,7 +81,7 @@ JITACT_INLINE auto backward(A... a) { return Used::template backward<NumberOf<A.
 
 // An argument of a file whose gradients are derived, as a dual number; `wanted` marks the one to differentiate by.
 template <typename T, bool wanted, typename A>
-JITACT_INLINE Dual<T> dual(const A& a) { return Dual<T>(T(a), T(wanted ? 1 : 0), wanted); }
+JITACT_INLINE Dual<T> dual(const A& a) { return Dual<T>(T(a), T(wanted ? 1 : 0), wanted ? Varies::always : Varies::never); }
 template <typename T, bool, typename R>
 JITACT_INLINE Random<Dual<T>> dual(const Random<R>& a) { return Random<Dual<T>>(a); }
 
