@@ -174,7 +174,7 @@ LOOPS = {
     "clamp(x / 6 + 0.5, 0, 1) * x": 0,
     "x * tanh(log1p(exp(x)))": 2,
     "x > 0 ? x * sqrt(x * x + 1) : 0": 0,
-    "(x > 0 ? x : 1) * (x > -1 ? x : 2)": 0,
+    "(x > 0 ? x : 1) * x + (x > 1 ? 0 : x * x)": 0,
 }
 USUALLY = [name for name in LOOPS if name.startswith(("leaky_relu", "prelu", "x ", "(x"))]
 
