@@ -94,7 +94,7 @@ JITACT_INLINE T sigmoid_curve(T x) {
     return {y,                                                                            \
             sum_of(times_derivative(T(by_first), first.derivative), first.varies,         \
                    times_derivative(T(by_second), second.derivative), second.varies),     \
-            first.varies | second.varies};                                                \
+            joined(first.varies, second.varies)};                                         \
   }                                                                                       \
   template <typename T, typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>> \
   JITACT_INLINE Dual<T> f(Dual<T> first, N second) { return f(first, Dual<T>(second)); }  \

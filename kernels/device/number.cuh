@@ -24,6 +24,13 @@
 #define JITACT_INLINE inline __attribute__((always_inline))
 #endif
 
+// Whether a value is known when compiled. nvcc cannot tell: there, true.
+#ifdef __CUDACC__
+namespace jitact { JITACT_INLINE constexpr bool is_known(int) { return true; } }
+#else
+namespace jitact { JITACT_INLINE constexpr bool is_known(int value) { return __builtin_constant_p(value); } }
+#endif
+
 // Marks a function of a kernel file: one definition serves every T, on the CPU and on the GPU.
 #define ELEMENTWISE template <typename T> JITACT_INLINE
 
@@ -159,26 +166,20 @@ enum class Varies {
   always = 1,
   by_choice = 3,  // the derivative may be 0 because a constant was chosen, which may be infinite or NaN
 };
-JITACT_INLINE constexpr Varies operator|(Varies a, Varies b) { return Varies(int(a) | int(b)); }
+// Of what is computed from two numbers.
+JITACT_INLINE constexpr Varies joined(Varies a, Varies b) { return Varies(int(a) | int(b)); }
 // Of a choice between two numbers: known even if it is not known of both.
 JITACT_INLINE constexpr Varies either(Varies a, Varies b) {
   return a == Varies::always && b == Varies::always ? Varies::always : Varies::by_choice;
 }
-// Whether it is known. gcc does not vectorise a loop in which terms are left out for some elements only.
-JITACT_INLINE constexpr bool is_known(Varies varies) {
-#ifdef __CUDACC__
-  return true;
-#else
-  return __builtin_constant_p(varies);
-#endif
-}
-JITACT_INLINE constexpr bool is_constant(Varies varies) { return is_known(varies) && varies == Varies::never; }
+// gcc does not vectorise a loop in which terms are left out for some elements only, so it has to be known of all.
+JITACT_INLINE constexpr bool is_constant(Varies varies) { return is_known(int(varies)) && varies == Varies::never; }
 
 // A term of the chain rule by a slope that is finite for every finite value of the dual number.
 template <typename T>
 JITACT_INLINE T times_derivative(T slope, T derivative, Varies varies) {
   if (is_constant(varies)) return derivative;
-  return is_known(varies) && varies != Varies::by_choice ? slope * derivative : times_derivative(slope, derivative);
+  return is_known(int(varies)) && varies != Varies::by_choice ? slope * derivative : times_derivative(slope, derivative);
 }
 // The sum of two terms, and their difference. A constant's term is left out: adding 0 is an instruction, as -0 + 0 is not -0.
 template <typename T>
@@ -208,20 +209,20 @@ struct Dual {
   JITACT_INLINE Dual& operator*=(Dual b) { return *this = *this * b; }
   JITACT_INLINE Dual& operator/=(Dual b) { return *this = *this / b; }
   friend JITACT_INLINE Dual operator+(Dual a, Dual b) {
-    return {a.value + b.value, sum_of(a.derivative, a.varies, b.derivative, b.varies), a.varies | b.varies};
+    return {a.value + b.value, sum_of(a.derivative, a.varies, b.derivative, b.varies), joined(a.varies, b.varies)};
   }
   friend JITACT_INLINE Dual operator-(Dual a, Dual b) {
-    return {a.value - b.value, difference_of(a.derivative, a.varies, b.derivative, b.varies), a.varies | b.varies};
+    return {a.value - b.value, difference_of(a.derivative, a.varies, b.derivative, b.varies), joined(a.varies, b.varies)};
   }
   friend JITACT_INLINE Dual operator*(Dual a, Dual b) {
     return {a.value * b.value,
             sum_of(times_derivative(b.value, a.derivative), a.varies, times_derivative(a.value, b.derivative), b.varies),
-            a.varies | b.varies};
+            joined(a.varies, b.varies)};
   }
   friend JITACT_INLINE Dual operator/(Dual a, Dual b) {
     const T q = a.value / b.value;
     return {q, derivative_over(difference_of(a.derivative, a.varies, times_derivative(q, b.derivative), b.varies), b.value),
-            a.varies | b.varies};
+            joined(a.varies, b.varies)};
   }
   // A literal has no derivative.
   template <typename N, typename = std::enable_if_t<std::is_arithmetic_v<N>>>
@@ -271,7 +272,7 @@ JITACT_INLINE Dual<T> times_derivative(Dual<T> slope, Dual<T> derivative) {
   return {times_derivative(slope.value, derivative.value),
           sum_of(times_derivative(slope.value, derivative.derivative), derivative.varies,
                  times_derivative(slope.derivative, derivative.value), slope.varies),
-          derivative.varies | slope.varies};
+          joined(derivative.varies, slope.varies)};
 }
 template <typename T>
 JITACT_INLINE Dual<T> derivative_over(Dual<T> derivative, Dual<T> divisor) {
@@ -280,7 +281,7 @@ JITACT_INLINE Dual<T> derivative_over(Dual<T> derivative, Dual<T> divisor) {
           derivative_over(difference_of(derivative.derivative, derivative.varies, times_derivative(q, divisor.derivative),
                                         divisor.varies),
                           divisor.value),
-          derivative.varies | divisor.varies};
+          joined(derivative.varies, divisor.varies)};
 }
 
 }  // namespace jitact

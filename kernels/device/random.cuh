@@ -137,7 +137,7 @@ class Random<Dual<T>> {
   JITACT_INLINE Dual<T> between(Dual<T> lower, Dual<T> upper) const {
     const T t = number_.between(T(0), T(1));
     return {number_.between(lower.value, upper.value), fma(t, upper.derivative, (1 - t) * lower.derivative),
-            lower.varies | upper.varies};
+            joined(lower.varies, upper.varies)};
   }
 
  private:
