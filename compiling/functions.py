@@ -130,9 +130,7 @@ def _of_gates(new: Callable[[float], Tensor], called: dict[str, Callable]) -> di
         return torch.where(x.abs() < 2.0**-100 * c, x, c * t)  # x / c may underflow where x does not
 
     def tanh_slope(q: Tensor, t: Tensor) -> Tensor:
-        e = called["decay"](2 * q.abs())
-        r = called["reciprocal"](1 + e)
-        return torch.where(t.abs() < 0.7, 1 - t * t, 4 * e * r * r)
+        return torch.where(t.abs() < 0.7, 1 - t * t, called["tanh_slope"](q))
 
     def capped_product(gate: Tensor, up: Tensor, beta: Tensor, beta2: Tensor) -> Tensor:
         t, t2 = (called["tanh"](x * called["one_over"](c)) for x, c in ((gate, beta), (up, beta2)))
@@ -312,6 +310,12 @@ class Wide:
     @staticmethod
     def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-SQRT_HALF * (x if not of else (x - of[0]) / of[1]))
+
+    @classmethod
+    def tanh_slope(cls, x: Tensor) -> Tensor:
+        e = cls.decay(2 * x.abs())
+        r = cls.reciprocal(1 + e)
+        return 4 * e * r * r
 
     @staticmethod
     def x_minus_tanh(x: Tensor) -> Tensor:

@@ -75,9 +75,12 @@ def named(name: str) -> tuple[ActivationModule, list[str]]:
 def kernel(record: Activation, params: tuple[float, ...], save: str | None = None) -> Function:
     """An activation as a function of its tensors, for its operators: channel operands have a value for each element.
 
-    Only operands that the kernel file prepares have one value for all.
+    Only operands that the kernel file prepares have one value for all. Others that are declared to have one are looked up here,
+    by a build of the same functions for that.
     """
     one = len(record.layout.tensors) - prepared(record.source.text)
+    if record.source.singles:
+        record = replace(record, kernel=record.source._replace(singles=0))
 
     def function(*tensors: Tensor) -> Tensor:
         given = (*tensors[:one], *(tensor.flatten()[:1] for tensor in tensors[one:]))

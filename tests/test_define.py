@@ -22,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 from common import SLOW
+from exact import mp, sech2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -29,6 +30,8 @@ from torch import Tensor
 import jitact
 from jitact import modules, registry
 from jitact.activations import TABLE
+from jitact.compiling.dual import Dual, derivative, of_duals
+from jitact.compiling.functions import functions
 from jitact.definitions.define import Definition
 from jitact.definitions.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.kernels import BuildError
@@ -372,6 +375,31 @@ def test_whole_powers_at_zero_and_below() -> None:
 FINITE = ["pow(x, 2)", "pow(x, 3)", "pow(x, -1)", "pow(x, 0)", "pow(x, 1)", "pow(sin(x), 2)", "x * pow(x - 1, 2)",
           "pow(abs(x), 1.5)", "sqrt(relu(x))", "sqrt(max(x, 0))", "atan2(0, x)", "atan2(x, 0)", "2 * x", "hypot(x, 0)",
           "log(1 + max(x, -1))"]  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("function", "slope", "low", "high"),
+    [
+        ("tanh", sech2, -40, 40),
+        ("asin", lambda x: 1 / mp.sqrt(1 - x * x), -1, 1),
+        ("acos", lambda x: -1 / mp.sqrt(1 - x * x), -1, 1),
+        ("atanh", lambda x: 1 / (1 - x * x), -1, 1),
+        ("acosh", lambda x: 1 / mp.sqrt(x * x - 1), 1, 9),
+        ("x_minus_tanh", lambda x: mp.tanh(x) ** 2, -9, 9),
+    ],
+)
+def test_slopes_are_exact_where_terms_cancel(function, slope, low: int, high: int, dtype: torch.dtype) -> None:
+    """At the ends of ranges, and far from 0, of kernels and of the torch operations that replace them in torch.compile."""
+    jitact.define("cancels", f"{function}(x)")
+    near = low + 2.0 ** -torch.linspace(1, 22, 40, dtype=torch.float64)
+    x = torch.cat([torch.linspace(low, high, 99, dtype=torch.float64)[1:-1], near, -near if low == -high else near]).to(dtype)
+    x.requires_grad_()
+    (of_kernel,) = torch.autograd.grad(jitact.cancels(x).sum(), x)
+    of_torch = derivative(of_duals(functions(dtype, x.device))[function](Dual(x.detach(), 1)))
+    exact = torch.tensor([float(slope(mp.mpf(value))) for value in x.tolist()], dtype=torch.float64)
+    for found in (of_kernel, of_torch):
+        assert ((found.double() - exact).abs() <= 5 * torch.finfo(dtype).eps * exact.abs()).all()
 
 
 def test_gradients_beside_literals_are_pytorchs() -> None:

@@ -161,8 +161,7 @@ JITACT_INLINE T capped(T x, T c, T t) { return select(abs(x) < 0x1p-100 * c, x, 
 // (1 - t)(1 + t), by the more accurate of two forms.
 template <typename T>
 JITACT_INLINE T tanh_slope(T q, T t) {
-  const T e = decay(2 * abs(q)), r = reciprocal(1 + e);
-  return select(abs(t) < 0.7, fma(-t, t, 1), 4 * e * r * r);
+  return select(abs(t) < 0.7, fma(-t, t, 1), tanh_slope(q));
 }
 
 template <typename T>

@@ -80,13 +80,27 @@ JITACT_INLINE double expm1(double x) {
   return fabs(x) < 0x1p-54 ? x : y;
 }
 
-// (1 - e) / (1 + e) with e = exp(-2 |x|). 3.2 ulp, and less where the slope, 1 - y^2, is small.
+// Of tanh: e = exp(-2 a), e - 1, and 1 / (1 + e), for a >= 0. e is at least exp(-708).
+struct Falling { double e, below, r; };
+JITACT_INLINE Falling falling(double a) {
+  const Reduced e = reduce(-2.0 * (a > 354.0 ? 354.0 : a));
+  const double power = e.power(0), below = ::fma(power, ::fma(e.r * e.r, e.q, e.r), power - 1.0);
+  return {e.times(power), below, reciprocal(2.0 + below)};
+}
+
+// (1 - e) / (1 + e). 3.2 ulp, and less where the slope is small.
 JITACT_INLINE double tanh(double x) {
-  const double a = magnitude(x), held = a > 20.0 ? 20.0 : a;
-  const Reduced e = reduce(-2.0 * held);
-  const double power = e.power(0), m = ::fma(power, ::fma(e.r * e.r, e.q, e.r), power - 1.0), r = reciprocal(2.0 + m);
-  const double y = a > 0.5 ? ::fma(-2.0 * e.times(power), r, 1.0) : -m * r;
+  const double a = magnitude(x);
+  const Falling f = falling(a);
+  const double y = a > 0.5 ? ::fma(-2.0 * f.e, f.r, 1.0) : -f.below * f.r;
   return copysign(a < 0x1p-30 ? a : y, x);
+}
+// With c = 1 - tanh(|x|) it is c (2 - c).
+JITACT_INLINE double tanh_slope(double x) {
+  const double a = magnitude(x);
+  const Falling f = falling(a);
+  const double c = 2.0 * f.e * f.r;
+  return a > 354.0 ? 0.0 : c * (2.0 - c);
 }
 
 // log(1 + x) = 2 atanh(s) with s = x / (2 + x), for 0 <= x <= 1. 2.5 ulp.

@@ -128,6 +128,11 @@ JITACT_INLINE float tanh(float x) {
   return copysignf(select(a < 0.35f, inside, fmaf(-2.0f, tanh_complement(a), 1.0f)), x);
 }
 
+JITACT_INLINE float tanh_slope(float x) {
+  const float h = tanh_complement(fabsf(x));
+  return 4.0f * fmaf(-h, h, h);
+}
+
 JITACT_INLINE float x_minus_tanh(float x) {
   const float a = fabsf(x), u = x * x;
   float s = 5.236560479e-3f;

@@ -278,6 +278,11 @@ JITACT_INLINE float tanh(float x) {
   return copysignf(select(a > 1.25f, 1.0f - tanh_complement(a), inside), x);
 }
 
+JITACT_INLINE float tanh_slope(float x) {
+  const float c = tanh_complement(fabsf(x));
+  return c * (2.0f - c);
+}
+
 // 3.26 ulp.
 JITACT_INLINE float x_minus_tanh(float x) {
   const float a = fabsf(x), u = x * x;
