@@ -174,7 +174,7 @@ def extract(
 
 def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[str, Path, str]]:
     """The sources in the order in which they are compiled, in pieces: place (see :class:`Item`), file and text."""
-    absent = "JITACT_FAST_MATH", "JITACT_STAGED", "JITACT_PART", "__AVX2__", "__AVX512F__", "__F16C__"
+    absent = "JITACT_FAST_MATH", "JITACT_LIBMVEC", "JITACT_STAGED", "JITACT_PART", "__AVX2__", "__AVX512F__", "__F16C__"
     macros: dict[str, str | None] = dict.fromkeys(absent)
     macros |= {"JITACT_CUDA": "" if "cuda" in devices else None, "JITACT_NO_CPU": None if "cpu" in devices else ""}
     macros |= {"JITACT_UNMARKED_NUMBERS": "0", "JITACT_SINGLES": "0"}

@@ -19,7 +19,7 @@ import jitact
 from jitact import kernels
 from jitact.fusing.around import named as fused
 from jitact.kernels.loader.parts import write_compiler
-from jitact.kernels.loader.plan import CFLAGS, CPU_LEVELS, NVCC_FLAGS
+from jitact.kernels.loader.plan import CFLAGS, CPU_LEVELS, LIBMVEC, NVCC_FLAGS, make_plan
 
 FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
@@ -164,8 +164,8 @@ def is_gcc() -> bool:
 
 
 # Where gcc gave up vectorising: stores of bits, which are bytes and so may be those of any object; copies of three results;
-# choices that depend on others, or on their constants; terms of derivatives. With the loops that remain: float64's log1p is
-# the platform's.
+# choices that depend on others, or on their constants; terms of derivatives. With the loops that remain where calls of the platform's
+# functions are not vectorised: none remain where they are.
 LOOPS = {
     "leaky_relu+bias+dropout+residual": 0,
     "prelu+bias": 0,
@@ -175,25 +175,30 @@ LOOPS = {
     "x * tanh(log1p(exp(x)))": 2,
     "x > 0 ? x * sqrt(x * x + 1) : 0": 0,
     "(x > 0 ? x : 1) * x + (x > 1 ? 0 : x * x)": 0,
+    "x > 0 ? sin(x) * cos(x) : atan(x)": 8,
 }
+CALLING = [name for name, loops in LOOPS.items() if loops]
 USUALLY = [name for name in LOOPS if name.startswith(("leaky_relu", "prelu", "x ", "(x"))]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or not is_gcc(), reason="GCC for x86 says what it vectorised")
+@pytest.mark.parametrize("libmvec", [False, True], ids=["calls", "libmvec"])
 @pytest.mark.parametrize("name", slow_but(LOOPS, USUALLY))
-def test_a_cpu_computes_vectors_of_compositions(name: str, tmp_path: Path) -> None:
+def test_a_cpu_computes_vectors_of_compositions(name: str, libmvec: bool, tmp_path: Path) -> None:
+    if libmvec and (name not in CALLING or not make_plan(source_of("relu")).cxx.libmvec):
+        pytest.skip("the compiler finds no libmvec" if name in CALLING else "without calls there is no difference")
     if "*" in name:
         source = jitact.define("loops", name).activation.source
     else:
         source = fused(name, lambda each: jitact.get(each).activation).source
     missed = tmp_path / "missed"
     text = f'#include "elementwise.cuh"\n{source.full_text}\n#include "launch.cuh"\n'
-    flags = [*CFLAGS, "-w", *CPU_LEVELS["AVX512"], f"-fopt-info-vec-missed={missed}", "-isystem", str(INCLUDE), f"-I{DEVICE}"]
-    compile_text(text, tmp_path, ["c++", "-x", "c++", "-S", *flags, *source.defines()])
+    flags = [*CFLAGS, *(LIBMVEC if libmvec else ()), "-w", *CPU_LEVELS["AVX512"], "-isystem", str(INCLUDE), f"-I{DEVICE}"]
+    compile_text(text, tmp_path, ["c++", "-x", "c++", "-S", *flags, f"-fopt-info-vec-missed={missed}", *source.defines()])
     lines = (DEVICE / "launch_cpu.h").read_text().splitlines()
     (loop,) = (number for number, line in enumerate(lines, 1) if "i < padded; i++" in line)
     found = re.findall(rf"launch_cpu\.h:{loop}:\d+: missed: couldn't vectorize loop", missed.read_text())
-    assert missed.read_text() and len(found) == LOOPS[name]
+    assert missed.read_text() and len(found) == (0 if libmvec else LOOPS[name])
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")

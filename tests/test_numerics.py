@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
+import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +22,8 @@ from torch import Tensor
 import jitact
 from jitact.accuracy import every_16bit_value
 from jitact.kernels import KernelSource
+from jitact.kernels.loader.plan import CPU_LEVELS, cpu_level, make_plan
+from jitact.kernels.loader.source import DEVICE
 from jitact.records import Activation
 
 INF, NAN = math.inf, math.nan
@@ -71,6 +78,94 @@ def test_own_functions_of_float64(device: str) -> None:
         exact = function(x.numpy().astype(np.longdouble))
         error = abs(ours.numpy().astype(np.longdouble) - exact) / np.spacing(abs(exact).astype(np.float64))
         assert error.max() <= ulp, (name, float(error.max()), x[int(error.argmax())].item())
+
+
+# The functions of C that glibc has vectors of: what they are in numpy, which has no erf.
+PLATFORMS = {
+    "acos": np.arccos,
+    "acosh": np.arccosh,
+    "asin": np.arcsin,
+    "asinh": np.arcsinh,
+    "atan": np.arctan,
+    "atan2": np.arctan2,
+    "atanh": np.arctanh,
+    "cbrt": np.cbrt,
+    "cos": np.cos,
+    "cosh": np.cosh,
+    "erf": np.frompyfunc(math.erf, 1, 1),
+    "erfc": np.frompyfunc(math.erfc, 1, 1),
+    "exp2": np.exp2,
+    "hypot": np.hypot,
+    "log": np.log,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "log2": np.log2,
+    "pow": np.power,
+    "sin": np.sin,
+    "sinh": np.sinh,
+    "tan": np.tan,
+}
+OWN_IN_FLOAT32 = {"cos", "erf", "erfc", "log", "log1p", "sin"}
+COUNT = 1 << 16
+LOOP = f"""
+extern "C" __attribute__((visibility("default")))
+void name_type(const type* x, [[maybe_unused]] const type* b, type* y) {{
+  for (int i = 0; i < {COUNT}; i++) y[i] = name(arguments).v;
+}}
+"""
+
+
+def values_of_every_kind(dtype: type) -> np.ndarray:
+    """Two rows: all pairs of special values, and random ones of many magnitudes."""
+    limits, random = np.finfo(dtype), np.random.default_rng(0)
+    positive = [0, limits.smallest_subnormal, limits.tiny / 3, limits.tiny, 1e-5, 0.5, 1, 1.5, 2, 3, 1e5, limits.max, INF, NAN]
+    special = np.stack(np.meshgrid(*[[*positive, *(-each for each in positive)]] * 2)).reshape(2, -1)
+    scale = random.choice([1, 1, 8, 1e-3, 1e3, 1e8, 1e30], (2, COUNT - special.shape[1]))
+    return np.concatenate([special, random.standard_normal(scale.shape) * scale], 1).astype(dtype)
+
+
+@pytest.mark.skipif(np.finfo(np.longdouble).nmant <= 52, reason="needs a wider type than float64")
+@pytest.mark.skipif(shutil.which("c++") is None, reason="there is no C++ compiler")
+@pytest.mark.parametrize("level", [*CPU_LEVELS][: [*CPU_LEVELS].index(cpu_level()) + 1])
+def test_functions_of_the_platform(level: str, tmp_path: Path) -> None:
+    """Within 4 ulp; infinities, NaN and signs of zeros as C has them; and whatever the other elements of a vector are."""
+    two = {name for name, function in PLATFORMS.items() if function.nin == 2}
+    loops = {(name, type) for name in PLATFORMS for type in ("float", "double")} - {(name, "float") for name in OWN_IN_FLOAT32}
+    text = '#include "elementwise.cuh"\nusing namespace jitact;\n'
+    for name, type in loops:
+        T = {"float": "Single", "double": "Double"}[type]
+        arguments = f"{T}(x[i]), {T}(b[i])" if name in two else f"{T}(x[i])"
+        text += LOOP.replace("arguments", arguments).replace("name", name).replace("type", type)
+    (tmp_path / "loops.cpp").write_text(text)
+    plan = make_plan(KernelSource("loops", "ELEMENTWISE T forward(T x) { return x; }\n", "<loops>"))._replace(cpu=level)
+    flags = [*plan.cflags(), "-w", "-shared", "-fPIC", f"-I{DEVICE}"]
+    subprocess.run([plan.cxx.path, *flags, "loops.cpp", "-o", "loops.so"], cwd=tmp_path, check=True)
+    called = re.findall(rb"_ZGV\w+?_(\w+)\0", (tmp_path / "loops.so").read_bytes())
+    if plan.cxx.libmvec:
+        assert {name.decode() for name in called} >= {name + "f" * (type == "float") for name, type in loops}
+
+    library = ctypes.CDLL(str(tmp_path / "loops.so"))
+
+    def ours(name: str, type: str, *given: np.ndarray) -> np.ndarray:
+        y = np.empty_like(given[0])
+        library[f"{name}_{type}"](*(ctypes.c_void_p(each.ctypes.data) for each in (*given, y)))
+        return y
+
+    values = {"float": values_of_every_kind(np.float32), "double": values_of_every_kind(np.float64)}
+    places = np.random.default_rng(1).permutation(COUNT)
+    for name, type in loops:
+        x, b = values[type]
+        with np.errstate(all="ignore"):
+            exact = PLATFORMS[name](*(each.astype(np.longdouble) for each in ((x, b) if name in two else (x,))))
+            exact = exact.astype(np.longdouble)
+            expected, y = exact.astype(x.dtype), ours(name, type, x, b)
+            error = np.where(np.isfinite(expected), abs(y - exact) / np.spacing(abs(expected)), 0)
+        worst = int(np.nan_to_num(error, nan=INF).argmax())
+        assert error[worst] <= 4, (name, type, x[worst], b[worst], y[worst], expected[worst])
+        special = ~np.isfinite(expected) | (expected == 0)
+        assert np.array_equal(y[special], expected[special], equal_nan=True), (name, type)
+        assert np.array_equal(np.signbit(y[expected == 0]), np.signbit(expected[expected == 0])), (name, type)
+        assert np.array_equal(ours(name, type, x[places], b[places]), y[places], equal_nan=True), (name, type)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)

@@ -6,8 +6,8 @@
 //   Narrow   math_narrow.cuh: relative error below 2e-5, a hundredth of an ulp of bfloat16
 //   Dual<T>  math_dual.cuh: the chain rule
 //
-// In addition to the functions of C's <math.h> (those that the three headers lack are the platform's: called, not
-// vectorised):
+// In addition to the functions of C's <math.h> (those that the three headers lack are the platform's: on a CPU calls, which are
+// vectorised where the loader finds vectors of them, see math_libmvec.h):
 //
 //   sigmoid(x)                 1 / (1 + exp(-x))
 //   softplus(x)                log(1 + exp(x)), without overflow
@@ -44,6 +44,9 @@
 #pragma once
 
 #include "math_double.cuh"
+#ifdef JITACT_LIBMVEC
+#include "math_libmvec.h"
+#endif
 #include "math_narrow.cuh"
 #include "math_sine.cuh"
 #include "math_single.cuh"
@@ -97,7 +100,13 @@ JITACT_OWN(tanh)   JITACT_WIDE(tanh)
 JITACT_OWN(erf)    JITACT_PLATFORM_DOUBLE(erf)
 JITACT_OWN(erfc)   JITACT_PLATFORM_DOUBLE(erfc)
 JITACT_OWN(sin)    JITACT_PLATFORM_DOUBLE(sin)
+#ifdef JITACT_LIBMVEC
+// By bits |x|, as of sin and cos of the same x gcc would make a call of sincos, which it does not vectorise.
+JITACT_OWN(cos)
+JITACT_INLINE Double cos(Double x) { return ::cos(wide::from_bits(wide::to_bits(x.v) << 1 >> 1)); }
+#else
 JITACT_OWN(cos)    JITACT_PLATFORM_DOUBLE(cos)
+#endif
 JITACT_INLINE Double sqrt(Double x) { return ::sqrt(x.v); }
 JITACT_INLINE Double square_root(Double x) { return sqrt(x); }
 JITACT_INLINE Single sqrt(Single x) { return ::sqrtf(x.v); }

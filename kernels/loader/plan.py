@@ -41,6 +41,7 @@ CFLAGS = (
     "-fvisibility=hidden",
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
 )
+LIBMVEC = ("-DJITACT_LIBMVEC",)  # where the compiler vectorises calls of mathematical functions
 # -O1 applies to host code; device code is fully optimised by default.
 NVCC_FLAGS = ("-O1", "-std=c++20", "-Xcompiler=-fvisibility=hidden")
 
@@ -85,7 +86,10 @@ class Plan(NamedTuple):
     @property
     def compilers(self) -> tuple[str | None, str | None]:
         """The versions of the compilers of a build made here: C++ with its flags and C library, and nvcc if it is used."""
-        cxx = "; ".join([self.cxx.version, *self.cxx.flags, os.confstr("CS_GNU_LIBC_VERSION")]) if self.cxx else None
+        cxx = None
+        if self.cxx:
+            library = [os.confstr("CS_GNU_LIBC_VERSION"), *(["libmvec"] if self.cxx.libmvec else [])]
+            cxx = "; ".join([self.cxx.version, *self.cxx.flags, *library])
         return cxx, self.nvcc.version if self.nvcc and self.made_archs else None
 
     @property
@@ -106,7 +110,8 @@ class Plan(NamedTuple):
     def cflags(self) -> list[str]:
         """Flags for the C++ compiler. No -ffast-math, which would break NaN and affect the whole process."""
         apart = ["-ffp-contract=off"] if self.source.unfused else []
-        return [*CFLAGS, *apart, *CPU_LEVELS[self.cpu], *self.defines(), *self.own_flags()]
+        vectors = LIBMVEC if self.cxx and self.cxx.libmvec else ()
+        return [*CFLAGS, *apart, *vectors, *CPU_LEVELS[self.cpu], *self.defines(), *self.own_flags()]
 
     def own_flags(self) -> list[str]:
         """The flags in CXX after the compiler, quoted for a shell, for compiling and linking."""
@@ -158,7 +163,7 @@ def cpu_level() -> str:
 def _hash(source: KernelSource, fast_math: bool) -> str:
     """The hash of the inputs that do not depend on the machine: sources, flags, torch, Python."""
     python = [sys.implementation.cache_tag, getattr(sys, "abiflags", "")]
-    flags = [CFLAGS, NVCC_FLAGS, sorted(CPU_LEVELS.items()), fast_math]
+    flags = [CFLAGS, LIBMVEC, NVCC_FLAGS, sorted(CPU_LEVELS.items()), fast_math]
     flags += [os.environ.get(name) for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")]
     parts = [SCHEMA, digest(source), flags, torch.__version__, torch.version.cuda, python, os.uname().machine]
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
+import hashlib
 import importlib.util
 import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -18,16 +21,25 @@ import torch
 from .errors import ToolchainError
 from .gpu import Arch
 from .memory import Memory
+from .source import DEVICE
 
 __all__ = ["Compiler", "Nvcc", "find_cudart", "find_cxx", "find_ninja", "find_nvcc", "nvcc_command"]
 
 
 class Compiler(NamedTuple):
-    """A C++ compiler: its path, its version line, and the flags that follow the command in CXX."""
+    """A C++ compiler.
+
+    Attributes:
+        path: its path.
+        version: its version line.
+        flags: those that follow the command in CXX.
+        libmvec: whether it vectorises calls of mathematical functions, by glibc's libmvec.
+    """
 
     path: str
     version: str
     flags: tuple[str, ...] = ()
+    libmvec: bool = False
 
 
 class Nvcc(NamedTuple):
@@ -67,7 +79,8 @@ def find_cxx(memory: Memory) -> Compiler:
         path = _program(name)
         version = _version(memory, path) if path else None
         if version:
-            return Compiler(path, version, tuple(_words(name)[1:]))
+            flags = tuple(_words(name)[1:])
+            return Compiler(path, version, flags, _has_libmvec(memory, path, flags))
         others += [path] if path else []
     tried = f"{wanted} (from CXX)" if wanted else ", ".join(names)
     looked = f"{', '.join(others)} is there and does not compile C++; " if others else ""
@@ -207,6 +220,44 @@ def _version(memory: Memory, path: str) -> str | None:
     """The version line of a C++ compiler; None if it does not run or is not one."""
     facts = _ask_once(memory, path, lambda: _ask_cxx(path), {"version"})
     return facts and facts["version"]
+
+
+_VECTORS = DEVICE / "math_libmvec.h"
+
+
+def _has_libmvec(memory: Memory, path: str, flags: Sequence[str]) -> bool:
+    """Whether the compiler makes calls of libmvec's vectors of the functions in math_libmvec.h, cached as the compiler's facts.
+
+    This process must have the vectors, too: a compiler may link with another C library.
+    """
+    if not _is_symbol("libmvec.so.1", _A_VECTOR):
+        return False
+    file = f"{os.confstr('CS_GNU_LIBC_VERSION')} {hashlib.sha256(_VECTORS.read_bytes()).hexdigest()}"
+    key = f"libmvec {shlex.join(flags)} {file} {_identity(path)}"
+    found = memory.get(key)
+    if not isinstance(found, bool):
+        found = _calls_vectors(path, flags)
+        memory.put(key, found)
+    return found
+
+
+_A_VECTOR = "_ZGVbN2v_tan"  # of two doubles, on any x86-64
+
+
+def _is_symbol(library: str, name: str) -> bool:
+    try:
+        return hasattr(ctypes.CDLL(library), name)
+    except OSError:
+        return False
+
+
+def _calls_vectors(path: str, flags: Sequence[str]) -> bool:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        made = Path(folder) / "probe.so"
+        vectors = ["-O2", "-ftree-vectorize", "-fno-math-errno", "-DJITACT_PROBE"]
+        linked = ["-shared", "-fPIC", "-Wl,-z,defs", "-o", str(made)]
+        _answers(path, [*flags, *vectors, *linked, "-x", "c++", str(_VECTORS)])
+        return made.is_file() and _A_VECTOR.encode() in made.read_bytes()
 
 
 def _ask_once(memory: Memory, path: str, ask: Callable[[], dict | None], wanted: set[str]) -> dict | None:
