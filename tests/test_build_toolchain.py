@@ -357,6 +357,30 @@ def test_the_cache_remembers_compilers(folder: Path, monkeypatch: pytest.MonkeyP
     make_plan(answer(1))
 
 
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"), reason="the C library is not glibc")
+def test_libmvec_is_used_if_the_compiler_calls_it(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = make_plan(answer(1))
+    assert ("-DJITACT_LIBMVEC" in found.cflags()) is found.cxx.libmvec
+    if not found.cxx.libmvec:
+        pytest.skip("this compiler or C library has no vectors of functions")
+    assert "-DJITACT_LIBMVEC" not in found.nvcc_flags(), "the host code of CUDA files has no loops"
+
+    def of(flag: str) -> plan.Plan:
+        script = tmp_path / f"c++{flag}"
+        script.write_text(f'#!/bin/sh\nexec {found.cxx.path} "$@" {flag}\n')
+        script.chmod(0o755)
+        monkeypatch.setenv("CXX", str(script))
+        return make_plan(answer(1))
+
+    assert of("-g0").cxx.libmvec and "libmvec" in of("-g0").compilers[0]
+    for flag in ("-fno-tree-vectorize", "-nostdlib"):  # it calls no vectors; it links with none
+        without = of(flag)
+        assert not without.cxx.libmvec and "-DJITACT_LIBMVEC" not in without.cflags(), flag
+    monkeypatch.setattr(toolchain, "_is_symbol", lambda *_: False)
+    without = of("-g0")
+    assert not without.cxx.libmvec and without.title != found.title, "a process of another C library cannot load it"
+
+
 ON_A_GPU = """
 import os, torch
 from jitact import kernels

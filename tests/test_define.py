@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import pytest
 import torch
-from common import SLOW
+from common import DTYPES, SLOW
 from exact import mp, sech2
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -361,6 +361,21 @@ def test_every_function_and_its_derived_gradient() -> None:
     reference = cls.activation.reference
     assert torch.allclose(cls()(x), reference(x), rtol=1e-12)
     assert torch.allclose(gradient(cls(), x), gradient(reference, x), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_calls_give_the_same_wherever_an_element_lies(dtype: torch.dtype) -> None:
+    """Vectors of the platform's functions, of which tensors may end in the middle, are not mixed with calls for one element."""
+    names = ("atan", "cbrt", "cos", "cosh", "erf", "exp2", "log1p", "log2", "sin", "sinh", "tan")
+    text = " + ".join([*(f"{name}(x)" for name in names), "pow(x, 1.7)", "hypot(x, 0.4)", "atan2(x, 0.4)"])
+    module = jitact.define("called", text)()
+    x = torch.linspace(0.05, 7, 1500).to(dtype)
+    y, dx = module(x), gradient(module, x)
+    for start, stop in ((0, 1), (3, 4), (5, 22), (64, 1089), (1499, 1500)):
+        part = x[start:stop]
+        assert torch.equal(module(part), y[start:stop]) and torch.equal(gradient(module, part), dx[start:stop])
+    apart = torch.stack([x, x], 1)[:, 0]
+    assert torch.equal(module(apart), y) and torch.equal(gradient(module, x.flip(0)), dx.flip(0))
 
 
 def test_whole_powers_at_zero_and_below() -> None:
