@@ -105,8 +105,7 @@ PLATFORMS = {
     "sinh": np.sinh,
     "tan": np.tan,
 }
-OWN_IN_FLOAT32 = {"erf", "erfc", "log", "log1p"}
-OWN_IN_FLOAT32_WITHOUT_VECTORS = {"cos", "sin"}
+OWN_IN_FLOAT32 = {"cos", "erf", "erfc", "log", "log1p", "sin"}
 COUNT = 1 << 16
 LOOP = f"""
 extern "C" __attribute__((visibility("default")))
@@ -131,8 +130,7 @@ def values_of_every_kind(dtype: type) -> np.ndarray:
 def test_functions_of_the_platform(level: str, tmp_path: Path) -> None:
     """Within 4 ulp; infinities, NaN and signs of zeros as C has them; and whatever the other elements of a vector are."""
     plan = make_plan(KernelSource("loops", "ELEMENTWISE T forward(T x) { return x; }\n", "<loops>"))._replace(cpu=level)
-    own = OWN_IN_FLOAT32 | (set() if plan.cxx.libmvec else OWN_IN_FLOAT32_WITHOUT_VECTORS)
-    loops = {(name, type) for name in PLATFORMS for type in ("float", "double")} - {(name, "float") for name in own}
+    loops = {(name, type) for name in PLATFORMS for type in ("float", "double")} - {(name, "float") for name in OWN_IN_FLOAT32}
     two = {name for name, function in PLATFORMS.items() if function.nin == 2}
     text = '#include "elementwise.cuh"\nusing namespace jitact;\n'
     for name, type in loops:

@@ -43,10 +43,10 @@
 // use Single's, so that results round as PyTorch's do.
 #pragma once
 
-#include "math_double.cuh"
 #ifdef JITACT_LIBMVEC
 #include "math_libmvec.h"
 #endif
+#include "math_double.cuh"
 #include "math_narrow.cuh"
 #include "math_sine.cuh"
 #include "math_single.cuh"
@@ -99,16 +99,10 @@ JITACT_OWN(log1p)  JITACT_PLATFORM_DOUBLE(log1p)
 JITACT_OWN(tanh)   JITACT_WIDE(tanh)
 JITACT_OWN(erf)    JITACT_PLATFORM_DOUBLE(erf)
 JITACT_OWN(erfc)   JITACT_PLATFORM_DOUBLE(erfc)
-#ifdef JITACT_LIBMVEC
-JITACT_PLATFORM(sin)
-// Of |x|, by bits, as of sin and cos of the same x gcc would make a call of sincos, which it does not vectorise.
-JITACT_INLINE Double cos(Double x) { return ::cos(wide::from_bits(wide::to_bits(x.v) << 1 >> 1)); }
-template <Accuracy accuracy>
-JITACT_INLINE Real<float, accuracy> cos(Real<float, accuracy> x) {
-  return ::cosf(single::from_bits(single::to_bits(x.v) << 1 >> 1));
-}
-#else
 JITACT_OWN(sin)    JITACT_PLATFORM_DOUBLE(sin)
+#ifdef JITACT_LIBMVEC
+JITACT_OWN(cos)    JITACT_WIDE(cos)
+#else
 JITACT_OWN(cos)    JITACT_PLATFORM_DOUBLE(cos)
 #endif
 JITACT_INLINE Double sqrt(Double x) { return ::sqrt(x.v); }

@@ -34,6 +34,11 @@ JITACT_INLINE double one_over(double p) {
 }
 JITACT_INLINE double root_of(double p) { return ::sqrt(p); }
 
+#ifdef JITACT_LIBMVEC
+// The platform's. Of |x|, by bits, as of sin and cos of the same x gcc would make a call of sincos, which it does not vectorise.
+JITACT_INLINE double cos(double x) { return ::cos(from_bits(to_bits(x) << 1 >> 1)); }
+#endif
+
 // exp(x) = 2^n exp(r) with integer n, |r| <= ln(2) / 2 and exp(r) = 1 + r + r^2 q. |x| is at most 2^20.
 struct Reduced {
   double r, q;

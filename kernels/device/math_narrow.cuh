@@ -10,13 +10,19 @@
 
 namespace jitact::narrow {
 
-using single::cos;
 using single::log;
 using single::log1p;
 using single::one_over;
 using single::root_of;
 using single::select;
+
+#ifdef JITACT_LIBMVEC
+JITACT_INLINE float sin(float x) { return ::sinf(x); }
+JITACT_INLINE float cos(float x) { return ::cosf(single::from_bits(single::to_bits(x) << 1 >> 1)); }  // as wide::cos
+#else
+using single::cos;
 using single::sin;
+#endif
 
 constexpr float kLog2e = 1.44269502f;
 
