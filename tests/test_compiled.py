@@ -164,8 +164,8 @@ def is_gcc() -> bool:
 
 
 # Where gcc gave up vectorising: stores of bits, which are bytes and so may be those of any object; copies of three results;
-# choices that depend on others, or on their constants; terms of derivatives. With the loops that remain where calls of the platform's
-# functions are not vectorised: none remain where they are.
+# choices that depend on others, or on their constants; terms of derivatives. With the loops that remain where calls of the
+# platform's functions are not vectorised: none remain where they are.
 LOOPS = {
     "leaky_relu+bias+dropout+residual": 0,
     "prelu+bias": 0,
