@@ -196,7 +196,7 @@ def test_a_cpu_computes_vectors_of_compositions(name: str, libmvec: bool, tmp_pa
     flags = [*CFLAGS, *(LIBMVEC if libmvec else ()), "-w", *CPU_LEVELS["AVX512"], "-isystem", str(INCLUDE), f"-I{DEVICE}"]
     compile_text(text, tmp_path, ["c++", "-x", "c++", "-S", *flags, f"-fopt-info-vec-missed={missed}", *source.defines()])
     lines = (DEVICE / "launch_cpu.h").read_text().splitlines()
-    (loop,) = (number for number, line in enumerate(lines, 1) if "i < padded; i++" in line)
+    (loop,) = (number for number, line in enumerate(lines, 1) if "u < units; u++" in line)
     found = re.findall(rf"launch_cpu\.h:{loop}:\d+: missed: couldn't vectorize loop", missed.read_text())
     assert missed.read_text() and len(found) == (0 if libmvec else LOOPS[name])
 

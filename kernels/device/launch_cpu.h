@@ -234,10 +234,12 @@ class Block {
     for (int b = 0; b < kBroadcast; b++)
       if (!shared_.operands.constant(b)) shared_.operands.fill(b, first, n, values_[b]);
     for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*shared_.call.seed), r);
-    if constexpr (kSame) compute([in](int r) { return in[r]; }, [out](int w) { return out[w]; }, bits, padded);
+    if constexpr (kInLoop) compute(in, out, bits, padded);
     else {
+      T* wide[kReads > kWrites ? kReads : kWrites];
+      for_each<sizeof(wide) / sizeof(T*)>([&](auto r) { wide[r] = wide_[r]; });
       for (int r = 0; r < kReads; r++) Storage<S>::widen(in[r], wide_[r], padded);
-      compute([this](int r) { return wide_[r]; }, [this](int w) { return wide_[w]; }, bits, padded);
+      compute(wide, wide, bits, padded);
       for (int w = 0; w < kWrites; w++) Storage<S>::narrow(wide_[w], out[w], n);
     }
   }
@@ -257,49 +259,74 @@ class Block {
   }
 
  private:
-  static constexpr bool kSame = std::is_same_v<S, typename T::Value>;  // memory and computation use one type
+  static constexpr bool kInLoop = Storage<S>::kInLoop;
   using Bits = typename Mantissa<T>::Bits;
 
-  // The values of element i.
-  template <typename In>
+  // How the loop reads and writes memory: that of elements, or of a block of computed values.
+  using Memory = std::conditional_t<kInLoop, Storage<S>, AsItIs<T>>;
+  using Unit = typename Memory::Unit;
+
+  // The values of element i, which is element `part` of unit u.
+  template <int part>
   struct Source {
     const Block& block;
-    const In& in;
+    const Unit (&units)[kReads];
     int64_t i;
-    template <int r> JITACT_INLINE T element() const { return T(in(r)[i]); }
+    template <int r> JITACT_INLINE T element() const { return T(Memory::template widened<part>(units[r])); }
     template <int k> JITACT_INLINE T number() const { return block.numbers_.values[k]; }
     template <int b> JITACT_INLINE T broadcast() const { return block.values_[b][i]; }
     template <int r> JITACT_INLINE Random<T> random() const { return Random<T>(block.random_[r][i]); }
   };
 
-  // uint8_t may alias any object: without __restrict the compiler would reload everything after each store to `bits`.
+  // `from` and `to` are copies whose addresses nobody has, and `bits` is __restrict: any store may be to what is read through
+  // other pointers, which the compiler would then load again after each.
   template <typename In, typename Out>
   void compute(const In& in, const Out& out, uint8_t* __restrict bits, int64_t padded) {
+    constexpr int kParts = Memory::kParts;
+    const int64_t units = int64_t(uint64_t(padded) / kParts);  // unsigned, or the compiler would not see of what it is a multiple
+    const Unit* from[kReads];
+    Unit* to[kWrites];
+    for_each<kReads>([&](auto r) { from[r] = reinterpret_cast<const Unit*>(in[r]); });
+    for_each<kWrites>([&](auto w) { to[w] = reinterpret_cast<Unit*>(out[w]); });
 #pragma GCC ivdep
-    for (int64_t i = 0; i < padded; i++) {
-      bool bit = reads_bits(op) && bits[i];
-      if constexpr (kPlain) {
-        store(out(0), i, plain_result<op>(T(in(0)[i]), T(in(kReads - 1)[i]), bit));
-      } else {
-        const Source<In> source{
+    for (int64_t u = 0; u < units; u++) {
+      Unit read[kReads], written[kWrites];
+      bool kept[2] = {};
+      if constexpr (reads_bits(op)) {
+        kept[0] = bits[u * kParts];
+        if constexpr (kParts == 2) kept[1] = bits[u * kParts + 1];
+      }
+      for_each<kReads>([&](auto r) { read[r] = from[r][u]; });
+      for_each<kParts>([&](auto part) __attribute__((always_inline)) {
+        const int64_t i = u * kParts + part;
+        bool& bit = kept[part];
+        const Source<part> source{
             .block = *this,
-            .in = in,
+            .units = read,
             .i = i,
         };
-        const auto result = results<op, T>(source, bit);
-        if constexpr (kWrites == 1) store(out(0), i, result.of[0]);
-        else for_each<kWrites>([&](auto w) { store(out(w), i, result.of[kWrittenResult<op, w>]); });
-        for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+        if constexpr (kPlain) {
+          const T result = plain_result<op>(source.template element<0>(), source.template element<kReads - 1>(), bit);
+          Memory::template narrow_into<part>(written[0], result.v);
+        } else {
+          const auto result = results<op, T>(source, bit);
+          for_each<kWrites>([&](auto w) {
+            Memory::template narrow_into<part>(written[w], result.of[kWrites == 1 ? 0 : kWrittenResult<op, w>].v);
+          });
+          for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+        }
+      });
+      for_each<kWrites>([&](auto w) { to[w][u] = written[w]; });
+      if constexpr (op == Op::forward_bit) {
+        bits[u * kParts] = kept[0];
+        if constexpr (kParts == 2) bits[u * kParts + 1] = kept[1];
       }
-      if constexpr (op == Op::forward_bit) bits[i] = bit;
     }
   }
-  static JITACT_INLINE void store(typename T::Value* to, int64_t i, T t) { to[i] = t.v; }
-  static JITACT_INLINE void store(T* to, int64_t i, T t) { to[i] = t; }
 
   const Shared<S>& shared_;
   Numbers<T> numbers_;
-  alignas(64) T wide_[kSame ? 1 : kReads > kWrites ? kReads : kWrites][kSame ? 1 : kBlock];
+  alignas(64) T wide_[kInLoop ? 1 : kReads > kWrites ? kReads : kWrites][kInLoop ? 1 : kBlock];
   alignas(64) T values_[kBroadcast + 1][kBroadcast ? kBlock : 1];
   alignas(64) Bits random_[kRandom + 1][kRandom ? kBlock : 1];
   alignas(64) typename T::Value gains_[kSummed + 1][kSummed ? kBlock : 1];

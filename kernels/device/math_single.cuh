@@ -19,14 +19,14 @@ JITACT_INLINE float at_most(float x, float bound) {
 #ifdef __CUDA_ARCH__
   return min(Single(x), Single(bound)).v;
 #else
-  return x > bound ? bound : x;
+  return select_bits(x > bound, bound, x);  // else gcc computes with the bound, too, and chooses among results
 #endif
 }
 JITACT_INLINE float at_least(float x, float bound) {
 #ifdef __CUDA_ARCH__
   return max(Single(x), Single(bound)).v;
 #else
-  return x < bound ? bound : x;
+  return select_bits(x < bound, bound, x);
 #endif
 }
 // max(x, bound), but the bound if x is NaN.

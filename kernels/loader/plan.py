@@ -34,6 +34,7 @@ CFLAGS = (
     "-O2",  # with -O3's vectoriser: the same loops in two thirds of the compile time
     "-ftree-vectorize",
     "-fvect-cost-model=dynamic",
+    "-fno-thread-jumps",  # of a choice of a constant it makes a choice of each result of that constant
     "-std=c++20",
     "-fno-math-errno",
     "-fno-trapping-math",
