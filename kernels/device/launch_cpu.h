@@ -278,12 +278,14 @@ class Block {
     template <int r> JITACT_INLINE Random<T> random() const { return Random<T>(block.random_[r][i]); }
   };
 
-  // `from` and `to` are copies whose addresses nobody has, and `bits` is __restrict: any store may be to what is read through
-  // other pointers, which the compiler would then load again after each.
+  // `from` and `to` are copies whose addresses nobody has, and `bits` is __restrict: a store may be to anything that is read
+  // through other pointers, which the compiler would then load again. The function of an element is inlined by command, as with
+  // two elements there are two calls of it.
   template <typename In, typename Out>
   void compute(const In& in, const Out& out, uint8_t* __restrict bits, int64_t padded) {
     constexpr int kParts = Memory::kParts;
-    const int64_t units = int64_t(uint64_t(padded) / kParts);  // unsigned, or the compiler would not see of what it is a multiple
+    const int64_t units = int64_t(uint64_t(padded) / kParts);  // unsigned: then it is seen to be a multiple, too
+    using Kept [[gnu::may_alias]] = std::conditional_t<kParts == 1, uint8_t, uint16_t>;  // the bytes of a unit's bits
     const Unit* from[kReads];
     Unit* to[kWrites];
     for_each<kReads>([&](auto r) { from[r] = reinterpret_cast<const Unit*>(in[r]); });
@@ -291,15 +293,12 @@ class Block {
 #pragma GCC ivdep
     for (int64_t u = 0; u < units; u++) {
       Unit read[kReads], written[kWrites];
-      bool kept[2] = {};
-      if constexpr (reads_bits(op)) {
-        kept[0] = bits[u * kParts];
-        if constexpr (kParts == 2) kept[1] = bits[u * kParts + 1];
-      }
+      [[maybe_unused]] Kept kept = 0;
+      if constexpr (reads_bits(op)) kept = reinterpret_cast<const Kept*>(bits)[u];
       for_each<kReads>([&](auto r) { read[r] = from[r][u]; });
       for_each<kParts>([&](auto part) __attribute__((always_inline)) {
         const int64_t i = u * kParts + part;
-        bool& bit = kept[part];
+        bool bit = reads_bits(op) && uint8_t(kept >> 8 * part);
         const Source<part> source{
             .block = *this,
             .units = read,
@@ -315,12 +314,10 @@ class Block {
           });
           for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
         }
+        if constexpr (op == Op::forward_bit) kept |= Kept(bit) << 8 * part;
       });
       for_each<kWrites>([&](auto w) { to[w][u] = written[w]; });
-      if constexpr (op == Op::forward_bit) {
-        bits[u * kParts] = kept[0];
-        if constexpr (kParts == 2) bits[u * kParts + 1] = kept[1];
-      }
+      if constexpr (op == Op::forward_bit) reinterpret_cast<Kept*>(bits)[u] = kept;
     }
   }
 
