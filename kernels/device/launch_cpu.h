@@ -270,7 +270,7 @@ class Block {
   template <int part>
   struct Source {
     const Block& block;
-    const Unit (&units)[kReads];
+    const Unit* units;
     int64_t i;
     template <int r> JITACT_INLINE T element() const { return T(Memory::template widened<part>(units[r])); }
     template <int k> JITACT_INLINE T number() const { return block.numbers_.values[k]; }
