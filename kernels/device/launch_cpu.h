@@ -236,10 +236,8 @@ class Block {
     for (int r = 0; r < kRandom; r++) fill_random(random_[r], first, uint64_t(*shared_.call.seed), r);
     if constexpr (kInLoop) compute(in, out, bits, padded);
     else {
-      T* wide[kReads > kWrites ? kReads : kWrites];
-      for_each<sizeof(wide) / sizeof(T*)>([&](auto r) { wide[r] = wide_[r]; });
       for (int r = 0; r < kReads; r++) Storage<S>::widen(in[r], wide_[r], padded);
-      compute(wide, wide, bits, padded);
+      compute(wide_, wide_, bits, padded);
       for (int w = 0; w < kWrites; w++) Storage<S>::narrow(wide_[w], out[w], n);
     }
   }
@@ -259,7 +257,7 @@ class Block {
   }
 
  private:
-  static constexpr bool kInLoop = Storage<S>::kInLoop;
+  static constexpr bool kInLoop = Storage<S>::kParts > 0;  // elements are converted where they are computed
   using Bits = typename Mantissa<T>::Bits;
 
   // How the loop reads and writes memory: that of elements, or of a block of computed values.
@@ -278,11 +276,9 @@ class Block {
     template <int r> JITACT_INLINE Random<T> random() const { return Random<T>(block.random_[r][i]); }
   };
 
-  // `from` and `to` are copies whose addresses nobody has, and `bits` is __restrict: a store may be to anything that is read
-  // through other pointers, which the compiler would then load again. The function of an element is inlined by command, as with
-  // two elements there are two calls of it.
+  // `from`, `to` and `bits` are aliased by nothing: what is read through other pointers would be loaded again after each store.
   template <typename In, typename Out>
-  void compute(const In& in, const Out& out, uint8_t* __restrict bits, int64_t padded) {
+  void compute(const In& in, Out& out, uint8_t* __restrict bits, int64_t padded) {
     constexpr int kParts = Memory::kParts;
     const int64_t units = int64_t(uint64_t(padded) / kParts);  // unsigned: then it is seen to be a multiple, too
     using Kept [[gnu::may_alias]] = std::conditional_t<kParts == 1, uint8_t, uint16_t>;  // the bytes of a unit's bits
@@ -293,16 +289,14 @@ class Block {
 #pragma GCC ivdep
     for (int64_t u = 0; u < units; u++) {
       Unit read[kReads], written[kWrites];
-      [[maybe_unused]] Kept kept = 0;
-      if constexpr (reads_bits(op)) kept = reinterpret_cast<const Kept*>(bits)[u];
+      [[maybe_unused]] Kept kept = reads_bits(op) ? reinterpret_cast<const Kept*>(bits)[u] : Kept(0);
       for_each<kReads>([&](auto r) { read[r] = from[r][u]; });
-      for_each<kParts>([&](auto part) __attribute__((always_inline)) {
-        const int64_t i = u * kParts + part;
+      for_each<kParts>([&](auto part) __attribute__((always_inline)) {  // there may be two calls of it
         bool bit = reads_bits(op) && uint8_t(kept >> 8 * part);
         const Source<part> source{
             .block = *this,
             .units = read,
-            .i = i,
+            .i = u * kParts + part,
         };
         if constexpr (kPlain) {
           const T result = plain_result<op>(source.template element<0>(), source.template element<kReads - 1>(), bit);
@@ -312,7 +306,7 @@ class Block {
           for_each<kWrites>([&](auto w) {
             Memory::template narrow_into<part>(written[w], result.of[kWrites == 1 ? 0 : kWrittenResult<op, w>].v);
           });
-          for_each<kSummed>([&](auto s) { gains_[s][i] = result.of[kSummedGradient<s>].v; });
+          for_each<kSummed>([&](auto s) { gains_[s][source.i] = result.of[kSummedGradient<s>].v; });
         }
         if constexpr (op == Op::forward_bit) kept |= Kept(bit) << 8 * part;
       });

@@ -21,16 +21,14 @@ constexpr bool kStreams = false;
 
 using Bytes32 = long long __attribute__((vector_size(32)));
 
-// Conversion between elements in memory and those computed. A unit is what one step of a loop reads and writes: as wide as a
-// computed value, so that vectors of units have as many lanes as those computed, and nothing moves between lanes.
+// Conversion between elements in memory and those computed, by units as wide as a computed value: nothing moves between lanes.
 template <typename S> struct Storage;
 
 template <typename R> struct AsItIs {
   using T = R;
   using S = typename T::Value;
   using Unit = S;
-  static constexpr int kParts = 1;
-  static constexpr bool kInLoop = true;  // whether elements are converted where they are computed, else a block at a time
+  static constexpr int kParts = 1;  // elements of a unit, or 0 if elements are converted a block at a time
   template <int> static JITACT_INLINE S widened(S unit) { return unit; }
   template <int> static JITACT_INLINE void narrow_into(S& unit, S value) { unit = value; }
   static void widen(const S* s, T* t, int64_t n) {
@@ -47,32 +45,24 @@ template <> struct Storage<Bfloat16> {
   using T = Brain;
   using Unit [[gnu::may_alias, gnu::aligned(2)]] = uint32_t;  // two elements
   static constexpr int kParts = 2;
-  static constexpr bool kInLoop = true;
   template <int k> static JITACT_INLINE float widened(uint32_t unit) {
     return single::from_bits(k == 0 ? unit << 16 : unit & 0xffff0000);
   }
-  template <int k> static JITACT_INLINE void narrow_into(uint32_t& unit, float value) {
-    if constexpr (k == 0) unit = rounded(value) >> 16;
-    else unit |= rounded(value) & 0xffff0000;
+  template <int k, typename U> static JITACT_INLINE void narrow_into(U& unit, float value) {
+    const uint32_t u = single::to_bits(value), rounded = value != value ? 0x7fc00000 : u + 0x7fff + (u >> 16 & 1);
+    unit = k == 0 ? rounded >> 16 : unit | (rounded & 0xffff0000);
   }
   static void widen(const Bfloat16* s, T* t, int64_t n) {
     for (int64_t i = 0; i < n; i++) t[i].v = widened<0>(s[i].bits);
   }
   static void narrow(const T* t, Bfloat16* s, int64_t n) {
-    for (int64_t i = 0; i < n; i++) s[i].bits = uint16_t(rounded(t[i].v) >> 16);
-  }
-
- private:
-  // In the upper half.
-  static JITACT_INLINE uint32_t rounded(float f) {
-    const uint32_t u = single::to_bits(f);
-    return f != f ? 0x7fc00000 : u + 0x7fff + (u >> 16 & 1);
+    for (int64_t i = 0; i < n; i++) narrow_into<0>(s[i].bits, t[i].v);
   }
 };
 
 template <> struct Storage<Half> {
   using T = Narrow;
-  static constexpr bool kInLoop = false;
+  static constexpr int kParts = 0;
   static void widen(const Half* s, T* t, int64_t n) {
 #ifdef __F16C__
     int64_t i = 0;
