@@ -52,7 +52,9 @@ def emulate(source: KernelSource, name: str, folder: Path) -> None:
     text += [f'#include "launch.cuh"{_RUN}#undef JITACT_CUDA\n#include "binding.cpp"\n']
     (folder / f"{name}.cpp").write_text("\n".join(text))
     home = Path(torch.__file__).parent
-    command = ["g++", "-std=c++20", "-O1", "-w", "-shared", "-fPIC", "-pthread", *source.defines(), f"-I{folder}"]
+    # Without unique symbols: shared memory is static here, and another library in the process may have a kernel of that name.
+    flags = ["-std=c++20", "-O1", "-w", "-fno-gnu-unique", "-shared", "-fPIC", "-pthread"]
+    command = ["g++", *flags, *source.defines(), f"-I{folder}"]
     command += [f"-I{home / 'include'}", f"{name}.cpp", "-o", f"{name}.so", f"-L{home / 'lib'}", "-ltorch_cpu"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / f"{name}.so"))
