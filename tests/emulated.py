@@ -12,10 +12,13 @@ import torch
 from jitact.kernels.loader import load
 from jitact.kernels.loader.source import DEVICE, KernelSource
 
-__all__ = ["device_headers", "emulate", "without_launches"]
+__all__ = ["FLAGS", "HERE", "device_headers", "emulate", "without_launches"]
 
 HERE = Path(__file__).resolve().parent
 _LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), 0, .*?>>>\(")
+
+# Without unique symbols: shared memory is static here, and another library in the process may have a kernel of the same name.
+FLAGS = ("-std=c++20", "-O1", "-w", "-fno-gnu-unique", "-shared", "-fPIC", "-pthread")
 
 
 def without_launches(text: str) -> str:
@@ -52,9 +55,7 @@ def emulate(source: KernelSource, name: str, folder: Path) -> None:
     text += [f'#include "launch.cuh"{_RUN}#undef JITACT_CUDA\n#include "binding.cpp"\n']
     (folder / f"{name}.cpp").write_text("\n".join(text))
     home = Path(torch.__file__).parent
-    # Without unique symbols: shared memory is static here, and another library in the process may have a kernel of that name.
-    flags = ["-std=c++20", "-O1", "-w", "-fno-gnu-unique", "-shared", "-fPIC", "-pthread"]
-    command = ["g++", *flags, *source.defines(), f"-I{folder}"]
+    command = ["g++", *FLAGS, *source.defines(), f"-I{folder}"]
     command += [f"-I{home / 'include'}", f"{name}.cpp", "-o", f"{name}.so", f"-L{home / 'lib'}", "-ltorch_cpu"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / f"{name}.so"))

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 from common import SLOW, slow_but
-from emulated import HERE, without_launches
+from emulated import FLAGS, HERE, without_launches
 from torch import nn
 
 import jitact
@@ -518,7 +518,7 @@ def emulated(name: str, folder: Path) -> dict:
     source, count = re.subn(r"namespace jitact::ptx \{\n.*?\}\n\}\n", "", source, flags=re.DOTALL)
     assert count == 1
     (folder / f"{name}.cpp").write_text(f'#define __CUDACC__\n#include "{HERE / "emulated_cuda.h"}"\n{source}')
-    command = ["g++", "-std=c++20", "-O1", "-w", "-fno-gnu-unique", "-shared", "-fPIC", "-pthread", f"{name}.cpp", "-o", f"{name}.so"]
+    command = ["g++", *FLAGS, f"{name}.cpp", "-o", f"{name}.so"]
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / f"{name}.so"))
     space["library"] = lambda: library
