@@ -128,7 +128,9 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
             duals = [_dual(argument) for argument in arguments]
             values = [dual.value for dual in duals]
             y, made = functions[function](*values), 0
-            for dual, slope in zip(duals, names[function], strict=False):
+            if not names[function]:  # a step function, which is constant almost everywhere
+                return Dual(y)
+            for dual, slope in zip(duals, names[function], strict=True):
                 if not _is_constant(dual):
                     by, is_finite = slopes[slope](*values, y), function in finite and not dual.by_choice
                     made = made + (by * dual.derivative if is_finite else times_derivative(by, dual.derivative))

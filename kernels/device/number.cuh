@@ -189,8 +189,8 @@ JITACT_INLINE T difference_of(T a, Varies of_a, T b, Varies of_b) {
   return is_constant(of_b) ? a : is_constant(of_a) ? -b : a - b;
 }
 
-// value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only. Terms of a
-// derivative are not named: where a chosen variable ends, gcc keeps a mark, and does not vectorise a loop with conditions.
+// value + derivative * epsilon, with epsilon^2 = 0. Comparisons compare values only. Terms of a derivative are not named: where
+// a chosen variable ends, gcc keeps a mark, and does not vectorise a loop with conditions.
 template <typename T>
 struct Dual {
   T value, derivative;

@@ -223,6 +223,7 @@ def _version(memory: Memory, path: str) -> str | None:
 
 
 _VECTORS = DEVICE / "math_libmvec.h"
+_A_VECTOR = "_ZGVbN2v_tan"  # of two doubles, on any x86-64
 
 
 def _has_libmvec(memory: Memory, path: str, flags: Sequence[str]) -> bool:
@@ -239,9 +240,6 @@ def _has_libmvec(memory: Memory, path: str, flags: Sequence[str]) -> bool:
         found = _calls_vectors(path, flags)
         memory.put(key, found)
     return found
-
-
-_A_VECTOR = "_ZGVbN2v_tan"  # of two doubles, on any x86-64
 
 
 def _is_symbol(library: str, name: str) -> bool:
