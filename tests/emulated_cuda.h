@@ -33,6 +33,8 @@ inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 inline const char* cudaGetErrorString(cudaError_t) { return ""; }
 enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
+  cudaDevAttrMemoryClockRate = 36,
+  cudaDevAttrGlobalMemoryBusWidth = 37,
   cudaDevAttrMaxThreadsPerMultiProcessor = 39,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
 };
@@ -111,11 +113,10 @@ struct Cluster {
   std::vector<Block> blocks;
 };
 
-// Groups of asynchronous copies, the last of which is still open. None is carried out before it is waited for.
+// Groups of asynchronous copies of 16 bytes, the last of which is still open. None is carried out before it is waited for.
 struct Copy {
   void* to;
   const void* from;
-  size_t bytes;
 };
 using Copies = std::deque<std::vector<Copy>>;
 
@@ -312,8 +313,7 @@ inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
   const auto upper = [](uint32_t bits) { return same_bits<float>(bits & 0xffff0000u); };
   return narrow_bfloat16(max(upper(a << 16), upper(b << 16)), max(upper(a), upper(b)));
 }
-inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 16}); }
-inline void copy_word_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 4}); }
+inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from}); }
 inline uint32_t spread_signs(uint32_t w, uint32_t places) {
   uint32_t spread = 0;
   for (int byte = 0; byte < 4; byte++) spread |= (w >> (places >> 4 * byte & 3) * 8 & 0x80 ? 0xffu : 0) << 8 * byte;
@@ -326,7 +326,7 @@ inline void wait_for_last() {}
 inline void commit_copies() { emulated::current->copies.emplace_back(); }
 inline void wait_for_copies(int left) {
   for (auto& groups = emulated::current->copies; int(groups.size()) - 1 > std::min(left, 3); groups.pop_front())
-    for (const emulated::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
+    for (const emulated::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, 16);
 }
 
 template <typename T>

@@ -252,59 +252,11 @@ struct ColumnWalk {
   bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
 
-// Whether 16-bit data is prefetched into shared memory: for dy and mask bits with random numbers, which leave few registers.
-template <Op op> constexpr bool kCopies = reads_bits(op) && kRandom > 0;
-// How many waves of blocks column_sums has: with much computation, blocks end at different times.
+// How many waves of blocks column_sums has at most: with much computation, blocks end at different times.
 template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
 
-// Data prefetched into shared memory.
-constexpr int kPlaces = 4;
-struct Copied {
-  Words words[kPlaces][kThreads];
-  uint32_t bits[kPlaces][kThreads];  // aligned words, which may reach beyond the mask, but not out of its page
-};
-JITACT_DEVICE int byte_of_word(const uint8_t* byte) { return int(reinterpret_cast<uintptr_t>(byte) & 3); }
-
-// The vectors that a thread of column_sums prefetches while it computes another one: into registers, more if only dy is read,
-// or see kCopies.
-template <Op op, typename S>
-struct Ahead {
-  static constexpr int count = kCopies<op> && sizeof(S) == 2 ? kPlaces - 1 : reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
-  Inputs<op> inputs[count + 1];
-  int place = 0;
-
-  // Starts to load the a-th vector after this one.
-  JITACT_DEVICE void load(int a, bool exists, const Launch& launch, int64_t at) {
-    if constexpr (kCopies<op> && sizeof(S) == 2) {
-      auto& [words, bits] = ptx::shared<Copied>();
-      const int to = (place + a) % kPlaces;
-      const uint8_t* byte = launch.mask + (at >> 3);
-      if (exists) {
-        ptx::copy_async(&words[to][threadIdx.x], launch.at<const S, true>(launch.read[0], at));
-        ptx::copy_word_async(&bits[to][threadIdx.x], byte - byte_of_word(byte));
-      }
-      ptx::commit_copies();
-    } else {
-      load_if<op, S>(exists, launch, at, inputs[a]);
-    }
-  }
-  JITACT_DEVICE Inputs<op>& now(const Launch& launch, int64_t at) {
-    if constexpr (kCopies<op> && sizeof(S) == 2) {
-      ptx::wait_for_copies(count);
-      const auto& [words, bits] = ptx::shared<Copied>();
-      inputs[0].words[0] = words[place][threadIdx.x];
-      inputs[0].bits = bits[place][threadIdx.x] >> (8 * byte_of_word(launch.mask + (at >> 3)) + (at & 7));
-    }
-    return inputs[0];
-  }
-  JITACT_DEVICE void advance() {
-    if constexpr (kCopies<op> && sizeof(S) == 2) {
-      place = (place + 1) % kPlaces;
-    } else {
-      JITACT_UNROLL for (int a = 0; a < count; a++) inputs[a] = inputs[a + 1];
-    }
-  }
-};
+// The vectors that a thread of column_sums loads while it computes another one: more if only dy is read.
+template <Op op, typename S> constexpr int kAhead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
 
 // Minimum blocks per multiprocessor: with random numbers ptxas uses up to 69 registers, where 48, or 56 for 16 bits, suffice.
 template <typename S>
@@ -326,36 +278,38 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
-  T sums[kSummed][size];
+  T sums[kSummed][size];  // one for each value of an operand; of an operand that has a single value, all in the first
+  const auto sum_of = [&](int i, int k) -> T& { return sums[k][kSummed == kBroadcast && k >= kMany ? 0 : i]; };
   JITACT_UNROLL for (int k = 0; k < kSummed; k++)
     JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
-  Ahead<op, S> ahead;
+  constexpr int ahead = kAhead<op, S>;
+  Inputs<op> inputs[ahead + 1];  // of this vector and the next ones
   const auto load = [&](int a) {
     const int64_t from = v + a * columns.threads;
-    ahead.load(a, from < vectors, launch, from * size);
+    load_if<op, S>(from < vectors, launch, from * size, inputs[a]);
   };
-  JITACT_UNROLL for (int a = 0; a < ahead.count; a++) load(a);
+  JITACT_UNROLL for (int a = 0; a < ahead; a++) load(a);
   const auto find_others = [&] {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others.random, common, v * size);
   };
 #pragma unroll 1
   for (; v < vectors; v += columns.threads) {
-    load(ahead.count);
+    load(ahead);
     find_others();
-    const auto add = [&](int i, int k, T gradient) { add_to(sums[k][i], gradient); };
+    const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
     const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
         .launch = launch,
         .others = others,
         .numbers = numbers,
         .add = add,
     };
-    compute_vector(computation, ahead.now(launch, v * size), v * size);
-    ahead.advance();
+    compute_vector(computation, inputs[0], v * size);
+    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
   }
   // The last elements, or unaligned memory.
   for (; takes_part && v * size < n; v += columns.threads) {
@@ -363,7 +317,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
     JITACT_UNROLL for (int i = 0; i < size; i++) {
       if (v * size + i < n) {
         const auto own = Operands<S>::one_of(others, i);
-        const auto add = [&](int, int k, T gradient) { add_to(sums[k][i], gradient); };
+        const auto add = [&](int, int k, T gradient) { add_to(sum_of(i, k), gradient); };
         const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
             .launch = launch,
             .others = own,
@@ -401,14 +355,24 @@ inline int64_t device_has(cudaDeviceAttr what) {
   cudaDeviceGetAttribute(&count, what, device);
   return greater(1, count);
 }
-// The number of threads of kWaves full waves of column_sums on the GPU.
+// The blocks on a multiprocessor with which column_sums is fastest: with more, too many places of memory are read at once. That was
+// measured on an H100, and is more where memory moves more bytes for each multiprocessor.
+template <Op op>
+int64_t best_blocks() {
+  constexpr int64_t blocks = 7 + (reads(op) == 1) + (kRandom > 0);
+  constexpr int64_t measured = int64_t(2619000) * 5120 / 132;  // an H100's kHz, bits and multiprocessors
+  const int64_t rate = device_has(cudaDevAttrMemoryClockRate) * device_has(cudaDevAttrGlobalMemoryBusWidth);
+  return blocks * greater(measured, rate / device_has(cudaDevAttrMultiProcessorCount)) / measured;
+}
+// The number of threads of column_sums on the GPU: of a wave of best_blocks or, where fewer run at once, of kWaves full waves.
 template <Op op, typename S>
 int64_t column_threads() {
   static int64_t known[early::kDevices];
   return early::of_device(known, [] {
     int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    return kWaves<op> * device_has(cudaDevAttrMultiProcessorCount) * kThreads * greater(1, blocks);
+    const int64_t best = best_blocks<op>(), at_once = greater(1, blocks);
+    return device_has(cudaDevAttrMultiProcessorCount) * kThreads * (best <= at_once ? best : at_once * kWaves<op>);
   });
 }
 // An upper bound of that, without asking about the kernel, which may be compiled in another part.
