@@ -78,6 +78,7 @@ inline float __fdividef(float a, float b) { return a / b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 inline int min(int a, int b) { return a < b ? a : b; }
 inline int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int max(int a, int b) { return a > b ? a : b; }
 
 struct dim3 {
   unsigned x, y, z;
@@ -304,6 +305,7 @@ inline void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
 }
 template <typename F>
 F add(F a, F b) { return a + b; }
+inline uint32_t low_bits(unsigned n) { return n < 32 ? (1u << n) - 1 : ~0u; }
 inline uint32_t max_halves(uint32_t a, uint32_t b) {
   float low[2], high[2];
   widen_half(a, low[0], high[0]), widen_half(b, low[1], high[1]);

@@ -74,6 +74,30 @@ JITACT_DEVICE Words cut(const Words& low, const Words& high, int offset) {
   return {w[0], w[1], w[2], w[3]};
 }
 
+// Store the first n elements of a vector, or those from the n-th on, with 0 < n < 16 / size, by the fewest stores.
+template <int size>
+JITACT_DEVICE void store_first(Words* to, const Words& v, int n) {
+  const int bytes = n * size;
+  uint32_t* const words = to->w;
+  if (bytes & 8) *reinterpret_cast<uint64_t*>(words) = v.w[0] | uint64_t(v.w[1]) << 32;
+  if (bytes & 4) words[bytes & 8 ? 2 : 0] = bytes & 8 ? v.w[2] : v.w[0];
+  if (size == 2 && bytes & 2) {
+    const uint32_t low = bytes & 4 ? v.w[1] : v.w[0], high = bytes & 4 ? v.w[3] : v.w[2];
+    reinterpret_cast<uint16_t*>(words)[n - 1] = uint16_t(bytes & 8 ? high : low);
+  }
+}
+template <int size>
+JITACT_DEVICE void store_last(Words* to, const Words& v, int n) {
+  const int bytes = 16 - n * size;  // that are stored
+  uint32_t* const words = to->w;
+  if (bytes & 8) *reinterpret_cast<uint64_t*>(words + 2) = v.w[2] | uint64_t(v.w[3]) << 32;
+  if (bytes & 4) words[bytes & 8 ? 1 : 3] = bytes & 8 ? v.w[1] : v.w[3];
+  if (size == 2 && bytes & 2) {
+    const uint32_t low = bytes & 4 ? v.w[0] : v.w[1], high = bytes & 4 ? v.w[2] : v.w[3];
+    reinterpret_cast<uint16_t*>(words)[n] = uint16_t((bytes & 8 ? low : high) >> 16);
+  }
+}
+
 // Every second element of two adjacent vectors, from the first on, or from the second on if `odd`.
 template <typename S>
 JITACT_DEVICE Words every_second(const Words& low, const Words& high, bool odd) {

@@ -59,6 +59,13 @@ JITACT_DEVICE float max(float a, float b) {
 }
 #endif
 
+// A word whose lowest n bits are set, all if n >= 32.
+JITACT_DEVICE uint32_t low_bits(unsigned n) {
+  uint32_t bits;
+  asm("bmsk.clamp.b32 %0, 0, %1;" : "=r"(bits) : "r"(n));
+  return bits;
+}
+
 // The two 16-bit halves of a word to floats, and back.
 JITACT_DEVICE void widen_half(uint32_t word, float& low, float& high) {
   asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }" : "=f"(low), "=f"(high) : "r"(word));

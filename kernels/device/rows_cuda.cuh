@@ -226,7 +226,11 @@ class Rows {
   JITACT_DEVICE int vectors_to(int c, int v) const { return (c * vectors + v) * step_; }
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
-  JITACT_DEVICE bool is_whole(int i) const { return !ragged || (i >= place_.begin && i + size <= place_.end); }
+  // The row's part of a vector: elements from `skipped`, which is 0 but in the row's first vector, up to `left`, if that is less
+  // than a vector has.
+  JITACT_DEVICE int skipped(int c, int v) const { return ragged && v == 0 && c == 0 ? ::max(place_.begin, 0) : 0; }
+  JITACT_DEVICE int left(int c, int v) const { return place_.end - at(c, v); }
+  JITACT_DEVICE bool is_whole(int c, int v) const { return !ragged || (at(c, v) + size <= place_.end && skipped(c, v) == 0); }
   // The address of a vector's slot in shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
@@ -271,17 +275,19 @@ class Rows {
   JITACT_DEVICE void load(Held& words) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
-      if (at(0, vectors - 1) < place_.end) {
-        JITACT_UNROLL for (int v = 0; v < vectors; v++, from += step_) words.of[r][v] = *from;
+      const auto load_if_there = [&](int v) {
+        JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r];
+        if (at(0, v) < place_.end) words.of[r][v] = *from;
+      };
+      if (launch_.nearly_full ? place_.end > 0 : at(0, vectors - 1) < place_.end) {
+        JITACT_UNROLL for (int v = 0; v < vectors - 1; v++, from += step_) words.of[r][v] = *from;
+        load_if_there(vectors - 1);
       } else {
-        JITACT_UNROLL for (int v = 0; v < vectors; v++, from += step_) {
-          JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r];
-          if (at(0, v) < place_.end) words.of[r][v] = *from;
-        }
+        JITACT_UNROLL for (int v = 0; v < vectors; v++, from += step_) load_if_there(v);
       }
     }
     JITACT_UNROLL for (int r = 0; r < tensors; r++)
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], at(0, v), r);
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], 0, v, r);
   }
 
 #ifdef JITACT_ROW_INPUT
@@ -301,7 +307,7 @@ class Rows {
     JITACT_UNROLL for (int first = 0; first < vectors; first += kMasksAtOnce) {
       MaskWords<size> masks[kMasksAtOnce];
       if constexpr (kMasks)
-        JITACT_UNROLL for (int v = 0; v < kMasksAtOnce; v++) load_mask(masks[v], mask, at(0, first + v), is_full, is_aligned);
+        JITACT_UNROLL for (int v = 0; v < kMasksAtOnce; v++) load_mask(masks[v], mask, first + v, is_full, is_aligned);
       JITACT_UNROLL for (int v = first; v < first + kMasksAtOnce; v++) {
         const bool is_there = !kMasks || is_full || at(0, v) < place_.end;
         JITACT_UNROLL for (uint32_t& w : words.of[0][v].w) w = launch_.outside[0];
@@ -325,13 +331,14 @@ class Rows {
             made.w[w] = (made.w[w] & taking_part) | (launch_.outside[0] & ~taking_part);
           }
         if (is_there) words.of[0][v] = made;
-        trim(words.of[0][v], at(0, v), 0);
+        trim(words.of[0][v], 0, v, 0);
       }
     }
   }
-  // Loads the mask of the vector at element i.
-  JITACT_DEVICE void load_mask(MaskWords<size>& words, const MaskBits* mask, int i, bool is_full, bool is_aligned) const {
-    if (is_aligned && (is_full || i < place_.end) && is_whole(i)) {
+  // Loads the mask of the v-th vector.
+  JITACT_DEVICE void load_mask(MaskWords<size>& words, const MaskBits* mask, int v, bool is_full, bool is_aligned) const {
+    const int i = at(0, v);
+    if (is_aligned && (is_full || i < place_.end) && is_whole(0, v)) {
       words = *reinterpret_cast<const MaskWords<size>*>(mask + i);
     } else {
       words = {};
@@ -354,21 +361,22 @@ class Rows {
     else fold(words);
   }
   // Replaces elements of other rows by neutral ones.
-  JITACT_DEVICE void trim(Words& words, int i, int tensor) const {
-    if (is_whole(i)) return;
+  JITACT_DEVICE void trim(Words& words, int c, int v, int tensor) const {
+    if (is_whole(c, v)) return;
+    const int begin = skipped(c, v), end = left(c, v);
     constexpr int each = size / 4;  // elements of a word
-    JITACT_UNROLL for (int w = 0; w < 4; w++, i += each) {
-      const uint32_t low = each == 2 ? 0xffffu : 0xffffffffu, high = each == 2 ? 0xffff0000u : 0;
-      const uint32_t kept = (is_inside(i) ? low : 0) | (is_inside(i + 1) ? high : 0);
+    JITACT_UNROLL for (int w = 0; w < 4; w++) {
+      const auto before = [&](int end) { return ptx::low_bits(unsigned(::max(end - w * each, 0)) * (32 / each)); };
+      const uint32_t kept = before(end) & ~before(begin);
       words.w[w] = (words.w[w] & kept) | (launch_.outside[tensor] & ~kept);
     }
   }
   JITACT_DEVICE void trim_slots(int c, int v) const {
-    if (is_whole(at(c, v))) return;
+    if (is_whole(c, v)) return;
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       Words words;
       ptx::load_shared(slot(c, v, r), words.w);
-      trim(words, at(c, v), r);
+      trim(words, c, v, r);
       ptx::store_shared(slot(c, v, r), words.w);
     }
   }
@@ -400,19 +408,26 @@ class Rows {
     Vector* const to = static_cast<Vector*>(launch_.written) + place_.first;
     for (int c = 0; c < chunks(); c++) {
       each_of(c, place_.end, [&](int v) {
-        const int i = at(c, v);
-        if (!kBranches && i >= place_.end) return;
+        if (!kBranches && at(c, v) >= place_.end) return;
         T results[size];
         result(c, v, results);
-        if (is_whole(i)) {
-          to[vectors_to(c, v)] = Results::narrow(results);
-        } else {
-          JITACT_UNROLL for (int e = 0; e < size; e++)
-            if (is_inside(i + e)) Results::store(reinterpret_cast<Element*>(to + vectors_to(c, v)) + e, results[e]);
-        }
+        const Vector vector = Results::narrow(results);
+        if (is_whole(c, v)) to[vectors_to(c, v)] = vector;
+        else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v));
       });
       if (!held) copy(c, next_);
     }
+  }
+  // Stores the elements of a vector from `begin` up to `end`, one of which may be at the vector's own.
+  static JITACT_DEVICE void store_part(Vector* to, const Vector& vector, int begin, int end) {
+    if constexpr (std::is_same_v<Vector, Words>) {
+      if (begin == 0) return loops::store_first<int(sizeof(S))>(to, vector, end);
+      if (end >= size) return loops::store_last<int(sizeof(S))>(to, vector, begin);
+    }
+    struct Elements { Element of[size]; };
+    const Elements elements = bit_cast<Elements>(vector);
+    JITACT_UNROLL for (int e = 0; e < size; e++)
+      if (e >= begin && e < end) reinterpret_cast<Element*>(to)[e] = elements.of[e];
   }
 
   // Elements of the folded tensor: unscaled if 16-bit, else scaled, and minus `base`. If not kPlaced, base is already
