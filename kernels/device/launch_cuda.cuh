@@ -2,6 +2,7 @@
 // best number depends on how much is computed; measurements are in docs/decisions.md.
 #pragma once
 
+#include "gpu_cuda.cuh"
 #include "launch.cuh"
 #include "memory_cuda.cuh"
 #ifdef JITACT_PART
@@ -614,6 +615,25 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   }
 }
 
+// Shared memory that a block of `elementwise` asks for and does not use, which keeps others from running beside it: where threads
+// have two vectors or more on their way, and do nothing beside the activation, which takes few instructions.
+inline int64_t shared_of_a_block() {
+  static int64_t known[gpu::kDevices];
+  return gpu::of_device(known, []() -> int64_t {
+    const int64_t blocks = gpu::blocks_for_memory(12);
+    if (blocks * kThreads >= gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor)) return 1;  // as many as there can be
+    const int64_t shared = gpu::device_has(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / blocks / 128 * 128;
+    return shared - gpu::device_has(cudaDevAttrReservedSharedMemoryPerBlock);
+  });
+}
+template <Op op, typename S>
+size_t unused_shared(bool dense) {
+  constexpr int loaded = reads(op) * vectors_of<op, S>();
+  if constexpr (loaded < 2 || sizeof(S) == 8 || kBroadcast > 0 || kRandom > 0) return 0;
+  const int64_t used = kStaged<op> && dense ? loaded * kThreads * int64_t(sizeof(Words)) : 0, shared = shared_of_a_block();
+  return shared > used ? size_t(shared - used) / 128 * 128 : 0;
+}
+
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
 
 }  // namespace jitact::loops
@@ -656,13 +676,15 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
 #endif
       constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();
       const Launch launch(call, block);
+      const size_t shared = unused_shared<op, S>(!kAlwaysRows && call.dense);
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
           return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
       if constexpr (op != Op::backward_from_bit)  // which needs dense memory, in whose order its bits are
-        if (kAlwaysRows || !call.dense) return elementwise<op, S, false><<<blocks_of(call, block), kThreads, 0, s>>>(launch);
+        if (kAlwaysRows || !call.dense)
+          return elementwise<op, S, false><<<blocks_of(call, block), kThreads, shared, s>>>(launch);
       if constexpr (!kAlwaysRows || op == Op::backward_from_bit)
-        elementwise<op, S, true><<<blocks_of(call, block), kThreads, 0, s>>>(launch);
+        elementwise<op, S, true><<<blocks_of(call, block), kThreads, shared, s>>>(launch);
 #ifdef JITACT_PART
       }
 #endif

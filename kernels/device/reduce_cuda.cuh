@@ -7,8 +7,8 @@
 //     parts of planes that are in it. A plane has `slots` partial sums, one for each block that it may be in.
 //   Shorter planes: column_sums. The values repeat after `period` vectors, so a thread that advances by a multiple of it always
 //     has the same values and can sum in registers.
-// Operands with the same planes are summed in one sweep, which also sums operands of a single value: their sums by plane are
-// added up. Any other operand takes another sweep, which only reads.
+// Operands with the same planes are summed in one sweep, which also sums operands of a single value: one partial sum for each
+// block. Any other operand takes another sweep, which only reads.
 #pragma once
 
 #include "early_cuda.cuh"
@@ -31,12 +31,28 @@ JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
   return v;
 }
 
+// The sum of v over the block's threads, by all of which it is called.
+template <typename V>
+JITACT_DEVICE V block_sum(V v) {
+  __shared__ V of_warps[kThreads / 32];
+  v = warp_sum(v);
+  __syncthreads();  // the last sum has been read
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
+  __syncthreads();
+  V sum = of_warps[0];
+  JITACT_UNROLL for (int w = 1; w < kThreads / 32; w++) sum += of_warps[w];
+  return sum;
+}
+
 template <typename S> using Value = typename Storage<S>::T::Value;
 
 // Adds a gradient to a sum. Never contracted to an fma with the gradient's last product: the compiler would do that in some
 // loops only, and sums would depend on the layout of tensors.
 template <typename T>
 JITACT_DEVICE void add_to(T& sum, T gradient) { sum = T(ptx::add(sum.v, gradient.v)); }
+
+// Whether operand k has a single value: one partial sum for each block.
+JITACT_DEVICE bool is_single(const Launch& launch, int k) { return k >= kMany || launch.broadcast[k].count == 1; }
 
 template <Op op> constexpr bool kDense = reads_bits(op) || !kAlwaysRows;
 
@@ -85,28 +101,15 @@ struct Cut {
 
 // The layout of segment_sums' partial sums.
 struct Segments {
-  int64_t slots;   // blocks that a plane may be in
-  int64_t planes;
-  int lanes;       // threads that sum a plane's part of a block: a power of 2, at most 32
+  int64_t slots;  // blocks that a plane may be in
+  int lanes;      // threads that sum a plane's part of a block: a power of 2, at most 32
 };
-
-// Writes the block's sum for an operand of a single value.
-template <int kSummed, int entries, typename V>
-JITACT_DEVICE void write_sum_of_block(const V (&sums)[kSummed][entries], V* partials, const Segments& segments) {
-  const int t = threadIdx.x;
-  for (int k = t / 32; k < kSummed; k += kThreads / 32) {
-    V v = 0;
-    JITACT_UNROLL for (int i = 0; i < kThreads; i += 32) v += sums[k][i + t % 32];
-    v = warp_sum(v);
-    if (t % 32 == 0) partials[k * segments.slots + blockIdx.x] = v;
-  }
-}
 
 // Writes the block's sum for each plane in it. The block has `valid` elements, and begins `rest` elements into the first plane.
 // Each vector of `size` elements has two adjacent sums.
 template <int size, int kSummed, int entries, typename V>
-JITACT_DEVICE void write_sums_of_planes(const V (&sums)[kSummed][entries], V* partials, const Cut& cut, const Segments& segments,
-                                        int64_t plane, int64_t rest, int valid) {
+JITACT_DEVICE void write_sums_of_planes(const Launch& launch, const V (&sums)[kSummed][entries], V* partials, int64_t apart,
+                                        const Cut& cut, const Segments& segments, int64_t plane, int64_t rest, int valid) {
   constexpr int per_block = entries / 2 * size;
   const int t = threadIdx.x;
   const int64_t inner = cut.inner;
@@ -122,11 +125,12 @@ JITACT_DEVICE void write_sums_of_planes(const V (&sums)[kSummed][entries], V* pa
     const int to = q + 1 >= count ? entries : begin_of((q + 1) * inner - rest);
     const int64_t slot = q == 0 ? (rest + per_block - 1) / per_block : 0;  // blocks before this one that have part of the plane
     for (int k = 0; k < kSummed; k++) {
+      if (is_single(launch, k)) continue;
       V v = 0;
       if (exists)
         for (int i = from + lane; i < to; i += lanes) v += sums[k][i];
       v = warp_sum(v, lanes);
-      V* place = partials + (k * segments.planes + plane + q) * segments.slots + slot;
+      V* place = partials + k * apart + (plane + q) * segments.slots + slot;
       if (exists && lane == 0) {
         place[0] = v;
         if (ends && slot + 1 < segments.slots) place[1] = 0;
@@ -137,7 +141,7 @@ JITACT_DEVICE void write_sums_of_planes(const V (&sums)[kSummed][entries], V* pa
 
 template <Op op, typename S, bool one_value>
 __global__ void __launch_bounds__(kThreads)
-    segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const Cut cut,
+    segment_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const Cut cut,
                  const Segments segments) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
@@ -160,9 +164,9 @@ __global__ void __launch_bounds__(kThreads)
     rest = block - plane * cut.inner;
   }
 
-  // Sums in memory order. With planes, each vector has two: for the plane in which it begins and for the next one.
-  constexpr int entries = kThreads * (one_value ? 1 : 2 * vectors);
-  __shared__ Value<S> sums[kSummed][entries];
+  // Sums in memory order, two for each vector: for the plane in which it begins and for the next one.
+  constexpr int entries = kThreads * 2 * vectors;
+  __shared__ Value<S> sums[one_value ? 1 : kSummed][one_value ? 1 : entries];
   T sum[kSummed], next_sum[kSummed];
   JITACT_UNROLL for (int v = 0; v < vectors; v++) {
     const int64_t at = first + v * stride;
@@ -233,13 +237,20 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
 
-  if constexpr (one_value) {
-    JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k][t] = sum[k].v;
+  if constexpr (!one_value) {
     __syncthreads();
-    write_sum_of_block(sums, partials, segments);
-  } else {
-    __syncthreads();
-    write_sums_of_planes<size>(sums, partials, cut, segments, plane, rest, int(min(int64_t(per_block), n - block)));
+    const int valid = int(min(int64_t(per_block), n - block));
+    write_sums_of_planes<size>(launch, sums, partials, apart, cut, segments, plane, rest, valid);
+  }
+  JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+    if (!one_value && !is_single(launch, k)) continue;
+    Value<S> own = sum[k].v;
+    if constexpr (!one_value) {
+      own = 0;
+      for (int i = t; i < entries; i += kThreads) own += sums[k][i];
+    }
+    const Value<S> total = block_sum(own);
+    if (t == 0) partials[k * apart + blockIdx.x] = total;
   }
 }
 
@@ -267,7 +278,7 @@ constexpr int blocks_of_sums() {
 
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
-    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, const ColumnWalk columns, int64_t places) {
+    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const ColumnWalk columns) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
   const Operands<S> operands{launch};
@@ -278,8 +289,8 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
   const int64_t g = int64_t(blockIdx.x) * columns.active + t;
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
-  T sums[kSummed][size];  // one for each value of an operand; of an operand that has a single value, all in the first
-  const auto sum_of = [&](int i, int k) -> T& { return sums[k][kSummed == kBroadcast && k >= kMany ? 0 : i]; };
+  T sums[kSummed][size];  // one for each value of an operand; if it is known to have a single value, the first is for all
+  const auto sum_of = [&](int i, int k) -> T& { return sums[k][k >= kMany ? 0 : i]; };
   JITACT_UNROLL for (int k = 0; k < kSummed; k++)
     JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
@@ -329,62 +340,59 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
     }
   }
 
+  JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+    if (!is_single(launch, k)) continue;
+    Value<S> own = 0;
+    JITACT_UNROLL for (int i = 0; i < (k >= kMany ? 1 : size); i++) own += sums[k][i].v;
+    const Value<S> total = block_sum(own);
+    if (t == 0) partials[k * apart + blockIdx.x] = total;
+  }
   if (columns.period > kThreads) {
     if (!takes_part) return;
-    JITACT_UNROLL for (int k = 0; k < kSummed; k++)
-      JITACT_UNROLL for (int i = 0; i < size; i++) partials[k * places + g * size + i] = sums[k][i].v;
+    JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+      if (is_single(launch, k)) continue;
+      JITACT_UNROLL for (int i = 0; i < size; i++) partials[k * apart + g * size + i] = sums[k][i].v;
+    }
     return;
   }
   __shared__ Value<S> shared[kThreads * size];
   const int width = int(columns.width);
   JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+    if (is_single(launch, k)) continue;
     __syncthreads();
     JITACT_UNROLL for (int i = 0; i < size; i++) shared[t * size + i] = sums[k][i].v;
     __syncthreads();
     for (int j = t; j < width; j += kThreads) {
       Value<S> sum = 0;
       for (int i = j; i < columns.active * size; i += width) sum += shared[i];
-      partials[k * places + blockIdx.x * columns.width + j] = sum;
+      partials[k * apart + blockIdx.x * columns.width + j] = sum;
     }
   }
 }
 
-inline int64_t device_has(cudaDeviceAttr what) {
-  int device = 0, count = 0;
-  cudaGetDevice(&device);
-  cudaDeviceGetAttribute(&count, what, device);
-  return greater(1, count);
-}
-// The blocks on a multiprocessor with which column_sums is fastest: with more, too many places of memory are read at once. That was
-// measured on an H100, and is more where memory moves more bytes for each multiprocessor.
-template <Op op>
-int64_t best_blocks() {
-  constexpr int64_t blocks = 7 + (reads(op) == 1) + (kRandom > 0);
-  constexpr int64_t measured = int64_t(2619000) * 5120 / 132;  // an H100's kHz, bits and multiprocessors
-  const int64_t rate = device_has(cudaDevAttrMemoryClockRate) * device_has(cudaDevAttrGlobalMemoryBusWidth);
-  return blocks * greater(measured, rate / device_has(cudaDevAttrMultiProcessorCount)) / measured;
-}
-// The number of threads of column_sums on the GPU: of a wave of best_blocks or, where fewer run at once, of kWaves full waves.
+// The blocks on a multiprocessor with which column_sums is fastest: more where dy alone is read, and beside random numbers.
+template <Op op> constexpr int64_t kBest = 7 + (reads(op) == 1) + (kRandom > 0);
+// The number of threads of column_sums on the GPU: of a wave of kBest blocks or, where fewer run at once, of kWaves full waves.
 template <Op op, typename S>
 int64_t column_threads() {
-  static int64_t known[early::kDevices];
-  return early::of_device(known, [] {
+  static int64_t known[gpu::kDevices];
+  return gpu::of_device(known, [] {
     int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    const int64_t best = best_blocks<op>(), at_once = greater(1, blocks);
-    return device_has(cudaDevAttrMultiProcessorCount) * kThreads * (best <= at_once ? best : at_once * kWaves<op>);
+    const int64_t best = gpu::blocks_for_memory(kBest<op>), at_once = greater(1, blocks);
+    return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * (best <= at_once ? best : at_once * kWaves<op>);
   });
 }
 // An upper bound of that, without asking about the kernel, which may be compiled in another part.
 template <Op op>
 int64_t most_column_threads() {
-  static int64_t known[early::kDevices];
-  return kWaves<op> * early::of_device(known, [] {
-    return device_has(cudaDevAttrMultiProcessorCount) * device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
+  static int64_t known[gpu::kDevices];
+  return kWaves<op> * gpu::of_device(known, [] {
+    return gpu::device_has(cudaDevAttrMultiProcessorCount) * gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
   });
 }
 
-// The shape of what fold_sums adds up: outer x count x inner sums for each operand, reduced over outer and inner.
+// The shape of what fold_sums adds up for an operand: outer x count x inner sums, reduced over outer and inner.
 struct FoldShape {
   int64_t outer, count, inner;
   int wide;        // values of an operand per block
@@ -401,27 +409,34 @@ struct FoldShape {
     length = ((all + splits - 1) / splits + active - 1) / active * active;
     planes = length / (wide * inner);
   }
-  int64_t size() const { return outer * count * inner; }  // for one operand
+  int64_t size() const { return outer * count * inner; }
   int64_t folded() const { return splits * count; }
+  FoldShape after() const { return FoldShape(splits, count, 1); }  // of what adds up the results
 };
 
-// The gradients that a fold computes; null for an operand whose sums need another fold, or that has no gradient here.
-struct Targets {
-  void* of[kSums];
-  bool wide[kSums];  // whether the gradient is float32 though elements have 16 bits
-  int first;         // index of the first operand
+// What fold_sums does: into gradients, or into its results, which are added up once more.
+struct Folds {
+  FoldShape planes, single;        // for operands with the sweep's planes, and for those of a single value
+  int64_t apart, results_apart;    // of two operands' sums, and of their results
+  void* gradients[kSums];          // null for an operand that is not summed now
+  bool wide[kSums];                // whether the gradient is float32 though elements have 16 bits
+  bool is_single[kSums];
+  bool is_last;                    // whether it computes gradients
+
+  JITACT_INLINE const FoldShape& shape(int k) const { return is_single[k] ? single : planes; }
 };
 
-// Block (x, y, z) adds up part y for the values of operand z from x * wide on: into the gradient or, if targets have none, into
-// `folded`, of shape [operand, splits, count].
+// Block (x, y, z) adds up part y for the values of operand z from x * wide on.
 template <typename S>
-__global__ void __launch_bounds__(kThreads)
-    fold_sums(const Value<S>* partials, Value<S>* folded, const FoldShape shape, const __grid_constant__ Launch launch,
-              const __grid_constant__ Targets targets) {
+__global__ void __launch_bounds__(kThreads, kMostBlocks)
+    fold_sums(const Value<S>* partials, Value<S>* results, const __grid_constant__ Folds folds,
+              const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
   const int t = threadIdx.x, k = blockIdx.z;
+  const FoldShape& shape = folds.shape(k);
   const int64_t c0 = int64_t(blockIdx.x) * shape.wide, all = shape.count * shape.inner;
-  partials += k * shape.outer * all;
+  if (folds.gradients[k] == nullptr || c0 >= shape.count || blockIdx.y >= shape.splits) return;
+  partials += k * folds.apart;
 
   const Value<S>* from = partials + c0 * shape.inner;
   int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner), step = 0;
@@ -462,19 +477,19 @@ __global__ void __launch_bounds__(kThreads)
   }
   const int64_t c = c0 + t;
   if (t >= shape.wide || c >= shape.count) return;
-  if (targets.of[k] == nullptr) {
-    folded[(k * shape.splits + blockIdx.y) * shape.count + c] = v;
+  if (!folds.is_last) {
+    results[k * folds.results_apart + blockIdx.y * shape.count + c] = v;
     return;
   }
   T slope = 1;
   if constexpr (kPrepares) {
     T values[kPrepared];
     for (int b = 0; b < kPrepared; b++) values[b] = Operands<S>{launch}.value(kUnprepared + b, 0);
-    slope = prepare_slope(values, targets.first + k);
+    slope = prepare_slope(values, k);
   }
   const T gradient = T(v) * slope;
-  if (targets.wide[k]) static_cast<float*>(targets.of[k])[c] = float(gradient.v);
-  else Storage<S>::store(static_cast<S*>(targets.of[k]) + c, gradient);
+  if (folds.wide[k]) static_cast<float*>(folds.gradients[k])[c] = float(gradient.v);
+  else Storage<S>::store(static_cast<S*>(folds.gradients[k]) + c, gradient);
 }
 
 // The fewest vectors of `size` elements, a power of 2, that are a multiple of `elements`.
@@ -492,7 +507,8 @@ struct Sweep {
   int64_t blocks;
   Segments segments{};
   ColumnWalk columns{};
-  FoldShape sums, folded;
+  FoldShape sums, of_blocks;  // of operands with its planes, and of those of a single value
+  int64_t apart, results_apart;  // of the partial sums of two operands, and of what a fold makes of them
 
   // `threads`: the most for column_sums.
   Sweep(const Call& call, const Broadcasts& like, int64_t threads)
@@ -500,14 +516,15 @@ struct Sweep {
         columnwise(cut.count > 1 && cut.inner < kLongPlane),
         blocks((call.n + per_block - 1) / per_block),
         sums(first_sums(call, threads)),
-        folded(sums.splits, cut.count, 1) {}
+        of_blocks(1, 1, blocks),
+        apart(greater(sums.size(), of_blocks.size())),
+        results_apart(greater(sums.folded(), of_blocks.folded())) {}
 
   bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
 
  private:
   FoldShape first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) {
-      segments = {blocks, 1, 32};
       return FoldShape(1, 1, blocks);
     }
     if (columnwise) {
@@ -531,9 +548,9 @@ struct Sweep {
       return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
     }
     const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // of a plane in a block
-    segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, call.n / cut.inner, 1};
+    segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, 1};
     while (segments.lanes < 32 && segments.lanes * 8 <= entries) segments.lanes *= 2;
-    return FoldShape(segments.planes / cut.count, cut.count, segments.slots);
+    return FoldShape(call.n / cut.inner / cut.count, cut.count, segments.slots);
   }
 };
 
@@ -553,12 +570,9 @@ struct Sweeps {
   static bool same(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
 };
 
-// The workspace that the folds of a sweep need, in values: for the partial sums, and for the results of two more folds.
+// The workspace that the folds of a sweep need, in values: for the partial sums, and for the results of a first fold.
 template <Op op, typename S>
-int64_t workspace_values(const Sweep<op, S>& sweep) {
-  const FoldShape whole(1, 1, sweep.sums.folded());
-  return summed(op) * (sweep.sums.size() + sweep.sums.folded() + whole.folded());
-}
+int64_t workspace_values(const Sweep<op, S>& sweep) { return summed(op) * (sweep.apart + sweep.results_apart); }
 
 #if !JITACT_PART
 extern "C" int64_t workspace_bytes(const Call& call) {
@@ -577,10 +591,16 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 #endif
 
 template <typename S>
-void fold(const FoldShape& shape, const Value<S>* partials, Value<S>* folded, const Call& call, const Targets& targets,
-          int operands, cudaStream_t stream) {
-  const dim3 blocks(unsigned((shape.count + shape.wide - 1) / shape.wide), unsigned(shape.splits), unsigned(operands));
-  early::launch<fold_sums<S>>(blocks, kThreads, stream, partials, folded, shape, Launch(call), targets);
+void fold(const Folds& folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, cudaStream_t stream) {
+  int64_t blocks = 0, splits = 0;
+  for (int k = 0; k < operands; k++) {
+    if (folds.gradients[k] == nullptr) continue;
+    const FoldShape& shape = folds.shape(k);
+    blocks = greater(blocks, (shape.count + shape.wide - 1) / shape.wide), splits = greater(splits, shape.splits);
+  }
+  if (blocks == 0) return;
+  const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
+  early::launch<fold_sums<S>>(grid, kThreads, stream, partials, results, folds, Launch(call));
 }
 
 // Computes gradients from the partial sums of a sweep: of the operands with its planes and, in the first sweep, of those of a
@@ -589,23 +609,20 @@ template <Op op, typename S>
 void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStream_t stream) {
   constexpr int kSummed = summed(op);
   auto* partials = static_cast<Value<S>*>(call.workspace);
-  auto* folded = partials + kSummed * sweep.sums.size();
-  auto* rest = folded + kSummed * sweep.sums.folded();
-  Targets alike{}, none{};
-  bool more = sweep.sums.splits > 1;
-  for (int k = 0; k < kSummed; k++)
-    if (sweep.sums_up(call.broadcast[k])) alike.of[k] = call.sums[k], alike.wide[k] = call.broadcast[k].wide;
-  fold<S>(sweep.sums, partials, folded, call, more ? none : alike, kSummed, stream);
-  if (more) fold<S>(sweep.folded, folded, rest, call, alike, kSummed, stream);
-  if (sweep.cut.count == 1 || !first) return;
-  const FoldShape whole(1, 1, sweep.sums.folded()), last(1, 1, whole.splits);
+  auto* results = partials + kSummed * sweep.apart;
+  Folds folds{sweep.sums, sweep.of_blocks, sweep.apart, sweep.results_apart};
+  folds.is_last = true;
   for (int k = 0; k < kSummed; k++) {
-    if (call.broadcast[k].count > 1 || call.sums[k] == nullptr) continue;
-    Targets target{{call.sums[k]}, {call.broadcast[k].wide}, k};  // the only operand of a fold
-    more = whole.splits > 1;
-    fold<S>(whole, folded + k * sweep.sums.folded(), rest, call, more ? none : target, 1, stream);
-    if (more) fold<S>(last, rest, nullptr, call, target, 1, stream);
+    const Broadcasts& operand = call.broadcast[k];
+    folds.is_single[k] = operand.count == 1, folds.wide[k] = operand.wide;
+    if (!(folds.is_single[k] ? first : sweep.sums_up(operand)) || call.sums[k] == nullptr) continue;
+    folds.gradients[k] = call.sums[k];
+    if (folds.shape(k).splits > 1) folds.is_last = false;
   }
+  fold<S>(folds, partials, results, call, kSummed, stream);
+  if (folds.is_last) return;
+  folds.planes = folds.planes.after(), folds.single = folds.single.after(), folds.apart = folds.results_apart, folds.is_last = true;
+  fold<S>(folds, results, nullptr, call, kSummed, stream);
 }
 
 template <Op op, typename S>
@@ -620,11 +637,11 @@ void launch_sums(const Call& call, cudaStream_t stream) {
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
     if (sweep.columnwise)
-      column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.columns, sweep.sums.size());
+      column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
     else if (sweep.cut.count == 1)
-      segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
+      segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     else
-      segment_sums<op, S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.cut, sweep.segments);
+      segment_sums<op, S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     fold_sweep(sweep, call, p == 0, stream);
   }
 }

@@ -814,9 +814,9 @@ Launch shared_by(int64_t vectors) {
 // How many clusters of a launch run at the same time on the current device. Queried once per launch shape.
 template <auto kernel>
 cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& config, int64_t& count) {
-  static int64_t known[kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1][early::kDevices];
+  static int64_t known[kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1][gpu::kDevices];
   cudaError_t error = cudaSuccess;
-  count = early::of_device(known[launch.log_threads - kLogLeast][launch.chunks][launch.blocks], [&]() -> int64_t {
+  count = gpu::of_device(known[launch.log_threads - kLogLeast][launch.chunks][launch.blocks], [&]() -> int64_t {
     int device = 0, found = 0, shared = 0, processors = 1;
     cudaGetDevice(&device);
     cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);

@@ -1,0 +1,36 @@
+// Facts of the current GPU, cached for each.
+#pragma once
+
+#include <cstdint>
+
+namespace jitact::gpu {
+
+// find() for the current device, cached. find() must not return 0.
+constexpr int kDevices = 64;  // of which results are cached
+template <typename Find>
+int64_t of_device(int64_t (&known)[kDevices], const Find& find) {
+  int device = 0;
+  cudaGetDevice(&device);
+  if (device >= kDevices) return find();
+  int64_t found = __atomic_load_n(known + device, __ATOMIC_RELAXED);
+  if (found == 0) __atomic_store_n(known + device, found = find(), __ATOMIC_RELAXED);
+  return found;
+}
+
+inline int64_t device_has(cudaDeviceAttr what) {
+  int device = 0, count = 0;
+  cudaGetDevice(&device);
+  cudaDeviceGetAttribute(&count, what, device);
+  return count > 1 ? count : 1;
+}
+
+// A number of blocks on a multiprocessor that was best on an H100, for this GPU: memory is slower if more of its places are read
+// and written at once than keep it busy. More are best where memory moves more bytes for each multiprocessor.
+inline int64_t blocks_for_memory(int64_t best) {
+  constexpr int64_t measured = int64_t(2619000) * 5120 / 132;  // kHz, bits and multiprocessors of an H100
+  const int64_t rate = device_has(cudaDevAttrMemoryClockRate) * device_has(cudaDevAttrGlobalMemoryBusWidth) /
+                       device_has(cudaDevAttrMultiProcessorCount);
+  return rate > measured ? best * rate / measured : best;
+}
+
+}  // namespace jitact::gpu
