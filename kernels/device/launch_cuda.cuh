@@ -615,23 +615,25 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   }
 }
 
-// Shared memory that a block of `elementwise` asks for and does not use, which keeps others from running beside it: where threads
-// have two vectors or more on their way, and do nothing beside the activation, which takes few instructions.
-inline int64_t shared_of_a_block() {
+// Shared memory of a block where so many are to run on a multiprocessor; 0 if no more than those can.
+template <int best>
+size_t shared_of_a_block() {
   static int64_t known[gpu::kDevices];
-  return gpu::of_device(known, []() -> int64_t {
-    const int64_t blocks = gpu::blocks_for_memory(12);
-    if (blocks * kThreads >= gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor)) return 1;  // as many as there can be
-    const int64_t shared = gpu::device_has(cudaDevAttrMaxSharedMemoryPerMultiprocessor) / blocks / 128 * 128;
-    return shared - gpu::device_has(cudaDevAttrReservedSharedMemoryPerBlock);
-  });
+  return size_t(gpu::of_device(known, []() -> int64_t {
+           const int64_t blocks = gpu::blocks_for_memory(best);
+           if (blocks * kThreads >= gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor)) return 1;
+           const int64_t all = gpu::device_has(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+           return all / blocks - gpu::device_has(cudaDevAttrReservedSharedMemoryPerBlock);
+         })) / 128 * 128;
 }
+// Shared memory that a block of `elementwise` asks for and does not use, to keep others from running beside it: where threads have
+// several vectors on their way, and compute the activation alone, for which fewer threads suffice.
 template <Op op, typename S>
 size_t unused_shared(bool dense) {
   constexpr int loaded = reads(op) * vectors_of<op, S>();
-  if constexpr (loaded < 2 || sizeof(S) == 8 || kBroadcast > 0 || kRandom > 0) return 0;
-  const int64_t used = kStaged<op> && dense ? loaded * kThreads * int64_t(sizeof(Words)) : 0, shared = shared_of_a_block();
-  return shared > used ? size_t(shared - used) / 128 * 128 : 0;
+  if constexpr (loaded < 2 || writes(op) > 1 || sizeof(S) == 8 || kBroadcast > 0 || kRandom > 0) return 0;
+  const size_t used = kStaged<op> && dense ? loaded * kThreads * sizeof(Words) : 0, shared = shared_of_a_block<loaded < 4 ? 12 : 6>();
+  return shared > used ? shared - used : 0;
 }
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
