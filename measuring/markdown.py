@@ -347,8 +347,8 @@ def _with_tables(path: Path, tables: dict[str, str]) -> str:
 
 
 def _operands(checkout: Path) -> list[Entry]:
-    """All results of ``bench.py --operands``: its runs for gated activations and for rows, and those that bench.py includes."""
-    found = (_results(checkout, tool) for tool in ("gated", "operands", "bench"))
+    """All results of ``bench.py --operands``: its runs for gated activations, for rows and for formulas, and those that bench.py includes."""
+    found = (_results(checkout, tool) for tool in ("gated", "operands", "formulas", "bench"))
     return [results for results in found if results and "operands" in results]
 
 
