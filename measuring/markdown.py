@@ -175,7 +175,7 @@ def _speeds_markdown(names: list[str], operands: Sequence[Entry]) -> list[str]:
                 ms = row["ms"][direction]
                 cells.append(f"{row['floor'][direction] / ms['ours']:.0%}")
                 cells.append(" / ".join(f"{ms[peer] / ms['ours']:.2f}x" if peer in ms else "-" for peer in peers))
-            lines.append(_cells(*cells, f"{row['kept']['ours']:.3g}"))
+            lines.append(_cells(*cells, f"{round(row['kept']['ours'], 3):g}"))
     return lines
 
 
@@ -347,7 +347,7 @@ def _with_tables(path: Path, tables: dict[str, str]) -> str:
 
 
 def _operands(checkout: Path) -> list[Entry]:
-    """All results of ``bench.py --operands``: its runs for gated activations, for rows and for formulas, and those that bench.py includes."""
+    """All results of ``bench.py --operands``: of gated activations, of rows, of formulas, and those that bench.py includes."""
     found = (_results(checkout, tool) for tool in ("gated", "operands", "formulas", "bench"))
     return [results for results in found if results and "operands" in results]
 

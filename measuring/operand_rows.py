@@ -332,5 +332,5 @@ def _line(row: dict[str, Any], peers: list[str]) -> str:
         ms = row["ms"][direction]
         line += f"{row['floor'][direction] / ms['ours']:>{width}.0%}"
         line += "".join(f"{ms[peer] / ms['ours']:>10.2f}" if peer in ms else f"{'':10}" for peer in peers)
-    kept = f"   {row['kept']['ours']:.3g} / {row['kept']['eager']:.3g}" if "eager" in row["kept"] else ""
+    kept = f"   {round(row['kept']['ours'], 3):g} / {round(row['kept']['eager'], 3):g}" if "eager" in row["kept"] else ""
     return "\n".join([line + kept, *(f"  {note}" for note in row["notes"])])
