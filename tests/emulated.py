@@ -40,16 +40,21 @@ void run_cpu(const Call& call) {
 """
 
 
-def device_headers(folder: Path) -> None:
-    """Writes the headers of the GPU loops, adapted for emulation, to a folder."""
-    for header in DEVICE.iterdir():
-        (folder / header.name).write_text(without_launches(header.read_text()))
+def device_headers(folder: Path, old: str = "", new: str = "") -> None:
+    """Writes the headers of the GPU loops, adapted for emulation, to a folder, with ``new`` in place of ``old``."""
+    texts = {header.name: without_launches(header.read_text()) for header in DEVICE.iterdir()}
+    assert old in "".join(texts.values())
+    for name, text in texts.items():
+        (folder / name).write_text(text.replace(old, new) if old else text)
     (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h replaces it
 
 
-def emulate(source: KernelSource, name: str, folder: Path) -> None:
-    """Registers the operators of a kernel file, as ``torch.ops.jitact.<name>_forward`` and so on, for tensors on the CPU."""
-    device_headers(folder)
+def emulate(source: KernelSource, name: str, folder: Path, old: str = "", new: str = "") -> None:
+    """Registers the operators of a kernel file, as ``torch.ops.jitact.<name>_forward`` and so on, for tensors on the CPU.
+
+    The GPU loops have ``new`` in place of ``old``.
+    """
+    device_headers(folder, old, new)
     kernel = source.full_text.replace(str(DEVICE), str(folder))
     text = [f'#define __CUDACC__\n#define JITACT_CUDA\n#include "{HERE}/emulated_cuda.h"\n#include "elementwise.cuh"', kernel]
     text += [f'#include "launch.cuh"{_RUN}#undef JITACT_CUDA\n#include "binding.cpp"\n']

@@ -129,6 +129,19 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
                 close(found, its, n, ("from bit", shape, wanted, *what))
 
 
+def test_sums_of_many_blocks_are_folded_twice(tmp_path: Path) -> None:
+    """As those of tensors of many gigabytes are: here, with fewer sums for each block of a fold."""
+    record = unregistered("dyt", DYT[0], **DYT[1]).activation
+    emulate(record.source, "emulated_folds", tmp_path, "kSumsPerBlock = 8192", "kSumsPerBlock = 64")
+    library = load(record.token, False)
+    torch.manual_seed(0)
+    x, dy, alpha = torch.randn(19, 8, 4610), torch.rand(19, 8, 4610), torch.full((1,), 0.5)
+    for shape in [(8, 1), (4610,), (1,)]:
+        given = (dy, x, torch.rand(shape), torch.randn(shape), alpha, 15)
+        found, expected = (getattr(torch.ops.jitact, f"{of}_backward")(*given) for of in ("emulated_folds", library))
+        close(found, expected, x.numel(), shape)
+
+
 DIVISIONS = """
 #include "memory_cuda.cuh"
 #include <cstdio>

@@ -394,6 +394,7 @@ int64_t most_column_threads() {
 
 // The shape of what fold_sums adds up for an operand: outer x count x inner sums, reduced over outer and inner.
 struct FoldShape {
+  static constexpr int kWide = 8;  // values that use whole memory sectors, and still give many blocks
   int64_t outer, count, inner;
   int wide;        // values of an operand per block
   int active;      // threads per block in use: all, or a multiple of wide * inner
@@ -402,9 +403,9 @@ struct FoldShape {
   int64_t splits;  // blocks that share the same values
 
   FoldShape(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
-    wide = int(between((inner == 1 ? 8 : 32) / inner, 1, count));  // 8 use whole memory sectors, and still give many blocks
+    wide = int(between((inner == 1 ? kWide : 32) / inner, 1, count));
     const int64_t all = outer * wide * inner;
-    splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / wide);
+    splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / kWide);  // so after() has one
     active = wide == 1 ? kThreads : int(kThreads / (wide * inner) * (wide * inner));
     length = ((all + splits - 1) / splits + active - 1) / active * active;
     planes = length / (wide * inner);
@@ -416,12 +417,12 @@ struct FoldShape {
 
 // What fold_sums does: into gradients, or into its results, which are added up once more.
 struct Folds {
-  FoldShape planes, single;        // for operands with the sweep's planes, and for those of a single value
-  int64_t apart, results_apart;    // of two operands' sums, and of their results
-  void* gradients[kSums];          // null for an operand that is not summed now
-  bool wide[kSums];                // whether the gradient is float32 though elements have 16 bits
+  FoldShape planes, single;      // for operands with the sweep's planes, and for those of a single value
+  int64_t apart, results_apart;  // distances between the sums, and the results, of two operands
+  void* gradients[kSums];        // null for an operand that is not summed now
+  bool wide[kSums];              // whether the gradient is float32 though elements have 16 bits
   bool is_single[kSums];
-  bool is_last;                    // whether it computes gradients
+  bool is_last;  // whether it computes gradients
 
   JITACT_INLINE const FoldShape& shape(int k) const { return is_single[k] ? single : planes; }
 };
@@ -508,7 +509,7 @@ struct Sweep {
   Segments segments{};
   ColumnWalk columns{};
   FoldShape sums, of_blocks;  // of operands with its planes, and of those of a single value
-  int64_t apart, results_apart;  // of the partial sums of two operands, and of what a fold makes of them
+  int64_t apart, results_apart;  // see Folds
 
   // `threads`: the most for column_sums.
   Sweep(const Call& call, const Broadcasts& like, int64_t threads)
