@@ -14,7 +14,7 @@ from .headline import HEADLINE_DTYPE, headlines
 from .models import HOST_LIMIT
 from .operand_cases import FORMULAS
 from .picture import headline_svg
-from .text import DIRECTIONS, PEERS, Entry, describe_machine, dtypes_of, figure, shape_of, share, size, step_share
+from .text import DIRECTIONS, PEERS, Entry, describe_machine, dtypes_of, figure, kept_text, shape_of, share, size, step_share
 
 __all__ = [
     "accuracy_markdown",
@@ -175,7 +175,7 @@ def _speeds_markdown(names: list[str], operands: Sequence[Entry]) -> list[str]:
                 ms = row["ms"][direction]
                 cells.append(f"{row['floor'][direction] / ms['ours']:.0%}")
                 cells.append(" / ".join(f"{ms[peer] / ms['ours']:.2f}x" if peer in ms else "-" for peer in peers))
-            lines.append(_cells(*cells, f"{round(row['kept']['ours'], 3):g}"))
+            lines.append(_cells(*cells, kept_text(row["kept"]["ours"])))
     return lines
 
 
@@ -224,7 +224,7 @@ def headline_markdown(bench: Entry | None, *operands: Entry) -> str:
     ]
     for each in headlines(bench, operands):
         faster = (f"{times:.2f}x" if (times := each.faster(peer)) else "-" for peer in ("eager", "compile"))
-        kept = f"{each.kept['ours']:.3g} / {each.kept['eager']:.3g}" if "eager" in each.kept else "-"
+        kept = f"{kept_text(each.kept['ours'])} / {kept_text(each.kept['eager'])}" if "eager" in each.kept else "-"
         lines.append(_cells(f"`{each.name}`", each.shape, f"{each.shares['ours']:.0%}", *faster, kept))
     return "\n".join([*lines, "", *_all_of(bench)]) + "\n"
 

@@ -27,7 +27,7 @@ from jitact.measuring.models import compile_ahead
 from jitact.measuring.operand_cases import CASES, FORMULAS, GATED, Case, Function, Shape, by_rows
 from jitact.measuring.others import Others
 from jitact.measuring.row_errors import exact_gradient, exact_output
-from jitact.measuring.text import PEERS, size
+from jitact.measuring.text import PEERS, kept_text, size
 from jitact.measuring.timing import ceilings, kept_bytes, make_inputs, medians, release
 from jitact.registry import REGISTRY
 
@@ -332,5 +332,5 @@ def _line(row: dict[str, Any], peers: list[str]) -> str:
         ms = row["ms"][direction]
         line += f"{row['floor'][direction] / ms['ours']:>{width}.0%}"
         line += "".join(f"{ms[peer] / ms['ours']:>10.2f}" if peer in ms else f"{'':10}" for peer in peers)
-    kept = f"   {round(row['kept']['ours'], 3):g} / {round(row['kept']['eager'], 3):g}" if "eager" in row["kept"] else ""
+    kept = f"   {kept_text(row['kept']['ours'])} / {kept_text(row['kept']['eager'])}" if "eager" in row["kept"] else ""
     return "\n".join([line + kept, *(f"  {note}" for note in row["notes"])])

@@ -23,6 +23,7 @@ __all__ = [
     "dtypes_of",
     "figure",
     "geometric_means",
+    "kept_text",
     "shape_of",
     "share",
     "size",
@@ -51,6 +52,11 @@ def describe_machine(facts: dict[str, Any]) -> str:
     parts = [facts["device"], f"{facts['threads']} threads" if "threads" in facts else f"driver {facts['driver']}"]
     parts += [f"{key} {facts[key]}" for key in ("torch", "python", "jitact")]
     return " · ".join([*parts, facts["date"][:10]])
+
+
+def kept_text(bytes_kept: float) -> str:
+    """Bytes kept for backward per element as text: those of a seed, eight for a whole tensor, are 0."""
+    return f"{bytes_kept if bytes_kept > 1e-3 else 0:.3g}"
 
 
 def figure(ulp: float | str) -> str:

@@ -615,6 +615,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   }
 }
 
+#ifndef JITACT_ALL_THREADS  // which exported files define: they are shorter so
 // Shared memory of a block where so many are to run on a multiprocessor; 0 if no more than those can.
 template <int best>
 size_t shared_of_a_block() {
@@ -632,9 +633,11 @@ template <Op op, typename S>
 size_t unused_shared(bool dense) {
   constexpr int loaded = reads(op) * vectors_of<op, S>();
   if constexpr (loaded < 2 || writes(op) > 1 || sizeof(S) == 8 || kBroadcast > 0 || kRandom > 0) return 0;
-  const size_t used = kStaged<op> && dense ? loaded * kThreads * sizeof(Words) : 0, shared = shared_of_a_block<loaded < 4 ? 12 : 6>();
+  const size_t shared = shared_of_a_block<loaded < 4 ? 12 : 6>();
+  const size_t used = kStaged<op> && dense ? loaded * kThreads * sizeof(Words) : 0;
   return shared > used ? shared - used : 0;
 }
+#endif
 
 inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
 
@@ -676,9 +679,13 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
 #ifdef JITACT_PART
       if constexpr (parts::kIsHere<op, S>) {
 #endif
+#ifdef JITACT_ALL_THREADS
+      constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>(), shared = 0;
+#else
       constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();
-      const Launch launch(call, block);
       const size_t shared = unused_shared<op, S>(!kAlwaysRows && call.dense);
+#endif
+      const Launch launch(call, block);
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
           return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
