@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from html import escape
 from typing import Any
 
-from .text import DIRECTIONS, PEERS, Entry, describe_machine, figure, size
+from .text import DIRECTIONS, PEERS, Entry, describe_machine, figure, kept_text, size
 
 __all__ = ["report_html"]
 
@@ -177,13 +177,13 @@ def _memory(rows: list[Entry]) -> str:
         for peer, dy, thick in (("eager", 2, 12), ("ours", 5, 6)):
             if peer in row["kept"]:
                 width = max(1.0, 2 * WIDTH * row["kept"][peer] / widest)
-                tip = f"{row['name']}, {NAMES[peer]}: {row['kept'][peer]:.3g} bytes per element"
+                tip = f"{row['name']}, {NAMES[peer]}: {kept_text(row['kept'][peer])} bytes per element"
                 parts.append(
                     f"<rect x='{LEFT}' y='{y + dy}' width='{width:.1f}' height='{thick}' fill='{COLORS[peer]}'"
                     f" opacity='{1 if peer == 'ours' else 0.45}'><title>{escape(tip)}</title></rect>"
                 )
         ours, eager = row["kept"]["ours"], row["kept"].get("eager")
-        kept = f"{ours:.3g}" if eager in (None, ours) else f"{ours:.3g} instead of {eager:.3g}"
+        kept = kept_text(ours) if eager in (None, ours) else f"{kept_text(ours)} instead of {kept_text(eager)}"
         longest = max(1.0, 2 * WIDTH * max(row["kept"].get(peer, 0) for peer in ("ours", "eager")) / widest)
         parts.append(f"<text class='axis' x='{LEFT + longest + 6:.1f}' y='{y + 12}'>{kept}</text>")
     chart = f"<svg width='{LEFT + 2 * WIDTH + 130}' height='{height}' role='img' aria-label='memory'>{''.join(parts)}</svg>"

@@ -525,9 +525,7 @@ struct Sweep {
 
  private:
   FoldShape first_sums(const Call& call, int64_t threads) {
-    if (cut.count == 1) {
-      return FoldShape(1, 1, blocks);
-    }
+    if (cut.count == 1) return FoldShape(1, 1, blocks);
     if (columnwise) {
       const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
       const int64_t vectors = (call.n + size - 1) / size;

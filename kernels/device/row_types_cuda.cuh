@@ -57,10 +57,6 @@ struct Packed {
     }
     return to;
   }
-  static JITACT_DEVICE void store(E* p, T t) {
-    if constexpr (std::is_arithmetic_v<E>) *p = E(t.v);
-    else loops::Storage<E>::store(p, t.v);
-  }
 };
 
 // The layout of a mask's rows, and the order in which rows are processed. Rows that share a row of the mask but are far apart,

@@ -366,7 +366,7 @@ class Rows {
     const int begin = skipped(c, v), end = left(c, v);
     constexpr int each = size / 4;  // elements of a word
     JITACT_UNROLL for (int w = 0; w < 4; w++) {
-      const auto before = [&](int end) { return ptx::low_bits(unsigned(::max(end - w * each, 0)) * (32 / each)); };
+      const auto before = [&](int i) { return ptx::low_bits(unsigned(::max(i - w * each, 0)) * (32 / each)); };
       const uint32_t kept = before(end) & ~before(begin);
       words.w[w] = (words.w[w] & kept) | (launch_.outside[tensor] & ~kept);
     }
@@ -817,19 +817,18 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
   static int64_t known[kLogThreads - kLogLeast + 1][kMostChunks + 1][kClusterBlocks + 1][gpu::kDevices];
   cudaError_t error = cudaSuccess;
   count = gpu::of_device(known[launch.log_threads - kLogLeast][launch.chunks][launch.blocks], [&]() -> int64_t {
-    int device = 0, found = 0, shared = 0, processors = 1;
-    cudaGetDevice(&device);
-    cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    shared -= int(sizeof(Exchange<0, 4>)) * 4;
+    int found = 0;
+    int64_t processors = 1;
+    const int shared = int(gpu::device_has(cudaDevAttrMaxSharedMemoryPerBlockOptin)) - int(sizeof(Exchange<0, 4>)) * 4;
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (launch.blocks == 1) {
-      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+      processors = gpu::device_has(cudaDevAttrMultiProcessorCount);
       if (!error) error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&found, kernel, launch.threads, config.dynamicSmemBytes);
     } else {
       if (!error && launch.blocks > 8) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
       if (!error) error = cudaOccupancyMaxActiveClusters(&found, kernel, &config);
     }
-    return error ? 0 : int64_t(found) * processors;  // 0 is not cached
+    return error ? 0 : found * processors;  // 0 is not cached
   });
   if (error) return error;
   return count > 0 ? cudaSuccess : cudaErrorInvalidValue;
