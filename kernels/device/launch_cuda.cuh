@@ -628,12 +628,13 @@ size_t shared_of_a_block() {
          })) / 128 * 128;
 }
 // Shared memory that a block of `elementwise` asks for and does not use, to keep others from running beside it: where threads have
-// several vectors on their way, and compute the activation alone, for which fewer threads suffice.
+// several vectors on their way, and compute the activation alone, for which fewer threads suffice; fewer yet where many vectors
+// come through shared memory, all before anything is computed.
 template <Op op, typename S>
 size_t unused_shared(bool dense) {
   constexpr int loaded = reads(op) * vectors_of<op, S>();
   if constexpr (loaded < 2 || writes(op) > 1 || sizeof(S) == 8 || kBroadcast > 0 || kRandom > 0) return 0;
-  const size_t shared = shared_of_a_block<loaded < 4 ? 12 : 6>();
+  const size_t shared = shared_of_a_block<kStaged<op> && loaded >= 4 ? 6 : 12>();
   const size_t used = kStaged<op> && dense ? loaded * kThreads * sizeof(Words) : 0;
   return shared > used ? shared - used : 0;
 }
