@@ -263,21 +263,22 @@ struct ColumnWalk {
   bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
 
-// How many waves of blocks column_sums has at most: with much computation, blocks end at different times.
-template <Op op> constexpr int kWaves = kRandom > 0 && !reads_bits(op) ? 2 : 1;
-
 // The vectors that a thread of column_sums loads while it computes another one: more if only dy is read.
 template <Op op, typename S> constexpr int kAhead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
 
-// Minimum blocks per multiprocessor: with random numbers ptxas uses up to 69 registers, where 48, or 56 for 16 bits, suffice.
-template <typename S>
+// Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
+// estimated here. More than 8 blocks are of no use.
+template <Op op, typename S>
 constexpr int blocks_of_sums() {
-  if constexpr (kRandom > 0) return sizeof(S) == 8 ? 0 : kMostBlocks * (sizeof(S) == 4 ? 10 : 9) / 16;
-  return 0;
+  if (sizeof(S) == 8 || kMostBlocks == 0) return 0;
+  constexpr int tensors = int(lesser(reads(op), 1 + writes(op)));  // others that it reads are rarely used, as a residual
+  constexpr int of_operands = Storage<S>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
+  constexpr int of_vectors = (4 * (kAhead<op, S> + 1) + 8) * tensors;
+  return int(lesser(8, 65536 / kThreads / (8 + of_operands + of_vectors + of_random)));
 }
 
 template <Op op, typename S>
-__global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
+__global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const ColumnWalk columns) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
@@ -297,30 +298,34 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
 
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
-  constexpr int ahead = kAhead<op, S>;
-  Inputs<op> inputs[ahead + 1];  // of this vector and the next ones
-  const auto load = [&](int a) {
-    const int64_t from = v + a * columns.threads;
-    load_if<op, S>(from < vectors, launch, from * size, inputs[a]);
+  constexpr int places = kAhead<op, S> + 1;
+  Inputs<op> inputs[places];  // of this vector and the next ones
+  const auto load = [&](int place, int ahead) {
+    const int64_t from = v + ahead * columns.threads;
+    load_if<op, S>(from < vectors, launch, from * size, inputs[place]);
   };
-  JITACT_UNROLL for (int a = 0; a < ahead; a++) load(a);
+  JITACT_UNROLL for (int a = 0; a < places - 1; a++) load(a, a);
   const auto find_others = [&] {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others.random, common, v * size);
   };
+  // Each turn has its place: moved to another one, a vector would be waited for.
 #pragma unroll 1
-  for (; v < vectors; v += columns.threads) {
-    load(ahead);
-    find_others();
-    const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
-    const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
-        .launch = launch,
-        .others = others,
-        .numbers = numbers,
-        .add = add,
-    };
-    compute_vector(computation, inputs[0], v * size);
-    JITACT_UNROLL for (int a = 0; a < ahead; a++) inputs[a] = inputs[a + 1];
+  while (v < vectors) {
+    JITACT_UNROLL for (int turn = 0; turn < places; turn++) {
+      if (turn > 0 && v >= vectors) break;
+      load((turn + places - 1) % places, places - 1);
+      find_others();
+      const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
+      const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
+          .launch = launch,
+          .others = others,
+          .numbers = numbers,
+          .add = add,
+      };
+      compute_vector(computation, inputs[turn], v * size);
+      v += columns.threads;
+    }
   }
   // The last elements, or unaligned memory.
   for (; takes_part && v * size < n; v += columns.threads) {
@@ -370,24 +375,26 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<S>())
   }
 }
 
-// The blocks on a multiprocessor with which column_sums is fastest: more where dy alone is read, and beside random numbers.
-template <Op op> constexpr int64_t kBest = 7 + (reads(op) == 1) + (kRandom > 0);
-// The number of threads of column_sums on the GPU: of a wave of kBest blocks or, where fewer run at once, of kWaves full waves.
+// The blocks on a multiprocessor with which column_sums is fastest: more where more is computed for each byte, or where mask bits
+// come with vectors of four elements.
+template <Op op, typename S>
+constexpr int64_t kBest = 6 + (summed(op) > 1 || (kRandom > 0 && (reads(op) > 1 || reads_bits(op))) ||
+                               (reads_bits(op) && sizeof(S) == 4));
+// The number of threads of column_sums on the GPU: of kBest blocks, or of fewer if fewer run at once.
 template <Op op, typename S>
 int64_t column_threads() {
   static int64_t known[gpu::kDevices];
   return gpu::of_device(known, [] {
     int blocks = 0;
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    const int64_t best = gpu::blocks_for_memory(kBest<op>), at_once = greater(1, blocks);
-    return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * (best <= at_once ? best : at_once * kWaves<op>);
+    const int64_t best = gpu::blocks_for_memory(kBest<op, S>), at_once = greater(1, blocks);
+    return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * lesser(best, at_once);
   });
 }
 // An upper bound of that, without asking about the kernel, which may be compiled in another part.
-template <Op op>
-int64_t most_column_threads() {
+inline int64_t most_column_threads() {
   static int64_t known[gpu::kDevices];
-  return kWaves<op> * gpu::of_device(known, [] {
+  return gpu::of_device(known, [] {
     return gpu::device_has(cudaDevAttrMultiProcessorCount) * gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
   });
 }
@@ -580,7 +587,7 @@ extern "C" int64_t workspace_bytes(const Call& call) {
     for_dtype_of(call, [&]<typename S>() {
       const Sweeps sweeps(call);
       for (int p = 0; p < sweeps.count; p++) {
-        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]], most_column_threads<op>());
+        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]], most_column_threads());
         bytes = greater(bytes, workspace_values(sweep) * int64_t(sizeof(Value<S>)));
       }
     });
