@@ -560,18 +560,21 @@ struct Sweep {
   }
 };
 
-// The sweeps: for each, the first of the operands with its planes. Operands of a single value are part of the first sweep.
+// The sweeps: for each, the first of the operands with its planes whose gradient is wanted. Operands of a single value are part of
+// the first sweep.
 struct Sweeps {
   int count = 0, of[kSums + 1] = {};
 
   explicit Sweeps(const Call& call) {
+    for (int k = summed(call.op) - 1; k >= 0; k--)
+      if (call.broadcast[k].count > 1) of[0] = k;  // if none is wanted; a sweep for a single value expects that all have one
     for (int k = 0; k < summed(call.op); k++) {
-      bool is_new = call.broadcast[k].count > 1;
+      bool is_new = call.broadcast[k].count > 1 && call.sums[k] != nullptr;
       for (int p = 0; p < count; p++)
         if (same(call.broadcast[of[p]], call.broadcast[k])) is_new = false;
       if (is_new) of[count++] = k;
     }
-    if (count == 0) count = 1;  // all have a single value
+    if (count == 0) count = 1;
   }
   static bool same(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
 };
