@@ -32,9 +32,13 @@ LAYOUTS = {
     "one row for all": lambda *sizes: torch.randn(sizes[-1]).expand(sizes),
     "one value a row": lambda *sizes: torch.randn(*sizes[:-1], 1).expand(sizes),
 }
-SINGLES = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5), "dyt": (0.5,)}
+SINGLES = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5), "dyt": (0.5,), "mixed": (0.5,)}
 """Values of single-valued operands for which no slope crosses 0."""
 DYT = operand_cases.FORMULAS["dyt"]
+MIXED = (
+    "tanh(s * x * x) * w + tanh(c * x * x)",
+    {"w": jitact.Channel(), "c": jitact.Channel(), "s": jitact.Channel(init=0.5, one=True)},
+)
 FIRST = ("dense", "off 16 bytes", "first half", "every second")
 GRADIENTS = ("dense", "rows apart", "one row for all")
 
@@ -66,7 +70,8 @@ def calls(signature: Signature, elements: list[Tensor], others: list[object], dy
     if signature.gradients == 1:
         yield "backward", (dy, *elements, *others)
     else:
-        for wanted in {(1 << signature.gradients) - 1, 1, (1 << signature.gradients) - 2}:
+        every, alone = (1 << signature.gradients) - 1, [1 << k for k in range(signature.gradients)]
+        for wanted in {every, *alone, *(every ^ one for one in alone)}:
             yield "backward", (dy, *elements, *others, wanted)
     if signature.packs:
         sums = [1] * (signature.gradients > 2)
@@ -86,10 +91,15 @@ def channels_of(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     "xielu+bias",  # channel values together with prepared operands
     "gated_prelu",  # gradients in one tensor, and sums over rows
     "dyt",  # operands of a single value that no prepare takes, and sums for several operands
+    "mixed",  # several operands of different shapes, whose values gradients read
 ])  # fmt: skip
 @pytest.mark.slow
 def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -> None:
-    made = {"gated_prelu": lambda: jitact.gated("prelu"), "dyt": lambda: unregistered("dyt", DYT[0], **DYT[1])}
+    made = {
+        "gated_prelu": lambda: jitact.gated("prelu"),
+        "dyt": lambda: unregistered("dyt", DYT[0], **DYT[1]),
+        "mixed": lambda: unregistered("mixed", MIXED[0], **MIXED[1]),
+    }
     record = made[name]().activation if name in made else registry.record_named(name)
     signature, tag = record.source.signature, f"emulated_{record.source.name}"
     emulate(record.source, tag, tmp_path)
@@ -103,8 +113,9 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
         make = partial(in_dtype, dtype=dtype)
         elements = [make(LAYOUTS[first](*sizes)), *(make(LAYOUTS[second](*sizes)) for _ in signature.of("element")[1:])]
         changed = SINGLES.get(name, ())
-        by_channel = channels_of(sizes)[k % 3] if changed else sizes[-1]
-        others: list[object] = [torch.randn(by_channel).to(dtype) for _ in signature.of("channel")[len(changed) :]]
+        shapes = channels_of(sizes) if changed else [(sizes[-1],)]
+        by_channel = [shapes[(k + b * (name == "mixed")) % len(shapes)] for b in range(len(signature.of("channel")))]
+        others: list[object] = [torch.randn(shape).to(dtype) for shape in by_channel[len(changed) :]]
         others += [torch.full((1,), value, dtype=dtype) for value in changed]
         others += [torch.randn(*sizes[:-1], 1).to(dtype) for _ in signature.of("row")]
         others += [torch.tensor([12345])] * bool(signature.of("random")) + [0.3] * len(signature.of("number"))
