@@ -36,7 +36,7 @@ SINGLES = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5), "dyt": (0.5,), "mixed": (0.5,)
 """Values of single-valued operands for which no slope crosses 0."""
 DYT = operand_cases.FORMULAS["dyt"]
 MIXED = (
-    "tanh(s * x * x) * w + tanh(c * x * x)",
+    "tanh(s * x * x) * abs(w) + tanh(c * x * x)",
     {"w": jitact.Channel(), "c": jitact.Channel(), "s": jitact.Channel(init=0.5, one=True)},
 )
 FIRST = ("dense", "off 16 bytes", "first half", "every second")
@@ -114,8 +114,8 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
         elements = [make(LAYOUTS[first](*sizes)), *(make(LAYOUTS[second](*sizes)) for _ in signature.of("element")[1:])]
         changed = SINGLES.get(name, ())
         shapes = channels_of(sizes) if changed else [(sizes[-1],)]
-        by_channel = [shapes[(k + b * (name == "mixed")) % len(shapes)] for b in range(len(signature.of("channel")))]
-        others: list[object] = [torch.randn(shape).to(dtype) for shape in by_channel[len(changed) :]]
+        count = len(signature.of("channel")) - len(changed)
+        others: list[object] = [torch.randn(shapes[(k + b) % len(shapes)]).to(dtype) for b in range(count)]
         others += [torch.full((1,), value, dtype=dtype) for value in changed]
         others += [torch.randn(*sizes[:-1], 1).to(dtype) for _ in signature.of("row")]
         others += [torch.tensor([12345])] * bool(signature.of("random")) + [0.3] * len(signature.of("number"))

@@ -64,7 +64,7 @@ extern "C" void run_cpu(const Call& call);
 #ifdef JITACT_CUDA
 // Queues the call on `stream` of the current device; returns null or CUDA's message.
 extern "C" const char* run_cuda(const Call& call, void* stream);
-// How large a workspace sums need on a GPU.
+// How large a workspace sums need on a GPU, of a call whose outputs are set.
 extern "C" int64_t workspace_bytes(const Call& call);
 #endif
 

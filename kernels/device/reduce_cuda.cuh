@@ -309,7 +309,8 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others.random, common, v * size);
   };
-  // Each turn has its place: moved to another one, a vector would be waited for.
+  // Each turn has its place: moved to another one, a vector would be waited for. The first is not asked again whether there is a
+  // vector, which took dyt's sweep a tenth more instructions, and registers that it does not have.
 #pragma unroll 1
   while (v < vectors) {
     JITACT_UNROLL for (int turn = 0; turn < places; turn++) {
