@@ -43,7 +43,6 @@ LARGE = 2**25  # bytes; from here on, memory bandwidth is the limit on a CPU
 NARROW = 32  # adjacent rows (columns) that a CPU processes together
 HELD = 2**13  # elements of that many rows that stay in the cache
 ALIGNED, WORD = 16, 4  # bytes that a GPU's thread reads at once, of contiguous and of strided rows
-RAGGED = 1000  # elements of the shortest row that may begin and end within 16-byte vectors
 CLUSTERS = (9, 10)  # major compute capabilities with clusters of 16 blocks: older have none, later graphics GPUs 8
 VECTORS_OF_A_BLOCK = 2**10  # 16-byte vectors that a row may span without clusters
 VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors read
@@ -55,13 +54,16 @@ SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of e
 SCALES = SMALLEST, 2.0**100  # of either sign; between them, everything that kernels derive from a scale is a normal number
 TILE = 1024  # elements of adjacent strided rows; fewer are too little work for a block
 
-GPU_FORWARD = {2: 128, 4: 1000}
-GPU_BACKWARD = {2: 128, 4: 128}
-GPU_ACROSS = {2: 8, 4: 8}
+Shortest = tuple[int, int]  # elements of a row that fills 16-byte vectors, and of one that begins and ends within them
+
+GPU_FORWARD: dict[int, Shortest] = {2: (128, 1000), 4: (1000, 1000)}
+GPU_BACKWARD: dict[int, Shortest] = {2: (128, 1000), 4: (128, 1000)}
+GPU_ACROSS: dict[int, Shortest] = {2: (8, 8), 4: (8, 8)}
 """The shortest rows, by bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's."""
 
-GPU_MASKED, GPU_CONVERTED = 64, 128
-"""The same with a mask, for which PyTorch needs another pass, and with a conversion only."""
+GPU_IN_PASSES: Shortest = 8, 8
+GPU_CONVERTED: Shortest = 40, 1000
+"""The same with a mask or a conversion, for which PyTorch needs another pass, and for the conversion that it fuses."""
 
 
 def sees_all(x: Tensor) -> bool:
@@ -154,13 +156,9 @@ def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
         return False
     if not x.is_cuda:
         return True
-    as_it_is = types.input == types.output and types.mask in ("none", "bool")
-    length, each = x.shape[dim], ALIGNED // x.itemsize if as_it_is else 4
-    touched = (length + 2 * (each - 1) if length % each else length) // each
+    touched = _vectors_touched(x.shape[dim], _elements_of_a_vector(x, types))
     most = HELD_VECTORS if _has_clusters(x.device) else VECTORS_OF_A_BLOCK
-    if x.data_ptr() % ALIGNED or (length % each and length < RAGGED):
-        return False
-    return touched <= most
+    return x.data_ptr() % ALIGNED == 0 and touched <= most
 
 
 def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
@@ -170,7 +168,8 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         return False
     length = x.shape[dim]
     if x.is_cuda:
-        return length >= (GPU_CONVERTED if types.mask == "none" else GPU_MASKED)
+        shortest = GPU_CONVERTED if types.mask == "none" and x.dtype is torch.float16 else GPU_IN_PASSES
+        return length >= shortest[length % _elements_of_a_vector(x, types) != 0]
     if size >= LARGE:
         return length >= 256 and _has_vectors()
     return types.mask != "none" and length >= 512 and _has_vectors()
@@ -202,7 +201,18 @@ def _columns(x: Tensor, dim: int) -> int:
     return math.prod(x.shape[dim + 1 :])
 
 
-def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> bool:
+def _elements_of_a_vector(x: Tensor, types: RowTypes) -> int:
+    """The elements that a GPU's thread reads at once in a build for particular types, as kVectorSize of rows_call.h."""
+    as_it_is = types.input == types.output and types.mask in ("none", "bool")
+    return ALIGNED // x.itemsize if as_it_is else 4
+
+
+def _vectors_touched(length: int, each: int) -> int:
+    """How many vectors of ``each`` elements a row spans at most."""
+    return (length + 2 * (each - 1) if length % each else length) // each
+
+
+def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, Shortest]) -> bool:
     """Whether the GPU's kernels support the rows of a contiguous tensor.
 
     Args:
@@ -212,7 +222,7 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> b
         shortest: the shortest rows for which to use them, by bytes per element.
     """
     length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
-    if length < shortest[x.itemsize] or x.data_ptr() % ALIGNED:
+    if length < shortest[x.itemsize][length % each != 0] or x.data_ptr() % ALIGNED:
         return False
     if columns > 1:
         is_short = length * tensors <= ACROSS_IN_A_BLOCK
@@ -221,10 +231,7 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, int]) -> b
         if x.nbytes // length >= MOST_ACROSS or length >= LONGEST_ACROSS:
             return False
         return is_short or _has_clusters(x.device)
-    ragged = length % each != 0
-    touched = (length + 2 * (each - 1) if ragged else length) // each
-    if ragged and length < RAGGED:
-        return False
+    touched = _vectors_touched(length, each)
     return touched <= VECTORS_OF_A_BLOCK or (tensors * touched <= VECTORS and _has_clusters(x.device))
 
 

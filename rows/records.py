@@ -17,7 +17,7 @@ from . import kernels
 
 __all__ = ["NOTHING", "TABLE", "Beside", "RowActivation", "can"]
 
-ANY_LENGTH = {2: 1, 4: 1}
+ANY_LENGTH = {2: (1, 1), 4: (1, 1)}
 
 
 def can(x: Tensor, dim: int, reads: int) -> bool:

@@ -29,6 +29,7 @@ from jitact.exporting import build, extract, onefile
 from jitact.exporting.conditions import evaluate
 from jitact.kernels.loader.source import DEVICE, KernelSource
 from jitact.rows import kernels as row_kernels
+from jitact.rows.records import ANY_LENGTH
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 LAYOUTS = {
@@ -624,7 +625,7 @@ def test_gpu_rows_are_those_that_the_kernels_can_count(clusters: bool, monkeypat
     ):
         x = torch.empty(shape, dtype=dtype, device="meta")
         found.append(space["takes"](x, dim))
-        assert found[-1] is row_kernels.fits_a_gpu(x, dim, 1, {2: 1, 4: 1}), (dtype, shape)
+        assert found[-1] is row_kernels.fits_a_gpu(x, dim, 1, ANY_LENGTH), (dtype, shape)
     assert True in found and False in found
 
 

@@ -7,6 +7,7 @@ import ctypes
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -197,9 +198,13 @@ def test_long_rows(kind: str, build: Callable) -> None:
 
 
 def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:
-    """A GPU processes such rows one after another."""
+    """A GPU processes such rows one after another, and of short ones some that are side by side."""
     torch.manual_seed(0)
-    for kind, shape in (("added", (2, 3, 7, 230_000)), ("bool in 16 bits", (1, 2, 51, 131_072))):
+    for kind, shape in (
+        ("added", (2, 3, 7, 230_000)),
+        ("added", (1, 2, 70_008, 24)),
+        ("bool in 16 bits", (1, 2, 51, 131_072)),
+    ):
         name, input, output, mask_dtype = BUILDS[kind]
         x, mask = torch.randn(shape).to(input), masks((shape[0], 1, *shape[2:]), mask_dtype)["heads"]
         assert mask[0].nbytes > 6 * 2**20
@@ -407,6 +412,45 @@ def test_conversions_in_the_pass_of_the_kernels(device: str, taken: list) -> Non
     numbers = torch.randint(-9, 9, (300, 2000), device=device)
     torch.testing.assert_close(jitact.softmax(numbers, -1, F32), torch.softmax(numbers, -1, dtype=F32))
     assert taken[1:] == [("softmax_int64_float32_none", "forward")]
+
+
+def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: True)
+    for kinds, length, expected in (
+        ((BF16, F32, None), 8, True),
+        ((BF16, F32, None), 333, True),
+        ((BF16, F32, None), 7, False),
+        ((torch.int64, F32, None), 333, True),
+        ((F16, F32, None), 40, True),
+        ((F16, F32, None), 36, False),
+        ((F16, F32, None), 999, False),  # PyTorch's converts in the same pass
+        ((F16, F32, None), 1001, True),
+        ((F16, F32, F16), 333, True),
+        ((F32, F32, torch.bool), 8, True),
+        ((BF16, BF16, torch.bool), 9, True),
+        ((BF16, BF16, BF16), 7, False),
+        ((BF16, BF16, BF16), 393_216, True),
+        ((BF16, BF16, BF16), 393_217, False),
+        ((BF16, BF16, torch.bool), 786_432, True),
+        ((BF16, BF16, torch.bool), 786_440, False),
+    ):
+        sizes = {"shape": (2**18, length), "numel": lambda n=length: 2**18 * n, "itemsize": kinds[0].itemsize}
+        x = SimpleNamespace(dtype=kinds[0], device="cuda", is_cuda=True, data_ptr=lambda: 0, **sizes)
+        assert row_kernels.takes_types(x, 1, 1.0, types_of(*kinds)) is expected, (kinds, length)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_short_rows_on_a_gpu(taken: list) -> None:
+    torch.manual_seed(0)
+    for length in (8, 33, 64, 197, 250, 999):
+        shape = (4, 8, 2**16 // length, length)
+        for input, output, mask_dtype in (*((d, d, m) for d in (F32, F16, BF16) for m in (torch.bool, d)), (BF16, F32, None)):
+            x = torch.randn(shape, device="cuda").to(input)
+            mask = masks(shape, mask_dtype)["heads"].cuda() if mask_dtype else None
+            taken.clear()
+            y = jitact.softmax(x, -1, output, mask=mask)
+            assert taken == [("_".join(["softmax", *types_of(input, output, mask_dtype)]), "forward")]
+            check(y, "softmax", as_added(x, 1.0, mask), (length, input, mask_dtype))
 
 
 @needs_vectors

@@ -64,14 +64,21 @@ template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
   static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return ptx::max_bfloat16s(a, b); }
 };
 
-// The 16 bytes that begin `offset` bytes into two adjacent vectors; offset is below 16 and a multiple of sizeof(S).
+// Cuts out of two adjacent vectors of n words what begins `offset` bytes into the first; offset is less than the bytes of a vector,
+// and a multiple of `unit`.
+template <int unit, int n>
+JITACT_DEVICE void cut(uint32_t (&to)[n], const uint32_t (&low)[n], const uint32_t (&high)[n], int offset) {
+  uint32_t w[2 * n];
+  JITACT_UNROLL for (int i = 0; i < n; i++) w[i] = low[i], w[n + i] = high[i];
+  JITACT_UNROLL for (int step = n / 2; 4 * step >= unit && step > 0; step /= 2)
+    JITACT_UNROLL for (int i = 0; i < 2 * n - step; i++) w[i] = offset & 4 * step ? w[i + step] : w[i];
+  JITACT_UNROLL for (int i = 0; i < n; i++) to[i] = unit < 4 ? __funnelshift_r(w[i], w[i + 1], 8 * (offset & 3)) : w[i];
+}
 template <typename S>
 JITACT_DEVICE Words cut(const Words& low, const Words& high, int offset) {
-  uint32_t w[8] = {low.w[0], low.w[1], low.w[2], low.w[3], high.w[0], high.w[1], high.w[2], high.w[3]};
-  JITACT_UNROLL for (int i = 0; i < 6; i++) w[i] = offset & 8 ? w[i + 2] : w[i];
-  JITACT_UNROLL for (int i = 0; sizeof(S) < 8 && i < 5; i++) w[i] = offset & 4 ? w[i + 1] : w[i];
-  JITACT_UNROLL for (int i = 0; sizeof(S) < 4 && i < 4; i++) w[i] = __funnelshift_r(w[i], w[i + 1], 8 * (offset & 2));
-  return {w[0], w[1], w[2], w[3]};
+  Words words;
+  cut<sizeof(S)>(words.w, low.w, high.w, offset);
+  return words;
 }
 
 // Store the first n elements of a vector, or those from the n-th on, with 0 < n < 16 / size, by the fewest stores.

@@ -24,17 +24,22 @@ static_assert(!kConverts || std::is_same_v<Output, float>);
 template <Op op>
 using Computed = std::conditional_t<kVectorSize<op> == 8, Input, std::conditional_t<std::is_same_v<Output, float>, float, Floats>>;
 
+// Adjacent elements as words: if loaded as elements, the compiler would wait for them at once.
 template <typename E, int size>
-struct alignas(sizeof(E) * size < 16 ? sizeof(E) * size : 16) Side { E of[size]; };
+struct alignas(sizeof(E) * size < 16 ? sizeof(E) * size : 16) SideWords {
+  uint32_t w[size * sizeof(E) / 4];
+  struct Elements { E of[size]; };
+};
 
 template <typename T, typename E, int size>
-JITACT_DEVICE void widen(const Side<E, size>& from, T (&t)[size]) {
+JITACT_DEVICE void widen(const SideWords<E, size>& from, T (&t)[size]) {
   if constexpr (std::is_arithmetic_v<E>) {
-    JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = float(from.of[i]);
+    const auto elements = bit_cast<typename SideWords<E, size>::Elements>(from);
+    JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = float(elements.of[i]);
   } else {
     JITACT_UNROLL for (int i = 0; i < size; i += 2) {
       typename loops::Storage<E>::T low, high;
-      loops::Storage<E>::widen_pair(from.of[i].bits | uint32_t(from.of[i + 1].bits) << 16, low, high);
+      loops::Storage<E>::widen_pair(from.w[i / 2], low, high);
       t[i] = low.v, t[i + 1] = high.v;
     }
   }
@@ -44,23 +49,23 @@ JITACT_DEVICE void widen(const Side<E, size>& from, T (&t)[size]) {
 template <typename E, typename T, int count>
 struct Packed {
   using Element = E;
-  using Vector = Side<E, count>;
+  using Vector = SideWords<E, count>;
   static JITACT_DEVICE Vector narrow(const T (&t)[count]) {
-    Vector to;
     if constexpr (std::is_arithmetic_v<E>) {
+      typename Vector::Elements to;
       JITACT_UNROLL for (int i = 0; i < count; i++) to.of[i] = E(t[i].v);
+      return bit_cast<Vector>(to);
     } else {
-      JITACT_UNROLL for (int i = 0; i < count; i += 2) {
-        const uint32_t word = loops::Storage<E>::narrow_pair(t[i].v, t[i + 1].v);
-        to.of[i].bits = uint16_t(word), to.of[i + 1].bits = uint16_t(word >> 16);
-      }
+      Vector to;
+      JITACT_UNROLL for (int i = 0; i < count; i += 2) to.w[i / 2] = loops::Storage<E>::narrow_pair(t[i].v, t[i + 1].v);
+      return to;
     }
-    return to;
   }
 };
 
 // The layout of a mask's rows, and the order in which rows are processed. Rows that share a row of the mask but are far apart,
-// as those of attention heads, are processed one after another if the cache would not keep the mask from one head to the next.
+// as those of attention heads, are processed one after another if the cache would not keep the mask from one head to the next:
+// of short rows, runs of 2^log_run_ that are side by side.
 class MaskOfRows {
  public:
   MaskOfRows() = default;
@@ -68,13 +73,16 @@ class MaskOfRows {
       : step(int(mask.step)), scale(mask.scale), data_(mask.data), by_middle_(mask.sizes[0]), by_last_(mask.sizes[1]),
         middle_(int(mask.sizes[0])), last_(int(mask.sizes[1])), strides_{mask.strides[0], mask.strides[1], mask.strides[2]} {
     const int64_t bytes = length * int64_t(sizeof(MaskBits));
-    turns_ = mask.strides[1] == 0 && mask.strides[2] != 0 && length * int64_t(sizeof(Input)) >= kApart && last_ * bytes >= kCached;
+    if (mask.strides[1] != 0 || mask.strides[2] == 0 || last_ * bytes < kCached) return;
+    while (last_ % (2 << log_run_) == 0 && (length * int64_t(sizeof(Input)) << log_run_) < kApart) log_run_++;
+    turns_ = (length * int64_t(sizeof(Input)) << log_run_) >= kApart;
   }
   // The row that is processed as the n-th.
   JITACT_DEVICE unsigned row_at(unsigned n) const {
     if (!turns_) return n;
-    const unsigned others = by_middle_.divide_small(n), first = by_last_.divide_small(others);
-    return (first * middle_ + (n - others * middle_)) * last_ + (others - first * last_);
+    const unsigned run = n >> log_run_, others = by_middle_.divide_small(run), of_last = others << log_run_;
+    const unsigned first = by_last_.divide_small(of_last);
+    return (first * middle_ + (run - others * middle_)) * last_ + (of_last - first * last_) + (n - (run << log_run_));
   }
   JITACT_DEVICE const MaskBits* of(unsigned row) const {
     const unsigned others = by_last_.divide_small(row), first = by_middle_.divide_small(others);
@@ -87,34 +95,26 @@ class MaskOfRows {
   float scale;
 
  private:
-  // Bytes from which a row may be processed apart from its neighbours, and from which a mask would not stay in the cache.
-  static constexpr int64_t kApart = 2048, kCached = 6 << 20;
+  // Bytes from which a run of rows may be processed apart from its neighbours, and from which a mask would not stay in the cache.
+  static constexpr int64_t kApart = 1024, kCached = 6 << 20;
 
   const void* data_;
   loops::Divisor by_middle_, by_last_;
-  int middle_, last_;
-  bool turns_;
+  int middle_, last_, log_run_ = 0;
+  bool turns_ = false;
   int64_t strides_[3];
 };
 
-// Vectors whose masks are loaded at the same time.
-constexpr int kMasksAtOnce = !kMasks || sizeof(MaskBits) == 4 ? 4 : 8;
-
-// Adjacent elements as words: if loaded as elements, the compiler would wait for them at once.
-template <typename E, int size>
-struct alignas(alignof(Side<E, size>)) SideWords {
-  uint32_t w[size * sizeof(E) / 4];
-
-  JITACT_DEVICE Side<E, size> side() const { return bit_cast<Side<E, size>>(*this); }
-};
 template <int size>
 struct MaskWords : SideWords<MaskBits, size> {
-  static constexpr int bytes = sizeof(MaskBits);
+  static constexpr int bytes = sizeof(MaskBits), count = size * bytes / 4;
   using SideWords<MaskBits, size>::w;
 
-  JITACT_DEVICE void set(int e, MaskBits value) {
-    using Bits = std::conditional_t<bytes == 4, uint32_t, std::conditional_t<bytes == 2, uint16_t, uint8_t>>;
-    w[e * bytes / 4] |= uint32_t(bit_cast<Bits>(value)) << (e * bytes % 4 * 8);
+  MaskWords() = default;
+  JITACT_DEVICE explicit MaskWords(uint32_t repeated) { JITACT_UNROLL for (uint32_t& word : w) word = repeated; }
+  // Four bytes of the first element.
+  JITACT_DEVICE uint32_t first() const {
+    return bytes == 4 ? w[0] : bytes == 2 ? (w[0] & 0xffffu) * 0x10001u : (w[0] & 0xffu) * 0x1010101u;
   }
   // For bool: all bits of those elements of the vector's word i that take part.
   JITACT_DEVICE uint32_t spread(int i) const {
@@ -122,6 +122,63 @@ struct MaskWords : SideWords<MaskBits, size> {
     const uint32_t bools = w[i * each / 4], signs = ((bools & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bools;
     return ptx::spread_signs(signs, (each == 1 ? 0x8888u : 0x9988u) + 0x1111u * uint32_t(i * each % 4));
   }
+};
+
+// The mask of a thread's part of a row, whose vectors are numbered from the part's first one on. What load() gives for a vector
+// is given to words(), so that other loads may be issued between the two; elements of other rows get any mask.
+template <int size>
+class AlignedMask {
+ public:
+  using Loaded = MaskWords<size>;
+  static constexpr int kAtOnce = sizeof(MaskBits) == 4 ? 4 : 8;  // vectors that are loaded at the same time
+
+  // The row begins `begin` elements after the part's first vector does.
+  JITACT_DEVICE AlignedMask(const MaskOfRows& masks, unsigned row, int begin)
+      : is_one_(masks.step == 0), from_(reinterpret_cast<const char*>(masks.of(row) - begin * masks.step)),
+        skipped_(int(reinterpret_cast<uintptr_t>(from_) % sizeof(Loaded))) {}
+  JITACT_DEVICE bool is_aligned() const { return !is_one_ && skipped_ == 0; }
+  JITACT_DEVICE Loaded load(int v) const { return reinterpret_cast<const Loaded*>(from_)[v]; }
+  static JITACT_DEVICE Loaded repeated(uint32_t word) { return Loaded(word); }
+  static JITACT_DEVICE MaskWords<size> words(const Loaded& loaded) { return loaded; }
+
+ protected:
+  bool is_one_;  // whether all elements have the same
+  const char* from_;
+  int skipped_;  // bytes of an aligned vector, before `from_`
+};
+// The same of any mask. A vector is cut out of the two aligned ones in which it lies, of which none is read that has no element
+// of the row.
+template <int size>
+class AnyMask : AlignedMask<size> {
+ public:
+  struct Loaded { MaskWords<size> first, second; };
+  static constexpr int kAtOnce = AlignedMask<size>::kAtOnce / 4;  // more take too many registers
+
+  JITACT_DEVICE AnyMask(const AlignedMask<size>& mask, int begin, int end)
+      : AlignedMask<size>(mask), vectors_(reinterpret_cast<const MaskWords<size>*>(this->from_ - this->skipped_)),
+        least_(this->is_one_ ? 0 : vector_of(begin)), most_(this->is_one_ ? 0 : vector_of(end - 1)) {}
+  JITACT_DEVICE Loaded load(int v) const {
+    return {vectors_[::min(::max(v, least_), most_)], vectors_[::min(v + 1, most_)]};
+  }
+  static JITACT_DEVICE Loaded repeated(uint32_t word) { return {MaskWords<size>(word), MaskWords<size>(word)}; }
+  JITACT_DEVICE MaskWords<size> words(const Loaded& loaded) const {
+    MaskWords<size> words;
+    loops::cut<sizeof(MaskBits)>(words.w, loaded.first.w, loaded.second.w, this->skipped_);
+    return this->is_one_ ? MaskWords<size>(words.first()) : words;
+  }
+
+ private:
+  // The number of the aligned vector that has element i.
+  JITACT_DEVICE int vector_of(int i) const {
+    return (i * int(sizeof(MaskBits)) + this->skipped_) / int(sizeof(MaskWords<size>));
+  }
+
+  const MaskWords<size>* vectors_;
+  int least_, most_;
+};
+struct Unmasked {
+  struct Loaded {};
+  static constexpr int kAtOnce = 4;
 };
 
 }  // namespace jitact::rows

@@ -47,7 +47,7 @@ struct Launch {
   int length;  // elements per row
   float scale;
   const void* read[2];
-  uint32_t outside[2];  // for each of them, a word of neutral elements, which add nothing to a row
+  uint32_t outside[2];  // for each of them, or x and its mask, a word of neutral elements, which add nothing to a row
   void* written;
 #ifdef JITACT_ROW_INPUT
   MaskOfRows mask;
@@ -204,10 +204,12 @@ class Rows {
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
+  static constexpr bool kIsScaled = op == Op::forward && kAdds;  // as soon as they are loaded
   using Results = Packed<Written<op>, T, size>;
   using Vector = typename Results::Vector;
   using Element = typename Results::Element;
 #else
+  static constexpr bool kIsScaled = false;
   using Results = Storage<S>;
   using Vector = Words;
   using Element = S;
@@ -272,19 +274,27 @@ class Rows {
     ptx::commit_copies();
   }
 
+  // Calls load(v) for the vectors from `first` up to `end` of the thread's one chunk that begin in the row, and set_absent(v) for
+  // the others, and for some that are loaded afterwards. There are no branches between them if all do, or all but the last.
+  template <typename Load, typename SetAbsent>
+  JITACT_DEVICE void load_each(int first, int end, const Load& load, const SetAbsent& set_absent) const {
+    const auto load_if_there = [&](int v) {
+      set_absent(v);
+      if (at(0, v) < place_.end) load(v);
+    };
+    if (launch_.nearly_full ? place_.end > 0 : at(0, vectors - 1) < place_.end) {
+      JITACT_UNROLL for (int v = first; v < end && v < vectors - 1; v++) load(v);
+      if (end == vectors) load_if_there(vectors - 1);
+    } else {
+      JITACT_UNROLL for (int v = first; v < end; v++) load_if_there(v);
+    }
+  }
+
   JITACT_DEVICE void load(Held& words) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
-      const auto load_if_there = [&](int v) {
-        JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r];
-        if (at(0, v) < place_.end) words.of[r][v] = *from;
-      };
-      if (launch_.nearly_full ? place_.end > 0 : at(0, vectors - 1) < place_.end) {
-        JITACT_UNROLL for (int v = 0; v < vectors - 1; v++, from += step_) words.of[r][v] = *from;
-        load_if_there(vectors - 1);
-      } else {
-        JITACT_UNROLL for (int v = 0; v < vectors; v++, from += step_) load_if_there(v);
-      }
+      load_each(0, vectors, [&](int v) { words.of[r][v] = from[vectors_to(0, v)]; },
+                [&](int v) { JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r]; });
     }
     JITACT_UNROLL for (int r = 0; r < tensors; r++)
       JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], 0, v, r);
@@ -294,56 +304,52 @@ class Rows {
   // Loads x with the mask applied. All loads of x are issued before those of masks.
   JITACT_DEVICE void load_masked(Held& words, [[maybe_unused]] int64_t row) const {
     const auto* const from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
-    const bool is_full = at(0, vectors - 1) < place_.end;
     SideWords<Input, size> x[vectors];
-    JITACT_UNROLL for (int v = 0; v < vectors; v++)
-      if (at(0, v) < place_.end) x[v] = from[vectors_to(0, v)];
-    [[maybe_unused]] const MaskBits* mask = nullptr;
-    [[maybe_unused]] bool is_aligned = false;
-    if constexpr (kMasks) {
-      mask = launch_.mask.of(unsigned(row)) - place_.begin * launch_.mask.step;
-      is_aligned = launch_.mask.step == 1 && reinterpret_cast<uintptr_t>(mask) % alignof(MaskWords<size>) == 0;
+    load_each(0, vectors, [&](int v) { x[v] = from[vectors_to(0, v)]; }, [&](int v) { x[v] = {}; });
+    if constexpr (!kMasks) {
+      take_input(words, x, Unmasked());
+    } else {
+      const AlignedMask<size> mask(launch_.mask, unsigned(row), place_.begin);
+      if (mask.is_aligned()) take_input(words, x, mask);
+      else take_input(words, x, AnyMask<size>(mask, place_.begin, place_.end));
     }
-    JITACT_UNROLL for (int first = 0; first < vectors; first += kMasksAtOnce) {
-      MaskWords<size> masks[kMasksAtOnce];
+  }
+  // Converts vectors of x to words, with their masks.
+  template <typename Mask>
+  JITACT_DEVICE void take_input(Held& words, const SideWords<Input, size> (&x)[vectors], const Mask& mask) const {
+    constexpr int at_once = Mask::kAtOnce;
+    JITACT_UNROLL for (int first = 0; first < vectors; first += at_once) {
+      typename Mask::Loaded masks[at_once];
       if constexpr (kMasks)
-        JITACT_UNROLL for (int v = 0; v < kMasksAtOnce; v++) load_mask(masks[v], mask, first + v, is_full, is_aligned);
-      JITACT_UNROLL for (int v = first; v < first + kMasksAtOnce; v++) {
-        const bool is_there = !kMasks || is_full || at(0, v) < place_.end;
-        JITACT_UNROLL for (uint32_t& w : words.of[0][v].w) w = launch_.outside[0];
-        if (!kMasks && at(0, v) >= place_.end) continue;
-        Words made;
+        load_each(first, first + at_once, [&](int v) { masks[v - first] = mask.load(vectors_to(0, v)); },
+                  [&](int v) { masks[v - first] = mask.repeated(launch_.outside[1]); });
+      JITACT_UNROLL for (int v = first; v < first + at_once; v++) {
+        Words& made = words.of[0][v];
+        if (!kMasks && at(0, v) >= place_.end) {
+          JITACT_UNROLL for (uint32_t& w : made.w) w = launch_.outside[0];
+          continue;
+        }
         if constexpr (kAdds || kConverts) {
           T t[size];
-          widen(x[v].side(), t);
+          widen(x[v], t);
           if constexpr (kAdds) {
             T added[size];
-            widen(masks[v - first].side(), added);
+            widen(mask.words(masks[v - first]), added);
             JITACT_UNROLL for (int e = 0; e < size; e++) t[e] = fma(t[e], T(launch_.mask.scale), added[e]);
           }
           made = Storage<S>::narrow(t);
         } else {
           made = bit_cast<Words>(x[v]);
         }
-        if constexpr (kMasks && !kAdds)
+        if constexpr (kMasks && !kAdds) {
+          const MaskWords<size> bools = mask.words(masks[v - first]);
           JITACT_UNROLL for (int w = 0; w < 4; w++) {
-            const uint32_t taking_part = masks[v - first].spread(w);
+            const uint32_t taking_part = bools.spread(w);
             made.w[w] = (made.w[w] & taking_part) | (launch_.outside[0] & ~taking_part);
           }
-        if (is_there) words.of[0][v] = made;
-        trim(words.of[0][v], 0, v, 0);
+        }
+        trim(made, 0, v, 0);
       }
-    }
-  }
-  // Loads the mask of the v-th vector.
-  JITACT_DEVICE void load_mask(MaskWords<size>& words, const MaskBits* mask, int v, bool is_full, bool is_aligned) const {
-    const int i = at(0, v);
-    if (is_aligned && (is_full || i < place_.end) && is_whole(0, v)) {
-      words = *reinterpret_cast<const MaskWords<size>*>(mask + i);
-    } else {
-      words = {};
-      JITACT_UNROLL for (int e = 0; e < size; e++)
-        if (is_inside(i + e)) words.set(e, mask[(i + e) * launch_.mask.step]);
     }
   }
 #endif
@@ -491,8 +497,9 @@ class Rows {
       each<true>([&](int c, int v) {
         T t[size];
         read(words, c, v, x, t);
-        JITACT_UNROLL for (int i = 0; i < size; i++) t[i] *= scale_, highest[quarter(v)] = max(highest[quarter(v)], t[i]);
-        keep(words, c, v, t);
+        JITACT_UNROLL for (int i = 0; !kIsScaled && i < size; i++) t[i] *= scale_;
+        JITACT_UNROLL for (int i = 0; i < size; i++) highest[quarter(v)] = max(highest[quarter(v)], t[i]);
+        if constexpr (!kIsScaled) keep(words, c, v, t);
       });
       times_ = 1;
     }
@@ -788,7 +795,8 @@ template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
-  const int64_t threads = op == Op::forward && sizeof(S) == 2 && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
+  constexpr bool thinly = op == Op::forward && sizeof(S) == 2 && masks(op) == 0;
+  const int64_t threads = thinly && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
   const auto blocks_of = [&](int64_t threads) { return int((threads + (1 << launch.log_group) - 1) >> launch.log_group); };
@@ -843,7 +851,10 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 #ifdef JITACT_ROW_INPUT
-  if constexpr (masks(op) > 0) launch.mask = MaskOfRows(call.mask, call.length);
+  if constexpr (masks(op) > 0) {
+    launch.mask = MaskOfRows(call.mask, call.length);
+    launch.outside[1] = kAdds ? lowest<MaskBits>(1) : 0;
+  }
 #endif
   if constexpr (kOperands > 0) launch.operands = operands_of(call);
 
