@@ -100,6 +100,7 @@ JITACT_INLINE double tanh(double x) {
   const double y = a > 0.5 ? ::fma(-2.0 * f.e, f.r, 1.0) : -f.below * f.r;
   return copysign(a < 0x1p-30 ? a : y, x);
 }
+JITACT_INLINE double tanh_beside_slope(double x) { return tanh(x); }
 // With c = 1 - tanh(|x|) it is c (2 - c).
 JITACT_INLINE double tanh_slope(double x) {
   const double a = magnitude(x);

@@ -48,7 +48,7 @@ JITACT_CHAIN(acos, -rsqrt((1 - x) * (1 + x)))
 JITACT_CHAIN_FINITE(atan, 1 / (1 + x * x))
 JITACT_CHAIN(sinh, cosh(x))
 JITACT_CHAIN(cosh, sinh(x))
-JITACT_CHAIN_FINITE(tanh, tanh_slope(x))
+JITACT_CHAIN_FINITE(tanh_beside_slope, tanh_slope(x))
 JITACT_CHAIN_FINITE(tanh_slope, -2 * y * tanh(x))
 JITACT_CHAIN_FINITE(asinh, rsqrt(x * x + 1))
 JITACT_CHAIN(acosh, rsqrt(x - 1) * rsqrt(x + 1))
@@ -71,6 +71,9 @@ JITACT_CHAIN_FINITE(x_minus_tanh, tanh(x) * tanh(x))
 #undef JITACT_CHAIN
 #undef JITACT_CHAIN_FINITE
 #undef JITACT_STEPS
+
+template <typename T>
+JITACT_INLINE Dual<T> tanh(Dual<T> x) { return tanh_beside_slope(x); }
 
 // The derivative of tanh(softplus(x)).
 template <typename T>

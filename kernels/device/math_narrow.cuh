@@ -125,13 +125,15 @@ JITACT_INLINE float times_tanh_softplus(float a, float x) {
   return a * 0x1p-8f * divide(n, fmaf(n, 0x1p-8f, 2.0f));
 }
 
-// (1 - tanh(a)) / 2 for a >= 0.
-JITACT_INLINE float tanh_complement(float a) { return reciprocal(1.0f + exp2(2 * kLog2e * a)); }
+// (1 - tanh(x)) / 2.
+JITACT_INLINE float tanh_complement(float x) { return reciprocal(1.0f + exp2(2 * kLog2e * x)); }
 
 JITACT_INLINE float tanh(float x) {
-  const float a = fabsf(x), u = x * x;
-  const float inside = fmaf(a * u, fmaf(u, 1.246056706e-1f, -3.330079019e-1f), a);
-  return copysignf(select(a < 0.35f, inside, fmaf(-2.0f, tanh_complement(a), 1.0f)), x);
+  return select(fabsf(x) < 0.15f, x * fmaf(x * x, -0.3309f, 1.0f), fmaf(-2.0f, tanh_complement(x), 1.0f));
+}
+JITACT_INLINE float tanh_beside_slope(float x) {
+  const float a = fabsf(x);
+  return copysignf(select(a < 0.15f, a * fmaf(x * x, -0.3309f, 1.0f), fmaf(-2.0f, tanh_complement(a), 1.0f)), x);
 }
 
 JITACT_INLINE float tanh_slope(float x) {

@@ -277,6 +277,7 @@ JITACT_INLINE float tanh(float x) {
   const float inside = fmaf(a * u, -tanh_residual(u), a);
   return copysignf(select(a > 1.25f, 1.0f - tanh_complement(a), inside), x);
 }
+JITACT_INLINE float tanh_beside_slope(float x) { return tanh(x); }
 
 JITACT_INLINE float tanh_slope(float x) {
   const float c = tanh_complement(fabsf(x));
