@@ -106,9 +106,9 @@ def _slopes() -> tuple[str, dict[str, tuple[str, ...]], set[str]]:
     header = (DEVICE / "math_dual.cuh").read_text()
     written = re.findall(r"^template <typename T>\nJITACT_INLINE (T \w+\(.*?^\}$)", header, re.MULTILINE | re.DOTALL)
     names, finite = {}, set()
-    for kind, line in re.findall(r"^JITACT_CHAIN(_2|_FINITE|)\((.*)\)$", header, re.MULTILINE):
+    for kind, line in re.findall(r"^JITACT_CHAIN(_2|_FINITE|_FINITE_BESIDE|)\((.*)\)$", header, re.MULTILINE):
         function, *slopes = map(str.strip, split(line, ","))
-        if kind == "_FINITE":
+        if kind.startswith("_FINITE"):
             finite.add(function)
         taken = "T x, T y" if len(slopes) == 1 else "T a, T b, T y"
         names[function] = tuple(f"{function}_slope_{k}" for k in range(len(slopes)))

@@ -89,7 +89,7 @@ class Typed(torch.autograd.Function):
             wide = torch.promote_types(dz.dtype, dtype)
             dmask = (dz.sum(apart, keepdim=True, dtype=wide) if apart else dz).to(dtype)
             dx = (dz if scale == 1 else dz * scale).to(ctx.x_dtype) if of_x else None
-        elif of_x and ctx.x_dtype is not y.dtype and _is_plain(dy, y) and record.takes_backward(y, dim):
+        elif of_x and ctx.x_dtype is not y.dtype and _is_plain(dy, y) and record.takes_backward(y, dim, True):
             given = kernels.readable(dy), y, *_in_one_piece(beside).rows, *ctx.numbers, dim, scale
             dx, *of_rows = _of_operands(kernels.operate(ctx.build, "backward_from_output", *given), beside)
         else:
@@ -139,7 +139,7 @@ def _gradients(
     record: RowActivation, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside
 ) -> tuple[Tensor, ...]:
     """The gradients, by kernel; by PyTorch's operators, which are differentiable, where that is needed."""
-    if _is_plain(dy, kept) and record.takes_backward(kept, dim):
+    if _is_plain(dy, kept) and record.takes_backward(kept, dim, scale != 1):
         given = record.backward_by_kernel(dy, kept, dim, scale, from_output, _in_one_piece(beside))
         return _of_operands(given, beside)
     y = kept

@@ -62,7 +62,7 @@ class RowDefinition(RowActivation):
         """Whether the kernel supports it: PyTorch has no operator of its own that could be faster."""
         return kernels.is_scale(scale) and can(x, dim, 1)
 
-    def takes_backward(self, y: Tensor, dim: int) -> bool:
+    def takes_backward(self, y: Tensor, dim: int, in_passes: bool) -> bool:
         """The same for backward."""
         return can(y, dim, 2)
 

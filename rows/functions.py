@@ -130,7 +130,7 @@ def run(
         if lying.is_contiguous():
             by_kernel = record.takes_forward(lying, place, factor)
             keeps = torch.is_grad_enabled() and any([each.requires_grad for each in (t, *beside.rows)])
-            of_kept = record.takes_backward(lying, place) or (record.own_gradient and lying.numel() > 0)
+            of_kept = record.takes_backward(lying, place, factor != 1) or (record.own_gradient and lying.numel() > 0)
             if by_kernel or (keeps and kernels.is_scale(factor) and of_kept):
                 rows = lying_rows(beside, t.shape, dim, order)
                 y = Rows.apply(lying, record, place, factor, save, by_kernel, beside.numbers, *rows)

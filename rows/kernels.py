@@ -52,18 +52,45 @@ MOST_ACROSS = 2**34  # kMostAcross: bytes of a tensor divided by the length of i
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
 SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of either sign
 SCALES = SMALLEST, 2.0**100  # of either sign; between them, everything that kernels derive from a scale is a normal number
+LONGEST = 2**63 - 1  # elements of any row
 TILE = 1024  # elements of adjacent strided rows; fewer are too little work for a block
 
-Shortest = tuple[int, int]  # elements of a row that fills 16-byte vectors, and of one that begins and ends within them
+Lengths = tuple[tuple[range, ...], tuple[range, ...]]
+"""Of rows that fill 16-byte vectors, and of rows that begin and end within them."""
 
-GPU_FORWARD: dict[int, Shortest] = {2: (128, 1000), 4: (1000, 1000)}
-GPU_BACKWARD: dict[int, Shortest] = {2: (128, 1000), 4: (128, 1000)}
-GPU_ACROSS: dict[int, Shortest] = {2: (8, 8), 4: (8, 8)}
-"""The shortest rows, by bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's."""
+EVERY, LONG = range(8, LONGEST), range(1000, LONGEST)
+GPU_EVERY: Lengths = (EVERY,), (EVERY,)
+GPU_FORWARD: dict[tuple[str, int], Lengths] = {
+    ("softmax", 2): GPU_EVERY,
+    ("softmax", 4): ((LONG,), (LONG,)),
+    ("log_softmax", 2): ((EVERY,), (range(8, 128), range(257, LONGEST))),
+    ("log_softmax", 4): ((LONG,), (LONG,)),
+}
+GPU_BACKWARD: dict[tuple[str, int], Lengths] = {
+    ("softmax", 2): GPU_EVERY,
+    ("softmax", 4): GPU_EVERY,
+    ("log_softmax", 2): GPU_EVERY,
+    ("log_softmax", 4): ((range(128, LONGEST),), (LONG,)),
+}
+"""The rows along the last dimension, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower
+than PyTorch's. GPU_EVERY is for rows across memory, and where PyTorch needs a pass more, as for a scale or a mask."""
 
-GPU_IN_PASSES: Shortest = 8, 8
-GPU_CONVERTED: Shortest = 40, 1000
-"""The same with a mask or a conversion, for which PyTorch needs another pass, and for the conversion that it fuses."""
+GPU_CONVERTED: Lengths = (range(40, LONGEST),), (LONG,)
+"""The same for the one conversion that PyTorch does in the same pass, from float16."""
+
+CPU_FORWARD: dict[tuple[str, int], tuple[int, int]] = {
+    ("softmax", 2): (512, 128),
+    ("softmax", 4): (4096, 512),
+    ("log_softmax", 2): (2048, 512),
+    ("log_softmax", 4): (4096, 512),
+}
+CPU_SCALED = {
+    ("softmax", 2): (128, 128),
+    ("softmax", 4): (256, 128),
+    ("log_softmax", 2): (512, 128),
+    ("log_softmax", 4): (256, 128),
+}
+"""The same for a CPU: the shortest rows, in tensors of less than LARGE bytes and of more; and with a scale."""
 
 
 def sees_all(x: Tensor) -> bool:
@@ -126,28 +153,34 @@ def is_scale(scale: float) -> bool:
     return SMALLEST <= abs(scale) <= LARGEST
 
 
-def takes_forward(x: Tensor, dim: int, scale: float) -> bool:
+def takes_forward(kernel: str, x: Tensor, dim: int, scale: float) -> bool:
     """Whether a kernel should compute the rows of a contiguous tensor for which :func:`sees_all` is true."""
     if not SCALES[0] <= abs(scale) <= SCALES[1] or x.nbytes < SMALL:
         return False
     length, columns = x.shape[dim], _columns(x, dim)
     if x.is_cuda:
-        return fits_a_gpu(x, dim, 1, GPU_FORWARD if columns == 1 else GPU_ACROSS)
+        in_passes = columns > 1 or scale != 1
+        return fits_a_gpu(x, dim, 1, GPU_EVERY if in_passes else GPU_FORWARD[kernel, x.itemsize])
     if not _has_vectors():
         return False
-    if x.nbytes >= LARGE:
-        return length >= 256 if columns == 1 else columns >= NARROW and NARROW <= length <= HELD
-    return columns == 1 and length >= 512
+    if columns > 1:
+        return x.nbytes >= LARGE and columns >= NARROW and NARROW <= length <= HELD
+    shortest = CPU_FORWARD if scale == 1 else CPU_SCALED
+    return length >= shortest[kernel, x.itemsize][x.nbytes >= LARGE]
 
 
-def takes_backward(y: Tensor, dim: int) -> bool:
-    """The same for backward, given a contiguous output or input."""
+def takes_backward(kernel: str, y: Tensor, dim: int, in_passes: bool) -> bool:
+    """The same for backward, given a contiguous output or input.
+
+    ``in_passes``: whether PyTorch needs a pass more, for a scale or a conversion.
+    """
     if y.nbytes < SMALL:
         return False
     columns = _columns(y, dim)
     if y.is_cuda:
-        return fits_a_gpu(y, dim, 2, GPU_BACKWARD if columns == 1 else GPU_ACROSS)
-    return columns == 1 and y.nbytes >= LARGE and y.shape[dim] >= 256 and _has_vectors()
+        return fits_a_gpu(y, dim, 2, GPU_EVERY if columns > 1 or in_passes else GPU_BACKWARD[kernel, y.itemsize])
+    is_large = y.nbytes >= LARGE
+    return columns == 1 and (is_large or in_passes) and y.shape[dim] >= (128 if is_large else 256) and _has_vectors()
 
 
 def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
@@ -168,8 +201,8 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         return False
     length = x.shape[dim]
     if x.is_cuda:
-        shortest = GPU_CONVERTED if types.mask == "none" and x.dtype is torch.float16 else GPU_IN_PASSES
-        return length >= shortest[length % _elements_of_a_vector(x, types) != 0]
+        lengths = GPU_CONVERTED if types.mask == "none" and x.dtype is torch.float16 else GPU_EVERY
+        return _has(lengths, length, _elements_of_a_vector(x, types))
     if size >= LARGE:
         return length >= 256 and _has_vectors()
     return types.mask != "none" and length >= 512 and _has_vectors()
@@ -212,17 +245,22 @@ def _vectors_touched(length: int, each: int) -> int:
     return (length + 2 * (each - 1) if length % each else length) // each
 
 
-def fits_a_gpu(x: Tensor, dim: int, tensors: int, shortest: dict[int, Shortest]) -> bool:
+def _has(lengths: Lengths, length: int, each: int) -> bool:
+    """Whether rows are among those for which kernels are used; ``each``: elements of a vector."""
+    return any([length in some for some in lengths[length % each != 0]])
+
+
+def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
     """Whether the GPU's kernels support the rows of a contiguous tensor.
 
     Args:
         x: the tensor.
         dim: the dimension of its rows.
         tensors: how many tensors of its shape are read.
-        shortest: the shortest rows for which to use them, by bytes per element.
+        lengths: of the rows for which to use them.
     """
     length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
-    if length < shortest[x.itemsize][length % each != 0] or x.data_ptr() % ALIGNED:
+    if not _has(lengths, length, each) or x.data_ptr() % ALIGNED:
         return False
     if columns > 1:
         is_short = length * tensors <= ACROSS_IN_A_BLOCK

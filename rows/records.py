@@ -17,7 +17,7 @@ from . import kernels
 
 __all__ = ["NOTHING", "TABLE", "Beside", "RowActivation", "can"]
 
-ANY_LENGTH = {2: (1, 1), 4: (1, 1)}
+ANY_LENGTH: kernels.Lengths = (range(1, kernels.LONGEST),), (range(1, kernels.LONGEST),)
 
 
 def can(x: Tensor, dim: int, reads: int) -> bool:
@@ -101,11 +101,11 @@ class RowActivation:
 
     def takes_forward(self, x: Tensor, dim: int, scale: float) -> bool:
         """Whether a kernel should compute the rows of a contiguous tensor for which :func:`kernels.sees_all` is true."""
-        return kernels.takes_forward(x, dim, scale)
+        return kernels.takes_forward(self.kernel, x, dim, scale)
 
-    def takes_backward(self, y: Tensor, dim: int) -> bool:
-        """The same for backward, given a contiguous output or input."""
-        return kernels.takes_backward(y, dim)
+    def takes_backward(self, y: Tensor, dim: int, in_passes: bool) -> bool:
+        """The same for backward, given a contiguous output or input; ``in_passes``: whether PyTorch needs a pass more."""
+        return kernels.takes_backward(self.kernel, y, dim, in_passes)
 
     def takes_types(self, x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         """The same for a build for particular types, if it is no slower than a mask or conversion before the usual kernel."""

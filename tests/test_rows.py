@@ -9,6 +9,7 @@ import math
 import pickle
 import re
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -461,17 +462,19 @@ def test_calls_that_kernels_take_on_a_cpu(name: str, taken: list, monkeypatch: p
     function, kernel = getattr(jitact, name), name.replace("softmin", "softmax")
     monkeypatch.setattr(row_kernels, "LARGE", 2**21)
     both = [(kernel, "forward"), (kernel, "backward_from_output")]
-    for x, dim, expected in (
-        (torch.randn(1024, 513), -1, both),
-        (torch.randn(400, 600, dtype=torch.float32).t()[None], 1, []),  # 1 MB, strided rows
-        (torch.randn(3, 100, 2000).transpose(1, 2), 1, both),
-        (torch.randn(500, 1024).bfloat16(), 1, []),
-        (torch.randn(600, 1024).bfloat16(), 1, both[:1]),
-        (torch.randn(100, 5300), 0, both[:1]),
-        (torch.randn(600, 1000).half()[:, ::2], 1, []),
+    for x, dim, plain, scaled in (
+        (torch.randn(1024, 513), -1, both, both),
+        (torch.randn(400, 600, dtype=torch.float32).t()[None], 1, [], []),  # 1 MB, strided rows
+        (torch.randn(3, 100, 2000).transpose(1, 2), 1, both, both),
+        (torch.randn(300, 1000), 1, [], both),
+        (torch.randn(500, 1024).bfloat16(), 1, [], []),
+        (torch.randn(600, 1024).bfloat16(), 1, both[:1] if kernel == "softmax" else [], both),
+        (torch.randn(100, 5300), 0, both[:1], both[:1]),
+        (torch.randn(600, 1000).half()[:, ::2], 1, [], []),
     ):
         x = x.requires_grad_()
         for scale in (1.0, -0.5):
+            expected = plain if scale == 1 and name != "softmin" else scaled
             taken.clear()
             y = function(x, dim, scale=scale)
             dy = torch.randn_like(y)
@@ -497,7 +500,9 @@ def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
     for dtype, n, expected in (
         (torch.bfloat16, 1024, both),
         (torch.float16, 32768, both),
-        (torch.float32, 512, both[1:]),
+        (torch.bfloat16, 333, both),
+        (torch.float32, 512, both if name == "softmin" else both[1:]),
+        (torch.float32, 333, {"softmax": both[1:], "log_softmax": [], "softmin": both}[name]),
         (torch.float32, 4096, both),
         (torch.float32, 1048576, []),
     ):
@@ -532,8 +537,25 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
         (True, torch.float32, 999, 2, False),
     ):
         monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
-        x = torch.empty(1, length, dtype=dtype)
-        assert row_kernels.fits_a_gpu(x, 1, tensors, row_kernels.GPU_BACKWARD) is expected, (clusters, dtype, length)
+        x, lengths = torch.empty(1, length, dtype=dtype), row_kernels.GPU_BACKWARD["log_softmax", dtype.itemsize]
+        assert row_kernels.fits_a_gpu(x, 1, tensors, lengths) is expected, (clusters, dtype, length)
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_lengths_for_which_a_gpus_kernels_are_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorter ones of float32 are PyTorch's, unless it needs another pass."""
+    monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: True)
+    of_16_bits = {n: (True, True) for n in (8, 12, 33, 64, 127, 257, 333, 1000)}
+    of_16_bits |= {7: (False, False), 197: (name == "softmax", True), 200: (True, True)}
+    of_float32 = {n: (False, name == "softmax") for n in (8, 33, 64, 197)} | {7: (False, False), 256: (False, True)}
+    of_float32 |= {999: (False, name == "softmax"), 1000: (True, True), 1001: (True, True)}
+    for dtype, table in ((torch.bfloat16, of_16_bits), (torch.float16, of_16_bits), (torch.float32, of_float32)):
+        for n, expected in table.items():
+            sizes = {"shape": (2**18, n), "nbytes": 2**18 * n * dtype.itemsize, "itemsize": dtype.itemsize}
+            x = SimpleNamespace(dtype=dtype, device="cuda", is_cuda=True, data_ptr=lambda: 0, **sizes)
+            used = row_kernels.takes_forward(name, x, 1, 1.0), row_kernels.takes_backward(name, x, 1, False)
+            assert used == expected, (dtype, n)
+            assert row_kernels.takes_forward(name, x, 1, 0.5) is row_kernels.takes_backward(name, x, 1, True) is (n >= 8), n
 
 
 def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -550,7 +572,7 @@ def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch)
     ):
         monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
         x = torch.empty(shape, dtype=dtype)
-        assert row_kernels.fits_a_gpu(x, dim, tensors, row_kernels.GPU_ACROSS) is expected, (clusters, dtype, shape)
+        assert row_kernels.fits_a_gpu(x, dim, tensors, row_kernels.GPU_EVERY) is expected, (clusters, dtype, shape)
 
 
 def test_pytorch_takes_all_else(taken: list, device: str) -> None:

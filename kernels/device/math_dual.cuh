@@ -19,6 +19,15 @@ namespace jitact {
     [[maybe_unused]] const T x = dual.value, y = f(x);                                 \
     return {y, times_derivative(T(slope), dual.derivative, dual.varies), dual.varies}; \
   }
+// The same of a function that has a form for use beside its slope.
+#define JITACT_CHAIN_FINITE_BESIDE(f, slope)                                           \
+  template <typename T>                                                                \
+  JITACT_INLINE Dual<T> f(Dual<T> dual) {                                              \
+    [[maybe_unused]] const T x = dual.value, y = f##_beside_slope(x);                  \
+    return {y, times_derivative(T(slope), dual.derivative, dual.varies), dual.varies}; \
+  }                                                                                    \
+  template <typename T>                                                                \
+  JITACT_INLINE Dual<T> f##_beside_slope(Dual<T> dual) { return f(dual); }
 // A step function, which is constant almost everywhere.
 #define JITACT_STEPS(f) \
   template <typename T> \
@@ -48,7 +57,7 @@ JITACT_CHAIN(acos, -rsqrt((1 - x) * (1 + x)))
 JITACT_CHAIN_FINITE(atan, 1 / (1 + x * x))
 JITACT_CHAIN(sinh, cosh(x))
 JITACT_CHAIN(cosh, sinh(x))
-JITACT_CHAIN_FINITE(tanh_beside_slope, tanh_slope(x))
+JITACT_CHAIN_FINITE_BESIDE(tanh, tanh_slope(x))
 JITACT_CHAIN_FINITE(tanh_slope, -2 * y * tanh(x))
 JITACT_CHAIN_FINITE(asinh, rsqrt(x * x + 1))
 JITACT_CHAIN(acosh, rsqrt(x - 1) * rsqrt(x + 1))
@@ -70,10 +79,8 @@ JITACT_CHAIN_FINITE(x_minus_tanh, tanh(x) * tanh(x))
 
 #undef JITACT_CHAIN
 #undef JITACT_CHAIN_FINITE
+#undef JITACT_CHAIN_FINITE_BESIDE
 #undef JITACT_STEPS
-
-template <typename T>
-JITACT_INLINE Dual<T> tanh(Dual<T> x) { return tanh_beside_slope(x); }
 
 // The derivative of tanh(softplus(x)).
 template <typename T>

@@ -150,6 +150,11 @@ class Strip {
   // Whether elements are read, and written, without conversion.
   static constexpr bool kIsRead = std::is_same_v<From, typename T::Value> && !across;
   static constexpr bool kIsWritten = std::is_same_v<To, typename T::Value> && !across;
+#ifdef JITACT_ROW_INPUT
+  static constexpr bool kMasked = kMasks;
+#else
+  static constexpr bool kMasked = false;
+#endif
   using Wide = std::conditional_t<std::is_same_v<T, Single>, double, float>;      // for sums of many terms of either sign
   static constexpr int kRows = across ? kLanes : 1;                               // per strip
 
@@ -231,6 +236,10 @@ class Strip {
   void fold() {
     T peaks[kLanes];
     std::fill(peaks, peaks + kLanes, T(-INFINITY));
+    const T* scaled = held_;
+    if constexpr (kIsRead && !kMasked && !kPlaced)  // elements may stay where they are
+      if (call_.scale == 1 && place_.length % kLanes == 0)
+        scaled = static_cast<const T*>(call_.read[reads(op) - 1]) + place_.first;
     each_block([&](int64_t step, int64_t count) {
       const T scale = call_.scale, lowest = call_.scale > 0 ? -INFINITY : INFINITY;
       T* to = held_ + step * kLanes;
@@ -238,6 +247,12 @@ class Strip {
 #ifdef JITACT_ROW_INPUT
       if constexpr (kMasks) from = masked(from, step, count, lowest, to);
 #endif
+      if (call_.scale == 1 && (from == to || scaled != held_)) {
+        for (int64_t i = 0; i < count; i++, from += kLanes)
+#pragma GCC ivdep
+          for (int j = 0; j < kLanes; j++) peaks[j] = max(peaks[j], from[j]);
+        return;
+      }
       for (int64_t i = 0; i < count; i++, from += kLanes, to += kLanes)
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
@@ -257,7 +272,10 @@ class Strip {
       any_far |= far;
     }
     if constexpr (!kPlaced)
-      for (int64_t i = 0; any_far && i < place_.steps * kLanes; i++) held_[i] -= base[i % kRows];
+      if (any_far) {
+        for (int64_t i = 0; i < place_.steps * kLanes; i++) held_[i] = scaled[i] - base[i % kRows];
+        scaled = held_;
+      }
 
     using F = Fold<T>;
     double sums[F::parts][kLanes] = {};
@@ -265,13 +283,14 @@ class Strip {
     each_block([&](int64_t step, int64_t count) {
       T parts[F::parts][kLanes] = {};
       std::fill(parts[0], parts[0] + kLanes, T(F::start));
+      const T* from = scaled + step * kLanes;
       T* t = held_ + step * kLanes;
-      for (int64_t i = 0; i < count; i++, t += kLanes)
+      for (int64_t i = 0; i < count; i++, from += kLanes, t += kLanes)
 #pragma GCC ivdep
         for (int j = 0; j < kLanes; j++) {
           T part[F::parts];
           for (int p = 0; p < F::parts; p++) part[p] = parts[p][j];
-          const T from_base = kPlaced ? t[j] - base[across ? j : 0] : t[j];
+          const T from_base = kPlaced ? from[j] - base[across ? j : 0] : from[j];
           const T kept = F::add(part, across ? Weights<T>(peaks[j]) : weights, peaks[across ? j : 0], from_base);
           if constexpr (!kPlaced) t[j] = kept;
           for (int p = 0; p < F::parts; p++) parts[p][j] = part[p];
