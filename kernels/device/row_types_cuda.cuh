@@ -146,8 +146,8 @@ class AlignedMask {
   const char* from_;
   int skipped_;  // bytes of an aligned vector, before `from_`
 };
-// The same of any mask. A vector is cut out of the two aligned ones in which it lies, of which none is read that has no element
-// of the row.
+// The same of any mask. Elements of 4 bytes are loaded one by one; of others, the two aligned vectors in which the vector lies. None
+// that has no element of the row is read.
 template <int size>
 class AnyMask : AlignedMask<size> {
  public:
@@ -155,24 +155,41 @@ class AnyMask : AlignedMask<size> {
   static constexpr int kAtOnce = AlignedMask<size>::kAtOnce / 4;  // more take too many registers
 
   JITACT_DEVICE AnyMask(const AlignedMask<size>& mask, int begin, int end)
-      : AlignedMask<size>(mask), vectors_(reinterpret_cast<const MaskWords<size>*>(this->from_ - this->skipped_)),
+      : AlignedMask<size>(mask), begin_(begin), end_(end),
+        vectors_(reinterpret_cast<const MaskWords<size>*>(this->from_ - this->skipped_)),
         least_(this->is_one_ ? 0 : vector_of(begin)), most_(this->is_one_ ? 0 : vector_of(end - 1)) {}
   JITACT_DEVICE Loaded load(int v) const {
-    return {vectors_[::min(::max(v, least_), most_)], vectors_[::min(v + 1, most_)]};
+    if constexpr (kByElement) {
+      Loaded loaded;
+      JITACT_UNROLL for (int e = 0; e < size; e++) {
+        const int i = v * size + e;
+        loaded.first.w[e] = i >= begin_ && i < end_ ? reinterpret_cast<const uint32_t*>(this->from_)[this->is_one_ ? 0 : i] : 0;
+      }
+      return loaded;
+    } else {
+      return {vectors_[::min(::max(v, least_), most_)], vectors_[::min(v + 1, most_)]};
+    }
   }
   static JITACT_DEVICE Loaded repeated(uint32_t word) { return {MaskWords<size>(word), MaskWords<size>(word)}; }
   JITACT_DEVICE MaskWords<size> words(const Loaded& loaded) const {
-    MaskWords<size> words;
-    loops::cut<sizeof(MaskBits)>(words.w, loaded.first.w, loaded.second.w, this->skipped_);
-    return this->is_one_ ? MaskWords<size>(words.first()) : words;
+    if constexpr (kByElement) {
+      return loaded.first;
+    } else {
+      MaskWords<size> words;
+      loops::cut<sizeof(MaskBits)>(words.w, loaded.first.w, loaded.second.w, this->skipped_);
+      return this->is_one_ ? MaskWords<size>(words.first()) : words;
+    }
   }
 
  private:
+  static constexpr bool kByElement = sizeof(MaskBits) == 4;
+
   // The number of the aligned vector that has element i.
   JITACT_DEVICE int vector_of(int i) const {
     return (i * int(sizeof(MaskBits)) + this->skipped_) / int(sizeof(MaskWords<size>));
   }
 
+  int begin_, end_;
   const MaskWords<size>* vectors_;
   int least_, most_;
 };
