@@ -275,15 +275,17 @@ class Rows {
   }
 
   // Calls load(v) for the vectors from `first` up to `end` of the thread's one chunk that begin in the row, and set_absent(v) for
-  // the others, and for some that are loaded afterwards. There are no branches between them if all do, or all but the last.
-  template <typename Load, typename SetAbsent>
-  JITACT_DEVICE void load_each(int first, int end, const Load& load, const SetAbsent& set_absent) const {
+  // the others, and for some that are loaded afterwards; after each, advance(). There are no branches between them if all do, or
+  // all but the last.
+  template <typename Load, typename SetAbsent, typename Advance>
+  JITACT_DEVICE void load_each(int first, int end, const Load& load, const SetAbsent& set_absent, const Advance& advance) const {
     const auto load_if_there = [&](int v) {
       set_absent(v);
       if (at(0, v) < place_.end) load(v);
+      advance();
     };
     if (launch_.nearly_full ? place_.end > 0 : at(0, vectors - 1) < place_.end) {
-      JITACT_UNROLL for (int v = first; v < end && v < vectors - 1; v++) load(v);
+      JITACT_UNROLL for (int v = first; v < end && v < vectors - 1; v++) load(v), advance();
       if (end == vectors) load_if_there(vectors - 1);
     } else {
       JITACT_UNROLL for (int v = first; v < end; v++) load_if_there(v);
@@ -293,8 +295,9 @@ class Rows {
   JITACT_DEVICE void load(Held& words) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
-      load_each(0, vectors, [&](int v) { words.of[r][v] = from[vectors_to(0, v)]; },
-                [&](int v) { JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r]; });
+      load_each(0, vectors, [&](int v) { words.of[r][v] = *from; },
+                [&](int v) { JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r]; },
+                [&] { from += step_; });
     }
     JITACT_UNROLL for (int r = 0; r < tensors; r++)
       JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], 0, v, r);
@@ -305,7 +308,7 @@ class Rows {
   JITACT_DEVICE void load_masked(Held& words, [[maybe_unused]] int64_t row) const {
     const auto* const from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
     SideWords<Input, size> x[vectors];
-    load_each(0, vectors, [&](int v) { x[v] = from[vectors_to(0, v)]; }, [&](int v) { x[v] = {}; });
+    load_each(0, vectors, [&](int v) { x[v] = from[vectors_to(0, v)]; }, [&](int v) { x[v] = {}; }, [] {});
     if constexpr (!kMasks) {
       take_input(words, x, Unmasked());
     } else {
@@ -322,7 +325,7 @@ class Rows {
       typename Mask::Loaded masks[at_once];
       if constexpr (kMasks)
         load_each(first, first + at_once, [&](int v) { masks[v - first] = mask.load(vectors_to(0, v)); },
-                  [&](int v) { masks[v - first] = mask.repeated(launch_.outside[1]); });
+                  [&](int v) { masks[v - first] = mask.repeated(launch_.outside[1]); }, [] {});
       JITACT_UNROLL for (int v = first; v < first + at_once; v++) {
         Words& made = words.of[0][v];
         if (!kMasks && at(0, v) >= place_.end) {
