@@ -90,7 +90,9 @@ CPU_SCALED = {
     ("log_softmax", 2): (512, 128),
     ("log_softmax", 4): (256, 128),
 }
-"""The same for a CPU: the shortest rows, in tensors of less than LARGE bytes and of more; and with a scale."""
+CPU_MASKED = {"none": (LONGEST, 256), "bool": (64, 64), "added": (512, 128)}
+"""The same for a CPU: the shortest rows, in tensors of less than LARGE bytes and of more; with a scale; and by mask, where
+"none" is a conversion alone."""
 
 
 def sees_all(x: Tensor) -> bool:
@@ -203,9 +205,8 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
     if x.is_cuda:
         lengths = GPU_CONVERTED if types.mask == "none" and x.dtype is torch.float16 else GPU_EVERY
         return _has(lengths, length, _elements_of_a_vector(x, types))
-    if size >= LARGE:
-        return length >= 256 and _has_vectors()
-    return types.mask != "none" and length >= 512 and _has_vectors()
+    mask = types.mask if types.mask in ("none", "bool") else "added"
+    return length >= CPU_MASKED[mask][size >= LARGE] and _has_vectors()
 
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:

@@ -439,6 +439,23 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row_kernels.takes_types(x, 1, 1.0, types_of(*kinds)) is expected, (kinds, length)
 
 
+def test_lengths_of_rows_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "_has_vectors", lambda: True)
+    for kinds, rows, length, expected in (
+        ((F32, F32, torch.bool), 2**13, 64, True),
+        ((F32, F32, torch.bool), 2**13, 63, False),
+        ((F32, F32, torch.bool), 2**11, 64, False),  # less than 1 MB
+        ((F32, F32, F32), 2**13, 511, False),
+        ((BF16, BF16, BF16), 2**13, 512, True),
+        ((F32, F32, F32), 2**16, 128, True),  # 32 MB
+        ((F32, F32, F32), 2**18, 127, False),
+        ((BF16, F32, None), 2**12, 1024, False),
+        ((BF16, F32, None), 2**15, 256, True),
+    ):
+        x = torch.empty(rows, length, dtype=kinds[0], device="meta")
+        assert row_kernels.takes_types(x, 1, 1.0, types_of(*kinds)) is expected, (kinds, rows, length)
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_short_rows_on_a_gpu(taken: list) -> None:
     torch.manual_seed(0)

@@ -146,8 +146,8 @@ class AlignedMask {
   const char* from_;
   int skipped_;  // bytes of an aligned vector, before `from_`
 };
-// The same of any mask. Elements of 4 bytes are loaded one by one; of others, the two aligned vectors in which the vector lies. None
-// that has no element of the row is read.
+// The same of any mask. Elements of 4 bytes are loaded one by one; of others, the two aligned vectors in which the vector lies.
+// None that has no element of the row is read.
 template <int size>
 class AnyMask : AlignedMask<size> {
  public:
