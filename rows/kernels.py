@@ -56,7 +56,7 @@ LONGEST = 2**63 - 1  # elements of any row
 TILE = 1024  # elements of adjacent strided rows; fewer are too little work for a block
 
 Lengths = tuple[tuple[range, ...], tuple[range, ...]]
-"""Of rows that fill 16-byte vectors, and of rows that begin and end within them."""
+"""Of rows that fill the vectors that a thread has (16 bytes, of float32 if x is converted), and of rows that do not."""
 
 EVERY, LONG = range(8, LONGEST), range(1000, LONGEST)
 GPU_EVERY: Lengths = (EVERY,), (EVERY,)
@@ -73,7 +73,7 @@ GPU_BACKWARD: dict[tuple[str, int], Lengths] = {
     ("log_softmax", 4): ((range(128, LONGEST),), (LONG,)),
 }
 """The rows along the last dimension, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower
-than PyTorch's. GPU_EVERY is for rows across memory, and where PyTorch needs a pass more, as for a scale or a mask."""
+than PyTorch's. GPU_EVERY is for rows across memory, and where PyTorch needs another pass: for a scale, a conversion, a mask."""
 
 GPU_CONVERTED: Lengths = (range(40, LONGEST),), (LONG,)
 """The same for the one conversion that PyTorch does in the same pass, from float16."""
@@ -203,7 +203,8 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
         return False
     length = x.shape[dim]
     if x.is_cuda:
-        lengths = GPU_CONVERTED if types.mask == "none" and x.dtype is torch.float16 else GPU_EVERY
+        is_fused = types.mask == "none" and scale == 1 and x.dtype is torch.float16
+        lengths = GPU_CONVERTED if is_fused else GPU_EVERY
         return _has(lengths, length, _elements_of_a_vector(x, types))
     mask = types.mask if types.mask in ("none", "bool") else "added"
     return length >= CPU_MASKED[mask][size >= LARGE] and _has_vectors()

@@ -202,7 +202,7 @@ def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:
     torch.manual_seed(0)
     for kind, shape in (
         ("added", (2, 3, 7, 230_000)),
-        ("added", (1, 2, 70_008, 24)),
+        ("added", (2, 2, 70_016, 24)),
         ("bool in 16 bits", (1, 2, 51, 131_072)),
     ):
         name, input, output, mask_dtype = BUILDS[kind]
@@ -426,6 +426,7 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ((F16, F32, None), 999, False),  # PyTorch's converts in the same pass
         ((F16, F32, None), 1001, True),
         ((F16, F32, F16), 333, True),
+        ((F16, F32, None, 0.5), 333, True),  # but not the scale
         ((F32, F32, torch.bool), 8, True),
         ((BF16, BF16, torch.bool), 9, True),
         ((BF16, BF16, BF16), 7, False),
@@ -436,7 +437,7 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         sizes = {"shape": (2**18, length), "numel": lambda n=length: 2**18 * n, "itemsize": kinds[0].itemsize}
         x = SimpleNamespace(dtype=kinds[0], device="cuda", is_cuda=True, data_ptr=lambda: 0, **sizes)
-        assert row_kernels.takes_types(x, 1, 1.0, types_of(*kinds)) is expected, (kinds, length)
+        assert row_kernels.takes_types(x, 1, *kinds[3:] or (1.0,), types_of(*kinds[:3])) is expected, (kinds, length)
 
 
 def test_lengths_of_rows_for_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ class MaskOfRows {
 
 template <int size>
 struct MaskWords : SideWords<MaskBits, size> {
-  static constexpr int bytes = sizeof(MaskBits), count = size * bytes / 4;
+  static constexpr int bytes = sizeof(MaskBits);
   using SideWords<MaskBits, size>::w;
 
   MaskWords() = default;
@@ -124,8 +124,9 @@ struct MaskWords : SideWords<MaskBits, size> {
   }
 };
 
-// The mask of a thread's part of a row, whose vectors are numbered from the part's first one on. What load() gives for a vector
-// is given to words(), so that other loads may be issued between the two; elements of other rows get any mask.
+// The mask of a thread's part of a row, whose vectors are numbered from the part's first one on. words() takes what load() returned
+// for a vector, so that other loads may be issued between the two. Elements of other rows get any mask. Vectors that have an
+// element of the row are read whole, as of x, and may go beyond the mask by less than a vector.
 template <int size>
 class AlignedMask {
  public:
@@ -147,7 +148,7 @@ class AlignedMask {
   int skipped_;  // bytes of an aligned vector, before `from_`
 };
 // The same of any mask. Elements of 4 bytes are loaded one by one; of others, the two aligned vectors in which the vector lies.
-// None that has no element of the row is read.
+// A vector without an element of the row is not read.
 template <int size>
 class AnyMask : AlignedMask<size> {
  public:

@@ -236,10 +236,10 @@ class Strip {
   void fold() {
     T peaks[kLanes];
     std::fill(peaks, peaks + kLanes, T(-INFINITY));
-    const T* scaled = held_;
+    const T* elements = held_;  // of the row, scaled
     if constexpr (kIsRead && !kMasked && !kPlaced)  // elements may stay where they are
       if (call_.scale == 1 && place_.length % kLanes == 0)
-        scaled = static_cast<const T*>(call_.read[reads(op) - 1]) + place_.first;
+        elements = static_cast<const T*>(call_.read[reads(op) - 1]) + place_.first;
     each_block([&](int64_t step, int64_t count) {
       const T scale = call_.scale, lowest = call_.scale > 0 ? -INFINITY : INFINITY;
       T* to = held_ + step * kLanes;
@@ -247,7 +247,7 @@ class Strip {
 #ifdef JITACT_ROW_INPUT
       if constexpr (kMasks) from = masked(from, step, count, lowest, to);
 #endif
-      if (call_.scale == 1 && (from == to || scaled != held_)) {
+      if (call_.scale == 1 && (from == to || elements != held_)) {
         for (int64_t i = 0; i < count; i++, from += kLanes)
 #pragma GCC ivdep
           for (int j = 0; j < kLanes; j++) peaks[j] = max(peaks[j], from[j]);
@@ -273,8 +273,8 @@ class Strip {
     }
     if constexpr (!kPlaced)
       if (any_far) {
-        for (int64_t i = 0; i < place_.steps * kLanes; i++) held_[i] = scaled[i] - base[i % kRows];
-        scaled = held_;
+        for (int64_t i = 0; i < place_.steps * kLanes; i++) held_[i] = elements[i] - base[i % kRows];
+        elements = held_;
       }
 
     using F = Fold<T>;
@@ -283,7 +283,7 @@ class Strip {
     each_block([&](int64_t step, int64_t count) {
       T parts[F::parts][kLanes] = {};
       std::fill(parts[0], parts[0] + kLanes, T(F::start));
-      const T* from = scaled + step * kLanes;
+      const T* from = elements + step * kLanes;
       T* t = held_ + step * kLanes;
       for (int64_t i = 0; i < count; i++, from += kLanes, t += kLanes)
 #pragma GCC ivdep

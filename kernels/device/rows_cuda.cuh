@@ -204,7 +204,7 @@ class Rows {
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
-  static constexpr bool kIsScaled = op == Op::forward && kAdds;  // as soon as they are loaded
+  static constexpr bool kIsScaled = op == Op::forward && kAdds;  // whether elements are scaled as the mask is added to them
   using Results = Packed<Written<op>, T, size>;
   using Vector = typename Results::Vector;
   using Element = typename Results::Element;
@@ -274,9 +274,9 @@ class Rows {
     ptx::commit_copies();
   }
 
-  // Calls load(v) for the vectors from `first` up to `end` of the thread's one chunk that begin in the row, and set_absent(v) for
-  // the others, and for some that are loaded afterwards; after each, advance(). There are no branches between them if all do, or
-  // all but the last.
+  // Calls load(v) for those of the thread's vectors from `first` up to `end` that begin in the row, and before that, or in place of
+  // it, set_absent(v) unless it is known that the vector does; and advance() after each vector. There are no branches between
+  // them if all begin in the row, or all but the last.
   template <typename Load, typename SetAbsent, typename Advance>
   JITACT_DEVICE void load_each(int first, int end, const Load& load, const SetAbsent& set_absent, const Advance& advance) const {
     const auto load_if_there = [&](int v) {
