@@ -131,10 +131,7 @@ JITACT_INLINE float tanh_complement(float x) { return reciprocal(1.0f + exp2(2 *
 JITACT_INLINE float tanh(float x) {
   return select(fabsf(x) < 0.15f, x * fmaf(x * x, -0.3309f, 1.0f), fmaf(-2.0f, tanh_complement(x), 1.0f));
 }
-JITACT_INLINE float tanh_beside_slope(float x) {
-  const float a = fabsf(x);
-  return copysignf(select(a < 0.15f, a * fmaf(x * x, -0.3309f, 1.0f), fmaf(-2.0f, tanh_complement(a), 1.0f)), x);
-}
+JITACT_INLINE float tanh_beside_slope(float x) { return copysignf(tanh(fabsf(x)), x); }
 
 JITACT_INLINE float tanh_slope(float x) {
   const float h = tanh_complement(fabsf(x));

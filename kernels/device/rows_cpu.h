@@ -150,11 +150,6 @@ class Strip {
   // Whether elements are read, and written, without conversion.
   static constexpr bool kIsRead = std::is_same_v<From, typename T::Value> && !across;
   static constexpr bool kIsWritten = std::is_same_v<To, typename T::Value> && !across;
-#ifdef JITACT_ROW_INPUT
-  static constexpr bool kMasked = kMasks;
-#else
-  static constexpr bool kMasked = false;
-#endif
   using Wide = std::conditional_t<std::is_same_v<T, Single>, double, float>;      // for sums of many terms of either sign
   static constexpr int kRows = across ? kLanes : 1;                               // per strip
 
@@ -237,7 +232,7 @@ class Strip {
     T peaks[kLanes];
     std::fill(peaks, peaks + kLanes, T(-INFINITY));
     const T* elements = held_;  // of the row, scaled
-    if constexpr (kIsRead && !kMasked && !kPlaced)  // elements may stay where they are
+    if constexpr (kIsRead && masks(op) == 0 && !kPlaced)  // elements may stay where they are
       if (call_.scale == 1 && place_.length % kLanes == 0)
         elements = static_cast<const T*>(call_.read[reads(op) - 1]) + place_.first;
     each_block([&](int64_t step, int64_t count) {
