@@ -125,16 +125,21 @@ class Tile {
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
+  // The cache fetches what the next tiles will load too, unless words are read twice: that would evict them.
+  static JITACT_DEVICE uint32_t load(const uint32_t* word) {
+    if constexpr (held) return ptx::load_with_neighbours(word);
+    else return *word;
+  }
   // Loads the thread's words from index `first` on into registers.
   JITACT_DEVICE void load(Held& words, int first) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const uint32_t* word = from(r) + first * apart_;
       if (first + most <= count_) {
-        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = *word;
+        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = load(word);
       } else {
         JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) {
           words.of[r][i] = columns_.outside[r];
-          if (first + i < count_) words.of[r][i] = *word;
+          if (first + i < count_) words.of[r][i] = load(word);
         }
       }
     }

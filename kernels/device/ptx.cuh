@@ -158,6 +158,17 @@ JITACT_DEVICE uint32_t spread_signs(uint32_t w, uint32_t places) {
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
 
+// Loads a word of global memory, and has the L2 cache fetch the 256 bytes around it.
+JITACT_DEVICE uint32_t load_with_neighbours(const uint32_t* p) {
+#if __CUDA_ARCH__ >= 800
+  uint32_t word;
+  asm volatile("ld.global.L2::256B.u32 %0, [%1];" : "=r"(word) : "l"(p));
+  return word;
+#else
+  return *p;
+#endif
+}
+
 // let_next_begin allows the next kernel to start, if launched by early::launch; wait_for_last, in that kernel, waits until the
 // ones before have ended.
 JITACT_DEVICE void let_next_begin() {
