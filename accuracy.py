@@ -4,7 +4,8 @@
 float64, and PyTorch's too: on every finite fp16 and bf16 value and, on a GPU, on all 2^32 fp32 values (on a CPU on a dense
 sample); softmax and its relatives on random and extreme rows of many lengths. It reports the largest error in ulp, the input
 where it occurs, the share of inputs above the usual bound and the bounds that are exceeded, and writes ``results/accuracy-<cpu
-or cuda>.json`` and a table next to it. Results of the same machine in that file that are not measured again are kept.
+or cuda>.json`` and a table next to it. Results in that file of the same machine, or of a GPU of the same compute capability,
+that are not measured again are kept.
 """
 
 from __future__ import annotations
@@ -269,7 +270,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
         args.json = args.json.with_suffix(".part.json")
     own = len(results["rows"])
     broken = {row["name"] for row in results["rows"] if row["broken"]}
-    results = with_kept(results, args.json, ("device", "torch"))  # errors of other jitact versions are kept until remeasured
+    # Errors of other jitact versions are kept until remeasured, and of other GPUs that run the same machine code.
+    results = with_kept(results, args.json, ("capability" if args.device.type == "cuda" else "device", "torch"))
     write_json(args.json, results)
     table = args.json.with_suffix(".md")
     table.write_text(report.accuracy_markdown(results), encoding="utf-8")

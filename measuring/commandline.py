@@ -220,6 +220,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         properties = torch.cuda.get_device_properties(device)
         facts = {
             "device": properties.name,
+            "capability": f"{properties.major}.{properties.minor}",
             "memory_bytes": properties.total_memory,
             "multiprocessors": properties.multi_processor_count,
             "driver": _first_line("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"),
@@ -268,8 +269,8 @@ def with_kept(
     """Results, merged with those rows of a file that were not measured again.
 
     Rows of the file are dropped if one of the ``facts`` of the machine or the shape differs. Rows measured again keep their
-    place. Kept rows of another version, which ``facts`` may allow, say so in ``"by"``. The caller recomputes what depends on
-    all rows, such as means.
+    place. Kept rows of another version or device, which ``facts`` may allow, say so in ``"by"``. The caller recomputes what
+    depends on all rows, such as means.
     """
     if path is None or not path.exists():
         return results
@@ -281,13 +282,20 @@ def with_kept(
     if other:
         return results
     both, then = dict(results), before["machine"]
-    same = then["jitact"] == results["machine"]["jitact"]
-    by = {} if same else {"by": f"jitact {then['jitact']}, {then['date'][:10]}"}
+    other_device, other_version = (then[fact] != results["machine"][fact] for fact in ("device", "jitact"))
+
+    def kept(row: dict[str, Any]) -> dict[str, Any]:
+        if other_device or other_version:
+            row = {"by": f"jitact {then['jitact']}, {then['date'][:10]}"} | row
+        if other_device and row["by"].startswith("jitact"):  # else it is of a third device
+            row["by"] = f"{then['device']}, {row['by']}"
+        return row
+
     for key in {"dtypes", "first_use"} & before.keys():
         both[key] = before[key] | results.get(key, {})
     for key in {"operands", "rows"} & before.keys():
-        kept = _by_line([by | row for row in before[key] if _line(row, before) == _line(row, both)], both)
-        both[key] = [row for rows in (kept | _by_line(results.get(key, []), both)).values() for row in rows]
+        old = _by_line([kept(row) for row in before[key] if _line(row, before) == _line(row, both)], both)
+        both[key] = [row for rows in (old | _by_line(results.get(key, []), both)).values() for row in rows]
     return both
 
 

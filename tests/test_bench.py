@@ -555,6 +555,12 @@ class TestModels:
 
 class TestWithKept:
     MACHINE = {"device": "H200", "torch": "2", "jitact": "1"}
+    ORIGINS = (
+        ("gelu", {}),
+        ("relu", {}),
+        ("silu", {"by": "jitact 7, 2025-12-31"}),
+        ("mish", {"by": "A100, jitact 0, 2026-01-01"}),
+    )
 
     def kept(self, new, old, tmp_path):
         write_json(tmp_path / "old.json", {"machine": self.MACHINE} | old)
@@ -595,6 +601,10 @@ class TestWithKept:
         both = with_kept(new, tmp_path / "old.json", ("device", "torch"))
         assert both["rows"] == [row, {"by": "jitact 0, 2026-01-02"} | row | {"name": "relu"}]
         assert with_kept(new, tmp_path / "old.json") == new
+        new["machine"] |= {"device": "H100", "jitact": "0"}
+        write_json(tmp_path / "old.json", old | {"rows": [row | {"name": name} | by for name, by in self.ORIGINS]})
+        found = [row["by"] for row in with_kept(new, tmp_path / "old.json", ("torch",))["rows"][1:]]
+        assert found == ["H200, jitact 0, 2026-01-02", "H200, jitact 7, 2025-12-31", "A100, jitact 0, 2026-01-01"]
 
     def test_what_else_a_file_holds_is_written_over(self, tmp_path):
         new = {"machine": self.MACHINE, "rows": [{"name": "gelu", "dtype": "bf16"}]}
