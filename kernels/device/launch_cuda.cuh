@@ -190,24 +190,26 @@ struct Launch : Call {
 
 // A vector of copies of one element.
 template <typename S>
-JITACT_DEVICE Words repeated(const S* p) {
+JITACT_DEVICE auto repeated(const S* p) {
   const auto word = [&](int i) {
     if constexpr (sizeof(S) == 2) return uint32_t(p->bits) * 0x10001u;
     else if constexpr (sizeof(S) == 4) return __float_as_uint(*p);
     else return uint32_t(i % 2 ? __double2hiint(*p) : __double2loint(*p));
   };
-  return {word(0), word(1), word(2), word(3)};
+  typename Storage<S>::Vector vector;
+  for (int i = 0; i < int(sizeof vector) / 4; i++) vector.w[i] = word(i);
+  return vector;
 }
 
 // The aligned vector of tensor t at memory index `at`.
 template <Op op, typename S, bool dense>
-JITACT_DEVICE Words read_vector(const Launch& launch, int t, int64_t at) {
+JITACT_DEVICE typename Storage<S>::Vector read_vector(const Launch& launch, int t, int64_t at) {
   const S* p = launch.at<const S, dense>(launch.read[t], at);
   // For interleaved tensors, this is one half of their common memory; separate() gets the two vectors from both halves.
   constexpr int first = reads(op) - 2;
   if constexpr (!dense && reads_two(op)) p += t < first ? 0 : launch.alternating_in.shift[t < first ? 0 : t - first];
   if (!dense && launch.read[t].step == 0) return repeated(p);
-  return *reinterpret_cast<const Words*>(p);
+  return *reinterpret_cast<const typename Storage<S>::Vector*>(p);
 }
 // A thread's vectors of strided rows. simply_at, as general addresses would cost more than the maths of a gated activation.
 template <Op op, typename S, int ins, int vectors>
@@ -247,7 +249,7 @@ JITACT_DEVICE void write_vectors(const Launch& launch, const T (&values)[outs][s
     S* to;
     if constexpr (dense) to = launch.at<S, dense>(launch.written[w], at);
     else to = launch.is_simple ? launch.simply_at<S>(launch.written[w], at) : launch.at<S, dense>(launch.written[w], at);
-    *reinterpret_cast<Words*>(to) = Storage<S>::narrow(values[w]);
+    *reinterpret_cast<typename Storage<S>::Vector*>(to) = Storage<S>::narrow(values[w]);
   }
 }
 
@@ -393,20 +395,22 @@ struct Operands {
 
   // Whether value i of operand b is aligned for vector loads.
   JITACT_DEVICE bool is_vector(int b, int64_t i) const {
-    return on_16_bytes(static_cast<const char*>(launch.broadcast[b].data) + i * (is_wide(b) ? 4 : int(sizeof(S))));
+    const auto data = reinterpret_cast<uintptr_t>(launch.broadcast[b].data);
+    return is_wide(b) ? (data + i * 4) % 16 == 0 : (data + i * sizeof(S)) % sizeof(typename Storage<S>::Vector) == 0;
   }
   JITACT_DEVICE void load_vector(int b, int64_t i, T (&to)[size]) const {
     if constexpr (sizeof(S) == 2) {
       if (is_wide(b)) {
         const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(launch.broadcast[b].data) + i);
-        JITACT_UNROLL for (int half = 0; half < 2; half++) {
-          const float4 four = from[half];
-          to[4 * half] = four.x, to[4 * half + 1] = four.y, to[4 * half + 2] = four.z, to[4 * half + 3] = four.w;
+        JITACT_UNROLL for (int f = 0; f < size / 4; f++) {
+          const float4 four = from[f];
+          to[4 * f] = four.x, to[4 * f + 1] = four.y, to[4 * f + 2] = four.z, to[4 * f + 3] = four.w;
         }
         return;
       }
     }
-    Storage<S>::widen(*reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + i), to);
+    using Vector = typename Storage<S>::Vector;
+    Storage<S>::widen(*reinterpret_cast<const Vector*>(static_cast<const S*>(launch.broadcast[b].data) + i), to);
   }
 
   // Values for consecutive elements: the first `left` use value c.

@@ -14,6 +14,7 @@ template <typename S> struct Storage;
 
 template <typename R> struct AsItIs {
   using T = R;
+  using Vector = Words;
   using S = decltype(T::v);
   static constexpr int size = 16 / sizeof(S);
   static JITACT_DEVICE void widen(const Words& v, T* t) {
@@ -35,6 +36,7 @@ template <> struct Storage<float> : AsItIs<Single> {};
 // In pairs, as one instruction rounds two floats into a word.
 template <typename S, typename R> struct Storage16 {
   using T = R;
+  using Vector = Words;
   static constexpr int size = 8;
   static JITACT_DEVICE void widen(const Words& v, T* t) {
     for (int i = 0; i < 4; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);

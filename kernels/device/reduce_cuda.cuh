@@ -57,13 +57,13 @@ JITACT_DEVICE bool is_single(const Launch& launch, int k) { return k >= kMany ||
 template <Op op> constexpr bool kDense = reads_bits(op) || !kAlwaysRows;
 
 // The loaded data of a vector's elements.
-template <Op op>
+template <Op op, typename S>
 struct Inputs {
-  Words words[reads(op)];
+  typename Storage<S>::Vector words[reads(op)];
   unsigned bits = 0;  // the vector's mask bits are the lowest
 };
 template <Op op, typename S>
-JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs<op>& inputs) {
+JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs<op, S>& inputs) {
   JITACT_UNROLL for (int r = 0; r < reads(op); r++)
     if (exists) inputs.words[r] = read_vector<op, S, kDense<op>>(launch, r, at);
   if constexpr (reads_bits(op))
@@ -72,7 +72,7 @@ JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs
 
 // Computes and writes a vector that has been loaded.
 template <Op op, typename S, typename Add>
-JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add>& computation, Inputs<op>& inputs, int64_t at) {
+JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add>& computation, Inputs<op, S>& inputs, int64_t at) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op);
   const Launch& launch = computation.launch;
@@ -154,7 +154,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t block = int64_t(blockIdx.x) * per_block;
   const int64_t first = block + t * size;  // this thread's first element; its next vector is `stride` further on
   const bool whole = launch.aligned && block + per_block <= n;
-  Inputs<op> inputs[vectors];
+  Inputs<op, S> inputs[vectors];
   JITACT_UNROLL for (int v = 0; v < vectors; v++) load_if<op, S>(whole, launch, first + v * stride, inputs[v]);
   const auto common = operands.common();
   // The block begins `rest` elements into plane `plane`.
@@ -263,20 +263,41 @@ struct ColumnWalk {
   bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
 
+// 16-bit elements in vectors of 8 bytes.
+struct alignas(8) TwoWords { uint32_t w[2]; };
+template <typename S> struct Short : S {};
+template <typename S> struct Storage<Short<S>> : Storage<S> {
+  using typename Storage<S>::T;
+  using Vector = TwoWords;
+  static constexpr int size = 4;
+  static JITACT_DEVICE void widen(const Vector& v, T* t) {
+    for (int i = 0; i < 2; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
+  }
+  static JITACT_DEVICE Vector narrow(const T* t) { return {Storage<S>::word(t, 0), Storage<S>::word(t, 1)}; }
+};
+
+// The elements of column_sums' vectors: with several sums for each element, vectors of 16 bytes would take too many registers.
+template <Op op, typename S>
+constexpr bool kShort = sizeof(S) == 2 && lesser(summed(op), kMany) > 1 && kRandom == 0 && kElements == 1;
+template <Op op, typename S> using Summed = std::conditional_t<kShort<op, S>, Short<S>, S>;
+template <typename V> constexpr int kWordsOf = int(sizeof(typename Storage<V>::Vector)) / 4;
+
 // The vectors that a thread of column_sums loads while it computes another one: more if only dy is read.
-template <Op op, typename S> constexpr int kAhead = reads(op) > 1 ? 1 : sizeof(S) == 2 ? 2 : 3;
+template <Op op, typename V>
+constexpr int kAhead = kWordsOf<V> < 4 ? 2 : reads(op) > 1 ? 1 : sizeof(V) == 2 ? 2 : 3;
 
 // Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
-// estimated here. More than 8 blocks are of no use.
-template <Op op, typename S>
+// estimated here. More than 8 blocks, or twice as many with vectors of half the bytes, are of no use.
+template <Op op, typename V>
 constexpr int blocks_of_sums() {
-  if (sizeof(S) == 8 || kMostBlocks == 0) return 0;
+  if (sizeof(V) == 8 || kMostBlocks == 0) return 0;
   constexpr int tensors = int(lesser(reads(op), 1 + writes(op)));  // others that it reads are rarely used, as a residual
-  constexpr int of_operands = Storage<S>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
-  constexpr int of_vectors = (4 * (kAhead<op, S> + 1) + 8) * tensors;
-  return int(lesser(8, 65536 / kThreads / (8 + of_operands + of_vectors + of_random)));
+  constexpr int of_operands = Storage<V>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
+  constexpr int of_vectors = (kWordsOf<V> * (kAhead<op, V> + 1) + 8) * tensors;
+  return int(lesser(32 / kWordsOf<V>, 65536 / kThreads / (8 + of_operands + of_vectors + of_random)));
 }
 
+// S: of memory, or Short of it.
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const ColumnWalk columns) {
@@ -299,7 +320,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
   int64_t v = g;
   const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
   constexpr int places = kAhead<op, S> + 1;
-  Inputs<op> inputs[places];  // of this vector and the next ones
+  Inputs<op, S> inputs[places];  // of this vector and the next ones
   const auto load = [&](int place, int ahead) {
     const int64_t from = v + ahead * columns.threads;
     load_if<op, S>(from < vectors, launch, from * size, inputs[place]);
@@ -377,18 +398,18 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
 }
 
 // The blocks on a multiprocessor with which column_sums is fastest: more where more is computed for each byte, or where mask bits
-// come with vectors of four elements.
-template <Op op, typename S>
-constexpr int64_t kBest = 6 + (summed(op) > 1 || (kRandom > 0 && (reads(op) > 1 || reads_bits(op))) ||
-                               (reads_bits(op) && sizeof(S) == 4));
+// come with vectors of four elements; and more with vectors of fewer bytes.
+template <Op op, typename V>
+constexpr int64_t kBest = (6 + (summed(op) > 1 || (kRandom > 0 && (reads(op) > 1 || reads_bits(op))) ||
+                                (reads_bits(op) && sizeof(V) == 4))) * 4 / kWordsOf<V>;
 // The number of threads of column_sums on the GPU: of kBest blocks, or of fewer if fewer run at once.
-template <Op op, typename S>
+template <Op op, typename V>
 int64_t column_threads() {
   static int64_t known[gpu::kDevices];
   return gpu::of_device(known, [] {
     int blocks = 0;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    const int64_t best = gpu::blocks_for_memory(kBest<op, S>), at_once = greater(1, blocks);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, V>, kThreads, 0);
+    const int64_t best = gpu::blocks_for_memory(kBest<op, V>), at_once = greater(1, blocks);
     return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * lesser(best, at_once);
   });
 }
@@ -511,6 +532,7 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 template <Op op, typename S>
 struct Sweep {
   static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_of<op, S>();
+  static constexpr int64_t of_columns = Storage<Summed<op, S>>::size;  // elements of column_sums' vectors
   const Cut cut;
   bool columnwise;
   int64_t blocks;
@@ -535,15 +557,15 @@ struct Sweep {
   FoldShape first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) return FoldShape(1, 1, blocks);
     if (columnwise) {
-      const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
-      const int64_t vectors = (call.n + size - 1) / size;
+      const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, of_columns);
+      const int64_t vectors = (call.n + of_columns - 1) / of_columns;
       columns.period = period;
       columns.repeat = true;
       for (int b = 0; b < kBroadcast; b++)
         columns.repeat = columns.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
       if (period <= kThreads) {
         columns.active = int(kThreads / period * period);
-        columns.width = period * size;
+        columns.width = period * of_columns;
         blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
         columns.threads = blocks * columns.active;
         return FoldShape(blocks * columns.width / plane_set, cut.count, cut.inner);
@@ -552,7 +574,7 @@ struct Sweep {
       columns.active = kThreads;
       columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
-      return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
+      return FoldShape(columns.threads * of_columns / plane_set, cut.count, cut.inner);
     }
     const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // of a plane in a block
     segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, 1};
@@ -642,12 +664,13 @@ void launch_sums(const Call& call, cudaStream_t stream) {
   for (Elements& written : reading.written) written.data = nullptr;
   for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
-    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]], column_threads<op, S>());
+    using V = Summed<op, S>;
+    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]], column_threads<op, V>());
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
     if (sweep.columnwise)
-      column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
+      column_sums<op, V><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
     else if (sweep.cut.count == 1)
       segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     else
