@@ -242,12 +242,15 @@ class Wide:
     log1p_unit = torch.log1p
     cbrt, round = staticmethod(helpers.cbrt), staticmethod(helpers.round_half_up)
 
-    @staticmethod
-    def expm1(x: Tensor) -> Tensor:
-        if x.device.type != "cpu":
-            return torch.expm1(x)
-        near = x * polynomial(x, *[1 / math.factorial(k) for k in range(14, 0, -1)])
-        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)  # Inductor's own returns 0 near 0 on a CPU
+    _EXPM1 = tuple(1 / math.factorial(k) for k in range(14, 0, -1))  # terms of expm1(x) / x near 0
+
+    @classmethod
+    def _own_expm1(cls, x: Tensor) -> Tensor:
+        return torch.where(x.abs() < 0.35, x * polynomial(x, *cls._EXPM1), torch.exp(x) - 1)
+
+    @classmethod
+    def expm1(cls, x: Tensor) -> Tensor:
+        return cls._own_expm1(x) if x.device.type == "cpu" else torch.expm1(x)  # Inductor's own returns 0 near 0 on a CPU
 
     @staticmethod
     def fma(a: Tensor, b: Tensor, c: Tensor) -> Tensor:
@@ -344,10 +347,11 @@ class Wide:
 class Single(Wide):
     """Functions for float32. Tails of the normal distribution are computed as in ``math_single.cuh``."""
 
-    @staticmethod
-    def expm1(x: Tensor) -> Tensor:
-        near = x * polynomial(x, 1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0)
-        return torch.where(x.abs() < 0.35, near, torch.exp(x) - 1)
+    _EXPM1 = Wide._EXPM1[-7:]
+
+    @classmethod
+    def expm1(cls, x: Tensor) -> Tensor:
+        return cls._own_expm1(x)
 
     @staticmethod
     def log1p_unit(e: Tensor) -> Tensor:
