@@ -268,21 +268,22 @@ def with_kept(
 ) -> dict[str, Any]:
     """Results, merged with those rows of a file that were not measured again.
 
-    Rows of the file are dropped if one of the ``facts`` of the machine or the shape differs. Rows measured again keep their
-    place. Kept rows of another version or device, which ``facts`` may allow, say so in ``"by"``. The caller recomputes what
-    depends on all rows, such as means.
+    Rows of the file are dropped if one of the ``facts`` of the machine or the shape differs; if an older file lacks a fact, the
+    device counts. Rows measured again keep their place. Kept rows of another version or device, which ``facts`` may allow, say
+    so in ``"by"``. The caller recomputes what depends on all rows, such as means.
     """
     if path is None or not path.exists():
         return results
     try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-        other = any(before["machine"][fact] != results["machine"][fact] for fact in facts)
+        before, now = json.loads(path.read_text(encoding="utf-8")), results["machine"]
+        then = before["machine"]
+        other = any(then[each] != now[each] for each in (fact if fact in then else "device" for fact in facts))
     except (ValueError, TypeError, LookupError):  # not a file of results; it is overwritten
         return results
     if other:
         return results
-    both, then = dict(results), before["machine"]
-    other_device, other_version = (then[fact] != results["machine"][fact] for fact in ("device", "jitact"))
+    both = dict(results)
+    other_device, other_version = (then[fact] != now[fact] for fact in ("device", "jitact"))
 
     def kept(row: dict[str, Any]) -> dict[str, Any]:
         if other_device or other_version:

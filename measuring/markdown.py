@@ -60,7 +60,7 @@ def accuracy_markdown(results: Entry) -> str:
 
 
 def _origin(results: Entry) -> str:
-    """The machine that results are of, and how many of their rows another version measured there."""
+    """The machine that results are of, and how many of their rows another version or device measured."""
     rows = results["rows"]
     others = collections.Counter(row["by"] for row in rows if "by" in row)
     return describe_machine(results["machine"]) + "".join(f"; {n} of {len(rows)} rows by {by}" for by, n in others.items())

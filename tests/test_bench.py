@@ -605,6 +605,10 @@ class TestWithKept:
         write_json(tmp_path / "old.json", old | {"rows": [row | {"name": name} | by for name, by in self.ORIGINS]})
         found = [row["by"] for row in with_kept(new, tmp_path / "old.json", ("torch",))["rows"][1:]]
         assert found == ["H200, jitact 0, 2026-01-02", "H200, jitact 7, 2025-12-31", "A100, jitact 0, 2026-01-01"]
+        # A file that does not say the capability: the device counts.
+        assert with_kept(new, tmp_path / "old.json", ("capability", "torch")) == new
+        new["machine"] |= {"device": "H200", "capability": "9.0"}
+        assert len(with_kept(new, tmp_path / "old.json", ("capability", "torch"))["rows"]) == 4
 
     def test_what_else_a_file_holds_is_written_over(self, tmp_path):
         new = {"machine": self.MACHINE, "rows": [{"name": "gelu", "dtype": "bf16"}]}

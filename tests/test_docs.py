@@ -23,7 +23,7 @@ import torch
 import jitact
 
 ROOT = Path(__file__).parents[1]
-FILES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))] if path.exists()]
+FILES = [path for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))] if path.exists()]
 FENCE = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^)#\s]+)(#[^)]*)?\)")
 # Commands that install something or take too long for a test; CI runs the README's commands word for word.

@@ -36,7 +36,7 @@ SINGLES = {"xielu+bias": (0.5, 0.5, 1000.0, 0.5), "dyt": (0.5,), "mixed": (0.5,)
 """Values of single-valued operands for which no slope crosses 0."""
 DYT = operand_cases.FORMULAS["dyt"]
 MIXED = (
-    "tanh(s * x * x) * abs(w) + tanh(c * x * x)",
+    "tanh(s * x * x) * abs(w) + tanh(abs(c) * x * x)",  # no terms that cancel: functions of 16 bits round differently
     {"w": jitact.Channel(), "c": jitact.Channel(), "s": jitact.Channel(init=0.5, one=True)},
 )
 FIRST = ("dense", "off 16 bytes", "first half", "every second")
@@ -115,7 +115,8 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
         changed = SINGLES.get(name, ())
         shapes = channels_of(sizes) if changed else [(sizes[-1],)]
         count = len(signature.of("channel")) - len(changed)
-        others: list[object] = [torch.randn(shapes[(k + b) % len(shapes)]).to(dtype) for b in range(count)]
+        of_channels = torch.float32 if name == "mixed" and k % 2 else dtype
+        others: list[object] = [torch.randn(shapes[(k + b) % len(shapes)]).to(of_channels) for b in range(count)]
         others += [torch.full((1,), value, dtype=dtype) for value in changed]
         others += [torch.randn(*sizes[:-1], 1).to(dtype) for _ in signature.of("row")]
         others += [torch.tensor([12345])] * bool(signature.of("random")) + [0.3] * len(signature.of("number"))
