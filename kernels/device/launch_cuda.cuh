@@ -684,10 +684,10 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
 #ifdef JITACT_PART
       if constexpr (parts::kIsHere<op, S>) {
 #endif
-      constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();
 #ifdef JITACT_ALL_THREADS
-      constexpr size_t shared = 0;
+      constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>(), shared = 0;
 #else
+      constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();
       const size_t shared = unused_shared<op, S>(!kAlwaysRows && call.dense);
 #endif
       const Launch launch(call, block);
