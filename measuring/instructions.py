@@ -169,8 +169,8 @@ def instructions_of(call: Callable[[], object], library: Path) -> float | None:
     if code is None:
         return None
     sums = "column_sums<" in name  # it stores vectors in one loop and sums in another
-    vector = SHORT if "Short<" in name else VECTOR
-    return fewest_per_byte(blocks_of(code, vector if sums else 1), loops=sums)
+    least = 1 if not sums else SHORT if "Short<" in name else VECTOR
+    return fewest_per_byte(blocks_of(code, least), loops=sums)
 
 
 @cache
