@@ -125,17 +125,22 @@ JITACT_INLINE float times_tanh_softplus(float a, float x) {
   return a * 0x1p-8f * divide(n, fmaf(n, 0x1p-8f, 2.0f));
 }
 
-// (1 - tanh(x)) / 2.
-JITACT_INLINE float tanh_complement(float x) { return reciprocal(1.0f + exp2(2 * kLog2e * x)); }
+// 1 - tanh(x).
+JITACT_INLINE float tanh_complement(float x) { return reciprocal(exp2(fmaf(2 * kLog2e, x, -1.0f)) + 0.5f); }
 
 JITACT_INLINE float tanh(float x) {
-  return select(fabsf(x) < 0.15f, x * fmaf(x * x, -0.3309f, 1.0f), fmaf(-2.0f, tanh_complement(x), 1.0f));
+  const float outside = 1.0f - tanh_complement(x);
+#ifdef __CUDA_ARCH__
+  return select(fabsf(x) < 0x1p-7f, 0.99999f * x, outside);
+#else
+  return select(fabsf(x) < 0.15f, x * fmaf(x * x, -0.3309f, 1.0f), outside);
+#endif
 }
 JITACT_INLINE float tanh_beside_slope(float x) { return copysignf(tanh(fabsf(x)), x); }
 
 JITACT_INLINE float tanh_slope(float x) {
-  const float h = tanh_complement(fabsf(x));
-  return 4.0f * fmaf(-h, h, h);
+  const float c = tanh_complement(fabsf(x));
+  return fmaf(c, 1.0f - c, c);
 }
 
 JITACT_INLINE float x_minus_tanh(float x) {
@@ -145,7 +150,7 @@ JITACT_INLINE float x_minus_tanh(float x) {
   s = fmaf(s, u, 5.366570130e-2f);
   s = fmaf(s, u, -1.333126277e-1f);
   s = fmaf(s, u, 3.333331048e-1f);
-  return copysignf(select(a < 0.75f, a * u * s, fmaf(2.0f, tanh_complement(a), a - 1.0f)), x);
+  return copysignf(select(a < 0.75f, a * u * s, (a - 1.0f) + tanh_complement(a)), x);
 }
 
 // exp(-t^2 / 2), and g with Q(t) = exp(-t^2 / 2) g(t) for t >= 0: a polynomial in r = 1 / (1 + 0.3 t), after

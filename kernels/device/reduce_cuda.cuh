@@ -64,10 +64,13 @@ struct Inputs {
 };
 template <Op op, typename S>
 JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs<op, S>& inputs) {
-  JITACT_UNROLL for (int r = 0; r < reads(op); r++)
-    if (exists) inputs.words[r] = read_vector<op, S, kDense<op>>(launch, r, at);
-  if constexpr (reads_bits(op))
-    if (exists) inputs.bits = launch.mask[at >> 3] >> (at & 7);
+  if (!exists) return;
+  const auto read = [&](const auto& vector) {
+    JITACT_UNROLL for (int r = 0; r < reads(op); r++) inputs.words[r] = vector(r, at);
+  };
+  if constexpr (kDense<op>) read([&](int r, int64_t at) { return read_vector<op, S, true>(launch, r, at); });
+  else read_rows<op, S>(launch, read);
+  if constexpr (reads_bits(op)) inputs.bits = launch.mask[at >> 3] >> (at & 7);
 }
 
 // Computes and writes a vector that has been loaded.
