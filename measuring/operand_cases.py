@@ -33,7 +33,7 @@ LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 RAGGED: tuple[Shape, ...] = ((65536, 1001), (16384, 50257))
 LONGEST: dict[int, tuple[Shape, ...]] = {2: ((16384, 131072),), 4: ((4096, 393216),)}  # by the bytes of an element
 ROWS_ON_CPU: tuple[Shape, ...] = ((4096, 4096), (16384, 1000), (32, 131072))
-COLUMNS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 8192),), "cpu": ((4096, 4096),)}
+COLUMNS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 8192), (8192, 8191)), "cpu": ((4096, 4096),)}
 FORMULAS: dict[str, tuple[str, dict[str, float | Channel]]] = {
     "my_swiglu": ("silu(gate) * up", {}),
     "dyt": (

@@ -48,11 +48,12 @@ VECTORS_OF_A_BLOCK = 2**10  # 16-byte vectors that a row may span without cluste
 VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors read
 HELD_VECTORS = 98304  # kHeldVectors: with clusters, for rows with a mask or conversion
 ACROSS_IN_A_BLOCK = 256  # elements that a strided row may have without clusters, in all tensors read
-MOST_ACROSS = 2**34  # kMostAcross: bytes of a tensor divided by the length of its strided rows
+MOST_ACROSS = 2**32  # kMostAcross: words that the first elements of all strided rows take
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
 SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of either sign
 SCALES = SMALLEST, 2.0**100  # of either sign; between them, everything that kernels derive from a scale is a normal number
 LONGEST = 2**63 - 1  # elements of any row
+ODD = 16  # adjacent rows of 16 bits that are no whole words; of fewer, most of a tile would be empty
 TILE = 1024  # elements of adjacent strided rows; fewer are too little work for a block
 
 Lengths = tuple[tuple[range, ...], tuple[range, ...]]
@@ -266,9 +267,12 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         return False
     if columns > 1:
         is_short = length * tensors <= ACROSS_IN_A_BLOCK
-        if columns * x.itemsize % WORD or length * columns < TILE:
+        if length * columns < TILE or length >= LONGEST_ACROSS:
             return False
-        if x.nbytes // length >= MOST_ACROSS or length >= LONGEST_ACROSS:
+        bytes_across = columns * x.itemsize
+        if bytes_across % WORD and columns < ODD:
+            return False
+        if x.numel() // (length * columns) * -(-bytes_across // WORD) >= MOST_ACROSS:
             return False
         return is_short or _has_clusters(x.device)
     touched = _vectors_touched(length, each)

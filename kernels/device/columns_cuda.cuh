@@ -1,6 +1,7 @@
 // The GPU's loop over strided rows, which are adjacent in memory. A block, or a cluster of blocks that divide the length, has a
 // tile of them. Each thread goes along the one row, or two rows, of a 4-byte word, and holds its part in registers; if that is
-// too long, it folds in one pass and reads the row again to compute results.
+// too long, it folds in one pass and reads the row again to compute results. Where an odd number of 16-bit rows are adjacent,
+// kernels of their own have tiles of an odd width, see TilePlace.
 #pragma once
 
 #include "rows_cuda.cuh"
@@ -20,30 +21,46 @@ struct Tiling {
   bool held;
 };
 
-// The tiling for rows of `length` elements: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and
-// a cache line wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a line's bandwidth; of 32 bytes 67 %, at
-// which reading rows twice is as fast.
-inline Tiling tiling_of(int64_t length, int tensors) {
+// Whether `inner` adjacent elements are no whole words, see TilePlace.
+constexpr bool is_odd(int64_t inner, int64_t size) { return inner * size % 4 != 0; }
+// Whether a tile's edges are in sectors of memory that its neighbours read and write too. Then width comes first.
+constexpr bool share_sectors(int64_t inner, int64_t size) {
+  return inner * size % 32 != 0 && (inner * size >= 4 << kLogLine || is_odd(inner, size));
+}
+
+// The tiling for a call's rows: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and a cache line
+// wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a line's bandwidth; of 32 bytes 67 %, at which reading rows
+// twice is as fast.
+inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
+  const int64_t length = call.length;
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
     const int64_t most = int64_t(kWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
     return {log_threads, log_wide, int(::min(blocks, int64_t(kClusterBlocks + 1))), int((length + blocks - 1) / blocks), true};
   };
-  for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--)
-    if (const Tiling t = tiling(kLogTileLeast, log_wide); t.blocks == 1) return t;
+  const bool shared = share_sectors(call.inner, size);
+  int widest = kLogTileLeast;
+  while (is_odd(call.inner, size) && widest > kLogFewest && call.inner < 1 << widest) widest--;  // tiles end with their plane
+  const int line = ::min(kLogLine, widest);
+  const int first_most = shared ? kLogTileThreads : kLogTileLeast;
+  for (int log_wide = widest; log_wide >= line; log_wide--)
+    for (int log_threads = ::max(kLogTileLeast, log_wide + shared); log_threads <= first_most; log_threads++)
+      if (const Tiling t = tiling(log_threads, log_wide); t.blocks == 1) return t;
   for (int log_threads = kLogTileLeast + 1; log_threads <= kLogTileThreads; log_threads++)
-    if (const Tiling t = tiling(log_threads, kLogLine); t.blocks == 1) return t;
+    if (const Tiling t = tiling(log_threads, line); t.blocks == 1) return t;
 
   struct Shape { int log_threads, log_wide; };
   constexpr Shape shapes[2][3] = {{{8, 5}, {8, 4}, {9, 4}}, {{8, 5}, {9, 5}, {9, 4}}};
-  for (const auto [log_threads, log_wide] : shapes[tensors - 1])
-    if (const Tiling t = tiling(log_threads, log_wide); t.blocks <= kClusterBlocks) return t;
-  return {kLogTileThreads, kLogLine, kClusterBlocks, int((length + kClusterBlocks - 1) / kClusterBlocks), false};
+  for (const auto [log_threads, log_wide] : shapes[shared ? 1 : tensors - 1])
+    if (const Tiling t = tiling(log_threads, ::min(log_wide, line)); t.blocks <= kClusterBlocks) return t;
+  return {kLogTileThreads, line, kClusterBlocks, int((length + kClusterBlocks - 1) / kClusterBlocks), false};
 }
 
 struct Columns {
   Tiling tiling;
   int length;
-  unsigned words, all_words;  // adjacent words (`inner`), and those for all `outer`
+  unsigned inner;             // adjacent rows
+  unsigned words, all_words;  // in which these are, of which the last may have a single row; and those of all `outer`
+  int64_t rows;               // of all `outer`
   float scale, unit;  // the latter: see unit_of
   const void* read[2];
   uint32_t outside[2];  // for each of them, a word of neutral elements, which add nothing to a row
@@ -51,13 +68,57 @@ struct Columns {
   Operands operands;
 };
 
+// The elements of a word: one for each of its rows.
+template <typename S> constexpr int kEach = 4 / int(sizeof(S));
+
+// Where a thread of a tile begins, at element `at` of its rows: the index of that word, of elements of each row that it has.
+//
+// If `odd`, an odd number of 16-bit rows are adjacent, so that every second element of a row begins a word. A tile has one row
+// less than its words have elements: words that begin a row earlier have all of its rows too. Elements of a thread are an even
+// number apart, so it is either one of those that are `early`, whose first row is its left neighbour's second one, or not.
+template <typename S, bool odd>
+struct TilePlace {
+  static constexpr int each = kEach<S>;
+  int64_t start;
+  int64_t row[each];
+  bool has[each];  // whether the tile, and the tensor, have the row
+  bool early = false;
+
+  TilePlace() = default;
+  JITACT_DEVICE TilePlace(const Columns& columns, unsigned tile, int word, int64_t at) {
+    const int log_wide = columns.tiling.log_wide;
+    if constexpr (odd) {
+      const unsigned width = (2u << log_wide) - 1, tiles = tiles_across(columns.inner, log_wide), plane = tile / tiles;
+      const unsigned begin = (tile - plane * tiles) * width, end = ::min(begin + width, columns.inner);
+      const int64_t first = (int64_t(plane) * columns.length + at) * columns.inner + begin;
+      early = first % 2 != 0, start = first / 2 + word;
+      JITACT_UNROLL for (int e = 0; e < each; e++) {
+        const unsigned column = begin + unsigned(2 * word + e - early);  // huge if it is left of the tensor
+        has[e] = begin <= column && column < end, row[e] = int64_t(plane) * columns.inner + column;
+      }
+    } else {
+      const unsigned own = (tile << log_wide) + unsigned(word), plane = own / columns.words;
+      start = (int64_t(plane) * columns.length + at) * columns.words + (own - plane * columns.words);
+      JITACT_UNROLL for (int e = 0; e < each; e++) has[e] = own < columns.all_words, row[e] = int64_t(own) * each + e;
+    }
+  }
+  static constexpr unsigned tiles_across(unsigned inner, int log_wide) {
+    const unsigned width = (2u << log_wide) - 1;
+    return (inner + width - 1) / width;
+  }
+  JITACT_DEVICE bool has_any() const { return has[0] || has[each - 1]; }
+
+  JITACT_DEVICE void write(uint32_t* p, uint32_t word) const {
+    if (!odd || (has[0] && has[each - 1])) *p = word;
+    else reinterpret_cast<uint16_t*>(p)[!has[0]] = uint16_t(has[0] ? word : word >> 16);
+  }
+};
+
 // Whether the rounding error of a scaled peak is too large for exponentials. Then elements are scaled and rounded like the
 // peak; else they are not rounded before the peak is subtracted.
 template <typename T>
 JITACT_DEVICE bool is_beyond(T peak) { return !(abs(peak) < 0x1p28f); }
 
-// The elements of a word: one for each of its rows.
-template <typename S> constexpr int kEach = 4 / int(sizeof(S));
 template <typename S, typename T>
 JITACT_DEVICE void widen_word(uint32_t word, T (&t)[kEach<S>]) {
   if constexpr (kEach<S> == 2) Storage<S>::widen_pair(word, t[0], t[1]);
@@ -78,8 +139,8 @@ struct TileArrivals {
   ptx::Barrier of_turn[3];
 };
 
-// If `held`, threads have all of their words in registers.
-template <Op op, typename S, bool held>
+// If `held`, threads have all of their words in registers. odd: see TilePlace.
+template <Op op, typename S, bool held, bool odd>
 class Tile {
  public:
   using T = typename Storage<S>::T;
@@ -87,18 +148,19 @@ class Tile {
   JITACT_DEVICE explicit Tile(const Columns& columns)
       : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), word_(int(threadIdx.x) & (wide_ - 1)) {
     const int log_wide = columns.tiling.log_wide, log_groups = columns.tiling.log_threads - log_wide;
-    const unsigned word = (ptx::cluster_id() << log_wide) + unsigned(word_), plane = word / columns.words;
     const int begin = ptx::cluster_rank() * columns.tiling.steps, end = ::min(columns.length, begin + columns.tiling.steps);
-    const int own = begin + (int(threadIdx.x) >> log_wide), left = end - own + (1 << log_groups) - 1;
-    count_ = word < columns.all_words ? left >> log_groups : 0;
-    start_ = (int64_t(plane) * columns.length + own) * columns.words + (word - plane * columns.words);
-    apart_ = int64_t(columns.words) << log_groups;
+    int group = int(threadIdx.x) >> log_wide;
+    if (odd && log_wide < 5) group = (group & ~3) | (group & 1) << 1 | (group >> 1 & 1);  // a warp's are all early, or none is
+    const int own = begin + group, left = end - own + (1 << log_groups) - 1;
+    place_ = TilePlace<S, odd>(columns, ptx::cluster_id(), word_, own);
+    count_ = place_.has_any() ? left >> log_groups : 0;
+    apart_ = odd ? int64_t(columns.inner) << (log_groups - 1) : int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
     if constexpr (kOperands > 0) formulas_.take_numbers(columns.operands);
     if constexpr (kRowValues > 0) {
-      row_ = int64_t(word) * each;
-      is_first_ = threadIdx.x < unsigned(wide_) && ptx::cluster_rank() == 0 && word < columns.all_words;
-      JITACT_UNROLL for (int e = 0; word < columns.all_words && e < each; e++) formulas_.take_row(columns.operands, e, row_ + e);
+      is_first_ = threadIdx.x < unsigned(wide_) && ptx::cluster_rank() == 0;
+      JITACT_UNROLL for (int e = 0; e < each; e++)
+        if (place_.has[e]) formulas_.take_row(columns.operands, e, place_.row[e]);
     }
   }
 
@@ -111,7 +173,7 @@ class Tile {
     if constexpr (held) {
       load(words, 0);
       // Else nvcc keeps the words' addresses in registers until they are written. For log_softmax, it would then spill them.
-      if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(start_), ptx::forget(apart_);
+      if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(place_.start), ptx::forget(apart_);
     }
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
@@ -124,7 +186,7 @@ class Tile {
   static constexpr int most = kWords / tensors;
   struct Held { uint32_t of[tensors][most]; };
 
-  JITACT_DEVICE const uint32_t* from(int tensor) const { return static_cast<const uint32_t*>(columns_.read[tensor]) + start_; }
+  JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
   // The cache fetches what the next tiles will load too, unless words are read twice: that would evict them.
   static JITACT_DEVICE uint32_t load(const uint32_t* word) {
     if constexpr (held) return ptx::load_with_neighbours(word);
@@ -176,12 +238,12 @@ class Tile {
   JITACT_DEVICE bool is_there(int i) const { return (held ? 0 : first_) + i < count_; }
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
-    uint32_t* to = static_cast<uint32_t*>(columns_.written) + start_;
+    uint32_t* to = static_cast<uint32_t*>(columns_.written) + place_.start;
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
-      if (!held && i == 0) to = static_cast<uint32_t*>(columns_.written) + start_ + first_ * apart_;
-      if (is_there(i)) *to = narrow_word<S>(t);
+      if (!held && i == 0) to = static_cast<uint32_t*>(columns_.written) + place_.start + first_ * apart_;
+      if (is_there(i)) place_.write(to, narrow_word<S>(t));
       to += apart_;
     });
   }
@@ -351,9 +413,9 @@ class Tile {
     forget(words);
     combine<turn>(parts, Joined());
     if constexpr (kRowValues > 0) {
-      const int64_t count = int64_t(columns_.all_words) * each;
-      JITACT_UNROLL for (int e = 0; is_first_ && e < each; e++)
-        formulas_.give_row(columns_.operands, e, row_ + e, count, sums_of(parts[e]));
+      JITACT_UNROLL for (int e = 0; e < each; e++)
+        if (is_first_ && place_.has[e])
+          formulas_.give_row(columns_.operands, e, place_.row[e], columns_.rows, sums_of(parts[e]));
     }
     write(words, [&](int i, T (&dx)[each]) {
       T dy[each], y[each];
@@ -369,6 +431,14 @@ class Tile {
     const auto all = [&](const auto& visit) {
       JITACT_UNROLL for (int v = 0; v < values; v++) visit(v, t[v / n][v % n].v);
     };
+    // The same with the thread whose value v it is where no thread is early.
+    const auto all_in_place = [&](const auto& visit) {
+      all([&](int v, float& own) {
+        if (!odd || !place_.early) visit(v, int(threadIdx.x), own);
+        else if (v >= n) visit(v - n, int(threadIdx.x), own);
+        else if (word_ > 0) visit(v + n, int(threadIdx.x) - 1, own);
+      });
+    };
     const auto join = [&](const auto& other_value) {
       T others[each][n];
       JITACT_UNROLL for (int v = 0; v < values; v++) others[v / n][v % n] = other_value(v);
@@ -380,9 +450,10 @@ class Tile {
     if (threads == apart && blocks == 1) return;
     auto& [of_threads, of_blocks] = ptx::shared<TileExchange<turn, values>>();
     const int thread = int(threadIdx.x);
-    all([&](int v, float& own) { of_threads[v][thread] = own; });
+    all_in_place([&](int v, int place, float& own) { of_threads[v][place] = own; });
     __syncthreads();
     if (thread < apart) {
+      if (odd) all([&](int v, float& own) { own = of_threads[v][thread]; });
 #pragma unroll 4
       for (int other = thread + apart; other < threads; other += apart) join([&](int v) { return of_threads[v][other]; });
       if (blocks > 1) {
@@ -400,7 +471,7 @@ class Tile {
       all([&](int v, float& own) { of_threads[v][thread] = own; });
     }
     __syncthreads();
-    all([&](int v, float& own) { own = of_threads[v][thread & (apart - 1)]; });
+    all_in_place([&](int v, int place, float& own) { own = of_threads[v][place & (apart - 1)]; });
   }
 
   const Columns& columns_;
@@ -410,21 +481,22 @@ class Tile {
   int first_;               // index of the first word in registers, if not held
   bool upwards_ = false;    // whether the next visit of those is from the last on
   Formulas<T, each> formulas_;
-  int64_t row_;             // with operands: the first of the word's rows,
-  bool is_first_;           // and whether this thread writes the operands' gradients
-  int64_t start_, apart_;   // the thread's first word in the tensors, and the stride of its words
+  bool is_first_;           // whether this thread writes the operands' gradients
+  TilePlace<S, odd> place_;  // of the thread's first word
+  int64_t apart_;            // words between its own
 };
 
-template <Op op, typename S, bool held>
+template <Op op, typename S, bool held, bool odd>
 __global__ void __launch_bounds__(kTileThreads, 2) walk_columns(const __grid_constant__ Columns columns) {
-  Tile<op, S, held>(columns).run();
+  Tile<op, S, held, odd>(columns).run();
 }
 
 template <Op op, typename S>
 Columns columns_of(const Call& call) {
   Columns columns{};
-  columns.words = unsigned(call.inner * int64_t(sizeof(S)) / 4), columns.all_words = unsigned(call.outer) * columns.words;
-  columns.tiling = tiling_of(call.length, reads(op));
+  columns.inner = unsigned(call.inner), columns.rows = call.outer * call.inner;
+  columns.words = unsigned(words_across(call.inner, sizeof(S))), columns.all_words = unsigned(call.outer) * columns.words;
+  columns.tiling = tiling_of(call, sizeof(S), reads(op));
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
   columns.unit = unit_of<S>(call.scale);
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
@@ -433,16 +505,18 @@ Columns columns_of(const Call& call) {
   return columns;
 }
 
-template <Op op, typename S, bool held>
+template <Op op, typename S, bool held, bool odd>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
+  constexpr auto* kernel = walk_columns<op, S, held, odd>;
   const auto& [log_threads, log_wide, blocks, steps, is_held] = columns.tiling;
   if (blocks > 8) {
     const auto allowed = cudaFuncAttributeNonPortableClusterSizeAllowed;
-    if (const cudaError_t error = cudaFuncSetAttribute(walk_columns<op, S, held>, allowed, 1)) return error;
+    if (const cudaError_t error = cudaFuncSetAttribute(kernel, allowed, 1)) return error;
   }
   Clusters shape(blocks, 1 << log_threads, 0, stream);
-  shape.count((int64_t(columns.all_words) + (1 << log_wide) - 1) >> log_wide);
-  return cudaLaunchKernelEx(&shape.config, walk_columns<op, S, held>, columns);
+  if constexpr (odd) shape.count(columns.rows / columns.inner * TilePlace<S, odd>::tiles_across(columns.inner, log_wide));
+  else shape.count((int64_t(columns.all_words) + (1 << log_wide) - 1) >> log_wide);
+  return cudaLaunchKernelEx(&shape.config, kernel, columns);
 }
 
 }  // namespace jitact::rows

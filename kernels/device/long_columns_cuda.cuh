@@ -1,6 +1,7 @@
-// The GPU's backward, from the output, of strided rows that are too long for tiles. dy and y are read twice, which is fastest
-// if blocks read adjacent memory. One kernel sums strips of rows, one adds up the strips of each row, and one writes gradients.
-// Strips depend on the length only, and so do the bits of a row's sums.
+// The GPU's backward, from the output, of strided rows that are too long for tiles, or for any but narrow tiles that share their
+// sectors of memory with others. dy and y are read twice, which is fastest if blocks read adjacent memory. One kernel sums strips
+// of rows, one adds up the strips of each row, and one writes gradients. Strips depend on the length only, and so do the bits of
+// a row's sums.
 #pragma once
 
 #include "columns_cuda.cuh"
@@ -24,8 +25,9 @@ struct Strips : Columns {
   float* sums;    // of shape [strips, sums, words]
 };
 
-// A thread's strip of `length` elements of a word's rows.
-template <typename S, int length>
+// A thread's strip of `length` elements of a word's rows. odd: words of an odd number of adjacent 16-bit rows, each second of
+// which does not lie on 4 bytes, and is read and written in halves; the last one has a single row, which is its second one too.
+template <typename S, int length, bool odd>
 class Strip {
  public:
   using T = typename Storage<S>::T;
@@ -36,12 +38,14 @@ class Strip {
     number_ = int64_t(above) << (kLogStripThreads - strips.log_wide) | threadIdx.x >> strips.log_wide;
     const int64_t begin = number_ * length;
     if (word_ < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(length), strips.length - begin));
-    const unsigned plane = word_ / strips.words;
-    start_ = (int64_t(plane) * strips.length + begin) * strips.words + (word_ - plane * strips.words);
+    const unsigned plane = word_ / strips.words, column = (word_ - plane * strips.words) * each;
+    row_ = int64_t(plane) * strips.inner + column;
+    rows_ = int(::min(unsigned(each), strips.inner - column));
+    start_ = (int64_t(plane) * strips.length + begin) * strips.inner + column;
     if constexpr (kOperands > 0) formulas_.take_numbers(strips.operands);
     if constexpr (kRowValues > 0)
-      JITACT_UNROLL for (int e = 0; count_ > 0 && e < each; e++)
-        formulas_.take_row(strips.operands, e, int64_t(word_) * each + e);
+      JITACT_UNROLL for (int e = 0; e < each; e++)
+        if (count_ > 0 && e < rows_) formulas_.take_row(strips.operands, e, row_ + e);
   }
 
   JITACT_DEVICE void add_up() const {
@@ -67,14 +71,28 @@ class Strip {
     each_word([&](int64_t at, const T (&dy)[each], const T (&y)[each]) {
       T dx[each];
       JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = T(strips_.scale) * formulas_.gradient(dy[e], y[e], sums[e], e);
-      static_cast<uint32_t*>(strips_.written)[at] = narrow_word<S>(dx);
+      write_word(static_cast<S*>(strips_.written) + at, narrow_word<S>(dx));
     });
   }
 
  private:
   static constexpr int each = kEach<S>;
 
-  // Visits words of dy and y, with their index.
+  JITACT_DEVICE uint32_t word_at(const S* p) const {
+    if constexpr (!odd) return *reinterpret_cast<const uint32_t*>(p);
+    const auto* halves = reinterpret_cast<const uint16_t*>(p);
+    return halves[0] | uint32_t(halves[rows_ - 1]) << 16;
+  }
+  JITACT_DEVICE void write_word(S* p, uint32_t word) const {
+    if (!odd || (rows_ > 1 && reinterpret_cast<uintptr_t>(p) % 4 == 0)) {
+      *reinterpret_cast<uint32_t*>(p) = word;
+    } else {
+      auto* halves = reinterpret_cast<uint16_t*>(p);
+      halves[0] = uint16_t(word);
+      if (rows_ > 1) halves[1] = uint16_t(word >> 16);
+    }
+  }
+  // Visits words of dy and y, with the index of their first elements.
   template <typename Visit>
   JITACT_DEVICE void each_word(const Visit& visit) const {
     int i = 0;
@@ -85,29 +103,30 @@ class Strip {
   }
   template <int n, typename Visit>
   JITACT_DEVICE void several(int first, const Visit& visit) const {
-    const int64_t at = start_ + int64_t(first) * strips_.words;
+    const int64_t apart = odd ? strips_.inner : strips_.words * unsigned(each), at = start_ + int64_t(first) * apart;
     uint32_t words[2][n];
     JITACT_UNROLL for (int r = 0; r < 2; r++)
-      JITACT_UNROLL for (int i = 0; i < n; i++)
-        words[r][i] = static_cast<const uint32_t*>(strips_.read[r])[at + int64_t(i) * strips_.words];
+      JITACT_UNROLL for (int i = 0; i < n; i++) words[r][i] = word_at(static_cast<const S*>(strips_.read[r]) + at + i * apart);
     JITACT_UNROLL for (int i = 0; i < n; i++) {
       T dy[each], y[each];
       widen_word<S>(words[0][i], dy), widen_word<S>(words[1][i], y);
-      visit(at + int64_t(i) * strips_.words, dy, y);
+      visit(at + i * apart, dy, y);
     }
   }
 
   const Strips& strips_;
   unsigned word_;
-  int64_t number_, start_;  // the strip's index, and its first word
-  int count_ = 0;           // its elements
+  int64_t number_;         // the strip's index
+  int64_t row_, start_;    // the word's first row, and the first element
+  int rows_;               // of the word
+  int count_ = 0;          // its elements
   Formulas<T, each> formulas_;
 };
 
-template <typename S>
+template <typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_constant__ Strips strips) {
   ptx::let_next_begin();
-  Strip<S, kSummedStrip>(strips, blockIdx.x).add_up();
+  Strip<S, kSummedStrip, odd>(strips, blockIdx.x).add_up();
 }
 
 // Adds up the sums of strips, and writes gradients of row operands.
@@ -138,31 +157,36 @@ __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constan
   JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++)
     strips.sums[s * apart + word] = parts[s / kParts<T>][s % kParts<T>].v;
   if constexpr (kRowValues > 0) {
-    JITACT_UNROLL for (int e = 0; e < each; e++) {
-      const int64_t row = int64_t(word) * each + e;
+    const unsigned plane = word / strips.words, column = (word - plane * strips.words) * each;
+    for (unsigned e = 0; e < each && column + e < strips.inner; e++) {
+      const int64_t row = int64_t(plane) * strips.inner + column + e;
       Formulas<T, 1> formulas;
       formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, row);
-      formulas.give_row(strips.operands, 0, row, apart * each, sums_of(parts[e]));
+      formulas.give_row(strips.operands, 0, row, strips.rows, sums_of(parts[e]));
     }
   }
 }
 
-template <typename S>
+template <typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_constant__ Strips strips) {
-  const Strip<S, kWrittenStrip> strip(strips, gridDim.x - 1 - blockIdx.x);  // from the last, which the cache may still hold
+  const Strip<S, kWrittenStrip, odd> strip(strips, gridDim.x - 1 - blockIdx.x);  // from the last, which the cache may still hold
   ptx::wait_for_last();
   strip.write();
 }
 
+inline bool in_strips(const Call& call, int64_t size) {
+  if (call.op != Op::backward_from_output || call.inner == 1) return false;
+  const Tiling tiling = tiling_of(call, size, 2);
+  return !tiling.held || (tiling.log_wide < kLogLine && tiling.blocks > 1 && share_sectors(call.inner, size));
+}
 // The workspace that this needs.
 inline int64_t strip_bytes(const Call& call) {
-  const bool is_long = call.op == Op::backward_from_output && call.inner > 1 && !tiling_of(call.length, 2).held;
-  if (!is_long) return 0;
-  const int64_t words = call.outer * call.inner / (call.dtype == Dtype::f32 ? kEach<float> : kEach<Half>);
+  const int64_t size = call.dtype == Dtype::f32 ? sizeof(float) : sizeof(Half), words = call.outer * words_across(call.inner, size);
+  if (!in_strips(call, size)) return 0;
   return strips_of(call.length, kSummedStrip) * kStripSums<float> * words * int64_t(sizeof(float));
 }
 
-template <typename S>
+template <typename S, bool odd>
 cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t stream) {
   Strips strips{columns};
   while (strips.log_wide < kLogStripThreads && 1u << strips.log_wide < strips.all_words) strips.log_wide++;
@@ -174,18 +198,26 @@ cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t 
   };
   Clusters shape(1, kStripThreads, 0, stream);
   shape.count(blocks_of(kSummedStrip));
-  if (const cudaError_t error = cudaLaunchKernelEx(&shape.config, add_up_strips<S>, strips)) return error;
+  if (const cudaError_t error = cudaLaunchKernelEx(&shape.config, add_up_strips<S, odd>, strips)) return error;
   const unsigned folding = (strips.all_words + kFoldWords - 1) / kFoldWords;
   if (const cudaError_t error = early::launch<fold_strips<S>>(folding, kFoldThreads, stream, strips)) return error;
-  return early::launch<write_strips<S>>(blocks_of(kWrittenStrip), kStripThreads, stream, strips);
+  return early::launch<write_strips<S, odd>>(blocks_of(kWrittenStrip), kStripThreads, stream, strips);
 }
 
+template <Op op, typename S, bool odd>
+cudaError_t start_columns(const Columns& columns, const Call& call, cudaStream_t stream) {
+  if constexpr (op == Op::backward_from_output)
+    if (in_strips(call, sizeof(S))) return start_strips<S, odd>(call, columns, stream);
+  if (columns.tiling.held) return start_tiles<op, S, true, odd>(columns, stream);
+  if constexpr (op != Op::backward_from_output) return start_tiles<op, S, false, odd>(columns, stream);
+  return cudaErrorInvalidValue;
+}
 template <Op op, typename S>
 cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   const Columns columns = columns_of<op, S>(call);
-  if (columns.tiling.held) return start_tiles<op, S, true>(columns, stream);
-  if constexpr (op == Op::backward_from_output) return start_strips<S>(call, columns, stream);
-  else return start_tiles<op, S, false>(columns, stream);
+  if constexpr (sizeof(S) == 2)
+    if (is_odd(call.inner, sizeof(S))) return start_columns<op, S, true>(columns, call, stream);
+  return start_columns<op, S, false>(columns, call, stream);
 }
 
 }  // namespace jitact::rows

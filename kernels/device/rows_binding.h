@@ -79,7 +79,7 @@ const char* refused_by_a_gpu(const rows::Call& call) {
   if (call.inner == 1) return vectors <= rows::kMostVectors ? nullptr : "expected rows of 3 MB at most, of all tensors";
   return rows::takes_columns(call, size)
              ? nullptr
-             : "expected rows across memory of fewer than 2^30 elements, which lie side by side on 4 bytes, 16 GB at most";
+             : "expected rows across memory of fewer than 2^30 elements, whose first elements have less than 16 GB";
 }
 void take_mask(const Tensor&, rows::Call&) {}
 #endif
