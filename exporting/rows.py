@@ -13,6 +13,7 @@ from ..rows.kernels import (
     LONGEST_ACROSS,
     MOST_ACROSS,
     NARROW,
+    ODD,
     VECTORS_OF_A_BLOCK,
     WORD,
 )
@@ -115,8 +116,10 @@ def _takes(devices: tuple[str, ...]) -> str:
     on_gpu = [
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
         f"clusters = torch.cuda.get_device_capability(x.device)[0] in {CLUSTERS}  # of blocks",
-        f"across = columns * x.itemsize % {WORD} == 0 and (clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK})",
-        f"most = x.nbytes // x.shape[dim] < {MOST_ACROSS} and x.shape[dim] < {LONGEST_ACROSS}  # or indices are beyond 32 bits",
+        f"wide = columns * x.itemsize % {WORD} == 0 or columns >= {ODD}",
+        f"across = wide and (clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK})",
+        f"words = x.numel() // x.shape[dim] // columns * -(-columns * x.itemsize // {WORD})",
+        f"most = words < {MOST_ACROSS} and x.shape[dim] < {LONGEST_ACROSS}  # or indices are beyond 32 bits",
         f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",
         f"along = row <= ({ALIGNED * vectors} // tensors if clusters else {ALIGNED * VECTORS_OF_A_BLOCK})",
         f"return x.data_ptr() % {ALIGNED} == 0 and (along if columns == 1 else across and most)",

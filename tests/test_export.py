@@ -618,7 +618,7 @@ def test_gpu_rows_are_those_that_the_kernels_can_count(clusters: bool, monkeypat
     found = []
     for dtype, shape, dim in (
         *((torch.float32, (64, columns), 0) for columns in (2**31, 2**32 - 1, 2**32, 2**33)),
-        *((torch.bfloat16, (64, columns), 0) for columns in (2**33 - 2, 2**33)),
+        *((torch.bfloat16, (64, columns), 0) for columns in (2**33 - 2, 2**33 - 1, 2**33, 15, 17)),
         *((torch.float32, (planes, 64, 2**16), 1) for planes in (2**16 - 1, 2**16)),
         *((torch.bfloat16, (length, 32), 0) for length in (2**30 - 1, 2**30, 2**31)),
         (torch.float32, (2**33, 256), 1),

@@ -247,9 +247,25 @@ def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, ope
 
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
+def test_a_row_is_the_same_whatever_stands_in_those_beside_it(dtype: torch.dtype, operator: Callable) -> None:
+    for length, columns in ((200, 4), (200, 33), (5000, 6), (20_000, 4), (20_000, 17)) if fits(dtype, 1 << 20) else ((60, 4),):
+        x, dy = (torch.randn(length, columns) * 3).to(dtype), torch.randn(length, columns).to(dtype)
+        for value in (NAN, -INF, 6e4):
+            wild, wild_dy = torch.full_like(x, value), torch.full_like(dy, INF)
+            wild[:, 2], wild_dy[:, 2] = x[:, 2], dy[:, 2]
+            for name in KERNELS:
+                y, beside = (operator(name, "forward")(each, 0, 1.0) for each in (x, wild))
+                assert torch.equal(beside[:, 2], y[:, 2]), (name, length, columns, value)
+                for kind, kept, other in (("backward", x, wild), ("backward_from_output", y, beside)):
+                    dx, beside_dx = operator(name, kind)(dy, kept, 0, 1.0), operator(name, kind)(wild_dy, other, 0, 1.0)
+                    assert torch.equal(beside_dx[:, 2], dx[:, 2]), (name, kind, length, columns, value)
+
+
+@pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_row_is_the_same_in_a_wide_and_in_a_narrow_tensor(dtype: torch.dtype, operator: Callable) -> None:
+    """Both of which are whole sectors wide: others are in strips where these are in narrow tiles."""
     for length in (300, 5000, 9000):  # for a block, a cluster, and strips
-        y, dy = torch.rand(length, 34).to(dtype), torch.randn(length, 34).to(dtype)
+        y, dy = torch.rand(length, 48).to(dtype), torch.randn(length, 48).to(dtype)
         for name in KERNELS:
             run = operator(name, "backward_from_output")
             narrow = [t[:, 32:].contiguous() for t in (dy, y)]

@@ -280,9 +280,9 @@ class Tile {
     }
     forget(words);
     combine<0>(peak, Highest());
-    bool moves = !held;
+    bool moves[each];  // whether a row's sums are right relative to another peak: each row by itself, whatever is in the other
     JITACT_UNROLL for (int e = 0; e < each; e++) {
-      invalid[e] = peak[e][0] - peak[e][0], moves = moves && abs(peak[e][0]) < kFar * columns_.unit;
+      invalid[e] = peak[e][0] - peak[e][0], moves[e] = !held && abs(peak[e][0]) < kFar * columns_.unit;
       peak[e][0] = signed_peak(peak[e][0]);
     }
     if (!pairs && is_far(peak[0][0])) {
@@ -292,9 +292,18 @@ class Tile {
     }
     const Weights<T> first = weights_beside<S>(peak[0][0], scale_), last = weights_beside<S>(peak[each - 1][0], scale_);
     const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
-    if (moves) {
-      JITACT_UNROLL for (int e = 0; !held && e < each; e++) F::move(sums[e], own_weights[e], own[e], weights(e), peak[e][0]);
+    const auto move = [&] {
+      JITACT_UNROLL for (int e = 0; e < each; e++) F::move(sums[e], own_weights[e], own[e], weights(e), peak[e][0]);
+    };
+    if (moves[0] && moves[each - 1]) {
+      move();
     } else {
+      T moved[each][F::parts];
+      if constexpr (!held && each > 1) {
+        move();
+        JITACT_UNROLL for (int e = 0; e < each; e++)
+          JITACT_UNROLL for (int k = 0; k < F::parts; k++) moved[e][k] = sums[e][k];
+      }
       LongSums long_sums(sums);
       each_word(words, [&](int i) {
         T t[each];
@@ -304,6 +313,9 @@ class Tile {
       }, [&] { long_sums.take(sums); });
       forget(words);
       long_sums.total(sums);
+      JITACT_UNROLL for (int e = 0; !held && each > 1 && e < each; e++)
+        JITACT_UNROLL for (int k = 0; k < F::parts; k++) sums[e][k] = moves[e] ? moved[e][k] : sums[e][k];
+      upwards_ = true;  // as without this visit
     }
     combine<1>(sums, Totals());
     JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], weights(e), sums[e], pairs ? scale_ : T(1));
