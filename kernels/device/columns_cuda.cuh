@@ -71,11 +71,12 @@ struct Columns {
 // The elements of a word: one for each of its rows.
 template <typename S> constexpr int kEach = 4 / int(sizeof(S));
 
-// Where a thread of a tile begins, at element `at` of its rows: the index of that word, of elements of each row that it has.
+// Where a thread of a tile begins: the word, at element `at` of its rows, and which rows these are.
 //
-// If `odd`, an odd number of 16-bit rows are adjacent, so that every second element of a row begins a word. A tile has one row
-// less than its words have elements: words that begin a row earlier have all of its rows too. Elements of a thread are an even
-// number apart, so it is either one of those that are `early`, whose first row is its left neighbour's second one, or not.
+// If `odd`, an odd number of 16-bit rows are adjacent, so that only every second element of a row begins a word. A tile has one row
+// less than its words have elements: then words that begin one row earlier hold all of its rows as well. A thread's elements are an
+// even number apart, so that all of its words begin early or none does. The first row of one that is `early` is the second row of
+// the thread before it, where threads are not early.
 template <typename S, bool odd>
 struct TilePlace {
   static constexpr int each = kEach<S>;
@@ -443,7 +444,7 @@ class Tile {
     const auto all = [&](const auto& visit) {
       JITACT_UNROLL for (int v = 0; v < values; v++) visit(v, t[v / n][v % n].v);
     };
-    // The same with the thread whose value v it is where no thread is early.
+    // The same with the value and the thread that these would be if no thread were early.
     const auto all_in_place = [&](const auto& visit) {
       all([&](int v, float& own) {
         if (!odd || !place_.early) visit(v, int(threadIdx.x), own);

@@ -177,7 +177,8 @@ __global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_co
 inline bool in_strips(const Call& call, int64_t size) {
   if (call.op != Op::backward_from_output || call.inner == 1) return false;
   const Tiling tiling = tiling_of(call, size, 2);
-  return !tiling.held || (tiling.log_wide < kLogLine && tiling.blocks > 1 && share_sectors(call.inner, size));
+  const bool is_narrow = tiling.log_wide < kLogLine && words_across(call.inner, size) > 1 << tiling.log_wide;
+  return !tiling.held || (is_narrow && tiling.blocks > 1 && share_sectors(call.inner, size));
 }
 // The workspace that this needs.
 inline int64_t strip_bytes(const Call& call) {
