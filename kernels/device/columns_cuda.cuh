@@ -76,7 +76,8 @@ template <typename S> constexpr int kEach = 4 / int(sizeof(S));
 // If `odd`, an odd number of 16-bit rows are adjacent, so that only every second element of a row begins a word. A tile has one row
 // less than its words have elements: then words that begin one row earlier hold all of its rows as well. A thread's elements are an
 // even number apart, so that all of its words begin early or none does. The first row of one that is `early` is the second row of
-// the thread before it, where threads are not early.
+// the thread before it, where threads are not early. At an edge the other half of a word is read too: a neighbour's, or the rest of
+// the 4 bytes in which memory ends.
 template <typename S, bool odd>
 struct TilePlace {
   static constexpr int each = kEach<S>;
