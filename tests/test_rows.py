@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import math
 import pickle
 import re
@@ -263,13 +264,13 @@ def test_a_row_is_the_same_whatever_stands_in_those_beside_it(dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_row_is_the_same_in_a_wide_and_in_a_narrow_tensor(dtype: torch.dtype, operator: Callable) -> None:
-    """Both of which are whole sectors wide: others are in strips where these are in narrow tiles."""
-    for length in (300, 5000, 9000):  # for a block, a cluster, and strips
-        y, dy = torch.rand(length, 48).to(dtype), torch.randn(length, 48).to(dtype)
+    """Both fill sectors of memory, or neither does: where these are in narrow tiles, those are in strips."""
+    for length, columns in itertools.product((300, 5000, 9000), (48, 98)):  # for a block, a cluster, and strips
+        y, dy = torch.rand(length, columns).to(dtype), torch.randn(length, columns).to(dtype)
         for name in KERNELS:
             run = operator(name, "backward_from_output")
             narrow = [t[:, 32:].contiguous() for t in (dy, y)]
-            assert torch.equal(run(dy, y, 0, 1.0)[:, 32:], run(*narrow, 0, 1.0)), (name, length)
+            assert torch.equal(run(dy, y, 0, 1.0)[:, 32:], run(*narrow, 0, 1.0)), (name, length, columns)
 
 
 # Rows that do not fit in registers, which are folded by chunks, relative to a running peak.

@@ -90,8 +90,8 @@ struct TilePlace {
   JITACT_DEVICE TilePlace(const Columns& columns, unsigned tile, int word, int64_t at) {
     const int log_wide = columns.tiling.log_wide;
     if constexpr (odd) {
-      const unsigned width = (2u << log_wide) - 1, tiles = tiles_across(columns.inner, log_wide), plane = tile / tiles;
-      const unsigned begin = (tile - plane * tiles) * width, end = ::min(begin + width, columns.inner);
+      const unsigned tiles = tiles_across(columns.inner, log_wide), plane = tile / tiles;
+      const unsigned begin = (tile - plane * tiles) * width(log_wide), end = ::min(begin + width(log_wide), columns.inner);
       const int64_t first = (int64_t(plane) * columns.length + at) * columns.inner + begin;
       early = first % 2 != 0, start = first / 2 + word;
       JITACT_UNROLL for (int e = 0; e < each; e++) {
@@ -104,10 +104,8 @@ struct TilePlace {
       JITACT_UNROLL for (int e = 0; e < each; e++) has[e] = own < columns.all_words, row[e] = int64_t(own) * each + e;
     }
   }
-  static constexpr unsigned tiles_across(unsigned inner, int log_wide) {
-    const unsigned width = (2u << log_wide) - 1;
-    return (inner + width - 1) / width;
-  }
+  static constexpr unsigned width(int log_wide) { return (2u << log_wide) - 1; }  // in rows, if `odd`
+  static constexpr unsigned tiles_across(unsigned inner, int log_wide) { return (inner - 1) / width(log_wide) + 1; }
   JITACT_DEVICE bool has_any() const { return has[0] || has[each - 1]; }
 
   JITACT_DEVICE void write(uint32_t* p, uint32_t word) const {

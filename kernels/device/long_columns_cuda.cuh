@@ -23,6 +23,18 @@ struct Strips : Columns {
   int log_wide;   // width of a block in words
   unsigned wide;  // blocks per strip
   float* sums;    // of shape [strips, sums, words]
+
+  // The rows of a word: the first one's index in all, and where it is.
+  struct Rows {
+    unsigned plane, column;
+    int64_t first;
+    int count;
+  };
+  template <int each>
+  JITACT_DEVICE Rows rows_of(unsigned word) const {
+    const unsigned plane = word / words, column = (word - plane * words) * each;
+    return {plane, column, int64_t(plane) * inner + column, int(::min(unsigned(each), inner - column))};
+  }
 };
 
 // A thread's strip of `length` elements of a word's rows. odd: words of an odd number of adjacent 16-bit rows, each second of
@@ -38,14 +50,13 @@ class Strip {
     number_ = int64_t(above) << (kLogStripThreads - strips.log_wide) | threadIdx.x >> strips.log_wide;
     const int64_t begin = number_ * length;
     if (word_ < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(length), strips.length - begin));
-    const unsigned plane = word_ / strips.words, column = (word_ - plane * strips.words) * each;
-    row_ = int64_t(plane) * strips.inner + column;
-    rows_ = int(::min(unsigned(each), strips.inner - column));
-    start_ = (int64_t(plane) * strips.length + begin) * strips.inner + column;
+    const Strips::Rows rows = strips.template rows_of<each>(word_);
+    rows_ = rows.count;
+    start_ = (int64_t(rows.plane) * strips.length + begin) * strips.inner + rows.column;
     if constexpr (kOperands > 0) formulas_.take_numbers(strips.operands);
     if constexpr (kRowValues > 0)
       JITACT_UNROLL for (int e = 0; e < each; e++)
-        if (count_ > 0 && e < rows_) formulas_.take_row(strips.operands, e, row_ + e);
+        if (count_ > 0 && e < rows_) formulas_.take_row(strips.operands, e, rows.first + e);
   }
 
   JITACT_DEVICE void add_up() const {
@@ -103,7 +114,7 @@ class Strip {
   }
   template <int n, typename Visit>
   JITACT_DEVICE void several(int first, const Visit& visit) const {
-    const int64_t apart = odd ? strips_.inner : strips_.words * unsigned(each), at = start_ + int64_t(first) * apart;
+    const int64_t apart = strips_.inner, at = start_ + first * apart;
     uint32_t words[2][n];
     JITACT_UNROLL for (int r = 0; r < 2; r++)
       JITACT_UNROLL for (int i = 0; i < n; i++) words[r][i] = word_at(static_cast<const S*>(strips_.read[r]) + at + i * apart);
@@ -116,10 +127,9 @@ class Strip {
 
   const Strips& strips_;
   unsigned word_;
-  int64_t number_;         // the strip's index
-  int64_t row_, start_;    // the word's first row, and the first element
-  int rows_;               // of the word
-  int count_ = 0;          // its elements
+  int64_t number_, start_;  // the strip's index, and its first element
+  int rows_;                // of the word
+  int count_ = 0;           // elements of each
   Formulas<T, each> formulas_;
 };
 
@@ -157,12 +167,11 @@ __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constan
   JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++)
     strips.sums[s * apart + word] = parts[s / kParts<T>][s % kParts<T>].v;
   if constexpr (kRowValues > 0) {
-    const unsigned plane = word / strips.words, column = (word - plane * strips.words) * each;
-    for (unsigned e = 0; e < each && column + e < strips.inner; e++) {
-      const int64_t row = int64_t(plane) * strips.inner + column + e;
+    const Strips::Rows rows = strips.template rows_of<each>(word);
+    for (int e = 0; e < rows.count; e++) {
       Formulas<T, 1> formulas;
-      formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, row);
-      formulas.give_row(strips.operands, 0, row, strips.rows, sums_of(parts[e]));
+      formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, rows.first + e);
+      formulas.give_row(strips.operands, 0, rows.first + e, strips.rows, sums_of(parts[e]));
     }
   }
 }
@@ -174,16 +183,15 @@ __global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_co
   strip.write();
 }
 
-inline bool in_strips(const Call& call, int64_t size) {
-  if (call.op != Op::backward_from_output || call.inner == 1) return false;
-  const Tiling tiling = tiling_of(call, size, 2);
+// Whether backward from the output is done so.
+inline bool in_strips(const Call& call, int64_t size, const Tiling& tiling) {
   const bool is_narrow = tiling.log_wide < kLogLine && words_across(call.inner, size) > 1 << tiling.log_wide;
   return !tiling.held || (is_narrow && tiling.blocks > 1 && share_sectors(call.inner, size));
 }
 // The workspace that this needs.
 inline int64_t strip_bytes(const Call& call) {
   const int64_t size = call.dtype == Dtype::f32 ? sizeof(float) : sizeof(Half), words = call.outer * words_across(call.inner, size);
-  if (!in_strips(call, size)) return 0;
+  if (call.op != Op::backward_from_output || call.inner == 1 || !in_strips(call, size, tiling_of(call, size, 2))) return 0;
   return strips_of(call.length, kSummedStrip) * kStripSums<float> * words * int64_t(sizeof(float));
 }
 
@@ -207,11 +215,12 @@ cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t 
 
 template <Op op, typename S, bool odd>
 cudaError_t start_columns(const Columns& columns, const Call& call, cudaStream_t stream) {
-  if constexpr (op == Op::backward_from_output)
-    if (in_strips(call, sizeof(S))) return start_strips<S, odd>(call, columns, stream);
-  if (columns.tiling.held) return start_tiles<op, S, true, odd>(columns, stream);
-  if constexpr (op != Op::backward_from_output) return start_tiles<op, S, false, odd>(columns, stream);
-  return cudaErrorInvalidValue;
+  if constexpr (op == Op::backward_from_output) {
+    if (in_strips(call, sizeof(S), columns.tiling)) return start_strips<S, odd>(call, columns, stream);
+  } else {
+    if (!columns.tiling.held) return start_tiles<op, S, false, odd>(columns, stream);
+  }
+  return start_tiles<op, S, true, odd>(columns, stream);
 }
 template <Op op, typename S>
 cudaError_t start_columns(const Call& call, cudaStream_t stream) {
