@@ -179,12 +179,15 @@ def test_kernels_walk_rows_that_lie_across_memory(name: str, dtype: torch.dtype,
         dx = kept * (dy - (kept * dy).sum(0)) if name == "softmax" else dy - kept * dy.double().sum(0)
         found = operator(name, "backward")(dy, x, 0, 1.0)
         torch.testing.assert_close(found, dx.to(dtype), equal_nan=True, rtol=4 * GRADIENT[dtype], atol=1e-6)
-    x = torch.zeros(len(STRANGE), 20, dtype=torch.float64) - INF
-    for row, values in zip(x, STRANGE, strict=True):
-        row[: len(values)] = torch.tensor(values, dtype=torch.float64)
-    x = torch.cat([x.t(), x[:1].t().expand(-1, -len(x) % 8)], 1).to(dtype).contiguous()
-    y, exact = operator(name, "forward")(x, 0, 1.0), getattr(F, name)(x.double(), 0)
-    torch.testing.assert_close(y, exact.to(dtype), equal_nan=True)
+    for length, apart in ((20, 1), (20_000, 300)) if fits(dtype, 1 << 20) else ((20, 1),):
+        x = torch.full((len(STRANGE), length), -INF, dtype=torch.float64)
+        for row, values in zip(x, STRANGE, strict=True):
+            row[: len(values) * apart : apart] = torch.tensor(values, dtype=torch.float64)
+        x = torch.cat([x.t(), x[:1].t().expand(-1, -len(x) % 8)], 1).to(dtype).contiguous()
+        y, exact = operator(name, "forward")(x, 0, 1.0), getattr(F, name)(x.double(), 0)
+        torch.testing.assert_close(y, exact.to(dtype), equal_nan=True)
+        errors = ulp_error(y, exact_output(name, x.double(), 0), dtype)
+        assert errors[exact.isfinite()].max() <= ULP[dtype], (length, apart)
 
 
 STRANGE = [

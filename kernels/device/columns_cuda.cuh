@@ -1,7 +1,7 @@
 // The GPU's loop over strided rows, which are adjacent in memory. A block, or a cluster of blocks that divide the length, has a
-// tile of them. Each thread goes along the one row, or two rows, of a 4-byte word, and holds its part in registers; if that is
-// too long, it folds in one pass and reads the row again to compute results. Where an odd number of 16-bit rows are adjacent,
-// kernels of their own have tiles of an odd width, see TilePlace.
+// tile of them. Each thread goes along the one row, or two rows, of a 4-byte word, and holds its part in registers. Where an odd
+// number of 16-bit rows are adjacent, kernels of their own have tiles of an odd width, see TilePlace. Longer rows are in strips,
+// see long_columns_cuda.cuh.
 #pragma once
 
 #include "rows_cuda.cuh"
@@ -18,7 +18,7 @@ struct Tiling {
   int log_wide;     // width in words
   int blocks;       // per cluster
   int steps;        // of the length, per block
-  bool held;
+  bool held;        // whether registers hold the rows
 };
 
 // Whether `inner` adjacent elements are no whole words, see TilePlace.
@@ -30,7 +30,7 @@ constexpr bool share_sectors(int64_t inner, int64_t size) {
 
 // The tiling for a call's rows: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and a cache line
 // wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a line's bandwidth; of 32 bytes 67 %, at which reading rows
-// twice is as fast.
+// twice, in strips, is as fast.
 inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
   const int64_t length = call.length;
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
@@ -114,11 +114,6 @@ struct TilePlace {
   }
 };
 
-// Whether the rounding error of a scaled peak is too large for exponentials. Then elements are scaled and rounded like the
-// peak; else they are not rounded before the peak is subtracted.
-template <typename T>
-JITACT_DEVICE bool is_beyond(T peak) { return !(abs(peak) < 0x1p28f); }
-
 template <typename S, typename T>
 JITACT_DEVICE void widen_word(uint32_t word, T (&t)[kEach<S>]) {
   if constexpr (kEach<S> == 2) Storage<S>::widen_pair(word, t[0], t[1]);
@@ -130,6 +125,45 @@ JITACT_DEVICE uint32_t narrow_word(const T (&t)[kEach<S>]) {
   else return __float_as_uint(t[0].v);
 }
 
+// A thread's sums, with plain sums of kSummed words added by Adding, as plain sums of many words would be too inaccurate: in
+// tiles for float32, whose first part is exact for thousands of words, only the second part.
+template <typename S, bool in_tiles>
+struct LongSums {
+  using T = typename Storage<S>::T;
+  using F = Fold<T>;
+  static constexpr int each = kEach<S>, parts = Adding<T>::parts;
+  static constexpr int begin = in_tiles ? (each == 2 ? F::parts : 1) : 0, end = in_tiles && each == 1 ? 2 : F::parts;
+  T of[each][F::parts][parts] = {};
+
+  JITACT_DEVICE explicit LongSums(T (&sums)[each][F::parts]) {
+    JITACT_UNROLL for (int e = 0; e < each; e++)
+      JITACT_UNROLL for (int p = 0; p < F::parts; p++) sums[e][p] = p == 0 ? F::start : 0;
+  }
+  JITACT_DEVICE void take(T (&sums)[each][F::parts]) {
+    JITACT_UNROLL for (int e = 0; e < each; e++)
+      JITACT_UNROLL for (int p = begin; p < end; p++) {
+        const T start = p == 0 ? F::start : 0;
+        Adding<T>::add(of[e][p], sums[e][p] - start);
+        sums[e][p] = start;
+      }
+  }
+  // Rescales one row's sums, after take(), from one peak to a higher one.
+  JITACT_DEVICE void move(int e, const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
+    T moved[F::parts];
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) moved[p] = Adding<T>::total(of[e][p]);
+    F::move(moved, from, peak, to, higher);
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++)
+      JITACT_UNROLL for (int r = 0; r < parts; r++) of[e][p][r] = r == 0 ? moved[p] : T(0);
+  }
+  // The complete sums, without the start.
+  JITACT_DEVICE void total(T (&sums)[each][F::parts]) const {
+    JITACT_UNROLL for (int e = 0; e < each; e++) {
+      sums[e][0] -= F::start;
+      JITACT_UNROLL for (int p = begin; p < end; p++) sums[e][p] += Adding<T>::total(of[e][p]);
+    }
+  }
+};
+
 // The shared memory for exchanges between threads and blocks: one per `turn`, of `values` values for each word.
 template <int turn, int values>
 struct TileExchange {
@@ -139,8 +173,8 @@ struct TileArrivals {
   ptx::Barrier of_turn[3];
 };
 
-// If `held`, threads have all of their words in registers. odd: see TilePlace.
-template <Op op, typename S, bool held, bool odd>
+// odd: see TilePlace.
+template <Op op, typename S, bool odd>
 class Tile {
  public:
   using T = typename Storage<S>::T;
@@ -170,11 +204,9 @@ class Tile {
       ptx::cluster_started();
     }
     Held words;
-    if constexpr (held) {
-      load(words, 0);
-      // Else nvcc keeps the words' addresses in registers until they are written. For log_softmax, it would then spill them.
-      if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(place_.start), ptx::forget(apart_);
-    }
+    load(words);
+    // Else nvcc keeps the words' addresses in registers until they are written. For log_softmax, it would then spill them.
+    if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(place_.start), ptx::forget(apart_);
     if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
       backward<0>(words, [&](int i, T (&y)[each]) { read(words, i, 1, y); });
@@ -187,28 +219,23 @@ class Tile {
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
-  // The cache fetches what the next tiles will load too, unless words are read twice: that would evict them.
-  static JITACT_DEVICE uint32_t load(const uint32_t* word) {
-    if constexpr (held) return ptx::load_with_neighbours(word);
-    else return *word;
-  }
-  // Loads the thread's words from index `first` on into registers.
-  JITACT_DEVICE void load(Held& words, int first) const {
+  // Loads the thread's words into registers. The cache fetches what the next tiles will load too.
+  JITACT_DEVICE void load(Held& words) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
-      const uint32_t* word = from(r) + first * apart_;
-      if (first + most <= count_) {
-        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = load(word);
+      const uint32_t* word = from(r);
+      if (most <= count_) {
+        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = ptx::load_with_neighbours(word);
       } else {
         JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) {
           words.of[r][i] = columns_.outside[r];
-          if (first + i < count_) words.of[r][i] = load(word);
+          if (i < count_) words.of[r][i] = ptx::load_with_neighbours(word);
         }
       }
     }
   }
   // Keeps the compiler from holding values converted from words in registers, which takes more of them than the words do.
   static JITACT_DEVICE void forget(Held& words) {
-    JITACT_UNROLL for (int r = 0; held && r < tensors; r++)
+    JITACT_UNROLL for (int r = 0; r < tensors; r++)
       JITACT_UNROLL for (int i = 0; i < most; i++) ptx::forget(words.of[r][i]);
   }
 
@@ -217,32 +244,26 @@ class Tile {
   }
 
   // Visits the thread's words, including some beyond the row's end, and calls `after` every kSummed words. The branches keep
-  // the compiler from interleaving code, which would take more registers. Words that are not held are visited in alternating
-  // directions, as those that were read last may still be in the cache.
+  // the compiler from interleaving code, which would take more registers.
   template <typename Visit, typename After>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit, const After& after) {
-    for (int done = 0; done < (held ? 1 : count_); done += most) {
-      if constexpr (!held) first_ = upwards_ ? (count_ - 1) / most * most - done : done, load(words, first_);
-      JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
-        if (!held || i < visited_) {
-          JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
-          if ((i + kAtOnce) % kSummed == 0) after();
-        }
-    }
-    upwards_ = !upwards_;
+    JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
+      if (i < visited_) {
+        JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
+        if ((i + kAtOnce) % kSummed == 0) after();
+      }
   }
   template <typename Visit>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit) {
     each_word(words, visit, [] {});
   }
-  JITACT_DEVICE bool is_there(int i) const { return (held ? 0 : first_) + i < count_; }
+  JITACT_DEVICE bool is_there(int i) const { return i < count_; }
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
     uint32_t* to = static_cast<uint32_t*>(columns_.written) + place_.start;
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
-      if (!held && i == 0) to = static_cast<uint32_t*>(columns_.written) + place_.start + first_ * apart_;
       if (is_there(i)) place_.write(to, narrow_word<S>(t));
       to += apart_;
     });
@@ -252,19 +273,15 @@ class Tile {
   JITACT_DEVICE void fold(Held& words) {
     using F = Fold<T>;
     constexpr int x = tensors - 1;
-    constexpr bool pairs = each == 2, scaled = held && !pairs, stored = scaled && !F::as_it_is;  // what replaces x
-    T base = 0, invalid[each], peak[each][1], sums[each][F::parts] = {}, own[each];
-    Weights<T> own_weights[each];
+    constexpr bool pairs = each == 2, stored = !pairs && !F::as_it_is;  // whether kept values replace x
+    T base = 0, invalid[each], peak[each][1], sums[each][F::parts];
     F folded[each];
     const auto elements = [&](int i, T (&t)[each]) {
       read(words, i, x, t);
-      if constexpr (!pairs && !scaled) t[0] = is_beyond(base) ? T(ptx::add((t[0] * scale_).v, -base.v)) : fma(t[0], scale_, -base);
-      if constexpr (scaled && kPlaced) t[0] -= base;
+      if constexpr (!pairs && kPlaced) t[0] -= base;
     };
 
-    if constexpr (!held) {
-      fold_as_it_comes(words, peak, own, own_weights, sums);
-    } else if constexpr (pairs) {
+    if constexpr (pairs) {
       const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
       uint32_t highest = columns_.outside[x] ^ signs;
       each_word(words, [&](int i) { highest = Storage<S>::max_pair(highest, words.of[x][i] ^ signs); });
@@ -274,49 +291,30 @@ class Tile {
       each_word(words, [&](int i) {
         T t[each];
         elements(i, t);
-        if constexpr (scaled) t[0] *= scale_, words.of[x][i] = narrow_word<S>(t);
+        t[0] *= scale_, words.of[x][i] = narrow_word<S>(t);
         peak[0][0] = max(peak[0][0], t[0]);
       });
     }
     forget(words);
     combine<0>(peak, Highest());
-    bool moves[each];  // whether a row's sums are right relative to another peak: each row by itself, whatever is in the other
-    JITACT_UNROLL for (int e = 0; e < each; e++) {
-      invalid[e] = peak[e][0] - peak[e][0], moves[e] = !held && abs(peak[e][0]) < kFar * columns_.unit;
-      peak[e][0] = signed_peak(peak[e][0]);
-    }
+    JITACT_UNROLL for (int e = 0; e < each; e++)
+      invalid[e] = peak[e][0] - peak[e][0], peak[e][0] = signed_peak<S>(peak[e][0], scale_);
     if (!pairs && is_far(peak[0][0])) {
       base = peak[0][0], peak[0][0] = 0;
-      if constexpr (scaled && !kPlaced)
+      if constexpr (!kPlaced)
         each_word(words, [&](int i) { words.of[x][i] = __float_as_uint(__uint_as_float(words.of[x][i]) - base.v); });
     }
     const Weights<T> first = weights_beside<S>(peak[0][0], scale_), last = weights_beside<S>(peak[each - 1][0], scale_);
     const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
-    const auto move = [&] {
-      JITACT_UNROLL for (int e = 0; e < each; e++) F::move(sums[e], own_weights[e], own[e], weights(e), peak[e][0]);
-    };
-    if (moves[0] && moves[each - 1]) {
-      move();
-    } else {
-      T moved[each][F::parts];
-      if constexpr (!held && each > 1) {
-        move();
-        JITACT_UNROLL for (int e = 0; e < each; e++)
-          JITACT_UNROLL for (int k = 0; k < F::parts; k++) moved[e][k] = sums[e][k];
-      }
-      LongSums long_sums(sums);
-      each_word(words, [&](int i) {
-        T t[each];
-        elements(i, t);
-        JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
-        if constexpr (stored) words.of[x][i] = narrow_word<S>(t);
-      }, [&] { long_sums.take(sums); });
-      forget(words);
-      long_sums.total(sums);
-      JITACT_UNROLL for (int e = 0; !held && each > 1 && e < each; e++)
-        JITACT_UNROLL for (int k = 0; k < F::parts; k++) sums[e][k] = moves[e] ? moved[e][k] : sums[e][k];
-      upwards_ = true;  // as without this visit
-    }
+    LongSums<S, true> long_sums(sums);
+    each_word(words, [&](int i) {
+      T t[each];
+      elements(i, t);
+      JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
+      if constexpr (stored) words.of[x][i] = narrow_word<S>(t);
+    }, [&] { long_sums.take(sums); });
+    forget(words);
+    long_sums.total(sums);
     combine<1>(sums, Totals());
     JITACT_UNROLL for (int e = 0; e < each; e++) folded[e] = F(peak[e][0], invalid[e], weights(e), sums[e], pairs ? scale_ : T(1));
     if constexpr (kPlaced) folded[0].move(base), base = 0;
@@ -330,87 +328,6 @@ class Tile {
     };
     if constexpr (op == Op::forward) write(words, result);
     else backward<2>(words, result);
-  }
-
-  // A thread's sums, with plain sums of kSummed words added by Adding, as plain sums of many words would be too inaccurate: for
-  // float32, whose first part is exact for thousands of words, only the second part.
-  struct LongSums {
-    using F = Fold<T>;
-    static constexpr int begin = held ? (each == 2 ? F::parts : 1) : 0, end = held && each == 1 ? 2 : F::parts;
-    T of[each][F::parts][Adding<T>::parts] = {};
-
-    JITACT_DEVICE explicit LongSums(T (&sums)[each][F::parts]) {
-      JITACT_UNROLL for (int e = 0; e < each; e++)
-        JITACT_UNROLL for (int p = 0; p < F::parts; p++) sums[e][p] = p == 0 ? F::start : 0;
-    }
-    JITACT_DEVICE void take(T (&sums)[each][F::parts]) {
-      JITACT_UNROLL for (int e = 0; e < each; e++)
-        JITACT_UNROLL for (int p = begin; p < end; p++) {
-          const T start = p == 0 ? F::start : 0;
-          Adding<T>::add(of[e][p], sums[e][p] - start);
-          sums[e][p] = start;
-        }
-    }
-    // Rescales one row's sums, after take(), from one peak to a higher one.
-    JITACT_DEVICE void move(int e, const Weights<T>& from, T peak, const Weights<T>& to, T higher) {
-      T parts[F::parts];
-      JITACT_UNROLL for (int p = 0; p < F::parts; p++) parts[p] = Adding<T>::total(of[e][p]);
-      F::move(parts, from, peak, to, higher);
-      JITACT_UNROLL for (int p = 0; p < F::parts; p++)
-        JITACT_UNROLL for (int r = 0; r < Adding<T>::parts; r++) of[e][p][r] = r == 0 ? parts[p] : T(0);
-    }
-    // The complete sums, without the start.
-    JITACT_DEVICE void total(T (&sums)[each][F::parts]) const {
-      JITACT_UNROLL for (int e = 0; e < each; e++) {
-        sums[e][0] -= F::start;
-        JITACT_UNROLL for (int p = begin; p < end; p++) sums[e][p] += Adding<T>::total(of[e][p]);
-      }
-    }
-  };
-
-  JITACT_DEVICE T signed_peak(T peak) const { return rows::signed_peak<S>(peak, scale_); }
-
-  // Folds rows that are not held in one pass, relative to the thread's own running peak. Then `peak` is the highest of the
-  // thread's words, without signed_peak, and `own` the peak that `sums` are relative to.
-  JITACT_DEVICE void fold_as_it_comes(Held& words, T (&peak)[each][1], T (&own)[each], Weights<T> (&weights)[each],
-                                      T (&sums)[each][Fold<T>::parts]) {
-    using F = Fold<T>;
-    constexpr int x = tensors - 1;
-    LongSums long_sums(sums);
-    const uint32_t signs = each == 2 && scale_ < 0 ? 0x80008000u : 0;
-    JITACT_UNROLL for (int e = 0; e < each; e++)
-      peak[e][0] = -INFINITY, own[e] = signed_peak(kLowest * columns_.unit), weights[e] = weights_beside<S>(own[e], scale_);
-    for (first_ = 0; first_ < count_; first_ += most) {
-      load(words, first_);
-      T highest[each];
-      if constexpr (each == 2) {
-        uint32_t of_words = words.of[x][0] ^ signs;
-        JITACT_UNROLL for (int i = 1; i < most; i++) of_words = Storage<S>::max_pair(of_words, words.of[x][i] ^ signs);
-        Storage<S>::widen_pair(of_words, highest[0], highest[1]);
-      } else {
-        JITACT_UNROLL for (int i = 0; i < most; i++) {
-          const T t = scale_ * T(__uint_as_float(words.of[x][i]));
-          words.of[x][i] = __float_as_uint(t.v);
-          highest[0] = i == 0 ? t : max(highest[0], t);
-        }
-      }
-      JITACT_UNROLL for (int e = 0; e < each; e++) {
-        peak[e][0] = max(peak[e][0], highest[e]);
-        if (highest[e] <= signed_peak(own[e]) + F::slack * columns_.unit) continue;  // not if NaN
-        const T higher = signed_peak(max(signed_peak(own[e]), highest[e]));
-        const Weights<T> next = weights_beside<S>(higher, scale_);
-        long_sums.move(e, weights[e], own[e], next, higher);
-        own[e] = higher, weights[e] = next;
-      }
-      JITACT_UNROLL for (int i = 0; i < most; i++) {
-        T t[each];
-        read(words, i, x, t);
-        JITACT_UNROLL for (int e = 0; e < each; e++) F::add(sums[e], weights[e], own[e], t[e]);
-        if ((i + 1) % kSummed == 0) long_sums.take(sums);
-      }
-    }
-    long_sums.total(sums);
-    upwards_ = true;
   }
 
   // The gradient, from dy, the first tensor, and y as computed by `result`.
@@ -490,17 +407,15 @@ class Tile {
   const T scale_;
   const int wide_, word_;   // the tile's width in words, and the thread's word
   int count_, visited_;     // the number of the thread's words, and the most of any thread
-  int first_;               // index of the first word in registers, if not held
-  bool upwards_ = false;    // whether the next visit of those is from the last on
   Formulas<T, each> formulas_;
   bool is_first_;           // whether this thread writes the operands' gradients
   TilePlace<S, odd> place_;  // of the thread's first word
   int64_t apart_;            // words between its own
 };
 
-template <Op op, typename S, bool held, bool odd>
+template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(kTileThreads, 2) walk_columns(const __grid_constant__ Columns columns) {
-  Tile<op, S, held, odd>(columns).run();
+  Tile<op, S, odd>(columns).run();
 }
 
 template <Op op, typename S>
@@ -517,10 +432,10 @@ Columns columns_of(const Call& call) {
   return columns;
 }
 
-template <Op op, typename S, bool held, bool odd>
+template <Op op, typename S, bool odd>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
-  constexpr auto* kernel = walk_columns<op, S, held, odd>;
-  const auto& [log_threads, log_wide, blocks, steps, is_held] = columns.tiling;
+  constexpr auto* kernel = walk_columns<op, S, odd>;
+  const auto& [log_threads, log_wide, blocks, steps, held] = columns.tiling;
   if (blocks > 8) {
     const auto allowed = cudaFuncAttributeNonPortableClusterSizeAllowed;
     if (const cudaError_t error = cudaFuncSetAttribute(kernel, allowed, 1)) return error;

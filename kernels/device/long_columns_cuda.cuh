@@ -1,173 +1,151 @@
-// The GPU's backward, from the output, of strided rows that are too long for tiles, or for any but narrow tiles that share their
-// sectors of memory with others. dy and y are read twice, which is fastest if blocks read adjacent memory. One kernel sums strips
-// of rows, one adds up the strips of each row, and one writes gradients. Strips depend on the length only, and so do the bits of
-// a row's sums.
+// The GPU's loops over strided rows that are too long for tiles, and backward from the output of rows for which only narrow tiles
+// would do, that share their sectors of memory with others. Elements are read once more for results, which is fastest if blocks
+// read adjacent memory: one kernel folds or sums strips of rows, one joins the strips of each row, and one writes. Strips depend
+// on the length only, and so do the bits of a row's sums.
 #pragma once
 
-#include "columns_cuda.cuh"
-#include "early_cuda.cuh"
+#include "strips_cuda.cuh"
 
 namespace jitact::rows {
 
-constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // per block; at most as many words wide
-constexpr int kStripWords = 8;  // of each tensor, that a thread loads before it computes
-constexpr int kSummedStrip = 256, kWrittenStrip = 8;  // elements; short blocks write fastest
-constexpr int kFoldThreads = 1024, kFoldWords = 32;  // per block that adds up strips, and its width in words
+constexpr int kJoinThreads = 1024, kJoinWords = 8;  // per block that joins strips, and its width in words
 
-constexpr int64_t strips_of(int64_t length, int each) { return (length + each - 1) / each; }
-template <typename S>
-constexpr int kStripSums = kEach<S> * kParts<typename Storage<S>::T>;  // for a word's rows
-static_assert(kStripSums<float> == kStripSums<Half>);
-
-struct Strips : Columns {
-  int log_wide;   // width of a block in words
-  unsigned wide;  // blocks per strip
-  float* sums;    // of shape [strips, sums, words]
-
-  // The rows of a word: the first one's index in all, and where it is.
-  struct Rows {
-    unsigned plane, column;
-    int64_t first;
-    int count;
-  };
-  template <int each>
-  JITACT_DEVICE Rows rows_of(unsigned word) const {
-    const unsigned plane = word / words, column = (word - plane * words) * each;
-    return {plane, column, int64_t(plane) * inner + column, int(::min(unsigned(each), inner - column))};
-  }
-};
-
-// A thread's strip of `length` elements of a word's rows. odd: words of an odd number of adjacent 16-bit rows, each second of
-// which does not lie on 4 bytes, and is read and written in halves; the last one has a single row, which is its second one too.
-template <typename S, int length, bool odd>
-class Strip {
- public:
-  using T = typename Storage<S>::T;
-
-  JITACT_DEVICE Strip(const Strips& strips, unsigned block) : strips_(strips) {
-    const unsigned above = block / strips.wide;
-    word_ = ((block - above * strips.wide) << strips.log_wide) + (threadIdx.x & ((1u << strips.log_wide) - 1));
-    number_ = int64_t(above) << (kLogStripThreads - strips.log_wide) | threadIdx.x >> strips.log_wide;
-    const int64_t begin = number_ * length;
-    if (word_ < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(length), strips.length - begin));
-    const Strips::Rows rows = strips.template rows_of<each>(word_);
-    rows_ = rows.count;
-    start_ = (int64_t(rows.plane) * strips.length + begin) * strips.inner + rows.column;
-    if constexpr (kOperands > 0) formulas_.take_numbers(strips.operands);
-    if constexpr (kRowValues > 0)
-      JITACT_UNROLL for (int e = 0; e < each; e++)
-        if (count_ > 0 && e < rows_) formulas_.take_row(strips.operands, e, rows.first + e);
-  }
-
-  JITACT_DEVICE void add_up() const {
-    T parts[each][kParts<T>] = {};
-    each_word([&](int64_t, const T (&dy)[each], const T (&y)[each]) {
-      JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(parts[e], formulas_.terms(dy[e], y[e], e), true);
-    });
-    float* to = strips_.sums + number_ * kStripSums<S> * strips_.all_words + word_;
-    if (count_ > 0)
-      JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++, to += strips_.all_words) *to = parts[s / kParts<T>][s % kParts<T>].v;
-  }
-
-  // Writes the gradients. The sums of whole rows have replaced those of the first strip.
-  JITACT_DEVICE void write() const {
-    if (count_ == 0) return;
-    Sums<T> sums[each];
-    const float* from = strips_.sums + word_;
-    JITACT_UNROLL for (int e = 0; e < each; e++) {
-      T parts[kParts<T>];
-      JITACT_UNROLL for (int p = 0; p < kParts<T>; p++, from += strips_.all_words) parts[p] = *from;
-      sums[e] = sums_of(parts);
-    }
-    each_word([&](int64_t at, const T (&dy)[each], const T (&y)[each]) {
-      T dx[each];
-      JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = T(strips_.scale) * formulas_.gradient(dy[e], y[e], sums[e], e);
-      write_word(static_cast<S*>(strips_.written) + at, narrow_word<S>(dx));
-    });
-  }
-
- private:
-  static constexpr int each = kEach<S>;
-
-  JITACT_DEVICE uint32_t word_at(const S* p) const {
-    if constexpr (!odd) return *reinterpret_cast<const uint32_t*>(p);
-    const auto* halves = reinterpret_cast<const uint16_t*>(p);
-    return halves[0] | uint32_t(halves[rows_ - 1]) << 16;
-  }
-  JITACT_DEVICE void write_word(S* p, uint32_t word) const {
-    if (!odd || (rows_ > 1 && reinterpret_cast<uintptr_t>(p) % 4 == 0)) {
-      *reinterpret_cast<uint32_t*>(p) = word;
-    } else {
-      auto* halves = reinterpret_cast<uint16_t*>(p);
-      halves[0] = uint16_t(word);
-      if (rows_ > 1) halves[1] = uint16_t(word >> 16);
-    }
-  }
-  // Visits words of dy and y, with the index of their first elements.
-  template <typename Visit>
-  JITACT_DEVICE void each_word(const Visit& visit) const {
-    int i = 0;
-#pragma unroll 1
-    for (; i + kStripWords <= count_; i += kStripWords) several<kStripWords>(i, visit);
-#pragma unroll 1
-    for (; i < count_; i++) several<1>(i, visit);
-  }
-  template <int n, typename Visit>
-  JITACT_DEVICE void several(int first, const Visit& visit) const {
-    const int64_t apart = strips_.inner, at = start_ + first * apart;
-    uint32_t words[2][n];
-    JITACT_UNROLL for (int r = 0; r < 2; r++)
-      JITACT_UNROLL for (int i = 0; i < n; i++) words[r][i] = word_at(static_cast<const S*>(strips_.read[r]) + at + i * apart);
-    JITACT_UNROLL for (int i = 0; i < n; i++) {
-      T dy[each], y[each];
-      widen_word<S>(words[0][i], dy), widen_word<S>(words[1][i], y);
-      visit(at + i * apart, dy, y);
-    }
-  }
-
-  const Strips& strips_;
-  unsigned word_;
-  int64_t number_, start_;  // the strip's index, and its first element
-  int rows_;                // of the word
-  int count_ = 0;           // elements of each
-  Formulas<T, each> formulas_;
-};
-
+// Of x, the only tensor that it gets.
 template <typename S, bool odd>
+__global__ void __launch_bounds__(kStripThreads, 4) fold_strips(const __grid_constant__ Strips strips) {
+  ptx::let_next_begin();
+  Strip<Op::forward, S, odd>::of_thread(strips, blockIdx.x, kSummedStrip).fold();
+}
+template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_constant__ Strips strips) {
   ptx::let_next_begin();
-  Strip<S, kSummedStrip, odd>(strips, blockIdx.x).add_up();
+  const auto strip = Strip<op, S, odd>::of_thread(strips, blockIdx.x, kSummedStrip);
+  if constexpr (op == Op::backward) ptx::wait_for_last();
+  strip.add_up();
+}
+template <Op op, typename S, bool odd>
+__global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_constant__ Strips strips) {
+  const unsigned block = gridDim.x - 1 - blockIdx.x;  // from the last, which the cache may still hold
+  const auto strip = Strip<op, S, odd>::of_thread(strips, block, written_strip(op));
+  ptx::wait_for_last();
+  strip.write();
 }
 
-// Adds up the sums of strips, and writes gradients of row operands.
-template <typename S>
-__global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constant__ Strips strips) {
+// A thread that joins some of a word's strips, each group-th from its own on.
+class Joining {
+ public:
+  static constexpr int groups = kJoinThreads / kJoinWords;
+  const unsigned word;
+
+  JITACT_DEVICE explicit Joining(const Strips& strips)
+      : word(blockIdx.x * kJoinWords + threadIdx.x % kJoinWords), is_there(word < strips.all_words),
+        count_(is_there ? strips_of(strips.length, kSummedStrip) : 0) {}
+
+  template <typename Visit>
+  JITACT_DEVICE void each_strip(const Visit& visit) const {
+#pragma unroll 4
+    for (int64_t strip = threadIdx.x / kJoinWords; strip < count_; strip += groups) visit(strip);
+  }
+  // Reduces t over the threads of a word. The first warp gets the result, or all threads.
+  template <bool for_all, typename T, int n, typename F>
+  JITACT_DEVICE void combine(T (&t)[n], const F& f) const {
+    constexpr int warps = kJoinThreads / 32;
+    __shared__ float of_warps[n][warps][kJoinWords];
+    const int own = int(threadIdx.x) % kJoinWords;
+    const auto join = [&](const auto& value) {
+      T other[n];
+      JITACT_UNROLL for (int v = 0; v < n; v++) other[v] = value(v);
+      f(t, other);
+    };
+    JITACT_UNROLL for (int lanes = kJoinWords; lanes < 32; lanes *= 2)
+      join([&](int v) { return __shfl_xor_sync(0xffffffffu, t[v].v, lanes); });
+    JITACT_UNROLL for (int v = 0; v < n; v++) of_warps[v][threadIdx.x / 32][own] = t[v].v;
+    __syncthreads();
+    if (!for_all && threadIdx.x >= 32) return;
+    JITACT_UNROLL for (int v = 0; v < n; v++) t[v] = of_warps[v][0][own];
+#pragma unroll 4
+    for (int warp = 1; warp < warps; warp++) join([&](int v) { return of_warps[v][warp][own]; });
+  }
+  JITACT_DEVICE bool has_result() const { return is_there && threadIdx.x < kJoinWords; }
+
+ private:
+  bool is_there;
+  int64_t count_;
+};
+
+// Joins the folds of strips. Rows whose peaks are far from 0 are folded again, relative to these.
+template <typename S, bool odd>
+__global__ void __launch_bounds__(kJoinThreads) join_folds(const __grid_constant__ Strips strips) {
   using T = typename Storage<S>::T;
-  constexpr int groups = kFoldThreads / kFoldWords, each = kEach<S>;
-  __shared__ float shared[groups][kStripSums<S>][kFoldWords];
-  const int group = int(threadIdx.x) / kFoldWords, own = int(threadIdx.x) % kFoldWords;
-  const unsigned word = blockIdx.x * kFoldWords + own;
-  const int64_t count = strips_of(strips.length, kSummedStrip), apart = strips.all_words;
-  T parts[each][kParts<T>] = {};
-  const auto join = [&](const auto& value) {
-    T others[each][kParts<T>];
-    JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++) others[s / kParts<T>][s % kParts<T>] = value(s);
-    JITACT_UNROLL for (int e = 0; e < each; e++) Joined()(parts[e], others[e]);
-  };
-  const bool is_there = word < strips.all_words;
+  using F = Fold<T>;
+  constexpr int each = kEach<S>, parts = F::parts * Adding<T>::parts;
+  const Joining joining(strips);
   ptx::let_next_begin();
   ptx::wait_for_last();
-#pragma unroll 4
-  for (int64_t i = group; is_there && i < count; i += groups)
-    join([&](int s) { return strips.sums[(i * kStripSums<S> + s) * apart + word]; });
-  JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++) shared[group][s][own] = parts[s / kParts<T>][s % kParts<T>].v;
-  __syncthreads();
-  if (group > 0 || !is_there) return;
-  for (int other = 1; other < groups; other++) join([&](int s) { return shared[other][s][own]; });
-  JITACT_UNROLL for (int s = 0; s < kStripSums<S>; s++)
-    strips.sums[s * apart + word] = parts[s / kParts<T>][s % kParts<T>].v;
+
+  T of[each][Rising<S>::values], highest[each];
+  JITACT_UNROLL for (int e = 0; e < each; e++) highest[e] = -INFINITY;
+  joining.each_strip([&](int64_t strip) {
+    strips.get(strip, joining.word, of);
+    JITACT_UNROLL for (int e = 0; e < each; e++) highest[e] = max(highest[e], of[e][0]);
+  });
+  joining.template combine<true>(highest, [](T (&t)[each], const T (&other)[each]) {
+    JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = max(t[e], other[e]);
+  });
+  FoldedWord<S> folded(strips, highest);
+
+  T sums[each * parts] = {};
+  joining.each_strip([&](int64_t strip) {
+    strips.get(strip, joining.word, of);
+    JITACT_UNROLL for (int e = 0; e < each; e++) {
+      T moved[F::parts];
+      Rising<S>::move(folded, e, of[e], moved);
+      JITACT_UNROLL for (int p = 0; p < F::parts; p++) Adding<T>::add(sums + e * parts + p * Adding<T>::parts, moved[p]);
+    }
+  });
+  const auto is_near = [&](int e) { return abs(highest[e]) < kFar * strips.unit; };
+  if (!is_near(0) || !is_near(each - 1)) {
+    T again[each][F::parts];
+    LongSums<S, false> long_sums(again);
+    joining.each_strip([&](int64_t strip) {
+      Strip<Op::forward, S, odd>(strips, joining.word, strip, kSummedStrip).weigh(folded, again, long_sums);
+    });
+    JITACT_UNROLL for (int v = 0; v < each * parts; v++)
+      if (!is_near(v / parts)) sums[v] = (&long_sums.of[0][0][0])[v];
+  }
+  joining.template combine<false>(sums, Joined());
+  if (!joining.has_result()) return;
+  JITACT_UNROLL for (int e = 0; e < each; e++) {
+    T totals[F::parts];
+    JITACT_UNROLL for (int p = 0; p < F::parts; p++) totals[p] = Adding<T>::total(sums + e * parts + p * Adding<T>::parts);
+    FoldedRow<T>& row = folded.row[e];
+    row.fold = F(row.peak, highest[e] - highest[e], folded.weights[e], totals, each == 2 ? folded.scale : T(1));
+    if constexpr (kPlaced) row.fold.move(row.base), row.base = 0;
+    static_cast<FoldedRow<T>*>(strips.folded)[int64_t(joining.word) * each + e] = row;
+  }
+}
+
+// Adds up the sums of strips, in place of those of the first, and writes gradients of row operands.
+template <typename S>
+__global__ void __launch_bounds__(kJoinThreads) join_sums(const __grid_constant__ Strips strips) {
+  using T = typename Storage<S>::T;
+  constexpr int each = kEach<S>;
+  const Joining joining(strips);
+  ptx::let_next_begin();
+  ptx::wait_for_last();
+  T sums[each * kParts<T>] = {};
+  joining.each_strip([&](int64_t strip) {
+    T of[1][each * kParts<T>];
+    strips.get(strip, joining.word, of);
+    Joined()(sums, of[0]);
+  });
+  joining.template combine<false>(sums, Joined());
+  if (!joining.has_result()) return;
+  T parts[each][kParts<T>];
+  JITACT_UNROLL for (int v = 0; v < each * kParts<T>; v++) parts[v / kParts<T>][v % kParts<T>] = sums[v];
+  strips.put(0, joining.word, parts);
   if constexpr (kRowValues > 0) {
-    const Strips::Rows rows = strips.template rows_of<each>(word);
+    const Strips::Rows rows = strips.template rows_of<each>(joining.word);
     for (int e = 0; e < rows.count; e++) {
       Formulas<T, 1> formulas;
       formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, rows.first + e);
@@ -176,51 +154,59 @@ __global__ void __launch_bounds__(kFoldThreads) fold_strips(const __grid_constan
   }
 }
 
-template <typename S, bool odd>
-__global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_constant__ Strips strips) {
-  const Strip<S, kWrittenStrip, odd> strip(strips, gridDim.x - 1 - blockIdx.x);  // from the last, which the cache may still hold
-  ptx::wait_for_last();
-  strip.write();
-}
-
-// Whether backward from the output is done so.
+// Whether rows are in strips.
 inline bool in_strips(const Call& call, int64_t size, const Tiling& tiling) {
   const bool is_narrow = tiling.log_wide < kLogLine && words_across(call.inner, size) > 1 << tiling.log_wide;
-  return !tiling.held || (is_narrow && tiling.blocks > 1 && share_sectors(call.inner, size));
+  const bool suits = is_narrow && tiling.blocks > 1 && share_sectors(call.inner, size);
+  return !tiling.held || (suits && call.op != Op::backward);
 }
-// The workspace that this needs.
-inline int64_t strip_bytes(const Call& call) {
-  const int64_t size = call.dtype == Dtype::f32 ? sizeof(float) : sizeof(Half), words = call.outer * words_across(call.inner, size);
-  if (call.op != Op::backward_from_output || call.inner == 1 || !in_strips(call, size, tiling_of(call, size, 2))) return 0;
-  return strips_of(call.length, kSummedStrip) * kStripSums<float> * words * int64_t(sizeof(float));
+// The workspace that this needs: of a word's rows, folded, and of its strips.
+template <typename S>
+int64_t strip_bytes(const Call& call) {
+  using T = typename Storage<S>::T;
+  if (call.inner == 1 || !in_strips(call, sizeof(S), tiling_of(call, sizeof(S), reads(call.op)))) return 0;
+  const int of_folds = Rising<S>::values, of_sums = kParts<T>;
+  const int values = call.op == Op::forward ? of_folds : call.op == Op::backward ? std::max(of_folds, of_sums) : of_sums;
+  const int64_t of_strips = strips_of(call.length, kSummedStrip) * values * int64_t(sizeof(float));
+  return call.outer * words_across(call.inner, sizeof(S)) * kEach<S> * (int64_t(sizeof(FoldedRow<T>)) + of_strips);
 }
 
-template <typename S, bool odd>
+template <Op op, typename S, bool odd>
 cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t stream) {
   Strips strips{columns};
   while (strips.log_wide < kLogStripThreads && 1u << strips.log_wide < strips.all_words) strips.log_wide++;
   strips.wide = unsigned((int64_t(strips.all_words) + (1 << strips.log_wide) - 1) >> strips.log_wide);
-  strips.sums = static_cast<float*>(call.workspace);
+  auto* const folded = static_cast<FoldedRow<typename Storage<S>::T>*>(call.workspace);
+  strips.folded = folded, strips.values = reinterpret_cast<float*>(folded + int64_t(strips.all_words) * kEach<S>);
   const auto blocks_of = [&](int strip) {
     const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide), count = strips_of(call.length, strip);
     return unsigned((count + groups - 1) / groups) * strips.wide;
   };
+  const unsigned summing = blocks_of(kSummedStrip), joining = unsigned((int64_t(strips.all_words) + kJoinWords - 1) / kJoinWords);
   Clusters shape(1, kStripThreads, 0, stream);
-  shape.count(blocks_of(kSummedStrip));
-  if (const cudaError_t error = cudaLaunchKernelEx(&shape.config, add_up_strips<S, odd>, strips)) return error;
-  const unsigned folding = (strips.all_words + kFoldWords - 1) / kFoldWords;
-  if (const cudaError_t error = early::launch<fold_strips<S>>(folding, kFoldThreads, stream, strips)) return error;
-  return early::launch<write_strips<S, odd>>(blocks_of(kWrittenStrip), kStripThreads, stream, strips);
+  shape.count(summing);
+  cudaError_t error = cudaSuccess;
+  const auto then = [&]<auto kernel>(unsigned blocks, int threads, const Strips& given) {
+    if (error == cudaSuccess) error = early::launch<kernel>(blocks, threads, stream, given);
+  };
+  if constexpr (op == Op::backward_from_output) {
+    error = cudaLaunchKernelEx(&shape.config, add_up_strips<op, S, odd>, strips);
+  } else {
+    Strips of_x = strips;
+    of_x.read[0] = strips.read[reads(op) - 1];
+    error = cudaLaunchKernelEx(&shape.config, fold_strips<S, odd>, of_x);
+    then.template operator()<join_folds<S, odd>>(joining, kJoinThreads, of_x);
+    if constexpr (op == Op::backward) then.template operator()<add_up_strips<op, S, odd>>(summing, kStripThreads, strips);
+  }
+  if constexpr (op != Op::forward) then.template operator()<join_sums<S>>(joining, kJoinThreads, strips);
+  then.template operator()<write_strips<op, S, odd>>(blocks_of(written_strip(op)), kStripThreads, strips);
+  return error;
 }
 
 template <Op op, typename S, bool odd>
 cudaError_t start_columns(const Columns& columns, const Call& call, cudaStream_t stream) {
-  if constexpr (op == Op::backward_from_output) {
-    if (in_strips(call, sizeof(S), columns.tiling)) return start_strips<S, odd>(call, columns, stream);
-  } else {
-    if (!columns.tiling.held) return start_tiles<op, S, false, odd>(columns, stream);
-  }
-  return start_tiles<op, S, true, odd>(columns, stream);
+  if (in_strips(call, sizeof(S), columns.tiling)) return start_strips<op, S, odd>(call, columns, stream);
+  return start_tiles<op, S, odd>(columns, stream);
 }
 template <Op op, typename S>
 cudaError_t start_columns(const Call& call, cudaStream_t stream) {

@@ -107,10 +107,10 @@ template <typename T>
 constexpr int kParts = kTerms * Adding<T>::parts;
 struct Joined {
   static constexpr float neutral(int) { return 0; }
-  template <typename T>
-  JITACT_DEVICE void operator()(T (&t)[kParts<T>], const T (&other)[kParts<T>]) const {
+  template <typename T, int n>
+  JITACT_DEVICE void operator()(T (&t)[n], const T (&other)[n]) const {
     Adding<T>::join(t, other);  // not in the loop, which would change how nvcc schedules the code around it
-    JITACT_UNROLL for (int k = 1; k < kTerms; k++) Adding<T>::join(t + k * Adding<T>::parts, other + k * Adding<T>::parts);
+    JITACT_UNROLL for (int k = Adding<T>::parts; k < n; k += Adding<T>::parts) Adding<T>::join(t + k, other + k);
   }
 };
 template <typename T>
@@ -910,7 +910,12 @@ inline const char* message(cudaError_t error) {
 }
 
 #if !JITACT_PART
-int64_t workspace_bytes(const Call& call) { return strip_bytes(call); }
+int64_t workspace_bytes(const Call& call) {
+  return loops::dispatch_dtype(call.dtype, [&]<typename S>() -> int64_t {
+    if constexpr (std::is_same_v<S, double>) return 0;
+    else return strip_bytes<S>(call);
+  });
+}
 #endif
 
 #ifdef JITACT_PART
