@@ -13,7 +13,6 @@ from ..rows.kernels import (
     LONGEST_ACROSS,
     MOST_ACROSS,
     NARROW,
-    ODD,
     VECTORS_OF_A_BLOCK,
     WORD,
 )
@@ -106,7 +105,7 @@ def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], 
     # Non-temporal stores, whose instructions the exporting machine may have but another not.
     facts |= {name: frozenset([False]) for name in ("kStreams", "loops::kStreams", "past_cache", "past_cache_")}
     roots = [f"run_{device}" for device in devices]
-    roots += ["workspace_bytes"] if "cuda" in devices and "backward_from_output" in operations else []
+    roots += ["workspace_bytes"] if "cuda" in devices else []
     return extract(KernelSource.from_file(kind.kernel), facts, roots, sorted(stored), devices)
 
 
@@ -116,8 +115,7 @@ def _takes(devices: tuple[str, ...]) -> str:
     on_gpu = [
         "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
         f"clusters = torch.cuda.get_device_capability(x.device)[0] in {CLUSTERS}  # of blocks",
-        f"wide = columns * x.itemsize % {WORD} == 0 or columns >= {ODD}",
-        f"across = wide and (clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK})",
+        f"across = clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK}",
         f"words = x.numel() // x.shape[dim] // columns * -(-columns * x.itemsize // {WORD})",
         f"most = words < {MOST_ACROSS} and x.shape[dim] < {LONGEST_ACROSS}  # or indices are beyond 32 bits",
         f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",
@@ -156,13 +154,12 @@ def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str
         "written": "written.data_ptr()",
     }
     members = [member for _, member, _ in cut.structs["Call"]]
-    with_workspace = "backward_from_output" if "workspace" in members else None
     return "\n".join([
         "def run(operation, read, written, dim):",
         '    """Runs an operation on the rows of contiguous tensors, on their device and its current stream."""',
         "    x = read[0]",
         wrapped("    call = Call(", [f"{member}={given[member]}" for member in members if member in given], ")"),
-        *called(devices, where, with_workspace),
+        *called(devices, where, "cuda" in devices),
     ])  # fmt: skip
 
 

@@ -78,35 +78,35 @@ def _ctype(type_: str, length: str, extract: Extract, numbers: Mapping[str, int]
     return f"{name} * {eval(length, {}, dict(numbers))}" if length else name
 
 _WORKSPACE = (
-    '        if operation == "@OPERATION@":',
-    "            library().workspace_bytes.restype = c_int64",
-    "            needed = library().workspace_bytes(byref(call))",
-    "            workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
-    "            call.workspace = workspace.data_ptr()",
+    "library().workspace_bytes.restype = c_int64",
+    "needed = library().workspace_bytes(byref(call))",
+    "workspace = torch.empty(needed, dtype=torch.uint8, device=x.device)",
+    "call.workspace = workspace.data_ptr()",
 )
 
 
-def called(devices: tuple[str, ...], where: str, with_workspace: str | None) -> list[str]:
+def called(devices: tuple[str, ...], where: str, needs_workspace: bool | str) -> list[str]:
     """The lines that run ``call`` on the device of ``x``.
 
     Args:
         devices: of :data:`~jitact.exporting.build.DEVICES`.
         where: the start of error messages.
-        with_workspace: the operation that needs a workspace on a GPU, if there is one.
+        needs_workspace: whether operations need a workspace on a GPU; or the one that does.
     """
     on_cpu = "library().run_cpu(byref(call))"
     if devices == ("cpu",):
         return [f"    {on_cpu}"]
+    one = isinstance(needs_workspace, str)
     return [
         *(["    if not x.is_cuda:", f"        return {on_cpu}"] if "cpu" in devices else []),
         "    with torch.cuda.device(x.device):",
-        *(line.replace("@OPERATION@", with_workspace) for line in _WORKSPACE if with_workspace),
+        *([f'        if operation == "{needs_workspace}":'] if one else []),
+        *(f"        {'    ' * one}{line}" for line in _WORKSPACE if needs_workspace),
         "        library().run_cuda.restype = c_char_p",
         "        error = library().run_cuda(byref(call), c_void_p(torch.cuda.current_stream().cuda_stream))",
         "    if error:",
         f'        raise RuntimeError(f"{where}: {{error.decode()}}")',
     ]
-
 
 
 class Wrapper:
@@ -202,7 +202,7 @@ class Wrapper:
                 "        call.sums[place] = None if tensor is None else tensor.data_ptr()",
             ]
         lines += ["    if x.numel() == 0:", "        return"]
-        return "\n".join([*lines, *called(self.build.devices, self.where, "backward_sums" if self.build.sums else None)])
+        return "\n".join([*lines, *called(self.build.devices, self.where, "backward_sums" if self.build.sums else False)])
 
     @property
     def _numbers_dtypes(self) -> bool:

@@ -47,14 +47,15 @@ CLUSTERS = (9, 10)  # major compute capabilities with clusters of 16 blocks: old
 VECTORS_OF_A_BLOCK = 2**10  # 16-byte vectors that a row may span without clusters
 VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors read
 HELD_VECTORS = 98304  # kHeldVectors: with clusters, for rows with a mask or conversion
+SECTOR = 32  # bytes of memory that a GPU reads and writes at once
+FEWEST_ACROSS = 8, 4  # elements of strided rows: where adjacent ones do not fill sectors, and where they do
 ACROSS_IN_A_BLOCK = 256  # elements that a strided row may have without clusters, in all tensors read
 MOST_ACROSS = 2**32  # kMostAcross: words that the first elements of all strided rows take
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
+LONG_AND_ODD = 2**12  # elements of such a row of 16 bits where fewer than 16 are adjacent, and no whole words
 SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of either sign
 SCALES = SMALLEST, 2.0**100  # of either sign; between them, everything that kernels derive from a scale is a normal number
 LONGEST = 2**63 - 1  # elements of any row
-ODD = 16  # adjacent rows of 16 bits that are no whole words; of fewer, most of a tile would be empty
-TILE = 1024  # elements of adjacent strided rows; fewer are too little work for a block
 
 Lengths = tuple[tuple[range, ...], tuple[range, ...]]
 """Of rows that fill the vectors that a thread has (16 bytes, of float32 if x is converted), and of rows that do not."""
@@ -91,9 +92,15 @@ CPU_SCALED = {
     ("log_softmax", 2): (512, 128),
     ("log_softmax", 4): (256, 128),
 }
+CPU_ACROSS = {
+    ("softmax", 2): (32, 32),
+    ("softmax", 4): (32, 32),
+    ("log_softmax", 2): (2048, 512),
+    ("log_softmax", 4): (128, 32),
+}
 CPU_MASKED = {"none": (LONGEST, 256), "bool": (64, 64), "added": (512, 128)}
-"""The same for a CPU: the shortest rows, in tensors of less than LARGE bytes and of more; with a scale; and by mask, where
-"none" is a conversion alone."""
+"""The same for a CPU: the shortest rows, in tensors of less than LARGE bytes and of more; with a scale; across memory, without
+a scale and with one; and by mask, where "none" is a conversion alone."""
 
 
 def sees_all(x: Tensor) -> bool:
@@ -167,7 +174,7 @@ def takes_forward(kernel: str, x: Tensor, dim: int, scale: float) -> bool:
     if not _has_vectors():
         return False
     if columns > 1:
-        return x.nbytes >= LARGE and columns >= NARROW and NARROW <= length <= HELD
+        return x.nbytes >= LARGE and columns >= NARROW and CPU_ACROSS[kernel, x.itemsize][scale != 1] <= length <= HELD
     shortest = CPU_FORWARD if scale == 1 else CPU_SCALED
     return length >= shortest[kernel, x.itemsize][x.nbytes >= LARGE]
 
@@ -263,18 +270,17 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         lengths: of the rows for which to use them.
     """
     length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
-    if not _has(lengths, length, each) or x.data_ptr() % ALIGNED:
+    if x.data_ptr() % ALIGNED:
         return False
     if columns > 1:
-        is_short = length * tensors <= ACROSS_IN_A_BLOCK
-        if length * columns < TILE or length >= LONGEST_ACROSS:
-            return False
         bytes_across = columns * x.itemsize
-        if bytes_across % WORD and columns < ODD:
+        longest = LONG_AND_ODD if bytes_across % WORD and bytes_across < SECTOR else LONGEST_ACROSS
+        words = x.numel() // (length * columns) * -(-bytes_across // WORD)
+        if not FEWEST_ACROSS[bytes_across % SECTOR == 0] <= length < longest or words >= MOST_ACROSS:
             return False
-        if x.numel() // (length * columns) * -(-bytes_across // WORD) >= MOST_ACROSS:
-            return False
-        return is_short or _has_clusters(x.device)
+        return length * tensors <= ACROSS_IN_A_BLOCK or _has_clusters(x.device)
+    if not _has(lengths, length, each):
+        return False
     touched = _vectors_touched(length, each)
     return touched <= VECTORS_OF_A_BLOCK or (tensors * touched <= VECTORS and _has_clusters(x.device))
 

@@ -599,7 +599,7 @@ def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
     for dtype in (torch.float32, torch.bfloat16) if name == "softmax" else (torch.float32, torch.float16, torch.bfloat16):
         for shape in ((5, 8), (3, 1024), (2, 4103), (1, 20000)):  # parts of a warp, a block, ragged rows, a cluster
             along(space, 3 * torch.randn(shape).to(dtype), -1, True)
-    along(space, torch.randn(40, 31).bfloat16(), 0, False)
+    along(space, torch.randn(40, 31).bfloat16(), 0, True)
     along(space, torch.randn(40, 31), 0, True)
     along(space, torch.randn(1, 800_000), 1, False)
     shifted, module = torch.randn(9, 1000)[:, 8:].reshape(-1)[1:8001].view(1, -1), space["ModelNew"](1)
@@ -635,7 +635,7 @@ def test_options_of_rows() -> None:
     exec(text, space)
     assert (space["batch_size"], space["dim"], space["get_init_inputs"]()) == (8, 4, [0])
     assert not re.search(r"\bbackward\w*\(|Function|Bfloat16|Narrow|run_cpu", text)
-    assert len(text) < 0.75 * len(exported("softmax"))
+    assert len(text) < 0.85 * len(exported("softmax"))
     x = torch.randn(3, 4, requires_grad=True)
     assert not space["ModelNew"](1)(x).requires_grad  # PyTorch's, as x is on a CPU
     assert jitact.export("LogSoftmax") == jitact.export(nn.functional.log_softmax) == exported("log_softmax")

@@ -559,7 +559,7 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., list[Ten
 # clusters, and that do not fit in registers.
 PLACES = [((5, 8), 1), ((40, 33), 1), ((3, 1000), 1), ((3, 2055), 1), ((2, 16400), 1), ((3, 300_000), 1), ((2, 270_001), 1),
           ((3, 19, 520), 1), ((2, 3, 8), 1), ((1025, 72), 0), ((2, 9000, 16), 1), ((70_000, 2), 0),
-          ((3, 19, 23), 1), ((2, 9000, 5), 1), ((2, 70_001, 3), 1)]  # fmt: skip
+          ((3, 19, 23), 1), ((2, 9000, 5), 1), ((2, 70_001, 3), 1), ((9, 33, 17), 1), ((70, 31, 6), 1)]  # fmt: skip
 
 
 @pytest.mark.parametrize("dtype", [*map(SLOW, CODE)], ids=str)

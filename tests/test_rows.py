@@ -148,10 +148,11 @@ def test_threads_hold_many_elements_of_long_rows(name: str, dtype: torch.dtype, 
 # are too long to be held in registers.
 ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), ((2, 300, 3, 8), 1), ((1025, 72), 0),
           ((9, 60, 14), 1), ((4500, 8), 0), ((2, 9000, 16), 1), ((20_000, 4), 0), ((70_000, 2), 0),
-          ((8300, 264), 0),
+          ((8300, 264), 0), ((70, 31, 6), 1), ((20, 1100, 4), 1), ((9, 100, 50), 1),
           # odd numbers of adjacent rows
           ((5, 1, 3), 1), ((2, 19, 301), 1), ((40, 23), 0), ((3, 300, 3, 5), 1), ((1025, 67), 0), ((2, 4500, 9), 1),
-          ((20_001, 3), 0), ((70_001, 5), 0), ((2, 8300, 33), 1))  # fmt: skip
+          ((20_001, 3), 0), ((70_001, 5), 0), ((2, 8300, 33), 1),
+          ((9, 33, 17), 1), ((70, 31, 3), 1), ((30, 8, 63), 1))  # fmt: skip
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
@@ -267,13 +268,13 @@ def test_a_row_is_the_same_whatever_stands_in_those_beside_it(dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_row_is_the_same_in_a_wide_and_in_a_narrow_tensor(dtype: torch.dtype, operator: Callable) -> None:
-    """Both fill sectors of memory, or neither does: where these are in narrow tiles, those are in strips."""
-    for length, columns in itertools.product((300, 5000, 9000), (48, 98)):  # for a block, a cluster, and strips
+    """Both are too wide for tiles of whole planes, and both fill sectors of memory, or neither does."""
+    for length, columns in itertools.product((300, 5000, 9000), (288, 290)):  # for a block, a cluster, and strips
         y, dy = torch.rand(length, columns).to(dtype), torch.randn(length, columns).to(dtype)
         for name in KERNELS:
             run = operator(name, "backward_from_output")
-            narrow = [t[:, 32:].contiguous() for t in (dy, y)]
-            assert torch.equal(run(dy, y, 0, 1.0)[:, 32:], run(*narrow, 0, 1.0)), (name, length, columns)
+            narrow = [t[:, 16:].contiguous() for t in (dy, y)]
+            assert torch.equal(run(dy, y, 0, 1.0)[:, 16:], run(*narrow, 0, 1.0)), (name, length, columns)
 
 
 # Rows that do not fit in registers, which are folded by chunks, relative to a running peak.
@@ -491,7 +492,9 @@ def test_calls_that_kernels_take_on_a_cpu(name: str, taken: list, monkeypatch: p
         (torch.randn(300, 1000), 1, [], both),
         (torch.randn(500, 1024).bfloat16(), 1, [], []),
         (torch.randn(600, 1024).bfloat16(), 1, both[:1] if kernel == "softmax" else [], both),
-        (torch.randn(100, 5300), 0, both[:1], both[:1]),
+        (torch.randn(130, 4100), 0, both[:1], both[:1]),
+        (torch.randn(100, 5300), 0, both[:1] if kernel == "softmax" else [], both[:1]),
+        (torch.randn(520, 2100).bfloat16(), 0, both[:1] if kernel == "softmax" else [], both[:1]),
         (torch.randn(600, 1000).half()[:, ::2], 1, [], []),
     ):
         x = x.requires_grad_()
@@ -584,12 +587,17 @@ def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch)
     for clusters, dtype, shape, dim, tensors, expected in (
         (True, torch.float32, (8192, 8192), 0, 2, True),
         (True, torch.bfloat16, (2, 8, 64, 8), 1, 1, True),
-        (True, torch.bfloat16, (2, 7, 64, 8), 1, 1, False),  # too short
-        (True, torch.bfloat16, (64, 8, 8), 1, 1, False),  # too few elements
+        (True, torch.bfloat16, (2, 4, 64, 8), 1, 1, True),
+        (True, torch.bfloat16, (2, 3, 64, 8), 1, 1, False),  # too short
+        (True, torch.bfloat16, (2, 7, 63, 8), 1, 1, False),  # too short where adjacent rows do not fill sectors
+        (True, torch.bfloat16, (2, 8, 63, 9), 1, 1, True),
+        (True, torch.bfloat16, (64, 8, 8), 1, 1, True),
         (True, torch.float32, (64, 1021), 0, 1, True),
         (True, torch.bfloat16, (64, 1021), 0, 1, True),
         (True, torch.bfloat16, (256, 17), 0, 1, True),
-        (True, torch.bfloat16, (256, 15), 0, 1, False),  # most of a tile of an odd width would be empty
+        (True, torch.bfloat16, (256, 15), 0, 1, True),
+        (True, torch.bfloat16, (5000, 15), 0, 1, False),  # adjacent elements of few rows are read one after another
+        (True, torch.bfloat16, (5000, 17), 0, 1, True),
         (True, torch.bfloat16, (256, 14), 0, 1, True),
         (True, torch.float32, (400_000, 8), 0, 2, True),
         (False, torch.float32, (256, 8), 0, 1, True),

@@ -9,7 +9,9 @@
 namespace jitact::rows {
 
 constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // per block, fewest and most
-constexpr int kWords = 32;                   // of all tensors, in a thread's registers
+constexpr int kWords = 32, kFewWords = 12;   // of all tensors, in a thread's registers
+constexpr int kLogFewThreads = 8;            // per block, at most, where words are few
+constexpr int kLeastWords = 8, kSideBySide = 24;  // of small planes: words of a row in a thread; of adjacent words in threads
 constexpr int kAtOnce = 4, kSummed = 8;      // words visited without a branch; words per plain sum, see LongSums
 constexpr int kLogLine = 5, kLogFewest = 4;  // width of a tile in words: 128 bytes, and the narrowest
 
@@ -28,31 +30,58 @@ constexpr bool share_sectors(int64_t inner, int64_t size) {
   return inner * size % 32 != 0 && (inner * size >= 4 << kLogLine || is_odd(inner, size));
 }
 
+// In `odd` tiles that are parts of a plane: their rows, and how many of them a plane has.
+constexpr unsigned odd_width(int log_wide) { return (2u << log_wide) - 1; }
+constexpr unsigned tiles_across(unsigned inner, int log_wide) { return (inner - 1) / odd_width(log_wide) + 1; }
+// How many whole planes of adjacent rows a tile has, so that no sector of memory is written by two blocks. 0 if it has parts of one
+// or several, as where a quarter of it would be empty otherwise, and in backward from the input: that computes most, and would pay
+// more for threads without rows than it gains.
+constexpr int planes_of(const Call& call, int64_t size, int log_wide) {
+  const int64_t words = words_across(call.inner, size), planes = (int64_t(1) << log_wide) / words;
+  const bool gains = planes * words * 4 >= 3 << log_wide && call.op != Op::backward;
+  return is_odd(call.inner, size) || gains ? int(planes) : 0;
+}
+// Whether three eighths of such a tile, or more, would be empty.
+constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide) {
+  if (!is_odd(call.inner, size)) return false;
+  const int64_t planes = planes_of(call, size, log_wide), tiles = planes > 0 ? 1 : tiles_across(unsigned(call.inner), log_wide);
+  return ::max(planes, int64_t(1)) * call.inner * 8 < tiles * odd_width(log_wide) * 5;
+}
+
 // The tiling for a call's rows: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and a cache line
 // wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a line's bandwidth; of 32 bytes 67 %, at which reading rows
-// twice, in strips, is as fast.
+// twice, in strips, is as fast. Of small planes, so many threads go along a row that they read about a line of adjacent memory.
 inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
-  const int64_t length = call.length;
+  const int64_t length = call.length, inner = call.inner, words = words_across(inner, size), most = kWords / tensors;
+  const bool shared = share_sectors(inner, size);
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
-    const int64_t most = int64_t(kWords / tensors) << (log_threads - log_wide), blocks = (length + most - 1) / most;
+    const int64_t all = most << (log_threads - log_wide), blocks = (length + all - 1) / all;
     return {log_threads, log_wide, int(::min(blocks, int64_t(kClusterBlocks + 1))), int((length + blocks - 1) / blocks), true};
   };
-  const bool shared = share_sectors(call.inner, size);
-  int widest = kLogTileLeast;
-  while (is_odd(call.inner, size) && widest > kLogFewest && call.inner < 1 << widest) widest--;  // tiles end with their plane
-  const int line = ::min(kLogLine, widest);
+  int log_groups = is_odd(inner, size);
+  while (words << log_groups < kSideBySide && length >= 2 * kLeastWords << log_groups) log_groups++;
+  while (length > most << log_groups) log_groups++;
+  for (int log_threads = kLogTileLeast; log_threads <= kLogTileThreads; log_threads++) {
+    const int log_wide = log_threads - log_groups;
+    if (log_wide < kLogFewest || log_wide > kLogTileLeast || is_wasteful(call, size, log_wide)) continue;
+    if (planes_of(call, size, log_wide) > 0) return tiling(log_threads, log_wide);
+  }
   const int first_most = shared ? kLogTileThreads : kLogTileLeast;
-  for (int log_wide = widest; log_wide >= line; log_wide--)
-    for (int log_threads = ::max(kLogTileLeast, log_wide + shared); log_threads <= first_most; log_threads++)
-      if (const Tiling t = tiling(log_threads, log_wide); t.blocks == 1) return t;
+  for (const bool wasteful : {false, true}) {
+    for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--) {
+      if (is_wasteful(call, size, log_wide) != wasteful) continue;
+      for (int log_threads = ::max(kLogTileLeast, log_wide + shared); log_threads <= first_most; log_threads++)
+        if (const Tiling t = tiling(log_threads, log_wide); t.blocks == 1) return t;
+    }
+  }
   for (int log_threads = kLogTileLeast + 1; log_threads <= kLogTileThreads; log_threads++)
-    if (const Tiling t = tiling(log_threads, line); t.blocks == 1) return t;
+    if (const Tiling t = tiling(log_threads, kLogLine); t.blocks == 1) return t;
 
   struct Shape { int log_threads, log_wide; };
   constexpr Shape shapes[2][3] = {{{8, 5}, {8, 4}, {9, 4}}, {{8, 5}, {9, 5}, {9, 4}}};
   for (const auto [log_threads, log_wide] : shapes[shared ? 1 : tensors - 1])
-    if (const Tiling t = tiling(log_threads, ::min(log_wide, line)); t.blocks <= kClusterBlocks) return t;
-  return {kLogTileThreads, line, kClusterBlocks, int((length + kClusterBlocks - 1) / kClusterBlocks), false};
+    if (const Tiling t = tiling(log_threads, log_wide); t.blocks <= kClusterBlocks) return t;
+  return {kLogTileThreads, kLogLine, kClusterBlocks, int((length + kClusterBlocks - 1) / kClusterBlocks), false};
 }
 
 struct Columns {
@@ -60,6 +89,8 @@ struct Columns {
   int length;
   unsigned inner;             // adjacent rows
   unsigned words, all_words;  // in which these are, of which the last may have a single row; and those of all `outer`
+  int planes;                 // see planes_of
+  unsigned apart, tiles;      // words from one tile to the next; or the tiles of an odd plane of which they are parts
   int64_t rows;               // of all `outer`
   float scale, unit;  // the latter: see unit_of
   const void* read[2];
@@ -71,13 +102,15 @@ struct Columns {
 // The elements of a word: one for each of its rows.
 template <typename S> constexpr int kEach = 4 / int(sizeof(S));
 
-// Where a thread of a tile begins: the word, at element `at` of its rows, and which rows these are.
+// Where a thread of a tile begins: the word, at element `at` of its rows, and which rows these are. A tile has whole planes, or
+// words that follow one another in one or several.
 //
-// If `odd`, an odd number of 16-bit rows are adjacent, so that only every second element of a row begins a word. A tile has one row
-// less than its words have elements: then words that begin one row earlier hold all of its rows as well. A thread's elements are an
-// even number apart, so that all of its words begin early or none does. The first row of one that is `early` is the second row of
-// the thread before it, where threads are not early. At an edge the other half of a word is read too: a neighbour's, or the rest of
-// the 4 bytes in which memory ends.
+// If `odd`, an odd number of 16-bit rows are adjacent, so that only every second element of a row begins a word: there the words of
+// a plane have its rows 0 and 1, 2 and 3, and so on. At the others they begin one row `early`: -1 and 0, 1 and 2, and so on. The
+// elements of a thread are an even number apart, so that all of its words are early or none is. Where threads exchange values, a
+// row is where it is in words that are not early: the first row of one that is early is the second row of the thread before it. So
+// a tile that is a part of a plane has one row less than its words have elements. At an edge the other half of a word is read too:
+// a neighbour's, or the rest of the 4 bytes in which memory ends.
 template <typename S, bool odd>
 struct TilePlace {
   static constexpr int each = kEach<S>;
@@ -88,24 +121,24 @@ struct TilePlace {
 
   TilePlace() = default;
   JITACT_DEVICE TilePlace(const Columns& columns, unsigned tile, int word, int64_t at) {
-    const int log_wide = columns.tiling.log_wide;
-    if constexpr (odd) {
-      const unsigned tiles = tiles_across(columns.inner, log_wide), plane = tile / tiles;
-      const unsigned begin = (tile - plane * tiles) * width(log_wide), end = ::min(begin + width(log_wide), columns.inner);
-      const int64_t first = (int64_t(plane) * columns.length + at) * columns.inner + begin;
-      early = first % 2 != 0, start = first / 2 + word;
-      JITACT_UNROLL for (int e = 0; e < each; e++) {
-        const unsigned column = begin + unsigned(2 * word + e - early);  // huge if it is left of the tensor
-        has[e] = begin <= column && column < end, row[e] = int64_t(plane) * columns.inner + column;
-      }
+    unsigned plane, own = unsigned(word), begin = 0, end = columns.inner;  // the word in the plane, and the tile's rows
+    if (odd && columns.tiles > 0) {
+      const unsigned width = odd_width(columns.tiling.log_wide);
+      plane = tile / columns.tiles, begin = (tile - plane * columns.tiles) * width, end = ::min(begin + width, end);
     } else {
-      const unsigned own = (tile << log_wide) + unsigned(word), plane = own / columns.words;
-      start = (int64_t(plane) * columns.length + at) * columns.words + (own - plane * columns.words);
-      JITACT_UNROLL for (int e = 0; e < each; e++) has[e] = own < columns.all_words, row[e] = int64_t(own) * each + e;
+      const unsigned of_all = tile * columns.apart + own;
+      if (own >= columns.apart || of_all >= columns.all_words) end = 0;
+      plane = of_all / columns.words, own = of_all - plane * columns.words;
+    }
+    const int64_t element = int64_t(plane) * columns.length + at, first = element * columns.inner + begin;
+    if constexpr (odd) early = first % 2 != 0, start = first / 2 + own;
+    else start = element * columns.words + own;
+    JITACT_UNROLL for (int e = 0; e < each; e++) {
+      const unsigned column = begin + unsigned(each) * own + unsigned(e - early);  // huge if it is left of the tensor
+      row[e] = int64_t(plane) * columns.inner + column;
+      has[e] = begin <= column && column < end;
     }
   }
-  static constexpr unsigned width(int log_wide) { return (2u << log_wide) - 1; }  // in rows, if `odd`
-  static constexpr unsigned tiles_across(unsigned inner, int log_wide) { return (inner - 1) / width(log_wide) + 1; }
   JITACT_DEVICE bool has_any() const { return has[0] || has[each - 1]; }
 
   JITACT_DEVICE void write(uint32_t* p, uint32_t word) const {
@@ -173,26 +206,37 @@ struct TileArrivals {
   ptx::Barrier of_turn[3];
 };
 
+// What the tiles of a kernel may have: parts of planes alone, or whole planes too. few: these, if threads have kFewWords at most,
+// so that there can be more of them.
+enum class Planes { parts, whole, few };
+
 // odd: see TilePlace.
-template <Op op, typename S, bool odd>
+template <Op op, typename S, bool odd, Planes planes>
 class Tile {
  public:
   using T = typename Storage<S>::T;
 
   JITACT_DEVICE explicit Tile(const Columns& columns)
-      : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), word_(int(threadIdx.x) & (wide_ - 1)) {
+      : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), slot_(int(threadIdx.x)) {
     const int log_wide = columns.tiling.log_wide, log_groups = columns.tiling.log_threads - log_wide;
     const int begin = ptx::cluster_rank() * columns.tiling.steps, end = ::min(columns.length, begin + columns.tiling.steps);
-    int group = int(threadIdx.x) >> log_wide;
-    if (odd && log_wide < 5) group = (group & ~3) | (group & 1) << 1 | (group >> 1 & 1);  // a warp's are all early, or none is
+    int group = slot_ >> log_wide;
+    if (has_planes()) {
+      // The threads of a plane are side by side, and read memory side by side; those that are left have no rows.
+      const int words = int(columns.words), of_plane = words << log_groups, plane = ::min(slot_ / of_plane, columns.planes);
+      const int own_words = plane < columns.planes ? words : ::max(wide_ - plane * words, 1), own = slot_ - plane * of_plane;
+      group = own / own_words, slot_ = group * wide_ + plane * words + (own - group * own_words);
+    } else if (odd && log_wide < 5) {
+      group = (group & ~3) | (group & 1) << 1 | (group >> 1 & 1);  // a warp's are all early, or none is
+    }
     const int own = begin + group, left = end - own + (1 << log_groups) - 1;
-    place_ = TilePlace<S, odd>(columns, ptx::cluster_id(), word_, own);
+    place_ = TilePlace<S, odd>(columns, ptx::cluster_id(), slot_ & (wide_ - 1), own);
     count_ = place_.has_any() ? left >> log_groups : 0;
     apart_ = odd ? int64_t(columns.inner) << (log_groups - 1) : int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
     if constexpr (kOperands > 0) formulas_.take_numbers(columns.operands);
     if constexpr (kRowValues > 0) {
-      is_first_ = threadIdx.x < unsigned(wide_) && ptx::cluster_rank() == 0;
+      is_first_ = group == 0 && ptx::cluster_rank() == 0;
       JITACT_UNROLL for (int e = 0; e < each; e++)
         if (place_.has[e]) formulas_.take_row(columns.operands, e, place_.row[e]);
     }
@@ -215,9 +259,10 @@ class Tile {
 
  private:
   static constexpr int each = kEach<S>, tensors = reads(op);
-  static constexpr int most = kWords / tensors;
+  static constexpr int most = (planes == Planes::few ? kFewWords : kWords) / tensors;
   struct Held { uint32_t of[tensors][most]; };
 
+  JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && columns_.planes > 0; }
   JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
   // Loads the thread's words into registers. The cache fetches what the next tiles will load too.
   JITACT_DEVICE void load(Held& words) const {
@@ -360,12 +405,12 @@ class Tile {
     const auto all = [&](const auto& visit) {
       JITACT_UNROLL for (int v = 0; v < values; v++) visit(v, t[v / n][v % n].v);
     };
-    // The same with the value and the thread that these would be if no thread were early.
+    // The same with the value and the slot that these would be if no thread were early.
     const auto all_in_place = [&](const auto& visit) {
       all([&](int v, float& own) {
-        if (!odd || !place_.early) visit(v, int(threadIdx.x), own);
-        else if (v >= n) visit(v - n, int(threadIdx.x), own);
-        else if (word_ > 0) visit(v + n, int(threadIdx.x) - 1, own);
+        if (!odd || !place_.early) visit(v, slot_, own);
+        else if (v >= n) visit(v - n, slot_, own);
+        else if (place_.has[0]) visit(v + n, slot_ - 1, own);
       });
     };
     const auto join = [&](const auto& other_value) {
@@ -373,39 +418,41 @@ class Tile {
       JITACT_UNROLL for (int v = 0; v < values; v++) others[v / n][v % n] = other_value(v);
       JITACT_UNROLL for (int e = 0; e < each; e++) f(t[e], others[e]);
     };
-    JITACT_UNROLL for (int lanes = 1 << kLogFewest; lanes < 32; lanes *= 2)
-      if (lanes >= wide_) join([&](int v) { return __shfl_xor_sync(0xffffffffu, t[v / n][v % n].v, lanes); });
-    const int threads = 1 << columns_.tiling.log_threads, apart = wide_ < 32 ? 32 : wide_, blocks = columns_.tiling.blocks;
+    const bool in_pairs = wide_ < 32 && !has_planes();  // two lanes of a warp have the same rows
+    static_assert(kLogFewest == 4);
+    if (in_pairs) join([&](int v) { return __shfl_xor_sync(0xffffffffu, t[v / n][v % n].v, 16); });
+    const int threads = 1 << columns_.tiling.log_threads, apart = in_pairs ? 32 : wide_, blocks = columns_.tiling.blocks;
     if (threads == apart && blocks == 1) return;
     auto& [of_threads, of_blocks] = ptx::shared<TileExchange<turn, values>>();
-    const int thread = int(threadIdx.x);
-    all_in_place([&](int v, int place, float& own) { of_threads[v][place] = own; });
+    const int thread = int(threadIdx.x), word = thread & (wide_ - 1);
+    all_in_place([&](int v, int slot, float& own) { of_threads[v][slot] = own; });
     __syncthreads();
     if (thread < apart) {
-      if (odd) all([&](int v, float& own) { own = of_threads[v][thread]; });
+      if (planes != Planes::parts) all([&](int v, float& own) { own = of_threads[v][thread]; });
 #pragma unroll 4
       for (int other = thread + apart; other < threads; other += apart) join([&](int v) { return of_threads[v][other]; });
       if (blocks > 1) {
         ptx::Barrier* const arrival = &ptx::shared<TileArrivals>().of_turn[turn];
         for (int block = 0; thread < wide_ && block < blocks; block++)
           all([&](int v, float& own) {
-            ptx::send(&of_blocks[ptx::cluster_rank()][v * wide_ + word_], unsigned(block), own, arrival);
+            ptx::send(&of_blocks[ptx::cluster_rank()][v * wide_ + word], unsigned(block), own, arrival);
           });
         if (thread == 0) ptx::expect(arrival, 4u * values * unsigned(wide_ * blocks));
         ptx::wait(arrival, 0);
-        all([&](int v, float& own) { own = of_blocks[0][v * wide_ + word_]; });
+        all([&](int v, float& own) { own = of_blocks[0][v * wide_ + word]; });
 #pragma unroll 4
-        for (int block = 1; block < blocks; block++) join([&](int v) { return of_blocks[block][v * wide_ + word_]; });
+        for (int block = 1; block < blocks; block++) join([&](int v) { return of_blocks[block][v * wide_ + word]; });
       }
       all([&](int v, float& own) { of_threads[v][thread] = own; });
     }
     __syncthreads();
-    all_in_place([&](int v, int place, float& own) { own = of_threads[v][place & (apart - 1)]; });
+    all_in_place([&](int v, int slot, float& own) { own = of_threads[v][slot & (apart - 1)]; });
   }
 
   const Columns& columns_;
   const T scale_;
-  const int wide_, word_;   // the tile's width in words, and the thread's word
+  const int wide_;          // the tile's width in words
+  int slot_;                // where the thread's values are exchanged: `wide_` times its group, and its word in the tile
   int count_, visited_;     // the number of the thread's words, and the most of any thread
   Formulas<T, each> formulas_;
   bool is_first_;           // whether this thread writes the operands' gradients
@@ -413,9 +460,10 @@ class Tile {
   int64_t apart_;            // words between its own
 };
 
-template <Op op, typename S, bool odd>
-__global__ void __launch_bounds__(kTileThreads, 2) walk_columns(const __grid_constant__ Columns columns) {
-  Tile<op, S, odd>(columns).run();
+template <Op op, typename S, bool odd, Planes planes>
+__global__ void __launch_bounds__(planes == Planes::few ? 1 << kLogFewThreads : kTileThreads, planes == Planes::few ? 6 : 2)
+walk_columns(const __grid_constant__ Columns columns) {
+  Tile<op, S, odd, planes>(columns).run();
 }
 
 template <Op op, typename S>
@@ -424,6 +472,10 @@ Columns columns_of(const Call& call) {
   columns.inner = unsigned(call.inner), columns.rows = call.outer * call.inner;
   columns.words = unsigned(words_across(call.inner, sizeof(S))), columns.all_words = unsigned(call.outer) * columns.words;
   columns.tiling = tiling_of(call, sizeof(S), reads(op));
+  const int log_wide = columns.tiling.log_wide;
+  columns.planes = planes_of(call, sizeof(S), log_wide);
+  columns.apart = columns.planes > 0 ? columns.planes * columns.words : 1u << log_wide;
+  if (is_odd(call.inner, sizeof(S)) && columns.planes == 0) columns.tiles = tiles_across(columns.inner, log_wide);
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
   columns.unit = unit_of<S>(call.scale);
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];
@@ -432,18 +484,28 @@ Columns columns_of(const Call& call) {
   return columns;
 }
 
-template <Op op, typename S, bool odd>
+template <Op op, typename S, bool odd, Planes planes>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
-  constexpr auto* kernel = walk_columns<op, S, odd>;
-  const auto& [log_threads, log_wide, blocks, steps, held] = columns.tiling;
-  if (blocks > 8) {
+  constexpr auto* kernel = walk_columns<op, S, odd, planes>;
+  const Tiling& tiling = columns.tiling;
+  if (tiling.blocks > 8) {
     const auto allowed = cudaFuncAttributeNonPortableClusterSizeAllowed;
     if (const cudaError_t error = cudaFuncSetAttribute(kernel, allowed, 1)) return error;
   }
-  Clusters shape(blocks, 1 << log_threads, 0, stream);
-  if constexpr (odd) shape.count(columns.rows / columns.inner * TilePlace<S, odd>::tiles_across(columns.inner, log_wide));
-  else shape.count((int64_t(columns.all_words) + (1 << log_wide) - 1) >> log_wide);
+  Clusters shape(tiling.blocks, 1 << tiling.log_threads, 0, stream);
+  const int64_t outer = columns.all_words / columns.words;
+  shape.count(columns.tiles > 0 ? outer * columns.tiles : (columns.all_words - 1) / columns.apart + 1);
   return cudaLaunchKernelEx(&shape.config, kernel, columns);
+}
+template <Op op, typename S, bool odd>
+cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
+  const auto& [log_threads, log_wide, blocks, steps, held] = columns.tiling;
+  if constexpr (op == Op::forward)
+    if (blocks == 1 && log_threads <= kLogFewThreads && steps <= kFewWords << (log_threads - log_wide))
+      return start_tiles<op, S, odd, Planes::few>(columns, stream);
+  if constexpr (!odd && op != Op::backward)
+    if (columns.planes > 0) return start_tiles<op, S, odd, Planes::whole>(columns, stream);
+  return start_tiles<op, S, odd, odd ? Planes::whole : Planes::parts>(columns, stream);
 }
 
 }  // namespace jitact::rows

@@ -10,23 +10,26 @@ namespace jitact::rows {
 
 constexpr int kJoinThreads = 1024, kJoinWords = 8;  // per block that joins strips, and its width in words
 
+// The block's place in memory. Kernels go through it in turns from its beginning and its end, which the cache may still hold.
+template <bool from_end>
+JITACT_DEVICE unsigned turn() { return from_end ? gridDim.x - 1 - blockIdx.x : blockIdx.x; }
+
 // Of x, the only tensor that it gets.
 template <typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) fold_strips(const __grid_constant__ Strips strips) {
   ptx::let_next_begin();
-  Strip<Op::forward, S, odd>::of_thread(strips, blockIdx.x, kSummedStrip).fold();
+  Strip<Op::forward, S, odd>::of_thread(strips, blockIdx.x, summed_strip(strips.length)).fold();
 }
 template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_constant__ Strips strips) {
   ptx::let_next_begin();
-  const auto strip = Strip<op, S, odd>::of_thread(strips, blockIdx.x, kSummedStrip);
+  const auto strip = Strip<op, S, odd>::of_thread(strips, turn<op == Op::backward>(), summed_strip(strips.length));
   if constexpr (op == Op::backward) ptx::wait_for_last();
   strip.add_up();
 }
 template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) write_strips(const __grid_constant__ Strips strips) {
-  const unsigned block = gridDim.x - 1 - blockIdx.x;  // from the last, which the cache may still hold
-  const auto strip = Strip<op, S, odd>::of_thread(strips, block, written_strip(op));
+  const auto strip = Strip<op, S, odd>::of_thread(strips, turn<op != Op::backward>(), written_strip(op));
   ptx::wait_for_last();
   strip.write();
 }
@@ -39,7 +42,7 @@ class Joining {
 
   JITACT_DEVICE explicit Joining(const Strips& strips)
       : word(blockIdx.x * kJoinWords + threadIdx.x % kJoinWords), is_there(word < strips.all_words),
-        count_(is_there ? strips_of(strips.length, kSummedStrip) : 0) {}
+        count_(is_there ? summed_strips(strips.length) : 0) {}
 
   template <typename Visit>
   JITACT_DEVICE void each_strip(const Visit& visit) const {
@@ -108,7 +111,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_folds(const __grid_constant
     T again[each][F::parts];
     LongSums<S, false> long_sums(again);
     joining.each_strip([&](int64_t strip) {
-      Strip<Op::forward, S, odd>(strips, joining.word, strip, kSummedStrip).weigh(folded, again, long_sums);
+      Strip<Op::forward, S, odd>(strips, joining.word, strip, summed_strip(strips.length)).weigh(folded, again, long_sums);
     });
     JITACT_UNROLL for (int v = 0; v < each * parts; v++)
       if (!is_near(v / parts)) sums[v] = (&long_sums.of[0][0][0])[v];
@@ -167,7 +170,7 @@ int64_t strip_bytes(const Call& call) {
   if (call.inner == 1 || !in_strips(call, sizeof(S), tiling_of(call, sizeof(S), reads(call.op)))) return 0;
   const int of_folds = Rising<S>::values, of_sums = kParts<T>;
   const int values = call.op == Op::forward ? of_folds : call.op == Op::backward ? std::max(of_folds, of_sums) : of_sums;
-  const int64_t of_strips = strips_of(call.length, kSummedStrip) * values * int64_t(sizeof(float));
+  const int64_t of_strips = summed_strips(call.length) * values * int64_t(sizeof(float));
   return call.outer * words_across(call.inner, sizeof(S)) * kEach<S> * (int64_t(sizeof(FoldedRow<T>)) + of_strips);
 }
 
@@ -182,7 +185,7 @@ cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t 
     const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide), count = strips_of(call.length, strip);
     return unsigned((count + groups - 1) / groups) * strips.wide;
   };
-  const unsigned summing = blocks_of(kSummedStrip), joining = unsigned((int64_t(strips.all_words) + kJoinWords - 1) / kJoinWords);
+  const unsigned summing = blocks_of(summed_strip(call.length)), joining = (strips.all_words - 1) / kJoinWords + 1;
   Clusters shape(1, kStripThreads, 0, stream);
   shape.count(summing);
   cudaError_t error = cudaSuccess;

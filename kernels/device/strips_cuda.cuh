@@ -7,9 +7,11 @@ namespace jitact::rows {
 
 constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // per block; at most as many words wide
 constexpr int kStripWords = 16;    // of all tensors, that a thread loads before it computes
-constexpr int kSummedStrip = 256;  // elements
+// The elements of a strip, and the strips of a row.
+constexpr int summed_strip(int64_t length) { return length < 32768 ? 128 : 256; }
+constexpr int written_strip(Op op) { return kStripWords / reads(op); }  // short blocks write fastest
 constexpr int64_t strips_of(int64_t length, int each) { return (length + each - 1) / each; }
-constexpr int written_strip(Op op) { return kStripWords / reads(op); }  // elements; short blocks write fastest
+constexpr int64_t summed_strips(int64_t length) { return strips_of(length, summed_strip(length)); }
 
 // What a row folds to. base: a float32 peak that is far from 0, which is subtracted from elements first; else 0.
 template <typename T>
@@ -162,8 +164,9 @@ class Strip {
   using T = typename Storage<S>::T;
   static constexpr int each = kEach<S>;
 
-  // Strip `number` of those of `most` elements.
-  JITACT_DEVICE Strip(const Strips& strips, unsigned word, int64_t number, int most) : strips_(strips), word_(word), number_(number) {
+  // The number-th of the word's strips, which have up to `most` elements.
+  JITACT_DEVICE Strip(const Strips& strips, unsigned word, int64_t number, int most)
+      : strips_(strips), word_(word), number_(number) {
     const int64_t begin = number * most;
     if (word < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(most), strips.length - begin));
     const Strips::Rows rows = strips.template rows_of<each>(word);
