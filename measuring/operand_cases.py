@@ -34,6 +34,10 @@ RAGGED: tuple[Shape, ...] = ((65536, 1001), (16384, 50257))
 LONGEST: dict[int, tuple[Shape, ...]] = {2: ((16384, 131072),), 4: ((4096, 393216),)}  # by the bytes of an element
 ROWS_ON_CPU: tuple[Shape, ...] = ((4096, 4096), (16384, 1000), (32, 131072))
 COLUMNS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 8192), (8192, 8191)), "cpu": ((4096, 4096),)}
+IMAGES: dict[str, tuple[Shape, ...]] = {
+    "cuda": ((64, 19, 512, 512), (64, 19, 513, 513), (65536, 64, 17)),
+    "cpu": ((4, 64, 256, 256),),
+}
 FORMULAS: dict[str, tuple[str, dict[str, float | Channel]]] = {
     "my_swiglu": ("silu(gate) * up", {}),
     "dyt": (
@@ -107,8 +111,8 @@ class Case(NamedTuple):
         """The shapes at which it is measured."""
         if self.rows is None:
             return AROUND[device.type]
-        if self.rows[1] == 0:
-            return COLUMNS[device.type]
+        if self.rows[1] >= 0:
+            return (COLUMNS, IMAGES)[self.rows[1]][device.type]
         if device.type == "cpu":
             return ROWS_ON_CPU
         longest = () if self.masked or self.converts else LONGEST.get(dtype.itemsize, ())
@@ -239,11 +243,12 @@ def _formulas() -> list[Case]:
 
 
 def _of_rows(name: str) -> list[Case]:
-    """Contiguous rows, and strided ones (``dim=0``)."""
+    """Contiguous rows, and strided ones (``dim=0``, ``dim=1``)."""
     ours, theirs = getattr(jitact, name), getattr(F, name)
     return [
         Case(name, lambda x: ours(x, -1), lambda x: theirs(x, -1), _nothing, 2, 3, rows=(name, -1)),
         Case(f"{name}, dim=0", lambda x: ours(x, 0), lambda x: theirs(x, 0), _nothing, 2, 3, rows=(name, 0)),
+        Case(f"{name}, dim=1", lambda x: ours(x, 1), lambda x: theirs(x, 1), _nothing, 2, 3, rows=(name, 1)),
     ]
 
 

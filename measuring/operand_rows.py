@@ -298,9 +298,10 @@ def _wrong_rows(case: Case, x: Tensor, dy: Tensor, *masks: Tensor) -> str | None
     y = case.ours(leaf, *masks)
     dy = dy.to(y.dtype)
     (dx,) = torch.autograd.grad(y, leaf, dy)
-    across = 1 + dim  # the other dimension
+    across = int(dim == 0)  # another dimension
     count = x.shape[across]
-    at = torch.linspace(0, count - 1, max(1, min(count, JUDGED // x.shape[dim])), dtype=torch.float64).long().to(x.device)
+    some = max(1, min(count, JUDGED * count // x.numel()))
+    at = torch.linspace(0, count - 1, some, dtype=torch.float64).long().to(x.device)
     masks = [by_rows(mask, x) for mask in masks]
     x, dy, y, dx, *masks = (t.detach().index_select(across, at) for t in (x, dy, y, dx, *masks))
     near, near_x = (FORMULA[t.dtype].ulp * torch.finfo(t.dtype).eps for t in (y, dx))
