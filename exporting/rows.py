@@ -159,7 +159,7 @@ def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str
         '    """Runs an operation on the rows of contiguous tensors, on their device and its current stream."""',
         "    x = read[0]",
         wrapped("    call = Call(", [f"{member}={given[member]}" for member in members if member in given], ")"),
-        *called(devices, where, "cuda" in devices),
+        *called(devices, where, "call.inner > 1"),
     ])  # fmt: skip
 
 

@@ -85,23 +85,21 @@ _WORKSPACE = (
 )
 
 
-def called(devices: tuple[str, ...], where: str, needs_workspace: bool | str) -> list[str]:
+def called(devices: tuple[str, ...], where: str, workspace_if: str | None) -> list[str]:
     """The lines that run ``call`` on the device of ``x``.
 
     Args:
         devices: of :data:`~jitact.exporting.build.DEVICES`.
         where: the start of error messages.
-        needs_workspace: whether operations need a workspace on a GPU; or the one that does.
+        workspace_if: the condition for a workspace on a GPU, if some calls need one.
     """
     on_cpu = "library().run_cpu(byref(call))"
     if devices == ("cpu",):
         return [f"    {on_cpu}"]
-    one = isinstance(needs_workspace, str)
     return [
         *(["    if not x.is_cuda:", f"        return {on_cpu}"] if "cpu" in devices else []),
         "    with torch.cuda.device(x.device):",
-        *([f'        if operation == "{needs_workspace}":'] if one else []),
-        *(f"        {'    ' * one}{line}" for line in _WORKSPACE if needs_workspace),
+        *([f"        if {workspace_if}:", *(f"            {line}" for line in _WORKSPACE)] if workspace_if else []),
         "        library().run_cuda.restype = c_char_p",
         "        error = library().run_cuda(byref(call), c_void_p(torch.cuda.current_stream().cuda_stream))",
         "    if error:",
@@ -202,7 +200,8 @@ class Wrapper:
                 "        call.sums[place] = None if tensor is None else tensor.data_ptr()",
             ]
         lines += ["    if x.numel() == 0:", "        return"]
-        return "\n".join([*lines, *called(self.build.devices, self.where, "backward_sums" if self.build.sums else False)])
+        workspace_if = 'operation == "backward_sums"' if self.build.sums else None
+        return "\n".join([*lines, *called(self.build.devices, self.where, workspace_if)])
 
     @property
     def _numbers_dtypes(self) -> bool:

@@ -75,7 +75,7 @@ GPU_BACKWARD: dict[tuple[str, int], Lengths] = {
     ("log_softmax", 4): ((range(128, LONGEST),), (LONG,)),
 }
 """The rows along the last dimension, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower
-than PyTorch's. GPU_EVERY is for rows across memory, and where PyTorch needs another pass: for a scale, a conversion, a mask."""
+than PyTorch's. GPU_EVERY is for where PyTorch needs another pass: for a scale, a conversion, a mask."""
 
 GPU_CONVERTED: Lengths = (range(40, LONGEST),), (LONG,)
 """The same for the one conversion that PyTorch does in the same pass, from float16."""
@@ -169,8 +169,7 @@ def takes_forward(kernel: str, x: Tensor, dim: int, scale: float) -> bool:
         return False
     length, columns = x.shape[dim], _columns(x, dim)
     if x.is_cuda:
-        in_passes = columns > 1 or scale != 1
-        return fits_a_gpu(x, dim, 1, GPU_EVERY if in_passes else GPU_FORWARD[kernel, x.itemsize])
+        return fits_a_gpu(x, dim, 1, GPU_FORWARD[kernel, x.itemsize] if scale == 1 else GPU_EVERY)
     if not _has_vectors():
         return False
     if columns > 1:
@@ -186,11 +185,10 @@ def takes_backward(kernel: str, y: Tensor, dim: int, in_passes: bool) -> bool:
     """
     if y.nbytes < SMALL:
         return False
-    columns = _columns(y, dim)
     if y.is_cuda:
-        return fits_a_gpu(y, dim, 2, GPU_EVERY if columns > 1 or in_passes else GPU_BACKWARD[kernel, y.itemsize])
+        return fits_a_gpu(y, dim, 2, GPU_EVERY if in_passes else GPU_BACKWARD[kernel, y.itemsize])
     is_large = y.nbytes >= LARGE
-    return columns == 1 and (is_large or in_passes) and y.shape[dim] >= (128 if is_large else 256) and _has_vectors()
+    return _columns(y, dim) == 1 and (is_large or in_passes) and y.shape[dim] >= (128 if is_large else 256) and _has_vectors()
 
 
 def fits_types(x: Tensor, dim: int, types: RowTypes) -> bool:
@@ -267,7 +265,7 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         x: the tensor.
         dim: the dimension of its rows.
         tensors: how many tensors of its shape are read.
-        lengths: of the rows for which to use them.
+        lengths: of the contiguous rows for which to use them.
     """
     length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
     if x.data_ptr() % ALIGNED:
