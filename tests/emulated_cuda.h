@@ -285,6 +285,7 @@ inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 inline uint32_t load_with_neighbours(const uint32_t* p) { return *p; }
 inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
+inline float log2(float x) { return std::log2(x); }
 inline float sin(float x) { return std::sin(x); }
 inline float min(float a, float b) { return a != a || b != b ? NAN : a < b ? a : b; }
 inline float max(float a, float b) { return a != a || b != b ? NAN : a > b ? a : b; }
