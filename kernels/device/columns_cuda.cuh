@@ -12,7 +12,7 @@ constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTi
 constexpr int kWords = 32, kFewWords = 12;   // of all tensors, in a thread's registers
 constexpr int kLogFewThreads = 8;            // per block, at most, where words are few
 constexpr int kLeastWords = 8, kSideBySide = 24;  // of small planes: words of a row in a thread; of adjacent words in threads
-constexpr int kAtOnce = 4, kSummed = 8;      // words visited without a branch; words per plain sum, see LongSums
+constexpr int kSummed = 8;                   // words per plain sum, see LongSums
 constexpr int kLogLine = 5, kLogFewest = 4;  // width of a tile in words: 128 bytes, and the narrowest
 
 struct Tiling {
@@ -66,11 +66,12 @@ inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
     if (log_wide < kLogFewest || log_wide > kLogTileLeast || is_wasteful(call, size, log_wide)) continue;
     if (planes_of(call, size, log_wide) > 0) return tiling(log_threads, log_wide);
   }
+  const bool two_each = shared && (is_odd(inner, size) || length > kLeastWords);
   const int first_most = shared ? kLogTileThreads : kLogTileLeast;
   for (const bool wasteful : {false, true}) {
     for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--) {
       if (is_wasteful(call, size, log_wide) != wasteful) continue;
-      for (int log_threads = ::max(kLogTileLeast, log_wide + shared); log_threads <= first_most; log_threads++)
+      for (int log_threads = ::max(kLogTileLeast, log_wide + two_each); log_threads <= first_most; log_threads++)
         if (const Tiling t = tiling(log_threads, log_wide); t.blocks == 1) return t;
     }
   }
@@ -91,6 +92,7 @@ struct Columns {
   unsigned words, all_words;  // in which these are, of which the last may have a single row; and those of all `outer`
   int planes;                 // see planes_of
   unsigned apart, tiles;      // words from one tile to the next; or the tiles of an odd plane of which they are parts
+  Divisor by_plane;           // divides by the words of a plane, or by those tiles
   int64_t rows;               // of all `outer`
   float scale, unit;  // the latter: see unit_of
   const void* read[2];
@@ -120,16 +122,8 @@ struct TilePlace {
   bool early = false;
 
   TilePlace() = default;
-  JITACT_DEVICE TilePlace(const Columns& columns, unsigned tile, int word, int64_t at) {
-    unsigned plane, own = unsigned(word), begin = 0, end = columns.inner;  // the word in the plane, and the tile's rows
-    if (odd && columns.tiles > 0) {
-      const unsigned width = odd_width(columns.tiling.log_wide);
-      plane = tile / columns.tiles, begin = (tile - plane * columns.tiles) * width, end = ::min(begin + width, end);
-    } else {
-      const unsigned of_all = tile * columns.apart + own;
-      if (own >= columns.apart || of_all >= columns.all_words) end = 0;
-      plane = of_all / columns.words, own = of_all - plane * columns.words;
-    }
+  // The word is the plane's `own`th from its row `begin` on; the tile has rows up to `end`.
+  JITACT_DEVICE TilePlace(const Columns& columns, unsigned plane, unsigned own, unsigned begin, unsigned end, int64_t at) {
     const int64_t element = int64_t(plane) * columns.length + at, first = element * columns.inner + begin;
     if constexpr (odd) early = first % 2 != 0, start = first / 2 + own;
     else start = element * columns.words + own;
@@ -141,9 +135,13 @@ struct TilePlace {
   }
   JITACT_DEVICE bool has_any() const { return has[0] || has[each - 1]; }
 
-  JITACT_DEVICE void write(uint32_t* p, uint32_t word) const {
-    if (!odd || (has[0] && has[each - 1])) *p = word;
-    else reinterpret_cast<uint16_t*>(p)[!has[0]] = uint16_t(has[0] ? word : word >> 16);
+  // Where its first word is to be written: if the thread has the second row alone, from there on.
+  JITACT_DEVICE char* in(void* tensor) const {
+    return static_cast<char*>(tensor) + start * 4 + (odd && !has[0] ? 2 : 0);
+  }
+  JITACT_DEVICE void write(char* to, uint32_t word) const {
+    if (!odd || (has[0] && has[each - 1])) *reinterpret_cast<uint32_t*>(to) = word;
+    else *reinterpret_cast<uint16_t*>(to) = uint16_t(word >> (has[0] ? 0 : 16));
   }
 };
 
@@ -210,6 +208,9 @@ struct TileArrivals {
 // so that there can be more of them.
 enum class Planes { parts, whole, few };
 
+// n / d for up to 2^11 of both, in fewer instructions.
+JITACT_DEVICE int small_quotient(int n, int d) { return int((float(n) + 0.5f) * ptx::reciprocal(float(d))); }
+
 // odd: see TilePlace.
 template <Op op, typename S, bool odd, Planes planes>
 class Tile {
@@ -219,31 +220,44 @@ class Tile {
   JITACT_DEVICE explicit Tile(const Columns& columns)
       : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), slot_(int(threadIdx.x)) {
     const int log_wide = columns.tiling.log_wide, log_groups = columns.tiling.log_threads - log_wide;
-    const int begin = ptx::cluster_rank() * columns.tiling.steps, end = ::min(columns.length, begin + columns.tiling.steps);
+    const int first = rank() * columns.tiling.steps, last = ::min(columns.length, first + columns.tiling.steps);
+    const unsigned tile = few ? blockIdx.x : ptx::cluster_id();
     int group = slot_ >> log_wide;
+    unsigned plane, own = unsigned(slot_ & (wide_ - 1)), begin = 0, end = columns.inner;
     if (has_planes()) {
       // The threads of a plane are side by side, and read memory side by side; those that are left have no rows.
-      const int words = int(columns.words), of_plane = words << log_groups, plane = ::min(slot_ / of_plane, columns.planes);
-      const int own_words = plane < columns.planes ? words : ::max(wide_ - plane * words, 1), own = slot_ - plane * of_plane;
-      group = own / own_words, slot_ = group * wide_ + plane * words + (own - group * own_words);
-    } else if (odd && log_wide < 5) {
-      group = (group & ~3) | (group & 1) << 1 | (group >> 1 & 1);  // a warp's are all early, or none is
+      const int words = int(columns.words), of_plane = words << log_groups;
+      const int whole = ::min(small_quotient(slot_, of_plane), columns.planes), of_own = slot_ - whole * of_plane;
+      const int own_words = whole < columns.planes ? words : ::max(wide_ - whole * words, 1);
+      group = small_quotient(of_own, own_words);
+      const int word = of_own - group * own_words;
+      slot_ = group * wide_ + whole * words + word;
+      plane = tile * unsigned(columns.planes) + unsigned(whole), own = unsigned(word);
+      if (whole == columns.planes || plane * columns.words >= columns.all_words) end = 0;
+    } else if (odd) {
+      const unsigned width = odd_width(log_wide);
+      plane = columns.by_plane.divide_small(tile), begin = (tile - plane * columns.tiles) * width, end = ::min(begin + width, end);
+      if (log_wide < 5) group = (group & ~3) | (group & 1) << 1 | (group >> 1 & 1);  // a warp's are all early, or none is
+    } else {
+      const unsigned of_all = tile * columns.apart + own;
+      if (of_all >= columns.all_words) end = 0;
+      plane = few ? columns.by_plane.divide_small(of_all) : of_all / columns.words, own = of_all - plane * columns.words;
     }
-    const int own = begin + group, left = end - own + (1 << log_groups) - 1;
-    place_ = TilePlace<S, odd>(columns, ptx::cluster_id(), slot_ & (wide_ - 1), own);
+    const int at = first + group, left = last - at + (1 << log_groups) - 1;
+    place_ = TilePlace<S, odd>(columns, plane, own, begin, end, at);
     count_ = place_.has_any() ? left >> log_groups : 0;
     apart_ = odd ? int64_t(columns.inner) << (log_groups - 1) : int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
     if constexpr (kOperands > 0) formulas_.take_numbers(columns.operands);
     if constexpr (kRowValues > 0) {
-      is_first_ = group == 0 && ptx::cluster_rank() == 0;
+      is_first_ = group == 0 && rank() == 0;
       JITACT_UNROLL for (int e = 0; e < each; e++)
         if (place_.has[e]) formulas_.take_row(columns.operands, e, place_.row[e]);
     }
   }
 
   JITACT_DEVICE void run() {
-    if (columns_.tiling.blocks > 1) {
+    if (blocks() > 1) {
       for (int i = 0; threadIdx.x == 0 && i < 3; i++) ptx::start(&ptx::shared<TileArrivals>().of_turn[i]);
       ptx::cluster_started();
     }
@@ -251,7 +265,7 @@ class Tile {
     load(words);
     // Else nvcc keeps the words' addresses in registers until they are written. For log_softmax, it would then spill them.
     if constexpr (op == Op::backward_from_output || !Fold<T>::as_it_is) ptx::forget(place_.start), ptx::forget(apart_);
-    if (columns_.tiling.blocks > 1) ptx::cluster_wait();  // until all blocks are there
+    if (blocks() > 1) ptx::cluster_wait();  // until all blocks are there
     if constexpr (op == Op::backward_from_output)
       backward<0>(words, [&](int i, T (&y)[each]) { read(words, i, 1, y); });
     else fold(words);
@@ -259,21 +273,29 @@ class Tile {
 
  private:
   static constexpr int each = kEach<S>, tensors = reads(op);
-  static constexpr int most = (planes == Planes::few ? kFewWords : kWords) / tensors;
+  static constexpr bool few = planes == Planes::few;
+  static constexpr int most = (few ? kFewWords : kWords) / tensors;
+  static constexpr int batch = few ? 4 : most;  // words loaded without a branch
+  static constexpr int at_once = few && each == 2 ? 2 : 4;  // words visited without a branch
   struct Held { uint32_t of[tensors][most]; };
 
+  JITACT_DEVICE static int rank() { return few ? 0 : ptx::cluster_rank(); }
+  JITACT_DEVICE int blocks() const { return few ? 1 : columns_.tiling.blocks; }  // per cluster
   JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && columns_.planes > 0; }
   JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
   // Loads the thread's words into registers. The cache fetches what the next tiles will load too.
   JITACT_DEVICE void load(Held& words) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const uint32_t* word = from(r);
-      if (most <= count_) {
+      if (!few && most <= count_) {
         JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = ptx::load_with_neighbours(word);
       } else {
-        JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) {
-          words.of[r][i] = columns_.outside[r];
-          if (i < count_) words.of[r][i] = ptx::load_with_neighbours(word);
+        JITACT_UNROLL for (int first = 0; first < most; first += batch) {
+          if ((few || Fold<T>::as_it_is) && first >= visited_) break;  // for log_softmax in all, as nvcc spills less then
+          JITACT_UNROLL for (int i = first; i < first + batch; i++, word += apart_) {
+            words.of[r][i] = columns_.outside[r];
+            if (i < count_) words.of[r][i] = ptx::load_with_neighbours(word);
+          }
         }
       }
     }
@@ -292,10 +314,10 @@ class Tile {
   // the compiler from interleaving code, which would take more registers.
   template <typename Visit, typename After>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit, const After& after) {
-    JITACT_UNROLL for (int i = 0; i < most; i += kAtOnce)
+    JITACT_UNROLL for (int i = 0; i < most; i += at_once)
       if (i < visited_) {
-        JITACT_UNROLL for (int j = 0; j < kAtOnce; j++) visit(i + j);
-        if ((i + kAtOnce) % kSummed == 0) after();
+        JITACT_UNROLL for (int j = 0; j < at_once; j++) visit(i + j);
+        if ((i + at_once) % kSummed == 0) after();
       }
   }
   template <typename Visit>
@@ -305,12 +327,12 @@ class Tile {
   JITACT_DEVICE bool is_there(int i) const { return i < count_; }
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
-    uint32_t* to = static_cast<uint32_t*>(columns_.written) + place_.start;
+    char* to = place_.in(columns_.written);
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
       if (is_there(i)) place_.write(to, narrow_word<S>(t));
-      to += apart_;
+      to += 4 * apart_;
     });
   }
 
@@ -421,8 +443,8 @@ class Tile {
     const bool in_pairs = wide_ < 32 && !has_planes();  // two lanes of a warp have the same rows
     static_assert(kLogFewest == 4);
     if (in_pairs) join([&](int v) { return __shfl_xor_sync(0xffffffffu, t[v / n][v % n].v, 16); });
-    const int threads = 1 << columns_.tiling.log_threads, apart = in_pairs ? 32 : wide_, blocks = columns_.tiling.blocks;
-    if (threads == apart && blocks == 1) return;
+    const int threads = 1 << columns_.tiling.log_threads, apart = in_pairs ? 32 : wide_;
+    if (threads == apart && blocks() == 1) return;
     auto& [of_threads, of_blocks] = ptx::shared<TileExchange<turn, values>>();
     const int thread = int(threadIdx.x), word = thread & (wide_ - 1);
     all_in_place([&](int v, int slot, float& own) { of_threads[v][slot] = own; });
@@ -431,17 +453,17 @@ class Tile {
       if (planes != Planes::parts) all([&](int v, float& own) { own = of_threads[v][thread]; });
 #pragma unroll 4
       for (int other = thread + apart; other < threads; other += apart) join([&](int v) { return of_threads[v][other]; });
-      if (blocks > 1) {
+      if (blocks() > 1) {
         ptx::Barrier* const arrival = &ptx::shared<TileArrivals>().of_turn[turn];
-        for (int block = 0; thread < wide_ && block < blocks; block++)
+        for (int block = 0; thread < wide_ && block < blocks(); block++)
           all([&](int v, float& own) {
-            ptx::send(&of_blocks[ptx::cluster_rank()][v * wide_ + word], unsigned(block), own, arrival);
+            ptx::send(&of_blocks[rank()][v * wide_ + word], unsigned(block), own, arrival);
           });
-        if (thread == 0) ptx::expect(arrival, 4u * values * unsigned(wide_ * blocks));
+        if (thread == 0) ptx::expect(arrival, 4u * values * unsigned(wide_ * blocks()));
         ptx::wait(arrival, 0);
         all([&](int v, float& own) { own = of_blocks[0][v * wide_ + word]; });
 #pragma unroll 4
-        for (int block = 1; block < blocks; block++) join([&](int v) { return of_blocks[block][v * wide_ + word]; });
+        for (int block = 1; block < blocks(); block++) join([&](int v) { return of_blocks[block][v * wide_ + word]; });
       }
       all([&](int v, float& own) { of_threads[v][thread] = own; });
     }
@@ -476,6 +498,7 @@ Columns columns_of(const Call& call) {
   columns.planes = planes_of(call, sizeof(S), log_wide);
   columns.apart = columns.planes > 0 ? columns.planes * columns.words : 1u << log_wide;
   if (is_odd(call.inner, sizeof(S)) && columns.planes == 0) columns.tiles = tiles_across(columns.inner, log_wide);
+  columns.by_plane = Divisor(columns.tiles > 0 ? columns.tiles : columns.words);
   columns.length = int(call.length), columns.scale = call.scale, columns.written = call.written;
   columns.unit = unit_of<S>(call.scale);
   for (int r = 0; r < reads(op); r++) columns.read[r] = call.read[r];

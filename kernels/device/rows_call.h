@@ -195,9 +195,9 @@ constexpr int64_t vectors_touched(int64_t length, int64_t size) {
 
 // The 4-byte words of `inner` adjacent elements.
 constexpr int64_t words_across(int64_t inner, int64_t size) { return (inner * size + 3) / 4; }
-// Whether the GPU kernels support these strided rows: word indices have 32 bits, and element indices within a row, which go
-// somewhat beyond its end, 31.
-constexpr int64_t kMostAcross = int64_t(1) << 32, kLongestAcross = int64_t(1) << 30;  // words of all planes; elements of a row
+// Whether the GPU kernels support these strided rows: word indices, which go somewhat beyond the last word, have 32 bits, and
+// element indices within a row, which go somewhat beyond its end, 31.
+constexpr int64_t kMostAcross = int64_t(1) << 31, kLongestAcross = int64_t(1) << 30;  // words of all planes; elements of a row
 constexpr bool takes_columns(const Call& call, int64_t size) {
   return call.outer * words_across(call.inner, size) < kMostAcross && call.length < kLongestAcross;
 }

@@ -21,6 +21,7 @@
 namespace jitact::rows {
 
 using loops::Bfloat16;
+using loops::Divisor;
 using loops::Half;
 using loops::Storage;
 using loops::Words;
