@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -48,7 +48,7 @@ VECTORS_OF_A_BLOCK = 2**10  # 16-byte vectors that a row may span without cluste
 VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors read
 HELD_VECTORS = 98304  # kHeldVectors: with clusters, for rows with a mask or conversion
 SECTOR = 32  # bytes of memory that a GPU reads and writes at once
-FEWEST_ACROSS = 8, 4  # elements of strided rows: where adjacent ones do not fill sectors, and where they do
+FEW_ADJACENT = 16  # strided rows: where no more are adjacent, PyTorch is slow, and kernels take rows of 2 elements and more
 ACROSS_IN_A_BLOCK = 256  # elements that a strided row may have without clusters, in all tensors read
 MOST_ACROSS = 2**31  # kMostAcross: words that the first elements of all strided rows take
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
@@ -57,27 +57,39 @@ SMALLEST, LARGEST = 2.0**-126, torch.finfo(torch.float32).max  # of scales, of e
 SCALES = SMALLEST, 2.0**100  # of either sign; between them, everything that kernels derive from a scale is a normal number
 LONGEST = 2**63 - 1  # elements of any row
 
-Lengths = tuple[tuple[range, ...], tuple[range, ...]]
-"""Of rows that fill the vectors that a thread has (16 bytes, of float32 if x is converted), and of rows that do not."""
+
+class Lengths(NamedTuple):
+    """The lengths of the rows for which a GPU's kernels are used.
+
+    Attributes:
+        whole: of rows along the last dimension that fill a thread's vectors (of 16 bytes, of float32 if x is converted).
+        ragged: of those that do not.
+        across: the fewest elements of strided rows, where adjacent ones fill 4-byte words, and where they do not.
+    """
+
+    whole: tuple[range, ...]
+    ragged: tuple[range, ...]
+    across: tuple[int, int]
+
 
 EVERY, LONG = range(8, LONGEST), range(1000, LONGEST)
-GPU_EVERY: Lengths = (EVERY,), (EVERY,)
-GPU_FORWARD: dict[tuple[str, int], Lengths] = {
-    ("softmax", 2): GPU_EVERY,
-    ("softmax", 4): ((LONG,), (LONG,)),
-    ("log_softmax", 2): ((EVERY,), (range(8, 128), range(257, LONGEST))),
-    ("log_softmax", 4): ((LONG,), (LONG,)),
+GPU_EVERY = Lengths((EVERY,), (EVERY,), (2, 3))
+GPU_FORWARD = {
+    ("softmax", 2): Lengths((EVERY,), (EVERY,), (2, 4)),
+    ("softmax", 4): Lengths((LONG,), (LONG,), (3, 3)),
+    ("log_softmax", 2): Lengths((EVERY,), (range(8, 128), range(257, LONGEST)), (2, 7)),
+    ("log_softmax", 4): Lengths((LONG,), (LONG,), (4, 4)),
 }
-GPU_BACKWARD: dict[tuple[str, int], Lengths] = {
-    ("softmax", 2): GPU_EVERY,
-    ("softmax", 4): GPU_EVERY,
-    ("log_softmax", 2): GPU_EVERY,
-    ("log_softmax", 4): ((range(128, LONGEST),), (LONG,)),
+GPU_BACKWARD = {
+    ("softmax", 2): Lengths((EVERY,), (EVERY,), (2, 3)),
+    ("softmax", 4): Lengths((EVERY,), (EVERY,), (2, 2)),
+    ("log_softmax", 2): Lengths((EVERY,), (EVERY,), (2, 5)),
+    ("log_softmax", 4): Lengths((range(128, LONGEST),), (LONG,), (4, 4)),
 }
-"""The rows along the last dimension, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower
-than PyTorch's. GPU_EVERY is for where PyTorch needs another pass: for a scale, a conversion, a mask."""
+"""The rows, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's.
+GPU_EVERY is for where PyTorch needs another pass: for a scale, a conversion, a mask."""
 
-GPU_CONVERTED: Lengths = (range(40, LONGEST),), (LONG,)
+GPU_CONVERTED = Lengths((range(40, LONGEST),), (LONG,), GPU_EVERY.across)
 """The same for the one conversion that PyTorch does in the same pass, from float16."""
 
 CPU_FORWARD: dict[tuple[str, int], tuple[int, int]] = {
@@ -255,7 +267,7 @@ def _vectors_touched(length: int, each: int) -> int:
 
 def _has(lengths: Lengths, length: int, each: int) -> bool:
     """Whether rows are among those for which kernels are used; ``each``: elements of a vector."""
-    return any([length in some for some in lengths[length % each != 0]])
+    return any([length in some for some in (lengths.ragged if length % each else lengths.whole)])
 
 
 def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
@@ -265,7 +277,7 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         x: the tensor.
         dim: the dimension of its rows.
         tensors: how many tensors of its shape are read.
-        lengths: of the contiguous rows for which to use them.
+        lengths: of the rows for which to use them.
     """
     length, each, columns = x.shape[dim], ALIGNED // x.itemsize, _columns(x, dim)
     if x.data_ptr() % ALIGNED:
@@ -274,7 +286,8 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         bytes_across = columns * x.itemsize
         longest = LONG_AND_ODD if bytes_across % WORD and bytes_across < SECTOR else LONGEST_ACROSS
         words = x.numel() // (length * columns) * -(-bytes_across // WORD)
-        if not FEWEST_ACROSS[bytes_across % SECTOR == 0] <= length < longest or words >= MOST_ACROSS:
+        fewest = lengths.across[bytes_across % WORD != 0]
+        if not (fewest if columns > FEW_ADJACENT else min(fewest, 2)) <= length < longest or words >= MOST_ACROSS:
             return False
         return length * tensors <= ACROSS_IN_A_BLOCK or _has_clusters(x.device)
     if not _has(lengths, length, each):

@@ -581,15 +581,32 @@ def test_lengths_for_which_a_gpus_kernels_are_used(name: str, monkeypatch: pytes
             used = row_kernels.takes_forward(name, x, 1, 1.0), row_kernels.takes_backward(name, x, 1, False)
             assert used == expected, (dtype, n)
             assert row_kernels.takes_forward(name, x, 1, 0.5) is row_kernels.takes_backward(name, x, 1, True) is (n >= 8), n
+    is_log = name == "log_softmax"
+    for dtype, columns, forward, backward, in_passes in (
+        (torch.bfloat16, 62, 2, 2, 2),
+        (torch.float16, 63, 7 if is_log else 4, 5 if is_log else 3, 3),
+        (torch.float32, 63, 4 if is_log else 3, 4 if is_log else 2, 2),
+        (torch.float32, 16, 2, 2, 2),
+        (torch.bfloat16, 15, 2, 2, 2),
+    ):
+        for n in range(1, 10):
+            x = torch.empty(2**16, n, columns, dtype=dtype, device="meta")
+            x = SimpleNamespace(dtype=dtype, device="cuda", is_cuda=True, data_ptr=lambda: 0, shape=x.shape, nbytes=x.nbytes,
+                                itemsize=x.itemsize, numel=x.numel)  # fmt: skip
+            used = row_kernels.takes_forward(name, x, 1, 1.0), row_kernels.takes_backward(name, x, 1, False)
+            assert used == (n >= forward, n >= backward), (dtype, columns, n)
+            scaled = row_kernels.takes_forward(name, x, 1, 0.5), row_kernels.takes_backward(name, x, 1, True)
+            assert scaled == (n >= in_passes, n >= in_passes), (dtype, columns, n)
 
 
 def test_rows_across_memory_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     for clusters, dtype, shape, dim, tensors, expected in (
         (True, torch.float32, (8192, 8192), 0, 2, True),
         (True, torch.bfloat16, (2, 8, 64, 8), 1, 1, True),
-        (True, torch.bfloat16, (2, 4, 64, 8), 1, 1, True),
-        (True, torch.bfloat16, (2, 3, 64, 8), 1, 1, False),  # too short
-        (True, torch.bfloat16, (2, 7, 63, 8), 1, 1, False),  # too short where adjacent rows do not fill sectors
+        (True, torch.bfloat16, (2, 2, 63, 8), 1, 1, True),
+        (True, torch.bfloat16, (2, 1, 63, 8), 1, 1, False),  # too short
+        (True, torch.bfloat16, (2, 2, 63, 9), 1, 1, False),  # too short where adjacent rows do not fill words
+        (True, torch.bfloat16, (2, 2, 15), 1, 1, True),  # but not where few are adjacent
         (True, torch.bfloat16, (2, 8, 63, 9), 1, 1, True),
         (True, torch.bfloat16, (64, 8, 8), 1, 1, True),
         (True, torch.float32, (64, 1021), 0, 1, True),
