@@ -4,7 +4,7 @@
 // see long_columns_cuda.cuh.
 #pragma once
 
-#include "rows_cuda.cuh"
+#include "row_sums_cuda.cuh"
 
 namespace jitact::rows {
 

@@ -1,6 +1,7 @@
-// Sets gradients of masked-out elements to 0, on a GPU. rows_cuda.cuh includes this at its end, in builds with a bool mask.
+// Sets gradients of masked-out elements to 0, on a GPU, in builds with a bool mask.
 #pragma once
 
+#include "row_sums_cuda.cuh"
 #include "row_types_cuda.cuh"
 
 namespace jitact::rows {
