@@ -3,7 +3,7 @@
 // aligned 16-byte vectors that contain them, and exchanges elements with its neighbours to store aligned vectors.
 #pragma once
 
-#include "launch_cuda.cuh"
+#include "computation_cuda.cuh"
 
 namespace jitact::loops {
 

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "early_cuda.cuh"
-#include "launch_cuda.cuh"
+#include "computation_cuda.cuh"
 
 namespace jitact::loops {
 
