@@ -5,12 +5,18 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from types import FunctionType
 from typing import NamedTuple
 
+from torch import nn
+
+from .changes import change
+
 __all__ = ["Result", "Uses", "assigned_from", "own_calls", "uses_of"]
+
+_TRIES = ast.Try, getattr(ast, "TryStar", ast.Try)  # the latter from Python 3.11 on
 
 
 class Uses:
@@ -50,12 +56,18 @@ class Result(NamedTuple):
         done = "passes it on" if self.call is None else f"does more with it than {what}"
         return f"{self.definition.name} {done}"
 
-    def changed_in_place(self) -> str:
-        """An argument of the call that is changed in place before the last use of the result; "" if there is none."""
-        given = {node.id for each in self.call.args for node in ast.walk(each) if isinstance(node, ast.Name)}
+    def changed_before_use(self, children: Mapping[str, nn.Module | None]) -> str:
+        """What may change an argument of the call in place before the result is used, as text; "" if nothing does."""
         lines = range(self.call.lineno, max((value.lineno for value, _ in self.values), default=0) + 1)
-        between = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) in lines]
-        return next((name for node in between for name in sorted(_changed(node) & given)), "")
+        before = set(ast.walk(self.call))  # runs before the call or is it; what contains a use runs after it
+        uses = {value for value, _ in self.values}
+        between = [
+            node
+            for node in ast.walk(self.definition)
+            if getattr(node, "lineno", 0) in lines and node not in before and not uses.intersection(ast.walk(node))
+        ]
+        what = change(self.definition, self.self_name, self.call.args, between, children)
+        return what and f"{self.definition.name} {what}"
 
 
 def uses_of(cls: type, name: str) -> Iterator[Result]:
@@ -81,20 +93,25 @@ def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> 
             continue
         values, parent = [call], parents[call]
         if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            values = _uses(definition, parent)
+            values = _uses(definition, parent, parents)
         yield Result(definition, function, self_name, call, [(value, parents.get(value)) for value in values])
 
 
 def _methods(cls: type) -> Iterator[FunctionType]:
-    """The methods of a class and its parents, without decorators and without PyTorch's own."""
-    seen = set()
+    """The methods of a class and its parents, without decorators and without PyTorch's own.
+
+    Those that are overridden are among them only where some method may call its parents'.
+    """
+    seen, calls_parents = set(), False
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] == "torch":
             continue
         for key, member in vars(base).items():
             function = inspect.unwrap(member) if isinstance(member, FunctionType) else None
-            if function is not None and key not in seen:
+            if function is not None and (key not in seen or calls_parents):
                 yield function
+                names = {"super", *[each.__name__ for each in cls.__mro__]} & set(function.__code__.co_names)
+                calls_parents |= bool(names) and key != "__init__"
             seen.add(key)
 
 
@@ -110,32 +127,48 @@ def _is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def _changed(node: ast.AST) -> set[str]:
-    """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.zero_()``, ``torch.relu_(x)``."""
-    changed: list[ast.expr] = []
-    if isinstance(node, ast.AugAssign):
-        changed = [node.target]
-    elif isinstance(node, ast.Assign):
-        changed = [target for target in node.targets if isinstance(target, ast.Subscript)]
-    elif isinstance(node, ast.Call):
-        changed = [each.value for each in node.keywords if each.arg == "out"]
-        if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
-            changed += [node.func.value, *node.args[:1]]
-        elif any(each.arg == "inplace" for each in node.keywords):
-            changed += node.args[:1]
-    roots = [each.value if isinstance(each, ast.Subscript) else each for each in changed]
-    return {root.id for root in roots if isinstance(root, ast.Name)}
+def _uses(definition: ast.FunctionDef, assign: ast.Assign, parents: dict[ast.AST, ast.AST]) -> list[ast.Name]:
+    """Where the assigned value may be read, whichever way the method runs: until the variable is assigned again in any case.
+
+    ``x += y`` reads x, as do functions within the method, whenever they are called, and what is earlier in a loop.
+    """
+    name, again = assign.targets[0].id, _assigned_again(assign, parents)
+    loops = [node for node in _around(assign, parents) if isinstance(node, (ast.For, ast.While))]
+    within = {node for loop in loops for node in ast.walk(loop)} if again is None else set()
+    for node in ast.walk(definition):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and node is not definition:
+            within |= set(ast.walk(node))
+    uses = []
+    for node in ast.walk(definition):
+        if not _is_name(node, name) or node is assign.targets[0]:
+            continue
+        is_read = isinstance(node.ctx, ast.Load) or isinstance(parents[node], ast.AugAssign)
+        is_after = node.lineno > assign.end_lineno and (again is None or node.lineno <= again.end_lineno)
+        if is_read and (is_after or node in within):
+            uses.append(node)
+    return uses
 
 
-def _uses(definition: ast.FunctionDef, assign: ast.Assign) -> list[ast.Name]:
-    """Where the assigned variable is read, up to the next assignment to it."""
-    name = assign.targets[0].id
-    uses = [node for node in ast.walk(definition) if _is_name(node, name) and node.lineno > assign.end_lineno]
-    uses.sort(key=lambda node: (node.lineno, node.col_offset))
-    stores = [node for node in uses if isinstance(node.ctx, ast.Store)]
-    # A statement that assigns to the variable may read it first: x = f(x).
-    end = stores[0].lineno if stores else float("inf")
-    return [node for node in uses if isinstance(node.ctx, ast.Load) and node.lineno <= end]
+def _around(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
+    """The nodes that contain it, the innermost first."""
+    while node in parents:
+        node = parents[node]
+        yield node
+
+
+def _assigned_again(assign: ast.Assign, parents: dict[ast.AST, ast.AST]) -> ast.Assign | None:
+    """The statement that assigns to the variable again whenever ``assign`` has run, unless the method ends; or None."""
+    if any(isinstance(node, _TRIES) for node in _around(assign, parents)):
+        return None
+    parent, name = parents[assign], assign.targets[0].id
+    blocks = [block for block in (getattr(parent, "body", []), getattr(parent, "orelse", [])) if assign in block]
+    for block in blocks:
+        for statement in block[block.index(assign) + 1 :]:
+            if isinstance(statement, ast.Assign) and any(_is_name(target, name) for target in statement.targets):
+                return statement
+            if any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement)):
+                return None
+    return None
 
 
 def own_calls(tree: ast.AST, self_name: str) -> set[str]:

@@ -306,7 +306,146 @@ class Halted(Block):
         return self.down(activated * self.up(x))
 
 
+class Optional(Block):
+    """Multiplies by ``up`` if asked to."""
+
+    is_gated = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.gate(x))
+        if self.is_gated:
+            h = h * self.up(x)
+        return self.down(h)
+
+
+class OfLast(Block):
+    """Reads what the last turn of a loop has left."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h, total = torch.zeros(10), torch.zeros(())
+        for _ in range(2):
+            total = total + h
+            h = self.act(self.gate(x))
+            total = total + h * self.up(x)
+        return self.down(total)
+
+
+class Halting(Block):
+    """May leave a loop before the product."""
+
+    stops = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(2):
+            h = self.act(self.gate(x))
+            if self.stops:
+                break
+            h = h * self.up(x)
+        return self.down(h)
+
+
+class Trying(Block):
+    """Reads the activation where the product fails."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        try:
+            h = self.act(self.gate(x))
+            h = h * self.missing(x)
+        except AttributeError:
+            return self.down(h)
+        return self.down(h)
+
+
+class Added(Block):
+    """Adds to what was the result, which has another name too."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.act(self.gate(x))
+        y = h * self.up(x).detach()
+        h += 1
+        return self.down(y)
+
+
+class Enclosed(Block):
+    """Reads the result in a function that is defined before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        def own() -> Tensor:
+            return h.sum()
+
+        h = self.act(self.gate(x))
+        return self.down(h * self.up(x)) + own()
+
+
+class Inner(Block):
+    """Calls its parent's forward, which is overridden."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.gate(x))
+
+
+class Outer(Inner):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(super().forward(x) + self.act(self.gate(x)) * self.up(x))
+
+
+class Passing(Block):
+    """Gives the gate to what overwrites it."""
+
+    def __init__(self, change: Callable[[Block, Tensor], Tensor]) -> None:
+        super().__init__(nn.Sigmoid())  # which saves its output
+        self.extra, self.change = nn.ReLU(inplace=True), change
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        part = gate[..., :4]
+        activated = self.act(gate)
+        change = self.change
+        change(self, part)
+        return self.down(activated * self.up(x))
+
+
+class Extra(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        activated = self.act(gate)
+        rest = self.extra(gate)
+        return self.down(activated * self.up(x) + rest)
+
+
+class Clamped(Block):
+    """Changes the other half, which has the gate's version counter."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Sigmoid())
+        self.both = nn.Linear(6, 20)
+
+    def forward(self, x: Tensor) -> Tensor:
+        both = self.both(x)
+        gate, up = both[..., :10], both[..., 10:]
+        activated = self.act(gate)
+        up[..., 0] = 0.5
+        return self.down(activated * up)
+
+
+def replaced_forward() -> nn.Module:
+    block = Block()
+    block.forward = lambda x: block.down(block.act(block.gate(x)))
+    return block
+
+
 UNFUSED = {
+    "the product is conditional": (Optional, r"forward does more with it than multiply"),
+    "read in the next turn": (OfLast, r"forward does more with it than multiply"),
+    "left before the product": (Halting, r"forward does more with it than multiply"),
+    "read after an exception": (Trying, r"forward does more with it than multiply"),
+    "added to": (Added, r"forward does more with it than multiply"),
+    "read in a function": (Enclosed, r"forward does more with it than multiply"),
+    "read in a parent's forward": (Outer, r"forward does more with it than multiply"),
+    "another forward": (replaced_forward, r"the forward of Block was replaced on the module"),
+    "a view is given to a function": (lambda: Passing(lambda _, t: t.mul_(3)), r"forward gives part to change in between"),
+    "given to a module": (lambda: Extra(lambda _, t: t), r"forward gives gate to self.extra in between"),
+    "the other half is changed": (Clamped, r"forward changes up in place"),
     "changed in between": (lambda: Zeroed(nn.Sigmoid()), r"forward changes gate in place"),
     "used twice": (Twice, r"forward does more with it than multiply"),
     "in place": (lambda: Block(nn.SiLU(inplace=True)), r"it overwrites its input"),
@@ -323,6 +462,28 @@ def test_what_is_not_fused(what: str) -> None:
     (left,) = report.unfused
     assert left.path == "0.act" and left.why == why and "not fused with the product:" in repr(report)
     assert not isinstance(model[0].act, Gate)
+    assert_same(results(model, x), expected)
+    with torch.inference_mode():
+        torch.testing.assert_close(model(x), expected[0])
+
+
+class Residual(Block):
+    """Adds the product in place, and goes through a loop, with the variable assigned again."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.clone()
+        for _ in range(2):
+            h = self.act(self.gate(x))
+            h = h * self.up(x.float()) * 0.5
+            y += self.down(h)
+        return y
+
+
+def test_products_in_loops_are_fused() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Residual()), torch.randn(3, 6)
+    expected = results(model, x)
+    assert not jitact.replace(model).unfused and isinstance(model[0].act, Gate)
     assert_same(results(model, x), expected)
 
 
