@@ -54,7 +54,8 @@ def __getattr__(name: str):
         return value
     if name == "__all__":  # for `from jitact import *` and help(); not cached, as users define activations
         return sorted({*PUBLIC, *registry.names(), *(cls.activation.name for cls in list(registry.users_rows.values()))})
-    if not name.startswith("_") and name == name.lower():  # names with capitals are classes', which get() returns
+    # Other names with capitals are classes, which get() returns.
+    if not name.startswith("_") and (name == name.lower() or name in registry.names()):
         try:
             return registry.function(name)
         except KeyError:

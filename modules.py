@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable
 from inspect import Parameter
 from types import FunctionType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +38,14 @@ __all__ = [
     "users_rows",
     "variant",
     "with_own_code",
+    "with_types",
 ]
+
+
+def with_types(function: FunctionType) -> FunctionType:
+    """Evaluates a method's annotations, which torch.fx writes into the code of modules that it traces."""
+    function.__annotations__ = get_type_hints(function)
+    return function
 
 
 class StandingIn(nn.Module):
@@ -84,6 +91,7 @@ class ActivationModule(KernelBenchForm, StandingIn):
         params = self.activation.params
         return tuple([getattr(self, name) for name, _ in params]) if params else ()
 
+    @with_types
     def forward(self, x: Tensor | None = None, *others: Tensor, **named: Tensor) -> Tensor:
         """Applies the activation to ``x``, of any shape; raises TypeError for anything but a dense floating-point tensor.
 

@@ -68,6 +68,7 @@ def _reserved_parameters() -> dict[str, str]:
     return {
         **dict.fromkeys(dir(relu()), "modules have something else of that name"),
         **dict.fromkeys(["self", "inplace", *OPTIONS], "it is an argument of every activation"),
+        **dict.fromkeys(["device", "dtype"], "it is an argument of modules with a bias or channel operands"),
         **dict.fromkeys(_arguments, "it is an argument of define"),
         **dict.fromkeys([*FUNCTIONS, DROPOUT, *CONSTANTS], "expressions have something else of that name"),
         **dict.fromkeys(IN_PYTHON, "PyTorch's form needs the name"),
@@ -84,8 +85,6 @@ def declared(name: str, given: Mapping[str, object]) -> Declared:
     """
     beside = {key: value for key, value in given.items() if isinstance(value, (Channel, Row))}
     reserved = _reserved_parameters()
-    if any(isinstance(operand, Channel) for operand in beside.values()):
-        reserved = reserved | dict.fromkeys(["device", "dtype"], "it is an argument of activations with channel operands")
     for param in given:
         if isinstance(given[param], Row):  # an argument of calls, so the rules for tensors hold
             check_element(name, param)

@@ -8,7 +8,16 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..modules import ActivationModule, Makers, make_module, make_weights, named_as, remove_placeholders, reset_weights
+from ..modules import (
+    ActivationModule,
+    Makers,
+    make_module,
+    make_weights,
+    named_as,
+    remove_placeholders,
+    reset_weights,
+    with_types,
+)
 from ..records import Activation
 from ..records.arguments import GATED, OPTIONS, Arguments, as_number, is_stand_in, signature_of
 from ..running import run_with_operands
@@ -29,6 +38,7 @@ class GatedModule(ActivationModule):
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.activation.options_of_calls}
 
+    @with_types
     def forward(
         self,
         x: Tensor | None = None,

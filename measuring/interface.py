@@ -150,9 +150,9 @@ def _type(annotation: Any) -> str:
     """An annotation in Python syntax."""
     if annotation in (Parameter.empty, Signature.empty):
         return ""
-    if annotation is Tensor:
-        return "Tensor"
-    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    if isinstance(annotation, str):
+        return annotation
+    return inspect.formatannotation(annotation).replace("torch.Tensor", "Tensor")
 
 
 def _text(value: str) -> str:

@@ -34,6 +34,21 @@ class Waiting(nn.Module):
         self.act = act
         self.training = act.training
 
+    def __getattr__(self, name: str) -> Any:
+        """Settings are the activation's, as ``negative_slope``."""
+        modules = self.__dict__.get("_modules", {})
+        act = None if name in modules else modules.get("act")
+        return vars(act)[name] if act is not None and name in vars(act) else super().__getattr__(name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Sets them there."""
+        act = self.__dict__.get("_modules", {}).get("act")
+        is_own = act is None or name[0] == "_" or name in vars(self) or hasattr(type(self), name)
+        if is_own or isinstance(value, (nn.Module, Tensor)):
+            super().__setattr__(name, value)
+        else:
+            setattr(act, name, value)
+
     def forward(self, input: Tensor) -> Any:
         """The activation of a tensor, lazily; computed at once if a graph is traced or hooks are registered."""
         x = input

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
-from ..modules import ActivationModule, StandingIn, normalise, users_rows
+from ..modules import ActivationModule, StandingIn, normalise, users_rows, with_types
 from ..records.arguments import Arguments, as_number, is_stand_in, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
@@ -63,6 +63,7 @@ class Softmax(OfAnyDimension, nn.Softmax):
 
     Model, activation, function = nn.Softmax, TABLE["softmax"], staticmethod(functions.softmax)
 
+    @with_types
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along ``dim``."""
         return functions.softmax(input, self.dim)
@@ -73,6 +74,7 @@ class LogSoftmax(OfAnyDimension, nn.LogSoftmax):
 
     Model, activation, function = nn.LogSoftmax, TABLE["log_softmax"], staticmethod(functions.log_softmax)
 
+    @with_types
     def forward(self, input: Tensor) -> Tensor:
         """The logarithm of softmax along ``dim``."""
         return functions.log_softmax(input, self.dim)
@@ -83,6 +85,7 @@ class Softmin(OfAnyDimension, nn.Softmin):
 
     Model, activation, function = nn.Softmin, TABLE["softmin"], staticmethod(functions.softmin)
 
+    @with_types
     def forward(self, input: Tensor) -> Tensor:
         """Softmin along ``dim``."""
         return functions.softmin(input, self.dim)
@@ -93,6 +96,7 @@ class Softmax2d(RowModule, nn.Softmax2d):
 
     Model, activation, function = nn.Softmax2d, TABLE["softmax"], staticmethod(functions.softmax)
 
+    @with_types
     def forward(self, input: Tensor) -> Tensor:
         """Softmax along the channels of images.
 
@@ -132,6 +136,7 @@ class OfDefinition(OfAnyDimension):
         for name, _ in self.activation.params:
             setattr(self, name, as_number(self.activation, name, given[name]))
 
+    @with_types
     def forward(self, input: Tensor, *rows: Tensor) -> Tensor:
         """The activation along ``dim``; ``rows`` are the operands with a value for each row."""
         numbers = {name: getattr(self, name) for name, _ in self.activation.params}

@@ -916,6 +916,22 @@ def test_classes_pickle_whatever_they_are_called(name: str) -> None:
         assert pickle.loads(pickle.dumps(each)) is each
 
 
+def test_names_with_capitals_are_functions_too() -> None:
+    cls = jitact.define("Swoosh", "x * sin(x)")
+    assert torch.equal(jitact.Swoosh(X), cls()(X)) and jitact.get("Swoosh") is cls
+    names: dict = {}
+    exec("from jitact import *", names)
+    assert names["Swoosh"] is jitact.Swoosh
+    with pytest.raises(AttributeError, match=r"did you mean jitact\.relu, the function"):
+        _ = jitact.ReLU
+
+
+@pytest.mark.parametrize("name", ["device", "dtype"])
+def test_parameters_are_not_called_as_what_modules_take(name: str) -> None:
+    with pytest.raises(ValueError, match=f"odd: a parameter cannot be called {name!r}: it is an argument of modules"):
+        jitact.define("odd", f"silu(x) * {name}", **{name: 1.5})
+
+
 def test_fingerprints_tell_formulas_and_parameters(tmp_path: Path) -> None:
     def fingerprint(*args: str, **kwargs: Any) -> str:
         return jitact.define("swoosh", *args, **kwargs).activation.fingerprint

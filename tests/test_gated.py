@@ -467,6 +467,17 @@ def test_transforms_of_empty_tensors(shape: tuple[int, ...]) -> None:
         torch.testing.assert_close(own, theirs)
 
 
+@pytest.mark.parametrize("sizes", [(0, 4, 3), (2, 0, 3), (2, 4, 0)], ids=str)
+def test_row_weights_of_empty_tensors(sizes: tuple[int, ...]) -> None:
+    x, weight = torch.randn(sizes).requires_grad_(), torch.randn(sizes[0], sizes[1] // 2).requires_grad_()
+    y = swiglu(x, dim=1, row_weight=weight)
+    assert y.shape == (sizes[0], sizes[1] // 2, sizes[2])
+    dx, dweight = torch.autograd.grad(y.sum(), (x, weight))
+    assert dx.shape == sizes and torch.equal(dweight, torch.zeros_like(weight))
+    across = torch.randn(sizes[1], sizes[0], sizes[2]).transpose(0, 1)
+    assert swiglu(across, across, row_weight=torch.randn(sizes[:2])).shape == sizes
+
+
 @pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
 def test_compiled(packed: bool) -> None:
     torch._dynamo.reset()

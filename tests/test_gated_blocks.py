@@ -528,6 +528,22 @@ def test_what_is_no_gate() -> None:
     assert_same(results(model, x), expected)
 
 
+def test_settings_are_the_activations() -> None:
+    act = nn.LeakyReLU(0.1)
+    act.label = "first"
+    model, x = Block(act), torch.randn(3, 6)
+    jitact.replace(model)
+    assert isinstance(model.act, Gate) and model.act.negative_slope == 0.1 and model.act.label == "first"
+    model.act.negative_slope, model.act.label = 2.0, "second"
+    assert model.act.act.label == "second"
+    fused = model(x)
+    assert jitact.restore(model) == 1 and model.act is act
+    assert act.negative_slope == 2.0 and "negative_slope=2.0" in repr(model)
+    torch.testing.assert_close(fused, model(x))
+    with pytest.raises(AttributeError, match="missing"):
+        getattr(Gate(jitact.get("relu")()), "missing")  # noqa: B009
+
+
 @pytest.mark.parametrize("name", ["act", "gate", "up"])
 def test_hooks_are_left_alone(name: str) -> None:
     model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []

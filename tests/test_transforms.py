@@ -269,9 +269,11 @@ def test_torch_fx_of_an_activation_alone() -> None:
     for name, arguments in (("gelu", {"bias": 4}), ("prelu", {}), ("xielu", {"dtype": torch.float32}), ("rrelu", {})):
         model = jitact.get(name)(**arguments).eval()
         traced = torch.fx.symbolic_trace(model)
-        assert torch.equal(traced(x), model(x))
+        assert torch.equal(traced(x), model(x)) and torch.equal(pickle.loads(pickle.dumps(traced))(x), model(x))
         with pytest.raises(TypeError, match="residual"):
             traced(x, residual=y)
+    for model in (jitact.get("swiglu")(), jitact.get("softmax")(-1), jitact.get("softmin")(-1)):
+        assert torch.equal(pickle.loads(pickle.dumps(torch.fx.symbolic_trace(model)))(x), model(x))
     model = jitact.define("silu_times", "silu(x) * y")()
     assert torch.equal(torch.fx.symbolic_trace(model)(x, y), model(x, y))
 

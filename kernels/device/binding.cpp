@@ -571,7 +571,8 @@ Broadcasts place(Tensor& operand, const Tensor& x, const List<int64_t>& strides)
       continue;
     }
     check(size == x.sizes()[missing + i], "an operand must hold one value, or broadcast to the sizes of x");
-    check(!ended && (next == 0 || stride == next), "an operand's dimensions must lie side by side in x");
+    const bool fits = (!ended && (next == 0 || stride == next)) || x.numel() == 0;  // whose strides mean nothing
+    check(fits, "an operand's dimensions must lie side by side in x");
     if (next == 0) found.inner = stride;
     next = stride * size;
   }
