@@ -10,7 +10,6 @@ from importlib import import_module
 from inspect import Parameter, Signature
 from typing import Any
 
-from torch import Tensor
 
 from .. import PUBLIC, registry
 from ..definitions.define import Definition
