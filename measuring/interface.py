@@ -10,7 +10,6 @@ from importlib import import_module
 from inspect import Parameter, Signature
 from typing import Any
 
-
 from .. import PUBLIC, registry
 from ..definitions.define import Definition
 from ..gating.halves import LAYOUTS, ORDERS, ROUNDINGS
