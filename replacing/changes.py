@@ -11,6 +11,12 @@ __all__ = ["change"]
 
 _HARMLESS = {"bool", "float", "getattr", "hasattr", "int", "isinstance", "len", "type"}  # functions
 _PYTORCH = {"F", "functional", "nn", "torch"}  # what modules of such functions are called
+# Functions whose result may be their argument, or a view of it.
+_VIEWS = {
+    "chunk", "detach", "diagonal", "dropout", "flatten", "movedim", "narrow", "permute", "ravel", "reshape", "select", "split",
+    "squeeze", "swapaxes", "t", "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze",
+}  # fmt: skip
+_HANDING_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Flatten, nn.Unflatten
 
 
 def change(
@@ -18,6 +24,7 @@ def change(
     self_name: str,
     given: Iterable[ast.expr],
     between: Iterable[ast.AST],
+    after: Iterable[ast.AST],
     children: Mapping[str, nn.Module | None],
 ) -> str:
     """What may change a tensor in place, as text; "" if nothing does.
@@ -30,58 +37,84 @@ def change(
         self_name: the name of its first argument.
         given: expressions whose values are the tensor.
         between: the nodes of what runs between the two points.
+        after: the nodes of what runs later, until backward, where only known changes of the tensor and of its views count.
         children: the module's submodules.
     """
-    shared = _sharing(definition, {root for each in given if (root := _root(each, self_name))}, self_name)
+    roots = set().union(*[_roots(each, self_name, children) for each in given])
+    shared = _sharing(definition, roots, self_name, children)
     for node in between:
-        if changed := _changed(node):
+        if changed := _changed(node, self_name, children):
             return f"changes {min(changed)} in place"
         passed = _names(node) & shared if isinstance(node, ast.Call) else set()
         if passed and not _is_harmless(node, self_name, shared, children):
             return f"gives {min(passed)} to {ast.unparse(node.func)} in between"
+    after = list(after)
+    shared -= {each.id for node in after if isinstance(node, ast.Assign) for each in node.targets if isinstance(each, ast.Name)}
+    for node in after:
+        if changed := _changed(node, self_name, children) & shared:
+            return f"changes {min(changed)} in place"
+        passed = _names(node) & shared if isinstance(node, ast.Call) else set()
+        if passed and _is_child(node, self_name) and not _is_harmless(node, self_name, shared, children):
+            return f"gives {min(passed)} to {ast.unparse(node.func)}, which changes it"
     return ""
 
 
-def _changed(node: ast.AST) -> set[str]:
-    """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.zero_()``, ``torch.relu_(x)``."""
+def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | None]) -> set[str]:
+    """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.data = y``, ``x.zero_()``, ``relu_(x)``."""
     changed: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
-        changed = [node.target]
+        changed = [] if isinstance(node.value, ast.Constant) and isinstance(node.target, ast.Name) else [node.target]
     elif isinstance(node, ast.Assign):
-        changed = [target for target in node.targets if isinstance(target, ast.Subscript)]
+        places = [each for target in node.targets for each in ast.walk(target)]
+        changed = [each for each in places if isinstance(each, ast.Subscript) or getattr(each, "attr", "") == "data"]
     elif isinstance(node, ast.Call):
         changed = [each.value for each in node.keywords if each.arg == "out"]
         if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
             changed += [node.func.value, *node.args[:1]]
-        elif any(each.arg == "inplace" for each in node.keywords):
+        elif any(each.arg == "inplace" for each in node.keywords) or any(_is_true(each) for each in node.args[1:]):
             changed += node.args[:1]
-    roots = [each.value if isinstance(each, ast.Subscript) else each for each in changed]
-    return {root.id for root in roots if isinstance(root, ast.Name)}
+    named = set().union(*[_roots(each, self_name, children) for each in changed])
+    of_state = [each for each in changed if isinstance(each, ast.Attribute) and _is_name(each.value, {self_name})]
+    return (named - _PYTORCH) | {ast.unparse(each) for each in of_state}
 
 
-def _root(node: ast.expr, self_name: str) -> str:
-    """The variable of which an expression may be a view: of ``x[0].chunk(2)``, x; "" if it is computed."""
-    while True:
-        if isinstance(node, ast.Name):
-            return "" if node.id == self_name else node.id
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-            is_function = _is_name(node.func.value, _PYTORCH) and node.args
-            node = node.args[0] if is_function else node.func.value
-        elif isinstance(node, (ast.Attribute, ast.Subscript, ast.Starred)):
-            if isinstance(node, ast.Attribute) and _is_name(node.value, {self_name}):
-                return ""
-            node = node.value
+def _is_true(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | None]) -> set[str]:
+    """The variables of which an expression may be a view: of ``x[0].chunk(2)``, x; none if it is computed."""
+    within: list[ast.expr] = []
+    if isinstance(node, ast.Name):
+        return set() if node.id == self_name else {node.id}
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        child = children.get(node.func.attr) if _is_name(node.func.value, {self_name}) else None
+        if _is_name(node.func.value, _PYTORCH):
+            within = node.args[:1] if node.func.attr in _VIEWS else []
         else:
-            return ""
+            within = node.args[:1] if isinstance(child, _HANDING_ON) else [node.func.value]
+    elif isinstance(node, ast.Attribute):
+        within = [] if _is_name(node.value, {self_name}) else [node.value]
+    elif isinstance(node, (ast.Subscript, ast.Starred)):
+        within = [node.value]
+    elif isinstance(node, ast.IfExp):
+        within = [node.body, node.orelse]
+    elif isinstance(node, ast.NamedExpr):
+        within = [node.target, node.value]
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        within = node.elts
+    return set().union(*[_roots(each, self_name, children) for each in within])
 
 
-def _sharing(definition: ast.FunctionDef, shared: set[str], self_name: str) -> set[str]:
+def _sharing(
+    definition: ast.FunctionDef, shared: set[str], self_name: str, children: Mapping[str, nn.Module | None]
+) -> set[str]:
     """The variables that may share memory with some of the method's: views, and what they are views of."""
     assigns = [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
     groups = []
     for assign in assigns:
         targets = {node.id for each in assign.targets for node in ast.walk(each) if isinstance(node, ast.Name)}
-        groups.append(targets | ({root} if (root := _root(assign.value, self_name)) else set()))
+        groups.append(targets | _roots(assign.value, self_name, children))
     found = set(shared)
     while more := set().union(*[group for group in groups if group & found]) - found:
         found |= more
@@ -96,12 +129,19 @@ def _is_name(node: ast.AST, names: set[str]) -> bool:
     return isinstance(node, ast.Name) and node.id in names
 
 
+def _is_child(node: ast.Call, self_name: str) -> bool:
+    return isinstance(node.func, ast.Attribute) and _is_name(node.func.value, {self_name})
+
+
 def _is_harmless(node: ast.Call, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> bool:
     """Whether a call does not change its arguments."""
     func = node.func
     if not isinstance(func, ast.Attribute):
         return _is_name(func, _HARMLESS)
-    if _is_name(func.value, {self_name}):
+    if _is_child(node, self_name):
         child = children.get(func.attr)
         return child is not None and not any(getattr(each, "inplace", False) for each in child.modules())
-    return _is_name(func.value, _PYTORCH) or _root(func.value, self_name) in shared
+    value = func.value
+    while isinstance(value, ast.Attribute):
+        value = value.value
+    return _is_name(value, _PYTORCH) or bool(_roots(func.value, self_name, children) & shared)

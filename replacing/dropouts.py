@@ -43,13 +43,15 @@ def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) 
         act: jitact's module, with the hooks of the one it replaces.
         places: the modules that hold it, and its name in each.
     """
-    found = [(parent, _dropouts(parent, name)) for parent, name in places]
-    return waiting(Dropping, act, found, "drop", in_place=all(_runs_in_order(parent) for parent, _ in found))
+    held = list(places)
+    # In order, what it overwrites is the result of the module before, which nothing else sees.
+    in_place = all(_runs_in_order(parent) and next(iter(parent._modules)) != name for parent, name in held)
+    return waiting(Dropping, act, [(parent, _dropouts(parent, name)) for parent, name in held], "drop", in_place)
 
 
 def _runs_in_order(module: nn.Module) -> bool:
     """Whether the module calls its children in order, each on the result of the one before."""
-    return type(module).forward is nn.Sequential.forward
+    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
 
 
 def _dropouts(parent: nn.Module, name: str) -> Uses:

@@ -144,7 +144,9 @@ class Pending:
         numbers = dict(zip(dict(record.params), params, strict=True))
         return run_gated(record, (x,), {}, record.options_of_calls | found | numbers | {"fast_math": act.fast_math})
 
-    __rmul__ = __mul__
+    def __rmul__(self, other: Any) -> Any:
+        """The same, with the operands in this order where they are no tensors."""
+        return self * other if isinstance(other, Tensor) else other * self.value()
 
     def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """``F.dropout(act(gate))`` by one kernel, with jitact's random numbers."""

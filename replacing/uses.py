@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
-from types import FunctionType
+from functools import cached_property, lru_cache
+from types import CodeType, FunctionType
 from typing import NamedTuple
 
 from torch import nn
@@ -16,7 +15,10 @@ from .changes import change
 
 __all__ = ["Result", "Uses", "assigned_from", "own_calls", "uses_of"]
 
-_TRIES = ast.Try, getattr(ast, "TryStar", ast.Try)  # the latter from Python 3.11 on
+# Nodes that may catch exceptions; TryStar is Python 3.11's.
+_TRIES = ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith
+_METHODS = ast.FunctionDef, ast.AsyncFunctionDef
+_LATER = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp  # which run after they are defined
 
 
 class Uses:
@@ -38,14 +40,14 @@ class Result(NamedTuple):
     """The result of ``self.<name>(...)`` in a method, and where it is used.
 
     Attributes:
-        definition: the method's syntax tree.
+        definition: the method's syntax tree; None if it is not known, though the method mentions the submodule.
         function: the method.
         self_name: the name of its first argument.
         call: the call; None where the submodule is mentioned and not called.
         values: the expressions whose value is the result, each with its parent node.
     """
 
-    definition: ast.FunctionDef
+    definition: ast.FunctionDef | None
     function: FunctionType
     self_name: str
     call: ast.Call | None
@@ -54,33 +56,38 @@ class Result(NamedTuple):
     def otherwise(self, what: str) -> str:
         """Text: the method does more with the result than ``what``, or passes the submodule on."""
         done = "passes it on" if self.call is None else f"does more with it than {what}"
-        return f"{self.definition.name} {done}"
+        return f"{self.function.__name__ if self.definition is None else self.definition.name} {done}"
 
     def changed_before_use(self, children: Mapping[str, nn.Module | None]) -> str:
-        """What may change an argument of the call in place before the result is used, as text; "" if nothing does."""
-        lines = range(self.call.lineno, max((value.lineno for value, _ in self.values), default=0) + 1)
+        """What may change an argument of the call in place until backward, as text; "" if nothing does."""
+        first = self.call.lineno
+        last = max((getattr(by, "end_lineno", value.end_lineno) for value, by in self.values), default=0)
         before = set(ast.walk(self.call))  # runs before the call or is it; what contains a use runs after it
         uses = {value for value, _ in self.values}
-        between = [
-            node
-            for node in ast.walk(self.definition)
-            if getattr(node, "lineno", 0) in lines and node not in before and not uses.intersection(ast.walk(node))
-        ]
-        what = change(self.definition, self.self_name, self.call.args, between, children)
+        rest = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) >= first and node not in before]
+        rest = [node for node in rest if not uses.intersection(ast.walk(node))]
+        between, after = [[node for node in rest if (node.lineno <= last) is early] for early in (True, False)]
+        given = [*self.call.args, *[each.value for each in self.call.keywords]]
+        what = change(self.definition, self.self_name, given, between, after, children)
         return what and f"{self.definition.name} {what}"
 
 
 def uses_of(cls: type, name: str) -> Iterator[Result]:
     """The results of ``self.<name>`` in the methods of a class."""
     for function in _methods(cls):
+        if name not in _names(function.__code__):
+            continue
         tree = _parsed(function)
-        for definition in ast.walk(tree) if tree is not None else ():
-            if isinstance(definition, ast.FunctionDef) and definition.args.args:
-                yield from _results(definition, function, name)
+        definitions = [node for node in ast.walk(tree) if isinstance(node, _METHODS)] if tree is not None else []
+        known = [node for node in definitions if node.args.posonlyargs or node.args.args]
+        if not known:  # a lambda, *arguments alone, or no source
+            yield Result(None, function, "", None, [])
+        for definition in known:
+            yield from _results(definition, function, name)
 
 
 def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> Iterator[Result]:
-    self_name = definition.args.args[0].arg
+    self_name = (definition.args.posonlyargs + definition.args.args)[0].arg
     parents = {child: parent for parent in ast.walk(definition) for child in ast.iter_child_nodes(parent)}
     for node in ast.walk(definition):
         if not (isinstance(node, ast.Attribute) and node.attr == name and _is_name(node.value, self_name)):
@@ -92,13 +99,20 @@ def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> 
             yield Result(definition, function, self_name, None, [])
             continue
         values, parent = [call], parents[call]
-        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+        shared = {each for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal)) for each in node.names}
+        if isinstance(parent, ast.Assign) and not shared.isdisjoint(_targets(parent)):
+            values = []
+        elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
             values = _uses(definition, parent, parents)
         yield Result(definition, function, self_name, call, [(value, parents.get(value)) for value in values])
 
 
+def _targets(assign: ast.Assign) -> set[str]:
+    return {node.id for target in assign.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
 def _methods(cls: type) -> Iterator[FunctionType]:
-    """The methods of a class and its parents, without decorators and without PyTorch's own.
+    """The methods and properties of a class and its parents, without decorators and without PyTorch's own.
 
     Those that are overridden are among them only where some method may call its parents'.
     """
@@ -107,20 +121,38 @@ def _methods(cls: type) -> Iterator[FunctionType]:
         if base.__module__.partition(".")[0] == "torch":
             continue
         for key, member in vars(base).items():
-            function = inspect.unwrap(member) if isinstance(member, FunctionType) else None
+            function = _function(member)
             if function is not None and (key not in seen or calls_parents):
                 yield function
-                names = {"super", *[each.__name__ for each in cls.__mro__]} & set(function.__code__.co_names)
+                names = {"super", *[each.__name__ for each in cls.__mro__]} & _names(function.__code__)
                 calls_parents |= bool(names) and key != "__init__"
             seen.add(key)
+
+
+def _function(member: object) -> FunctionType | None:
+    """The function of a method or property; None for other members of a class."""
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, cached_property):
+        member = member.func
+    elif isinstance(member, (classmethod, staticmethod)):
+        member = member.__func__
+    return inspect.unwrap(member) if isinstance(member, FunctionType) else None
 
 
 @lru_cache(maxsize=1024)
 def _parsed(function: FunctionType) -> ast.AST | None:
     try:
-        return ast.parse(textwrap.dedent(inspect.getsource(function)))
+        source = inspect.getsource(function)
+        return ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names of attributes and global variables in a function, and in those within it."""
+    within = [each for each in code.co_consts if isinstance(each, CodeType)]
+    return set(code.co_names).union(*map(_names, within))
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
@@ -136,17 +168,25 @@ def _uses(definition: ast.FunctionDef, assign: ast.Assign, parents: dict[ast.AST
     loops = [node for node in _around(assign, parents) if isinstance(node, (ast.For, ast.While))]
     within = {node for loop in loops for node in ast.walk(loop)} if again is None else set()
     for node in ast.walk(definition):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and node is not definition:
+        if isinstance(node, _LATER) and node is not definition:
             within |= set(ast.walk(node))
     uses = []
     for node in ast.walk(definition):
         if not _is_name(node, name) or node is assign.targets[0]:
             continue
         is_read = isinstance(node.ctx, ast.Load) or isinstance(parents[node], ast.AugAssign)
-        is_after = node.lineno > assign.end_lineno and (again is None or node.lineno <= again.end_lineno)
+        is_after = _end(assign) <= _begin(node) and (again is None or _begin(node) < _end(again))
         if is_read and (is_after or node in within):
             uses.append(node)
     return uses
+
+
+def _begin(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _end(node: ast.expr | ast.stmt) -> tuple[int, int]:
+    return node.end_lineno, node.end_col_offset
 
 
 def _around(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:

@@ -126,6 +126,15 @@ def test_what_is_not_fused() -> None:
         jitact.replace(model, dropout=0.5)
 
 
+def test_inputs_that_others_see_are_overwritten_by_the_activation_alone() -> None:
+    layers, x = nn.Sequential(nn.ReLU(inplace=True), nn.Dropout(0.5)), torch.randn(64)
+    (left,) = jitact.replace(layers, dropout=True).undropped
+    assert left.why == "it overwrites its input"
+    given = x.clone()
+    layers(given)
+    assert torch.equal(given, x.relu())
+
+
 def test_compiled_and_hooks_that_come_later() -> None:
     torch.manual_seed(0)
     model, x, seen = nn.Sequential(Block()), torch.randn(50, 6), []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import pickle
 from collections.abc import Callable
@@ -384,6 +385,17 @@ class Inner(Block):
         return self.act(self.gate(x))
 
 
+class OfProperty(Block):
+    """Reads the activation in a property, too."""
+
+    @property
+    def own(self) -> Tensor:
+        return self.act(self.gate(torch.ones(6)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x) + torch.stack([self.own])[0])
+
+
 class Outer(Inner):
     def forward(self, x: Tensor) -> Tensor:
         return self.down(super().forward(x) + self.act(self.gate(x)) * self.up(x))
@@ -428,6 +440,83 @@ class Clamped(Block):
         return self.down(activated * up)
 
 
+class Data(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        activated = self.act(gate)
+        gate.data.mul_(3)
+        return self.down(activated * self.up(x))
+
+
+class Scaling(nn.Module):
+    inplace = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(3)
+
+
+class InLines(Passing):
+    """The factor that overwrites the gate is on another line; it gets there through a module that hands it on."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _, t: t)
+        self.extra, self.same = Scaling(), nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        same = self.same(gate)
+        return self.down(
+            self.act(same)
+            * self.extra(gate)
+        )  # fmt: skip
+
+
+class Afterwards(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        y = self.act(gate) * self.up(x).detach()
+        return self.down(y + self.extra(gate))
+
+
+class OnALine(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        # fmt: off
+        h = self.act(self.gate(x)); k = h  # noqa: E702
+        # fmt: on
+        y = h * self.up(x)
+        return self.down(y + torch.stack([k])[0])
+
+
+class Elsewhere(Block):
+    """Has another method that uses the activation."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.up(x) + torch.stack([self.own(x)])[0])
+
+
+class Positional(Elsewhere):
+    def own(self, x: Tensor, /) -> Tensor:
+# a comment that begins the line
+        return self.act(self.gate(x))  # fmt: skip
+
+
+class Unnamed(Elsewhere):
+    def own(*given: object) -> Tensor:
+        return given[0].act(given[0].gate(given[1]))
+
+
+class OfLambda(Elsewhere):
+    own = lambda self, x: self.act(self.gate(x))  # noqa: E731
+
+
+class Catching(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        with contextlib.suppress(AttributeError):
+            h = self.act(self.gate(x))
+            h = h * self.missing(x)
+        return self.down(h)
+
+
 def replaced_forward() -> nn.Module:
     block = Block()
     block.forward = lambda x: block.down(block.act(block.gate(x)))
@@ -442,6 +531,15 @@ UNFUSED = {
     "added to": (Added, r"forward does more with it than multiply"),
     "read in a function": (Enclosed, r"forward does more with it than multiply"),
     "read in a parent's forward": (Outer, r"forward does more with it than multiply"),
+    "changed by .data": (lambda: Data(lambda _, t: t), r"forward changes gate in place"),
+    "given to a module on the next line": (InLines, r"forward gives gate to self.extra in between"),
+    "changed afterwards": (lambda: Afterwards(lambda _, t: t), r"forward gives gate to self.extra, which changes it"),
+    "read on the same line": (OnALine, r"forward does more with it than multiply"),
+    "read in a method of positional arguments": (Positional, r"own does more with it than multiply"),
+    "read in a method of any arguments": (Unnamed, r"own passes it on"),
+    "read in a lambda": (OfLambda, r"<lambda> passes it on"),
+    "read after an exception that with catches": (Catching, r"forward does more with it than multiply"),
+    "read in a property": (OfProperty, r"own does more with it than multiply"),
     "another forward": (replaced_forward, r"the forward of Block was replaced on the module"),
     "a view is given to a function": (lambda: Passing(lambda _, t: t.mul_(3)), r"forward gives part to change in between"),
     "given to a module": (lambda: Extra(lambda _, t: t), r"forward gives gate to self.extra in between"),
@@ -518,6 +616,15 @@ def test_what_changes_before_the_product_is_an_error() -> None:
         gate.view(-1)[0] = 1
         with pytest.raises(RuntimeError, match="silu together with what follows it, but its input was changed in place"):
             use(pending)
+
+
+def test_factors_that_are_no_tensors() -> None:
+    class Doubling:
+        def __mul__(self, other: object) -> object:
+            return 2 * other if isinstance(other, Tensor) else NotImplemented
+
+    act, gate = jitact.get("silu")(), torch.randn(3, 4)
+    torch.testing.assert_close(Doubling() * Pending(act, gate), 2 * F.silu(gate))
 
 
 def test_what_is_no_gate() -> None:
