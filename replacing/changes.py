@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 
 from torch import nn
 
+from .syntax import is_name, is_own_call, names, targets
+
 __all__ = ["change"]
 
 _HARMLESS = {"bool", "float", "getattr", "hasattr", "int", "isinstance", "len", "type"}  # functions
@@ -45,16 +47,14 @@ def change(
     for node in between:
         if changed := _changed(node, self_name, children):
             return f"changes {min(changed)} in place"
-        passed = _names(node) & shared if isinstance(node, ast.Call) else set()
-        if passed and not _is_harmless(node, self_name, shared, children):
+        if passed := _passed(node, self_name, shared, children):
             return f"gives {min(passed)} to {ast.unparse(node.func)} in between"
     after = list(after)
     shared -= {each.id for node in after if isinstance(node, ast.Assign) for each in node.targets if isinstance(each, ast.Name)}
     for node in after:
         if changed := _changed(node, self_name, children) & shared:
             return f"changes {min(changed)} in place"
-        passed = _names(node) & shared if isinstance(node, ast.Call) else set()
-        if passed and _is_child(node, self_name) and not _is_harmless(node, self_name, shared, children):
+        if is_own_call(node, self_name) and (passed := _passed(node, self_name, shared, children)):
             return f"gives {min(passed)} to {ast.unparse(node.func)}, which changes it"
     return ""
 
@@ -74,7 +74,7 @@ def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | N
         elif any(each.arg == "inplace" for each in node.keywords) or any(_is_true(each) for each in node.args[1:]):
             changed += node.args[:1]
     named = set().union(*[_roots(each, self_name, children) for each in changed])
-    of_state = [each for each in changed if isinstance(each, ast.Attribute) and _is_name(each.value, {self_name})]
+    of_state = [each for each in changed if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
     return (named - _PYTORCH) | {ast.unparse(each) for each in of_state}
 
 
@@ -88,13 +88,13 @@ def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | No
     if isinstance(node, ast.Name):
         return set() if node.id == self_name else {node.id}
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        child = children.get(node.func.attr) if _is_name(node.func.value, {self_name}) else None
-        if _is_name(node.func.value, _PYTORCH):
+        child = children.get(node.func.attr) if is_name(node.func.value, self_name) else None
+        if is_name(node.func.value, *_PYTORCH):
             within = node.args[:1] if node.func.attr in _VIEWS else []
         else:
             within = node.args[:1] if isinstance(child, _HANDING_ON) else [node.func.value]
     elif isinstance(node, ast.Attribute):
-        within = [] if _is_name(node.value, {self_name}) else [node.value]
+        within = [] if is_name(node.value, self_name) else [node.value]
     elif isinstance(node, (ast.Subscript, ast.Starred)):
         within = [node.value]
     elif isinstance(node, ast.IfExp):
@@ -111,37 +111,28 @@ def _sharing(
 ) -> set[str]:
     """The variables that may share memory with some of the method's: views, and what they are views of."""
     assigns = [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
-    groups = []
-    for assign in assigns:
-        targets = {node.id for each in assign.targets for node in ast.walk(each) if isinstance(node, ast.Name)}
-        groups.append(targets | _roots(assign.value, self_name, children))
+    groups = [targets(assign) | _roots(assign.value, self_name, children) for assign in assigns]
     found = set(shared)
     while more := set().union(*[group for group in groups if group & found]) - found:
         found |= more
     return found
 
 
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
-def _is_name(node: ast.AST, names: set[str]) -> bool:
-    return isinstance(node, ast.Name) and node.id in names
-
-
-def _is_child(node: ast.Call, self_name: str) -> bool:
-    return isinstance(node.func, ast.Attribute) and _is_name(node.func.value, {self_name})
+def _passed(node: ast.AST, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> set[str]:
+    """Which of these variables are given to a call that may change them."""
+    passed = names(node) & shared if isinstance(node, ast.Call) else set()
+    return set() if passed and _is_harmless(node, self_name, shared, children) else passed
 
 
 def _is_harmless(node: ast.Call, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> bool:
     """Whether a call does not change its arguments."""
     func = node.func
     if not isinstance(func, ast.Attribute):
-        return _is_name(func, _HARMLESS)
-    if _is_child(node, self_name):
+        return is_name(func, *_HARMLESS)
+    if is_own_call(node, self_name):
         child = children.get(func.attr)
         return child is not None and not any(getattr(each, "inplace", False) for each in child.modules())
     value = func.value
     while isinstance(value, ast.Attribute):
         value = value.value
-    return _is_name(value, _PYTORCH) or bool(_roots(func.value, self_name, children) & shared)
+    return is_name(value, *_PYTORCH) or bool(_roots(func.value, self_name, children) & shared)

@@ -56,19 +56,17 @@ def _runs_in_order(module: nn.Module) -> bool:
 
 def _dropouts(parent: nn.Module, name: str) -> Uses:
     """How a module uses the result of its activation ``name``: in a dropout, or in other ways."""
-    dropped = Uses()
+    dropped = Uses(parent)
     if _runs_in_order(parent):
         names = list(parent._modules)
         after = names[names.index(name) + 1 :][:1]
         dropped.found = bool(after) and type(parent._modules[after[0]]) is nn.Dropout
         dropped.involved = set(after)
         return dropped
-    if "forward" in vars(parent):
-        dropped.otherwise = f"the forward of {type(parent).__name__} was replaced on the module"
     for result in uses_of(type(parent), name):
         into = [_dropout(by, value, parent, result.self_name, result.function) for value, by in result.values]
         dropped.found |= any(each is not None for each in into)
-        if result.call is not None and (changed := result.changed_before_use(parent._modules)):
+        if result.call is not None and (changed := result.input_changed(parent._modules)):
             dropped.otherwise = dropped.otherwise or changed
         elif len(into) == 1 and into[0] is not None:
             dropped.involved |= into[0]

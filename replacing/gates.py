@@ -30,16 +30,14 @@ class Gate(Waiting):
 
 def gated_products(module: nn.Module, name: str) -> Uses:
     """How the methods of a module use the result of its activation ``name``: in a product, or in other ways."""
-    product = Uses()
-    if "forward" in vars(module):
-        product.otherwise = f"the forward of {type(module).__name__} was replaced on the module"
+    product = Uses(module)
     for result in uses_of(type(module), name):
         multiplied = [(value, by) for value, by in result.values if isinstance(by, ast.BinOp) and isinstance(by.op, ast.Mult)]
         product.found |= bool(multiplied)
         if result.call is None or len(multiplied) != 1 or len(result.values) != 1:
             product.otherwise = product.otherwise or result.otherwise("multiply")
             continue
-        if changed := result.changed_before_use(module._modules):
+        if changed := result.input_changed(module._modules):
             product.otherwise = product.otherwise or changed
             continue
         ((value, by),) = multiplied

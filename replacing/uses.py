@@ -12,6 +12,7 @@ from typing import NamedTuple
 from torch import nn
 
 from .changes import change
+from .syntax import is_name, is_own_call, names, targets
 
 __all__ = ["Result", "Uses", "assigned_from", "own_calls", "uses_of"]
 
@@ -30,10 +31,12 @@ class Uses:
         otherwise: another use of the result, as text; "" if there is none.
     """
 
-    def __init__(self) -> None:
-        """Starts without any use."""
+    def __init__(self, module: nn.Module) -> None:
+        """Starts without any use, unless the module, which has the submodule, runs a forward that is not its class's."""
         self.involved: set[str] = set()
         self.found, self.otherwise = False, ""
+        if "forward" in vars(module):
+            self.otherwise = f"the forward of {type(module).__name__} was replaced on the module"
 
 
 class Result(NamedTuple):
@@ -58,7 +61,7 @@ class Result(NamedTuple):
         done = "passes it on" if self.call is None else f"does more with it than {what}"
         return f"{self.function.__name__ if self.definition is None else self.definition.name} {done}"
 
-    def changed_before_use(self, children: Mapping[str, nn.Module | None]) -> str:
+    def input_changed(self, children: Mapping[str, nn.Module | None]) -> str:
         """What may change an argument of the call in place until backward, as text; "" if nothing does."""
         first = self.call.lineno
         last = max((getattr(by, "end_lineno", value.end_lineno) for value, by in self.values), default=0)
@@ -75,7 +78,7 @@ class Result(NamedTuple):
 def uses_of(cls: type, name: str) -> Iterator[Result]:
     """The results of ``self.<name>`` in the methods of a class."""
     for function in _methods(cls):
-        if name not in _names(function.__code__):
+        if name not in _used(function.__code__):
             continue
         tree = _parsed(function)
         definitions = [node for node in ast.walk(tree) if isinstance(node, _METHODS)] if tree is not None else []
@@ -89,8 +92,9 @@ def uses_of(cls: type, name: str) -> Iterator[Result]:
 def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> Iterator[Result]:
     self_name = (definition.args.posonlyargs + definition.args.args)[0].arg
     parents = {child: parent for parent in ast.walk(definition) for child in ast.iter_child_nodes(parent)}
+    shared = {each for node in parents if isinstance(node, (ast.Global, ast.Nonlocal)) for each in node.names}
     for node in ast.walk(definition):
-        if not (isinstance(node, ast.Attribute) and node.attr == name and _is_name(node.value, self_name)):
+        if not (isinstance(node, ast.Attribute) and node.attr == name and is_name(node.value, self_name)):
             continue
         if isinstance(node.ctx, ast.Store):
             continue
@@ -99,16 +103,11 @@ def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> 
             yield Result(definition, function, self_name, None, [])
             continue
         values, parent = [call], parents[call]
-        shared = {each for node in ast.walk(definition) if isinstance(node, (ast.Global, ast.Nonlocal)) for each in node.names}
-        if isinstance(parent, ast.Assign) and not shared.isdisjoint(_targets(parent)):
+        if isinstance(parent, ast.Assign) and not shared.isdisjoint(targets(parent)):
             values = []
         elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
             values = _uses(definition, parent, parents)
         yield Result(definition, function, self_name, call, [(value, parents.get(value)) for value in values])
-
-
-def _targets(assign: ast.Assign) -> set[str]:
-    return {node.id for target in assign.targets for node in ast.walk(target) if isinstance(node, ast.Name)}
 
 
 def _methods(cls: type) -> Iterator[FunctionType]:
@@ -124,8 +123,8 @@ def _methods(cls: type) -> Iterator[FunctionType]:
             function = _function(member)
             if function is not None and (key not in seen or calls_parents):
                 yield function
-                names = {"super", *[each.__name__ for each in cls.__mro__]} & _names(function.__code__)
-                calls_parents |= bool(names) and key != "__init__"
+                parents = {"super", *[each.__name__ for each in cls.__mro__]}
+                calls_parents |= key != "__init__" and not parents.isdisjoint(_used(function.__code__))
             seen.add(key)
 
 
@@ -149,14 +148,10 @@ def _parsed(function: FunctionType) -> ast.AST | None:
         return None
 
 
-def _names(code: CodeType) -> set[str]:
+def _used(code: CodeType) -> set[str]:
     """The names of attributes and global variables in a function, and in those within it."""
     within = [each for each in code.co_consts if isinstance(each, CodeType)]
-    return set(code.co_names).union(*map(_names, within))
-
-
-def _is_name(node: ast.AST, name: str) -> bool:
-    return isinstance(node, ast.Name) and node.id == name
+    return set(code.co_names).union(*map(_used, within))
 
 
 def _uses(definition: ast.FunctionDef, assign: ast.Assign, parents: dict[ast.AST, ast.AST]) -> list[ast.Name]:
@@ -172,7 +167,7 @@ def _uses(definition: ast.FunctionDef, assign: ast.Assign, parents: dict[ast.AST
             within |= set(ast.walk(node))
     uses = []
     for node in ast.walk(definition):
-        if not _is_name(node, name) or node is assign.targets[0]:
+        if not is_name(node, name) or node is assign.targets[0]:
             continue
         is_read = isinstance(node.ctx, ast.Load) or isinstance(parents[node], ast.AugAssign)
         is_after = _end(assign) <= _begin(node) and (again is None or _begin(node) < _end(again))
@@ -201,20 +196,18 @@ def _assigned_again(assign: ast.Assign, parents: dict[ast.AST, ast.AST]) -> ast.
     if any(isinstance(node, _TRIES) for node in _around(assign, parents)):
         return None
     parent, name = parents[assign], assign.targets[0].id
-    blocks = [block for block in (getattr(parent, "body", []), getattr(parent, "orelse", [])) if assign in block]
-    for block in blocks:
-        for statement in block[block.index(assign) + 1 :]:
-            if isinstance(statement, ast.Assign) and any(_is_name(target, name) for target in statement.targets):
-                return statement
-            if any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement)):
-                return None
+    block = parent.body if assign in parent.body else parent.orelse
+    for statement in block[block.index(assign) + 1 :]:
+        if isinstance(statement, ast.Assign) and any(is_name(target, name) for target in statement.targets):
+            return statement
+        if any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement)):
+            return None
     return None
 
 
 def own_calls(tree: ast.AST, self_name: str) -> set[str]:
     """The names of the submodules and methods that an expression calls on the module."""
-    calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {func.attr for func in calls if isinstance(func, ast.Attribute) and _is_name(func.value, self_name)}
+    return {node.func.attr for node in ast.walk(tree) if is_own_call(node, self_name)}
 
 
 def assigned_from(definition: ast.FunctionDef, local: str, self_name: str) -> set[str]:
@@ -224,10 +217,9 @@ def assigned_from(definition: ast.FunctionDef, local: str, self_name: str) -> se
     while pending:
         name = pending.pop()
         for assign in assigns:
-            if any(_is_name(node, name) for target in assign.targets for node in ast.walk(target)):
+            if name in targets(assign):
                 found |= own_calls(assign.value, self_name)
-                for node in ast.walk(assign.value):
-                    if isinstance(node, ast.Name) and node.id not in seen and node.id != self_name:
-                        seen.add(node.id)
-                        pending.append(node.id)
+                more = names(assign.value) - seen - {self_name}
+                seen |= more
+                pending += more
     return found

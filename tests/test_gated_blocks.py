@@ -404,7 +404,7 @@ class Outer(Inner):
 class Passing(Block):
     """Gives the gate to what overwrites it."""
 
-    def __init__(self, change: Callable[[Block, Tensor], Tensor]) -> None:
+    def __init__(self, change: Callable[[Block, Tensor], Tensor] = lambda _, t: t) -> None:
         super().__init__(nn.Sigmoid())  # which saves its output
         self.extra, self.change = nn.ReLU(inplace=True), change
 
@@ -459,7 +459,7 @@ class InLines(Passing):
     """The factor that overwrites the gate is on another line; it gets there through a module that hands it on."""
 
     def __init__(self) -> None:
-        super().__init__(lambda _, t: t)
+        super().__init__()
         self.extra, self.same = Scaling(), nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -531,9 +531,9 @@ UNFUSED = {
     "added to": (Added, r"forward does more with it than multiply"),
     "read in a function": (Enclosed, r"forward does more with it than multiply"),
     "read in a parent's forward": (Outer, r"forward does more with it than multiply"),
-    "changed by .data": (lambda: Data(lambda _, t: t), r"forward changes gate in place"),
+    "changed by .data": (Data, r"forward changes gate in place"),
     "given to a module on the next line": (InLines, r"forward gives gate to self.extra in between"),
-    "changed afterwards": (lambda: Afterwards(lambda _, t: t), r"forward gives gate to self.extra, which changes it"),
+    "changed afterwards": (Afterwards, r"forward gives gate to self.extra, which changes it"),
     "read on the same line": (OnALine, r"forward does more with it than multiply"),
     "read in a method of positional arguments": (Positional, r"own does more with it than multiply"),
     "read in a method of any arguments": (Unnamed, r"own passes it on"),
@@ -542,7 +542,7 @@ UNFUSED = {
     "read in a property": (OfProperty, r"own does more with it than multiply"),
     "another forward": (replaced_forward, r"the forward of Block was replaced on the module"),
     "a view is given to a function": (lambda: Passing(lambda _, t: t.mul_(3)), r"forward gives part to change in between"),
-    "given to a module": (lambda: Extra(lambda _, t: t), r"forward gives gate to self.extra in between"),
+    "given to a module": (Extra, r"forward gives gate to self.extra in between"),
     "the other half is changed": (Clamped, r"forward changes up in place"),
     "changed in between": (lambda: Zeroed(nn.Sigmoid()), r"forward changes gate in place"),
     "used twice": (Twice, r"forward does more with it than multiply"),
