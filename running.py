@@ -107,12 +107,17 @@ def run_fitted(
     seed: Tensor | None = None,
 ) -> Tensor:
     """Applies an activation to arguments that have been checked."""
-    if inplace or torch.compiler.is_compiling() or is_transformed():
+    if torch.compiler.is_compiling() or is_transformed():
         return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
     # The usual call. Looking for all the special cases takes several times as long.
     records = torch.is_grad_enabled()
-    tensors = alive(tensors) if records else tensors
+    tensors = alive(tensors) if records or inplace else tensors
     spec, x, operands = record.layout, tensors[0], tensors[1:]
+    if inplace:
+        recorded = records and any([tensors[place].requires_grad for place in spec.places + spec.passed])
+        if recorded or operands or spec.draws or x.is_neg():
+            return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
+        return overwritten(x, configured(record, True, "input", fast_math).forward_op, *params)
     if spec.draws:
         operands = (*operands, _seed(x) if seed is None else seed)
     if records:

@@ -485,10 +485,10 @@ class Activation:
                 if each.shape != shape:
                     return None
                 continue
-            channel = self.channels.get(operands.tensors[place])
-            if channel is None or channel.one or channel.dim not in (-1, len(shape) - 1) or each.shape != shape[-1:]:
+            channel, count = self.channels.get(operands.tensors[place]), each.shape
+            if channel is None or len(count) != 1 or len(shape) == 0 or (each.requires_grad and place not in operands.places):
                 return None
-            if each.requires_grad and place not in operands.places:
+            if count[0] != 1 and (channel.one or channel.dim not in (-1, len(shape) - 1) or count != shape[-1:]):
                 return None
         return tensors
 

@@ -51,7 +51,7 @@ class Rows(torch.autograd.Function):
 
 
 class Typed(torch.autograd.Function):
-    """The same in a build for particular types of x, result and mask."""
+    """The same in a build for particular types of x, result and mask. Elements that a bool mask leaves out have no gradient."""
 
     @staticmethod
     def forward(
@@ -79,7 +79,8 @@ class Typed(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         """The gradients of x, of an additive mask, summed to its shape, and of row operands."""
         (y, *others), record, dim, scale = ctx.saved_tensors, ctx.record, ctx.dim, ctx.scale
-        beside, masks = Beside(tuple(others[: len(record.rows)]), ctx.numbers), others[len(record.rows) :]
+        beside = Beside(tuple(others[: len(record.rows)]), ctx.numbers)
+        mask = others[-1] if len(others) > len(record.rows) else None  # a bool one
         of_x, of_mask = ctx.needs_input_grad[:2]
         dx = dmask = None
         if of_mask:  # dz: x's gradient is scale times it
@@ -89,28 +90,32 @@ class Typed(torch.autograd.Function):
             wide = torch.promote_types(dz.dtype, dtype)
             dmask = (dz.sum(apart, keepdim=True, dtype=wide) if apart else dz).to(dtype)
             dx = (dz if scale == 1 else dz * scale).to(ctx.x_dtype) if of_x else None
-        elif of_x and ctx.x_dtype is not y.dtype and _is_plain(dy, y) and record.takes_backward(y, dim, True):
-            given = kernels.readable(dy), y, *_in_one_piece(beside).rows, *ctx.numbers, dim, scale
-            dx, *of_rows = _of_operands(kernels.operate(ctx.build, "backward_from_output", *given), beside)
+        elif of_x and (found := _by_build(ctx, dy, y, mask, beside)) is not None:
+            dx, *of_rows = found
         else:
             dx, *of_rows = _gradients(record, dy, y, dim, scale, True, beside)
             dx = dx.to(ctx.x_dtype) if of_x else None
-        for mask in masks if of_x else ():
-            dx = _without_hidden(dx, mask, record, ctx.build, dim)
+            if of_x and mask is not None:
+                dx = torch.where(mask, dx, 0.0)
         return dx, dmask, None, None, None, None, None, None, *of_rows
 
 
-def _without_hidden(dx: Tensor, mask: Tensor, record: RowActivation, build: str, dim: int) -> Tensor:
-    """A gradient with 0 for elements that a bool mask leaves out.
+def _by_build(ctx: Any, dy: Tensor, y: Tensor, mask: Tensor | None, beside: Beside) -> tuple[Tensor, ...] | None:
+    """The gradients by the build of a call of :class:`Typed` whose types differ or that has a bool ``mask``.
 
-    Usually it is 0 already, as that of a share of 0. It is not if the sum over its row is NaN or infinite, as in a row without
-    elements that take part, nor where the output is a logarithm, -inf.
+    None if there is none, or if it should not compute them.
     """
-    if torch.is_grad_enabled() or not (kernels.sees_all(dx) and dx.is_contiguous()):
-        return torch.where(mask, dx, 0.0)
-    as_rows = dx.view(-1, dx.shape[dim])  # there may be dimensions of size 1 after dim
-    kernels.operate(build, "hide_", as_rows, kernels.collapsed(mask.expand(dx.shape), dim), not record.gives_shares)
-    return dx
+    record, dim = ctx.record, ctx.dim
+    if (ctx.x_dtype is y.dtype and mask is None) or not _is_plain(dy, y) or not record.takes_backward(y, dim, True):
+        return None
+    tensors, shares = [kernels.readable(dy), y], []
+    if mask is not None:
+        lying = kernels.collapsed(mask.expand(y.shape), dim) if kernels.is_plain(mask) else None
+        if lying is None:  # hooks for saved tensors have changed it
+            return None
+        tensors, shares = [*tensors, lying], [record.gives_shares]
+    given = *tensors, *_in_one_piece(beside).rows, *ctx.numbers, *shares, dim, ctx.scale
+    return _of_operands(kernels.operate(ctx.build, "backward_from_output", *given), beside)
 
 
 def lying_rows(beside: Beside, shape: torch.Size, dim: int, order: list[int] | None) -> list[Tensor]:

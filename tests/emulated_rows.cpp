@@ -7,9 +7,10 @@
 #include "rows_cuda.cuh"
 
 #ifdef JITACT_ROW_INPUT
-static jitact::rows::Mask mask;  // of the next call
-extern "C" void set_mask(const void* data, const int64_t* sizes, const int64_t* strides, int64_t step) {
-  mask = {data, {sizes[0], sizes[1]}, {strides[0], strides[1], strides[2]}, step};
+static jitact::rows::Mask mask;  // of the next calls
+static bool shares;              // whether the results of those that it had are shares
+extern "C" void set_mask(const void* data, const int64_t* sizes, const int64_t* strides, int64_t step, bool gives_shares) {
+  mask = {data, {sizes[0], sizes[1]}, {strides[0], strides[1], strides[2]}, step}, shares = gives_shares;
 }
 #endif
 
@@ -28,7 +29,7 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
   std::vector<char> workspace(rows::workspace_bytes(call));
   call.workspace = workspace.data();
 #ifdef JITACT_ROW_INPUT
-  call.mask = mask;
+  call.mask = mask, call.gives_shares = shares;
   if (rows::kAdds && call.op == rows::Op::forward) call.mask.scale = scale, call.scale = 1;
 #endif
   return rows::run_cuda(call, nullptr);
@@ -59,11 +60,5 @@ extern "C" const char* run_in_chunks(int log_threads, int blocks, int op, int dt
     if (call.op == Op::backward) return start_op.template operator()<Op::backward>();
     return start_op.template operator()<Op::backward_from_output>();
   }));
-}
-#endif
-
-#ifdef JITACT_ROW_HIDES
-extern "C" const char* hide(void* gradient, int64_t rows, int64_t length, bool all_rows) {
-  return jitact::rows::hide_cuda({static_cast<jitact::rows::Input*>(gradient), rows, length, mask, all_rows}, nullptr);
 }
 #endif

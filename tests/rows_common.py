@@ -45,7 +45,7 @@ def emulated_library(folder: Path, kernel: str, defines: Sequence[str] = ()) -> 
         if not (folder / "emulated.so").exists():
             _compile(folder, kernel, defines)
     library = ctypes.CDLL(str(folder / "emulated.so"))
-    for function in ("run", "run_in_chunks", "hide"):
+    for function in ("run", "run_in_chunks"):
         if hasattr(library, function):
             getattr(library, function).restype = ctypes.c_char_p
     return library

@@ -6,7 +6,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -47,7 +46,7 @@ Run = Callable[..., Tensor]
 
 @pytest.fixture(scope="module")
 def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowTypes], Run]:
-    """``run(kind, tensors..., rows of a mask or None, scale)`` for the emulated GPU code."""
+    """``run(kind, tensors..., rows of a mask or None, scale, shares)`` for the emulated GPU code."""
     folder, libraries = folder_of_all(tmp_path_factory), {}
 
     def build(name: str, types: RowTypes) -> Run:
@@ -56,14 +55,14 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowType
             libraries[key] = emulated_library(folder / f"emulated_{key}", name, types.defines())
         library = libraries[key]
 
-        def run(kind: str, *given: object) -> Tensor:
+        def run(kind: str, *given: object, shares: bool = True) -> Tensor:
             *tensors, rows, scale = given
             x = tensors[-1]
             assert all(t.is_contiguous() and t.data_ptr() % 16 == 0 for t in tensors)
             written = getattr(torch, types.output if kind == "forward" else types.input)
             y = torch.full_like(x, 7, dtype=written)
             if rows is not None:
-                set_mask(library, rows)
+                set_mask(library, rows, shares)
             data = [ctypes.c_void_p(t.data_ptr()) for t in (tensors[0], x, y)]
             sizes = [ctypes.c_int64(size) for size in (x.numel() // x.shape[-1], x.shape[-1], 1)]
             assert library.run(OPERATIONS.index(kind), CODE[written], *sizes, ctypes.c_float(scale), *data) is None
@@ -74,10 +73,10 @@ def emulated(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, RowType
     return build
 
 
-def set_mask(library: ctypes.CDLL, rows: Tensor) -> None:
-    """Sets the mask for the next call of an emulated library."""
+def set_mask(library: ctypes.CDLL, rows: Tensor, shares: bool) -> None:
+    """Sets the mask for the next call of an emulated library, and whether the kept results are shares."""
     sizes, strides = (ctypes.c_int64 * 2)(*rows.shape[1:3]), (ctypes.c_int64 * 3)(*rows.stride()[:3])
-    library.set_mask(ctypes.c_void_p(rows.data_ptr()), sizes, strides, ctypes.c_int64(rows.stride(3)))
+    library.set_mask(ctypes.c_void_p(rows.data_ptr()), sizes, strides, ctypes.c_int64(rows.stride(3)), ctypes.c_bool(shares))
 
 
 SLOWLY = pytest.param("emulated", marks=pytest.mark.slow)
@@ -92,13 +91,14 @@ def build(request: pytest.FixtureRequest) -> Callable[[str, RowTypes], Run]:
     def on_device(name: str, types: RowTypes) -> Run:
         made = TABLE[name].built_for(types)
 
-        def run(kind: str, *given: object) -> Tensor:
+        def run(kind: str, *given: object, shares: bool = True) -> Tensor:
             *tensors, rows, scale = given
             if rows is not None:  # keeps strides and offset
                 whole = rows.as_strided((rows.untyped_storage().nbytes() // rows.itemsize,), (1,), 0).to(request.param)
                 tensors.append(whole.as_strided(rows.shape, rows.stride(), rows.storage_offset()))
             tensors = [t.to(request.param) for t in tensors]
-            return row_kernels.operate(made, kind, *tensors, -1, scale).cpu()
+            of_mask = [shares] if rows is not None and kind != "forward" else []
+            return row_kernels.operate(made, kind, *tensors, *of_mask, -1, scale).cpu()
 
         return run
 
@@ -327,8 +327,7 @@ def test_masks_in_the_pass_of_the_kernels(how: str, device: str, taken: list) ->
         wanted = (x,) if dtype is torch.bool else (x, mask)
         found = torch.autograd.grad(y, wanted, dy)
         build = f"softmax_float32_float32_{'bool' if dtype is torch.bool else 'float32'}"
-        hidden = [(build, "hide_")] if dtype is torch.bool else []
-        assert taken == [(build, "forward"), ("softmax", "backward_from_output"), *hidden], how
+        assert taken == [(build, "forward"), (build if dtype is torch.bool else "softmax", "backward_from_output")], how
         wide, wide_mask = x.detach().double().requires_grad_(), mask.detach()
         if dtype is F32:
             wide_mask = wide_mask.double().requires_grad_()
@@ -360,32 +359,29 @@ def test_what_a_mask_leaves_out_has_no_gradient(name: str, create_graph: bool, d
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-5, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-@pytest.mark.parametrize("where", ["cpu", SLOWLY, *(["cuda"] if torch.cuda.is_available() else [])])
-def test_gradients_that_masks_hide(where: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    """In all rows, or only in those whose first gradient is not finite, for every layout of the mask."""
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("types", [(F32, F32), (BF16, BF16), (F16, F32)], ids=str)
+def test_gradients_that_masks_hide(types: tuple[torch.dtype, torch.dtype], name: str, build: Run) -> None:
+    """They are 0, others as if all elements took part, in rows of every kind and for every layout of the mask."""
     torch.manual_seed(0)
-    types = types_of(dtype, dtype, torch.bool)
-    library = emulated_library(tmp_path / "library", "softmax", types.defines()) if where == "emulated" else None
-    for shape in ((2, 3, 25, 70), (1, 2, 3, 2100)):
+    run = build(name, types_of(*types, torch.bool))
+    everything = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+    for shape in ((2, 3, 25, 70), (1, 2, 7, 2100), (1, 1, 3, 40001)):
         for how, mask in masks(shape, torch.bool).items():
-            given = torch.randn(shape).to(dtype)
-            given[..., ::4, 0] = INF
-            given[..., 1::8, 0] = NAN
-            expanded = mask.expand(shape)
-            for all_rows in (True, False):
-                wanted = ~expanded if all_rows else ~expanded & ~given[..., :1].isfinite()
-                found = given.clone().to(where if where != "emulated" else "cpu")
-                rows = collapsed(expanded, 3)
-                if library is None:
-                    rows = collapsed(mask.to(where).expand(shape), 3)
-                    row_kernels.operate(TABLE["softmax"].built_for(types), "hide_", found, rows, all_rows)
-                else:
-                    set_mask(library, rows)
-                    sizes = ctypes.c_int64(math.prod(shape[:3])), ctypes.c_int64(shape[3])
-                    assert library.hide(ctypes.c_void_p(found.data_ptr()), *sizes, ctypes.c_bool(all_rows)) is None
-                expected = given.masked_fill(wanted, 0.0)
-                assert torch.equal(found.cpu().nan_to_num(7.0), expected.nan_to_num(7.0)), (shape, how, all_rows)
+            if mask.shape[-2:] == shape[-2:]:
+                mask[..., ::7, :] = False  # rows in which no element takes part
+            mask = mask.expand(shape)
+            y = getattr(torch, name)(torch.randn(shape).masked_fill(~mask, -INF), -1).to(types[1])
+            dy = torch.randn(shape).to(types[1])
+            dy[..., 1::8, 3] = INF
+            dy[..., 2::8, :5] = NAN
+            dy[..., 3::8, :] = torch.finfo(types[1]).max  # dy - sum is infinite where dy is negative
+            dy[..., 3::8, :4] *= -1
+            y, dy = y.contiguous(), dy.contiguous()
+            given = run("backward_from_output", dy, y, collapsed(everything.expand(shape), 3), 1.0, shares=name == "softmax")
+            found = run("backward_from_output", dy, y, collapsed(mask, 3), 1.0, shares=name == "softmax")
+            assert torch.equal(found[~mask], torch.zeros_like(found[~mask])), (shape, how)
+            assert torch.equal(found[mask].nan_to_num(7.0), given[mask].nan_to_num(7.0)), (shape, how)
 
 
 @needs_vectors
@@ -556,6 +552,9 @@ def test_the_operators_refuse_what_they_cannot_read(device: str) -> None:
     y = torch.empty(8, 128, device="meta")
     assert row_kernels.operate(converted, "forward", y.bfloat16(), 1, 1.0).dtype is F32
     assert row_kernels.operate(converted, "backward_from_output", y, y, 1, 1.0).dtype is BF16
+    masked = TABLE["softmax"].built_for(types_of(BF16, F32, torch.bool))
+    of_mask = rows.to("meta") > 0, True
+    assert row_kernels.operate(masked, "backward_from_output", y, y, *of_mask, 1, 1.0).dtype is BF16
 
 
 def test_definitions_take_masks(device: str, taken: list) -> None:

@@ -69,11 +69,12 @@ struct Packed {
 class MaskOfRows {
  public:
   MaskOfRows() = default;
-  MaskOfRows(const Mask& mask, int64_t length)
+  // `is_read`: whether all rows of the mask are.
+  MaskOfRows(const Mask& mask, int64_t length, bool is_read)
       : step(int(mask.step)), scale(mask.scale), data_(mask.data), by_middle_(mask.sizes[0]), by_last_(mask.sizes[1]),
         middle_(int(mask.sizes[0])), last_(int(mask.sizes[1])), strides_{mask.strides[0], mask.strides[1], mask.strides[2]} {
     const int64_t bytes = length * int64_t(sizeof(MaskBits));
-    if (mask.strides[1] != 0 || mask.strides[2] == 0 || last_ * bytes < kCached) return;
+    if (!is_read || mask.strides[1] != 0 || mask.strides[2] == 0 || last_ * bytes < kCached) return;
     while (last_ % (2 << log_run_) == 0 && (length * int64_t(sizeof(Input)) << log_run_) < kApart) log_run_++;
     turns_ = (length * int64_t(sizeof(Input)) << log_run_) >= kApart;
   }
@@ -116,12 +117,21 @@ struct MaskWords : SideWords<MaskBits, size> {
   JITACT_DEVICE uint32_t first() const {
     return bytes == 4 ? w[0] : bytes == 2 ? (w[0] & 0xffffu) * 0x10001u : (w[0] & 0xffu) * 0x1010101u;
   }
+  // For bool: one bit for each element, 1 if it takes part.
+  JITACT_DEVICE uint32_t bits() const {
+    uint32_t bits = 0;
+    JITACT_UNROLL for (int i = 0; i < size / 4; i++) bits |= ((signs(i) >> 7 & 0x01010101u) * 0x10204080u >> 28) << 4 * i;
+    return bits;
+  }
   // For bool: all bits of those elements of the vector's word i that take part.
   JITACT_DEVICE uint32_t spread(int i) const {
     constexpr int each = size / 4;  // elements of a word
-    const uint32_t bools = w[i * each / 4], signs = ((bools & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bools;
-    return ptx::spread_signs(signs, (each == 1 ? 0x8888u : 0x9988u) + 0x1111u * uint32_t(i * each % 4));
+    return ptx::spread_signs(signs(i * each / 4), (each == 1 ? 0x8888u : 0x9988u) + 0x1111u * uint32_t(i * each % 4));
   }
+
+ private:
+  // The highest bit of each byte that is not 0, beside others.
+  JITACT_DEVICE uint32_t signs(int i) const { return ((w[i] & 0x7f7f7f7fu) + 0x7f7f7f7fu) | w[i]; }
 };
 
 // The mask of a thread's part of a row, whose vectors are numbered from the part's first one on. words() takes what load() returned

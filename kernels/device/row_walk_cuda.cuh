@@ -37,6 +37,7 @@ struct Launch {
   void* written;
 #ifdef JITACT_ROW_INPUT
   MaskOfRows mask;
+  bool gives_shares;
 #endif
   Operands operands;
 };
@@ -76,7 +77,7 @@ class Rows {
     const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
     int64_t left = launch_.rows - first, row = first + (threadIdx.x >> launch_.log_group);
 #ifdef JITACT_ROW_INPUT
-    if constexpr (masks(op) > 0) row = launch_.mask.row_at(unsigned(row));
+    if constexpr (masks(op) > 0 && held) row = launch_.mask.row_at(unsigned(row));
 #endif
     if (launch_.blocks > 1) {
       ptx::Barrier* const arrivals = ptx::shared<Arrivals<turns>>().of_turn[0];
@@ -86,10 +87,10 @@ class Rows {
     next_ = place_of(row, left);
     Held words;
     if constexpr (held) {
-      if constexpr (kRowValues > 0) take_row(row, left);
+      take_row(row, left);
       place_ = next_;
 #ifdef JITACT_ROW_INPUT
-      if constexpr (op == Op::forward) load_masked(words, row);
+      if constexpr (op == Op::forward) load_masked(words);
       else
 #endif
       load(words);
@@ -99,7 +100,7 @@ class Rows {
       for (int c = 0; c < launch_.chunks; c++) copy(c, next_);
       if (launch_.blocks > 1) ptx::cluster_wait();
       while (left > 0) {
-        if constexpr (kRowValues > 0) take_row(row, left);
+        take_row(row, left);
         place_ = next_, next_ = place_of(row += launch_.at_once, left -= launch_.at_once);
         walk(words);
         walked_++;
@@ -172,8 +173,9 @@ class Rows {
 
   // Loads the operands of the thread's row, if it has one.
   JITACT_DEVICE void take_row(int64_t row, int64_t left) {
-    row_ = row;
-    if (int(threadIdx.x) >> launch_.log_group < left) formulas_.take_row(launch_.operands, 0, row_);
+    if constexpr (kRowValues > 0 || masks(op) > 0) row_ = row;
+    if constexpr (kRowValues > 0)
+      if (int(threadIdx.x) >> launch_.log_group < left) formulas_.take_row(launch_.operands, 0, row_);
   }
   JITACT_DEVICE void give_row(const Sums<T>& sums) const {
     const bool is_first = ptx::cluster_rank() == 0 && (int(threadIdx.x) & (launch_.group - 1)) == 0;
@@ -220,15 +222,38 @@ class Rows {
   }
 
 #ifdef JITACT_ROW_INPUT
+  JITACT_DEVICE AlignedMask<size> mask_of_row() const {
+    return AlignedMask<size>(launch_.mask, unsigned(row_), place_.begin);
+  }
+  // For a bool mask: one bit for each element of a chunk, beginning with the lowest, 1 if it takes part.
+  JITACT_DEVICE unsigned taking_part(int c) const {
+    static_assert(vectors * size <= 32);
+    const AlignedMask<size> aligned = mask_of_row();
+    const auto by = [&](const auto& mask) {
+      using Mask = std::decay_t<decltype(mask)>;
+      constexpr int at_once = std::min(vectors, Mask::kAtOnce);
+      unsigned bits = 0;
+      JITACT_UNROLL for (int first = 0; first < vectors; first += at_once) {
+        typename Mask::Loaded loaded[at_once];
+        JITACT_UNROLL for (int v = 0; v < at_once; v++) {
+          loaded[v] = mask.repeated(0);
+          if (at(c, first + v) < place_.end) loaded[v] = mask.load(vectors_to(c, first + v));
+        }
+        JITACT_UNROLL for (int v = 0; v < at_once; v++) bits |= mask.words(loaded[v]).bits() << (first + v) * size;
+      }
+      return bits;
+    };
+    return aligned.is_aligned() ? by(aligned) : by(AnyMask<size>(aligned, place_.begin, place_.end));
+  }
   // Loads x with the mask applied. All loads of x are issued before those of masks.
-  JITACT_DEVICE void load_masked(Held& words, [[maybe_unused]] int64_t row) const {
+  JITACT_DEVICE void load_masked(Held& words) const {
     const auto* const from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
     SideWords<Input, size> x[vectors];
     load_each(0, vectors, [&](int v) { x[v] = from[vectors_to(0, v)]; }, [&](int v) { x[v] = {}; }, [] {});
     if constexpr (!kMasks) {
       take_input(words, x, Unmasked());
     } else {
-      const AlignedMask<size> mask(launch_.mask, unsigned(row), place_.begin);
+      const AlignedMask<size> mask = mask_of_row();
       if (mask.is_aligned()) take_input(words, x, mask);
       else take_input(words, x, AnyMask<size>(mask, place_.begin, place_.end));
     }
@@ -327,15 +352,21 @@ class Rows {
     }
   }
 
-  // Writes the `result` of each vector. If rows are not held, it then starts the copy of the next row to the same slots.
-  template <typename Result>
-  JITACT_DEVICE void write(const Result& result) const {
+  // Writes the `result` of each vector. If rows are not held, it then starts the copy of the next row to the same slots. With
+  // `taking_part`, elements whose bit in its result for a chunk is not set get 0.
+  struct All {};
+  template <typename Result, typename TakingPart = All>
+  JITACT_DEVICE void write(const Result& result, const TakingPart& taking_part = {}) const {
     Vector* const to = static_cast<Vector*>(launch_.written) + place_.first;
     for (int c = 0; c < chunks(); c++) {
+      unsigned bits = 0;
+      if constexpr (!std::is_same_v<TakingPart, All>) bits = taking_part(c);
       each_of(c, place_.end, [&](int v) {
         if (!kBranches && at(c, v) >= place_.end) return;
         T results[size];
         result(c, v, results);
+        if constexpr (!std::is_same_v<TakingPart, All>)
+          JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
         if (is_whole(c, v)) to[vectors_to(c, v)] = vector;
         else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v));
@@ -596,6 +627,11 @@ class Rows {
   // The gradient, from dy, the first tensor, and y as computed by `result`. `first` if no vectors have been visited yet.
   template <bool first, typename Result>
   JITACT_DEVICE void backward(Held& words, const Result& result) {
+#ifdef JITACT_ROW_INPUT
+    unsigned known = 0;
+    if constexpr (kHides && held)
+      if (!launch_.gives_shares) known = taking_part(0);  // while dy and y are on their way
+#endif
     T partial[2][kParts<T>] = {};
     each<first>([&](int c, int v) {
       if (at(c, v) >= place_.end) return;  // see kBranches
@@ -611,11 +647,18 @@ class Rows {
     combine<first ? 0 : 2>(partial[0], Joined(), walked_);
     const Sums<T> sums = sums_of(partial[0]);
     if constexpr (kRowValues > 0) give_row(sums);
-    write([&](int c, int v, T (&dx)[size]) {
+    const auto gradient = [&](int c, int v, T (&dx)[size]) {
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) dx[i] = scale_ * formulas_.gradient(dy[i], y[i], sums, 0);
-    });
+    };
+#ifdef JITACT_ROW_INPUT
+    if constexpr (kHides) {
+      if (held && !launch_.gives_shares) return write(gradient, [&](int) { return known; });
+      if (has_to_hide(sums, launch_.gives_shares)) return write(gradient, [&](int c) { return taking_part(c); });
+    }
+#endif
+    write(gradient);
   }
 
   template <int n, typename Join>
@@ -680,7 +723,7 @@ class Rows {
   const int step_;
   const unsigned slots_;
   Formulas<T, 1> formulas_;
-  int64_t row_;    // set if it has operands
+  int64_t row_;    // set if it has operands or a mask
   int walked_ = 0, folded_in_two_ = 0;  // rows
   Place place_, next_;  // of the row, and of the next one
 };

@@ -12,11 +12,12 @@
 //
 //   jitact::N_forward(Tensor x, Tensor mask, int dim, float scale) -> Tensor                   or without the mask
 //   jitact::N_backward_from_output(Tensor dy, Tensor y, int dim, float scale) -> Tensor        if the types differ
-//
-//   jitact::N_hide_(Tensor(a!) gradient, Tensor mask, bool all_rows) -> ()                     for x, if the mask is bool
+//   jitact::N_backward_from_output(Tensor dy, Tensor y, Tensor mask, bool gives_shares, int dim, float scale) -> Tensor
+//                                                                                              if the mask is bool
 //
 // for rows along the last dimension, on a GPU for lengths as rows::is_held says. The mask has four dimensions: three whose
-// product is the number of x's rows, and one for the elements of a row, with stride 1 or 0.
+// product is the number of x's rows, and one for the elements of a row, with stride 1 or 0. Whether outputs are shares of their
+// row: see rows::has_to_hide.
 //
 // A file's operands come before `dim`: for each Row a float32 tensor with one value for each row, in memory order, and then the
 // numbers. Backward of a file with Rows returns (Tensor, Tensor), of which the second has the gradients of one such tensor
@@ -98,6 +99,9 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
     std::memcpy(&value, number++, sizeof value);
     call.operands.numbers[i] = float(value);
   }
+#ifdef JITACT_ROW_INPUT
+  if (rows::kHides && op != rows::Op::forward) call.gives_shares = bool(*number++);
+#endif
   int64_t dim = int64_t(number[0]);
   double scale;
   std::memcpy(&scale, number + 1, sizeof scale);
@@ -158,48 +162,20 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
   if (has_gradients) stack[1] = gradients.release();
 }
 
-#ifdef JITACT_ROW_HIDES
-void hide(StableIValue* stack, uint64_t, uint64_t) {
-  const Tensor gradient(stack[0]), mask(stack[1]);
-  check_allocated(gradient);
-  check(gradient.dim() > 0 && gradient.is_contiguous(), "expected a contiguous gradient");
-  check(gradient.dtype() == dtype_of_elements<rows::Input>(), "expected a gradient of the dtype that this is built for");
-  check(same_device(mask, gradient), "the mask must be where the gradient is");
-  rows::Call call{};
-  call.length = gradient.sizes()[gradient.dim() - 1];
-  call.outer = 1;
-  for (int64_t i = 0; i < gradient.dim() - 1; i++) call.outer *= gradient.sizes()[i];
-  take_mask(mask, call);
-  if (gradient.numel() == 0) return;
-  const rows::Hidden hidden{static_cast<rows::Input*>(gradient.data()), call.outer, call.length, call.mask, bool(stack[2])};
-#ifdef JITACT_CUDA
-  if (gradient.device_type() == aoti_torch_device_type_cuda()) {
-    const CudaStream stream(gradient);
-    const char* error = rows::hide_cuda(hidden, stream.get());
-    return check(error == nullptr, error);
-  }
-#endif
-  on_cpu([&] { rows::hide_cpu(hidden); });
-}
-#endif
-
 void register_operators(const char* name, const char*, const char* operands) {
   const Registration registration(name);
   const char *others = ", int dim, float scale", *x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
+  const char *dy = "Tensor dy, Tensor y", *of_backward = others;
   const char* gradients = rows::kRowValues > 0 ? "(Tensor, Tensor)" : "Tensor";
   registration.add("_forward", Text(x, operands, others), "Tensor", row_operator<rows::Op::forward>);
 #ifndef JITACT_ROW_INPUT
   registration.add("_backward", Text("Tensor dy, Tensor x", operands, others), gradients, row_operator<rows::Op::backward>);
-  constexpr bool from_output = true;
 #else
-  constexpr bool from_output = rows::kHasGradient;
+  if (rows::kHides) dy = "Tensor dy, Tensor y, Tensor mask", of_backward = ", bool gives_shares, int dim, float scale";
 #endif
-  if constexpr (from_output)
-    registration.add("_backward_from_output", Text("Tensor dy, Tensor y", operands, others), gradients,
+  if constexpr (rows::exists(rows::Op::backward_from_output))
+    registration.add("_backward_from_output", Text(dy, operands, of_backward), gradients,
                      row_operator<rows::Op::backward_from_output>);
-#ifdef JITACT_ROW_HIDES
-  registration.add("_hide_", Text("Tensor(a!) gradient, Tensor mask, bool all_rows"), "()", hide);
-#endif
 }
 
 }  // namespace

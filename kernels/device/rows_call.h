@@ -119,19 +119,22 @@ constexpr int reads(Op op) { return op == Op::forward ? 1 : 2; }
 //   JITACT_ROW_OUTPUT   float, Half or Bfloat16: the type of the result and the incoming gradient
 //   JITACT_ROW_MASK     bool, true for elements that take part; float, Half or Bfloat16, added to scale * x; or void
 //
-// Rows are along the last dimension. Backward exists only where the types differ; it is from the output and needs no mask.
+// Rows are along the last dimension. Backward, from the output, exists where the types differ, or the mask is bool: it then gives
+// 0 for elements that do not take part.
 using loops::Bfloat16;
 using loops::Half;
 using Input = JITACT_ROW_INPUT;
 using Output = JITACT_ROW_OUTPUT;
 using MaskElement = JITACT_ROW_MASK;
 
-constexpr bool kConverts = !std::is_same_v<Input, Output>, kHasGradient = kConverts && !std::is_integral_v<Input>;
+constexpr bool kConverts = !std::is_same_v<Input, Output>;
 constexpr bool kMasks = !std::is_void_v<MaskElement>, kAdds = kMasks && !std::is_same_v<MaskElement, bool>;
+constexpr bool kHides = kMasks && !kAdds, kHasGradient = (kConverts || kHides) && !std::is_integral_v<Input>;
 using MaskBits = std::conditional_t<kAdds, MaskElement, uint8_t>;  // not bool, which compilers optimise less
 
+constexpr bool exists(Op op) { return op == Op::forward || kHasGradient; }
 // How many masks an operation reads.
-constexpr int masks(Op op) { return kMasks && op == Op::forward; }
+constexpr int masks(Op op) { return op == Op::forward ? kMasks : kHides; }
 
 // The element types of the tensors that are read, other than the mask, and written.
 template <Op op> using Read = std::conditional_t<op == Op::forward, Input, Output>;
@@ -144,23 +147,8 @@ struct Mask {
   int64_t sizes[2], strides[3], step;
   float scale;  // of x if the mask is added; Call::scale is 1 then
 };
-
-#ifdef JITACT_ROW_HIDES  // defined by the loader for a bool mask if x can have a gradient
-// A gradient of x, to be set to 0 for masked-out elements: in all rows or, where backward gives 0 there unless a sum is not
-// finite, only in rows whose first gradient is not finite.
-struct Hidden {
-  Input* gradient;
-  int64_t rows, length;
-  Mask mask;
-  bool all_rows;
-};
-JITACT_INLINE bool is_finite(float x) { return x - x == 0; }
-JITACT_INLINE bool is_finite(Half x) { return (x.bits & 0x7c00) != 0x7c00; }
-JITACT_INLINE bool is_finite(Bfloat16 x) { return (x.bits & 0x7f80) != 0x7f80; }
-
-void hide_cpu(const Hidden& call);
-#endif
 #else
+constexpr bool exists(Op) { return true; }
 constexpr int masks(Op) { return 0; }
 #endif
 
@@ -175,6 +163,7 @@ struct Call {
   void* workspace;  // on a GPU
 #ifdef JITACT_ROW_INPUT
   Mask mask;
+  bool gives_shares;  // see has_to_hide
 #endif
 };
 
@@ -183,6 +172,15 @@ struct OperatedCall : Call {
   Operands operands;
 };
 inline const Operands& operands_of(const Call& call) { return static_cast<const OperatedCall&>(call).operands; }
+
+#ifdef JITACT_ROW_INPUT
+// Whether the gradients that a bool mask leaves out have to be set to 0 in a row. They are 0 where outputs are shares, as these are 0
+// and gradients share * (dy - sum), unless the sum is NaN, as where no element takes part, or dy - sum may be infinite.
+template <typename T>
+JITACT_INLINE bool has_to_hide(const Sums<T>& sums, bool gives_shares) {
+  return !gives_shares || !(abs(sums.total) < T(0x1p100f));
+}
+#endif
 
 void run_cpu(const Call& call);
 
@@ -203,9 +201,9 @@ constexpr bool takes_columns(const Call& call, int64_t size) {
 }
 
 #ifdef JITACT_ROW_INPUT
-// Elements per 16-byte vector on a GPU: those of x or, where it is converted or a mask is added, of float.
+// Elements per 16-byte vector on a GPU: those of x or, where it is converted or a mask is added, of float; in backward of dy.
 template <Op op>
-constexpr int64_t kVectorSize = op == Op::forward && !kConverts && !kAdds ? 16 / sizeof(Input) : 4;
+constexpr int64_t kVectorSize = op != Op::forward ? 16 / sizeof(Output) : !kConverts && !kAdds ? 16 / sizeof(Input) : 4;
 constexpr int64_t kHeldVectors = 98304;  // of a row, that fit in the registers of a cluster
 // Whether the GPU kernels support rows of this length.
 template <Op op>
@@ -223,9 +221,6 @@ extern "C" int64_t workspace_bytes(const Call& call);
 // Queues the call on `stream` of the current device; returns null or CUDA's message. Rows must be supported, see above, and
 // tensors aligned to 16 bytes.
 const char* run_cuda(const Call& call, void* stream);
-#ifdef JITACT_ROW_HIDES
-const char* hide_cuda(const Hidden& call, void* stream);
-#endif
 #endif
 
 }  // namespace jitact::rows

@@ -61,34 +61,12 @@ struct Converted {
     for (int64_t i = 0; i < n; i += size) f(i, piece, std::min(size, n - i));
   }
 };
-#endif
 
-#ifdef JITACT_ROW_INPUT
 // The address of a row of a mask.
 inline const MaskBits* row_of(const Mask& mask, int64_t row) {
   const int64_t last = row % mask.sizes[1], others = row / mask.sizes[1];
   return static_cast<const MaskBits*>(mask.data) + others / mask.sizes[0] * mask.strides[0] +
          others % mask.sizes[0] * mask.strides[1] + last * mask.strides[2];
-}
-#endif
-
-#ifdef JITACT_ROW_HIDES
-void hide_cpu(const Hidden& call) {
-  using Bits [[gnu::may_alias]] = std::conditional_t<sizeof(Input) == 4, uint32_t, uint16_t>;
-  const auto run = [](int64_t begin, int64_t end, void* context) {
-    const Hidden& call = *static_cast<const Hidden*>(context);
-    for (int64_t row = begin; row < end; row++) {
-      Input* gradient = call.gradient + row * call.length;
-      if (!call.all_rows && is_finite(gradient[0])) continue;
-      const MaskBits* mask = row_of(call.mask, row);
-      auto* bits = reinterpret_cast<Bits*>(gradient);  // selecting elements by ?: would be a branch
-      if (call.mask.step == 1)
-        for (int64_t i = 0; i < call.length; i++) bits[i] &= Bits(0) - Bits(mask[i] != 0);
-      else if (mask[0] == 0) std::fill(gradient, gradient + call.length, Input{});
-    }
-  };
-  const int64_t grain = std::max(int64_t(1), kWorthAThread / (call.all_rows ? call.length : 1));
-  loops::in_parallel(call.rows, grain, run, &call);
 }
 #endif
 
@@ -198,25 +176,33 @@ class Strip {
   }
 
 #ifdef JITACT_ROW_INPUT
+  // The mask of n elements of the row from `step` on.
+  const T* masks_of(int64_t step, int64_t n) {
+    const Mask& mask = call_.mask;
+    const MaskBits* of_row = row_of(mask, place_.first / place_.length);
+    if (mask.step && std::is_same_v<MaskBits, typename T::Value>) return reinterpret_cast<const T*>(of_row + step * kLanes);
+    Converted<MaskBits, T>::widen(of_row + step * kLanes * mask.step, mask_, mask.step ? n : 1);
+    if (mask.step == 0) std::fill(mask_ + 1, mask_ + n, mask_[0]);
+    return mask_;
+  }
   // `count` steps of x from `step` on with the mask applied, in a buffer that already has the elements beyond the row.
   const T* masked(const T* x, int64_t step, int64_t count, T lowest, T* to) {
-    const Mask& mask = call_.mask;
     const int64_t n = place_.elements(step, count);
-    const MaskBits* of_row = row_of(mask, place_.first / place_.length);
-    const T* masks = mask_;
-    if (mask.step && std::is_same_v<MaskBits, typename T::Value>) {
-      masks = reinterpret_cast<const T*>(of_row + step * kLanes);
-    } else {
-      Converted<MaskBits, T>::widen(of_row + step * kLanes * mask.step, mask_, mask.step ? n : 1);
-      if (mask.step == 0) std::fill(mask_ + 1, mask_ + n, mask_[0]);
-    }
-    const T scale = mask.scale;
+    const T* masks = masks_of(step, n);
+    const T scale = call_.mask.scale;
 #pragma GCC ivdep
     for (int64_t i = 0; i < n; i++) {
       const T in = x[i], m = masks[i];
       to[i] = kAdds ? fma(in, scale, m) : m.v != 0 ? in : lowest;
     }
     return to;
+  }
+  // Sets elements of `count` steps from `step` on to 0 that a bool mask leaves out.
+  void hide(T* t, int64_t step, int64_t count) {
+    const int64_t n = place_.elements(step, count);
+    const T* masks = masks_of(step, n);
+#pragma GCC ivdep
+    for (int64_t i = 0; i < n; i++) t[i] = masks[i].v != 0 ? t[i] : T(0);
   }
 #endif
 
@@ -352,11 +338,16 @@ class Strip {
     const T scale = call_.scale;
     each_block([&](int64_t step, int64_t count) {
       const T *dy = read(0, step, count, T(0), dy_), *y = read_y(step, count);
-      write(step, count, [&](T* to) {
+      write(step, count, [&](T* dx) {
+        T* to = dx;
         for (int64_t i = 0; i < count; i++, dy += kLanes, y += kLanes, to += kLanes)
 #pragma GCC ivdep
           for (int j = 0; j < kLanes; j++)
             to[j] = scale * formulas_.gradient(dy[j], y[j], of_rows[across ? j : 0], across ? j : 0);
+#ifdef JITACT_ROW_INPUT
+        if constexpr (kHides)
+          if (has_to_hide(of_rows[0], call_.gives_shares)) hide(dx, step, count);
+#endif
       });
     });
   }
@@ -409,14 +400,15 @@ void run_cpu(const Call& call) {
   const auto run = [](int64_t begin, int64_t end, void* context) {
     const Call& call = *static_cast<const Call*>(context);
     const auto run_if = [&]<Op op, typename S, bool across>() {
+      if constexpr (exists(op))
 #ifdef JITACT_PART
-      if constexpr (parts::kIsHere<op, S>)
+        if constexpr (parts::kIsHere<op, S>)
 #endif
-      if (call.op == op && (call.inner > 1) == across) run_strips<op, S, across>(call, begin, end);
+          if (call.op == op && (call.inner > 1) == across) run_strips<op, S, across>(call, begin, end);
     };
 #ifdef JITACT_ROW_INPUT
     run_if.template operator()<Op::forward, Output, false>();
-    if constexpr (kHasGradient) run_if.template operator()<Op::backward_from_output, Output, false>();
+    run_if.template operator()<Op::backward_from_output, Output, false>();
 #else
     loops::dispatch_dtype(call.dtype, [&]<typename S>() {
       if constexpr (!std::is_same_v<S, double>) {

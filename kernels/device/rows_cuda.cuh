@@ -3,9 +3,6 @@
 
 #include "long_columns_cuda.cuh"
 #include "row_walk_cuda.cuh"
-#if defined(JITACT_ROW_HIDES) && !JITACT_PART
-#include "hidden_cuda.cuh"
-#endif
 #ifdef JITACT_PART
 #include "parts.cuh"
 #endif
@@ -85,8 +82,9 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
 #ifdef JITACT_ROW_INPUT
   if constexpr (masks(op) > 0) {
-    launch.mask = MaskOfRows(call.mask, call.length);
-    launch.outside[1] = kAdds ? lowest<MaskBits>(1) : 0;
+    launch.mask = MaskOfRows(call.mask, call.length, op == Op::forward || !call.gives_shares);
+    launch.gives_shares = call.gives_shares;
+    if constexpr (op == Op::forward) launch.outside[1] = kAdds ? lowest<MaskBits>(1) : 0;
   }
 #endif
   if constexpr (kOperands > 0) launch.operands = operands_of(call);
@@ -153,14 +151,15 @@ const char* run_cuda(const Call& call, void* stream) {
 #endif
   cudaError_t error = cudaErrorInvalidValue;
   const auto start_if = [&]<Op op, typename S>() {
+    if constexpr (exists(op))
 #ifdef JITACT_PART
-    if constexpr (parts::kIsHere<op, S>)
+      if constexpr (parts::kIsHere<op, S>)
 #endif
-      if (call.op == op) error = start<op, S>(call, stream);
+        if (call.op == op) error = start<op, S>(call, stream);
   };
 #ifdef JITACT_ROW_INPUT
   start_if.template operator()<Op::forward, Computed<Op::forward>>();
-  if constexpr (kHasGradient) start_if.template operator()<Op::backward_from_output, Output>();
+  start_if.template operator()<Op::backward_from_output, Output>();
 #else
   loops::dispatch_dtype(call.dtype, [&]<typename S>() {
     if constexpr (!std::is_same_v<S, double>) {

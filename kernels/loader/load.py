@@ -237,7 +237,7 @@ def _fakes_of_types(types: RowTypes, signature: Signature) -> dict[str, Callable
     def forward(x: torch.Tensor, *others: object) -> torch.Tensor:
         return torch.empty_like(x, dtype=written)
 
-    has_gradient = read is not written and read.is_floating_point
+    has_gradient = (read is not written or types.mask == "bool") and read.is_floating_point
     return {"forward": forward, **({"backward_from_output": _fake_of_rows(signature, read)} if has_gradient else {})}
 
 

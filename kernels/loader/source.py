@@ -63,13 +63,7 @@ class RowTypes(NamedTuple):
 
     def defines(self) -> list[str]:
         """Preprocessor definitions for the loops, as compiler flags."""
-        roles = [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
-        return [*roles, "-DJITACT_ROW_HIDES"] if self.hides else roles
-
-    @property
-    def hides(self) -> bool:
-        """Whether gradients have to be 0 where the mask excludes elements."""
-        return self.mask == "bool" and "int" not in self.input
+        return [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
 
 
 ELEMENTS = {
