@@ -152,7 +152,10 @@ ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), (
           # odd numbers of adjacent rows
           ((5, 1, 3), 1), ((2, 19, 301), 1), ((40, 23), 0), ((3, 300, 3, 5), 1), ((1025, 67), 0), ((2, 4500, 9), 1),
           ((20_001, 3), 0), ((70_001, 5), 0), ((2, 8300, 33), 1),
-          ((9, 33, 17), 1), ((70, 31, 3), 1), ((30, 8, 63), 1))  # fmt: skip
+          ((9, 33, 17), 1), ((70, 31, 3), 1), ((30, 8, 63), 1),
+          # of few elements, in 16 bits of one thread each: tiles that end with a plane, within it, or with half a word
+          ((4, 1, 95), 1), ((3, 3, 127), 1), ((5, 12, 125), 1), ((2, 5, 257), 1), ((3, 7, 189), 1), ((2, 2, 1001), 1),
+          ((11, 12, 99), 1), ((12, 221), 0))  # fmt: skip
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
@@ -253,7 +256,8 @@ def test_a_row_is_the_same_whatever_stands_in_the_others(dtype: torch.dtype, ope
 
 @pytest.mark.parametrize("dtype", CODE, ids=str)
 def test_a_row_is_the_same_whatever_stands_in_those_beside_it(dtype: torch.dtype, operator: Callable) -> None:
-    for length, columns in ((200, 4), (200, 33), (5000, 6), (20_000, 4), (20_000, 17)) if fits(dtype, 1 << 20) else ((60, 4),):
+    shapes = ((60, 4), (5, 99), (200, 4), (200, 33), (5000, 6), (20_000, 4), (20_000, 17))
+    for length, columns in shapes if fits(dtype, 1 << 20) else shapes[:2]:
         x, dy = (torch.randn(length, columns) * 3).to(dtype), torch.randn(length, columns).to(dtype)
         for value in (NAN, -INF, 6e4):
             wild, wild_dy = torch.full_like(x, value), torch.full_like(dy, INF)

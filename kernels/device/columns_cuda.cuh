@@ -21,6 +21,7 @@ struct Tiling {
   int blocks;       // per cluster
   int steps;        // of the length, per block
   bool held;        // whether registers hold the rows
+  bool single = false;  // see Planes
 };
 
 // Whether `inner` adjacent elements are no whole words, see TilePlace.
@@ -41,11 +42,11 @@ constexpr int planes_of(const Call& call, int64_t size, int log_wide) {
   const bool gains = planes * words * 4 >= 3 << log_wide && call.op != Op::backward;
   return is_odd(call.inner, size) || gains ? int(planes) : 0;
 }
-// Whether three eighths of such a tile, or more, would be empty.
-constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide) {
+// Whether fewer than five eighths of such a tile, or than `eighths`, would be filled.
+constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide, int eighths = 5) {
   if (!is_odd(call.inner, size)) return false;
   const int64_t planes = planes_of(call, size, log_wide), tiles = planes > 0 ? 1 : tiles_across(unsigned(call.inner), log_wide);
-  return ::max(planes, int64_t(1)) * call.inner * 8 < tiles * odd_width(log_wide) * 5;
+  return ::max(planes, int64_t(1)) * call.inner * 8 < tiles * odd_width(log_wide) * eighths;
 }
 
 // The tiling for a call's rows: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and a cache line
@@ -54,6 +55,9 @@ constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide) {
 inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
   const int64_t length = call.length, inner = call.inner, words = words_across(inner, size), most = kWords / tensors;
   const bool shared = share_sectors(inner, size);
+  if (call.op == Op::forward && is_odd(inner, size) && length <= kFewWords && planes_of(call, size, kLogLine) == 0 &&
+      !is_wasteful(call, size, kLogLine, length > kLeastWords ? 6 : 5))
+    return {kLogTileLeast, kLogLine, 1, int(length), true, true};
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
     const int64_t all = most << (log_threads - log_wide), blocks = (length + all - 1) / all;
     return {log_threads, log_wide, int(::min(blocks, int64_t(kClusterBlocks + 1))), int((length + blocks - 1) / blocks), true};
@@ -122,10 +126,11 @@ struct TilePlace {
   bool early = false;
 
   TilePlace() = default;
-  // The word is the plane's `own`th from its row `begin` on; the tile has rows up to `end`.
-  JITACT_DEVICE TilePlace(const Columns& columns, unsigned plane, unsigned own, unsigned begin, unsigned end, int64_t at) {
+  // The word is the plane's `own`th from its row `begin` on; the tile has rows up to `end`. In `single` ones, none is early.
+  JITACT_DEVICE TilePlace(const Columns& columns, unsigned plane, unsigned own, unsigned begin, unsigned end, int64_t at,
+                          bool single = false) {
     const int64_t element = int64_t(plane) * columns.length + at, first = element * columns.inner + begin;
-    if constexpr (odd) early = first % 2 != 0, start = first / 2 + own;
+    if constexpr (odd) early = !single && first % 2 != 0, start = first / 2 + own;
     else start = element * columns.words + own;
     JITACT_UNROLL for (int e = 0; e < each; e++) {
       const unsigned column = begin + unsigned(each) * own + unsigned(e - early);  // huge if it is left of the tensor
@@ -205,8 +210,10 @@ struct TileArrivals {
 };
 
 // What the tiles of a kernel may have: parts of planes alone, or whole planes too. few: these, if threads have kFewWords at most,
-// so that there can be more of them.
-enum class Planes { parts, whole, few };
+// so that there can be more of them. single: parts of odd planes, if rows have kFewWords elements at most; then a tile is a warp's,
+// and a thread has all elements of its two rows. Where these lie in two words, it gets its second half from the next thread, and
+// gives away its own.
+enum class Planes { parts, whole, few, single };
 
 // n / d for up to 2^11 of both, in fewer instructions.
 JITACT_DEVICE int small_quotient(int n, int d) { return int((float(n) + 0.5f) * ptx::reciprocal(float(d))); }
@@ -219,12 +226,17 @@ class Tile {
 
   JITACT_DEVICE explicit Tile(const Columns& columns)
       : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), slot_(int(threadIdx.x)) {
-    const int log_wide = columns.tiling.log_wide, log_groups = columns.tiling.log_threads - log_wide;
+    const int log_wide = columns.tiling.log_wide, log_groups = single ? 0 : columns.tiling.log_threads - log_wide;
     const int first = rank() * columns.tiling.steps, last = ::min(columns.length, first + columns.tiling.steps);
     const unsigned tile = few ? blockIdx.x : ptx::cluster_id();
     int group = slot_ >> log_wide;
     unsigned plane, own = unsigned(slot_ & (wide_ - 1)), begin = 0, end = columns.inner;
-    if (has_planes()) {
+    if constexpr (single) {
+      const unsigned of_warp = (tile << (columns.tiling.log_threads - 5)) + threadIdx.x / 32, width = odd_width(log_wide);
+      plane = columns.by_plane.divide_small(of_warp), begin = (of_warp - plane * columns.tiles) * width;
+      end = plane * columns.words < columns.all_words ? ::min(begin + width, end) : 0;
+      group = 0, splits_ = ((plane & unsigned(columns.length)) ^ begin) & 1, loads_ = begin + 2 * own <= end && end > 0;
+    } else if (has_planes()) {
       // The threads of a plane are side by side, and read memory side by side; those that are left have no rows.
       const int words = int(columns.words), of_plane = words << log_groups;
       const int whole = ::min(small_quotient(slot_, of_plane), columns.planes), of_own = slot_ - whole * of_plane;
@@ -244,7 +256,7 @@ class Tile {
       plane = few ? columns.by_plane.divide_small(of_all) : of_all / columns.words, own = of_all - plane * columns.words;
     }
     const int at = first + group, left = last - at + (1 << log_groups) - 1;
-    place_ = TilePlace<S, odd>(columns, plane, own, begin, end, at);
+    place_ = TilePlace<S, odd>(columns, plane, own, begin, end, at, single);
     count_ = place_.has_any() ? left >> log_groups : 0;
     apart_ = odd ? int64_t(columns.inner) << (log_groups - 1) : int64_t(columns.words) << log_groups;
     visited_ = (columns.tiling.steps + (1 << log_groups) - 1) >> log_groups;
@@ -273,7 +285,7 @@ class Tile {
 
  private:
   static constexpr int each = kEach<S>, tensors = reads(op);
-  static constexpr bool few = planes == Planes::few;
+  static constexpr bool single = planes == Planes::single, few = planes == Planes::few || single;
   static constexpr int most = (few ? kFewWords : kWords) / tensors;
   static constexpr int batch = few ? 4 : most;  // words loaded without a branch
   static constexpr int at_once = few && each == 2 ? 2 : 4;  // words visited without a branch
@@ -281,10 +293,14 @@ class Tile {
 
   JITACT_DEVICE static int rank() { return few ? 0 : ptx::cluster_rank(); }
   JITACT_DEVICE int blocks() const { return few ? 1 : columns_.tiling.blocks; }  // per cluster
-  JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && columns_.planes > 0; }
+  JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && !single && columns_.planes > 0; }
+  // For `single`: whether the thread's two elements i are in two words, and the words from its first of them to that of the next.
+  JITACT_DEVICE bool are_split(int i) const { return splits_ != (i % 2 != 0); }
+  JITACT_DEVICE int64_t words_after(int i) const { return int64_t(columns_.inner >> 1) + are_split(i); }
   JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
   // Loads the thread's words into registers. The cache fetches what the next tiles will load too.
   JITACT_DEVICE void load(Held& words) const {
+    if constexpr (single) return load_single(words);
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const uint32_t* word = from(r);
       if (!few && most <= count_) {
@@ -297,6 +313,21 @@ class Tile {
             if (i < count_) words.of[r][i] = ptx::load_with_neighbours(word);
           }
         }
+      }
+    }
+  }
+  JITACT_DEVICE void load_single(Held& words) const {
+    const uint32_t* word = from(0);
+    JITACT_UNROLL for (int first = 0; first < most; first += batch) {
+      if (first >= visited_) break;
+      JITACT_UNROLL for (int i = first; i < first + batch; i++) {
+        words.of[0][i] = columns_.outside[0];
+        if (i < visited_ && (are_split(i) ? loads_ : place_.has[0])) words.of[0][i] = ptx::load_with_neighbours(word);
+        word += words_after(i);
+      }
+      JITACT_UNROLL for (int i = first; i < first + batch; i++) {
+        const uint32_t next = __shfl_down_sync(0xffffffffu, words.of[0][i], 1);
+        if (i < visited_ && are_split(i)) words.of[0][i] = words.of[0][i] >> 16 | next << 16;
       }
     }
   }
@@ -327,12 +358,33 @@ class Tile {
   JITACT_DEVICE bool is_there(int i) const { return i < count_; }
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
+    if constexpr (single) return write_single(words, result);
     char* to = place_.in(columns_.written);
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
       if (is_there(i)) place_.write(to, narrow_word<S>(t));
       to += 4 * apart_;
+    });
+  }
+
+  template <typename Result>
+  JITACT_DEVICE void write_single(Held& words, const Result& result) {
+    uint32_t* to = static_cast<uint32_t*>(columns_.written) + place_.start;
+    each_word(words, [&](int i) {
+      T t[each];
+      result(i, t);
+      uint32_t word = narrow_word<S>(t);
+      bool has_low = place_.has[0], has_high = place_.has[each - 1];
+      const uint32_t last = __shfl_up_sync(0xffffffffu, word, 1);
+      if (are_split(i)) word = last >> 16 | word << 16, has_high = has_low, has_low = loads_ && threadIdx.x % 32 > 0;
+      if (i < visited_) {
+        auto* const halves = reinterpret_cast<uint16_t*>(to);
+        if (has_low && has_high) *to = word;
+        else if (has_low) halves[0] = uint16_t(word);
+        else if (has_high) halves[1] = uint16_t(word >> 16);
+      }
+      to += words_after(i);
     });
   }
 
@@ -423,6 +475,7 @@ class Tile {
   // Reduces t over all threads of the rows by f, which is for one row. Few threads do this, while the others wait.
   template <int turn, int n, typename F>
   JITACT_DEVICE void combine(T (&t)[each][n], const F& f) const {
+    if constexpr (single) return;
     constexpr int values = each * n;
     const auto all = [&](const auto& visit) {
       JITACT_UNROLL for (int v = 0; v < values; v++) visit(v, t[v / n][v % n].v);
@@ -476,6 +529,7 @@ class Tile {
   const int wide_;          // the tile's width in words
   int slot_;                // where the thread's values are exchanged: `wide_` times its group, and its word in the tile
   int count_, visited_;     // the number of the thread's words, and the most of any thread
+  bool splits_, loads_;     // for `single`: see are_split, of element 0; whether it loads words with its first row or that before it
   Formulas<T, each> formulas_;
   bool is_first_;           // whether this thread writes the operands' gradients
   TilePlace<S, odd> place_;  // of the thread's first word
@@ -483,7 +537,7 @@ class Tile {
 };
 
 template <Op op, typename S, bool odd, Planes planes>
-__global__ void __launch_bounds__(planes == Planes::few ? 1 << kLogFewThreads : kTileThreads, planes == Planes::few ? 6 : 2)
+__global__ void __launch_bounds__(planes < Planes::few ? kTileThreads : 1 << kLogFewThreads, planes < Planes::few ? 2 : 6)
 walk_columns(const __grid_constant__ Columns columns) {
   Tile<op, S, odd, planes>(columns).run();
 }
@@ -516,13 +570,16 @@ cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
     if (const cudaError_t error = cudaFuncSetAttribute(kernel, allowed, 1)) return error;
   }
   Clusters shape(tiling.blocks, 1 << tiling.log_threads, 0, stream);
-  const int64_t outer = columns.all_words / columns.words;
-  shape.count(columns.tiles > 0 ? outer * columns.tiles : (columns.all_words - 1) / columns.apart + 1);
+  const int64_t tiles = int64_t(columns.all_words / columns.words) * columns.tiles;
+  const int64_t of_block = tiling.single ? 1 << (tiling.log_threads - 5) : 1;
+  shape.count(tiles > 0 ? (tiles - 1) / of_block + 1 : (columns.all_words - 1) / columns.apart + 1);
   return cudaLaunchKernelEx(&shape.config, kernel, columns);
 }
 template <Op op, typename S, bool odd>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
-  const auto& [log_threads, log_wide, blocks, steps, held] = columns.tiling;
+  const auto& [log_threads, log_wide, blocks, steps, held, single] = columns.tiling;
+  if constexpr (op == Op::forward && odd)
+    if (single) return start_tiles<op, S, odd, Planes::single>(columns, stream);
   if constexpr (op == Op::forward)
     if (blocks == 1 && log_threads <= kLogFewThreads && steps <= kFewWords << (log_threads - log_wide))
       return start_tiles<op, S, odd, Planes::few>(columns, stream);
