@@ -9,6 +9,7 @@ subexpression has its C++ type, as that decides what is computed: ``(x > 0) + (x
 from __future__ import annotations
 
 import ast
+import copy
 import re
 from collections.abc import Callable, Collection, Mapping
 from ctypes import c_float
@@ -74,7 +75,12 @@ class _Value:
 
 
 def read(
-    text: str, functions: Mapping[str, Callable], defined: Collection[str] = (), *, gradients: bool = True
+    text: str,
+    functions: Mapping[str, Callable],
+    defined: Collection[str] = (),
+    *,
+    gradients: bool = True,
+    only: Callable | None = None,
 ) -> dict[str, Callable]:
     """The functions of a kernel file by name, as Python functions of tensors and numbers.
 
@@ -86,6 +92,8 @@ def read(
             operators under the names of ``functions.py``.
         defined: macros that are defined, for ``#ifdef``.
         gradients: whether to translate the functions whose names begin with ``backward``.
+        only: replaces variables in the arms of ``condition ? a : b`` by ``only(condition, variable)``, and the negated
+            condition for ``b``: for autograd, which would take NaN from the slope of the arm that is not chosen.
 
     Raises:
         Unreadable: the text is not in the subset that is understood.
@@ -113,6 +121,8 @@ def read(
             known[name] = {**{each: type_ for each, type_, _ in arguments}, "return": returns}
             trees.append((returns, name, arguments, _expanded(body, here)))
         tree = ast.Module([_function(*each, known) for each in trees], [])
+        if only is not None:
+            tree, made["only"] = _Arms().visit(tree), only
         exec(compile(ast.fix_missing_locations(tree), "<kernel file>", "exec", dont_inherit=True), made)
     except RecursionError:
         _refuse("an expression is nested too deep")
@@ -158,6 +168,8 @@ def _arguments(name: str, declared: str) -> list[tuple[str, str, str]]:
         match = _ARGUMENT.fullmatch(argument.strip()) or _refuse(f"{name}: {argument.strip()!r} is no argument that is known")
         if bool(match[2]) != (name == "prepare"):
             _refuse(f"{name} changes what it is called with" if match[2] else "prepare takes what it changes")
+        if match[3] and match[3] in [in_file for *_, in_file in found]:
+            _refuse(f"{name} has two arguments called {match[3]}")
         found.append((_variable(match[3] or f"{k}"), "bool" if match[1] == "bool" else "T", match[3]))
     return found
 
@@ -218,6 +230,26 @@ def _returned(text: str, expression: Callable[[str], _Value], returns: str) -> a
 def _variable(name: str) -> str:
     """The Python name of a variable of the file; the prefix avoids clashes with functions."""
     return f"v__{name}"
+
+
+class _Arms(ast.NodeTransformer):
+    """Replaces variables in the arms of choices, see ``only`` of :func:`read`."""
+
+    def __init__(self, condition: ast.expr | None = None) -> None:
+        self.condition = condition
+
+    def visit_Call(self, node: ast.Call) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id.startswith("select_"):
+            condition, first, second = node.args
+            other = _call("negate", condition)
+            node.args[1:] = [_Arms(when).visit(copy.deepcopy(arm)) for when, arm in ((condition, first), (other, second))]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.expr:
+        if self.condition is None or not node.id.startswith(_variable("")):
+            return node
+        return _call("only", copy.deepcopy(self.condition), node)
 
 
 def _tuple(values: list[ast.expr]) -> ast.Tuple:

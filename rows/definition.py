@@ -10,7 +10,7 @@ import hashlib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -42,6 +42,7 @@ class RowDefinition(RowActivation):
         reference: forward in PyTorch, ``reference(x, *rows, dim, *numbers)``, to check against, if given.
     """
 
+    needs_dim: ClassVar[bool] = True
     text: str = ""
     path: str = ""
     formulas: _Formulas | None = None
@@ -119,6 +120,7 @@ def read_rows(
             raise ValueError("forward of a file of rows must take (T, SumOfExp<T> or LogSumExp<T>, operands...)")
         numbers = kernel_file.parameter_names(signature, given)
         channels_declared(signature, numbers, given)
+        _check_kept(text)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     rows = signature.of("row")
@@ -151,6 +153,14 @@ def read_rows(
     )
 
 
+def _check_kept(text: str) -> None:
+    """Raises ValueError if ``forward`` uses what SumOfExp keeps as a number: it is e^t times a factor of the row."""
+    found = re.search(r"\bforward\s*\(\s*T\s+(\w+)\s*,\s*SumOfExp<T>\s*(\w+)[^)]*\)\s*\{([^}]*)\}", code(text))
+    if found and re.search(rf"\b{found[1]}\b", re.sub(rf"\b{found[2]}\.share\(\s*{found[1]}\s*\)", "", found[3])):
+        use = f"{found[2]}.share({found[1]})"
+        raise ValueError(f"forward uses {found[1]} otherwise than as {use}; LogSumExp<T> gives elements themselves")
+
+
 def rows_with_header(definition: RowDefinition) -> str:
     """A definition's kernel file with all fields in its header comments."""
     formula = "" if definition.formula == definition.formulas.formula else kernel_file.quoted(definition.formula)
@@ -181,7 +191,7 @@ class _Formulas:
         self.order = [given.index(operand.name) for operand in signature.operands[2:]]
         known = functions(torch.float64, torch.device("cpu"))  # PyTorch's functions, which serve every dtype
         try:
-            self.there = read(_as_elements(text), known | SMOOTH | OF_ROWS)
+            self.there = read(_as_elements(text), known | SMOOTH | OF_ROWS, only=_only)
         except Unreadable as error:
             raise ValueError(f"{name}: a file of rows is arithmetic, for PyTorch computes it, too: {error}") from None
         self.logarithms = "LogSumExp<T>" in code(text)
@@ -262,6 +272,15 @@ class _Formulas:
             return []
         found = _several(self.there["backward_of_row"](totals, *self._in_order(y, operands)), totals[0])
         return [each.sum_to_size(values.shape).to(values.dtype) for each, values in zip(found, operands, strict=False)]
+
+
+def _only(condition: Tensor | bool, value: Any) -> Any:
+    """A value whose derivative is that of ``value`` where a condition holds, and 0 elsewhere, even times infinity."""
+    if isinstance(value, tuple | list):
+        return [_only(condition, each) for each in value]
+    if not isinstance(condition, Tensor) or not isinstance(value, Tensor):
+        return value
+    return torch.where(condition, value, value.detach())
 
 
 def _several(results: object, like: Tensor) -> tuple[Tensor, ...]:
