@@ -17,8 +17,9 @@ from .measuring.several import by_operand, formula, in_eval, kernel, of_several
 from .measuring.ulp import every_16bit_value, ulp_error, value_and_gradient
 from .modules import ActivationModule
 from .records.arguments import DTYPES
-from .registry import Named, module_of, of_rows, record_of
+from .registry import Named, module_of, record_of
 from .rows.functions import by_kernel
+from .rows.modules import record_of_rows
 from .rows.records import Beside, RowActivation
 
 if TYPE_CHECKING:
@@ -110,10 +111,10 @@ def _pyplot():
 
 def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]:
     """The module, or the record of a row activation, and its label in the legend."""
-    found = of_rows(activation)
-    if found is not None:
-        operands = "".join(f", {name} = 1" for name in found.activation.rows)
-        return found.activation, f"{found.activation.name} beside {', '.join(f'{value:g}' for value in BESIDE)}{operands}"
+    record = record_of_rows(activation)
+    if record is not None:
+        settings = "".join(f", {name} = {value:g}" for name, value in [*((name, 1) for name in record.rows), *record.params])
+        return record, f"{record.name} beside {', '.join(f'{value:g}' for value in BESIDE)}{settings}"
     module = module_of(activation)
     check_determined(module.activation)
     settings = f"({module.extra_repr()})" if isinstance(activation, torch.nn.Module) else ""

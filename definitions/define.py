@@ -252,6 +252,8 @@ def _check_name(name: str, *, of_folder: bool = False) -> None:
         if rows.activation.name != name:
             raise ValueError(f"{name!r} is another spelling of {rows.activation.name!r}, which is defined; choose one of them")
         return
+    if rows:
+        raise ValueError(f"an activation cannot be called {name!r}: jitact.get({name!r}) is jitact's own {rows.__name__}")
     try:
         known = registry.resolve(name)
     except KeyError:

@@ -134,6 +134,8 @@ def _takes(devices: tuple[str, ...]) -> str:
         "        return False",
         "    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):",
         "        return False",
+        "    if torch._C._len_torch_dispatch_stack() or x._is_zerotensor():  # modes see PyTorch's operations",
+        "        return False",
         "    if not x.is_contiguous() or x.is_neg() or x.numel() == 0 or not -x.dim() <= dim < x.dim():",
         "        return False",
         "    columns = x.shape[dim:][1:].numel()  # side by side, along which rows lie across each other",
@@ -158,6 +160,8 @@ def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str
         "def run(operation, read, written, dim):",
         '    """Runs an operation on the rows of contiguous tensors, on their device and its current stream."""',
         "    x = read[0]",
+        "    if not all(tensor.data_ptr() for tensor in read):",
+        f'        raise RuntimeError("{where}: a tensor has elements, but its data is not allocated")',
         wrapped("    call = Call(", [f"{member}={given[member]}" for member in members if member in given], ")"),
         *called(devices, where, "call.inner > 1"),
     ])  # fmt: skip

@@ -15,7 +15,7 @@ from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
 from ..records.arguments import DTYPES
-from ..registry import Named, module_of, of_rows, record_of
+from ..registry import Named, module_of, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
 from .oracle import Judge, Oracle
 from .row_checks import check_rows
@@ -70,9 +70,8 @@ def check(
         kernels.BuildError: the kernel does not compile.
     """
     dtypes, device = _checked(dtypes, low, high), default_device(device)
-    found = of_rows(activation)
-    if found is not None:
-        result = check_rows(found, low, high, dtypes, device)
+    result = check_rows(activation, low, high, dtypes, device)
+    if result is not None:
         print(result.table)
         return result
     is_named = isinstance(activation, str) and "+" in activation

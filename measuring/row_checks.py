@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ..rows.modules import RowModule
+from ..rows.modules import class_of_rows, record_of_rows
 from ..rows.records import Beside, RowActivation
 from .limits import FORMULA, Limit
 from .oracle import Judge
@@ -47,20 +48,36 @@ def random_beside(record: RowActivation, x: Tensor, dim: int) -> Beside:
     return Beside(tuple(rows), tuple(default for _, default in record.params))
 
 
-def check_rows(cls: type[RowModule], low: float, high: float, dtypes: tuple[torch.dtype, ...], device: torch.device) -> Check:
-    """Compares forward and gradients with float64, on rows of several lengths. The arguments are those of ``check``."""
-    record = cls.activation
-    lines = tuple(_line(cls, dtype, save, low, high, device) for dtype in dtypes for save in record.saves)
-    title = f"{record.name}: {record.formula}"
+def check_rows(
+    activation: object, low: float, high: float, dtypes: tuple[torch.dtype, ...], device: torch.device
+) -> Check | None:
+    """Compares forward and gradients with float64, on rows of several lengths. The arguments are those of ``check``.
+
+    None if the activation is not of rows.
+    """
+    cls, record = class_of_rows(activation), record_of_rows(activation)
+    if cls is None:
+        return None
+    lines = tuple(_line(record, cls.function, dtype, save, low, high, device) for dtype in dtypes for save in record.saves)
+    settings = ", ".join(f"{name}={value:g}" for name, value in record.params)
+    title = f"{record.name}: {record.formula}" + (f", {settings}" if settings else "")
     span = "" if (low, high) == (-math.inf, math.inf) else f", {low:g} <= x <= {high:g}"
     method = f"against {record.yardstick} in float64, rows of {', '.join(map(str, LENGTHS))}{span}, on {device}"
     unseen = ["infinite and NaN x or dy", "second derivatives", "masks, scales and other dimensions", "most rows"]
     return Check(title, method, lines, "; ".join([*unseen, "the GPU" if device.type == "cpu" else "the CPU"]))
 
 
-def _line(cls: type[RowModule], dtype: torch.dtype, save: str, low: float, high: float, device: torch.device) -> Line:
+def _line(
+    record: RowActivation,
+    function: Callable[..., Tensor],
+    dtype: torch.dtype,
+    save: str,
+    low: float,
+    high: float,
+    device: torch.device,
+) -> Line:
     """The line of the report for a dtype and a choice of ``save``."""
-    record, function = cls.activation, cls.function
+    function = partial(function, **dict(record.params))
     samples = [random_rows(n, max(4, ELEMENTS // n), dtype, device).clamp(low, high) for n in LENGTHS]
     besides = [random_beside(record, x, -1) for x in samples]
     exacts = [_exact(record, x.double(), beside) for x, beside in zip(samples, besides, strict=True)]

@@ -13,6 +13,7 @@ from .. import registry
 from ..activations import TABLE
 from ..definitions.define import Definition
 from ..modules import ActivationModule
+from ..rows.modules import COUNTERPARTS
 
 __all__ = [
     "counterpart",
@@ -75,7 +76,7 @@ def reason_to_leave(cls: type[nn.Module]) -> str:
     if (_is_torch(cls) or _is_transformers(cls)) and cls.__name__ in NOT_REPLACED:
         return NOT_REPLACED[cls.__name__]
     for base in cls.__mro__[1:]:
-        if base in torch_classes() or (_is_transformers(base) and base.__name__ in _transformers()):
+        if base in torch_classes() or base in COUNTERPARTS or (_is_transformers(base) and base.__name__ in _transformers()):
             return f"is a subclass of {base.__name__}, whose forward may differ"
     looks = cls.__module__ == "torch.nn.modules.activation" and cls is not nn.MultiheadAttention
     return "jitact has no counterpart" if looks else ""

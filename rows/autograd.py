@@ -10,7 +10,7 @@ from torch import Tensor
 from . import kernels
 from .records import Beside, RowActivation
 
-__all__ = ["OWN_CALL", "Rows", "Typed", "lying_rows"]
+__all__ = ["OWN_CALL", "Rows", "Typed", "rows_like"]
 
 
 OWN_CALL = -1  # as ``_stacklevel``, which only a warning of PyTorch uses: marks own calls, which patched() leaves alone
@@ -31,7 +31,7 @@ class Rows(torch.autograd.Function):
         numbers: tuple[float, ...],
         *rows: Tensor,
     ) -> Tensor:
-        """By the kernel or, if only backward is by kernel, by PyTorch's operator; rows are those of :func:`lying_rows`."""
+        """By the kernel or, if only backward is by kernel, by PyTorch's operator; rows are those of :func:`rows_like`."""
         beside = Beside(rows, numbers)
         if by_kernel:
             y = record.forward_by_kernel(x, dim, scale, _in_one_piece(beside))
@@ -89,7 +89,10 @@ class Typed(torch.autograd.Function):
             apart = [i for i, size in enumerate(shape) if size != dz.shape[i]]
             wide = torch.promote_types(dz.dtype, dtype)
             dmask = (dz.sum(apart, keepdim=True, dtype=wide) if apart else dz).to(dtype)
-            dx = (dz if scale == 1 else dz * scale).to(ctx.x_dtype) if of_x else None
+            if of_x and scale != 1 and dz.dtype.itemsize == 2:  # scaled before it is rounded
+                dx = _gradients(record, dy, y, dim, scale, True, beside)[0]
+            elif of_x:
+                dx = (dz if scale == 1 else dz * scale).to(ctx.x_dtype)
         elif of_x and (found := _by_build(ctx, dy, y, mask, beside)) is not None:
             dx, *of_rows = found
         else:
@@ -118,18 +121,10 @@ def _by_build(ctx: Any, dy: Tensor, y: Tensor, mask: Tensor | None, beside: Besi
     return _of_operands(kernels.operate(ctx.build, "backward_from_output", *given), beside)
 
 
-def lying_rows(beside: Beside, shape: torch.Size, dim: int, order: list[int] | None) -> list[Tensor]:
-    """The row operands as views for kernels: in float32, with x's shape (1 in ``dim``) and order of dimensions.
-
-    Args:
-        beside: the operands of the call.
-        shape: of x in the call.
-        dim: the dimension of its rows.
-        order: x's dimensions in memory order, if they differ from that.
-    """
+def rows_like(beside: Beside, shape: torch.Size, dim: int) -> list[Tensor]:
+    """The row operands for kernels: in float32, expanded to x's shape, of which ``dim`` is 1."""
     shape = torch.Size([1 if i == dim % len(shape) else size for i, size in enumerate(shape)])
-    expanded = [values.to(torch.float32).expand(shape) for values in beside.rows]
-    return expanded if order is None else [values.permute(order) for values in expanded]
+    return [values.to(torch.float32).expand(shape) for values in beside.rows]
 
 
 def _in_one_piece(beside: Beside) -> Beside:
@@ -165,5 +160,6 @@ def _of_operands(found: Tensor | tuple[Tensor, Tensor], beside: Beside) -> tuple
 
 def _is_plain(dy: Tensor, kept: Tensor) -> bool:
     """Whether dy is a plain tensor, and no second derivatives are needed."""
-    plain = not torch.is_grad_enabled() and type(dy) is Tensor and not dy._is_zerotensor()
+    is_batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # by is_grads_batched=True
+    plain = not torch.is_grad_enabled() and type(dy) is Tensor and not is_batched and not dy._is_zerotensor()
     return plain and kernels.sees_all(kept) and kept.is_contiguous()

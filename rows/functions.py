@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from numbers import Integral, Real
+from numbers import Integral
 from typing import Literal
 
 import torch
@@ -13,11 +13,13 @@ from torch.overrides import handle_torch_function
 
 from ..records.arguments import as_number, is_stand_in, what_it_is
 from . import kernels
-from .autograd import OWN_CALL, Rows, lying_rows
+from .autograd import OWN_CALL, Rows, rows_like
 from .records import NOTHING, TABLE, Beside, RowActivation, can
 from .typed import in_types
 
 __all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
+
+HALF = torch.finfo(torch.float16).max
 
 
 def softmax(
@@ -34,7 +36,7 @@ def softmax(
     Kernels that read each row once compute float32, float16 and bfloat16 tensors of 1 MB and more, where they were measured to
     be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in float32.
     All other calls use PyTorch's operators, as do calls under autocast, torch.compile, transforms and with DTensors.
-    ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32 for rows along the last dimension of memory.
+    ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32 for rows along the last dimension.
 
     Args:
         x: of any shape.
@@ -103,42 +105,62 @@ def run(
             return handle_torch_function(function, stand_ins, x, *beside.rows, dim, dtype, **options)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
-    if not isinstance(scale, Real):
-        raise TypeError(f"{name}: scale is a number, got {what_it_is(scale)}")
+    is_symbolic = isinstance(scale, torch.SymFloat | torch.SymInt)
+    scale = scale if is_symbolic else as_number(record, "scale", scale)
     if save not in ("output", "input"):
         raise ValueError(f"{name}: save must be 'output' or 'input', got {save!r}")
-    if dim is not None and not isinstance(dim, Integral):
+    if (dim is None and record.needs_dim) or not (dim is None or isinstance(dim, Integral)) or isinstance(dim, bool):
         raise TypeError(f"{name}: dim is an int, got {what_it_is(dim)}")
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
+        raise TypeError(f"{name}: dtype is a floating torch.dtype or None, got {dtype!r}")
+    plain = not is_symbolic and scale == 1
     if mask is not None:
         _check_mask(name, x, mask)
-        if dtype is None and not x.is_floating_point():
-            raise TypeError(f"{name}: beside a mask, x is a floating tensor, or dtype= converts it; got {what_it_is(x)}")
+    if mask is not None or not plain:
+        _check_scaled(name, x, dtype)
+    if is_symbolic:  # no condition may depend on it
+        scaled = (x if dtype is None else x.to(dtype)) * scale
+        return run(record, function, scaled, dim, None, 1.0, mask, save, beside)
+    factor = record.factor * scale
     if beside is not NOTHING:
         beside = _checked(record, x, dim, beside)
-    factor = float(record.factor * scale)
-    plain = factor == record.factor
     if dim is not None and save == "output" and (mask is not None or dtype not in (None, x.dtype)):
         y = in_types(record, x, dim, dtype or x.dtype, factor, mask, beside)
         if y is not None:
             return y
-    if dtype is not None and (mask is not None or not plain):
+    if dtype is not None and (mask is not None or not plain or not x.is_floating_point()):
         x, dtype = x.to(dtype), None
+    if mask is not None and mask.dtype is not torch.bool:
+        wide = torch.promote_types(x.dtype, mask.dtype)
+        if x.dtype is torch.float16 and not -HALF <= factor <= HALF:  # no factor in a sum of float16
+            wide = torch.promote_types(wide, torch.float32)
+        if wide is not x.dtype:
+            y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide), save, beside)
+            return y if kernels.is_cast(x) else y.to(x.dtype)
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
     if takes and kernels.sees_all(t) and kernels.sees_rows(beside.rows, t):
-        lying, place, order = kernels.as_it_lies(t, dim)
-        if lying.is_contiguous():
-            by_kernel = record.takes_forward(lying, place, factor)
-            keeps = torch.is_grad_enabled() and any([each.requires_grad for each in (t, *beside.rows)])
-            of_kept = record.takes_backward(lying, place, factor != 1) or (record.own_gradient and lying.numel() > 0)
-            if by_kernel or (keeps and kernels.is_scale(factor) and of_kept):
-                rows = lying_rows(beside, t.shape, dim, order)
-                y = Rows.apply(lying, record, place, factor, save, by_kernel, beside.numbers, *rows)
-                return kernels.turned_back(y, order)
+        t, place = t.contiguous(), dim % t.dim()  # as PyTorch's results are
+        by_kernel = record.takes_forward(t, place, factor)
+        keeps = torch.is_grad_enabled() and any([each.requires_grad for each in (t, *beside.rows)])
+        of_kept = record.takes_backward(t, place, factor != 1) or (record.own_gradient and t.numel() > 0)
+        if by_kernel or (keeps and kernels.is_scale(factor) and of_kept):
+            rows = rows_like(beside, t.shape, place)
+            return Rows.apply(t, record, place, factor, save, by_kernel, beside.numbers, *rows)
     level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
-        return record.theirs(x, dim, *beside.rows, *beside.numbers, _stacklevel=level, dtype=dtype)
+        return record.theirs(t, dim, *beside.rows, *beside.numbers, _stacklevel=level, dtype=dtype)
     return record.eager(t if factor == 1 else t * factor, dim, *beside.rows, *beside.numbers, _stacklevel=level)
+
+
+def _check_scaled(name: str, x: Tensor, dtype: torch.dtype | None) -> None:
+    """Raises TypeError or RuntimeError if x cannot be scaled or masked."""
+    if dtype is None and not x.is_floating_point():
+        raise TypeError(f"{name}: beside a scale or mask, x is a floating tensor, or dtype= converts it; got {what_it_is(x)}")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name}: beside a scale or mask, x is a dense tensor, got {what_it_is(x)}")
+    if kernels.is_freed(x):
+        raise RuntimeError(f"{name}: a tensor has elements, but its data is not allocated (yet, or any more)")
 
 
 def _is_small(x: object) -> bool:
@@ -149,7 +171,7 @@ def _is_small(x: object) -> bool:
 def by_kernel(record: RowActivation, x: Tensor, beside: Beside = NOTHING) -> Tensor:
     """The activation along the last dimension by the kernel if it supports x, even if slower; else by PyTorch."""
     if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
-        rows = lying_rows(beside, x.shape, -1, None)
+        rows = rows_like(beside, x.shape, -1)
         return Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True, beside.numbers, *rows)
     return record.theirs(x, -1, *beside.rows, *beside.numbers)
 
@@ -184,21 +206,27 @@ def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int
     if values.shape == without:
         return values.unsqueeze(dim) if x.dim() > 0 else values
     whole = (*x.shape[:dim], 1, *x.shape[dim + 1 :]) if x.dim() > 0 else ()
-    sizes = zip(reversed(values.shape), reversed(whole), strict=False)
-    if values.dim() > x.dim() or not all([m in (1, n) for m, n in sizes]):
+    if values.dim() > x.dim() or not _broadcasts(values.shape, whole):
         what = f"{tuple(whole)}, a value for each row of x, or be of shape {tuple(without)}"
         raise ValueError(f"{record.name}: {name} must broadcast to {what}; got {tuple(values.shape)}")
     return values
+
+
+def _broadcasts(sizes: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether a shape, of no more dimensions, broadcasts to another one."""
+    both = zip(reversed(sizes), reversed(to), strict=False)
+    return all([m == 1 or m == n for m, n in both])  # not `in`: either may be symbolic
 
 
 def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
     """Raises TypeError or ValueError if a mask is invalid."""
     if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
         raise TypeError(f"{name}: mask is a tensor of bool or floating, got {what_it_is(mask)}")
+    if mask.layout is not torch.strided:
+        raise TypeError(f"{name}: mask is a dense tensor, got {what_it_is(mask)}")
     if mask.device != x.device:
         raise ValueError(f"{name}: mask must be on the device of x, {x.device}, got one on {mask.device}")
-    sizes = zip(reversed(mask.shape), reversed(x.shape), strict=False)
-    if mask.dim() > x.dim() or not all(m in (1, n) for m, n in sizes):
+    if mask.dim() > x.dim() or not _broadcasts(mask.shape, x.shape):
         raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")
 
 
@@ -208,4 +236,4 @@ def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
         if factor == 0 or not -math.inf < factor < math.inf:  # works for symbolic floats in torch.compile
             x, factor = x * factor, 1.0
         return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
-    return torch.add(mask.to(x.dtype), x, alpha=factor), 1.0
+    return torch.add(mask, x, alpha=factor), 1.0

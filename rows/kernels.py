@@ -16,13 +16,14 @@ from ..kernels import KernelSource, ToolchainError
 from ..kernels.loader.source import RowTypes
 
 __all__ = [
-    "as_it_lies",
     "backward",
     "built",
     "collapsed",
     "fits_a_gpu",
     "fits_types",
     "forward",
+    "is_cast",
+    "is_freed",
     "is_plain",
     "is_scale",
     "kind_of_backward",
@@ -34,7 +35,6 @@ __all__ = [
     "takes_backward",
     "takes_forward",
     "takes_types",
-    "turned_back",
 ]
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -49,6 +49,7 @@ VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors r
 HELD_VECTORS = 98304  # kHeldVectors: with clusters, for rows with a mask or conversion
 SECTOR = 32  # bytes of memory that a GPU reads and writes at once
 FEW_ADJACENT = 16  # strided rows: where no more are adjacent, PyTorch is slow, and kernels take rows of 2 elements and more
+MANY_ADJACENT = 256  # and in forward of an odd number of 16-bit rows, where as many or more are
 ACROSS_IN_A_BLOCK = 256  # elements that a strided row may have without clusters, in all tensors read
 MOST_ACROSS = 2**31  # kMostAcross: words that the first elements of all strided rows take
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
@@ -130,27 +131,26 @@ def is_plain(x: Tensor) -> bool:
         and not x.is_nested
         and not is_transformed()
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # a wrapper that outlived its transform
-        and not torch.is_autocast_enabled(x.device.type)
+        and not is_cast(x)
         and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._functorch.is_legacy_batchedtensor(x)  # by is_grads_batched=True
+        and not x._is_zerotensor()
     )
+
+
+def is_cast(x: Tensor) -> bool:
+    """Whether autocast is on for x."""
+    return x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
+
+
+def is_freed(x: Tensor) -> bool:
+    """Whether a plain tensor has elements but no data, as FSDP leaves it; PyTorch's operators would crash."""
+    return is_plain(x) and x.numel() > 0 and x.untyped_storage().nbytes() == 0
 
 
 def sees_rows(rows: tuple[Tensor, ...], x: Tensor) -> bool:
     """The same for the row operands of x, which must be on its device."""
     return all([is_plain(values) and values.device == x.device and not values.is_neg() for values in rows])
-
-
-def as_it_lies(x: Tensor, dim: int) -> tuple[Tensor, int, list[int] | None]:
-    """x with its dimensions in memory order, the new index of ``dim``, and the order; None if it is unchanged."""
-    if x.is_contiguous():
-        return x, dim % x.dim(), None
-    order = sorted(range(x.dim()), key=lambda i: (-x.stride(i), i))
-    return x.permute(order), order.index(dim % x.dim()), order
-
-
-def turned_back(y: Tensor, order: list[int] | None) -> Tensor:
-    """A result with its dimensions in the order that they had before :func:`as_it_lies`."""
-    return y if order is None else y.permute(sorted(range(y.dim()), key=order.__getitem__))
 
 
 def collapsed(mask: Tensor, dim: int) -> Tensor | None:
@@ -286,8 +286,11 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         bytes_across = columns * x.itemsize
         longest = LONG_AND_ODD if bytes_across % WORD and bytes_across < SECTOR else LONGEST_ACROSS
         words = x.numel() // (length * columns) * -(-bytes_across // WORD)
-        fewest = lengths.across[bytes_across % WORD != 0]
-        if not (fewest if columns > FEW_ADJACENT else min(fewest, 2)) <= length < longest or words >= MOST_ACROSS:
+        is_odd = bytes_across % WORD != 0
+        fewest = lengths.across[is_odd]
+        if columns <= FEW_ADJACENT or (is_odd and tensors == 1 and columns >= MANY_ADJACENT):
+            fewest = min(fewest, 2)
+        if not fewest <= length < longest or words >= MOST_ACROSS:
             return False
         return length * tensors <= ACROSS_IN_A_BLOCK or _has_clusters(x.device)
     if not _has(lengths, length, each):

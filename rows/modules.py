@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
 from ..modules import ActivationModule, StandingIn, normalise, users_rows, with_types
-from ..records.arguments import Arguments, as_number, is_stand_in, signature_of
+from ..records.arguments import Arguments, as_number, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
 
@@ -32,6 +32,7 @@ __all__ = [
     "forget",
     "make_module",
     "names",
+    "record_of_rows",
 ]
 
 
@@ -103,7 +104,7 @@ class Softmax2d(RowModule, nn.Softmax2d):
         Raises:
             ValueError: input is neither one image nor a batch of them.
         """
-        if not is_stand_in(input) and input.dim() not in (3, 4):
+        if isinstance(input, Tensor) and input.dim() not in (3, 4):
             raise ValueError(f"Softmax2d: expected 3 or 4 dimensions, got {input.dim()}")
         return functions.softmax(input, -3)
 
@@ -133,6 +134,9 @@ class OfDefinition(OfAnyDimension):
         super().__init__()
         given = Arguments(self.activation.title, type(self).__signature__).bind(args, kwargs)
         self.dim, self.save = given["dim"], given["save"] or self.activation.saves[0]
+        if self.save not in self.activation.saves:
+            known = " or ".join(map(repr, self.activation.saves))
+            raise ValueError(f"{self.activation.name}: save must be {known}, got {self.save!r}")
         for name, _ in self.activation.params:
             setattr(self, name, as_number(self.activation, name, given[name]))
 
@@ -194,6 +198,8 @@ def make_module(record: RowActivation) -> type[RowModule]:
 
     def init(self: nn.Module, dim: int = -1, **given: float) -> None:
         nn.Module.__init__(self)
+        if unknown := ", ".join(given.keys() - numbers.keys()):
+            raise TypeError(f"{record.title}.Model takes dim{''.join(f', {name}' for name in numbers)}, not {unknown}")
         self.dim, self.numbers = dim, tuple((numbers | given).values())
 
     def forward(self: nn.Module, x: Tensor, *rows: Tensor) -> Tensor:
@@ -245,6 +251,14 @@ def class_of_rows(activation: object) -> type[RowModule] | None:
         return None
     own = vars(cls).get("ModelNew") if isinstance(cls, FunctionType) else None
     return own if isinstance(own, type) and issubclass(own, RowModule) else FUNCTIONS.get(cls)
+
+
+def record_of_rows(activation: object) -> RowActivation | None:
+    """The record of :func:`class_of_rows`, with the numbers of a module as defaults; None if it is not of rows."""
+    cls = class_of_rows(activation)
+    if cls is None or not isinstance(activation, OfDefinition):
+        return cls and cls.activation
+    return replace(cls.activation, params=tuple((name, getattr(activation, name)) for name, _ in cls.activation.params))
 
 
 def counterpart(module: nn.Module) -> RowModule | None:

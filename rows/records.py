@@ -65,9 +65,11 @@ class RowActivation:
         params: the names of numbers, with defaults.
         builds: results of :meth:`built_for`, by types.
         beside: names and defaults of the fused operands that the function takes: none.
+        needs_dim: whether a call has to give a dimension; else PyTorch chooses without one.
     """
 
     beside: ClassVar[dict[str, Any]] = {}
+    needs_dim: ClassVar[bool] = False
     name: str
     title: str
     formula: str

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels.loader.source import ELEMENTS, RowTypes
 from . import kernels
-from .autograd import Typed, lying_rows
+from .autograd import Typed, rows_like
 from .records import Beside, RowActivation
 
 __all__ = ["in_types", "types_of"]
@@ -34,8 +34,8 @@ def in_types(
     types = types_of(x.dtype, dtype, mask.dtype if mask is not None else None)
     if types is None:
         return None
-    lying, place, order = kernels.as_it_lies(x, dim)
-    if not lying.is_contiguous() or not record.takes_types(lying, place, scale, types):
+    x, place = x.contiguous(), dim % x.dim()
+    if not record.takes_types(x, place, scale, types):
         return None
     rows = None
     if mask is not None:
@@ -43,16 +43,15 @@ def in_types(
             return None
         if mask.dim() < x.dim():
             mask = mask[(None,) * (x.dim() - mask.dim())]
-        mask = mask if order is None else mask.permute(order)
-        rows = kernels.collapsed(mask.detach().expand(lying.shape), place)
+        rows = kernels.collapsed(mask.detach().expand(x.shape), place)
         if rows is None:
             return None
     build = record.built_for(types)
     if build is None:
         return None
-    of_rows = lying_rows(beside, x.shape, dim, order)
-    y = Typed.apply(lying, mask, record, build, place, scale, rows, beside.numbers, *of_rows)
-    return kernels.turned_back(y, order)
+    if mask is not None and mask.is_inference() and torch.is_grad_enabled():  # which could not be kept for backward
+        mask = mask.clone()
+    return Typed.apply(x, mask, record, build, place, scale, rows, beside.numbers, *rows_like(beside, x.shape, place))
 
 
 def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:

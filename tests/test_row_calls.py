@@ -1,0 +1,234 @@
+"""Calls of row activations where features meet: masks of wider types, integers, layouts, symbolic shapes, batched gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import jitact
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+LOWEST = torch.finfo(F32).min
+NAMES = ("softmax", "log_softmax", "softmin")
+
+
+@pytest.mark.parametrize("save", ["output", "input"])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+@pytest.mark.parametrize("rows", [4, 64])  # of 8192 elements: smaller than what kernels take, and larger
+def test_masks_wider_than_x_are_not_rounded(rows: int, dtype: torch.dtype, save: str, device: str) -> None:
+    """Nor do they become -inf, as the lowest float32 would in 16 bits."""
+    torch.manual_seed(0)
+    x, dy = (torch.randn(rows, 8192, device=device).to(dtype) for _ in range(2))
+    mask = torch.randn(rows, 8192, device=device) * 4
+    mask[0] = LOWEST
+    mask[1, ::2] = LOWEST
+    x[2, 1], mask[2, 0] = 50, 50.2
+    x, mask = x.requires_grad_(), mask.requires_grad_()
+    y = jitact.softmax(x, -1, mask=mask, save=save)
+    exact = torch.softmax(x.double() + mask.double(), -1)
+    assert y.dtype is dtype and torch.allclose(y[0].float() * 8192, torch.ones(1, device=device))
+    torch.testing.assert_close(y.double(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    found, wanted = torch.autograd.grad(y, (x, mask), dy), torch.autograd.grad(exact, (x, mask), dy.double())
+    for ours, theirs, leaf in zip(found, wanted, (x, mask), strict=True):
+        assert ours.dtype is leaf.dtype
+        torch.testing.assert_close(ours.float(), theirs.float(), rtol=0.05, atol=2e-4)
+    with torch.autocast(device, BF16):
+        assert jitact.softmax(x, -1, mask=mask).dtype is F32
+
+
+def test_masks_of_float64_and_large_scales_of_float16(device: str) -> None:
+    x = torch.tensor([[1e-4, 2e-4, 0.0]], device=device)
+    mask = torch.tensor([0.0, 0.0, torch.finfo(torch.float64).min], device=device, dtype=torch.float64)
+    torch.testing.assert_close(jitact.softmax(x, -1, mask=mask), torch.softmax(x.double() + mask, -1).float())
+    half, zeros = x.half(), torch.zeros(3, device=device, dtype=F16)
+    exact = torch.softmax(1e5 * half.double(), -1)
+    torch.testing.assert_close(jitact.softmax(half, -1, scale=1e5, mask=zeros).double(), exact, rtol=1e-3, atol=1e-6)
+
+
+def test_scaled_gradients_beside_those_of_masks(device: str) -> None:
+    """Small ones of float16, which the scale makes large, are not rounded before they are scaled."""
+    torch.manual_seed(0)
+    x, mask, dy = (torch.randn(64, 8192, device=device).half() for _ in range(3))
+    x, mask, dy = x.requires_grad_(), mask.requires_grad_(), dy * 1e-3
+    both = torch.autograd.grad(jitact.softmax(x, -1, scale=1000.0, mask=mask), (x, mask), dy)
+    alone = torch.autograd.grad(jitact.softmax(x, -1, scale=1000.0, mask=mask.detach()), x, dy)
+    assert torch.equal(both[0], alone[0]) and both[1].abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("name", NAMES)
+def test_integers_are_converted_first(name: str, dtype: torch.dtype, device: str) -> None:
+    for rows in (2, 40_000):
+        x = torch.tensor([0, 1, 2, 127], dtype=dtype, device=device).repeat(rows, 75)
+        exact = getattr(F, name)(x[:1].double(), -1)
+        for scale in (1.0, 0.5):
+            y = getattr(jitact, name)(x, -1, F32, scale=scale)
+            wanted = exact if scale == 1 else getattr(F, name)(0.5 * x[:1].double(), -1)
+            torch.testing.assert_close(y, wanted.float().expand(rows, -1), rtol=1e-5, atol=1e-6)
+
+
+class _Attention(nn.Module):
+    def __init__(self, function: Callable[..., Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.register_buffer("mask", torch.ones(8, 8, dtype=torch.bool).tril())
+
+    def forward(self, q: Tensor) -> Tensor:
+        return self.function(q @ q.mT, self.mask, q.shape[-1] ** -0.5)
+
+
+def test_masks_of_fixed_size_beside_dynamic_shapes() -> None:
+    module = _Attention(lambda x, mask, scale: jitact.softmax(x, -1, scale=scale, mask=mask))
+    compiled, q = torch.compile(module, backend="eager", dynamic=True, fullgraph=True), torch.randn(4, 8, 8)
+    torch.testing.assert_close(compiled(q), module(q))
+
+
+def test_scales_from_dynamic_shapes_are_exported() -> None:
+    class Scores(nn.Module):
+        def forward(self, q: Tensor) -> Tensor:
+            return jitact.softmin(q @ q.mT, -1, scale=q.shape[1] ** -0.5) + jitact.softmax(q @ q.mT, -1, scale=q.shape[1])
+
+    sizes = ({1: torch.export.Dim("size", min=2, max=100)},)
+    program = torch.export.export(Scores(), (torch.randn(2, 8, 4),), dynamic_shapes=sizes, strict=False)
+    for size in (8, 5):
+        q = torch.randn(2, size, 4)
+        torch.testing.assert_close(program.module()(q), Scores()(q))
+
+
+@pytest.mark.parametrize("options", [{"scale": 0.5}, {"save": "input"}, {"mask": "bool"}, {"dtype": F32}], ids=str)
+def test_batched_gradients(options: dict, device: str) -> None:
+    torch.manual_seed(0)
+    x = torch.randn(64, 8192, device=device, dtype=F16 if "dtype" in options else F32).requires_grad_()
+    if "mask" in options:
+        options = {"mask": torch.rand(8192, device=device) > 0.3}
+    y = jitact.softmax(x, -1, **options)
+    dy = torch.randn(3, 64, 8192, device=device, dtype=y.dtype)
+    (found,) = torch.autograd.grad(y, x, dy, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(y, x, one, retain_graph=True)[0] for one in dy]
+    torch.testing.assert_close(found, torch.stack(each), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_results_are_contiguous_as_those_of_pytorch(name: str, device: str) -> None:
+    """So that a model may view them, whichever computes them."""
+    x = torch.randn(4, 16, 96, 96, device=device)
+    for given in (x.to(memory_format=torch.channels_last), x.transpose(0, 1), x.mT, x[:, ::2]):
+        given = given.detach().requires_grad_()
+        for dim, options in ((1, {}), (-1, {}), (1, {"scale": 2.0}), (1, {"mask": torch.ones(96, device=device) > 0})):
+            scale = options.get("scale", 1.0)
+            ours, theirs = getattr(jitact, name)(given, dim, **options), getattr(F, name)(given * scale, dim)
+            assert ours.stride() == theirs.stride(), (given.stride(), dim)
+            torch.testing.assert_close(ours, theirs)
+            dy = torch.randn_like(ours)
+            found, wanted = (torch.autograd.grad(y, given, dy)[0] for y in (ours, theirs))
+            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_masks_of_inference_mode_and_tensors_without_memory(device: str) -> None:
+    with torch.inference_mode():
+        mask = torch.rand(8192, device=device) > 0.3
+    x = torch.randn(64, 8192, device=device).requires_grad_()
+    (found,) = torch.autograd.grad(jitact.softmax(x, -1, mask=mask).square().sum(), x)
+    (wanted,) = torch.autograd.grad(torch.softmax(x.masked_fill(~mask.clone(), -math.inf), -1).square().sum(), x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-9)
+    zeros = torch._efficientzerotensor((64, 8192), device=device)
+    torch.testing.assert_close(jitact.softmax(zeros, -1, scale=2), torch.full((64, 8192), 1 / 8192, device=device))
+    for rows in (2, 64):
+        freed = torch.randn(rows, 8192, device=device)
+        freed.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="softmax: a tensor has elements, but its data is not allocated"):
+            jitact.softmax(freed, -1, scale=2)
+
+
+def test_exported_files_are_traced_as_pytorch(tmp_path) -> None:
+    space: dict = {"__name__": "exported"}
+    exec(compile(jitact.export("softmax", device="cpu"), "exported", "exec"), space)
+    module, x = space["ModelNew"](-1), torch.randn(4, 64)
+    assert "_softmax" in make_fx(module)(x).code
+    torch.testing.assert_close(module(torch._efficientzerotensor((4, 64))), torch.full((4, 64), 1 / 64))
+
+
+CHOSEN = """#include "rows.cuh"
+ELEMENTWISE T forward(T kept, SumOfExp<T> row) {
+  const T s = row.share(kept);
+  return s > 0.1 ? sqrt(s - 0.1) : kept_elsewhere(s);
+}
+ELEMENTWISE T fold_from_output(T dy, T y) { return y > 0 ? dy / (2 * y) * (y * y + 0.1) : 0; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return y > 0 ? (y * y + 0.1) * (dy / (2 * y) - row.total) : 0; }
+""".replace("kept_elsewhere(s)", "0")
+
+
+def test_slopes_of_what_is_not_chosen_are_left_out(device: str) -> None:
+    """An infinite or invalid slope beside the chosen value: sqrt(s - 0.1) of smaller shares."""
+    jitact.define("root_of_share", source=CHOSEN)
+    x = torch.tensor([0.0, 1.0, 2.0, -3.0, -math.inf], device=device, dtype=torch.float64)
+
+    def reference(x: Tensor) -> Tensor:
+        s = torch.softmax(x, -1)
+        chosen = s > 0.1
+        return torch.where(chosen, torch.where(chosen, s - 0.1, 1.0).sqrt(), 0.0)
+
+    for function in (jitact.root_of_share, torch.compile(jitact.root_of_share, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        (found,) = torch.autograd.grad(function(leaf).sum(), leaf)
+        (wanted,) = torch.autograd.grad(reference(leaf).sum(), leaf)
+        torch.testing.assert_close(found, wanted)
+    for transform in (torch.func.grad, torch.func.hessian):
+        found, wanted = (transform(lambda x, f=f: f(x).sum())(x[:4]) for f in (jitact.root_of_share, reference))
+        torch.testing.assert_close(found, wanted)
+
+
+SCALED = """#include "rows.cuh"
+ELEMENTWISE T forward(T kept, SumOfExp<T> row, Number<T> a) { return a * row.share(kept); }
+ELEMENTWISE T fold_from_output(T dy, T y, Number<T>) { return dy * y / 2; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row, Number<T>) { return y * (dy - row.total); }
+"""
+
+
+def test_numbers_of_modules_are_checked() -> None:
+    cls = jitact.define("right_for_two", source=SCALED, a=2.0)
+    assert jitact.check(cls()) and jitact.check("right_for_two")
+    result = jitact.check(cls(a=5.0))
+    assert not result and "a=5" in result.table
+
+
+def test_files_that_use_what_a_fold_keeps_are_refused() -> None:
+    text = SCALED.replace("a * row.share(kept)", "a * kept * row.share(kept)")
+    with pytest.raises(ValueError, match=r"uses_kept: forward uses kept otherwise than as row.share\(kept\)"):
+        jitact.define("uses_kept", source=text, a=2.0)
+    with pytest.raises(ValueError, match="two arguments called row"):
+        jitact.define("named_alike", source=SCALED.replace("Number<T> a)", "Number<T> row)").replace("a * ", ""), row=2.0)
+
+
+@pytest.mark.parametrize("name", ["softmax", "Softmax", "soft_max", "softmax2d", "LogSoftmax", "logsoftmax", "soft_min"])
+def test_names_of_row_activations_are_taken(name: str) -> None:
+    with pytest.raises(ValueError, match=f"cannot be called '{name}': .* is jitact's own"):
+        jitact.define(name, "x * 2")
+    with pytest.raises(ValueError, match=f"cannot be called '{name}': .* is jitact's own"):
+        jitact.define(name, source=SCALED, a=2.0)
+
+
+def test_errors_of_calls() -> None:
+    x, cls = torch.randn(3, 3), jitact.define("scaled_shares", source=SCALED, a=2.0)
+    for call, error, message in (
+        (lambda: jitact.softmax(x, 0, torch.int64, scale=2.0), TypeError, "softmax: dtype is a floating torch.dtype or None"),
+        (lambda: jitact.softmax(x, 0, "float32", mask=x > 0), TypeError, "softmax: dtype is a floating torch.dtype or None"),
+        (lambda: jitact.softmax(x.long(), 0, scale=2.0), TypeError, "beside a scale or mask, x is a floating tensor"),
+        (lambda: jitact.softmax(x.to_sparse(), 0, mask=x > 0), TypeError, "beside a scale or mask, x is a dense tensor"),
+        (lambda: jitact.softmax(x, 0, mask=x.to_sparse()), TypeError, "softmax: mask is a dense tensor"),
+        (lambda: jitact.softmax(x, 0, scale=10**400), ValueError, "softmax: scale must fit into a float"),
+        (lambda: jitact.softmax(x, True), TypeError, "softmax: dim is an int, got a bool"),
+        (lambda: jitact.softmax(torch.randn(1000, 3000), True), TypeError, "softmax: dim is an int, got a bool"),
+        (lambda: jitact.scaled_shares(x, dim=None), TypeError, "scaled_shares: dim is an int, got None"),
+        (lambda: jitact.get("Softmax2d")()([1]), TypeError, "softmax: expected a tensor, got a list"),
+        (lambda: cls(save="bit"), ValueError, "scaled_shares: save must be 'output' or 'input', got 'bit'"),
+        (lambda: cls.Model(0, q=5.0), TypeError, "takes dim, a, not q"),
+    ):
+        with pytest.raises(error, match=message):
+            call()
