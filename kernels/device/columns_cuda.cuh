@@ -529,7 +529,7 @@ class Tile {
   const int wide_;          // the tile's width in words
   int slot_;                // where the thread's values are exchanged: `wide_` times its group, and its word in the tile
   int count_, visited_;     // the number of the thread's words, and the most of any thread
-  bool splits_, loads_;     // for `single`: see are_split, of element 0; whether it loads words with its first row or that before it
+  bool splits_, loads_;     // for `single`: see are_split, of element 0; whether it loads words that begin before its first row
   Formulas<T, each> formulas_;
   bool is_first_;           // whether this thread writes the operands' gradients
   TilePlace<S, odd> place_;  // of the thread's first word

@@ -174,8 +174,8 @@ struct OperatedCall : Call {
 inline const Operands& operands_of(const Call& call) { return static_cast<const OperatedCall&>(call).operands; }
 
 #ifdef JITACT_ROW_INPUT
-// Whether the gradients that a bool mask leaves out have to be set to 0 in a row. They are 0 where outputs are shares, as these are 0
-// and gradients share * (dy - sum), unless the sum is NaN, as where no element takes part, or dy - sum may be infinite.
+// Whether the gradients that a bool mask leaves out have to be set to 0 in a row. They are 0 where outputs are shares, as these are
+// 0 and gradients share * (dy - sum), unless the sum is NaN, as where no element takes part, or dy - sum may be infinite.
 template <typename T>
 JITACT_INLINE bool has_to_hide(const Sums<T>& sums, bool gives_shares) {
   return !gives_shares || !(abs(sums.total) < T(0x1p100f));
