@@ -111,10 +111,14 @@ def call(operator: Callable, *arguments: Any) -> Any:
     try:
         return operator(*arguments)
     except RuntimeError as error:
-        raise _out_of_memory_error(error, arguments) from None
+        raise _explained(error, operator, arguments) from None
 
 
-def _out_of_memory_error(error: RuntimeError, arguments: tuple) -> RuntimeError:
+def _explained(error: RuntimeError, operator: Callable, arguments: tuple) -> RuntimeError:
+    """The error to raise for one of an operator: PyTorch's own where memory is out, one that says why for dead tensors."""
+    if not is_transformed() and any([isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in arguments]):
+        name = operator.name().removeprefix("jitact::").partition("_forward")[0]
+        return RuntimeError(f"{name}: a tensor outlived the torch.vmap in which it was made; return it from there instead")
     if "out of memory" not in str(error):  # the text of binding.cpp
         return error
     try:

@@ -169,7 +169,7 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
 
     Raises:
         KeyError: unknown name.
-        ValueError: a name is one of the library's own.
+        ValueError: a name is one of the library's own; or a definition uses another that has been defined again since.
     """
     names = [names] if isinstance(names, str) else names
     every = [*registry.REGISTRY.values(), *map(registry.get, row_names())]
@@ -180,8 +180,13 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
         if not isinstance(record, Defined):
             file = f"kernels/{record.source.name}.cu"
             raise ValueError(f"{record.name} is one of jitact's own activations; its kernel file is {file}")
-    used = [source.name for record in records for source in record.source.all_used if not source.is_librarys]
-    records = list(dict.fromkeys([*records, *(registry.class_of(name).activation for name in used)]))
+    used = [(record, source) for record in records for source in record.source.all_used if not source.is_librarys]
+    for record, source in used:
+        now = registry.REGISTRY.get(source.name)
+        if now is None or now.activation.source != source:
+            what = "is not defined any more" if now is None else "has been defined again since"
+            raise ValueError(f"{record.name} uses {source.name}, which {what}; define {record.name} again, or leave it out")
+    records = list(dict.fromkeys([*records, *(registry.REGISTRY[source.name].activation for _, source in used)]))
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{record.name}.cu" for record in records]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import keyword
 import math
 import re
@@ -551,7 +552,8 @@ class _Parser:
         if self.token.text != ",":
             self.unexpected(f"expected ',' and {'a random number' if self.of_kernel_file else 'the share to drop'}")
         self.take()
-        random = f"u{len(self.drawn) + 1}"
+        taken = {*re.findall(r"\w+", self.text), *self.drawn}
+        random = next(name for n in itertools.count(1) if (name := f"u{n}") not in taken)
         if self.of_kernel_file:
             drawn = self.take()
             random = drawn.text

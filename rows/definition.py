@@ -43,6 +43,7 @@ class RowDefinition(RowActivation):
     """
 
     needs_dim: ClassVar[bool] = True
+    is_cast: ClassVar[bool] = False
     text: str = ""
     path: str = ""
     formulas: _Formulas | None = None

@@ -136,7 +136,7 @@ def run(
             wide = torch.promote_types(wide, torch.float32)
         if wide is not x.dtype:
             y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide), save, beside)
-            return y if kernels.is_cast(x) else y.to(x.dtype)
+            return y if record.is_cast and kernels.is_cast(x) else y.to(x.dtype)
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
     if takes and kernels.sees_all(t) and kernels.sees_rows(beside.rows, t):
@@ -159,7 +159,12 @@ def _check_scaled(name: str, x: Tensor, dtype: torch.dtype | None) -> None:
         raise TypeError(f"{name}: beside a scale or mask, x is a floating tensor, or dtype= converts it; got {what_it_is(x)}")
     if x.layout is not torch.strided:
         raise TypeError(f"{name}: beside a scale or mask, x is a dense tensor, got {what_it_is(x)}")
-    if kernels.is_freed(x):
+    _check_memory(name, x)
+
+
+def _check_memory(name: str, t: Tensor) -> None:
+    """Raises RuntimeError if a tensor's storage was freed."""
+    if kernels.is_freed(t):
         raise RuntimeError(f"{name}: a tensor has elements, but its data is not allocated (yet, or any more)")
 
 
@@ -197,6 +202,7 @@ def shaped(record: RowActivation, name: str, values: object, x: Tensor, dim: int
         raise TypeError(f"{record.name}: dim is an int, got None")
     if not isinstance(values, Tensor) or not values.is_floating_point():
         raise TypeError(f"{record.name}: {name} is a floating tensor, got {what_it_is(values)}")
+    _check_memory(record.name, values)
     if values.device != x.device:
         raise ValueError(f"{record.name}: {name} must be on the device of x, {x.device}, got one on {values.device}")
     if x.dim() > 0 and not -x.dim() <= dim < x.dim():
@@ -224,6 +230,7 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
         raise TypeError(f"{name}: mask is a tensor of bool or floating, got {what_it_is(mask)}")
     if mask.layout is not torch.strided:
         raise TypeError(f"{name}: mask is a dense tensor, got {what_it_is(mask)}")
+    _check_memory(name, mask)
     if mask.device != x.device:
         raise ValueError(f"{name}: mask must be on the device of x, {x.device}, got one on {mask.device}")
     if mask.dim() > x.dim() or not _broadcasts(mask.shape, x.shape):

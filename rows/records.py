@@ -66,10 +66,12 @@ class RowActivation:
         builds: results of :meth:`built_for`, by types.
         beside: names and defaults of the fused operands that the function takes: none.
         needs_dim: whether a call has to give a dimension; else PyTorch chooses without one.
+        is_cast: whether PyTorch computes it in float32 under autocast.
     """
 
     beside: ClassVar[dict[str, Any]] = {}
     needs_dim: ClassVar[bool] = False
+    is_cast: ClassVar[bool] = True
     name: str
     title: str
     formula: str

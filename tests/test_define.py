@@ -1017,6 +1017,26 @@ def test_folders(tmp_path: Path) -> None:
     assert text == (tmp_path / "soft.cu").read_text() and text.count("// parameters") == 1
 
 
+def test_folders_hold_what_a_definition_was_made_with(tmp_path: Path) -> None:
+    """Or none is written, where that is defined otherwise by now."""
+    jitact.define("thrice", "x * 3")
+    jitact.define("thrice_more", "thrice(x) + 1")
+    assert len(jitact.save_folder(tmp_path, "thrice_more")) == 2
+    jitact.define("thrice", "x * 5")
+    torch.testing.assert_close(jitact.thrice_more(X), X * 3 + 1)
+    with pytest.raises(ValueError, match="thrice_more uses thrice, which has been defined again since"):
+        jitact.save_folder(tmp_path)
+    assert jitact.load_folder(tmp_path).keys() == {"thrice", "thrice_more"} and torch.equal(jitact.thrice(X), X * 3)
+
+
+def test_names_of_random_numbers_leave_out_those_of_operands() -> None:
+    cls = jitact.define("drawn_beside", "u1 * x + dropout(x, 0.5) + dropout(u2, 0.25)")
+    assert cls.activation.layout.tensors == ("x", "u1", "u2")
+    torch.testing.assert_close(jitact.get("drawn_beside")().eval()(X, u1=X, u2=X), X * X + 2 * X)
+    jitact.define("drawn_beside", "u1 * x + dropout(x, 0.5)", u1=jitact.Channel(init=2.0, one=True))
+    torch.testing.assert_close(jitact.get("drawn_beside")().eval()(X).detach(), 3 * X)
+
+
 def test_folders_that_will_not_do(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no folder"):
         jitact.load_folder(tmp_path / "none")

@@ -150,8 +150,9 @@ def test_masks_of_inference_mode_and_tensors_without_memory(device: str) -> None
     for rows in (2, 64):
         freed = torch.randn(rows, 8192, device=device)
         freed.untyped_storage().resize_(0)
-        with pytest.raises(RuntimeError, match="softmax: a tensor has elements, but its data is not allocated"):
-            jitact.softmax(freed, -1, scale=2)
+        for given in ((freed, 2.0, None), (torch.randn(rows, 8192, device=device), 1.0, freed)):
+            with pytest.raises(RuntimeError, match="softmax: a tensor has elements, but its data is not allocated"):
+                jitact.softmax(given[0], -1, scale=given[1], mask=given[2])
 
 
 def test_exported_files_are_traced_as_pytorch(tmp_path) -> None:
@@ -197,6 +198,15 @@ ELEMENTWISE T forward(T kept, SumOfExp<T> row, Number<T> a) { return a * row.sha
 ELEMENTWISE T fold_from_output(T dy, T y, Number<T>) { return dy * y / 2; }
 ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row, Number<T>) { return y * (dy - row.total); }
 """
+
+
+def test_masks_of_definitions_under_autocast(device: str) -> None:
+    """The result has x's type, whatever the mask's, as that of a definition without one."""
+    jitact.define("twice_share", source=SCALED, a=2.0)
+    x = torch.randn(6, 8, device=device).bfloat16()
+    with torch.autocast(device, BF16):
+        for mask in (None, x > 0, torch.zeros(8, device=device), torch.zeros(8, device=device, dtype=BF16)):
+            assert jitact.twice_share(x, -1, mask=mask).dtype is BF16
 
 
 def test_numbers_of_modules_are_checked() -> None:

@@ -431,6 +431,14 @@ def test_tensors_that_outlived_their_transform(leak: str, use: str, learned: boo
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("inplace", [False, True])
+def test_tensors_that_outlived_vmap_are_an_error(inplace: bool) -> None:
+    made: list[Tensor] = []
+    torch.vmap(lambda t: made.append(t * 2) or t)(torch.randn(4, 3))
+    with pytest.raises(RuntimeError, match=r"relu: a tensor outlived the torch\.vmap in which it was made"):
+        jitact.relu(made[0], inplace=inplace)
+
+
 @pytest.mark.parametrize("leak", LEAKS)
 def test_rows_that_outlived_their_transform(leak: str) -> None:
     """With tensors large enough for the kernel."""
