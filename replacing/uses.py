@@ -136,7 +136,12 @@ def _function(member: object) -> FunctionType | None:
         member = member.func
     elif isinstance(member, (classmethod, staticmethod)):
         member = member.__func__
-    return inspect.unwrap(member) if isinstance(member, FunctionType) else None
+    if not isinstance(member, FunctionType):
+        return None
+    try:
+        return inspect.unwrap(member)
+    except ValueError:  # it wraps itself, and has no source by that
+        return member
 
 
 @lru_cache(maxsize=1024)

@@ -68,7 +68,7 @@ def test_scaled_gradients_beside_those_of_masks(device: str) -> None:
     assert torch.equal(both[0], alone[0]) and both[1].abs().max() > 0
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int64], ids=str)
 @pytest.mark.parametrize("name", NAMES)
 def test_integers_are_converted_first(name: str, dtype: torch.dtype, device: str) -> None:
     for rows in (2, 40_000):
@@ -211,8 +211,8 @@ def test_masks_of_definitions_under_autocast(device: str) -> None:
 
 def test_numbers_of_modules_are_checked() -> None:
     cls = jitact.define("right_for_two", source=SCALED, a=2.0)
-    assert jitact.check(cls()) and jitact.check("right_for_two")
-    result = jitact.check(cls(a=5.0))
+    assert jitact.check(cls(), dtypes=[F32])
+    result = jitact.check(cls(a=5.0), dtypes=[F32])
     assert not result and "a=5" in result.table
 
 
