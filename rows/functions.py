@@ -107,13 +107,8 @@ def run(
         raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
     is_symbolic = isinstance(scale, torch.SymFloat | torch.SymInt)
     scale = scale if is_symbolic else as_number(record, "scale", scale)
-    if save not in ("output", "input"):
-        raise ValueError(f"{name}: save must be 'output' or 'input', got {save!r}")
-    if (dim is None and record.needs_dim) or not (dim is None or isinstance(dim, Integral)) or isinstance(dim, bool):
-        raise TypeError(f"{name}: dim is an int, got {what_it_is(dim)}")
-    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
-        raise TypeError(f"{name}: dtype is a floating torch.dtype or None, got {dtype!r}")
     plain = not is_symbolic and scale == 1
+    _check_options(record, dim, dtype, save)
     if mask is not None:
         _check_mask(name, x, mask)
     if mask is not None or not plain:
@@ -130,13 +125,10 @@ def run(
             return y
     if dtype is not None and (mask is not None or not plain or not x.is_floating_point()):
         x, dtype = x.to(dtype), None
-    if mask is not None and mask.dtype is not torch.bool:
-        wide = torch.promote_types(x.dtype, mask.dtype)
-        if x.dtype is torch.float16 and not -HALF <= factor <= HALF:  # no factor in a sum of float16
-            wide = torch.promote_types(wide, torch.float32)
-        if wide is not x.dtype:
-            y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide), save, beside)
-            return y if record.is_cast and kernels.is_cast(x) else y.to(x.dtype)
+    wide = x.dtype if mask is None or mask.dtype is torch.bool else _type_of_sum(x, factor, mask)
+    if wide is not x.dtype:
+        y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide), save, beside)
+        return y if record.is_cast and kernels.is_cast(x) else y.to(x.dtype)
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
     if takes and kernels.sees_all(t) and kernels.sees_rows(beside.rows, t):
@@ -151,6 +143,16 @@ def run(
     if mask is None and plain:
         return record.theirs(t, dim, *beside.rows, *beside.numbers, _stacklevel=level, dtype=dtype)
     return record.eager(t if factor == 1 else t * factor, dim, *beside.rows, *beside.numbers, _stacklevel=level)
+
+
+def _check_options(record: RowActivation, dim: int | None, dtype: torch.dtype | None, save: str) -> None:
+    """Raises TypeError or ValueError if an option of a call is invalid."""
+    if save not in ("output", "input"):
+        raise ValueError(f"{record.name}: save must be 'output' or 'input', got {save!r}")
+    if (dim is None and record.needs_dim) or not (dim is None or isinstance(dim, Integral)) or isinstance(dim, bool):
+        raise TypeError(f"{record.name}: dim is an int, got {what_it_is(dim)}")
+    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
+        raise TypeError(f"{record.name}: dtype is a floating torch.dtype or None, got {dtype!r}")
 
 
 def _check_scaled(name: str, x: Tensor, dtype: torch.dtype | None) -> None:
@@ -235,6 +237,13 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
         raise ValueError(f"{name}: mask must be on the device of x, {x.device}, got one on {mask.device}")
     if mask.dim() > x.dim() or not _broadcasts(mask.shape, x.shape):
         raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")
+
+
+def _type_of_sum(x: Tensor, factor: float, mask: Tensor) -> torch.dtype:
+    """The dtype in which a mask is added to ``factor x``: not rounded to x's, nor float16 if the factor is beyond it."""
+    wide = torch.promote_types(x.dtype, mask.dtype)
+    fits = x.dtype is not torch.float16 or -HALF <= factor <= HALF
+    return wide if fits else torch.promote_types(wide, torch.float32)
 
 
 def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
