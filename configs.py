@@ -176,10 +176,15 @@ def copied(x: Tensor, record: Activation) -> Tensor:
     Raises:
         RuntimeError: its storage was freed, as FSDP does; PyTorch's own copy would crash.
     """
-    in_memory = type(x) is Tensor and not torch.compiler.is_compiling() and not is_transformed()
-    if in_memory and x.numel() and not x.untyped_storage().nbytes():
-        raise RuntimeError(f"{record.name}: a tensor has elements, but its data is not allocated (yet, or any more)")
+    if type(x) is Tensor and not torch.compiler.is_compiling() and not is_transformed():
+        check_allocated(record.name, x)
     return x.clone()
+
+
+def check_allocated(name: str, x: Tensor) -> None:
+    """Raises RuntimeError if a tensor with a storage has elements that are beyond it."""
+    if x.numel() and not x.untyped_storage().nbytes():
+        raise RuntimeError(f"{name}: a tensor has elements, but its data is not allocated (yet, or any more)")
 
 
 def in_order(dy: Tensor, config: Config, strides: tuple[int, ...]) -> Tensor:

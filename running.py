@@ -113,18 +113,21 @@ def run_fitted(
     records = torch.is_grad_enabled()
     tensors = alive(tensors) if records or inplace else tensors
     spec, x, operands = record.layout, tensors[0], tensors[1:]
+    recorded = False
+    if records:
+        for place in spec.places + spec.passed:
+            if tensors[place].requires_grad:
+                recorded = True
+                break
     if inplace:
-        recorded = records and any([tensors[place].requires_grad for place in spec.places + spec.passed])
         if recorded or operands or spec.draws or x.is_neg():
             return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
         return overwritten(x, configured(record, True, "input", fast_math).forward_op, *params)
     if spec.draws:
         operands = (*operands, _seed(x) if seed is None else seed)
-    if records:
-        for place in spec.places + spec.passed:
-            if tensors[place].requires_grad:
-                save = _first_save(record, tensors, save) if operands else save or spec.saves[0]
-                return activate_at_once(x, configured(record, False, save, fast_math), params, (), *operands)
+    if recorded:
+        save = _first_save(record, tensors, save) if operands else save or spec.saves[0]
+        return activate_at_once(x, configured(record, False, save, fast_math), params, (), *operands)
     return call(configured(record, False, "input", fast_math).forward_op, x, *operands, *params)
 
 

@@ -552,9 +552,10 @@ class _Parser:
         if self.token.text != ",":
             self.unexpected(f"expected ',' and {'a random number' if self.of_kernel_file else 'the share to drop'}")
         self.take()
-        taken = {*re.findall(r"\w+", self.text), *self.drawn}
-        random = next(name for n in itertools.count(1) if (name := f"u{n}") not in taken)
-        if self.of_kernel_file:
+        if not self.of_kernel_file:
+            taken = {*re.findall(r"\w+", self.text), *self.drawn}
+            random = next(name for n in itertools.count(1) if (name := f"u{n}") not in taken)
+        else:
             drawn = self.take()
             random = drawn.text
             if random not in self.random or random in self.drawn:

@@ -40,6 +40,7 @@ __all__ = [
     "Row",
     "by_token",
     "given_in_calls",
+    "is_cast",
     "is_plain",
     "layout",
     "library",
@@ -470,7 +471,7 @@ class Activation:
         operands = self.layout
         tensors = tuple([given[name] for name in operands.tensors])
         x = tensors[0]
-        if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and _is_cast(x)):
+        if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and is_cast(x)):
             return None
         dtype, device, shape = x.dtype, x.device, x.shape
         if dtype not in DTYPES or x.layout is not torch.strided:
@@ -498,7 +499,7 @@ class Activation:
         Added operands keep their own dtype, and the result is promoted to it.
         """
         added = self.added
-        if _is_cast(tensors[0]):
+        if is_cast(tensors[0]):
             chosen = torch.get_autocast_dtype(tensors[0].device.type)
             kept = [t.dtype is torch.float64 or name in added for name, t in zip(names, tensors, strict=True)]
             tensors = [t if keep else t.to(chosen) for keep, t in zip(kept, tensors, strict=True)]
@@ -613,7 +614,7 @@ def is_plain(token: str) -> bool:
 is_plain._dynamo_marked_constant = True
 
 
-def _is_cast(x: Tensor) -> bool:
+def is_cast(x: Tensor) -> bool:
     """Whether autocast is on for ``x``."""
     return x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
 

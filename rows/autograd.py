@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..configs import is_batched
 from . import kernels
 from .records import Beside, RowActivation
 
@@ -160,6 +161,5 @@ def _of_operands(found: Tensor | tuple[Tensor, Tensor], beside: Beside) -> tuple
 
 def _is_plain(dy: Tensor, kept: Tensor) -> bool:
     """Whether dy is a plain tensor, and no second derivatives are needed."""
-    is_batched = torch._C._functorch.is_legacy_batchedtensor(dy)  # by is_grads_batched=True
-    plain = not torch.is_grad_enabled() and type(dy) is Tensor and not is_batched and not dy._is_zerotensor()
+    plain = not torch.is_grad_enabled() and type(dy) is Tensor and not is_batched(dy) and not dy._is_zerotensor()
     return plain and kernels.sees_all(kept) and kept.is_contiguous()

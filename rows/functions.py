@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
+from ..configs import check_allocated
+from ..records import is_cast
 from ..records.arguments import as_number, is_stand_in, what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows, rows_like
@@ -128,7 +130,7 @@ def run(
     wide = x.dtype if mask is None or mask.dtype is torch.bool else _type_of_sum(x, factor, mask)
     if wide is not x.dtype:
         y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide), save, beside)
-        return y if record.is_cast and kernels.is_cast(x) else y.to(x.dtype)
+        return y if record.is_cast and is_cast(x) else y.to(x.dtype)
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
     if takes and kernels.sees_all(t) and kernels.sees_rows(beside.rows, t):
@@ -165,9 +167,9 @@ def _check_scaled(name: str, x: Tensor, dtype: torch.dtype | None) -> None:
 
 
 def _check_memory(name: str, t: Tensor) -> None:
-    """Raises RuntimeError if a tensor's storage was freed."""
-    if kernels.is_freed(t):
-        raise RuntimeError(f"{name}: a tensor has elements, but its data is not allocated (yet, or any more)")
+    """Raises RuntimeError if a plain tensor's storage was freed, as FSDP does; PyTorch's operators would crash."""
+    if kernels.is_plain(t):
+        check_allocated(name, t)
 
 
 def _is_small(x: object) -> bool:

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from .. import kernels
-from ..configs import call, is_transformed
+from ..configs import call, is_batched
 from ..kernels import KernelSource, ToolchainError
 from ..kernels.loader.source import RowTypes
+from ..records import is_cast
 
 __all__ = [
     "backward",
@@ -22,8 +23,6 @@ __all__ = [
     "fits_a_gpu",
     "fits_types",
     "forward",
-    "is_cast",
-    "is_freed",
     "is_plain",
     "is_scale",
     "kind_of_backward",
@@ -129,23 +128,12 @@ def is_plain(x: Tensor) -> bool:
         and x.device.type in ("cpu", "cuda")
         and x.layout is torch.strided
         and not x.is_nested
-        and not is_transformed()
+        and not is_batched(x)
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)  # a wrapper that outlived its transform
         and not is_cast(x)
         and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._functorch.is_legacy_batchedtensor(x)  # by is_grads_batched=True
         and not x._is_zerotensor()
     )
-
-
-def is_cast(x: Tensor) -> bool:
-    """Whether autocast is on for x."""
-    return x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
-
-
-def is_freed(x: Tensor) -> bool:
-    """Whether a plain tensor has elements but no data, as FSDP leaves it; PyTorch's operators would crash."""
-    return is_plain(x) and x.numel() > 0 and x.untyped_storage().nbytes() == 0
 
 
 def sees_rows(rows: tuple[Tensor, ...], x: Tensor) -> bool:
