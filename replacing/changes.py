@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Iterable, Mapping
+from functools import cache
 
+import torch.nn.functional as F
 from torch import nn
 
-from .syntax import is_name, is_own_call, names, targets
+from .syntax import function_of, is_name, is_own_call, names, own_calls, parsed, targets
 
 __all__ = ["change"]
 
@@ -32,7 +35,7 @@ def change(
     """What may change a tensor in place, as text; "" if nothing does.
 
     Changes of any variable count, as it may be a view of the tensor, or share its version counter; and calls that are given the
-    tensor, or a view, and are neither PyTorch's nor of modules without in-place activations.
+    tensor, or a view, and are neither PyTorch's nor of modules that are not seen to work in place.
 
     Args:
         definition: the method.
@@ -43,27 +46,42 @@ def change(
         children: the module's submodules.
     """
     roots = set().union(*[_roots(each, self_name, children) for each in given])
-    shared = _sharing(definition, roots, self_name, children)
+    shared, numbers = _sharing(definition, roots, self_name, children), _numbers(definition)
     for node in between:
-        if changed := _changed(node, self_name, children):
+        if changed := _changed(node, self_name, children, numbers):
             return f"changes {min(changed)} in place"
         if passed := _passed(node, self_name, shared, children):
             return f"gives {min(passed)} to {ast.unparse(node.func)} in between"
     after = list(after)
     shared -= {each.id for node in after if isinstance(node, ast.Assign) for each in node.targets if isinstance(each, ast.Name)}
     for node in after:
-        if changed := _changed(node, self_name, children) & shared:
+        if changed := _changed(node, self_name, children, numbers) & shared:
             return f"changes {min(changed)} in place"
         if is_own_call(node, self_name) and (passed := _passed(node, self_name, shared, children)):
             return f"gives {min(passed)} to {ast.unparse(node.func)}, which changes it"
     return ""
 
 
-def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | None]) -> set[str]:
+def _numbers(definition: ast.FunctionDef) -> set[str]:
+    """The variables that are numbers, such as counters: nothing but constants is assigned to them."""
+    of_all = {each.arg for each in ast.walk(definition) if isinstance(each, ast.arg)}
+    constant: set[str] = set()
+    for node in ast.walk(definition):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant):
+            constant |= names(*(node.targets if isinstance(node, ast.Assign) else [node.target]))
+        elif isinstance(node, (ast.Assign, ast.AnnAssign, ast.NamedExpr, ast.For, ast.comprehension, ast.withitem)):
+            assigned = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            of_all |= names(*[each for each in assigned if each is not None])
+    return constant - of_all
+
+
+def _changed(
+    node: ast.AST, self_name: str, children: Mapping[str, nn.Module | None], numbers: set[str]
+) -> set[str]:
     """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.data = y``, ``x.zero_()``, ``relu_(x)``."""
     changed: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
-        changed = [] if isinstance(node.value, ast.Constant) and isinstance(node.target, ast.Name) else [node.target]
+        changed = [] if is_name(node.target, *numbers) else [node.target]
     elif isinstance(node, ast.Assign):
         places = [each for target in node.targets for each in ast.walk(target)]
         changed = [each for each in places if isinstance(each, ast.Subscript) or getattr(each, "attr", "") == "data"]
@@ -71,15 +89,28 @@ def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | N
         changed = [each.value for each in node.keywords if each.arg == "out"]
         if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
             changed += [node.func.value, *node.args[:1]]
-        elif any(each.arg == "inplace" for each in node.keywords) or any(_is_true(each) for each in node.args[1:]):
+        elif any(each.arg == "inplace" for each in node.keywords) or _is_in_place(node):
             changed += node.args[:1]
     named = set().union(*[_roots(each, self_name, children) for each in changed])
     of_state = [each for each in changed if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
     return (named - _PYTORCH) | {ast.unparse(each) for each in of_state}
 
 
-def _is_true(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is True
+def _is_in_place(node: ast.Call) -> bool:
+    """Whether a call's positional arguments may ask for in place: anything but False there, or True anywhere."""
+    place = _place_of_inplace(getattr(node.func, "attr", getattr(node.func, "id", "")))
+    return any(
+        each.value is True if isinstance(each, ast.Constant) else at == place for at, each in enumerate(node.args) if at > 0
+    )
+
+
+@cache
+def _place_of_inplace(name: str) -> int | None:
+    """Which argument of PyTorch's function of this name is ``inplace``; None if none is."""
+    try:
+        return list(inspect.signature(getattr(F, name, None)).parameters).index("inplace")
+    except (TypeError, ValueError):
+        return None
 
 
 def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | None]) -> set[str]:
@@ -131,8 +162,39 @@ def _is_harmless(node: ast.Call, self_name: str, shared: set[str], children: Map
         return is_name(func, *_HARMLESS)
     if is_own_call(node, self_name):
         child = children.get(func.attr)
-        return child is not None and not any(getattr(each, "inplace", False) for each in child.modules())
+        return child is not None and not any(getattr(each, "inplace", False) or _overwrites(each) for each in child.modules())
     value = func.value
     while isinstance(value, ast.Attribute):
         value = value.value
     return is_name(value, *_PYTORCH) or bool(_roots(func.value, self_name, children) & shared)
+
+
+def _overwrites(module: nn.Module) -> bool:
+    """Whether forward, or a method that it calls, changes an argument in place, as far as its source shows it."""
+    cls, seen, pending = type(module), {"forward"}, ["forward"]
+    if cls.__module__.partition(".")[0] == "torch":
+        return False  # those that do so have an attribute
+    while pending:
+        function = function_of(inspect.getattr_static(cls, pending.pop(), None))
+        tree = parsed(function) if function is not None else None
+        for definition in [node for node in ast.walk(tree or ast.Module()) if isinstance(node, ast.FunctionDef)]:
+            first, *others = [each.arg for each in ast.walk(definition.args) if isinstance(each, ast.arg)] or [""]
+            if _changes_some(definition, set(others), first, module._modules):
+                return True
+            found = own_calls(definition, first) - seen - module._modules.keys()
+            seen |= found
+            pending += found
+    return False
+
+
+def _changes_some(
+    definition: ast.FunctionDef, given: set[str], self_name: str, children: Mapping[str, nn.Module | None]
+) -> bool:
+    """Whether a method changes one of these variables in place, or a view, before it assigns something else to it."""
+    shared, numbers = _sharing(definition, given, self_name, children), _numbers(definition)
+    for statement in definition.body:
+        if any(_changed(node, self_name, children, numbers) & shared for node in ast.walk(statement)):
+            return True
+        if isinstance(statement, ast.Assign) and not _roots(statement.value, self_name, children) & shared:
+            shared -= {each.id for each in statement.targets if isinstance(each, ast.Name)}
+    return False

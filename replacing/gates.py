@@ -15,8 +15,10 @@ from ..gating.generated import gated
 from ..modules import ActivationModule
 from ..records import is_plain
 from ..registry import record_of
+from .counterparts import is_activation
 from .pending import Pending, Waiting, has_hooks
-from .uses import Uses, assigned_from, own_calls, uses_of
+from .syntax import is_name, is_own_call, own_calls
+from .uses import Result, Uses, assigned_from, uses_of
 
 __all__ = ["Gate", "Pending", "gate_of", "waiting"]
 
@@ -32,7 +34,7 @@ def gated_products(module: nn.Module, name: str) -> Uses:
     """How the methods of a module use the result of its activation ``name``: in a product, or in other ways."""
     product = Uses(module)
     for result in uses_of(type(module), name):
-        multiplied = [(value, by) for value, by in result.values if isinstance(by, ast.BinOp) and isinstance(by.op, ast.Mult)]
+        multiplied = [(value, by) for value, by in result.values if _is_product(by, value, module, result.self_name)]
         product.found |= bool(multiplied)
         if result.call is None or len(multiplied) != 1 or len(result.values) != 1:
             product.otherwise = product.otherwise or result.otherwise("multiply")
@@ -42,11 +44,35 @@ def gated_products(module: nn.Module, name: str) -> Uses:
             continue
         ((value, by),) = multiplied
         other = by.left if by.right is value else by.right
+        if by.left is value and (second := _activation(other, result, module)):
+            product.otherwise = product.otherwise or f"it is multiplied by {second}, which is fused with the product"
         product.involved |= own_calls(result.call, result.self_name) | own_calls(other, result.self_name)
         for local in [each.id for each in (*result.call.args, other) if isinstance(each, ast.Name)]:
             product.involved |= assigned_from(result.definition, local, result.self_name)
         product.involved.discard(name)
     return product
+
+
+def _is_product(by: ast.AST | None, value: ast.expr, module: nn.Module, self_name: str) -> bool:
+    """Whether a node multiplies a value by what may be a tensor."""
+    if not (isinstance(by, ast.BinOp) and isinstance(by.op, ast.Mult)):
+        return False
+    other = by.left if by.right is value else by.right
+    if isinstance(other, ast.Attribute) and is_name(other.value, self_name):
+        return not isinstance(vars(module).get(other.attr), (int, float))
+    return not isinstance(other.operand if isinstance(other, ast.UnaryOp) else other, ast.Constant)
+
+
+def _activation(factor: ast.expr, result: Result, module: nn.Module) -> str:
+    """The name of the activation module whose result a factor is; "" if it is none."""
+    calls = [factor]
+    if isinstance(factor, ast.Name):
+        assigns = [node for node in ast.walk(result.definition) if isinstance(node, ast.Assign)]
+        calls = [assign.value for assign in assigns if any(is_name(target, factor.id) for target in assign.targets)]
+    names = [call.func.attr for call in calls if is_own_call(call, result.self_name)]
+    kinds = [type(module._modules.get(name)) for name in names]
+    is_one = [is_activation(kind) or issubclass(kind, (ActivationModule, Waiting)) for kind in kinds]
+    return names[0] if is_one and all(is_one) else ""
 
 
 def waiting(

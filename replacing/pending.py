@@ -15,6 +15,7 @@ from ..fusing.around import run_around
 from ..gating.calls import run_gated
 from ..gating.generated import gated
 from ..modules import ActivationModule, variant
+from ..records import layout
 from ..records.arguments import DTYPES
 from ..running import run_with_operands
 
@@ -94,6 +95,9 @@ def _version_of(x: Tensor) -> int | None:
     return None if x.is_inference() else x._version
 
 
+_OWN = "_act", "_gate", "_value", "_modes", "_version"
+
+
 class Pending:
     """``act(gate)``, not computed yet. Multiplied by a tensor it is a gated activation; other operations get ``act(gate)``."""
 
@@ -133,11 +137,15 @@ class Pending:
         """``act(gate) * up`` by one kernel, if dtype, device and modes allow it."""
         act, gate = self._act, self._gate
         fits = type(up) in (Tensor, nn.Parameter) and up.dtype is gate.dtype and up.device == gate.device
-        if self._value is not None or not fits or not self._is_where_it_was_called():
+        fits = fits and (gate.shape == up.shape or _lies_as_the_product(gate, up))
+        if self._value is not None or not fits or torch.compiler.is_compiling() or not self._is_where_it_was_called():
             return self.value() * up
         self._check_unchanged()
         record, params = gated(act).activation, act._params()
-        whole = _whole(gate, up) if self._modes.grad and not is_transformed() else None  # only for a recorded gradient
+        records = self._modes.grad and not is_transformed()
+        whole = _whole(gate, up) if records else None
+        if whole is None and records and _keeps_more(act, gate, up):
+            return self.value() * up
         if whole is None:
             return run_with_operands(record, {"gate": gate, "up": up}, params, False, None, act.fast_math, True)
         x, found = whole
@@ -146,7 +154,7 @@ class Pending:
 
     def __rmul__(self, other: Any) -> Any:
         """The same, with the operands in this order where they are no tensors."""
-        return self * other if isinstance(other, Tensor) else other * self.value()
+        return self.__mul__(other) if isinstance(other, Tensor) else other * self.value()
 
     def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """``F.dropout(act(gate))`` by one kernel, with jitact's random numbers."""
@@ -163,6 +171,8 @@ class Pending:
 
     def __getattr__(self, name: str) -> Any:
         """Attributes of the activation's value."""
+        if name in _OWN:  # not there yet, as where it is copied
+            raise AttributeError(name)
         return getattr(self.value(), name)
 
     @classmethod
@@ -170,7 +180,7 @@ class Pending:
         """Passes the activation's value to PyTorch's functions, except products and dropout, which are fused."""
         if function in (torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__) and len(args) == 2 and not kwargs:
             a, b = args
-            return a * b if isinstance(a, Pending) else b * a
+            return a.__mul__(b) if isinstance(a, Pending) else b.__rmul__(a)  # by name: torch.compile comes back here else
         if function is F.dropout and args and isinstance(args[0], Pending) and args[0]._drops:
             return args[0].dropped(*args[1:], **(kwargs or {}))
         return function(*_values(args), **_values(kwargs or {}))
@@ -216,6 +226,25 @@ def _hands_on(half: Tensor, x: Tensor) -> bool:
     if x.grad_fn is None:
         return getattr(before, "variable", None) is x
     return before is x.grad_fn and number == x.output_nr
+
+
+def _lies_as_the_product(gate: Tensor, up: Tensor) -> bool:
+    """Whether a product with a gate of another shape has the strides that PyTorch gives it: kernels write it as the gate lies.
+
+    A smaller gate, as of squeeze and excitation, is activated by itself else: that is little, and channels_last stays.
+    """
+    return up.is_contiguous() or gate.shape == torch.broadcast_shapes(gate.shape, up.shape)
+
+
+def _keeps_more(act: ActivationModule, gate: Tensor, up: Tensor) -> bool:
+    """Whether the fused gate would keep a wider tensor for backward, of which it is a part, where the activation does not.
+
+    An activation whose gradient follows from its output or a bit keeps that, and lets go of the tensor.
+    """
+    if gate._base is None or layout(act.activation.token).saves[0] == "input" or not gate.requires_grad:
+        return False
+    storage = gate.untyped_storage()
+    return storage.nbytes() > gate.nbytes and storage._cdata != up.untyped_storage()._cdata
 
 
 def _whole(gate: Tensor, up: Tensor) -> tuple[Tensor, dict[str, Any]] | None:

@@ -207,6 +207,7 @@ def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[Act
     except (TypeError, ValueError) as why:
         return None, str(why)
     reason = "jitact has no counterpart with these parameters" if new is None else _reason_in_state(new, module, sharded)
+    reason = reason or _reason_in_attributes(new, module)
     if reason:
         return None, reason
     vars(new).update({key: value for key, value in vars(module).items() if key not in vars(new)})
@@ -276,6 +277,14 @@ def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
             kind = "sharded" if sharded else f"a {type(weight).__name__}"
             return f"its {name} is {kind}: do this before the model is sharded or wrapped"
     return ""
+
+
+def _reason_in_attributes(new: nn.Module, old: nn.Module) -> str:
+    """Why ``new`` cannot have the attributes of ``old`` beside its own; "" if it can."""
+    if vars(old).get("_compiled_call_impl") is not None:
+        return "it was compiled by itself: call compile() after replace()"
+    others = [name for name in vars(old) if name not in vars(new) and not hasattr(nn.Module, name)]
+    return next((f"its attribute {name} has the name of one of jitact's" for name in others if hasattr(type(new), name)), "")
 
 
 def _is_quantized(model: nn.Module) -> bool:

@@ -1,10 +1,39 @@
-"""What the readers of methods' source code ask of its syntax trees."""
+"""The syntax trees of methods' source code, and what their readers ask of them."""
 
 from __future__ import annotations
 
 import ast
+import inspect
+from functools import cached_property, lru_cache
+from types import FunctionType
 
-__all__ = ["is_name", "is_own_call", "names", "targets"]
+__all__ = ["function_of", "is_name", "is_own_call", "names", "own_calls", "parsed", "targets"]
+
+
+def function_of(member: object) -> FunctionType | None:
+    """The function of a method or property; None for other members of a class."""
+    if isinstance(member, property):
+        member = member.fget
+    elif isinstance(member, cached_property):
+        member = member.func
+    elif isinstance(member, (classmethod, staticmethod)):
+        member = member.__func__
+    if not isinstance(member, FunctionType):
+        return None
+    try:
+        return inspect.unwrap(member)
+    except ValueError:  # it wraps itself, and has no source by that
+        return member
+
+
+@lru_cache(maxsize=1024)
+def parsed(function: FunctionType) -> ast.AST | None:
+    """The syntax tree of a function's source; None if there is no source."""
+    try:
+        source = inspect.getsource(function)
+        return ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
+    except (OSError, TypeError, SyntaxError, ValueError):
+        return None
 
 
 def is_name(node: ast.AST, *known: str) -> bool:
@@ -15,6 +44,11 @@ def is_name(node: ast.AST, *known: str) -> bool:
 def is_own_call(node: ast.AST, self_name: str) -> bool:
     """Whether it is a call of a submodule or method, ``self.<name>(...)``."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and is_name(node.func.value, self_name)
+
+
+def own_calls(tree: ast.AST, self_name: str) -> set[str]:
+    """The names of the submodules and methods that an expression calls on the module."""
+    return {node.func.attr for node in ast.walk(tree) if is_own_call(node, self_name)}
 
 
 def names(*nodes: ast.AST) -> set[str]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import ast
-import inspect
 from collections.abc import Iterator, Mapping
-from functools import cached_property, lru_cache
 from types import CodeType, FunctionType
 from typing import NamedTuple
 
 from torch import nn
 
 from .changes import change
-from .syntax import is_name, is_own_call, names, targets
+from .syntax import function_of, is_name, names, own_calls, parsed, targets
 
-__all__ = ["Result", "Uses", "assigned_from", "own_calls", "uses_of"]
+__all__ = ["Result", "Uses", "assigned_from", "uses_of"]
 
 # Nodes that may catch exceptions; TryStar is Python 3.11's.
 _TRIES = ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith
@@ -80,7 +78,7 @@ def uses_of(cls: type, name: str) -> Iterator[Result]:
     for function in _methods(cls):
         if name not in _used(function.__code__):
             continue
-        tree = _parsed(function)
+        tree = parsed(function)
         definitions = [node for node in ast.walk(tree) if isinstance(node, _METHODS)] if tree is not None else []
         known = [node for node in definitions if node.args.posonlyargs or node.args.args]
         if not known:  # a lambda, *arguments alone, or no source
@@ -120,37 +118,12 @@ def _methods(cls: type) -> Iterator[FunctionType]:
         if base.__module__.partition(".")[0] == "torch":
             continue
         for key, member in vars(base).items():
-            function = _function(member)
+            function = function_of(member)
             if function is not None and (key not in seen or calls_parents):
                 yield function
                 parents = {"super", *[each.__name__ for each in cls.__mro__]}
                 calls_parents |= key != "__init__" and not parents.isdisjoint(_used(function.__code__))
             seen.add(key)
-
-
-def _function(member: object) -> FunctionType | None:
-    """The function of a method or property; None for other members of a class."""
-    if isinstance(member, property):
-        member = member.fget
-    elif isinstance(member, cached_property):
-        member = member.func
-    elif isinstance(member, (classmethod, staticmethod)):
-        member = member.__func__
-    if not isinstance(member, FunctionType):
-        return None
-    try:
-        return inspect.unwrap(member)
-    except ValueError:  # it wraps itself, and has no source by that
-        return member
-
-
-@lru_cache(maxsize=1024)
-def _parsed(function: FunctionType) -> ast.AST | None:
-    try:
-        source = inspect.getsource(function)
-        return ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
-    except (OSError, TypeError, SyntaxError, ValueError):
-        return None
 
 
 def _used(code: CodeType) -> set[str]:
@@ -208,11 +181,6 @@ def _assigned_again(assign: ast.Assign, parents: dict[ast.AST, ast.AST]) -> ast.
         if any(isinstance(node, (ast.Break, ast.Continue)) for node in ast.walk(statement)):
             return None
     return None
-
-
-def own_calls(tree: ast.AST, self_name: str) -> set[str]:
-    """The names of the submodules and methods that an expression calls on the module."""
-    return {node.func.attr for node in ast.walk(tree) if is_own_call(node, self_name)}
 
 
 def assigned_from(definition: ast.FunctionDef, local: str, self_name: str) -> set[str]:
