@@ -29,7 +29,7 @@ from ..rows.modules import RowModule, forget, make_module
 from ..rows.modules import names as row_names
 from . import kernel_file
 from .definition import Definition, read_definition, with_header
-from .expression import Expression, ExpressionError, in_cpp
+from .expression import DROPOUT, FUNCTIONS, Expression, ExpressionError, in_cpp
 from .operands import Declared, check_element, check_operands, declared, reserves_arguments
 
 __all__ = ["Channel", "Definition", "Row", "define", "load_folder", "save_folder", "unregistered"]
@@ -262,6 +262,8 @@ def _check_name(name: str, *, of_folder: bool = False) -> None:
     try:
         known = registry.resolve(name)
     except KeyError:
+        if not of_folder and name in (*FUNCTIONS, DROPOUT):
+            raise ValueError(f"an activation cannot be called {name!r}: expressions have a function of that name") from None
         if name in _reserved_names() or registry.normalise(name) in registry.NOTHING_TO_COMPILE:
             raise ValueError(f"an activation cannot be called {name!r}: jitact.{name} is something else") from None
         return

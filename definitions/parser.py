@@ -28,11 +28,15 @@ DROPOUT = "dropout"  # not in FUNCTIONS, as it draws random numbers
 # The operators that PyTorch expressions spell differently.
 LOGICAL = {"||": "|", "&&": "&"}
 
+NO_COMMENTS = "an expression takes no comments"
+
 # Notations of other languages, and what to write instead.
 HABITS = {
     "**": "write pow(a, b) for a power",
     "^": "write pow(a, b) for a power",
-    "//": "write floor(a / b)",
+    "//": f"write floor(a / b); {NO_COMMENTS}",
+    "/*": NO_COMMENTS,
+    "#": NO_COMMENTS,
     "%": "write fmod(a, b)",
     "=": "write == to compare; in calls give numbers without their names, as in elu(x, 2)",
     "&": "write &&",
@@ -65,7 +69,7 @@ ELSEWHERE = {
 
 TOKEN = re.compile(
     r"(?P<number>\.?[0-9](?:[eE][+-]|[.A-Za-z0-9_])*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
-    r"|(?P<operator>\|\||&&|::|[=!<>]=|\*\*|//|[-+*/<>?:(),!])|(?P<other>\S)"
+    r"|(?P<operator>\|\||&&|::|[=!<>]=|\*\*|//|/\*|[-+*/<>?:(),!])|(?P<other>\S)"
 )
 NUMBER = re.compile(r"(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
@@ -486,6 +490,8 @@ class _Parser:
             self.fail(f"a tensor cannot be called {name!r}", start, end)
         if name in ("inf", "nan"):
             meant = "is no constant here; a parameter can have it as its default."
+        elif name == "e":
+            meant = "is no constant here; write exp(1)."
         elif name in activations:
             meant = f"is an activation; call it, as in {name}(x)."
         else:
