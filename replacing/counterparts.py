@@ -25,13 +25,7 @@ __all__ = [
     "torch_functions",
 ]
 
-NOT_REPLACED = {
-    "LogSoftmax": "works on rows, not on elements",
-    "Softmax": "works on rows, not on elements",
-    "Softmax2d": "works on rows, not on elements",
-    "Softmin": "works on rows, not on elements",
-    "LinearActivation": "the identity: nothing to compute",
-}
+NOT_REPLACED = {"LinearActivation": "the identity: nothing to compute"}  # of transformers
 
 
 @cache
@@ -58,10 +52,6 @@ def torch_functions() -> dict[Callable, tuple[str, bool]]:
     return {function: ours for function, ours in found.items() if ours[0] in registry.REGISTRY}
 
 
-def _is_torch(cls: type) -> bool:
-    return cls.__module__.startswith("torch.nn.modules.")
-
-
 def _is_transformers(cls: type) -> bool:
     return cls.__module__ == "transformers.activations"
 
@@ -73,7 +63,7 @@ def is_activation(cls: type[nn.Module]) -> bool:
 
 def reason_to_leave(cls: type[nn.Module]) -> str:
     """Why modules of a class that looks like an activation are not replaced; "" for other classes."""
-    if (_is_torch(cls) or _is_transformers(cls)) and cls.__name__ in NOT_REPLACED:
+    if _is_transformers(cls) and cls.__name__ in NOT_REPLACED:
         return NOT_REPLACED[cls.__name__]
     for base in cls.__mro__[1:]:
         if base in torch_classes() or base in COUNTERPARTS or (_is_transformers(base) and base.__name__ in _transformers()):

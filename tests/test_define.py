@@ -615,7 +615,7 @@ MODULES = ("plots", "bench", "report", "kernels", "magics", "measuring", "warnin
 
 @pytest.mark.parametrize(
     "name",
-    ["relu", "ReLU", "swish", "define", "names", "a b", "class", "_x", "é", "n" * 101, "identity", *MODULES],
+    ["relu", "ReLU", "swish", "define", "names", "a b", "class", "_x", "é", "n" * 101, "identity", "exp", "dropout", *MODULES],
 )
 def test_names_that_will_not_do(name: str) -> None:
     with pytest.raises(ValueError, match=r"name|cannot be called"):

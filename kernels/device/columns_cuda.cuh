@@ -140,9 +140,9 @@ struct TilePlace {
   }
   JITACT_DEVICE bool has_any() const { return has[0] || has[each - 1]; }
 
-  // Where its first word is to be written: if the thread has the second row alone, from there on.
-  JITACT_DEVICE char* in(void* tensor) const {
-    return static_cast<char*>(tensor) + start * 4 + (odd && !has[0] ? 2 : 0);
+  // Where a word is to be written: if the thread has the second row alone, from there on.
+  JITACT_DEVICE char* in(void* tensor, int64_t word) const {
+    return static_cast<char*>(tensor) + word * 4 + (odd && !has[0] ? 2 : 0);
   }
   JITACT_DEVICE void write(char* to, uint32_t word) const {
     if (!odd || (has[0] && has[each - 1])) *reinterpret_cast<uint32_t*>(to) = word;
@@ -359,7 +359,7 @@ class Tile {
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
     if constexpr (single) return write_single(words, result);
-    char* to = place_.in(columns_.written);
+    char* to = place_.in(columns_.written, place_.start);
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);

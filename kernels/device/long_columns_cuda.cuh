@@ -41,8 +41,7 @@ class Joining {
   const unsigned word;
 
   JITACT_DEVICE explicit Joining(const Strips& strips)
-      : word(blockIdx.x * kJoinWords + threadIdx.x % kJoinWords), is_there(word < strips.all_words),
-        count_(is_there ? summed_strips(strips.length) : 0) {}
+      : word(blockIdx.x * kJoinWords + threadIdx.x % kJoinWords), is_there(word < strips.all_words), count_(is_there ? strips.summed : 0) {}
 
   template <typename Visit>
   JITACT_DEVICE void each_strip(const Visit& visit) const {
@@ -86,10 +85,11 @@ __global__ void __launch_bounds__(kJoinThreads) join_folds(const __grid_constant
   ptx::let_next_begin();
   ptx::wait_for_last();
 
+  const auto rows = strips.template rows_of<each>(joining.word);
   T of[each][Rising<S>::values], highest[each];
   JITACT_UNROLL for (int e = 0; e < each; e++) highest[e] = -INFINITY;
   joining.each_strip([&](int64_t strip) {
-    strips.get(strip, joining.word, of);
+    strips.get(strip, rows, of);
     JITACT_UNROLL for (int e = 0; e < each; e++) highest[e] = max(highest[e], of[e][0]);
   });
   joining.template combine<true>(highest, [](T (&t)[each], const T (&other)[each]) {
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kJoinThreads) join_folds(const __grid_constant
 
   T sums[each * parts] = {};
   joining.each_strip([&](int64_t strip) {
-    strips.get(strip, joining.word, of);
+    strips.get(strip, rows, of);
     JITACT_UNROLL for (int e = 0; e < each; e++) {
       T moved[F::parts];
       Rising<S>::move(folded, e, of[e], moved);
@@ -136,23 +136,25 @@ __global__ void __launch_bounds__(kJoinThreads) join_sums(const __grid_constant_
   const Joining joining(strips);
   ptx::let_next_begin();
   ptx::wait_for_last();
-  T sums[each * kParts<T>] = {};
+  const auto rows = strips.template rows_of<each>(joining.word);
+  T sums[each * kParts<T>] = {}, of[each][kParts<T>];
   joining.each_strip([&](int64_t strip) {
-    T of[1][each * kParts<T>];
-    strips.get(strip, joining.word, of);
-    Joined()(sums, of[0]);
+    strips.get(strip, rows, of);
+    T values[each * kParts<T>];
+    JITACT_UNROLL for (int v = 0; v < each * kParts<T>; v++) values[v] = of[v / kParts<T>][v % kParts<T>];
+    Joined()(sums, values);
   });
   joining.template combine<false>(sums, Joined());
   if (!joining.has_result()) return;
-  T parts[each][kParts<T>];
-  JITACT_UNROLL for (int v = 0; v < each * kParts<T>; v++) parts[v / kParts<T>][v % kParts<T>] = sums[v];
-  strips.put(0, joining.word, parts);
+  JITACT_UNROLL for (int v = 0; v < each * kParts<T>; v++) of[v / kParts<T>][v % kParts<T>] = sums[v];
+  strips.put(0, rows, of);
   if constexpr (kRowValues > 0) {
-    const Strips::Rows rows = strips.template rows_of<each>(joining.word);
-    for (int e = 0; e < rows.count; e++) {
+    const unsigned plane = joining.word / strips.words;
+    const int64_t first = int64_t(plane) * strips.inner + (joining.word - plane * strips.words) * each;
+    for (int e = 0; e < each && rows.has[e]; e++) {
       Formulas<T, 1> formulas;
-      formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, rows.first + e);
-      formulas.give_row(strips.operands, 0, rows.first + e, strips.rows, sums_of(parts[e]));
+      formulas.take_numbers(strips.operands), formulas.take_row(strips.operands, 0, first + e);
+      formulas.give_row(strips.operands, 0, first + e, strips.rows, sums_of(of[e]));
     }
   }
 }
@@ -170,7 +172,8 @@ int64_t strip_bytes(const Call& call) {
   if (call.inner == 1 || !in_strips(call, sizeof(S), tiling_of(call, sizeof(S), reads(call.op)))) return 0;
   const int of_folds = Rising<S>::values, of_sums = kParts<T>;
   const int values = call.op == Op::forward ? of_folds : call.op == Op::backward ? std::max(of_folds, of_sums) : of_sums;
-  const int64_t of_strips = summed_strips(call.length) * values * int64_t(sizeof(float));
+  const int64_t strips = strips_of(call.length, summed_strip(call.length), is_odd(call.inner, sizeof(S)));
+  const int64_t of_strips = strips * values * int64_t(sizeof(float));
   return call.outer * words_across(call.inner, sizeof(S)) * kEach<S> * (int64_t(sizeof(FoldedRow<T>)) + of_strips);
 }
 
@@ -181,8 +184,9 @@ cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t 
   strips.wide = unsigned((int64_t(strips.all_words) + (1 << strips.log_wide) - 1) >> strips.log_wide);
   auto* const folded = static_cast<FoldedRow<typename Storage<S>::T>*>(call.workspace);
   strips.folded = folded, strips.values = reinterpret_cast<float*>(folded + int64_t(strips.all_words) * kEach<S>);
+  strips.summed = strips_of(call.length, summed_strip(call.length), odd);
   const auto blocks_of = [&](int strip) {
-    const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide), count = strips_of(call.length, strip);
+    const int64_t groups = int64_t(1) << (kLogStripThreads - strips.log_wide), count = strips_of(call.length, strip, odd);
     return unsigned((count + groups - 1) / groups) * strips.wide;
   };
   const unsigned summing = blocks_of(summed_strip(call.length)), joining = (strips.all_words - 1) / kJoinWords + 1;

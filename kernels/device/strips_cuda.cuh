@@ -7,11 +7,14 @@ namespace jitact::rows {
 
 constexpr int kLogStripThreads = 8, kStripThreads = 1 << kLogStripThreads;  // per block; at most as many words wide
 constexpr int kStripWords = 16;    // of all tensors, that a thread loads before it computes
-// The elements of a strip, and the strips of a row.
+// The elements of a strip, and the strips of a row. Where an odd number of 16-bit rows are adjacent, these are in pairs, which have
+// every second element each, so that all words of a strip are early or none is, see TilePlace.
 constexpr int summed_strip(int64_t length) { return length < 32768 ? 128 : 256; }
 constexpr int written_strip(Op op) { return kStripWords / reads(op); }  // short blocks write fastest
-constexpr int64_t strips_of(int64_t length, int each) { return (length + each - 1) / each; }
-constexpr int64_t summed_strips(int64_t length) { return strips_of(length, summed_strip(length)); }
+inline int64_t strips_of(int64_t length, int each, bool odd) {
+  const int64_t at_once = odd ? 2 : 1, all = at_once * each;
+  return length / all * at_once + ::min(length % all, at_once);
+}
 
 // What a row folds to. base: a float32 peak that is far from 0, which is subtracted from elements first; else 0.
 template <typename T>
@@ -20,33 +23,48 @@ struct FoldedRow {
   Fold<T> fold;
 };
 
+// The rows of a word, of which the last of an odd plane, and its first if they are early, may have one alone.
+template <int each>
+struct WordRows {
+  unsigned word;
+  bool has[each], early;
+
+  // Where a row's values are: in order of the words that are not early.
+  JITACT_DEVICE unsigned slot(int e) const { return word * each + unsigned(e) - early; }
+  // e, or else the row that there is.
+  JITACT_DEVICE int existing(int e) const { return has[e] ? e : each - 1 - e; }
+};
+
 struct Strips : Columns {
   int log_wide;   // width of a block in words
   unsigned wide;  // blocks per strip
-  void* folded;   // a FoldedRow for each row of each word
-  float* values;  // of strips, of shape [strips, values, words]
+  int64_t summed; // strips of a row that are summed
+  void* folded;   // a FoldedRow for each row of each word that is not early
+  float* values;  // of these strips, of shape [strips, values, words]
 
-  // The rows of a word: the first one's index in all, and where it is.
-  struct Rows {
-    unsigned plane, column;
-    int64_t first;
-    int count;
-  };
+  // The rows of a word that is not early.
   template <int each>
-  JITACT_DEVICE Rows rows_of(unsigned word) const {
-    const unsigned plane = word / words, column = (word - plane * words) * each;
-    return {plane, column, int64_t(plane) * inner + column, int(::min(unsigned(each), inner - column))};
+  JITACT_DEVICE WordRows<each> rows_of(unsigned word) const {
+    WordRows<each> rows{word, {}, false};
+    JITACT_UNROLL for (int e = 0; e < each; e++) rows.has[e] = word % words * each + unsigned(e) < inner;
+    return rows;
   }
   // The values of a strip's rows, n for each of them.
   template <int n, typename T, int each>
-  JITACT_DEVICE void get(int64_t strip, unsigned word, T (&of)[each][n]) const {
-    const float* value = values + strip * (each * n) * all_words + word;
-    JITACT_UNROLL for (int v = 0; v < each * n; v++, value += all_words) of[v / n][v % n] = *value;
+  JITACT_DEVICE void get(int64_t strip, const WordRows<each>& rows, T (&of)[each][n]) const {
+    JITACT_UNROLL for (int v = 0; v < each * n; v++) of[v / n][v % n] = *value<n>(strip, rows, rows.existing(v / n), v % n);
   }
   template <int n, typename T, int each>
-  JITACT_DEVICE void put(int64_t strip, unsigned word, const T (&of)[each][n]) const {
-    float* value = values + strip * (each * n) * all_words + word;
-    JITACT_UNROLL for (int v = 0; v < each * n; v++, value += all_words) *value = of[v / n][v % n].v;
+  JITACT_DEVICE void put(int64_t strip, const WordRows<each>& rows, const T (&of)[each][n]) const {
+    JITACT_UNROLL for (int v = 0; v < each * n; v++)
+      if (rows.has[v / n]) *value<n>(strip, rows, v / n, v % n) = of[v / n][v % n].v;
+  }
+
+ private:
+  template <int n, int each>
+  JITACT_DEVICE float* value(int64_t strip, const WordRows<each>& rows, int e, int v) const {
+    const unsigned slot = rows.slot(e);
+    return values + (strip * (each * n) + slot % each * n + v) * all_words + slot / each;
   }
 };
 
@@ -73,9 +91,9 @@ struct FoldedWord {
       weights[e] = weights_beside<S>(row[e].peak, scale);
     }
   }
-  JITACT_DEVICE FoldedWord(const Strips& strips, unsigned word) : scale(strips.scale) {
+  JITACT_DEVICE FoldedWord(const Strips& strips, const WordRows<each>& rows) : scale(strips.scale) {
     JITACT_UNROLL for (int e = 0; e < each; e++) {
-      row[e] = static_cast<const FoldedRow<T>*>(strips.folded)[int64_t(word) * each + e];
+      row[e] = static_cast<const FoldedRow<T>*>(strips.folded)[rows.slot(rows.existing(e))];
       weights[e] = weights_beside<S>(row[e].peak, scale);
     }
   }
@@ -156,8 +174,7 @@ class Rising {
   LongSums<S, false> long_sums_;
 };
 
-// Some elements of a word's rows. odd: words of an odd number of adjacent 16-bit rows, each second of which does not lie on 4
-// bytes, and is read and written in halves; the last one has a single row, which is its second one too.
+// Some elements of a word's rows. odd: see TilePlace.
 template <Op op, typename S, bool odd>
 class Strip {
  public:
@@ -165,17 +182,19 @@ class Strip {
   static constexpr int each = kEach<S>;
 
   // The number-th of the word's strips, which have up to `most` elements.
-  JITACT_DEVICE Strip(const Strips& strips, unsigned word, int64_t number, int most)
-      : strips_(strips), word_(word), number_(number) {
-    const int64_t begin = number * most;
-    if (word < strips.all_words && begin < strips.length) count_ = int(::min(int64_t(most), strips.length - begin));
-    const Strips::Rows rows = strips.template rows_of<each>(word);
-    rows_ = rows.count;
-    start_ = (int64_t(rows.plane) * strips.length + begin) * strips.inner + rows.column;
+  JITACT_DEVICE Strip(const Strips& strips, unsigned word, int64_t number, int most) : strips_(strips), number_(number) {
+    constexpr int step = odd ? 2 : 1;
+    const int64_t first = number / step * step * most, begin = first + number % step;
+    const int64_t left = ::min(first + int64_t(step) * most, int64_t(strips.length)) - begin;
+    if (word < strips.all_words && left > 0) count_ = int((left + step - 1) / step);
+    const unsigned plane = word / strips.words;
+    place_ = TilePlace<S, odd>(strips, plane, word - plane * strips.words, 0, strips.inner, begin);
+    rows_.word = word, rows_.early = place_.early;
+    JITACT_UNROLL for (int e = 0; e < each; e++) rows_.has[e] = !odd || place_.has[e];
     if constexpr (kOperands > 0) formulas_.take_numbers(strips.operands);
     if constexpr (kRowValues > 0)
       JITACT_UNROLL for (int e = 0; e < each; e++)
-        if (count_ > 0 && e < rows_) formulas_.take_row(strips.operands, e, rows.first + e);
+        if (count_ > 0 && rows_.has[e]) formulas_.take_row(strips.operands, e, place_.row[e]);
   }
   // That of this thread, in a block that has strips side by side, and one above another if rows are few.
   static JITACT_DEVICE Strip of_thread(const Strips& strips, unsigned block, int most) {
@@ -189,14 +208,14 @@ class Strip {
     each_batch([&]<int n>(int64_t, const uint32_t (&words)[1][n]) { rising.take(words[0]); });
     T of[each][Rising<S>::values];
     rising.give(of);
-    if (count_ > 0) strips_.put(number_, word_, of);
+    if (count_ > 0) strips_.put(number_, rows_, of);
   }
-  // Adds what elements weigh beside a peak that is known.
+  // Adds what elements weigh beside a peak that is known, of the rows of a word that is not early.
   JITACT_DEVICE void weigh(const FoldedWord<S>& word, T (&sums)[each][Fold<T>::parts], LongSums<S, false>& long_sums) const {
-    each_batch([&]<int n>(int64_t, const uint32_t (&words)[1][n]) {
+    each_batch([&]<int n>(int64_t at, const uint32_t (&words)[1][n]) {
       JITACT_UNROLL for (int i = 0; i < n; i++) {
         T t[each];
-        word.elements(words[0][i], t);
+        word.elements(place_.early ? second_row_on(words[0][i], at + i * apart()) : words[0][i], t);
         JITACT_UNROLL for (int e = 0; e < each; e++) Fold<T>::add(sums[e], word.weights[e], word.row[e].peak, t[e]);
         if ((i + 1) % kSummed == 0 || i + 1 == n) long_sums.take(sums);
       }
@@ -208,29 +227,29 @@ class Strip {
     each_pair([&](int64_t, const T (&dy)[each], const T (&y)[each]) {
       JITACT_UNROLL for (int e = 0; e < each; e++) add_terms(sums[e], formulas_.terms(dy[e], y[e], e), true);
     });
-    strips_.put(number_, word_, sums);
+    strips_.put(number_, rows_, sums);
   }
   // Writes results or gradients. The sums of rows have replaced those of the first strip.
   JITACT_DEVICE void write() const {
     if (count_ == 0) return;
     if constexpr (op == Op::forward) {
-      const FoldedWord<S> folded(strips_, word_);
+      const FoldedWord<S> folded(strips_, rows_);
       each_batch([&]<int n>(int64_t at, const uint32_t (&words)[1][n]) {
         JITACT_UNROLL for (int i = 0; i < n; i++) {
           T y[each];
           folded.results(words[0][i], formulas_, y);
-          write_word(at + int64_t(i) * strips_.inner, narrow_word<S>(y));
+          place_.write(place_.in(strips_.written, at + i * apart()), narrow_word<S>(y));
         }
       });
     } else {
       T parts[each][kParts<T>];
-      strips_.get(0, word_, parts);
+      strips_.get(0, rows_, parts);
       Sums<T> sums[each];
       JITACT_UNROLL for (int e = 0; e < each; e++) sums[e] = sums_of(parts[e]);
       each_pair([&](int64_t at, const T (&dy)[each], const T (&y)[each]) {
         T dx[each];
         JITACT_UNROLL for (int e = 0; e < each; e++) dx[e] = T(strips_.scale) * formulas_.gradient(dy[e], y[e], sums[e], e);
-        write_word(at, narrow_word<S>(dx));
+        place_.write(place_.in(strips_.written, at), narrow_word<S>(dx));
       });
     }
   }
@@ -238,22 +257,15 @@ class Strip {
  private:
   static constexpr int tensors = reads(op);
 
-  JITACT_DEVICE uint32_t word_at(const S* p) const {
-    if constexpr (!odd) return *reinterpret_cast<const uint32_t*>(p);
-    const auto* halves = reinterpret_cast<const uint16_t*>(p);
-    return halves[0] | uint32_t(halves[rows_ - 1]) << 16;
+  // Words from one element to the next.
+  JITACT_DEVICE int64_t apart() const { return odd ? strips_.inner : strips_.words; }
+  JITACT_DEVICE uint32_t word_at(int r, int64_t at) const { return static_cast<const uint32_t*>(strips_.read[r])[at]; }
+  // A word's second row, and the first of the next, if there is one.
+  JITACT_DEVICE uint32_t second_row_on(uint32_t word, int64_t at) const {
+    const bool goes_on = (rows_.word + 1) % strips_.words != 0;
+    return word >> 16 | (goes_on ? word_at(0, at + 1) << 16 : 0);
   }
-  JITACT_DEVICE void write_word(int64_t at, uint32_t word) const {
-    S* const p = static_cast<S*>(strips_.written) + at;
-    if (!odd || (rows_ > 1 && reinterpret_cast<uintptr_t>(p) % 4 == 0)) {
-      *reinterpret_cast<uint32_t*>(p) = word;
-    } else {
-      auto* halves = reinterpret_cast<uint16_t*>(p);
-      halves[0] = uint16_t(word);
-      if (rows_ > 1) halves[1] = uint16_t(word >> 16);
-    }
-  }
-  // Visits the words of all tensors, several at once, with the index of their first element.
+  // Visits the words of all tensors, several at once, with the index of the first.
   template <typename Visit>
   JITACT_DEVICE void each_batch(const Visit& visit) const {
     constexpr int most = kStripWords / tensors;
@@ -265,13 +277,13 @@ class Strip {
   }
   template <int n, typename Visit>
   JITACT_DEVICE void batch(int first, const Visit& visit) const {
-    const int64_t apart = strips_.inner, at = start_ + first * apart;
+    const int64_t at = place_.start + first * apart();
     uint32_t words[tensors][n];
     JITACT_UNROLL for (int r = 0; r < tensors; r++)
-      JITACT_UNROLL for (int i = 0; i < n; i++) words[r][i] = word_at(static_cast<const S*>(strips_.read[r]) + at + i * apart);
+      JITACT_UNROLL for (int i = 0; i < n; i++) words[r][i] = word_at(r, at + i * apart());
     visit(at, words);
   }
-  // Visits dy and y, with their index.
+  // Visits dy and y, with the index of their word.
   template <typename Visit>
   JITACT_DEVICE void each_pair(const Visit& visit) const {
     const auto each_of = [&](const auto& output) {
@@ -279,23 +291,23 @@ class Strip {
         JITACT_UNROLL for (int i = 0; i < n; i++) {
           T dy[each], y[each];
           widen_word<S>(words[0][i], dy), output(words[1][i], y);
-          visit(at + int64_t(i) * strips_.inner, dy, y);
+          visit(at + i * apart(), dy, y);
         }
       });
     };
     if constexpr (op == Op::backward_from_output) {
       each_of([](uint32_t word, T (&y)[each]) { widen_word<S>(word, y); });
     } else {
-      const FoldedWord<S> folded(strips_, word_);
+      const FoldedWord<S> folded(strips_, rows_);
       each_of([&](uint32_t word, T (&y)[each]) { folded.results(word, formulas_, y); });
     }
   }
 
   const Strips& strips_;
-  unsigned word_;
-  int64_t number_, start_;  // the strip's index, and its first element
-  int rows_;                // of the word
-  int count_ = 0;           // elements of each
+  const int64_t number_;     // the strip's index
+  TilePlace<S, odd> place_;  // of its first word
+  WordRows<each> rows_;
+  int count_ = 0;            // elements of each row
   Formulas<T, each> formulas_;
 };
 
