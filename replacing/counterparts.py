@@ -63,6 +63,8 @@ def is_activation(cls: type[nn.Module]) -> bool:
 
 def reason_to_leave(cls: type[nn.Module]) -> str:
     """Why modules of a class that looks like an activation are not replaced; "" for other classes."""
+    if cls in COUNTERPARTS:  # which elementwise classes are no counterparts of
+        return "works on rows, not on elements"
     if _is_transformers(cls) and cls.__name__ in NOT_REPLACED:
         return NOT_REPLACED[cls.__name__]
     for base in cls.__mro__[1:]:

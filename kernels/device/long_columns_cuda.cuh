@@ -41,7 +41,8 @@ class Joining {
   const unsigned word;
 
   JITACT_DEVICE explicit Joining(const Strips& strips)
-      : word(blockIdx.x * kJoinWords + threadIdx.x % kJoinWords), is_there(word < strips.all_words), count_(is_there ? strips.summed : 0) {}
+      : word(blockIdx.x * kJoinWords + threadIdx.x % kJoinWords), is_there(word < strips.all_words),
+        count_(is_there ? strips.summed : 0) {}
 
   template <typename Visit>
   JITACT_DEVICE void each_strip(const Visit& visit) const {

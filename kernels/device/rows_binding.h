@@ -24,6 +24,8 @@
 // after those of another.
 #pragma once
 
+#include "tensors.h"
+
 namespace jitact::binding {
 namespace {
 
