@@ -63,13 +63,13 @@ def run_with_operands(
         tensors = record.fitted(given)
     x = next(iter(given.values()))
     params = record.check(params, inplace, save, fast_math)
-    if tensors[0].shape != x.shape and (order := _order_of_larger(record, tensors, x.shape)) is not None:
-        laid = {name: t.permute(order) for name, t in zip(record.layout.tensors, tensors, strict=True)}
-        y = run_with_operands(record, laid, params, inplace, save, fast_math, training, seed)
-        return y.permute([order.index(dim) for dim in range(len(order))])
     if inplace and tensors[0].shape != x.shape:
         shapes = f"{tuple(x.shape)}, and the result {tuple(tensors[0].shape)}"
         raise ValueError(f"{record.name}: in place the result has the shape of x; that is {shapes}")
+    if tensors[0].shape != x.shape and (order := _order_of_larger(record, tensors)) is not None:
+        laid = {name: t.permute(order) for name, t in zip(record.layout.tensors, tensors, strict=True)}
+        y = run_with_operands(record, laid, params, False, save, fast_math, training, seed)
+        return y.permute([order.index(dim) for dim in range(len(order))])
     if inplace and tensors[0].dtype is not x.dtype:  # a wider bias or residual has promoted x
         _check_no_leaf(record, x)
         return write(x, run_with_operands(record, given, params, False, save, fast_math, training, seed))
@@ -81,8 +81,8 @@ def run_with_operands(
     return run_fitted(record, tensors, params, inplace, save, fast_math, seed)
 
 
-def _order_of_larger(record: Activation, tensors: tuple[Tensor, ...], shape: torch.Size) -> list[int] | None:
-    """Where ``x``, of ``shape``, was broadcast to a tensor that is not contiguous: its dimensions, outermost in memory first.
+def _order_of_larger(record: Activation, tensors: tuple[Tensor, ...]) -> list[int] | None:
+    """Where ``x`` was broadcast to a tensor that is not contiguous: that one's dimensions, outermost in memory first.
 
     Results lie as ``x`` does. With the dimensions in this order they lie as that tensor does, which PyTorch's do too. None
     where nothing has to be done, or operands belong to dimensions by their number.
@@ -92,9 +92,13 @@ def _order_of_larger(record: Activation, tensors: tuple[Tensor, ...], shape: tor
     full = [t for t in tensors[1:] if 0 not in t.stride() and t.numel() > 1]
     if not full or full[0].is_contiguous():
         return None
-    strides = full[0].stride()
-    order = sorted(range(len(strides)), key=lambda dim: -strides[dim])
-    return order if order != sorted(order) else None
+    strides, order = full[0].stride(), []
+    for dim, stride in enumerate(strides):  # torch.compile does not sort by sizes that it does not know
+        place = 0
+        while place < len(order) and strides[order[place]] >= stride:
+            place += 1
+        order.insert(place, dim)
+    return order if order != list(range(len(order))) else None
 
 
 def called_later(

@@ -159,6 +159,17 @@ def test_smaller_gates_leave_the_order_of_memory(device: str) -> None:
         assert own.stride() == wanted.stride()
 
 
+def test_smaller_gates_of_any_shape_compile() -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda a, b: jitact.swiglu(a, b), backend="aot_eager", dynamic=True, fullgraph=True)
+    for shape in ((2, 4, 5, 6), (3, 6, 7, 5)):
+        x = torch.randn(shape).to(memory_format=torch.channels_last)
+        small = torch.randn(*shape[:2], 1, 1)
+        found = compiled(small, x)
+        torch.testing.assert_close(found, F.silu(small) * x)
+        assert found.stride() == x.stride()
+
+
 class Parts(nn.Module):
     """Whose gate is a small part of a projection that nothing else keeps."""
 
