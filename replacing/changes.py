@@ -75,9 +75,7 @@ def _numbers(definition: ast.FunctionDef) -> set[str]:
     return constant - of_all
 
 
-def _changed(
-    node: ast.AST, self_name: str, children: Mapping[str, nn.Module | None], numbers: set[str]
-) -> set[str]:
+def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | None], numbers: set[str]) -> set[str]:
     """The variables that a node may change in place: ``x += y``, ``x[0] = y``, ``x.data = y``, ``x.zero_()``, ``relu_(x)``."""
     changed: list[ast.expr] = []
     if isinstance(node, ast.AugAssign):
