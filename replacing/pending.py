@@ -137,7 +137,7 @@ class Pending:
         """``act(gate) * up`` by one kernel, if dtype, device and modes allow it."""
         act, gate = self._act, self._gate
         fits = type(up) in (Tensor, nn.Parameter) and up.dtype is gate.dtype and up.device == gate.device
-        fits = fits and (gate.shape == up.shape or _lies_as_the_product(gate, up))
+        fits = fits and (gate.shape == up.shape or _is_read_where_it_is(gate, up))
         if self._value is not None or not fits or torch.compiler.is_compiling() or not self._is_where_it_was_called():
             return self.value() * up
         self._check_unchanged()
@@ -228,10 +228,11 @@ def _hands_on(half: Tensor, x: Tensor) -> bool:
     return before is x.grad_fn and number == x.output_nr
 
 
-def _lies_as_the_product(gate: Tensor, up: Tensor) -> bool:
-    """Whether a product with a gate of another shape has the strides that PyTorch gives it: kernels write it as the gate lies.
+def _is_read_where_it_is(gate: Tensor, up: Tensor) -> bool:
+    """Whether a kernel can multiply a gate of another shape without a copy of it.
 
-    A smaller gate, as of squeeze and excitation, is activated by itself else: that is little, and channels_last stays.
+    A smaller gate, as of squeeze and excitation, would be written out in the order of an ``up`` in channels_last. It is activated
+    by itself then, which is little.
     """
     return up.is_contiguous() or gate.shape == torch.broadcast_shapes(gate.shape, up.shape)
 
