@@ -147,7 +147,7 @@ def _unknown(name: object) -> UnknownActivation:
         return UnknownActivation(f"{name!r} works on rows, not on elements: jitact.get({name!r}) is a module that does")
     plain, plus, _ = str(name).partition("+")
     if plus and _known(plain):
-        what = f"{name!r}: names with + are for check, accuracy, export and build"
+        what = f"{name!r}: names with + are for check, export and build"
         return UnknownActivation(f"{what}; use jitact.get({plain!r}), and give the rest as arguments of its class or function")
     last = str(name).rpartition(".")[2]  # of torch.nn.GELU
     rows = {normalise(row): row for row in reversed(get_args(OfRows))}  # reversed: softmax wins over Softmax

@@ -163,6 +163,14 @@ class Parser(CommandParser):
         parser.add_argument("--dtype", type=cls._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
+    def _refer_to_operands(self, names: list[str], operands: bool) -> None:
+        """An error for names of what only ``--operands`` measures."""
+        for name in names:
+            plain, plus, _ = name.partition("+")
+            of_rows = registry.of_rows(plain) is not None
+            if (plus and (of_rows or plain in registry.names())) or (of_rows and not operands):
+                self.error(f"{name!r} is measured by --operands {plain}")
+
     def parse(
         self, arguments: list[str] | None, of_rows: bool = False, formulas: Iterable[str] = ()
     ) -> argparse.Namespace:
@@ -176,6 +184,8 @@ class Parser(CommandParser):
         plain_output()
         args = self.parse_args(arguments)
         operands = getattr(args, "operands", False)
+        if hasattr(args, "operands"):
+            self._refer_to_operands(args.names, operands)
         args.names = self.canonical(args.names, of_rows or operands, others=formulas if operands else ())
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args

@@ -231,8 +231,8 @@ def _hands_on(half: Tensor, x: Tensor) -> bool:
 def _is_read_where_it_is(gate: Tensor, up: Tensor) -> bool:
     """Whether a kernel can multiply a gate of another shape without a copy of it.
 
-    A smaller gate, as of squeeze and excitation, would be written out in the order of an ``up`` in channels_last. It is activated
-    by itself then, which is little.
+    A smaller gate, as of squeeze and excitation, would be written out in the order of an ``up`` in channels_last. It is
+    activated by itself then, which is little.
     """
     return up.is_contiguous() or gate.shape == torch.broadcast_shapes(gate.shape, up.shape)
 

@@ -383,6 +383,16 @@ class TestBench:
         assert [row["name"] for row in json.loads(file.read_text())["operands"]] == ["prelu, 4096 channels"]
         assert "prelu, 64 channels: takes a multiple of 65536 elements, not 4 x 4096" in capsys.readouterr().out
 
+    @pytest.mark.parametrize(
+        ("arguments", "plain"),
+        [(["softmax"], "softmax"), (["softmax+mask"], "softmax"), (["gelu+bias"], "gelu"), (["gelu+bias", "--operands"], "gelu")],
+    )
+    def test_what_operands_measure_is_said(self, arguments, plain, capsys):
+        with pytest.raises(SystemExit) as ended:
+            bench.main(["relu", *arguments, "--shape", "4x4"])
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.endswith(f"{arguments[0]!r} is measured by --operands {plain}\n")
+
     def test_operands_without_names_are_all(self, tmp_path, monkeypatch):
         asked = []
 
