@@ -385,7 +385,12 @@ class TestBench:
 
     @pytest.mark.parametrize(
         ("arguments", "plain"),
-        [(["softmax"], "softmax"), (["softmax+mask"], "softmax"), (["gelu+bias"], "gelu"), (["gelu+bias", "--operands"], "gelu")],
+        [
+            (["softmax"], "softmax"),
+            (["softmax+mask"], "softmax"),
+            (["gelu+bias"], "gelu"),
+            (["gelu+bias", "--operands"], "gelu"),
+        ],
     )
     def test_what_operands_measure_is_said(self, arguments, plain, capsys):
         with pytest.raises(SystemExit) as ended:
