@@ -10,7 +10,7 @@ from functools import cache
 import torch.nn.functional as F
 from torch import nn
 
-from .syntax import function_of, is_name, is_own_call, names, own_calls, parsed, targets
+from .syntax import assigns, function_of, is_name, is_own_call, names, own_calls, parsed, targets
 
 __all__ = ["change"]
 
@@ -139,8 +139,7 @@ def _sharing(
     definition: ast.FunctionDef, shared: set[str], self_name: str, children: Mapping[str, nn.Module | None]
 ) -> set[str]:
     """The variables that may share memory with some of the method's: views, and what they are views of."""
-    assigns = [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
-    groups = [targets(assign) | _roots(assign.value, self_name, children) for assign in assigns]
+    groups = [targets(assign) | _roots(assign.value, self_name, children) for assign in assigns(definition)]
     found = set(shared)
     while more := set().union(*[group for group in groups if group & found]) - found:
         found |= more

@@ -17,7 +17,7 @@ from ..records import is_plain
 from ..registry import record_of
 from .counterparts import is_activation
 from .pending import Pending, Waiting, has_hooks
-from .syntax import is_name, is_own_call, own_calls
+from .syntax import assigns, is_name, is_own_call, own_calls
 from .uses import Result, Uses, assigned_from, uses_of
 
 __all__ = ["Gate", "Pending", "gate_of", "waiting"]
@@ -67,8 +67,8 @@ def _activation(factor: ast.expr, result: Result, module: nn.Module) -> str:
     """The name of the activation module whose result a factor is; "" if it is none."""
     calls = [factor]
     if isinstance(factor, ast.Name):
-        assigns = [node for node in ast.walk(result.definition) if isinstance(node, ast.Assign)]
-        calls = [assign.value for assign in assigns if any(is_name(target, factor.id) for target in assign.targets)]
+        found = [each for each in assigns(result.definition) if any(is_name(target, factor.id) for target in each.targets)]
+        calls = [assign.value for assign in found]
     names = [call.func.attr for call in calls if is_own_call(call, result.self_name)]
     kinds = [type(module._modules.get(name)) for name in names]
     is_one = [is_activation(kind) or issubclass(kind, (ActivationModule, Waiting)) for kind in kinds]

@@ -7,7 +7,7 @@ import inspect
 from functools import cached_property, lru_cache
 from types import FunctionType
 
-__all__ = ["function_of", "is_name", "is_own_call", "names", "own_calls", "parsed", "targets"]
+__all__ = ["assigns", "function_of", "is_name", "is_own_call", "names", "own_calls", "parsed", "targets"]
 
 
 def function_of(member: object) -> FunctionType | None:
@@ -54,6 +54,11 @@ def own_calls(tree: ast.AST, self_name: str) -> set[str]:
 def names(*nodes: ast.AST) -> set[str]:
     """The variables that occur in them."""
     return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def assigns(definition: ast.FunctionDef) -> list[ast.Assign]:
+    """The assignments in a method."""
+    return [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
 
 
 def targets(assign: ast.Assign) -> set[str]:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import nn
 
 from .changes import change
-from .syntax import function_of, is_name, names, own_calls, parsed, targets
+from .syntax import assigns, function_of, is_name, names, own_calls, parsed, targets
 
 __all__ = ["Result", "Uses", "assigned_from", "uses_of"]
 
@@ -184,12 +184,11 @@ def _assigned_again(assign: ast.Assign, parents: dict[ast.AST, ast.AST]) -> ast.
 
 
 def assigned_from(definition: ast.FunctionDef, local: str, self_name: str) -> set[str]:
-    """The same for all assignments from which a local variable gets its value, directly or through other variables."""
-    found, seen, pending = set(), {local}, [local]
-    assigns = [node for node in ast.walk(definition) if isinstance(node, ast.Assign)]
+    """The names of own calls in all assignments from which a local variable gets its value, also through other variables."""
+    found, seen, pending, known = set(), {local}, [local], assigns(definition)
     while pending:
         name = pending.pop()
-        for assign in assigns:
+        for assign in known:
             if name in targets(assign):
                 found |= own_calls(assign.value, self_name)
                 more = names(assign.value) - seen - {self_name}

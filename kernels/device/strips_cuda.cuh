@@ -36,11 +36,11 @@ struct WordRows {
 };
 
 struct Strips : Columns {
-  int log_wide;   // width of a block in words
-  unsigned wide;  // blocks per strip
-  int64_t summed; // strips of a row that are summed
-  void* folded;   // a FoldedRow for each row of each word that is not early
-  float* values;  // of these strips, of shape [strips, values, words]
+  int log_wide;    // width of a block in words
+  unsigned wide;   // blocks per strip
+  int64_t summed;  // strips of a row that are summed
+  void* folded;    // a FoldedRow for each row of each word that is not early
+  float* values;   // of these strips, of shape [strips, values, words]
 
   // The rows of a word that is not early.
   template <int each>
