@@ -319,6 +319,15 @@ inline uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
   const auto upper = [](uint32_t bits) { return same_bits<float>(bits & 0xffff0000u); };
   return narrow_bfloat16(max(upper(a << 16), upper(b << 16)), max(upper(a), upper(b)));
 }
+inline uint32_t equal_halves(uint32_t a, uint32_t b) {
+  float low[2], high[2];
+  widen_half(a, low[0], high[0]), widen_half(b, low[1], high[1]);
+  return (low[0] == low[1] ? 0xffffu : 0) | (high[0] == high[1] ? 0xffff0000u : 0);
+}
+inline uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
+  const auto are_equal = [](uint32_t a, uint32_t b) { return same_bits<float>(a) == same_bits<float>(b); };
+  return (are_equal(a << 16, b << 16) ? 0xffffu : 0) | (are_equal(a & 0xffff0000u, b & 0xffff0000u) ? 0xffff0000u : 0);
+}
 inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from}); }
 inline uint32_t spread_signs(uint32_t w, uint32_t places) {
   uint32_t spread = 0;

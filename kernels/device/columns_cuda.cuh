@@ -426,12 +426,22 @@ class Tile {
     const Weights<T> first = weights_beside<S>(peak[0][0], scale_), last = weights_beside<S>(peak[each - 1][0], scale_);
     const auto weights = [&](int e) -> const Weights<T>& { return e == 0 ? first : last; };
     LongSums<S, true> long_sums(sums);
-    each_word(words, [&](int i) {
-      T t[each];
-      elements(i, t);
-      JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
-      if constexpr (stored) words.of[x][i] = narrow_word<S>(t);
-    }, [&] { long_sums.take(sums); });
+    if constexpr (pairs && F::counts) {
+      PeaksApart<S> apart(peak[0][0], peak[each - 1][0], columns_.outside[x]);
+      each_word(words, [&](int i) {
+        T t[each];
+        widen_word<S>(apart.without(words.of[x][i]), t);
+        JITACT_UNROLL for (int e = 0; e < each; e++) F::template add<false>(sums[e], weights(e), peak[e][0], t[e]);
+      });
+      sums[0][F::parts - 1] = apart.low(), sums[each - 1][F::parts - 1] = apart.high();
+    } else {
+      each_word(words, [&](int i) {
+        T t[each];
+        elements(i, t);
+        JITACT_UNROLL for (int e = 0; e < each; e++) t[e] = F::add(sums[e], weights(e), peak[e][0], t[e]);
+        if constexpr (stored) words.of[x][i] = narrow_word<S>(t);
+      }, [&] { long_sums.take(sums); });
+    }
     forget(words);
     long_sums.total(sums);
     combine<1>(sums, Totals());

@@ -55,6 +55,7 @@ template <> struct Storage<Half> : Storage16<Half, Narrow> {
   static JITACT_DEVICE void widen_pair(uint32_t word, T& low, T& high) { ptx::widen_half(word, low.v, high.v); }
   static JITACT_DEVICE uint32_t narrow_pair(T low, T high) { return ptx::narrow_half(low.v, high.v); }
   static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return ptx::max_halves(a, b); }
+  static JITACT_DEVICE uint32_t equal_pair(uint32_t a, uint32_t b) { return ptx::equal_halves(a, b); }
 };
 
 template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
@@ -64,6 +65,7 @@ template <> struct Storage<Bfloat16> : Storage16<Bfloat16, Brain> {
   }
   static JITACT_DEVICE uint32_t narrow_pair(T low, T high) { return ptx::narrow_bfloat16(low.v, high.v); }
   static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return ptx::max_bfloat16s(a, b); }
+  static JITACT_DEVICE uint32_t equal_pair(uint32_t a, uint32_t b) { return ptx::equal_bfloat16s(a, b); }
 };
 
 // Cuts out of two adjacent vectors of n words what begins `offset` bytes into the first; offset is less than the bytes of a vector,

@@ -126,6 +126,23 @@ JITACT_DEVICE uint32_t max_bfloat16s(uint32_t a, uint32_t b) {
 #endif
 }
 
+// All bits of those halves that are equal floats.
+JITACT_DEVICE uint32_t equal_halves(uint32_t a, uint32_t b) {
+  uint32_t equal;
+  asm("set.eq.u32.f16x2 %0, %1, %2;" : "=r"(equal) : "r"(a), "r"(b));
+  return equal;
+}
+JITACT_DEVICE uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
+#if __CUDA_ARCH__ >= 900
+  uint32_t equal;
+  asm("set.eq.u32.bf16x2 %0, %1, %2;" : "=r"(equal) : "r"(a), "r"(b));
+  return equal;
+#else
+  const auto equal = [](uint32_t a, uint32_t b) { return __uint_as_float(a) == __uint_as_float(b); };
+  return (equal(a << 16, b << 16) ? 0xffffu : 0) | (equal(a & 0xffff0000u, b & 0xffff0000u) ? 0xffff0000u : 0);
+#endif
+}
+
 // Asynchronous copy of 16 bytes to shared memory. A thread's copies up to commit_copies() form a group.
 JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #if __CUDA_ARCH__ >= 800

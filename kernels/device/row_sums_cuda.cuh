@@ -66,6 +66,28 @@ JITACT_DEVICE T signed_peak(T peak, T scale) { return sizeof(S) == 2 && scale < 
 // In these units: an element at kLowest has weight 0 relative to any peak within kFar.
 constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
 
+// Sets aside the 16-bit elements at the peaks of two rows: words get the lowest element in their place, and they are counted.
+template <typename S>
+class PeaksApart {
+ public:
+  using T = typename Storage<S>::T;
+
+  // The peaks, and a word of lowest elements.
+  JITACT_DEVICE PeaksApart(T low, T high, uint32_t lowest) : peaks_(Storage<S>::narrow_pair(low, high)), lowest_(lowest) {}
+  JITACT_DEVICE uint32_t without(uint32_t word) {
+    const uint32_t equal = Storage<S>::equal_pair(word, peaks_);
+    counted_ -= equal;
+    return (word & ~equal) | (lowest_ & equal);
+  }
+  // How many there were in the lower halves, and in the higher ones: of each less than 2^16.
+  JITACT_DEVICE T low() const { return float(counted_ & 0xffffu); }
+  JITACT_DEVICE T high() const { return float(((counted_ >> 16) + counted_) & 0xffffu); }
+
+ private:
+  const uint32_t peaks_, lowest_;
+  uint32_t counted_ = 0;  // low + 2^16 (high - low)
+};
+
 // Reductions: combine the values of two threads.
 struct Highest {
   static constexpr float neutral(int) { return -INFINITY; }

@@ -486,11 +486,24 @@ class Rows {
       });
     };
     if (!with_peak) weigh.template operator()<!F::counts>();
-    if constexpr (F::counts && !kSetsAside)
+    if constexpr (F::counts && pairs) {
+      if (with_peak) {
+        PeaksApart<S> apart(peak, peak, launch_.outside[x]);
+        each<false>([&](int c, int v) {
+          Words loaded = words_of(words, c, v, x);
+          T t[size];
+          JITACT_UNROLL for (uint32_t& word : loaded.w) word = apart.without(word);
+          Storage<S>::widen(loaded, t);
+          JITACT_UNROLL for (int i = 0; i < size; i++) F::template add<false>(partial.of[i % 4], weights, peak, t[i]);
+        });
+        aside = apart.low() + apart.high();
+      }
+    } else if constexpr (F::counts && !kSetsAside) {
       if (with_peak) weigh.template operator()<true>();
+    }
     forget(words);
     partial.total(sums);
-    if constexpr (kSetsAside) sums[F::parts - 1] = aside;
+    if constexpr (F::counts && (pairs || kSetsAside)) sums[F::parts - 1] = aside;
     combine<1>(sums, Totals(), folded_in_two_);
   }
 
