@@ -14,7 +14,8 @@ import torch
 
 from .definitions.define import define
 from .definitions.operands import declared, read_default
-from .kernels import BuildError, load
+from .kernels import BuildError, load, load_part
+from .kernels.loader.source import RowPart
 from .measuring.checks import check
 from .measuring.oracle import curve
 from .measuring.text import figure
@@ -22,6 +23,7 @@ from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
 from .records import Activation, Channel, Row
 from .registry import names
+from .rows.records import RowActivation
 
 __all__ = ["describe", "describe_html", "load_ipython_extension"]
 
@@ -73,13 +75,21 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
         raise UsageError(f"usage: %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
         cls = _define(words[0], *_arguments(words[0], line), cell)
-        load(cls.activation.source)  # compiled now, so that errors appear below the cell with the source
+        _compile(cls.activation)  # now, so that errors appear below the cell with the source
     except (ValueError, TypeError, BuildError) as error:
         raise UsageError(str(error)) from None
     ipython.push({cls.activation.title: cls})
     if "--check" in words:
         check(cls)
     return cls
+
+
+def _compile(activation: Activation | RowActivation) -> None:
+    """Compiles an activation, or of one of rows what float32 tensors take first."""
+    if isinstance(activation, RowActivation):
+        load_part(activation.source, RowPart("float32", "along", "output"))
+    else:
+        load(activation.source)
 
 
 def _arguments(name: str, line: str) -> tuple[tuple[str, ...] | None, dict[str, float | Channel | Row]]:

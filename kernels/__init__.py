@@ -14,7 +14,17 @@ of ``loader``, from sources to operators:
 """
 
 from .loader.errors import BuildError, CompileError, NoSpaceError, ToolchainError
-from .loader.load import Library, load
+from .loader.load import Library, load, load_part
 from .loader.source import KernelSource, Work
 
-__all__ = ["BuildError", "CompileError", "KernelSource", "Library", "NoSpaceError", "ToolchainError", "Work", "load"]
+__all__ = [
+    "BuildError",
+    "CompileError",
+    "KernelSource",
+    "Library",
+    "NoSpaceError",
+    "ToolchainError",
+    "Work",
+    "load",
+    "load_part",
+]

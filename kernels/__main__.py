@@ -23,7 +23,7 @@ from .loader.build import find
 from .loader.errors import BuildError
 from .loader.gpu import Arch, parse_archs
 from .loader.plan import Plan, make_plan
-from .loader.source import ELEMENTS
+from .loader.source import ELEMENTS, KernelSource, RowPart, RowTypes
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m jitact.kernels") -> int:
@@ -137,14 +137,12 @@ def _plan(name: str, fast_math: bool = False, archs: Sequence[Arch] = ()) -> Pla
 
 
 def _list(options: argparse.Namespace) -> int:
-    current, known = set(), _registered([])
-    for name in known:
-        for fast_math in (False, True):
-            entry = find(_plan(name, fast_math))
-            current |= {entry.folder} if entry else set()
+    known = _registered([])
     rows = [("NAME", "KEY", "ARCHS", "CPU", "SIZE", "AGE", "USED", "STATE")]
-    for folder in folders.readable():
-        for entry in cache.entries(folder):
+    found = {folder: list(cache.entries(folder)) for folder in folders.readable()}
+    current = _current({entry.folder.name.rpartition("-")[0] for entries in found.values() for entry in entries}, known)
+    for folder, entries in found.items():
+        for entry in entries:
             name, _, key = entry.folder.name.rpartition("-")
             if entry.problem:
                 rows.append((name, key, "", "", "", "", "", entry.problem))
@@ -162,6 +160,26 @@ def _list(options: argparse.Namespace) -> int:
     if why:
         print(f"jitact: not looked into: {why}", file=sys.stderr)
     return 0
+
+
+def _current(builds: set[str], known: list[str]) -> set[Path]:
+    """The folders of those builds of known activations, by names of builds, that calls would use now."""
+    current = set()
+    for build in builds:
+        name = _activation_of(build)
+        if name in known:
+            kind = build.removeprefix(name)
+            entry = find(make_plan(_for_kind(_record(name).source, kind), fast_math=kind == "_fast_math"))
+            current |= {entry.folder} if entry else set()
+    return current
+
+
+def _for_kind(source: KernelSource, kind: str) -> KernelSource:
+    """A kernel file for the row types, or the part of rows, in the suffix of a build's name."""
+    words = kind.removeprefix("_").split("_")
+    if kind in ("", "_fast_math"):
+        return source
+    return source._replace(row_part=RowPart(*words)) if words[1] in ROWS else source._replace(row_types=RowTypes(*words))
 
 
 def _configured_problem(*, writing: bool) -> str | None:
@@ -209,8 +227,9 @@ def _cached_names(names: Sequence[str]) -> set[str]:
     return wanted | {each for each in cached if _activation_of(each) in wanted}
 
 
-# The suffix of a build's name for fast_math, or for particular row types.
-_KIND = re.compile(rf"_fast_math$|(_({'|'.join(ELEMENTS)})){{3}}$")
+# The suffix of a build's name for fast_math, for particular row types, or for a part of a file of rows.
+ROWS = "along", "across"
+_KIND = re.compile(rf"_fast_math$|(_({'|'.join(ELEMENTS)})){{3}}$|_({'|'.join(ELEMENTS)})_({'|'.join(ROWS)})_(output|input)$")
 
 
 def _activation_of(build: str) -> str:

@@ -74,13 +74,15 @@ class RowDefinition(RowActivation):
 
     def forward_by_kernel(self, x: Tensor, dim: int, scale: float, beside: Beside = NOTHING) -> Tensor:
         """The activation of ``scale x``, for a tensor that the kernel supports."""
-        return call(kernels.operator(self.source, "forward"), x, *beside.rows, *beside.numbers, dim, scale)
+        operator = kernels.operator(self.source, "forward", kernels.part_for(x, dim, "forward"))
+        return call(operator, x, *beside.rows, *beside.numbers, dim, scale)
 
     def backward_by_kernel(
         self, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool, beside: Beside = NOTHING
     ) -> Tensor | tuple[Tensor, Tensor]:
         """The gradient, from the output or the input, for supported tensors; and those of all row operands in one tensor."""
-        operator = kernels.operator(self.source, kernels.kind_of_backward(from_output))
+        kind = kernels.kind_of_backward(from_output)
+        operator = kernels.operator(self.source, kind, kernels.part_for(kept, dim, kind))
         return call(operator, kernels.readable(dy), kept, *beside.rows, *beside.numbers, dim, scale)
 
     def in_pytorch(self, x: Tensor, dim: int, beside: Beside) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from .. import kernels
 from ..configs import call, is_batched
 from ..kernels import KernelSource, ToolchainError
-from ..kernels.loader.source import RowTypes
+from ..kernels.loader.source import RowPart, RowTypes
 from ..records import is_cast
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "kind_of_backward",
     "operate",
     "operator",
+    "part_for",
     "readable",
     "sees_all",
     "sees_rows",
@@ -218,12 +219,13 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
 
 def forward(name: str, x: Tensor, dim: int, scale: float) -> Tensor:
     """``name`` of ``scale x`` along ``dim``, for a supported tensor."""
-    return call(_operator(name, "forward"), x, dim, scale)
+    return call(_operator(name, "forward", part_for(x, dim, "forward")), x, dim, scale)
 
 
 def backward(name: str, dy: Tensor, kept: Tensor, dim: int, scale: float, from_output: bool) -> Tensor:
     """The gradient, from the output or the input, for supported tensors."""
-    return call(_operator(name, kind_of_backward(from_output)), readable(dy), kept, dim, scale)
+    kind = kind_of_backward(from_output)
+    return call(_operator(name, kind, part_for(kept, dim, kind)), readable(dy), kept, dim, scale)
 
 
 def kind_of_backward(from_output: bool) -> str:
@@ -297,16 +299,23 @@ def _has_vectors() -> bool:
     return torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
 
 
+def part_for(x: Tensor, dim: int, kind: str) -> RowPart:
+    """The part of a kernel file that computes an operation for x, or for a saved tensor."""
+    dtype, rows = str(x.dtype).removeprefix("torch."), "across" if _columns(x, dim) > 1 else "along"
+    return RowPart(dtype, rows, "input" if kind == "backward" else "output")
+
+
 @cache
-def _operator(name: str, kind: str) -> Callable[..., Tensor]:
+def _operator(name: str, kind: str, part: RowPart | None = None) -> Callable[..., Tensor]:
     """An operator of one of the library's kernel files."""
-    return operator(kernels.KernelSource.from_file(name), kind)
+    return operator(kernels.KernelSource.from_file(name), kind, part)
 
 
 @cache
-def operator(source: kernels.KernelSource, kind: str) -> Callable[..., Tensor]:
-    """An operator of ``rows_binding.h``; compiles it if necessary."""
-    return getattr(torch.ops.jitact, f"{kernels.load(source).name}_{kind}").default
+def operator(source: kernels.KernelSource, kind: str, part: RowPart | None = None) -> Callable[..., Tensor]:
+    """An operator of ``rows_binding.h``, for all tensors or those of a part; compiles it if necessary."""
+    library = kernels.load_part(source, part) if part else kernels.load(source)
+    return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
 
 
 def built(source: KernelSource) -> str | None:

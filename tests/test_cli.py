@@ -20,6 +20,7 @@ from jitact.kernels.__main__ import main
 from jitact.kernels.loader import build, cache, folders, lock, prebuild
 from jitact.kernels.loader.cache import Build
 from jitact.kernels.loader.plan import make_plan
+from jitact.kernels.loader.source import RowPart, RowTypes
 
 pytest_plugins = ["building"]
 
@@ -59,6 +60,17 @@ def test_build_then_list_then_clear(quick: Path, capfd: pytest.CaptureFixture[st
     assert {entry.folder.name.rpartition("-")[0] for entry in cache.entries(quick)} == {"relu"}
     assert main(["clear"]) == 0
     assert sorted(path.name for path in quick.iterdir()) == ["machine.json", "precious", "precious-0123456789abcdef.txt"]
+
+
+def test_parts_and_types_of_rows_are_current_and_cleared(quick: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    source = registry.of_rows("softmax").activation.source
+    kinds = {"row_part": RowPart("float32", "along", "output"), "row_types": RowTypes("int8", "float32", "none")}
+    for field, kind in kinds.items():
+        build.obtain(make_plan(source._replace(**{field: kind})))
+    assert main(["list"]) == 0
+    states = {row.split()[0]: row.split()[-1] for row in capfd.readouterr().out.splitlines()[1:]}
+    assert states == {f"softmax_{'_'.join(kind)}": "current" for kind in kinds.values()}
+    assert main(["clear", "softmax"]) == 0 and not list(cache.entries(quick))
 
 
 def test_clear_leaves_alone_what_is_being_built(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:

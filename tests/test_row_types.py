@@ -16,7 +16,7 @@ from torch import Tensor
 
 import jitact
 from jitact.kernels import KernelSource
-from jitact.kernels.loader.source import RowTypes
+from jitact.kernels.loader.source import RowPart, RowTypes
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.ulp import ulp_error
 from jitact.rows import kernels as row_kernels
@@ -298,9 +298,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The operators that calls used."""
     found, operator, operate = [], row_kernels._operator, row_kernels.operate
 
-    def plain(name: str, kind: str) -> Callable:
+    def plain(name: str, kind: str, part: RowPart) -> Callable:
         found.append((name, kind))
-        return operator(name, kind)
+        return operator(name, kind, part)
 
     def of_types(name: str, kind: str, *arguments: object) -> Tensor:
         found.append((name, kind))

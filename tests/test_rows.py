@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import jitact
 from jitact import kernels, rows
 from jitact.kernels.loader.signature import read_signature
-from jitact.kernels.loader.source import DEVICE
+from jitact.kernels.loader.source import DEVICE, RowPart
 from jitact.measuring.row_errors import exact_gradient, exact_output
 from jitact.measuring.ulp import ulp_error
 from jitact.rows import kernels as row_kernels
@@ -475,9 +475,9 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """The operators that calls used."""
     found, operator = [], row_kernels._operator
 
-    def counted(name: str, kind: str):
+    def counted(name: str, kind: str, part: RowPart):
         found.append((name, kind))
-        return operator(name, kind)
+        return operator(name, kind, part)
 
     monkeypatch.setattr(row_kernels, "_operator", counted)
     return found

@@ -10,7 +10,7 @@ namespace jitact::parts {
 
 // The pieces that can be compiled separately, for each dtype if there are several: forward, backward and, where costly, another
 // kind of backward: with sums, or from the output. The loader has the same numbers.
-#ifdef JITACT_ROW_INPUT  // one dtype, and backward is from the output
+#if defined JITACT_ROW_INPUT || defined JITACT_ROW_ONLY  // one dtype, and backward is from the output, or all there is
 constexpr int kKinds = 2, kPieces = kKinds;
 #else
 #ifdef JITACT_ROWS

@@ -72,6 +72,8 @@ void take_mask(const Tensor& mask, rows::Call& call) {
 template <rows::Op>
 void check_dtype(const Tensor& x) {
   check(dtype_of(x) != Dtype::f64, "expected a float32, float16 or bfloat16 tensor");
+  const bool is_built = loops::dispatch_dtype(dtype_of(x), [&]<typename S>() { return rows::kIsBuilt<S>; });
+  check(is_built, "expected a tensor of the dtype that this is built for");
 }
 template <rows::Op>
 Tensor result_like(const Tensor& x) { return empty_like(x); }
@@ -117,6 +119,7 @@ void row_operator(StableIValue* stack, uint64_t, uint64_t) {
   for (int64_t i = 0; i < x.dim(); i++)
     if (i != dim) (i < dim ? call.outer : call.inner) *= x.sizes()[i];
   call.scale = float(scale);
+  check(call.inner > 1 ? rows::kHasAcross : rows::kHasAlong, "expected rows along a dimension that this is built for");
   for (int r = 0; r < tensors; r++) {
     const Tensor& t = read[r];
     check_allocated(t);
@@ -169,9 +172,11 @@ void register_operators(const char* name, const char*, const char* operands) {
   const char *others = ", int dim, float scale", *x = rows::masks(rows::Op::forward) ? "Tensor x, Tensor mask" : "Tensor x";
   const char *dy = "Tensor dy, Tensor y", *of_backward = others;
   const char* gradients = rows::kRowValues > 0 ? "(Tensor, Tensor)" : "Tensor";
-  registration.add("_forward", Text(x, operands, others), "Tensor", row_operator<rows::Op::forward>);
+  if constexpr (rows::exists(rows::Op::forward))
+    registration.add("_forward", Text(x, operands, others), "Tensor", row_operator<rows::Op::forward>);
 #ifndef JITACT_ROW_INPUT
-  registration.add("_backward", Text("Tensor dy, Tensor x", operands, others), gradients, row_operator<rows::Op::backward>);
+  if constexpr (rows::exists(rows::Op::backward))
+    registration.add("_backward", Text("Tensor dy, Tensor x", operands, others), gradients, row_operator<rows::Op::backward>);
 #else
   if (rows::kHides) dy = "Tensor dy, Tensor y, Tensor mask", of_backward = ", bool gives_shares, int dim, float scale";
 #endif

@@ -147,9 +147,29 @@ struct Mask {
   int64_t sizes[2], strides[3], step;
   float scale;  // of x if the mask is added; Call::scale is 1 then
 };
+template <typename S>
+constexpr bool kIsBuilt = std::is_same_v<S, Output>;
+constexpr bool kHasAlong = true, kHasAcross = false;
+#else
+constexpr int masks(Op) { return 0; }
+#ifdef JITACT_ROW_ONLY
+// The loader defines these for a build of a part of the file:
+//
+//   JITACT_ROW_ONLY        float, Half or Bfloat16: the type of all tensors
+//   JITACT_ROW_ACROSS      1 if rows are along another than the last dimension, else 0
+//   JITACT_ROW_INPUT_KEPT  1 for backward from the input alone; 0 for forward, and backward from the output
+using loops::Bfloat16;
+using loops::Half;
+constexpr bool exists(Op op) { return (op == Op::backward) == bool(JITACT_ROW_INPUT_KEPT); }
+template <typename S>
+constexpr bool kIsBuilt = std::is_same_v<S, JITACT_ROW_ONLY>;
+constexpr bool kHasAcross = JITACT_ROW_ACROSS, kHasAlong = !kHasAcross;
 #else
 constexpr bool exists(Op) { return true; }
-constexpr int masks(Op) { return 0; }
+template <typename S>
+constexpr bool kIsBuilt = !std::is_same_v<S, double>;
+constexpr bool kHasAlong = true, kHasAcross = true;
+#endif
 #endif
 
 // Contiguous tensors of outer x length x inner elements. A row is `length` elements with stride `inner`.

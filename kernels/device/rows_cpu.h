@@ -404,14 +404,15 @@ void run_cpu(const Call& call) {
 #ifdef JITACT_PART
         if constexpr (parts::kIsHere<op, S>)
 #endif
-          if (call.op == op && (call.inner > 1) == across) run_strips<op, S, across>(call, begin, end);
+          if constexpr (across ? kHasAcross : kHasAlong)
+            if (call.op == op && (call.inner > 1) == across) run_strips<op, S, across>(call, begin, end);
     };
 #ifdef JITACT_ROW_INPUT
     run_if.template operator()<Op::forward, Output, false>();
     run_if.template operator()<Op::backward_from_output, Output, false>();
 #else
     loops::dispatch_dtype(call.dtype, [&]<typename S>() {
-      if constexpr (!std::is_same_v<S, double>) {
+      if constexpr (kIsBuilt<S>) {
         const auto for_op = [&]<Op op>() {
           run_if.template operator()<op, S, false>();
           run_if.template operator()<op, S, true>();

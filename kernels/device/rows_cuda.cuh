@@ -105,11 +105,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
 }
 
 template <Op op, typename S>
-cudaError_t start(const Call& call, void* stream) {
-  const auto s = static_cast<cudaStream_t>(stream);
-#ifndef JITACT_ROW_INPUT
-  if (call.inner > 1) return start_columns<op, S>(call, s);
-#endif
+cudaError_t start_along(const Call& call, cudaStream_t s) {
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   const auto start_with = [&]<int held>() {
     const bool ragged = call.length % Storage<S>::size != 0;
@@ -125,11 +121,22 @@ cudaError_t start(const Call& call, void* stream) {
   return start_with.template operator()<0>();
 }
 
+template <Op op, typename S>
+cudaError_t start(const Call& call, void* stream) {
+  const auto s = static_cast<cudaStream_t>(stream);
+#ifndef JITACT_ROW_INPUT
+  if constexpr (kHasAcross)
+    if (call.inner > 1) return start_columns<op, S>(call, s);
+#endif
+  if constexpr (kHasAlong) return start_along<op, S>(call, s);
+  return cudaErrorInvalidValue;
+}
+
 #if !JITACT_PART
 int64_t workspace_bytes(const Call& call) {
   return loops::dispatch_dtype(call.dtype, [&]<typename S>() -> int64_t {
-    if constexpr (std::is_same_v<S, double>) return 0;
-    else return strip_bytes<S>(call);
+    if constexpr (kIsBuilt<S> && kHasAcross) return strip_bytes<S>(call);
+    else return 0;
   });
 }
 #endif
@@ -162,7 +169,7 @@ const char* run_cuda(const Call& call, void* stream) {
   start_if.template operator()<Op::backward_from_output, Output>();
 #else
   loops::dispatch_dtype(call.dtype, [&]<typename S>() {
-    if constexpr (!std::is_same_v<S, double>) {
+    if constexpr (kIsBuilt<S>) {
       start_if.template operator()<Op::forward, S>();
       start_if.template operator()<Op::backward, S>();
       start_if.template operator()<Op::backward_from_output, S>();

@@ -6,6 +6,7 @@ import ctypes
 import fcntl
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,13 +14,13 @@ import torch
 
 from . import build, cache, log
 from .cache import Entry
-from .errors import BuildError
+from .errors import BuildError, ToolchainError
 from .lock import ThreadLock
 from .plan import Plan, make_plan
 from .signature import Signature
-from .source import KernelSource, RowTypes, state_of
+from .source import KernelSource, RowPart, RowTypes, state_of
 
-__all__ = ["Library", "load", "schema"]
+__all__ = ["Library", "load", "load_part", "schema"]
 
 
 class Library(NamedTuple):
@@ -70,6 +71,24 @@ def load(source: KernelSource, *, fast_math: bool = False) -> Library:
             library = _by_state.get(state) or _load(source, fast_math)
             _by_state[state] = library
     return library
+
+
+def load_part(source: KernelSource, part: RowPart) -> Library:
+    """Loads operators for a part of a file of rows: of a build of the whole file if that is cached, else of a build of the
+    part, which is compiled in a fraction of the time.
+
+    Raises:
+        BuildError: as :func:`load`.
+    """
+    alone, whole = source._replace(row_part=part), make_plan(source)
+    if build.find(whole) is None and (build.find(make_plan(alone)) or not build.cannot_compile(whole)):
+        return load(alone)
+    try:
+        return load(source)
+    except ToolchainError:
+        with suppress(ToolchainError):  # it may have been made elsewhere
+            return load(alone)
+        raise
 
 
 def _load(source: KernelSource, fast_math: bool) -> Library:
@@ -144,8 +163,9 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
-    types = plan.source.row_types
-    for kind, fake in (_fakes_of_types(types, plan.source.signature) if types else _fakes(plan.source.signature)).items():
+    types, signature = plan.source.row_types, plan.source.signature
+    fakes = _fakes_of_types(types, signature) if types else _fakes(signature, plan.source.row_part)
+    for kind, fake in fakes.items():
         _definitions().impl(f"{name}_{kind}", fake, "Meta")
         if not library.has_cuda:
             _definitions().impl(f"{name}_{kind}", _refuse(library), "CUDA", allow_override=bool(entry.build.archs))
@@ -154,7 +174,7 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
 
 def _free_name(base: str) -> str:
     name, version = base, 1
-    while hasattr(torch.ops.jitact, f"{name}_forward"):
+    while any(hasattr(torch.ops.jitact, f"{name}_{kind}") for kind in ("forward", "backward")):
         version += 1
         name = f"{base}_v{version}"
     return name
@@ -204,11 +224,12 @@ def schema(signature: Signature) -> tuple[str, str]:
     return elements, "".join(f", {other}" for other in others)
 
 
-def _fakes(signature: Signature) -> dict[str, Callable]:
+def _fakes(signature: Signature, part: RowPart | None) -> dict[str, Callable]:
     """Implementations for meta and fake tensors, which torch.compile uses, by kind of operator."""
     if signature.folds:
         backward = _fake_of_rows(signature)
-        return {"forward": lambda x, *others: torch.empty_like(x), "backward": backward, "backward_from_output": backward}
+        fakes = {"forward": lambda x, *others: torch.empty_like(x), "backward": backward, "backward_from_output": backward}
+        return {kind: fakes[kind] for kind in (part.kinds if part else fakes)}
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,

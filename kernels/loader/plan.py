@@ -77,7 +77,8 @@ class Plan(NamedTuple):
     @property
     def name(self) -> str:
         """The build's name, from which operators and folders are named."""
-        return "_".join([self.source.name, *(self.source.row_types or ()), *(["fast_math"] if self.fast_math else [])])
+        kind = self.source.row_types or self.source.row_part or ()
+        return "_".join([self.source.name, *kind, *(["fast_math"] if self.fast_math else [])])
 
     @property
     def made_archs(self) -> tuple[Arch, ...]:

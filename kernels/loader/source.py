@@ -12,7 +12,7 @@ from typing import NamedTuple
 from .signature import Signature, prepared, read_signature, sees_places, terms_vanish
 from .uses import in_namespace, line_directive, names_used
 
-__all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowTypes", "Work", "digest", "state_of"]
+__all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowPart", "RowTypes", "Work", "digest", "state_of"]
 
 FOLDER = Path(__file__).resolve().parents[1]
 """The folder of the library's kernel files."""
@@ -66,6 +66,31 @@ class RowTypes(NamedTuple):
         return [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
 
 
+class RowPart(NamedTuple):
+    """The part of a file of rows that a build is for, if not all of it, which takes nvcc several times as long.
+
+    Attributes:
+        dtype: of all tensors, a name in :data:`ELEMENTS`.
+        rows: "along" the last dimension, or "across" it.
+        keeps: what backward reads: the "output", and there is ``forward`` too; or the "input", a rare choice, and it is alone.
+    """
+
+    dtype: str
+    rows: str
+    keeps: str
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of operators that the build has."""
+        return ("forward", "backward_from_output") if self.keeps == "output" else ("backward",)
+
+    def defines(self) -> list[str]:
+        """Preprocessor definitions for the loops, as compiler flags."""
+        across, from_input = int(self.rows == "across"), int(self.keeps == "input")
+        values = {"ONLY": ELEMENTS[self.dtype], "ACROSS": across, "INPUT_KEPT": from_input}
+        return [f"-DJITACT_ROW_{name}={value}" for name, value in values.items()]
+
+
 ELEMENTS = {
     "float32": "float",
     "float16": "Half",
@@ -85,6 +110,7 @@ class KernelSource(NamedTuple):
         text: the kernel file's text.
         path: the origin of the text, for compilers' errors and for headers in the same folder.
         numbers: the last arguments of ``forward`` that are numbers but of type ``T``, not ``Number<T>``.
+        row_part: the part of a file of rows that a build is for; None for all of it.
         singles: how many of the last channel and row operands always have a single value, which kernels then need not look up.
         work: how much a GPU computes per element.
         label: the name for ``python -m jitact build``, if that is another.
@@ -102,6 +128,7 @@ class KernelSource(NamedTuple):
     label: str = ""
     unfused: bool = False
     row_types: RowTypes | None = None
+    row_part: RowPart | None = None
     singles: int = 0
 
     @classmethod
@@ -163,6 +190,7 @@ class KernelSource(NamedTuple):
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
         flags += ["-DJITACT_ROW_COUNTED"] if "fold_from_output" in self.text and not terms_vanish(self.text) else []
         flags += ["-DJITACT_ROW_PLACED"] if "LogSumExp" in self.text and sees_places(self.text) else []
+        flags += self.row_part.defines() if self.row_part else []
         return flags + (self.row_types.defines() if self.row_types else self.work.defines())
 
     @property

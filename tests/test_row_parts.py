@@ -1,0 +1,127 @@
+"""Builds of a part of a file of rows, which a first call compiles in place of the whole file."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import jitact
+from jitact import kernels
+from jitact.kernels.loader.source import RowPart
+from jitact.rows import kernels as row_kernels
+
+PARTS = [
+    RowPart("bfloat16", "along", "output"),
+    RowPart("float32", "across", "output"),
+    RowPart("float16", "across", "output"),
+    RowPart("float32", "along", "input"),
+]
+
+
+def shape_of(part: RowPart) -> tuple[tuple[int, ...], int]:
+    """A shape, and the dimension of its rows."""
+    return ((300, 1001), 1) if part.rows == "along" else ((3, 500, 257), 1)
+
+
+@pytest.mark.parametrize("part", PARTS, ids="_".join)
+def test_a_part_computes_what_the_whole_does(part: RowPart, device: str) -> None:
+    source = kernels.KernelSource.from_file("log_softmax")
+    alone = kernels.load(source._replace(row_part=part)).name
+    assert alone == f"log_softmax_{'_'.join(part)}"
+    shape, dim = shape_of(part)
+    torch.manual_seed(0)
+    x, dy = (torch.randn(shape, device=device).to(getattr(torch, part.dtype)) for _ in range(2))
+    y = torch.log_softmax(x, dim)
+    given = {"forward": (x,), "backward": (dy, x), "backward_from_output": (dy, y)}
+    for kind, tensors in given.items():
+        has = hasattr(torch.ops.jitact, f"{alone}_{kind}")
+        assert has == (kind in part.kinds)
+        if has:
+            run = getattr(torch.ops.jitact, f"{alone}_{kind}").default
+            assert torch.equal(run(*tensors, dim, 2.0), row_kernels._operator("log_softmax", kind)(*tensors, dim, 2.0))
+            assert run(*(t.to("meta") for t in tensors), dim, 2.0).shape == x.shape
+
+
+def test_what_a_part_refuses(device: str) -> None:
+    name = kernels.load(kernels.KernelSource.from_file("log_softmax")._replace(row_part=PARTS[0])).name
+    forward = getattr(torch.ops.jitact, f"{name}_forward").default
+    x = torch.randn(8, 128, device=device).bfloat16()
+    for given, message in (((x.float(), 1, 1.0), "of the dtype that this is"), ((x, 0, 1.0), "along a dimension that this is")):
+        with pytest.raises(RuntimeError, match=message):
+            forward(*given)
+
+
+def test_each_call_asks_for_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, load_part = [], kernels.load_part
+
+    def noted(source: kernels.KernelSource, part: RowPart) -> kernels.Library:
+        asked.append((source.name, *part))
+        return load_part(source, part)
+
+    monkeypatch.setattr(kernels, "load_part", noted)
+    row_kernels.operator.cache_clear(), row_kernels._operator.cache_clear()
+    x = torch.randn(1024, 8200, requires_grad=True)
+    jitact.softmin(x, -1).sum().backward()
+    jitact.log_softmax(x, -1, scale=2.0, save="input").sum().backward()
+    if row_kernels._has_vectors():
+        long, kept = ("log_softmax", "float32", "along", "output"), ("log_softmax", "float32", "along", "input")
+        assert asked == [("softmax", "float32", "along", "output"), ("softmax", "float32", "along", "output"), long, kept]
+    cls = jitact.define("shares", source=SHARES)
+    asked.clear()
+    jitact.shares(torch.randn(4, 9, 5, dtype=torch.float16, requires_grad=True), 1).sum().backward()
+    assert asked == [(cls.activation.name, "float16", "across", "output")] * 2
+
+
+SHARES = """#include "rows.cuh"
+ELEMENTWISE T forward(T kept, SumOfExp<T> row) { return row.share(kept); }
+ELEMENTWISE T fold_from_output(T dy, T y) { return dy * y; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row) { return y * (dy - row.total); }
+"""
+
+
+FIRST_USE = """
+import sys
+import torch
+import jitact
+from jitact import kernels
+from jitact.rows import kernels as row_kernels
+
+def run(dtype):
+    x = torch.randn(64, 256).to(dtype)
+    row_kernels.forward("softmax", x, 1, 1.0)
+
+what = sys.argv[1]
+if what == "whole":
+    kernels.load(kernels.KernelSource.from_file("softmax"))
+else:
+    run(getattr(torch, what))
+"""
+
+
+def test_a_build_of_the_whole_file_serves_all_calls(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+
+    def use(what: str, no_build: str = "0") -> tuple[int, str]:
+        command = [sys.executable, "-c", FIRST_USE, what]
+        env = os.environ | {"JITACT_CACHE_DIR": str(cache), "JITACT_NO_BUILD": no_build}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=300, check=False)
+        return done.returncode, done.stderr
+
+    def builds() -> set[str]:
+        return {path.name.rpartition("-")[0] for path in cache.iterdir() if path.is_dir() and "-" in path.name}
+
+    code, said = use("float32")
+    assert code == 0 and said.startswith("jitact: softmax_float32_along_output compiled in ")
+    assert builds() == {"softmax_float32_along_output"}
+    assert use("float32", no_build="1") == (0, "")
+    code, said = use("float16", no_build="1")
+    assert code == 1 and "to build it: python -m jitact build softmax\n" in said
+    assert use("whole")[0] == 0
+    assert use("float16", no_build="1") == (0, "")
+    assert builds() == {"softmax_float32_along_output", "softmax"}
