@@ -14,7 +14,8 @@ import torch
 
 from .definitions.define import define
 from .definitions.operands import declared, read_default
-from .kernels import BuildError, load, load_part
+from .kernels import BuildError, load
+from .kernels.loader.load import load_part
 from .kernels.loader.source import RowPart
 from .measuring.checks import check
 from .measuring.oracle import curve

@@ -14,17 +14,7 @@ of ``loader``, from sources to operators:
 """
 
 from .loader.errors import BuildError, CompileError, NoSpaceError, ToolchainError
-from .loader.load import Library, load, load_part
+from .loader.load import Library, load
 from .loader.source import KernelSource, Work
 
-__all__ = [
-    "BuildError",
-    "CompileError",
-    "KernelSource",
-    "Library",
-    "NoSpaceError",
-    "ToolchainError",
-    "Work",
-    "load",
-    "load_part",
-]
+__all__ = ["BuildError", "CompileError", "KernelSource", "Library", "NoSpaceError", "ToolchainError", "Work", "load"]

@@ -223,7 +223,8 @@ def _cached_names(names: Sequence[str]) -> set[str]:
         LookupError: a name is neither that of an activation nor that of a build.
     """
     cached = {entry.folder.name.rpartition("-")[0] for folder in folders.readable() for entry in cache.entries(folder)}
-    wanted = {name if name in cached else _record(name).source.name for name in names}
+    known = cached | {_activation_of(each) for each in cached}
+    wanted = {name if name in known else _record(name).source.name for name in names}
     return wanted | {each for each in cached if _activation_of(each) in wanted}
 
 

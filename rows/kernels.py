@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from .. import kernels
 from ..configs import call, is_batched
 from ..kernels import KernelSource, ToolchainError
+from ..kernels.loader.load import load_part
 from ..kernels.loader.source import RowPart, RowTypes
 from ..records import is_cast
 
@@ -314,7 +315,7 @@ def _operator(name: str, kind: str, part: RowPart | None = None) -> Callable[...
 @cache
 def operator(source: kernels.KernelSource, kind: str, part: RowPart | None = None) -> Callable[..., Tensor]:
     """An operator of ``rows_binding.h``, for all tensors or those of a part; compiles it if necessary."""
-    library = kernels.load_part(source, part) if part else kernels.load(source)
+    library = load_part(source, part) if part else kernels.load(source)
     return getattr(torch.ops.jitact, f"{library.name}_{kind}").default
 
 

@@ -199,6 +199,10 @@ def test_errors_are_told_apart() -> None:
     )
     assert isinstance(explain("k", "fatal error: error writing to x.o: No space left on device", "k", None), NoSpaceError)
     assert "JITACT_JOBS=1" in str(explain("k", "c++: fatal error: Killed signal terminated program cc1plus", "k", None))
+    lost = "Error building extension 'k': [1/3] cxx.sh -c main.cpp\nFAILED: main.o\nninja: build stopped: subcommand failed."
+    assert isinstance(explain("k", lost, "k", None, is_full=True), NoSpaceError)
+    assert not isinstance(explain("k", lost, "k", None), NoSpaceError)
+    assert not isinstance(explain("k", f"{lost}\nk:3:1: error: no f", "k", None, is_full=True), NoSpaceError)
     assert isinstance(explain("k", "error: -- unsupported GNU version! gcc later than 15", "k", None), ToolchainError)
     many = "".join(f"k.cu:{line}:1: error: e{line}\n" for line in range(1, 9))
     assert "(3 more)" in str(explain("k", many, "k.cu", None))
@@ -262,10 +266,12 @@ def test_parts_compute_what_the_whole_does(quick: Path, monkeypatch: pytest.Monk
     written = []
     monkeypatch.setattr(compile, "write_compiler", lambda path, *args: written.append(args) or write_compiler(path, *args))
     own, names = "float of_the_file(float x) { return x; }\n", []
-    for jobs in ("16", "1"):
+    sources = [kernel(text=own + (text or HALF % "0.5")) for _ in range(2)]
+    for jobs, each in zip(("16", "1"), sources, strict=True):
         monkeypatch.setenv("JITACT_JOBS", jobs)
-        names.append(kernels.load(kernel(text=own + (text or HALF % "0.5"))).name)
-    assert [parts for _, parts, _ in written] == [8]
+        names.append(kernels.load(each).name)
+    expected = number_of_parts(make_plan(sources[0]), 16)
+    assert [parts for _, parts, _ in written] == [parts for parts in expected if parts > 1] != []
     numbers = () if text is None else (1, 1.0)
     for dtype in (torch.float32, torch.float16, torch.bfloat16, *([torch.float64] if text is None else [])):
         x, dy = torch.randn(3, 64).to(dtype), torch.randn(3, 64).to(dtype)
@@ -353,7 +359,8 @@ def test_the_linker_reads_no_large_library(stand_in: Path, tmp_path: Path) -> No
         said = subprocess.run(["readelf", "-d", made], capture_output=True, text=True, check=True).stdout
         needed[bool(before)] = re.findall(r"NEEDED.*\[(.*)\]", said)
         assert ctypes.CDLL(str(made)).answer() == 7, "torch's number of float64, and not what a stand-in returns"
-    assert "libtorch_cpu.so" in needed[True] and set(needed[True]) >= set(needed[False]) - {"libtorch.so"}
+    torchs_own = {name for name in needed[False] if name.startswith(("libtorch", "libc10"))} - {"libtorch.so"}
+    assert "libtorch_cpu.so" in needed[True] and set(needed[True]) >= torchs_own
 
 
 def test_builds_find_stand_ins_and_do_without_them(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

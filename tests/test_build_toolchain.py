@@ -215,6 +215,7 @@ def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def test_flags_of_cxx(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are passed to the C++ compiler, also by nvcc, and give a separate build."""
+    monkeypatch.setenv("CXX", "c++")
     without = make_plan(answer(1))
     monkeypatch.setenv("CXX", "ccache c++ -DVALUE='5 + 1' -pthread")
     plan = make_plan(answer(0)._replace(text=answer(0).text.replace("return 0", "return VALUE")))

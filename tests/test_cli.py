@@ -72,6 +72,10 @@ def test_parts_and_types_of_rows_are_current_and_cleared(quick: Path, capfd: pyt
     assert states == {f"softmax_{'_'.join(kind)}": "current" for kind in kinds.values()}
     assert main(["clear", "softmax"]) == 0 and not list(cache.entries(quick))
 
+    own = source._replace(name="shares_of_mine", path="shares_of_mine.cu")  # which is not registered in another process
+    build.obtain(make_plan(own._replace(row_part=kinds["row_part"])))
+    assert main(["clear", "shares_of_mine"]) == 0 and not list(cache.entries(quick))
+
 
 def test_clear_leaves_alone_what_is_being_built(stand_in: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry, _ = build.obtain(make_plan(answer(1)))

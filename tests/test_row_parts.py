@@ -6,12 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import jitact
 from jitact import kernels
+from jitact.kernels.loader import build
+from jitact.kernels.loader.gpu import Arch
+from jitact.kernels.loader.plan import make_plan
 from jitact.kernels.loader.source import RowPart
 from jitact.rows import kernels as row_kernels
 
@@ -57,13 +61,13 @@ def test_what_a_part_refuses(device: str) -> None:
 
 
 def test_each_call_asks_for_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked, load_part = [], kernels.load_part
+    asked, load_part = [], row_kernels.load_part
 
     def noted(source: kernels.KernelSource, part: RowPart) -> kernels.Library:
         asked.append((source.name, *part))
         return load_part(source, part)
 
-    monkeypatch.setattr(kernels, "load_part", noted)
+    monkeypatch.setattr(row_kernels, "load_part", noted)
     row_kernels.operator.cache_clear(), row_kernels._operator.cache_clear()
     x = torch.randn(1024, 8200, requires_grad=True)
     jitact.softmin(x, -1).sum().backward()
@@ -75,6 +79,34 @@ def test_each_call_asks_for_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     asked.clear()
     jitact.shares(torch.randn(4, 9, 5, dtype=torch.float16, requires_grad=True), 1).sum().backward()
     assert asked == [(cls.activation.name, "float16", "across", "output")] * 2
+
+
+def test_a_build_with_cuda_kernels_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing can be compiled for the GPU, a part made elsewhere is better than a whole build for the CPU alone."""
+    source = kernels.KernelSource.from_file("softmax")
+    gpu = (Arch.parse("9.0"),)
+    whole, part = (
+        make_plan(each)._replace(gpus=gpu, archs=gpu, missing_cuda="no nvcc", missing=None)
+        for each in (source, source._replace(row_part=PARTS[0]))
+    )
+    cached, elsewhere = {}, {}
+    monkeypatch.setattr(build, "find", lambda plan: cached.get(plan.name))
+    monkeypatch.setattr(build, "cannot_compile", lambda plan: "JITACT_NO_BUILD is set")
+    monkeypatch.setattr(build, "_find_made_elsewhere", lambda plan, _, *, with_cuda: elsewhere.get((plan.name, with_cuda)))
+    with_cuda, without = (SimpleNamespace(build=SimpleNamespace(archs=archs)) for archs in (("9.0",), ()))
+    assert build.first_choice(whole, part) is whole, "for the error's message"
+    for found, expected in (
+        ({whole: with_cuda, part: with_cuda}, whole),
+        ({whole: without, part: with_cuda}, part),
+        ({whole: without, part: without}, whole),
+        ({part: without}, part),
+    ):
+        cached.clear(), elsewhere.clear()
+        cached.update({plan.name: entry for plan, entry in found.items()})
+        assert build.first_choice(whole, part) is expected
+        cached.clear()
+        elsewhere.update({(plan.name, cuda): entry for plan, entry in found.items() for cuda in (entry is with_cuda, False)})
+        assert build.first_choice(whole, part) is expected
 
 
 SHARES = """#include "rows.cuh"

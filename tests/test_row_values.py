@@ -356,8 +356,8 @@ def test_gradients_of_values_alone_and_of_masks(device: str) -> None:
 def test_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     cls = jitact.define("line_of_shares", source=LINE, a=0.5, reference=line)
     x, r, b = torch.randn(4, 9), torch.rand(4) + 1, torch.randn(4, 1)
-    loaded, load_part = [], row_kernels.kernels.load_part
-    monkeypatch.setattr(row_kernels.kernels, "load_part", lambda *of: loaded.append(of) or load_part(*of))
+    loaded, load_part = [], row_kernels.load_part
+    monkeypatch.setattr(row_kernels, "load_part", lambda *of: loaded.append(of) or load_part(*of))
     for a in (0.5, 2, -3.0):
         torch.testing.assert_close(jitact.line_of_shares(x, r, b, a=a), line(x, r[:, None], b, 1, a))
         torch.testing.assert_close(cls(a=a)(x, r, b), line(x, r[:, None], b, 1, a))

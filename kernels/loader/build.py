@@ -20,7 +20,7 @@ from .log import logger, working
 from .plan import CPU_LEVELS, Plan
 from .toolchain import find_ninja
 
-__all__ = ["cannot_compile", "find", "obtain"]
+__all__ = ["cannot_compile", "find", "first_choice", "obtain"]
 
 
 def obtain(plan: Plan, rejected: str | None = None) -> tuple[Entry, bool]:
@@ -63,6 +63,28 @@ def find(plan: Plan, rejected: str | None = None) -> Entry | None:
         return same and archs <= set(build.archs) and (not archs or build.nvcc == nvcc)
 
     return _search(plan, rejected, serves)
+
+
+def first_choice(whole: Plan, part: Plan) -> Plan:
+    """The plan whose build to use, where either has what is needed, and ``part`` is compiled faster.
+
+    It is that of a cached build, with CUDA kernels for this process's GPUs if there is one; else the part.
+    """
+
+    def chosen(found: Callable[[Plan, bool], Entry | None]) -> Plan | None:
+        return next((plan for with_cuda in (True, False) for plan in (whole, part) if found(plan, with_cuda)), None)
+
+    def cached(plan: Plan, with_cuda: bool) -> Entry | None:
+        entry = find(plan)
+        return entry if entry and (not with_cuda or plan.runs_cuda(entry.build)) else None
+
+    def made_elsewhere(plan: Plan, with_cuda: bool) -> Entry | None:
+        return _find_made_elsewhere(plan, None, with_cuda=with_cuda)
+
+    found = chosen(cached)
+    if found is None and cannot_compile(whole):
+        found = chosen(made_elsewhere) or whole
+    return found or part
 
 
 def cannot_compile(plan: Plan) -> str | None:

@@ -27,6 +27,7 @@ from .trust import opened, replaceable
 __all__ = ["compile_library", "jobs"]
 
 _MEMORY_PER_COMPILER = 1 << 30  # bytes; nvcc takes the most, a quarter of this for a plain kernel
+_NO_ROOM = 1 << 16  # bytes on a full disk: compilers that fail remove what they wrote
 # Libraries of torch with so many symbols that linking takes 0.1 to 0.4 s, each with a function in it that every build calls.
 _LARGE = {"torch_cpu": "torch_library_impl", "torch_cuda": "aoti_torch_get_current_cuda_stream"}
 
@@ -69,7 +70,8 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
             output = str(error)
             log = cache.write_log(folder, plan.title, output)
             logger.debug("%s", output)
-            raise explain(plan.name, output, plan.source.path, log, plan.source.text) from None
+            is_full = shutil.disk_usage(folder).free < _NO_ROOM
+            raise explain(plan.name, output, plan.source.path, log, plan.source.text, is_full=is_full) from None
         except OSError as error:
             if error.errno is not None:
                 raise
@@ -157,7 +159,8 @@ def _link_flags(plan: Plan, staging: Path) -> list[str]:
     folder.mkdir()
     if plan.made_archs:
         (folder / "libcudart.so").symlink_to(find_cudart(plan.nvcc))
-    return [f"-L{shlex.quote(str(folder))}", *plan.own_flags()]
+    twice = ["-Wl,-z,muldefs"] if plan.made_archs else []  # a file's own functions that are not inline are in both objects
+    return [f"-L{shlex.quote(str(folder))}", *twice, *plan.own_flags()]
 
 
 @contextmanager

@@ -68,10 +68,11 @@ _REMEDIES = (
     ),
     (r"fatal error: Python\.h", "the kernel includes Python.h: install Python's headers (apt-get install python3-dev)"),
 )
+_NO_ERRORS = ("Error building extension", "FAILED", "ninja:", "In file", "collect2", "c++ ", "/")
 _FULL = r"No space left on device|Disk quota exceeded"
 
 
-def explain(name: str, output: str, path: str, log: Path | None, text: str = "") -> BuildError:
+def explain(name: str, output: str, path: str, log: Path | None, text: str = "", *, is_full: bool = False) -> BuildError:
     """The error to raise for a failed compilation.
 
     Args:
@@ -80,6 +81,7 @@ def explain(name: str, output: str, path: str, log: Path | None, text: str = "")
         path: the kernel file's path in messages of compilers; errors in it are shown first.
         log: the file that has the whole output, None if it could not be written.
         text: the kernel file's text, to show lines of it where the compiler could not read ``path``.
+        is_full: whether the disk has no room left, so that the output may be lost.
     """
     full = f"full log: {log}" if log else "the log could not be written"
     if re.search(_FULL, output):
@@ -90,6 +92,8 @@ def explain(name: str, output: str, path: str, log: Path | None, text: str = "")
             line = output[output.rfind("\n", 0, match.start()) + 1 :].split("\n", 1)[0].strip()
             return ToolchainError(f"{name} could not be compiled: {remedy}\n{line}\n{full}")
     found = _errors(output.splitlines(), path, text.splitlines())
+    if is_full and not found:
+        return NoSpaceError(f"no space left to compile {name}; {full}")
     shown = "\n".join(found[:SHOWN]) or "\n".join(output.strip().splitlines()[-SHOWN:])
     more = f"\n({len(found) - SHOWN} more)" if len(found) > SHOWN else ""
     return CompileError(f"{name} does not compile\n{shown}{more}\n{full}")
@@ -108,7 +112,7 @@ def _errors(lines: list[str], path: str, source: list[str]) -> list[str]:
                 excerpt = _excerpt(source[number - 1], number, column, re.findall(r"'(\w+)'", match["text"]))
             group = mine if match["file"] == path else elsewhere
             group.setdefault((match["file"], match["line"]), "\n".join([text, *excerpt]))
-        elif re.search(_OTHER, line) and not line.startswith(("FAILED", "ninja:", "In file", "collect2", "c++ ", "/")):
+        elif re.search(_OTHER, line) and not line.startswith(_NO_ERRORS):
             other.setdefault(line, line)
     return [*mine.values(), *elsewhere.values()] or list(other.values())
 

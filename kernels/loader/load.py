@@ -6,7 +6,6 @@ import ctypes
 import fcntl
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import torch
 
 from . import build, cache, log
 from .cache import Entry
-from .errors import BuildError, ToolchainError
+from .errors import BuildError
 from .lock import ThreadLock
 from .plan import Plan, make_plan
 from .signature import Signature
@@ -74,21 +73,14 @@ def load(source: KernelSource, *, fast_math: bool = False) -> Library:
 
 
 def load_part(source: KernelSource, part: RowPart) -> Library:
-    """Loads operators for a part of a file of rows: of a build of the whole file if that is cached, else of a build of the
-    part, which is compiled in a fraction of the time.
+    """Loads operators for a part of a file of rows.
+
+    They are of a build of the whole file if one is cached, else of a build of the part, which takes a fraction of the time.
 
     Raises:
         BuildError: as :func:`load`.
     """
-    alone, whole = source._replace(row_part=part), make_plan(source)
-    if build.find(whole) is None and (build.find(make_plan(alone)) or not build.cannot_compile(whole)):
-        return load(alone)
-    try:
-        return load(source)
-    except ToolchainError:
-        with suppress(ToolchainError):  # it may have been made elsewhere
-            return load(alone)
-        raise
+    return load(build.first_choice(make_plan(source), make_plan(source._replace(row_part=part))).source)
 
 
 def _load(source: KernelSource, fast_math: bool) -> Library:
