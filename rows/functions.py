@@ -36,9 +36,10 @@ def softmax(
     """softmax(t) = exp(t) / sum of exp(t) along ``dim``, where t = scale x + mask.
 
     Kernels that read each row once compute float32, float16 and bfloat16 tensors of 1 MB and more, where they were measured to
-    be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in float32,
-    beside the rounding of ``scale x + mask``. All other calls use PyTorch's operators, as do calls under autocast,
-    torch.compile, transforms and with DTensors. ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32 for rows along the last dimension.
+    be no slower than PyTorch's: docs/guide.md has the lengths. There, forward is within 1 ulp in 16-bit types and 4 in
+    float32, beside the rounding of ``scale x + mask``. All other calls use PyTorch's operators, as do calls under autocast,
+    torch.compile, transforms and with DTensors. ``scale`` is part of the kernels, and so are masks and a ``dtype`` of float32
+    for rows along the last dimension.
 
     Args:
         x: of any shape.
