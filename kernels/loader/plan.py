@@ -123,7 +123,8 @@ class Plan(NamedTuple):
         """Flags for nvcc."""
         archs = [flag for arch in self.made_archs for flag in arch.flags]
         apart = ["-fmad=false"] if self.source.unfused else []
-        own = [f"-Xcompiler={flag}" for flag in self.own_flags()]
+        # nvcc takes a list with commas, and passes it through a shell of its own.
+        own = [shlex.quote("-Xcompiler=" + flag.replace(",", "\\,")) for flag in self.own_flags()]
         return [*NVCC_FLAGS, *(["-use_fast_math"] if self.fast_math else []), *apart, *archs, *self.defines(), *own]
 
 
