@@ -71,20 +71,19 @@ def first_choice(whole: Plan, part: Plan) -> Plan:
     It is that of a cached build, with CUDA kernels for this process's GPUs if there is one; else the part.
     """
 
-    def chosen(found: Callable[[Plan, bool], Entry | None]) -> Plan | None:
-        return next((plan for with_cuda in (True, False) for plan in (whole, part) if found(plan, with_cuda)), None)
-
-    def cached(plan: Plan, with_cuda: bool) -> Entry | None:
-        entry = find(plan)
-        return entry if entry and (not with_cuda or plan.runs_cuda(entry.build)) else None
-
-    def made_elsewhere(plan: Plan, with_cuda: bool) -> Entry | None:
-        return _find_made_elsewhere(plan, None, with_cuda=with_cuda)
-
-    found = chosen(cached)
-    if found is None and cannot_compile(whole):
-        found = chosen(made_elsewhere) or whole
-    return found or part
+    cached = [(plan, entry) for plan in (whole, part) if (entry := find(plan))]
+    for plan, entry in cached:
+        if plan.runs_cuda(entry.build):
+            return plan
+    if cached:
+        return cached[0][0]
+    if not cannot_compile(whole):
+        return part
+    for with_cuda in (True, False):
+        for plan in (whole, part):
+            if _find_made_elsewhere(plan, None, with_cuda=with_cuda):
+                return plan
+    return whole  # whose error names the command that builds it
 
 
 def cannot_compile(plan: Plan) -> str | None:

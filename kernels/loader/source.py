@@ -110,13 +110,13 @@ class KernelSource(NamedTuple):
         text: the kernel file's text.
         path: the origin of the text, for compilers' errors and for headers in the same folder.
         numbers: the last arguments of ``forward`` that are numbers but of type ``T``, not ``Number<T>``.
-        row_part: the part of a file of rows that a build is for; None for all of it.
         singles: how many of the last channel and row operands always have a single value, which kernels then need not look up.
         work: how much a GPU computes per element.
         label: the name for ``python -m jitact build``, if that is another.
         given: other kernel files that the text may use by name; they take precedence over the library's.
         unfused: whether ``rounded`` of rounded.cuh rounds, as eager PyTorch does after each operation.
         row_types: the types that a build of a file of rows is for; None for every dtype, input and output alike.
+        row_part: the part of a file of rows that a build is for; None for all of it.
     """
 
     name: str
