@@ -314,6 +314,11 @@ class Wide:
         held = t.clamp(max=40)  # avoids 0 * inf = NaN
         return held * (0.5 * torch.erfc(SQRT_HALF * held))
 
+    @classmethod
+    def times_normal_tail_slope(cls, t: Tensor) -> Tensor:
+        held = least(t, 40.0)
+        return cls.normal_tail(held) - held * cls.normal_pdf(held)
+
     @staticmethod
     def normal_cdf(x: Tensor, *of: Tensor) -> Tensor:
         return 0.5 * torch.erfc(-SQRT_HALF * (x if not of else (x - of[0]) / of[1]))

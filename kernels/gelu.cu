@@ -8,7 +8,6 @@
 ELEMENTWISE T forward(T x) { return right_part(x) - times_normal_tail(folded(x)); }
 
 ELEMENTWISE T backward(T dy, T x) {
-  const T t = min(folded(x), 40);  // 0 * inf would be NaN
-  const T left = normal_tail(t) - t * normal_pdf(t);  // the slope at -t; at t it is 1 - left
+  const T left = times_normal_tail_slope(folded(x));  // the slope at -|x|; at |x| it is 1 - left
   return dy * select(x < 0, left, 1 - left);
 }

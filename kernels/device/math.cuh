@@ -18,7 +18,7 @@
 //   normal_cdf(x)              P(N < x) for a standard normal N
 //   normal_cdf(x, mu, sigma)   P(mu + sigma N < x) for sigma > 0
 //   normal_tail(x)             P(N > x) for x >= 0
-//   times_normal_tail(x)       x P(N > x) for x >= 0, 0 at inf
+//   times_normal_tail(x)       x P(N > x) for x >= 0, 0 at inf; times_normal_tail_slope(x) is its derivative
 //   times_sigmoid(a, x)        a sigmoid(x)
 //   times_sigmoid(a, left, t, low)   the same of x = t + low >= 0, or, if left, of -x
 //   x_times_sigmoid(x, a)      x sigmoid(a x) for a > 0, -0 at -inf; x_times_sigmoid_slope(x, a) is its derivative by x
@@ -121,17 +121,18 @@ JITACT_INLINE Narrow square_root(Narrow x) { return sqrt(x); }
 JITACT_OWN(sigmoid)
 JITACT_OWN(softplus)
 JITACT_OWN(decay)
-JITACT_OWN(log1p_unit)         JITACT_WIDE(log1p_unit)
+JITACT_OWN(log1p_unit)               JITACT_WIDE(log1p_unit)
 JITACT_OWN(reciprocal)
-JITACT_OWN(one_over)           JITACT_WIDE(one_over)
-JITACT_OWN(root_of)            JITACT_WIDE(root_of)
-JITACT_OWN(normal_pdf)         JITACT_WIDE(normal_pdf)
-JITACT_OWN(normal_cdf)         JITACT_WIDE(normal_cdf)
-JITACT_OWN(normal_tail)        JITACT_WIDE(normal_tail)
-JITACT_OWN(times_normal_tail)  JITACT_WIDE(times_normal_tail)
+JITACT_OWN(one_over)                 JITACT_WIDE(one_over)
+JITACT_OWN(root_of)                  JITACT_WIDE(root_of)
+JITACT_OWN(normal_pdf)               JITACT_WIDE(normal_pdf)
+JITACT_OWN(normal_cdf)               JITACT_WIDE(normal_cdf)
+JITACT_OWN(normal_tail)              JITACT_WIDE(normal_tail)
+JITACT_OWN(times_normal_tail)        JITACT_WIDE(times_normal_tail)
+JITACT_OWN(times_normal_tail_slope)  JITACT_WIDE(times_normal_tail_slope)
 JITACT_OWN(x_minus_tanh)
-JITACT_OWN(tanh_slope)         JITACT_WIDE(tanh_slope)
-JITACT_OWN(tanh_beside_slope)  JITACT_WIDE(tanh_beside_slope)
+JITACT_OWN(tanh_slope)               JITACT_WIDE(tanh_slope)
+JITACT_OWN(tanh_beside_slope)        JITACT_WIDE(tanh_beside_slope)
 
 JITACT_PLATFORM(exp2)
 JITACT_PLATFORM(log2)

@@ -203,5 +203,6 @@ JITACT_INLINE double normal_pdf(double x) {
   const double t = held(x);
   return bell(t) * ::fma(t * t, kMissing * factor, factor);
 }
+JITACT_INLINE double times_normal_tail_slope(double x) { return normal_tail(x) - held(x) * normal_pdf(x); }
 
 }  // namespace jitact::wide

@@ -74,7 +74,8 @@ JITACT_CHAIN_FINITE(softplus, sigmoid(x))
 JITACT_CHAIN_FINITE(normal_pdf, -x * y)
 JITACT_CHAIN_FINITE(normal_cdf, normal_pdf(x))
 JITACT_CHAIN_FINITE(normal_tail, -normal_pdf(x))
-JITACT_CHAIN(times_normal_tail, normal_tail(x) - x * normal_pdf(x))
+JITACT_CHAIN(times_normal_tail, times_normal_tail_slope(x))
+JITACT_CHAIN_FINITE(times_normal_tail_slope, x * (x * normal_pdf(x)) - 2 * normal_pdf(x))
 JITACT_CHAIN_FINITE(x_minus_tanh, tanh(x) * tanh(x))
 
 #undef JITACT_CHAIN

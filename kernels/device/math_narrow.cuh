@@ -183,6 +183,10 @@ JITACT_INLINE float times_normal_tail(float t) {
   const float h = single::at_most(t, 40.0f);
   return h * bell(h) * tail(h);
 }
+JITACT_INLINE float times_normal_tail_slope(float t) {
+  const float h = single::at_most(t, 40.0f);
+  return bell(h) * fmaf(h, -0.398942280f, tail(h));
+}
 JITACT_INLINE float normal_cdf(float x) {
   const float y = bell(x) * tail(fabsf(x));
   return select(x < 0, y, 1.0f - y);

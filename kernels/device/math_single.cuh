@@ -351,7 +351,7 @@ JITACT_INLINE float tail_polynomial(float v) {
   p = fmaf(p, v, 6.776263578e-20f);
   return p;
 }
-constexpr float kTailEnd = 14.47f;
+constexpr float kTailEnd = 15.0f;  // Q(t), t Q(t) and t pdf(t) are 0 from 14.6 on
 JITACT_INLINE Tail tail(float t) {
   const float h = at_most(t, kTailEnd), r = tail_reciprocal(h), v = h * r;
   return {bell(h), tail_polynomial(v), r, v};
@@ -367,9 +367,13 @@ JITACT_INLINE float times_normal_tail(float t) {
   const Tail q = tail(t);
   return q.bell.times(q.v) * q.bell.power() * q.p;
 }
-// The same to a relative error of 3.3 * 2^-24, for products, which add an error of their own: the rounding errors of v, of the
-// bell's product and of the polynomial's last step are kept. The polynomial is in w = 1 - v, which cancels less for large t.
-JITACT_INLINE float times_normal_tail_closely(float t) {
+// The parts of t Q(t) where errors have to be small: those of v and of the polynomial's last step are kept. The polynomial is
+// in w = 1 - v, which cancels less for large t.
+struct CloseTail {
+  Bell bell;
+  float h, v, w, p, p_low;
+};
+JITACT_INLINE CloseTail close_tail(float t) {
   const float h = at_most(t, kTailEnd), s = h + 2.5f, s_low = h - (s - 2.5f), r = rough_reciprocal(s), u = h * r;
   const float v = fmaf(fmaf(-u, s_low, fmaf(-u, s, h)), r, u), w = 1.0f - v;
   float p = 4.364205316e-21f;
@@ -381,11 +385,24 @@ JITACT_INLINE float times_normal_tail_closely(float t) {
   p = fmaf(p, w, 1.236627584e-20f);
   p = fmaf(p, w, 1.804663658e-20f);
   p = fmaf(p, w, 2.163319478e-20f);
-  const float all = fmaf(p, w, 2.162658542e-20f), low = fmaf(p, w, 2.162658542e-20f - all);
-  const Bell e = bell(h);
-  const float fall = v * e.r * fmaf(e.r, e.q, -0.5f), b = v + fall, b_low = (v - b) + fall;
+  const float all = fmaf(p, w, 2.162658542e-20f);
+  return {bell(h), h, v, w, all, fmaf(p, w, 2.162658542e-20f - all)};
+}
+// times_normal_tail to a relative error of 3.3 * 2^-24, for products, which add an error of their own: that of the bell's
+// product is kept too.
+JITACT_INLINE float times_normal_tail_closely(float t) {
+  const CloseTail of = close_tail(t);
+  const Bell& e = of.bell;
+  const float fall = of.v * e.r * fmaf(e.r, e.q, -0.5f), b = of.v + fall, b_low = (of.v - b) + fall;
   const float scaled = b * e.power();  // first, as the polynomial is small
-  return fmaf(scaled, all, fmaf(scaled, low, b_low * e.power() * all));
+  return fmaf(scaled, of.p, fmaf(scaled, of.p_low, b_low * e.power() * of.p));
+}
+// Q(t) - t pdf(t) = exp(-t^2 / 2) (r p - t / sqrt(2 pi)), with r = w / (5/2): near its zero, errors of the bell do not matter.
+JITACT_INLINE float times_normal_tail_slope(float t) {
+  const CloseTail of = close_tail(t);
+  const Bell& e = of.bell;
+  const float difference = fmaf(of.w, of.p, of.h * (-2.5f * 0.398942280f * 0x1p-64f));
+  return e.power() * fmaf(0.4f * e.r, fmaf(e.r, e.q, -0.5f), 0.4f) * difference;
 }
 JITACT_INLINE float normal_cdf(float x, Tail tail) {
   const float y = tail.q();
