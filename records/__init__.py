@@ -426,7 +426,7 @@ class Activation:
         x = given[names[0]]
         check_tensor(self, x)
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
-        learned = [given[name] for name in names[elements:] if name not in numbers and name not in self.added]
+        learned = [given[name] for name in names[elements:] if name not in numbers and self._is_weight(name)]
         promoting = [given[name] for name in names[:elements]] + (learned if self.dtypes == "promoted" else [])
         dtype = promoted([each for each in promoting if isinstance(each, Tensor)])
         for name in names[1:]:
@@ -440,10 +440,11 @@ class Activation:
                 raise ValueError(f"{self.name}: {name} must be on the device of x, {x.device}, got one on {value.device}")
         tensors = [given[name] for name in names]
         if self.dtypes == "same":
-            tensors, dtype = self._of_same_dtype(names, tensors)
+            tensors = self._of_same_dtype(names, tensors)
+            dtype = promoted(tensors[:elements])
         for place, each in enumerate(tensors):
             # Beside 16-bit elements, the other operands may be float32.
-            own = (self.dtypes == "own" or names[place] in self.added) and place >= elements and dtype.itemsize == 2
+            own = place >= elements and dtype.itemsize == 2 and (self.dtypes == "own" or not self._is_weight(names[place]))
             if each.dtype is not dtype and not (own and each.dtype is torch.float32):
                 tensors[place] = each.to(torch.float32 if own else dtype)
         if elements > 1:
@@ -493,23 +494,27 @@ class Activation:
                 return None
         return tensors
 
-    def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> tuple[list[Tensor], torch.dtype]:
-        """Tensors that must share x's dtype, cast under autocast as for PyTorch's counterpart, and the result's dtype.
+    def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors, cast under autocast as for PyTorch's counterpart. Weights must be of x's dtype then.
 
-        Added operands keep their own dtype, and the result is promoted to it.
+        Added operands, and those by which the activation is multiplied, may have others.
         """
-        added = self.added
+        added, first = self.added, names[0]
         if is_cast(tensors[0]):
             chosen = torch.get_autocast_dtype(tensors[0].device.type)
             kept = [t.dtype is torch.float64 or name in added for name, t in zip(names, tensors, strict=True)]
             tensors = [t if keep else t.to(chosen) for keep, t in zip(kept, tensors, strict=True)]
         x = tensors[0]
         for name, each in zip(names, tensors, strict=True):
-            if each.dtype != x.dtype and name not in added:
+            if each.dtype != x.dtype and self._is_weight(name):
                 wanted = str(x.dtype).removeprefix("torch.")
-                got = f"got {what_it_is(each)}; convert it, as with .to(x.dtype)"
-                raise TypeError(f"{self.name}: {name} must be of x's dtype, {wanted}, {got}")
-        return tensors, promoted([x, *(t for name, t in zip(names, tensors, strict=True) if name in self.passed)])
+                got = f"got {what_it_is(each)}; convert it, as with .to({first}.dtype)"
+                raise TypeError(f"{self.name}: {name} must be of {first}'s dtype, {wanted}, {got}")
+        return tensors
+
+    def _is_weight(self, name: str) -> bool:
+        """Whether a tensor is one that the activation itself learns, whose dtype :attr:`dtypes` says."""
+        return name in self.channels and name not in self.added
 
     def _broadcast(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
         """Broadcasts the elementwise tensors to one shape, as views."""

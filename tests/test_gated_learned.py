@@ -118,3 +118,21 @@ def test_of_one_tensor_of_another_dtype_than_is_computed_in(name: str, cast: boo
             y = ours(*tensors)
         found.append((y, *torch.autograd.grad(torch.cos(y).sum(), [x, *ours.parameters()])))
     torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("others", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_what_multiplies_the_activation_may_be_of_another_dtype(name: str, others: torch.dtype, device: str) -> None:
+    """The result is promoted by up; a row weight keeps its own dtype, as beside other gated activations."""
+    ours, theirs = both_of(name, device, dtype=torch.bfloat16)
+    gate, up = drawn(5, 6, device=device, dtype=torch.bfloat16), drawn(5, 6, device=device, dtype=others)
+    weight = drawn(5, device=device, dtype=torch.float32)
+    y = ours(gate, up, row_weight=weight)
+    assert y.dtype is others
+    wide = copy.deepcopy(theirs).double()
+    exact = wide(gate.double(), up.double()) * weight.double()[:, None]
+    gradients = torch.autograd.grad(y.sum(), [gate, up, weight, *ours.parameters()])
+    wanted = torch.autograd.grad(exact.sum(), [gate, up, weight, *wide.parameters()])
+    coarse = {"rtol": 2e-2, "atol": 2e-2}
+    torch.testing.assert_close(y.double(), exact, **({"rtol": 1e-5, "atol": 1e-5} if others != torch.bfloat16 else coarse))
+    for found, expected in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(found.double(), expected.double(), **coarse)
