@@ -179,7 +179,7 @@ def _for_kind(source: KernelSource, kind: str) -> KernelSource:
     words = kind.removeprefix("_").split("_")
     if kind in ("", "_fast_math"):
         return source
-    return source._replace(row_part=RowPart(*words)) if words[1] in ROWS else source._replace(row_types=RowTypes(*words))
+    return source._replace(rows=(RowPart if words[1] in ROWS else RowTypes)(*words))
 
 
 def _configured_problem(*, writing: bool) -> str | None:

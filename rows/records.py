@@ -90,7 +90,7 @@ class RowActivation:
     def built_for(self, types: RowTypes) -> str | None:
         """The prefix of the operator names of a build for particular types; None if it cannot be compiled."""
         if types not in self.builds:
-            self.builds[types] = kernels.built(self.source._replace(row_types=types))
+            self.builds[types] = kernels.built(self.source._replace(rows=types))
         return self.builds[types]
 
     @property

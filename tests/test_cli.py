@@ -64,16 +64,16 @@ def test_build_then_list_then_clear(quick: Path, capfd: pytest.CaptureFixture[st
 
 def test_parts_and_types_of_rows_are_current_and_cleared(quick: Path, capfd: pytest.CaptureFixture[str]) -> None:
     source = registry.of_rows("softmax").activation.source
-    kinds = {"row_part": RowPart("float32", "along", "output"), "row_types": RowTypes("int8", "float32", "none")}
-    for field, kind in kinds.items():
-        build.obtain(make_plan(source._replace(**{field: kind})))
+    kinds = RowPart("float32", "along", "output"), RowTypes("int8", "float32", "none")
+    for rows in kinds:
+        build.obtain(make_plan(source._replace(rows=rows)))
     assert main(["list"]) == 0
     states = {row.split()[0]: row.split()[-1] for row in capfd.readouterr().out.splitlines()[1:]}
-    assert states == {f"softmax_{'_'.join(kind)}": "current" for kind in kinds.values()}
+    assert states == {f"softmax_{'_'.join(rows)}": "current" for rows in kinds}
     assert main(["clear", "softmax"]) == 0 and not list(cache.entries(quick))
 
     own = source._replace(name="shares_of_mine", path="shares_of_mine.cu")  # which is not registered in another process
-    build.obtain(make_plan(own._replace(row_part=kinds["row_part"])))
+    build.obtain(make_plan(own._replace(rows=kinds[0])))
     assert main(["clear", "shares_of_mine"]) == 0 and not list(cache.entries(quick))
 
 

@@ -35,7 +35,7 @@ def shape_of(part: RowPart) -> tuple[tuple[int, ...], int]:
 @pytest.mark.parametrize("part", PARTS, ids="_".join)
 def test_a_part_computes_what_the_whole_does(part: RowPart, device: str) -> None:
     source = kernels.KernelSource.from_file("log_softmax")
-    alone = kernels.load(source._replace(row_part=part)).name
+    alone = kernels.load(source._replace(rows=part)).name
     assert alone == f"log_softmax_{'_'.join(part)}"
     shape, dim = shape_of(part)
     torch.manual_seed(0)
@@ -52,7 +52,7 @@ def test_a_part_computes_what_the_whole_does(part: RowPart, device: str) -> None
 
 
 def test_what_a_part_refuses(device: str) -> None:
-    name = kernels.load(kernels.KernelSource.from_file("log_softmax")._replace(row_part=PARTS[0])).name
+    name = kernels.load(kernels.KernelSource.from_file("log_softmax")._replace(rows=PARTS[0])).name
     forward = getattr(torch.ops.jitact, f"{name}_forward").default
     x = torch.randn(8, 128, device=device).bfloat16()
     for given, message in (((x.float(), 1, 1.0), "of the dtype that this is"), ((x, 0, 1.0), "along a dimension that this is")):
@@ -87,7 +87,7 @@ def test_a_build_with_cuda_kernels_comes_first(monkeypatch: pytest.MonkeyPatch) 
     gpu = (Arch.parse("9.0"),)
     whole, part = (
         make_plan(each)._replace(gpus=gpu, archs=gpu, missing_cuda="no nvcc", missing=None)
-        for each in (source, source._replace(row_part=PARTS[0]))
+        for each in (source, source._replace(rows=PARTS[0]))
     )
     cached, elsewhere = {}, {}
     monkeypatch.setattr(build, "find", lambda plan: cached.get(plan.name))

@@ -498,7 +498,7 @@ def test_what_stays_before_the_kernels(device: str, taken: list, monkeypatch: py
 
 def test_nothing_is_built_where_nothing_can_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JITACT_NO_BUILD", "1")
-    source = KernelSource.from_file("softmax")._replace(row_types=RowTypes("int8", "float32", "bfloat16"))
+    source = KernelSource.from_file("softmax")._replace(rows=RowTypes("int8", "float32", "bfloat16"))
     assert row_kernels.built(source) is None
 
 

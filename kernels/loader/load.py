@@ -80,7 +80,7 @@ def load_part(source: KernelSource, part: RowPart) -> Library:
     Raises:
         BuildError: as :func:`load`.
     """
-    return load(build.first_choice(make_plan(source), make_plan(source._replace(row_part=part))).source)
+    return load(build.first_choice(make_plan(source), make_plan(source._replace(rows=part))).source)
 
 
 def _load(source: KernelSource, fast_math: bool) -> Library:
@@ -155,8 +155,8 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
-    types, signature = plan.source.row_types, plan.source.signature
-    fakes = _fakes_of_types(types, signature) if types else _fakes(signature, plan.source.row_part)
+    signature = plan.source.signature
+    fakes = _fakes_of_rows(signature, plan.source.rows) if signature.folds else _fakes(signature)
     for kind, fake in fakes.items():
         _definitions().impl(f"{name}_{kind}", fake, "Meta")
         if not library.has_cuda:
@@ -216,12 +216,8 @@ def schema(signature: Signature) -> tuple[str, str]:
     return elements, "".join(f", {other}" for other in others)
 
 
-def _fakes(signature: Signature, part: RowPart | None) -> dict[str, Callable]:
+def _fakes(signature: Signature) -> dict[str, Callable]:
     """Implementations for meta and fake tensors, which torch.compile uses, by kind of operator."""
-    if signature.folds:
-        backward = _fake_of_rows(signature)
-        fakes = {"forward": lambda x, *others: torch.empty_like(x), "backward": backward, "backward_from_output": backward}
-        return {kind: fakes[kind] for kind in (part.kinds if part else fakes)}
     fakes: dict[str, Callable] = {
         "forward": lambda x, *others: torch.empty_like(x),
         "forward_": lambda x, *others: None,
@@ -243,18 +239,19 @@ def _fakes(signature: Signature, part: RowPart | None) -> dict[str, Callable]:
     return fakes
 
 
-def _fakes_of_types(types: RowTypes, signature: Signature) -> dict[str, Callable]:
-    """The same for a build for particular row types."""
-    read, written = (getattr(torch, name) for name in types[:2])
+def _fakes_of_rows(signature: Signature, rows: RowTypes | RowPart | None) -> dict[str, Callable]:
+    """The same for a file of rows."""
+    read, written = (getattr(torch, name) for name in rows[:2]) if isinstance(rows, RowTypes) else (None, None)
 
     def forward(x: torch.Tensor, *others: object) -> torch.Tensor:
         return torch.empty_like(x, dtype=written)
 
-    has_gradient = (read is not written or types.mask == "bool") and read.is_floating_point
-    return {"forward": forward, **({"backward_from_output": _fake_of_rows(signature, read)} if has_gradient else {})}
+    backward = _fake_gradient_of_rows(signature, read)
+    fakes = {"forward": forward, "backward": backward, "backward_from_output": backward}
+    return {kind: fakes[kind] for kind in (rows.kinds if rows else fakes)}
 
 
-def _fake_of_rows(signature: Signature, dtype: torch.dtype | None = None) -> Callable:
+def _fake_gradient_of_rows(signature: Signature, dtype: torch.dtype | None) -> Callable:
     """For backward of rows, which returns the gradient, and those of row operands in one tensor."""
     operands = len(signature.of("row"))
 

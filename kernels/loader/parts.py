@@ -45,9 +45,8 @@ class Parts(NamedTuple):
 
 def number_of_parts(plan: Plan, jobs: int) -> Parts:
     """The numbers of parts for ``jobs`` compilers at once. Few are worth it, as each part parses all headers."""
-    kinds = _kinds(plan)
-    of_one_dtype = plan.source.row_types or plan.source.row_part
-    pieces = kinds if of_one_dtype else 4 * kinds
+    rows = plan.source.rows
+    pieces = len(rows.kinds) if rows else 4 * _kinds(plan)
     for_gpus = jobs * 3 // 4 if plan.made_archs else 0
     for_cpu = jobs // (4 if plan.made_archs else 2)
     return Parts(*(max(1, min(pieces, each)) for each in (for_cpu, for_gpus)))
@@ -55,10 +54,6 @@ def number_of_parts(plan: Plan, jobs: int) -> Parts:
 
 def _kinds(plan: Plan) -> int:
     """How many kinds of kernels there are: forward, backward and, if backward also reduces, the kernels for that."""
-    if plan.source.row_types:
-        return 2
-    if plan.source.row_part:
-        return len(plan.source.row_part.kinds)
     try:
         signature = plan.source.signature
     except ValueError:  # the compiler says what is wrong

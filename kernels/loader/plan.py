@@ -77,8 +77,7 @@ class Plan(NamedTuple):
     @property
     def name(self) -> str:
         """The build's name, from which operators and folders are named."""
-        kind = self.source.row_types or self.source.row_part or ()
-        return "_".join([self.source.name, *kind, *(["fast_math"] if self.fast_math else [])])
+        return "_".join([self.source.name, *(self.source.rows or ()), *(["fast_math"] if self.fast_math else [])])
 
     @property
     def made_archs(self) -> tuple[Arch, ...]:

@@ -61,6 +61,12 @@ class RowTypes(NamedTuple):
     output: str
     mask: str
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of operators that the build has: only forward, where the gradient is another build's or there is none."""
+        has_gradient = (self.input != self.output or self.mask == "bool") and self.input in FLOATS
+        return ("forward", "backward_from_output") if has_gradient else ("forward",)
+
     def defines(self) -> list[str]:
         """Preprocessor definitions for the loops, as compiler flags."""
         return [f"-DJITACT_ROW_{role.upper()}={ELEMENTS[name]}" for role, name in self._asdict().items()]
@@ -91,10 +97,8 @@ class RowPart(NamedTuple):
         return [f"-DJITACT_ROW_{name}={value}" for name, value in values.items()]
 
 
-ELEMENTS = {
-    "float32": "float",
-    "float16": "Half",
-    "bfloat16": "Bfloat16",
+FLOATS = {"float32": "float", "float16": "Half", "bfloat16": "Bfloat16"}
+ELEMENTS = FLOATS | {
     "bool": "bool",
     "none": "void",
     **{name: f"{name}_t" for name in ("uint8", "int8", "int16", "int32", "int64")},
@@ -115,8 +119,7 @@ class KernelSource(NamedTuple):
         label: the name for ``python -m jitact build``, if that is another.
         given: other kernel files that the text may use by name; they take precedence over the library's.
         unfused: whether ``rounded`` of rounded.cuh rounds, as eager PyTorch does after each operation.
-        row_types: the types that a build of a file of rows is for; None for every dtype, input and output alike.
-        row_part: the part of a file of rows that a build is for; None for all of it.
+        rows: what a build of a file of rows is for, if not every dtype, input and output alike.
     """
 
     name: str
@@ -127,8 +130,7 @@ class KernelSource(NamedTuple):
     given: tuple[KernelSource, ...] = ()
     label: str = ""
     unfused: bool = False
-    row_types: RowTypes | None = None
-    row_part: RowPart | None = None
+    rows: RowTypes | RowPart | None = None
     singles: int = 0
 
     @classmethod
@@ -190,8 +192,7 @@ class KernelSource(NamedTuple):
         flags += ["-DJITACT_UNFUSED"] if self.unfused else []
         flags += ["-DJITACT_ROW_COUNTED"] if "fold_from_output" in self.text and not terms_vanish(self.text) else []
         flags += ["-DJITACT_ROW_PLACED"] if "LogSumExp" in self.text and sees_places(self.text) else []
-        flags += self.row_part.defines() if self.row_part else []
-        return flags + (self.row_types.defines() if self.row_types else self.work.defines())
+        return flags + (self.rows or self.work).defines()
 
     @property
     def folder(self) -> Path:
