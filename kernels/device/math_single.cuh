@@ -401,7 +401,7 @@ JITACT_INLINE float times_normal_tail_closely(float t) {
 JITACT_INLINE float times_normal_tail_slope(float t) {
   const CloseTail of = close_tail(t);
   const Bell& e = of.bell;
-  const float difference = fmaf(of.w, of.p, of.h * (-2.5f * 0.398942280f * 0x1p-64f));
+  const float rest = fmaf(of.w, of.p_low, of.h * (-2.5f * 0.398942280f * 0x1p-64f)), difference = fmaf(of.w, of.p, rest);
   return e.power() * fmaf(0.4f * e.r, fmaf(e.r, e.q, -0.5f), 0.4f) * difference;
 }
 JITACT_INLINE float normal_cdf(float x, Tail tail) {
