@@ -25,6 +25,7 @@ from jitact.kernels.loader.errors import explain
 from jitact.kernels.loader.gpu import Arch
 from jitact.kernels.loader.parts import number_of_parts, write_compiler
 from jitact.kernels.loader.plan import make_plan
+from jitact.kernels.loader.source import RowPart
 from jitact.kernels.loader.toolchain import Compiler, Nvcc
 
 pytest_plugins = ["building"]
@@ -287,9 +288,15 @@ def test_parts_leave_compilers_for_each_other(jobs: int, of_both: tuple, alone: 
     assert number_of_parts(plan._replace(archs=(Arch.parse("9.0"),)), jobs) == of_both
 
 
-@pytest.mark.parametrize("name, parts", [("relu", 8), ("prelu", 12), ("softmax", 12), ("swiglu", 8)])
-def test_parts_are_as_many_as_there_is_to_compile(name: str, parts: int) -> None:
-    plan = make_plan(kernels.KernelSource.from_file(name))._replace(archs=(Arch.parse("9.0"),), missing_cuda=None)
+ALONG, ACROSS = RowPart("float32", "along", "output"), RowPart("float16", "across", "output")
+PIECES = [("relu", None, 8), ("prelu", None, 12), ("swiglu", None, 8), ("softmax", None, 12)]
+PIECES += [("softmax", ALONG, 4), ("softmax", ACROSS, 2), ("softmax", ALONG._replace(keeps="input"), 2)]
+
+
+@pytest.mark.parametrize("name, rows, parts", PIECES)
+def test_parts_are_as_many_as_there_is_to_compile(name: str, rows: RowPart | None, parts: int) -> None:
+    source = kernels.KernelSource.from_file(name)._replace(rows=rows)
+    plan = make_plan(source)._replace(archs=(Arch.parse("9.0"),), missing_cuda=None)
     assert number_of_parts(plan, 64).cuda == parts
 
 

@@ -27,17 +27,16 @@ PARTS = [
 ]
 
 
-def shape_of(part: RowPart) -> tuple[tuple[int, ...], int]:
-    """A shape, and the dimension of its rows."""
-    return ((300, 1001), 1) if part.rows == "along" else ((3, 500, 257), 1)
+SHAPES = {"along": ((300, 1001), (300, 1024)), "across": ((3, 500, 257), (3, 500, 256))}
 
 
 @pytest.mark.parametrize("part", PARTS, ids="_".join)
-def test_a_part_computes_what_the_whole_does(part: RowPart, device: str) -> None:
+@pytest.mark.parametrize("which", [0, 1], ids=["ragged", "of whole vectors"])
+def test_a_part_computes_what_the_whole_does(part: RowPart, which: int, device: str) -> None:
     source = kernels.KernelSource.from_file("log_softmax")
     alone = kernels.load(source._replace(rows=part)).name
     assert alone == f"log_softmax_{'_'.join(part)}"
-    shape, dim = shape_of(part)
+    shape, dim = SHAPES[part.rows][which], 1
     torch.manual_seed(0)
     x, dy = (torch.randn(shape, device=device).to(getattr(torch, part.dtype)) for _ in range(2))
     y = torch.log_softmax(x, dim)

@@ -9,26 +9,37 @@
 namespace jitact::parts {
 
 // The pieces that can be compiled separately, for each dtype if there are several: forward, backward and, where costly, another
-// kind of backward: with sums, or from the output. The loader has the same numbers.
-#if defined JITACT_ROW_INPUT || defined JITACT_ROW_ONLY  // one dtype, and backward is from the output, or all there is
-constexpr int kKinds = 2, kPieces = kKinds;
+// kind of backward: with sums, or from the output. For one dtype of rows along the last dimension, a GPU's kernels are apart for
+// rows that fill 16-byte vectors and for others. The loader has the same numbers.
+#if defined JITACT_ROW_INPUT
+constexpr int kDtypes = 1, kKinds = 2;
+#elif defined JITACT_ROW_ONLY
+constexpr int kDtypes = 1, kKinds = JITACT_ROW_INPUT_KEPT ? 1 : 2;
+#elif defined JITACT_ROWS
+constexpr int kDtypes = 4, kKinds = 3;
 #else
-#ifdef JITACT_ROWS
-constexpr int kKinds = 3;
+constexpr int kDtypes = 4, kKinds = loops::kSums > 0 ? 3 : 2;
+#endif
+#if defined JITACT_ROW_ONLY && defined __CUDACC__ && !JITACT_ROW_ACROSS
+constexpr int kShapes = 2;
 #else
-constexpr int kKinds = loops::kSums > 0 ? 3 : 2;
+constexpr int kShapes = 1;
 #endif
-constexpr int kPieces = 4 * kKinds;
-#endif
+constexpr int kPieces = kDtypes * kKinds * kShapes;
 
 template <typename Op>
 constexpr int kind_of(Op op) {
-  if (op < Op::backward) return 0;
+  if (op < Op::backward || kKinds == 1) return 0;
   return op == Op::backward ? 1 : kKinds - 1;
 }
 template <typename Op>
-constexpr int part_of(Op op, loops::Dtype dtype) {
-  return (kKinds * int(dtype) % kPieces + kind_of(op)) * JITACT_PARTS / kPieces;
+constexpr int part_of(Op op, loops::Dtype dtype, int shape) {
+  return (kShapes * (kKinds * (int(dtype) % kDtypes) + kind_of(op)) + shape) * JITACT_PARTS / kPieces;
+}
+template <typename Call>
+int shape_of(const Call& call) {
+  if constexpr (kShapes > 1) return call.length * bytes_of(call.dtype) % 16 != 0;
+  else return 0;
 }
 
 template <typename S>
@@ -37,14 +48,14 @@ constexpr loops::Dtype kDtype = std::is_same_v<S, double> ? loops::Dtype::f64
                                 : std::is_same_v<S, loops::Half> ? loops::Dtype::f16
                                                                  : loops::Dtype::bf16;
 
-// Whether the kernel for an operation and a dtype belongs to this part.
-template <auto op, typename S>
-constexpr bool kIsHere = part_of(op, kDtype<S>) == JITACT_PART;
+// Whether the kernel for an operation, a dtype and a shape of rows belongs to this part.
+template <auto op, typename S, int shape = 0>
+constexpr bool kIsHere = part_of(op, kDtype<S>, shape) == JITACT_PART;
 
 // Calls f.template operator()<part>() for the part with the kernels of a call.
 template <typename Call, typename F, int... part>
 void for_part_of(const Call& call, const F& f, std::integer_sequence<int, part...>) {
-  const int wanted = part_of(call.op, call.dtype);
+  const int wanted = part_of(call.op, call.dtype, shape_of(call));
   ((part == wanted ? f.template operator()<part>() : void()), ...);
 }
 template <typename Call, typename F>

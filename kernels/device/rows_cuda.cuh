@@ -9,6 +9,15 @@
 
 namespace jitact::rows {
 
+// Whether the kernels for an operation, a type, and rows that do or do not end within vectors are compiled here.
+#ifdef JITACT_PART
+template <Op op, typename S, bool ragged>
+constexpr bool kIsHere = parts::kIsHere<op, S, parts::kShapes == 2 && ragged>;
+#else
+template <Op op, typename S, bool ragged>
+constexpr bool kIsHere = true;
+#endif
+
 // The least n with 2^n >= count.
 inline int log_of(int64_t count) {
   int n = 0;
@@ -109,7 +118,11 @@ cudaError_t start_along(const Call& call, cudaStream_t s) {
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   const auto start_with = [&]<int held>() {
     const bool ragged = call.length % Storage<S>::size != 0;
-    return ragged ? start<op, S, true, held>(launch, call, s) : start<op, S, false, held>(launch, call, s);
+    if constexpr (kIsHere<op, S, true>)
+      if (ragged) return start<op, S, true, held>(launch, call, s);
+    if constexpr (kIsHere<op, S, false>)
+      if (!ragged) return start<op, S, false, held>(launch, call, s);
+    return cudaErrorInvalidValue;
   };
   if (launch.held == kFew) return start_with.template operator()<kFew>();
   if constexpr (holds_many<op>)
@@ -158,11 +171,8 @@ const char* run_cuda(const Call& call, void* stream) {
 #endif
   cudaError_t error = cudaErrorInvalidValue;
   const auto start_if = [&]<Op op, typename S>() {
-    if constexpr (exists(op))
-#ifdef JITACT_PART
-      if constexpr (parts::kIsHere<op, S>)
-#endif
-        if (call.op == op) error = start<op, S>(call, stream);
+    if constexpr (exists(op) && (kIsHere<op, S, false> || kIsHere<op, S, true>))
+      if (call.op == op) error = start<op, S>(call, stream);
   };
 #ifdef JITACT_ROW_INPUT
   start_if.template operator()<Op::forward, Computed<Op::forward>>();
