@@ -209,7 +209,7 @@ class Wrapper:
         return any(member == "dtype" for _, member, _ in self.build.extract.structs["Call"])
 
     def _check(self) -> list[str]:
-        """The check that the file supports a tensor."""
+        """The check that the file supports a tensor, and that no graph is made: it would not have what kernels compute."""
         names = [DTYPES[each][0].removeprefix("torch.") for each in self.build.dtypes]
         expected = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
         accepted = "not in DTYPES" if self._numbers_dtypes else f"!= {DTYPES[self.build.dtypes[0]][0]}"
@@ -219,10 +219,11 @@ class Wrapper:
             condition, got = f'{condition} or x.device.type != "{self.build.devices[0]}"', "{x.dtype} on {x.device}"
         else:
             expected += " tensor"
+        expected += ", outside of make_fx"
         error = f'        raise TypeError(f"{self.where}: expected a {expected}, got {got}")'
         if len(error) > LONGEST:
             error = f'        what = "expected a {expected}"\n        raise TypeError(f"{self.where}: {{what}}, got {got}")'
-        return [f"    if {condition}:", error]
+        return [f"    if {condition} or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY):", error]
 
     def helpers(self) -> list[str]:
         """The helpers of the autograd function, other than run()."""

@@ -22,6 +22,7 @@ import torch
 from common import SLOW, slow_but
 from emulated import FLAGS, HERE, without_launches
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitact
 from jitact import registry
@@ -428,6 +429,14 @@ def test_views_that_are_negated_when_they_are_read(name: str) -> None:
     weights = {key: torch._neg_view(weight.detach()) for key, weight in module.named_parameters()}
     read = {key: weight.clone() for key, weight in weights.items()}
     assert torch.equal(*(torch.func.functional_call(module, given, x.detach()) for given in (weights, read)))
+
+
+@pytest.mark.parametrize("name", ["relu", "prelu", "swiglu"])
+def test_graphs_of_make_fx_are_refused(name: str) -> None:
+    """They would have empty tensors in the place of results."""
+    module, tensors = load(name)["ModelNew"](), [torch.randn(8, 9)] * (2 if name == "swiglu" else 1)
+    with pytest.raises(TypeError, match=f"{name}: expected a .*, outside of make_fx, got torch.float32"):
+        make_fx(module)(*tensors)
 
 
 @pytest.mark.parametrize("name", ["leaky_relu", "softsign", "softmin"])
