@@ -65,5 +65,5 @@ def emulate(source: KernelSource, name: str, folder: Path, old: str = "", new: s
     subprocess.run(command, cwd=folder, check=True)
     library = ctypes.CDLL(str(folder / f"{name}.so"))
     library.jitact_register.restype = ctypes.c_char_p
-    problem = library.jitact_register(name.encode(), *(part.encode() for part in load.schema(source.signature)))
+    problem = library.jitact_register(*(each.encode() for each in (source.name, name, *load.schema(source.signature))))
     assert problem is None, problem

@@ -76,11 +76,11 @@ class Failure : public std::exception {
   Text text_;
 };
 
-// The name that operators are registered under; error messages begin with it.
-const char* registered_name = "";
+// The name of the activation, with which error messages begin.
+const char* activation_name = "";
 
 [[noreturn]] void fail(const char* message, const char* reason = "") {
-  throw Failure(Text(registered_name, ": ", message, reason));
+  throw Failure(Text(activation_name, ": ", message, reason));
 }
 
 void check(bool condition, const char* message) {

@@ -112,7 +112,7 @@ def _unloadable(plan: Plan, entry: Entry, error: Exception) -> BuildError:
     return BuildError(f"the library made for {plan.name} cannot be loaded: {error}\nit is {entry.library}")
 
 
-def _open(entry: Entry) -> Callable[[bytes, bytes, bytes], bytes | None]:
+def _open(entry: Entry) -> Callable[[bytes, bytes, bytes, bytes], bytes | None]:
     """Loads the library, and returns its entry point, which registers the operators and returns an error message or None.
 
     The library is loaded from a copy in memory of the bytes whose checksum was verified, so that no later change of the file,
@@ -142,7 +142,7 @@ def _open_copy(entry: Entry) -> ctypes.CDLL:
         raise
 
 
-def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes], bytes | None]) -> Library:
+def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes, bytes], bytes | None]) -> Library:
     """Registers the operators of a build under a name that is not yet used in this process.
 
     Raises:
@@ -151,7 +151,7 @@ def _register(plan: Plan, entry: Entry, register: Callable[[bytes, bytes, bytes]
     # Names of custom activations get a hash of the sources, as another process may define another one of that name.
     own = plan.source.is_librarys or plan.source.label
     name = _free_name(plan.name if own else f"{plan.name}_{plan.sources[:8]}")
-    problem = register(name.encode(), *(part.encode() for part in schema(plan.source.signature)))
+    problem = register(*(each.encode() for each in (plan.source.name, name, *schema(plan.source.signature))))
     if problem:
         raise BuildError(f"the operators of {plan.name} cannot be registered: {problem.decode(errors='replace')}")
     library = Library(name, entry.library, None if plan.runs_cuda(entry.build) else _cuda_problem(plan, entry))
