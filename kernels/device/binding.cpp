@@ -306,8 +306,8 @@ void register_operators(const char* name, const char* elements, const char* othe
 #endif  // JITACT_ROWS
 
 // Registers the operators under `name`, which the loader chooses: an activation that is redefined in one process needs a new
-// name. Errors begin with that of the activation. `elements` and `others` are the arguments in the schema, e.g. "Tensor x" and ", Tensor weight, float alpha".
-// Registrations last as long as the process. Returns null or an error message.
+// name. Their errors begin with `activation`. `elements` and `others` are the arguments in the schema, e.g. "Tensor x" and
+// ", Tensor weight, float alpha". Registrations last as long as the process. Returns null or an error message.
 extern "C" __attribute__((visibility("default"))) const char* jitact_register(const char* activation, const char* name,
                                                                               const char* elements, const char* others) {
   static jitact::binding::Text error;
