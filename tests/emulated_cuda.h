@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -102,7 +103,7 @@ struct Meeting {
   }
 };
 
-constexpr size_t kStatic = 1 << 17, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
+constexpr size_t kStatic = 1 << 18, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
 
 struct Block {
   dim3 index;
@@ -187,6 +188,7 @@ struct Place { static inline const size_t offset = (shared_bytes += (sizeof(T) +
 // Runs clusters of `blocks` blocks, which are adjacent in x.
 template <typename Kernel, typename... Arguments>
 void launch_clusters(dim3 grid, int threads, unsigned blocks, const Kernel& kernel, const Arguments&... arguments) {
+  if (shared_bytes > kStatic) std::abort();  // all kernels' objects have places of their own
   gridDim = grid;
   body = [&] { kernel(arguments...); };
   std::vector<Thread> all(threads * blocks);

@@ -155,7 +155,11 @@ ACROSS = (((5, 1, 8), 1), ((2, 3, 1024), 1), ((3, 19, 520), 1), ((40, 24), 0), (
           ((9, 33, 17), 1), ((70, 31, 3), 1), ((30, 8, 63), 1),
           # of few elements, in 16 bits of one thread each: tiles that end with a plane, within it, or with half a word
           ((4, 1, 95), 1), ((3, 3, 127), 1), ((5, 12, 125), 1), ((2, 5, 257), 1), ((3, 7, 189), 1), ((2, 2, 1001), 1),
-          ((11, 12, 99), 1), ((12, 221), 0))  # fmt: skip
+          ((11, 12, 99), 1), ((12, 221), 0),
+          # in small planes: of one thread and of several; tiles that end within vectors; planes that share banks
+          ((90, 10, 9), 1), ((31, 8, 7), 1), ((70, 64, 3), 1), ((5, 500, 3), 1), ((20, 15, 31), 1), ((3, 120, 5), 1),
+          ((300, 3, 5), 1), ((40, 31, 15), 1), ((9, 256, 7), 1), ((3, 1024, 5), 1), ((200, 10, 2), 1), ((60, 31, 14), 1),
+          ((50, 16, 4), 1))  # fmt: skip
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])

@@ -1,10 +1,10 @@
 // The GPU's loops over rows. A row is read once: the threads that share it (part of a warp, a block, or a cluster of blocks)
 // hold it in registers. Longer rows are held in shared memory: then blocks are persistent, and as soon as a thread is done with
 // a vector, it starts the asynchronous copy of the next row's vector to its slot. Rows may begin and end within vectors:
-// elements of other rows in these are ignored.
+// elements of other rows in these are ignored. Strided rows of small planes are found in shared memory, see planes_cuda.cuh.
 #pragma once
 
-#include "row_sums_cuda.cuh"
+#include "planes_cuda.cuh"
 #ifdef JITACT_ROW_INPUT
 #include "row_types_cuda.cuh"
 #endif
@@ -41,6 +41,7 @@ struct Launch {
 #endif
   Operands operands;
 };
+struct PlanesLaunch : Launch { SmallPlanes planes; };
 
 // The shared memory in which combine() exchanges values, at most once per row for each `turn`. Rows alternate between two
 // buffers, as one thread may still read when another is already at the next row.
@@ -61,19 +62,22 @@ struct Place {
 };
 
 // A thread's part of rows: every (blocks * group)-th vector of each, from the thread's first on, in chunks. `ragged` rows may
-// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers.
-template <Op op, typename S, bool ragged, int held>
+// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers. If `strided`,
+// rows are ragged, and those of planes.
+template <Op op, typename S, bool ragged, int held, bool strided = false>
 class Rows {
  public:
   using T = typename Storage<S>::T;
+  using Launched = std::conditional_t<strided, PlanesLaunch, Launch>;
 
-  JITACT_DEVICE explicit Rows(const Launch& launch)
+  JITACT_DEVICE explicit Rows(const Launched& launch)
       : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
         slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
     if constexpr (kOperands > 0) formulas_.take_numbers(launch.operands);
   }
 
   JITACT_DEVICE void run() {
+    if constexpr (strided) return run_strided();
     const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
     int64_t left = launch_.rows - first, row = first + (threadIdx.x >> launch_.log_group);
 #ifdef JITACT_ROW_INPUT
@@ -107,6 +111,21 @@ class Rows {
       }
     }
   }
+  JITACT_DEVICE void run_strided() {
+    const SmallPlanes& planes = launch_.planes;
+    const int own = int(threadIdx.x) >> launch_.log_group;
+    const int64_t first = int64_t(blockIdx.x) * planes.rows();
+    const int there = int(::min(launch_.rows - first, int64_t(planes.rows())));
+    take_row(first + own, there);
+    place_ = place_of(first + own, there);
+    staged_ = Here(planes, first * launch_.length, there * launch_.length, own, -place_.begin);
+    staged_.copy_from(launch_.read);
+    Held words;
+    each_of(0, place_.end, [&](int v) {
+      JITACT_UNROLL for (int r = 0; r < tensors; r++) words.of[r][v] = staged_.get(r, at(0, v)), trim(words.of[r][v], 0, v, r);
+    });
+    walk(words);
+  }
 
  private:
   // Whether vectors beyond the row are skipped by branches: for rows whose vectors do not fill whole warps, and because the
@@ -116,6 +135,8 @@ class Rows {
   static constexpr int size = Storage<S>::size, tensors = reads(op);
   static constexpr int vectors = held ? held / tensors : kChunk / tensors;
   static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // exchanges per row; index of the tensor that is folded
+  struct Nothing {};
+  using Here = std::conditional_t<strided, StagedPlanes<S, tensors, vectors>, Nothing>;
   using F = Fold<T>;
   static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single>;  // see put_aside
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
@@ -137,7 +158,7 @@ class Rows {
   JITACT_DEVICE Place place_of(int64_t row, int64_t left) const {
     const int64_t element = row * launch_.length;
     const int own = ptx::cluster_rank() * launch_.group + (int(threadIdx.x) & (launch_.group - 1));
-    const int begin = (ragged ? int(element % size) : 0) - own * size;
+    const int begin = (ragged && !strided ? int(element % size) : 0) - own * size;
     const bool there = int(threadIdx.x) >> launch_.log_group < left;
     return {int64_t(uint64_t(element) / size) + own, begin, there ? begin + launch_.length : 0};
   }
@@ -147,7 +168,7 @@ class Rows {
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
   // The row's part of a vector: elements from `skipped`, which is 0 but in the row's first vector, up to `left`, if that is less
   // than a vector has.
-  JITACT_DEVICE int skipped(int c, int v) const { return ragged && v == 0 && c == 0 ? ::max(place_.begin, 0) : 0; }
+  JITACT_DEVICE int skipped(int c, int v) const { return ragged && !strided && v == 0 && c == 0 ? ::max(place_.begin, 0) : 0; }
   JITACT_DEVICE int left(int c, int v) const { return place_.end - at(c, v); }
   JITACT_DEVICE bool is_whole(int c, int v) const { return !ragged || (at(c, v) + size <= place_.end && skipped(c, v) == 0); }
   // The address of a vector's slot in shared memory.
@@ -368,11 +389,13 @@ class Rows {
         if constexpr (!std::is_same_v<TakingPart, All>)
           JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
-        if (is_whole(c, v)) to[vectors_to(c, v)] = vector;
+        if constexpr (strided) staged_.put(vector, at(c, v), left(c, v));
+        else if (is_whole(c, v)) to[vectors_to(c, v)] = vector;
         else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v));
       });
       if (!held) copy(c, next_);
     }
+    if constexpr (strided) staged_.copy_to(launch_.written);
   }
   // Stores the elements of a vector from `begin` up to `end`, one of which may be at the vector's own.
   static JITACT_DEVICE void store_part(Vector* to, const Vector& vector, int begin, int end) {
@@ -706,7 +729,7 @@ class Rows {
   template <int turn, int n, typename Join>
   JITACT_DEVICE void combine(T (&t)[n], const Join& join, int rows) const {
     combine_lanes(t, held ? launch_.group : 32, join);
-    if (held && launch_.group <= 32) return;
+    if (strided || (held && launch_.group <= 32)) return;
     const int parity = rows & 1;
     auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n>>();
     const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
@@ -730,7 +753,7 @@ class Rows {
     combine_lanes(t, kClusterBlocks, join);
   }
 
-  const Launch& launch_;
+  const Launched& launch_;
   const T scale_;
   T times_;  // the factor that scales the row's stored elements: 1 if they are scaled already
   const int step_;
@@ -739,11 +762,16 @@ class Rows {
   int64_t row_;    // set if it has operands or a mask
   int walked_ = 0, folded_in_two_ = 0;  // rows
   Place place_, next_;  // of the row, and of the next one
+  Here staged_;
 };
 
 template <Op op, typename S, bool ragged, int held>
 __global__ void __launch_bounds__(held == kMany ? 1 << kLogOfMany : kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
   Rows<op, S, ragged, held>(launch).run();
+}
+template <Op op, typename S, int vectors>
+__global__ void __launch_bounds__(kPlaneThreads) walk_planes(const __grid_constant__ PlanesLaunch launch) {
+  Rows<op, S, true, vectors * reads(op), true>(launch).run();
 }
 
 }  // namespace jitact::rows

@@ -81,14 +81,21 @@ cudaError_t clusters_at_once(const Launch& launch, const cudaLaunchConfig_t& con
   return count > 0 ? cudaSuccess : cudaErrorInvalidValue;
 }
 
-template <Op op, typename S, bool ragged, int held>
-cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
-  launch.rows = call.outer, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
+// Takes what a launch needs of a call but for how threads share rows.
+template <Op op, typename S>
+void take(Launch& launch, const Call& call) {
+  launch.rows = call.outer * call.inner, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
   launch.unit = unit_of<S>(call.scale);
-  constexpr int each = held / reads(op);
-  launch.nearly_full = int64_t(each - 1) * Storage<S>::size * launch.blocks * launch.group <= call.length;
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
+  if constexpr (kOperands > 0) launch.operands = operands_of(call);
+}
+
+template <Op op, typename S, bool ragged, int held>
+cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
+  take<op, S>(launch, call);
+  constexpr int each = held / reads(op);
+  launch.nearly_full = int64_t(each - 1) * Storage<S>::size * launch.blocks * launch.group <= call.length;
 #ifdef JITACT_ROW_INPUT
   if constexpr (masks(op) > 0) {
     launch.mask = MaskOfRows(call.mask, call.length, op == Op::forward || !call.gives_shares);
@@ -96,7 +103,6 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
     if constexpr (op == Op::forward) launch.outside[1] = kAdds ? lowest<MaskBits>(1) : 0;
   }
 #endif
-  if constexpr (kOperands > 0) launch.operands = operands_of(call);
 
   const int64_t bytes = held ? 0 : int64_t(sizeof(Words)) * kChunk * launch.chunks * launch.threads;
   Clusters shape(launch.blocks, launch.threads, bytes, stream);
@@ -135,11 +141,28 @@ cudaError_t start_along(const Call& call, cudaStream_t s) {
 }
 
 template <Op op, typename S>
+cudaError_t start_across(const Call& call, cudaStream_t stream) {
+  if constexpr (sizeof(S) == 2) {
+    if (const SmallPlanes planes(call); planes.count > 0) {
+      PlanesLaunch launch{};
+      take<op, S>(launch, call);
+      launch.planes = planes, launch.blocks = 1;
+      launch.log_group = planes.log_group, launch.group = 1 << planes.log_group;
+      Clusters shape(1, kPlaneThreads, 0, stream);
+      shape.count((call.outer - 1) / planes.count + 1);
+      constexpr auto *few = walk_planes<op, S, kFewOfPlane>, *many = walk_planes<op, S, kManyOfPlane>;
+      return cudaLaunchKernelEx(&shape.config, planes.vectors == kFewOfPlane ? few : many, launch);
+    }
+  }
+  return start_columns<op, S>(call, stream);
+}
+
+template <Op op, typename S>
 cudaError_t start(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
 #ifndef JITACT_ROW_INPUT
   if constexpr (kHasAcross)
-    if (call.inner > 1) return start_columns<op, S>(call, s);
+    if (call.inner > 1) return start_across<op, S>(call, s);
 #endif
   if constexpr (kHasAlong) return start_along<op, S>(call, s);
   return cudaErrorInvalidValue;
