@@ -73,6 +73,16 @@ def test_layouts(name: str, layout: str, dtype: torch.dtype, device: str) -> Non
         assert y.stride() == dx.stride() == torch.empty_like(x).stride()
 
 
+@pytest.mark.parametrize(("shape", "strides"), [((1, 5, 6), (0, 6, 1)), ((1, 5, 6), (7, 6, 1)), ((5, 1, 6), (6, 99, 1))])
+def test_dimensions_of_size_one_have_the_usual_strides(shape: tuple, strides: tuple, device: str) -> None:
+    """As results of torch.relu, and of jitact's own in graphs. PyTorch ignores these strides; other readers may not."""
+    x = torch.randn(600, device=device).as_strided(shape, strides)
+    usual = torch.relu(x).stride()
+    for given in (x, x.detach().requires_grad_()):
+        assert jitact.relu(given).stride() == jitact.gelu(given).stride() == usual
+    assert jitact.swiglu(x, x).stride() == jitact.gelu(x, residual=x).stride() == usual
+
+
 def test_dense_tensors_are_not_copied(device: str) -> None:
     """Only the output is allocated, for any dense strides."""
     x = torch.randn(64, 3, 32, 32, device=device).to(memory_format=torch.channels_last)

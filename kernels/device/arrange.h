@@ -122,7 +122,8 @@ struct Rows {
 };
 
 // Decides between dense memory and rows, copies tensors that fit neither, and sets what the call reads and the layout of its
-// results. Returns the strides of the results, which are those of torch.empty_like of tensor `x`.
+// results. Returns the strides of the results, which are those of torch.empty_like of tensor `x`; for dimensions of size 1 those of
+// torch.relu, which are the usual ones where x is contiguous.
 List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed* packed) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {
@@ -167,6 +168,7 @@ List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed
     else call.written[w].row_stride = call.columns;
   }
   if (by_rows) return dense_strides(order, laid_out.sizes());
+  if (laid_out.is_contiguous()) return dense_strides(usual_order(laid_out.dim()), laid_out.sizes());
   return copied(laid_out.strides(), laid_out.dim());
 }
 

@@ -239,6 +239,13 @@ List<int64_t> dense_strides(const List<int64_t>& order, const int64_t* sizes) {
   return strides;
 }
 
+// The order of a contiguous tensor's dimensions: the last is the innermost.
+List<int64_t> usual_order(int64_t dim) {
+  List<int64_t> order(dim);
+  for (int64_t i = 0; i < dim; i++) order[i] = dim - 1 - i;
+  return order;
+}
+
 // t itself if it is dense with its dimensions in this order, else a copy that is.
 Tensor dense_in(const List<int64_t>& order, Tensor t) {
   const List<int64_t> strides = dense_strides(order, t.sizes());
