@@ -11,10 +11,26 @@ from ..configs import is_batched
 from . import kernels
 from .records import Beside, RowActivation
 
-__all__ = ["OWN_CALL", "Rows", "Typed", "rows_like"]
+__all__ = ["OWN_CALL", "Rows", "Typed", "apply", "rows_like"]
 
 
 OWN_CALL = -1  # as ``_stacklevel``, which only a warning of PyTorch uses: marks own calls, which patched() leaves alone
+
+
+def apply(function: type[torch.autograd.Function], *arguments: Any) -> Tensor:
+    """Applies an autograd function of this module, but for what records a gradient where none is recorded.
+
+    A trace by torch.jit then has the operators, as it has of other activations, and can be saved.
+    """
+    recorded = torch.is_grad_enabled() and any([isinstance(each, Tensor) and each.requires_grad for each in arguments])
+    return function.apply(*arguments) if recorded else function.forward(_Unrecorded(), *arguments)
+
+
+class _Unrecorded:
+    """Stands in for the context of an autograd function: what is kept for backward is dropped."""
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None:
+        """Keeps nothing."""
 
 
 class Rows(torch.autograd.Function):

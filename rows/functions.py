@@ -15,7 +15,7 @@ from ..configs import check_allocated
 from ..records import is_cast
 from ..records.arguments import as_number, is_stand_in, what_it_is
 from . import kernels
-from .autograd import OWN_CALL, Rows, rows_like
+from .autograd import OWN_CALL, Rows, apply, rows_like
 from .records import NOTHING, TABLE, Beside, RowActivation, can
 from .typed import in_types
 
@@ -141,7 +141,7 @@ def run(
         of_kept = record.takes_backward(t, place, factor != 1) or (record.own_gradient and t.numel() > 0)
         if by_kernel or (keeps and kernels.is_scale(factor) and of_kept):
             rows = rows_like(beside, t.shape, place)
-            return Rows.apply(t, record, place, factor, save, by_kernel, beside.numbers, *rows)
+            return apply(Rows, t, record, place, factor, save, by_kernel, beside.numbers, *rows)
     level = 5 if dim is None else OWN_CALL
     if mask is None and plain:
         return record.theirs(t, dim, *beside.rows, *beside.numbers, _stacklevel=level, dtype=dtype)
@@ -182,7 +182,7 @@ def by_kernel(record: RowActivation, x: Tensor, beside: Beside = NOTHING) -> Ten
     """The activation along the last dimension by the kernel if it supports x, even if slower; else by PyTorch."""
     if kernels.sees_all(x) and x.is_contiguous() and can(x, x.dim() - 1, 1):
         rows = rows_like(beside, x.shape, -1)
-        return Rows.apply(x, record, x.dim() - 1, record.factor, record.saves[0], True, beside.numbers, *rows)
+        return apply(Rows, x, record, x.dim() - 1, record.factor, record.saves[0], True, beside.numbers, *rows)
     return record.theirs(x, -1, *beside.rows, *beside.numbers)
 
 

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
-from ..modules import ActivationModule, StandingIn, normalise, users_rows, with_types
+from ..modules import ActivationModule, StandingIn, normalise, remove_placeholders, users_rows, with_types
 from ..records.arguments import Arguments, as_number, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
@@ -143,6 +143,10 @@ class OfDefinition(OfAnyDimension):
     @with_types
     def forward(self, input: Tensor, *rows: Tensor) -> Tensor:
         """The activation along ``dim``; ``rows`` are the operands with a value for each row."""
+        if type(rows) is not tuple:  # torch.fx traces this module as the root: `rows` is a proxy
+            remove_placeholders(rows)
+            make = rows.tracer.create_proxy
+            rows = tuple([make("placeholder", name, (), {}) for name in self.activation.rows])
         numbers = {name: getattr(self, name) for name, _ in self.activation.params}
         return type(self).function(input, *rows, dim=self.dim, save=self.save, **numbers)
 

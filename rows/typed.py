@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..kernels.loader.source import ELEMENTS, RowTypes
 from . import kernels
-from .autograd import Typed, rows_like
+from .autograd import Typed, apply, rows_like
 from .records import Beside, RowActivation
 
 __all__ = ["in_types", "types_of"]
@@ -51,7 +51,7 @@ def in_types(
         return None
     if mask is not None and mask.is_inference() and torch.is_grad_enabled():  # which could not be kept for backward
         mask = mask.clone()
-    return Typed.apply(x, mask, record, build, place, scale, rows, beside.numbers, *rows_like(beside, x.shape, place))
+    return apply(Typed, x, mask, record, build, place, scale, rows, beside.numbers, *rows_like(beside, x.shape, place))
 
 
 def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:

@@ -680,6 +680,17 @@ def test_gated_of_a_definition_that_has_such_an_argument() -> None:
         jitact.gated("clash")
 
 
+def test_functions_of_generated_gates_are_attributes() -> None:
+    """Pickles of graphs look for them there."""
+    for name in ("mish", "prelu"):
+        function = jitact.gated(name).activation.function
+        assert getattr(jitact, f"gated_{name}") is function is pickle.loads(pickle.dumps(function))
+    graph, x = torch.fx.symbolic_trace(nn.Sequential(jitact.gated("mish")())), halves(2, 6)
+    assert torch.equal(pickle.loads(pickle.dumps(graph))(x), graph(x))
+    for name in ("gated_glu", "gated_mush", "gated_softmax"):  # takes two tensors, unknown, of rows
+        assert not hasattr(jitact, name)
+
+
 def test_gated_of_a_definition_that_learns() -> None:
     jitact.define("swish_b", "x * sigmoid(beta * x)", beta=jitact.Channel(init=1.5, one=True))
     module, x = jitact.gated("swish_b")(), halves(5, 6).requires_grad_()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable
 
@@ -18,6 +19,19 @@ from jitact.measuring.row_errors import exact_gradient
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 LOWEST = torch.finfo(F32).min
 NAMES = ("softmax", "log_softmax", "softmin")
+
+
+def test_traces_by_torch_jit_without_gradients_are_saved(device: str) -> None:
+    """Tensors that are large enough for kernels are traced as their operators, as other activations are."""
+    x = torch.randn(128, 4096, device=device)
+    mask = torch.rand(128, 4096, device=device) > 0.1
+    calls = [lambda x: jitact.log_softmax(x, -1, scale=0.5), lambda x: jitact.softmax(x, -1, mask=mask)]
+    for call in (jitact.get("softmax")(-1), *calls):
+        with torch.no_grad():
+            traced = torch.jit.trace(call, (x,))
+        torch.jit.save(traced, saved := io.BytesIO())
+        saved.seek(0)
+        assert torch.equal(torch.jit.load(saved)(x), call(x))
 
 
 @pytest.mark.parametrize("save", ["output", "input"])

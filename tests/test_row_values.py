@@ -222,6 +222,9 @@ def test_under_transforms(device: str) -> None:
         torch.testing.assert_close(found, wanted)
     torch.testing.assert_close(torch.compile(ours, backend="eager", fullgraph=True)(x, *rows), expected)
     torch.testing.assert_close(torch.fx.symbolic_trace(ours)(x, *rows), expected)
+    alone = jitact.get("line_of_shares")(dim=1, a=2.0)
+    traced = torch.fx.symbolic_trace(alone)  # as the root: the operands are arguments of the graph
+    torch.testing.assert_close(pickle.loads(pickle.dumps(traced))(x, *rows), expected)
 
 
 def test_masks_and_types_beside_values(device: str) -> None:
