@@ -28,6 +28,7 @@ __all__ = [
     "StandingIn",
     "bias_around",
     "drops",
+    "generate",
     "make_module",
     "make_weights",
     "named_as",
@@ -310,7 +311,7 @@ def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationM
         LookupError: no such activation is defined in this process, or one with another definition.
     """
     if name.startswith(GENERATED):
-        _generate(name.removeprefix(GENERATED))
+        generate(name.removeprefix(GENERATED))
     of_name = [cls for cls in _classes() if cls.activation.name == name]
     cls = _made.get((name, fingerprint)) if fingerprint else (of_name or [None])[-1]
     if not of_name:
@@ -336,12 +337,13 @@ GENERATED = "gated_"
 """The prefix of activations that :func:`jitact.gated` makes on demand."""
 
 
-def _generate(name: str) -> None:
-    """Makes the gated form of a named activation, in any spelling, if there is one."""
+def generate(name: str) -> type[ActivationModule] | None:
+    """The class of the gated form of a named activation, in any spelling; None if there is none."""
     from .gating.generated import gated
 
     with contextlib.suppress(KeyError, ValueError):
-        gated(name)
+        return gated(name)
+    return None
 
 
 class Makers(NamedTuple):
@@ -386,7 +388,7 @@ def title_of(name: str) -> str:
 def __getattr__(title: str) -> type[ActivationModule]:
     """A class that :func:`make_module` made, by its title. Pickles of the class or of its ``Model`` look it up here."""
     if title.startswith("Gated"):
-        _generate(title.removeprefix("Gated"))
+        generate(title.removeprefix("Gated"))
     for cls in reversed(_classes()):
         if cls.__name__ == title:
             return cls

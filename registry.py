@@ -20,7 +20,7 @@ from .fusing.around import named
 from .gating.around import named as gated_named
 from .gating.modules import make_gated_module
 from .kernels.loader.lock import ThreadLock
-from .modules import GENERATED, ActivationModule, make_module, normalise, users_rows, variant
+from .modules import GENERATED, ActivationModule, generate, make_module, normalise, users_rows, variant
 from .records import Activation
 
 if TYPE_CHECKING:
@@ -297,8 +297,8 @@ def function(name: str) -> Callable[..., Tensor]:
     found = of_rows(name)
     if found is not None:
         return found.function
-    if name.startswith(GENERATED) and _known(name) is None:
-        return _generated(name).activation.function
+    if name.startswith(GENERATED) and _known(name) is None and (gated := generate(name.removeprefix(GENERATED))):
+        return gated.activation.function
     canonical = resolve(name)
     made = _functions.get(canonical)
     if made is None:
@@ -306,20 +306,6 @@ def function(name: str) -> Callable[..., Tensor]:
             made = _functions[canonical] = REGISTRY[canonical].activation.function
             made.ModelNew = REGISTRY[canonical]  # for get(), which accepts the function
     return made
-
-
-def _generated(name: str) -> type[ActivationModule]:
-    """The class that :func:`jitact.gated` makes of the activation in ``gated_<activation>``, for pickles of its function.
-
-    Raises:
-        KeyError: there is none.
-    """
-    from .gating.generated import gated
-
-    try:
-        return gated(name.removeprefix(GENERATED))
-    except ValueError as error:
-        raise UnknownActivation(str(error)) from None
 
 
 def register(record: Activation) -> type[ActivationModule]:
