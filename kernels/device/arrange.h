@@ -122,8 +122,8 @@ struct Rows {
 };
 
 // Decides between dense memory and rows, copies tensors that fit neither, and sets what the call reads and the layout of its
-// results. Returns the strides of the results, which are those of torch.empty_like of tensor `x`; for dimensions of size 1 those of
-// torch.relu, which are the usual ones where x is contiguous.
+// results. Returns the strides of the results, which are those of torch.empty_like of tensor `x`, but that
+// where x is contiguous, dimensions of size 1 have the usual ones too, as results of torch.relu do.
 List<int64_t> lay_out(Call& call, List<Tensor>& tensors, int64_t x, const Packed* packed) {
   const Tensor& like = tensors[x];
   for (const Tensor& t : tensors) {
