@@ -6,6 +6,7 @@
 #include KERNEL
 #include "rows_cuda.cuh"
 
+#if !JITACT_PART
 #ifdef JITACT_ROW_INPUT
 static jitact::rows::Mask mask;  // of the next calls
 static bool shares;              // whether the results of those that it had are shares
@@ -35,7 +36,7 @@ extern "C" const char* run(int op, int dtype, int64_t outer, int64_t length, int
   return rows::run_cuda(call, nullptr);
 }
 
-#ifndef JITACT_ROW_INPUT
+#if !defined JITACT_ROW_INPUT && !defined JITACT_PART
 // The same with persistent clusters of small blocks, as for rows that do not fit in registers.
 extern "C" const char* run_in_chunks(int log_threads, int blocks, int op, int dtype, int64_t outer, int64_t length, float scale,
                                      const void* first, const void* second, void* to) {
@@ -61,4 +62,5 @@ extern "C" const char* run_in_chunks(int log_threads, int blocks, int op, int dt
     return start_op.template operator()<Op::backward_from_output>();
   }));
 }
+#endif
 #endif

@@ -34,16 +34,17 @@ def folder_of_all(factory: pytest.TempPathFactory) -> Path:
     return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
-def emulated_library(folder: Path, kernel: str, defines: Sequence[str] = ()) -> ctypes.CDLL:
+def emulated_library(folder: Path, kernel: str, defines: Sequence[str] = (), parts: int = 0) -> ctypes.CDLL:
     """The GPU's loops over the rows of a kernel file, in a folder of its own; they run each thread of a cluster in turns.
 
     ``kernel`` is the name of one of the library's, or the text of another. Processes that ask for one folder build one library.
+    With ``parts``, it is compiled in so many, in which no function is inline, and joined as the loader does.
     """
     folder.mkdir(exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "emulated.so").exists():
-            _compile(folder, kernel, defines)
+            _compile(folder, kernel, defines, parts)
     library = ctypes.CDLL(str(folder / "emulated.so"))
     for function in ("run", "run_in_chunks"):
         if hasattr(library, function):
@@ -51,13 +52,22 @@ def emulated_library(folder: Path, kernel: str, defines: Sequence[str] = ()) -> 
     return library
 
 
-def _compile(folder: Path, kernel: str, defines: Sequence[str]) -> None:
+def _compile(folder: Path, kernel: str, defines: Sequence[str], parts: int) -> None:
     text = (DEVICE.parent / f"{kernel}.cu").read_text() if kernel.isidentifier() else kernel
     (folder / "kernel.cu").write_text(text)
     for header in DEVICE.glob("*.*h"):
         shutil.copy(header, folder)
     (folder / "ptx.cuh").write_text("#pragma once\n")  # emulated_cuda.h replaces it
-    flags = ["-std=c++20", "-O1", "-mfma", "-ffp-contract=off", "-w", "-shared", "-fPIC", "-DJITACT_CUDA", *defines]
+    flags = ["-std=c++20", "-O0" if parts else "-O1", "-mfma", "-ffp-contract=off", "-w", "-fPIC", "-DJITACT_CUDA", *defines]
     files = [f"-I{folder}", f"-I{HERE}", f'-DKERNEL="{folder}/kernel.cu"', str(HERE / "emulated_rows.cpp")]
-    subprocess.run(["g++", *flags, *files, "-o", "made.so"], cwd=folder, check=True)
+    objects = [f"{part}.o" for part in range(parts)]
+    compilers = [
+        subprocess.Popen(["g++", *flags, f"-DJITACT_PARTS={parts}", f"-DJITACT_PART={part}", *files, "-c", "-o", each], cwd=folder)
+        for part, each in enumerate(objects)
+    ]
+    assert not any([compiler.wait() for compiler in compilers])
+    if parts:
+        subprocess.run(["g++", "-r", "-nostdlib", "-Wl,-z,muldefs", *objects, "-o", "all.o"], cwd=folder, check=True)
+    given = ["all.o"] if parts else [*flags, *files]
+    subprocess.run(["g++", "-shared", *given, "-o", "made.so"], cwd=folder, check=True)
     (folder / "made.so").rename(folder / "emulated.so")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from rows_common import CODE, OPERATIONS, emulated_library
 
 import jitact
 from jitact import kernels
@@ -48,6 +50,24 @@ def test_a_part_computes_what_the_whole_does(part: RowPart, which: int, device: 
             run = getattr(torch.ops.jitact, f"{alone}_{kind}").default
             assert torch.equal(run(*tensors, dim, 2.0), row_kernels._operator("log_softmax", kind)(*tensors, dim, 2.0))
             assert run(*(t.to("meta") for t in tensors), dim, 2.0).shape == x.shape
+
+
+def test_parts_that_are_compiled_at_the_same_time_are_not_mixed_up(tmp_path: Path) -> None:
+    """Functions of one name become one when the parts are joined, so none may do what depends on the part."""
+    part = kernels.KernelSource.from_file("softmax")._replace(rows=PARTS[0])
+    library = emulated_library(tmp_path, "softmax", part.defines(), parts=4)
+    for length in (24, 31):  # whole vectors, and not: a part each, forward and backward
+        torch.manual_seed(0)
+        x, dy = torch.randn(2, 3, length).bfloat16()
+        y, dx = torch.empty_like(x), torch.empty_like(x)
+        for kind, first, second, to in (("forward", x, x, y), ("backward_from_output", dy, y, dx)):
+            sizes = [ctypes.c_int64(size) for size in (3, length, 1)]
+            data = [ctypes.c_void_p(t.data_ptr()) for t in (first, second, to)]
+            assert library.run(OPERATIONS.index(kind), CODE[x.dtype], *sizes, ctypes.c_float(1), *data) is None
+        z = x.double().requires_grad_()
+        expected = torch.softmax(z, -1)
+        torch.testing.assert_close(y.double(), expected.detach(), rtol=2**-8, atol=0)
+        torch.testing.assert_close(dx.double(), torch.autograd.grad(expected, z, dy.double())[0], rtol=2**-6, atol=2**-8)
 
 
 def test_what_a_part_refuses(device: str) -> None:

@@ -119,25 +119,17 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   return cudaLaunchKernelEx(&shape.config, walk_rows<op, S, ragged, held>, launch);
 }
 
-template <Op op, typename S>
-cudaError_t start_along(const Call& call, cudaStream_t s) {
+template <Op op, typename S, bool ragged>
+cudaError_t start_along(const Call& call, cudaStream_t stream) {
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
-  const auto start_with = [&]<int held>() {
-    const bool ragged = call.length % Storage<S>::size != 0;
-    if constexpr (kIsHere<op, S, true>)
-      if (ragged) return start<op, S, true, held>(launch, call, s);
-    if constexpr (kIsHere<op, S, false>)
-      if (!ragged) return start<op, S, false, held>(launch, call, s);
-    return cudaErrorInvalidValue;
-  };
-  if (launch.held == kFew) return start_with.template operator()<kFew>();
+  if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
   if constexpr (holds_many<op>)
-    if (launch.held == kMany) return start_with.template operator()<kMany>();
+    if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);
 #ifdef JITACT_ROW_INPUT
   if constexpr (op == Op::forward) return cudaErrorInvalidValue;
   else
 #endif
-  return start_with.template operator()<0>();
+  return start<op, S, ragged, 0>(launch, call, stream);
 }
 
 template <Op op, typename S>
@@ -155,17 +147,6 @@ cudaError_t start_across(const Call& call, cudaStream_t stream) {
     }
   }
   return start_columns<op, S>(call, stream);
-}
-
-template <Op op, typename S>
-cudaError_t start(const Call& call, void* stream) {
-  const auto s = static_cast<cudaStream_t>(stream);
-#ifndef JITACT_ROW_INPUT
-  if constexpr (kHasAcross)
-    if (call.inner > 1) return start_across<op, S>(call, s);
-#endif
-  if constexpr (kHasAlong) return start_along<op, S>(call, s);
-  return cudaErrorInvalidValue;
 }
 
 #if !JITACT_PART
@@ -193,9 +174,25 @@ const char* run_part<JITACT_PART>(const Call& call, void* stream) {
 const char* run_cuda(const Call& call, void* stream) {
 #endif
   cudaError_t error = cudaErrorInvalidValue;
+  const auto s = static_cast<cudaStream_t>(stream);
+  // What depends on the part is here: functions of the same name, in several parts, would become one.
   const auto start_if = [&]<Op op, typename S>() {
-    if constexpr (exists(op) && (kIsHere<op, S, false> || kIsHere<op, S, true>))
-      if (call.op == op) error = start<op, S>(call, stream);
+    if constexpr (exists(op) && (kIsHere<op, S, false> || kIsHere<op, S, true>)) {
+      if (call.op != op) return;
+      if constexpr (kHasAcross) {
+        if (call.inner > 1) {
+          error = start_across<op, S>(call, s);
+          return;
+        }
+      }
+      if constexpr (kHasAlong) {
+        const bool ragged = call.length % Storage<S>::size != 0;
+        if constexpr (kIsHere<op, S, true>)
+          if (ragged) error = start_along<op, S, true>(call, s);
+        if constexpr (kIsHere<op, S, false>)
+          if (!ragged) error = start_along<op, S, false>(call, s);
+      }
+    }
   };
 #ifdef JITACT_ROW_INPUT
   start_if.template operator()<Op::forward, Computed<Op::forward>>();
