@@ -179,11 +179,8 @@ def exact_sqrtsoftplus(x: Tensor) -> Tensor:
 
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
-    """``F.prelu``, with the weight in any shape that broadcasts."""
-    dim = x.dim() - weight.dim()
-    if weight.numel() == 1 or dim == 1:
-        return F.prelu(x, weight.flatten())
-    return F.prelu(x[None].movedim(dim + 1, 1), weight.flatten()).movedim(1, dim + 1)[0]
+    """``F.prelu``, with the weight in any shape that broadcasts; right under nested vmap, where F.prelu's gradient is not."""
+    return torch.where(x > 0, x, weight * x.clamp(max=0)).reshape(x.shape)  # a weight has a dimension where x may have none
 
 
 def rrelu(x: Tensor, lower: float, upper: float) -> Tensor:

@@ -626,6 +626,7 @@ def is_cast(x: Tensor) -> bool:
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     """The dtype that PyTorch promotes floating-point tensors to: 0-dimensional tensors count only if all are."""
+    tensors = [t for t in tensors if t.dtype.itemsize > 1]  # checks name others, such as float8, which PyTorch does not promote
     dtypes = [t.dtype for t in tensors if t.dim() > 0] or [t.dtype for t in tensors]
     dtype = dtypes[0]
     for each in dtypes[1:]:

@@ -13,7 +13,7 @@ from torch.overrides import handle_torch_function
 
 from ..configs import check_allocated
 from ..records import is_cast
-from ..records.arguments import as_number, is_stand_in, what_it_is
+from ..records.arguments import ACCEPTED, DTYPES, as_number, is_stand_in, what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows, apply, rows_like
 from .records import NOTHING, TABLE, Beside, RowActivation, can
@@ -231,8 +231,8 @@ def _broadcasts(sizes: tuple[int, ...], to: tuple[int, ...]) -> bool:
 
 def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
     """Raises TypeError or ValueError if a mask is invalid."""
-    if not isinstance(mask, Tensor) or not (mask.dtype is torch.bool or mask.is_floating_point()):
-        raise TypeError(f"{name}: mask is a tensor of bool or floating, got {what_it_is(mask)}")
+    if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *DTYPES):
+        raise TypeError(f"{name}: mask is a bool tensor, or {ACCEPTED}, got {what_it_is(mask)}")
     if mask.layout is not torch.strided:
         raise TypeError(f"{name}: mask is a dense tensor, got {what_it_is(mask)}")
     _check_memory(name, mask)

@@ -291,6 +291,7 @@ WRONG = {
         r"swiglu takes one tensor that holds gate and up, or two, or gate= and up=; got none"),
     "one by name": (lambda x: swiglu(gate=x), TypeError, r"got gate=a float64 tensor"),
     "three": (lambda x: swiglu(x, x, up=x), TypeError, r"got a float64 tensor, a float64 tensor, up=a float64 tensor"),
+    "float8": (lambda x: swiglu(x, x.to(torch.float8_e5m2)), TypeError, r"swiglu: up must be a dense .* got a float8_e5m2"),
     "no tensor": (lambda x: swiglu([1.0]), TypeError, r"swiglu: expected a dense float32.* got a list"),
     "an int": (lambda x: swiglu(x, 1), TypeError, r"swiglu: up must be a dense .* got an int; give numbers by name, as dim="),
     "integers": (lambda x: swiglu(x.long()), TypeError, r"swiglu: expected .* got an int64 tensor"),

@@ -255,6 +255,22 @@ def test_func_transforms(device: str) -> None:
     assert ((y / -x.abs() > 0.12) & (y / -x.abs() < 0.34)).all()
 
 
+def test_prelu_of_stacked_weights_and_single_samples(device: str) -> None:
+    """Nested vmap, of which only the outer one has a weight for each index: F.prelu's gradients are wrong there."""
+    weight, x = torch.randn(3, 4, device=device), torch.randn(3, 5, 2, 4, device=device)
+
+    def each(function: Callable[..., Tensor]) -> Callable[..., tuple[Tensor, ...]]:
+        one = torch.func.grad(lambda w, x: function(x, w).square().sum(), argnums=(0, 1))
+        return torch.func.vmap(torch.func.vmap(one, in_dims=(None, 0)))
+
+    gates = jitact.gated("prelu").activation.function
+    for ours in (prelu, lambda x, w: prelu(x, w, bias=w), lambda x, w: gates(x, x, weight=w)):
+        pairs = [(one, w) for w, xs in zip(weight, x, strict=True) for one in xs]
+        one_by_one = [gradients(lambda x, w, f=ours: f(x, w).square().sum(), None, *pair)[1:] for pair in pairs]
+        for found, expected in zip(each(ours)(weight, x), reversed(list(zip(*one_by_one, strict=True))), strict=True):
+            torch.testing.assert_close(found, torch.stack(expected).view_as(found))
+
+
 @pytest.mark.parametrize("name", slow_but(RECORDS, ["prelu", "rrelu"]))
 def test_compile_fullgraph(name: str, device: str) -> None:
     torch._dynamo.reset()

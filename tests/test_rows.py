@@ -735,8 +735,9 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
     ("arguments", "options", "error", "message"),
     [
         (([1.0], 0), {}, TypeError, "softmax: expected a tensor, got"),
-        ((torch.ones(2), 0), {"mask": [True, False]}, TypeError, "softmax: mask is a tensor of bool or floating"),
-        ((torch.ones(2), 0), {"mask": torch.ones(2, dtype=torch.int64)}, TypeError, "mask is a tensor of bool or floating"),
+        ((torch.ones(2), 0), {"mask": [True, False]}, TypeError, "softmax: mask is a bool tensor, or a dense float32"),
+        ((torch.ones(2), 0), {"mask": torch.ones(2, dtype=torch.int64)}, TypeError, "mask is a bool tensor, or a dense"),
+        ((torch.ones(2), 0), {"mask": torch.ones(2).to(torch.float8_e5m2)}, TypeError, "or bfloat16 tensor, got a float8_e5m2"),
         ((torch.ones(2), 0), {"mask": torch.ones(3, 2)}, ValueError, r"must broadcast to \(2,\).*got \(3, 2\)"),
         ((torch.ones(2, 1), 0), {"mask": torch.ones(2)}, ValueError, "must broadcast"),
         ((torch.ones(2), 0), {"scale": torch.ones(2)}, TypeError, "softmax: scale must be a number"),
