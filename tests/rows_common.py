@@ -62,8 +62,8 @@ def _compile(folder: Path, kernel: str, defines: Sequence[str], parts: int) -> N
     files = [f"-I{folder}", f"-I{HERE}", f'-DKERNEL="{folder}/kernel.cu"', str(HERE / "emulated_rows.cpp")]
     objects = [f"{part}.o" for part in range(parts)]
     compilers = [
-        subprocess.Popen(["g++", *flags, *files, f"-DJITACT_PARTS={parts}", f"-DJITACT_PART={part}", "-c", "-o", to], cwd=folder)
-        for part, to in enumerate(objects)
+        subprocess.Popen(["g++", *flags, *files, f"-DJITACT_PARTS={parts}", f"-DJITACT_PART={k}", "-c", "-o", to], cwd=folder)
+        for k, to in enumerate(objects)
     ]
     assert not any([compiler.wait() for compiler in compilers])
     if parts:
