@@ -286,6 +286,10 @@ inline double reciprocal(double x) { return float(1 / x); }  // as inaccurate as
 inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 inline uint32_t load_with_neighbours(const uint32_t* p) { return *p; }
+template <typename Vector>
+void load_global(Vector& v, int64_t address) { v = *reinterpret_cast<const Vector*>(address); }
+template <typename Vector>
+void store_global(int64_t address, const Vector& v) { *reinterpret_cast<Vector*>(address) = v; }
 inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float log2(float x) { return std::log2(x); }
 inline float sin(float x) { return std::sin(x); }

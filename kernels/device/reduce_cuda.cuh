@@ -73,9 +73,10 @@ JITACT_DEVICE void load_if(bool exists, const Launch& launch, int64_t at, Inputs
   if constexpr (reads_bits(op)) inputs.bits = launch.mask[at >> 3] >> (at & 7);
 }
 
-// Computes and writes a vector that has been loaded.
-template <Op op, typename S, typename Add>
-JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add>& computation, Inputs<op, S>& inputs, int64_t at) {
+// Computes a vector that has been loaded, and calls write with its results.
+template <Op op, typename S, typename Add, typename Write>
+JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add>& computation, Inputs<op, S>& inputs,
+                                  const Write& write) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op);
   const Launch& launch = computation.launch;
@@ -83,7 +84,7 @@ JITACT_DEVICE void compute_vector(const Computation<op, S, Storage<S>::size, Add
   if constexpr (!kDense<op> && reads_two(op)) separate<S>(launch.alternating_in, inputs.words[ins - 2], inputs.words[ins - 1]);
   JITACT_UNROLL for (int r = 0; r < ins; r++) Storage<S>::widen(inputs.words[r], in[r]);
   computation.elements(in, inputs.bits, [&](int w, int i, T result) { out[w][i] = result; });
-  write_vectors<op, S, kDense<op>>(launch, out, at);
+  write(out);
 }
 
 // Reads, computes and writes one element, of the last block or of unaligned memory.
@@ -204,7 +205,7 @@ __global__ void __launch_bounds__(kThreads)
             .numbers = numbers,
             .add = with,
         };
-        compute_vector(computation, inputs[v], at);
+        compute_vector(computation, inputs[v], [&](const auto& out) { write_vectors<op, S, kDense<op>>(launch, out, at); });
       };
       if constexpr (one_value) {
         compute(add);
@@ -262,6 +263,8 @@ struct ColumnWalk {
   int64_t period;   // after which values repeat
   int64_t threads;  // in use: a multiple of period
   int active;       // threads per block in use: all, or a multiple of period
+  int turns;        // whole vectors of each thread; the first `rest` threads have one more
+  int64_t rest;
   int64_t width;    // sums that a block writes; if period is longer than a block, each thread writes its own
   bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
@@ -300,6 +303,84 @@ constexpr int blocks_of_sums() {
   return int(lesser(32 / kWordsOf<V>, 65536 / kThreads / (8 + of_operands + of_vectors + of_random)));
 }
 
+// The vectors of a thread of column_sums, which are columns.threads apart. By index:
+template <Op op, typename S, bool by_address>
+class Vectors {
+ public:
+  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns, int64_t first, bool takes_part)
+      : launch_(launch), threads_(columns.threads), v_(first), end_(takes_part && launch.aligned ? launch.n / Storage<S>::size : 0) {}
+  // Whether there is another one, its index, and that after the last.
+  JITACT_DEVICE bool is_left() const { return v_ < end_; }
+  JITACT_DEVICE int64_t here() const { return v_; }
+  JITACT_DEVICE int64_t end() const { return v_; }
+  JITACT_DEVICE void advance() { v_ += threads_; }
+  // Loads the vector that is `ahead` further on, if there is one.
+  JITACT_DEVICE void load(int ahead, Inputs<op, S>& inputs) const {
+    const int64_t from = v_ + ahead * threads_;
+    load_if<op, S>(from < end_, launch_, from * Storage<S>::size, inputs);
+  }
+  template <typename T>
+  JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) const {
+    write_vectors<op, S, kDense<op>>(launch_, values, v_ * Storage<S>::size);
+  }
+
+ private:
+  const Launch& launch_;
+  const int64_t threads_;
+  int64_t v_;
+  const int64_t end_;
+};
+
+// By addresses, which take fewer instructions to advance than to find, but more registers; of dense tensors. Vectors are loaded in
+// order, and the last one again after it, so that there is always one to load.
+template <Op op, typename S>
+class Vectors<op, S, true> {
+  using Vector = typename Storage<S>::Vector;
+
+ public:
+  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns, int64_t first, bool takes_part)
+      : launch_(launch), threads_(columns.threads), first_(first), v_(first),
+        turns_(takes_part && launch.aligned ? columns.turns + (first < columns.rest) : 0), left_(turns_) {
+    JITACT_UNROLL for (int r = 0; r < reads(op); r++) from_[r] = address(launch.read[r].data, first);
+    JITACT_UNROLL for (int w = 0; w < writes(op); w++) to_[w] = address(launch.written[w].data, first);
+  }
+  JITACT_DEVICE bool is_left() const { return left_ > 0; }
+  JITACT_DEVICE int64_t here() const { return v_; }
+  JITACT_DEVICE int64_t end() const { return first_ + turns_ * threads_; }
+  JITACT_DEVICE void advance() { left_--, v_ += threads_; }
+  JITACT_DEVICE void load(int ahead, Inputs<op, S>& inputs) {
+    const int64_t step = left_ > ahead + 1 ? threads_ * int64_t(sizeof(Vector)) : 0;
+    JITACT_UNROLL for (int r = 0; r < reads(op); r++) {
+      ptx::load_global(inputs.words[r], from_[r]);
+      from_[r] += step;
+      ptx::forget(from_[r]);  // else addresses are found from the first one again
+    }
+  }
+  template <typename T>
+  JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) {
+    JITACT_UNROLL for (int w = 0; w < writes(op); w++) {
+      if (launch_.written[w].data) ptx::store_global(to_[w], Storage<S>::narrow(values[w]));
+      to_[w] += threads_ * int64_t(sizeof(Vector));
+      ptx::forget(to_[w]);
+    }
+  }
+
+ private:
+  static JITACT_DEVICE int64_t address(const void* data, int64_t vector) {
+    return reinterpret_cast<int64_t>(static_cast<const Vector*>(data) + vector);
+  }
+
+  const Launch& launch_;
+  const int64_t threads_, first_;
+  int64_t v_;
+  const int turns_;
+  int left_;  // vectors from this one on
+  int64_t from_[reads(op)], to_[writes(op)];
+};
+
+// Sums for several operands need the registers, and random numbers and bits need the index anyway.
+template <Op op> constexpr bool kByAddress = kDense<op> && lesser(summed(op), kMany) == 1 && kRandom == 0 && !reads_bits(op);
+
 // S: of memory, or Short of it.
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
@@ -320,41 +401,43 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
 
-  int64_t v = g;
-  const int64_t vectors = takes_part && launch.aligned ? n / size : 0;
-  constexpr int places = kAhead<op, S> + 1;
-  Inputs<op, S> inputs[places];  // of this vector and the next ones
-  const auto load = [&](int place, int ahead) {
-    const int64_t from = v + ahead * columns.threads;
-    load_if<op, S>(from < vectors, launch, from * size, inputs[place]);
-  };
-  JITACT_UNROLL for (int a = 0; a < places - 1; a++) load(a, a);
-  const auto find_others = [&] {
+  Vectors<op, S, kByAddress<op>> vectors(launch, columns, g, takes_part);
+  const auto find_others = [&](int64_t v) {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others.random, common, v * size);
   };
-  // Each turn has its place: moved to another one, a vector would be waited for. The first is not asked again whether there is a
-  // vector, which took dyt's sweep a tenth more instructions, and registers that it does not have.
+  const auto walk = [&]<int places, bool repeats>() {
+    Inputs<op, S> inputs[places];  // of this vector and the next ones
+    if (vectors.is_left())
+      JITACT_UNROLL for (int a = 0; a < places - 1; a++) vectors.load(a, inputs[a]);
+    // Each turn has its place: moved to another one, a vector would be waited for. The first is not asked again whether there is a
+    // vector, which took dyt's sweep a tenth more instructions, and registers that it does not have.
 #pragma unroll 1
-  while (v < vectors) {
-    JITACT_UNROLL for (int turn = 0; turn < places; turn++) {
-      if (turn > 0 && v >= vectors) break;
-      load((turn + places - 1) % places, places - 1);
-      find_others();
-      const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
-      const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
-          .launch = launch,
-          .others = others,
-          .numbers = numbers,
-          .add = add,
-      };
-      compute_vector(computation, inputs[turn], v * size);
-      v += columns.threads;
+    while (vectors.is_left()) {
+      JITACT_UNROLL for (int turn = 0; turn < places; turn++) {
+        if (turn > 0 && !vectors.is_left()) break;
+        vectors.load(places - 1, inputs[(turn + places - 1) % places]);
+        if (!repeats) find_others(vectors.here());
+        const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
+        const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
+            .launch = launch,
+            .others = others,
+            .numbers = numbers,
+            .add = add,
+        };
+        compute_vector(computation, inputs[turn], [&](const auto& out) { vectors.write(out); });
+        vectors.advance();
+      }
     }
-  }
+  };
+  // Finding others in each turn is more code than a turn, beside which short vectors are slow even where it is skipped.
+  constexpr int places = kAhead<op, S> + 1;
+  constexpr bool split = kBroadcast > 1 && kWordsOf<S> < 4;
+  if (split && columns.repeat) walk.template operator()<places, split>();
+  else walk.template operator()<split ? 2 : places, false>();
   // The last elements, or unaligned memory.
-  for (; takes_part && v * size < n; v += columns.threads) {
-    find_others();
+  for (int64_t v = vectors.end(); takes_part && v * size < n; v += columns.threads) {
+    find_others(v);
     JITACT_UNROLL for (int i = 0; i < size; i++) {
       if (v * size + i < n) {
         const auto own = Operands<S>::one_of(others, i);
@@ -557,6 +640,10 @@ struct Sweep {
   bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
 
  private:
+  void set_threads(const Call& call, int64_t threads) {
+    const int64_t vectors = call.n / of_columns;
+    columns.threads = threads, columns.turns = int(vectors / threads), columns.rest = vectors % threads;
+  }
   FoldShape first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) return FoldShape(1, 1, blocks);
     if (columnwise) {
@@ -570,12 +657,12 @@ struct Sweep {
         columns.active = int(kThreads / period * period);
         columns.width = period * of_columns;
         blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
-        columns.threads = blocks * columns.active;
+        set_threads(call, blocks * columns.active);
         return FoldShape(blocks * columns.width / plane_set, cut.count, cut.inner);
       }
       const int64_t rows = lesser(threads / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
-      columns.threads = greater(1, rows) * period;
+      set_threads(call, greater(1, rows) * period);
       blocks = (columns.threads + kThreads - 1) / kThreads;
       return FoldShape(columns.threads * of_columns / plane_set, cut.count, cut.inner);
     }
