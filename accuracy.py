@@ -266,6 +266,9 @@ def _main(arguments: list[str] | None, prog: str) -> int:
             for row in rows_of(name, dtype, args.device, args.fast_math):
                 results["rows"].append(row)
                 say(describe_row(row))
+    if results["stopped"] and not results["rows"]:
+        print("STOPPED before the first row")
+        return results["stopped"]
     if results["stopped"] and usual_place:  # the default file is for complete runs
         args.json = args.json.with_suffix(".part.json")
     own = len(results["rows"])
@@ -278,7 +281,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     print(f"\nwrote {args.json} and {table}")
     if results["stopped"]:
         print(f"STOPPED after {own} rows; the others were not looked at")
-    print(f"bounds broken by: {', '.join(sorted(broken))}" if broken else "every bound holds")
+    holds = "every bound of these holds" if results["stopped"] else "every bound holds"
+    print(f"bounds broken by: {', '.join(sorted(broken))}" if broken else holds)
     return results["stopped"] or (1 if broken else 0)
 
 

@@ -125,7 +125,7 @@ TABLE: tuple[Activation, ...] = (
                "x for x > 0, else slope x; in training a random slope for each element, else the mean of lower and upper",
                ref.rrelu, (("lower", 1 / 8), ("upper", 1 / 3)), inplace=True, module=nn.RReLU, declared_saves=("bit",),
                work=Work(3, 1),
-               requires=(Requirement("finite bounds, lower <= upper", lambda low, high: -math.inf < low <= high < math.inf),),
+               requires=(Requirement("-inf < lower <= upper < inf", lambda low, high: -math.inf < low <= high < math.inf),),
                spans=("upper - lower", lambda lower, upper: upper - lower),
                in_eval=lambda lower, upper: (library["leaky_relu"], (lower / 2 + upper / 2,)),
                in_python=dict.fromkeys(("lower", "upper"), "(self.lower + self.upper) / 2"),

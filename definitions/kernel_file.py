@@ -48,7 +48,7 @@ def read_file(path: Path) -> str:
 
 
 def checked(text: str) -> str:
-    """A kernel file's text with line ends normalised to ``\\n``.
+    """A kernel file's text with line ends normalised to ``\\n``, and without a byte order mark.
 
     Raises:
         ValueError: it has a NUL character, or characters that cannot be encoded in UTF-8.
@@ -56,7 +56,7 @@ def checked(text: str) -> str:
     if "\0" in text:
         raise ValueError(f"the kernel file has a NUL character in line {text.count(chr(10), 0, text.index(chr(0))) + 1}")
     check_encodable(text, "the kernel file")
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def check_encodable(text: str, where: str) -> None:

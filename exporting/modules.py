@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import math
+import re
 import textwrap
 from typing import Any
 
@@ -22,6 +24,8 @@ def promoted(*tensors):
     devices = [str(tensor.device) for tensor in tensors]
     if len(set(devices)) > 1:
         raise ValueError(f"@WHERE@: expected one device, got {devices}")
+    if not all(tensor.is_floating_point() for tensor in tensors):
+        raise TypeError(f"@WHERE@: expected floating-point tensors, got {[tensor.dtype for tensor in tensors]}")
     counting = [tensor.dtype for tensor in tensors if tensor.dim() > 0] or [tensor.dtype for tensor in tensors]
     dtype = functools.reduce(torch.promote_types, counting)
     return [tensor.to(dtype) for tensor in tensors]
@@ -66,7 +70,8 @@ class Modules:
         arguments = [*required, *(f"{name}={_default(value)}" for name, value in optional.items())]
         lines = [wrapped("    def __init__(", ["self", *arguments], "):"), "        super().__init__()"]
         lines += [_made(name, record) for name in record.channels]
-        lines += [f"        self.{name} = {name}" for name in params] + ["", ""]
+        lines += [f"        self.{name} = {name}" for name in params]
+        lines += [*_checks(record, params, wrapper), "", ""]
         given = [name for name in (*wrapper.elements, *wrapper.broadcast) if name not in record.channels]
         own = {name: f"self.{name}" for name in record.channels} | {name: name for name in wrapper.rows}
         x, wide = wrapper.elements[0], wrapper.build.wide
@@ -97,6 +102,25 @@ class Modules:
             f"class Model(nn.Module):  # as PyTorch has it{drawing}\n{constructor}{forward}\n{_returned(returned)}\n"
         )
         self.text += "".join(f"\n{text}\n" for text in helpers.values())
+
+
+def _checks(record: Activation, params: dict[str, float], wrapper: Wrapper) -> list[str]:
+    """The lines that check the conditions on parameters which can be written in Python."""
+    lines = []
+    for requirement in record.requires:
+        if requirement.save not in (None, wrapper.build.save):
+            continue
+        try:
+            names = {node.id for node in ast.walk(ast.parse(requirement.text, mode="eval")) if isinstance(node, ast.Name)}
+        except SyntaxError:  # of an expression of a definition
+            continue
+        if not names <= {*params, "inf"}:
+            continue
+        condition = re.sub(r"\binf\b", 'float("inf")', requirement.text)
+        given = ", ".join(f"{name}={{{name}}}" for name in params if name in names)
+        error = f'raise ValueError(f"{wrapper.where}: needs {requirement.text}, got {given}")'
+        lines += [f"        if not {condition}:", f"            {error}"]
+    return lines
 
 
 def _together(record: Activation, wrapper: Wrapper) -> tuple[list[str], list[str]]:

@@ -172,6 +172,8 @@ def _file(record: Activation, build: Build, params: dict[str, float], passed: di
     """The text of the file."""
     name = record.name.replace("+", "_")
     title = record.title if record.title.isidentifier() else name
+    while title in ("Model", "ModelNew", "Structure", *build.extract.structs):  # other classes of the file
+        title += "_"
     dims = {name: channel.dim for name, channel in record.channels.items()}
     wrapper = Wrapper(build, record.name, title, dims, f"{name}.py: {record.name}", record.passed, record.unread)
     modules = Modules(record, params, wrapper, passed)

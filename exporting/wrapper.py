@@ -23,7 +23,7 @@ def by_channel(name, values, dim, y@DIMS@):
     """One value for all elements of y, or one for each index of a dimension; and how many side by side have each."""
     at = dim if dim < 0 else dim - @COUNT@
     if values.numel() > 1 and not (-y.dim() <= at < 0 and values.numel() == y.shape[at]):
-        given = f"{values.numel()} {name}s do not fit dimension {dim} of an input of shape {tuple(y.shape)}"
+        given = f"{values.numel()} values of {name} do not fit dimension {dim} of an input of shape {tuple(y.shape)}"
         raise ValueError(f"@WHERE@: {given}")
     if values.device != y.device:
         raise ValueError(f"@WHERE@: {name} is on {values.device}, not {y.device}")

@@ -66,7 +66,8 @@ def check(
     Raises:
         KeyError: as :func:`jitact.get`.
         TypeError: as :func:`jitact.get`; or ``dtypes`` is not a list of supported dtypes, or a bound is not a number.
-        ValueError: there are no dtypes, no inputs from ``low`` to ``high``, or the activation is random in evaluation too.
+        ValueError: there are no dtypes, no inputs from ``low`` to ``high``, or the activation is random in evaluation too; or a
+            module's weight has several values, as that of ``nn.PReLU(3)``.
         kernels.BuildError: the kernel does not compile.
     """
     dtypes, device = _checked(dtypes, low, high), default_device(device)
@@ -87,6 +88,8 @@ def check(
     judged = partial(_lines, module)
     if of_several(record):
         judged = partial(lines_of_several, *(whole or in_eval(module)), fixed_values(module, record))
+    else:
+        _check_weights(module)
     lines = tuple(line for x in samples.values() for line in judged(x))
     settings = ", ".join(f"{name}={value:g}" for (name, _), value in zip(record.params, params, strict=True))
     title = f"{record.name}({settings}): {record.formula}" if settings else f"{record.name}: {record.formula}"
@@ -133,6 +136,14 @@ def _unseen(module: ActivationModule, record: Activation, lines: tuple[Line, ...
     untold = max(line.untold for line in lines)
     unseen += [f"gradients of {untold} inputs, at kinks or beyond the range"] if untold else []
     return "; ".join(unseen)
+
+
+def _check_weights(module: ActivationModule) -> None:
+    record = record_of(module)
+    for name in record.channels:
+        values = getattr(module, name, None)
+        if isinstance(values, Tensor) and values.numel() > 1:
+            raise ValueError(f"check: {record.name} is checked with a {name} of one value, got a module with {values.numel()}")
 
 
 def check_determined(record: Activation) -> None:

@@ -20,6 +20,11 @@ def slip(expression: str, backward: str | None = None, **options) -> type:
     return jitact.define("slip", expression, backward, **options)
 
 
+def test_weights_of_several_values_are_refused() -> None:
+    with pytest.raises(ValueError, match="check: prelu is checked with a weight of one value, got a module with 3"):
+        jitact.check(torch.nn.PReLU(3))
+
+
 FROM_OUTPUT = {
     "the sign": ("sigmoid(x)", "-dy * y * (1 - y)"),
     "a forgotten factor": ("tanh(x)", "dy * (1 - y)"),

@@ -157,6 +157,15 @@ def test_bench_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_pat
     assert "STOPPED after 1 rows" in said.out and said.err == ""
 
 
+def test_accuracy_that_is_interrupted_at_once_writes_nothing(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    stopped_after(accuracy, "rows_of", 0)
+    assert main(["accuracy", "relu", "--dtype", "bf16", "--device", "cpu"]) == 130
+    said = capsys.readouterr().out
+    assert said.endswith("STOPPED before the first row\n") and "holds" not in said
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_bench_keeps_what_there_is_when_it_is_ended(tmp_path: Path, monkeypatch, capsys) -> None:
     """By SIGTERM, as ``timeout`` and schedulers send it."""
     monkeypatch.setattr(timing, "RUNS", {"cpu": (3, 3, 0.0)})
@@ -198,12 +207,15 @@ def test_accuracy_keeps_the_rows_of_others(tmp_path: Path, capsys) -> None:
 
 
 def test_accuracy_keeps_what_there_is_when_it_is_interrupted(stopped_after, tmp_path: Path, monkeypatch, capsys) -> None:
+    works = accuracy.rows_of
     stopped_after(accuracy, "rows_of", 1)
     monkeypatch.chdir(tmp_path)
     command = ["accuracy", "relu", "softsign", "--dtype", "bf16", "--device", "cpu"]
     assert main([*command, "--json", "here.json"]) == 130
     assert {row["name"] for row in json.loads(Path("here.json").read_text())["rows"]} == {"relu"}
     assert "STOPPED" in capsys.readouterr().out
+    monkeypatch.setattr(accuracy, "rows_of", works)
+    stopped_after(accuracy, "rows_of", 1)
     assert main(command) == 130  # partial results do not go to the file of complete runs
     assert [path.name for path in sorted(Path("results").iterdir())] == ["accuracy-cpu.part.json", "accuracy-cpu.part.md"]
 

@@ -537,7 +537,8 @@ ELEMENTWISE T backward(T g, T v, T const lambda_, T unused) { return v > 0 ? g :
 ELEMENTWISE bool keeps(T v, T, T) { return v > 0; }
 ELEMENTWISE T backward_from_bit(T g, bool bit, T lambda_, T) { return bit ? g : lambda_ * g; }
 """
-    cls = jitact.define("worded", source=text.replace("\n", "\r\n"), lambda_=0.25, unused=1)
+    cls = jitact.define("worded", source="\ufeff" + text.replace("\n", "\r\n"), lambda_=0.25, unused=1)
+    assert torch.equal(cls()(X), torch.where(X > 0, X, 0.25 * X))
     assert cls.activation.params == (("lambda_", 0.25), ("unused", 1)) and cls.activation.saves == ("bit", "input")
     with pytest.raises(ValueError, match="line 3: no function has a name for parameter 2"):
         jitact.define("worded", source=text.replace("T unused", "T"), lambda_=0.25)
@@ -761,6 +762,9 @@ def test_compiler_errors_name_the_line() -> None:
     assert re.match(r"<wrong>:3:55: error: .*absolute", error)
     assert line == "    3 | ELEMENTWISE T size(T x, T a) { return 1 + a * absolute(x); }"
     assert mark.index("^") == line.index("(x);") and "~" * len("absolute") + "^" in mark
+    nothing = jitact.define("wrong", source="ELEMENTWISE T forward(T x) {\n  if (x > 0) return x;\n}\n")
+    with pytest.raises(BuildError, match=r"<wrong>:3:1: error: .*return-type"):
+        nothing()(X)
 
 
 def test_compiler_errors_of_files_and_gradients(tmp_path: Path) -> None:

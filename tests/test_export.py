@@ -158,9 +158,11 @@ def test_several_tensors_promote_and_broadcast() -> None:
         module.to(x.dtype)
         library = lambda x, r: jitact.prelu(x, weights.to(x.dtype), residual=r)  # noqa: E731
         beside_library(module, library, [x, residual])
+    with pytest.raises(TypeError, match="expected floating-point tensors"):
+        module(x, residual.long())
     with pytest.raises(TypeError, match=r"prelu\+residual: weight must be of x's dtype, torch\.bfloat16, got torch\.float32"):
         module(torch.randn(4, 4).bfloat16(), torch.randn(4, 4))
-    with pytest.raises(ValueError, match=r"prelu\+residual: 4 weights do not fit dimension 1 of an input of shape \(4, 4\)"):
+    with pytest.raises(ValueError, match=r"prelu\+residual: 4 values of weight do not fit dimension 1 of .* shape \(4, 4\)"):
         module(torch.randn(4), torch.randn(4, 4))
     swiglu = load("swiglu")["ModelNew"]()
     for up in (torch.randn(9, 44).half(), torch.randn(44), torch.randn(5, 1, 44)):
@@ -306,6 +308,27 @@ def test_operands_that_are_called_as_the_file_calls_its_own(swoosh: str) -> None
     dy = torch.randn(40, 30)
     (found,) = torch.autograd.grad(module(*turned), turned[2], dy)
     assert torch.equal(found, -2 * dy)
+
+
+@pytest.mark.parametrize("name", ["call", "model", SLOW("model_new")])
+def test_names_of_the_files_own_classes(name: str) -> None:
+    jitact.define(name, "x * x + gate")
+    try:
+        beside_model(jitact.export(name, device="cpu", dtype="fp32"), inputs=[torch.randn(4, 5) for _ in range(2)])
+    finally:
+        registry.unregister(name)
+
+
+def test_numbers_are_checked() -> None:
+    for name, numbers in {
+        "gelu+dropout": {"dropout": -1},
+        "hardtanh": {"min_val": 1.0, "max_val": -1.0},
+        "softplus": {"beta": math.nan},
+        "rrelu": {"upper": math.inf},
+        "softshrink": {"lambd": math.inf},
+    }.items():
+        with pytest.raises(ValueError, match=rf"{re.escape(name)}: needs .*, got .*{[*numbers][-1]}={[*numbers.values()][-1]}"):
+            load(name)["ModelNew"](**numbers)
 
 
 def test_what_no_gradient_reads_is_not_kept(swoosh: str) -> None:
@@ -465,7 +488,7 @@ def test_weights_without_gradients_and_those_that_do_not_fit() -> None:
     module.weight.requires_grad_(False)
     module(x.requires_grad_()).sum().backward()
     torch.testing.assert_close(x.grad, torch.where(x > 0, 1.0, 0.25))
-    with pytest.raises(ValueError, match=r"prelu: 3 weights do not fit dimension 1 .* \(2, 4\)"):
+    with pytest.raises(ValueError, match=r"prelu: 3 values of weight do not fit dimension 1 .* \(2, 4\)"):
         module(torch.randn(2, 4))
 
 

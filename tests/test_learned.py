@@ -394,8 +394,8 @@ ERRORS = [
     (lambda: xielu(X, W, W[0]), ValueError, r"xielu: alpha_p must hold one value, got 3: \(3,\)"),
     (lambda: xielu(X, W[0], W[0], W[:1].clone().requires_grad_()), ValueError, "xielu: beta is not learned"),
     (lambda: xielu(None, W[0], W[0]), TypeError, "xielu: expected .*, got None"),
-    (lambda: rrelu(X, 0.4, 0.3), ValueError, "rrelu: needs finite bounds, lower <= upper, got lower=0.4, upper=0.3"),
-    (lambda: RReLU(0.1, math.inf), ValueError, "rrelu: needs finite bounds.*upper=inf"),
+    (lambda: rrelu(X, 0.4, 0.3), ValueError, "rrelu: needs -inf < lower <= upper < inf, got lower=0.4, upper=0.3"),
+    (lambda: RReLU(0.1, math.inf), ValueError, "rrelu: needs -inf < .*upper=inf"),
     (lambda: RReLU("a"), TypeError, "rrelu: lower must be a number, got 'a'"),
     (lambda: rrelu(X.to_sparse()), TypeError, "rrelu: expected .*, got a sparse_coo float32 tensor"),
 ]  # fmt: skip

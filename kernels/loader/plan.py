@@ -40,6 +40,7 @@ CFLAGS = (
     "-fno-trapping-math",
     "-ffp-contract=fast",
     "-fvisibility=hidden",
+    "-Werror=return-type",  # what such a function returns is undefined
     "-DTORCH_TARGET_VERSION=0x020a000000000000",
 )
 LIBMVEC = ("-DJITACT_LIBMVEC",)  # where the compiler vectorises calls of mathematical functions
