@@ -762,6 +762,9 @@ def test_compiler_errors_name_the_line() -> None:
     assert re.match(r"<wrong>:3:55: error: .*absolute", error)
     assert line == "    3 | ELEMENTWISE T size(T x, T a) { return 1 + a * absolute(x); }"
     assert mark.index("^") == line.index("(x);") and "~" * len("absolute") + "^" in mark
+    unclosed = jitact.define("wrong", source="// {\nELEMENTWISE T forward(T x) {\n  if (x > 0) { return x; }\n  return 0;\n")
+    with pytest.raises(BuildError, match=r"^wrong does not compile\n<wrong>:2: error: a brace is not closed\n +2 \| ELEM"):
+        unclosed()(X)
     nothing = jitact.define("wrong", source="ELEMENTWISE T forward(T x) {\n  if (x > 0) return x;\n}\n")
     with pytest.raises(BuildError, match=r"<wrong>:3:1: error: .*return-type"):
         nothing()(X)

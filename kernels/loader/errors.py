@@ -6,6 +6,8 @@ import re
 from itertools import takewhile
 from pathlib import Path
 
+from .signature import code
+
 __all__ = ["BuildError", "CompileError", "NoSpaceError", "NotOursError", "ToolchainError", "explain"]
 
 
@@ -91,12 +93,27 @@ def explain(name: str, output: str, path: str, log: Path | None, text: str = "",
         if match:
             line = output[output.rfind("\n", 0, match.start()) + 1 :].split("\n", 1)[0].strip()
             return ToolchainError(f"{name} could not be compiled: {remedy}\n{line}\n{full}")
-    found = _errors(output.splitlines(), path, text.splitlines())
+    found = _not_closed(output, path, text) or _errors(output.splitlines(), path, text.splitlines())
     if is_full and not found:
         return NoSpaceError(f"no space left to compile {name}; {full}")
     shown = "\n".join(found[:SHOWN]) or "\n".join(output.strip().splitlines()[-SHOWN:])
     more = f"\n({len(found) - SHOWN} more)" if len(found) > SHOWN else ""
     return CompileError(f"{name} does not compile\n{shown}{more}\n{full}")
+
+
+def _not_closed(output: str, path: str, text: str) -> list[str]:
+    """The error of a brace that is never closed, which compilers report where the headers after the kernel file go on."""
+    source, opened = text.splitlines(), []
+    beyond = re.findall(rf"^{re.escape(path)}[:(](\d+)", output, re.MULTILINE)
+    if not any(int(number) > len(source) for number in beyond):
+        return []
+    for number, line in enumerate(code(text).splitlines(), 1):
+        for brace in re.findall("[{}]", line):
+            if brace == "{":
+                opened.append(number)
+            elif opened:
+                opened.pop()
+    return ["\n".join([f"{path}:{n}: error: a brace is not closed", *_excerpt(source[n - 1], n, 0, [])]) for n in opened[:1]]
 
 
 def _errors(lines: list[str], path: str, source: list[str]) -> list[str]:
