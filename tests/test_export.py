@@ -875,11 +875,13 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert onefile.main(["export", "softmax", "--shape", "8x4", "--dtype", "bf16", "--forward-only", "-o", str(out)]) == 0
     assert out.read_text() == jitact.export("softmax", shape=(8, 4), dtype="bf16", forward_only=True)
     assert onefile.main(["export", "ReLU"]) == 0 and "class ModelNew" in capsys.readouterr().out
-    assert (
-        onefile.main(["export", "softsign", "--shape", "8x4", "--dtype", "fp16", "bf16", "--device", "cuda", "-o", str(out)])
-        == 0
-    )
-    assert out.read_text() == jitact.export("softsign", shape=(8, 4), dtype=["fp16", "bf16"], device="cuda")
+    for dtypes in (["fp16", "bf16"], ["fp16,bf16"]):
+        command = ["export", "softsign", "--shape", "8x4", "--dtype", *dtypes, "--device", "cuda", "-o", str(out)]
+        assert onefile.main(command) == 0
+        assert out.read_text() == jitact.export("softsign", shape=(8, 4), dtype=["fp16", "bf16"], device="cuda")
+    with pytest.raises(SystemExit, match="2"):
+        onefile.main(["export", "softsign", "--dtype", "fp16,fp8"])
+    assert "no dtype 'fp8'; choose from fp" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         onefile.main(["export", "softsign", "--shape", "8"])
     assert "no shape '8'; write it like 8192x8192" in capsys.readouterr().err
