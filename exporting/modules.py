@@ -116,7 +116,7 @@ def _checks(record: Activation, params: dict[str, float], wrapper: Wrapper) -> l
             continue
         if not names <= {*params, "inf"}:
             continue
-        condition = re.sub(r"\binf\b", 'float("inf")', requirement.text)
+        condition = re.sub(r"\binf\b", _default(math.inf), requirement.text)
         given = ", ".join(f"{name}={{{name}}}" for name in params if name in names)
         error = f'raise ValueError(f"{wrapper.where}: needs {requirement.text}, got {given}")'
         lines += [f"        if not {condition}:", f"            {error}"]

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -91,7 +90,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out, or -")
     command.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
     command.add_argument(
-        "--dtype", nargs="+", type=_dtype_names, action="extend", help=f"some of {','.join(DTYPES)}; all if left out"
+        "--dtype", nargs="+", type=_dtypes_joined, action="extend", help=f"some of {','.join(DTYPES)}; all if left out"
     )
     command.add_argument("--forward-only", action="store_true", help="leave out backward")
     command.add_argument("--device", choices=DEVICES, help="what the file is for; both if left out")
@@ -102,7 +101,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     try:
         if args.folder:
             load_folder(args.folder)
-        dtype = None if args.dtype is None else list(dict.fromkeys(itertools.chain.from_iterable(args.dtype)))
+        dtype = args.dtype and ",".join(args.dtype).split(",")
         text = export(args.name, dtype=dtype, forward_only=args.forward_only, device=args.device, shape=args.shape)
         if args.output and args.output != Path("-"):
             args.output.write_text(text, encoding="utf-8")
@@ -114,12 +113,12 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     return 0
 
 
-def _dtype_names(text: str) -> list[str]:
+def _dtypes_joined(text: str) -> str:
     """Names of dtypes that commas join, as other commands take them."""
     for name in text.split(","):
         if name not in DTYPES:
             raise argparse.ArgumentTypeError(f"no dtype {name!r}; choose from {', '.join(DTYPES)}")
-    return text.split(",")
+    return text
 
 
 def _two_numbers(text: str) -> tuple[int, int]:

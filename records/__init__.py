@@ -428,7 +428,8 @@ class Activation:
         numbers = [name for place, name in enumerate(names) if place >= elements and place not in places]
         learned = [given[name] for name in names[elements:] if name not in numbers and self._is_weight(name)]
         promoting = [given[name] for name in names[:elements]] + (learned if self.dtypes == "promoted" else [])
-        dtype = promoted([each for each in promoting if isinstance(each, Tensor)])
+        # Others are refused by name below; of float8, PyTorch's own error would not say which tensor it is.
+        dtype = promoted([each for each in promoting if isinstance(each, Tensor) and each.dtype in DTYPES])
         for name in names[1:]:
             value = given[name]
             if name in numbers and not isinstance(value, Tensor):
@@ -626,7 +627,6 @@ def is_cast(x: Tensor) -> bool:
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     """The dtype that PyTorch promotes floating-point tensors to: 0-dimensional tensors count only if all are."""
-    tensors = [t for t in tensors if t.dtype.itemsize > 1]  # checks name others, such as float8, which PyTorch does not promote
     dtypes = [t.dtype for t in tensors if t.dim() > 0] or [t.dtype for t in tensors]
     dtype = dtypes[0]
     for each in dtypes[1:]:

@@ -338,7 +338,7 @@ class Vectors<op, S, true> {
   }
   JITACT_DEVICE bool is_left() const { return left_ > 0; }
   JITACT_DEVICE int64_t here() const { return v_; }
-  JITACT_DEVICE int64_t end() const { return first_ + turns_ * threads_; }
+  JITACT_DEVICE int64_t end() const { return first_ + turns_ * threads_; }  // v_, which the loop then need not count up
   JITACT_DEVICE void advance() { left_--, v_ += threads_; }
   JITACT_DEVICE void load(int ahead, Inputs<op, S>& inputs) {
     const int64_t step = left_ > ahead + 1 ? threads_ * int64_t(sizeof(Vector)) : 0;
