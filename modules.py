@@ -19,7 +19,17 @@ from .fusing.around import check_channel_dim, check_fused, probability, run_arou
 from .measuring.docstrings import describe_class, describe_function
 from .measuring.inputs import KernelBenchForm
 from .records import Activation, given_in_calls, is_plain, library
-from .records.arguments import AROUND, OF_MODULES, OPTIONS, Arguments, as_number, by_name_hint, shown, signature_of
+from .records.arguments import (
+    AROUND,
+    OF_MODULES,
+    OPTIONS,
+    Arguments,
+    as_number,
+    by_name_hint,
+    check_switch,
+    shown,
+    signature_of,
+)
 from .running import run, run_with_operands
 
 __all__ = [
@@ -470,6 +480,7 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         options = arguments.bind(args, kwargs)
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
+        check_switch(record, "training", training)
         fixed = options.get("inplace", False), options["save"], options["fast_math"], training
         fused = _fused_arguments(record, options)
         if _wanted(fused):

@@ -10,7 +10,7 @@ from ..kernels.loader.source import KernelSource
 from .conditions import Facts
 from .extract import Extract, extract
 
-__all__ = ["DEVICES", "DTYPES", "Build"]
+__all__ = ["DEVICES", "DTYPES", "OF_TORCH", "Build"]
 
 DTYPES = {
     "fp32": ("torch.float32", "f32", 4),
@@ -19,6 +19,7 @@ DTYPES = {
     "bf16": ("torch.bfloat16", "bf16", 2),
 }
 """By name: PyTorch's name, the enumerator of ``Dtype``, and the bytes per element."""
+OF_TORCH = {theirs: name for name, (theirs, *_) in DTYPES.items()}
 
 DEVICES = ("cuda", "cpu")
 

@@ -10,7 +10,9 @@ import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
+import torch
 from torch import nn
 
 from .. import registry
@@ -18,7 +20,7 @@ from ..definitions.define import load_folder
 from ..measuring.commandline import CommandParser
 from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
-from .build import DEVICES, DTYPES, Build
+from .build import DEVICES, DTYPES, OF_TORCH, Build
 from .modules import Modules
 from .rows import DTYPES_OF_ROWS, kind_of, rows_file
 from .shares import with_shares
@@ -31,7 +33,7 @@ __all__ = ["export", "main"]
 def export(
     activation: registry.Named,
     *,
-    dtype: str | Iterable[str] | None = None,
+    dtype: str | torch.dtype | Iterable[str | torch.dtype] | None = None,
     forward_only: bool = False,
     device: str | None = None,
     shape: tuple[int, int] = (4096, 393216),
@@ -45,8 +47,8 @@ def export(
         activation: anything that :func:`jitact.get` takes, or a name with fused operations, as "gelu+bias+dropout" or
             "swiglu+row_weight"; a residual is one more tensor. A module's parameters become the defaults in the file, and its
             ``save`` what the file saves.
-        dtype: "fp32", "fp64", "fp16" or "bf16", or several of them: the dtypes that the file supports; all four if left out.
-            The kernels of softmax and its relatives do not support fp64.
+        dtype: "fp32", "fp64", "fp16" or "bf16", or PyTorch's, or several of them: the dtypes that the file supports; all four
+            if left out. The kernels of softmax and its relatives do not support fp64.
         forward_only: whether to leave out backward.
         device: "cuda" or "cpu": the device that the file is for; if left out, a GPU, or the CPU if there is none.
         shape: ``batch_size`` and ``dim`` of the tensors that ``get_inputs`` makes.
@@ -159,8 +161,10 @@ def _of_own_dtype(record: Activation) -> tuple[str, ...]:
     return tuple(n for n in signature.of("channel", "row") if record.dtypes == "own" or n in record.added)
 
 
-def _dtypes(name: str, given: str | Iterable[str] | None, possible: Sequence[str] = tuple(DTYPES)) -> tuple[str, ...]:
-    chosen = list(possible) if given is None else [given] if isinstance(given, str) else list(given)
+def _dtypes(name: str, given: Any, possible: Sequence[str] = tuple(DTYPES)) -> tuple[str, ...]:
+    several = possible if given is None else given
+    several = several if isinstance(several, Iterable) and not isinstance(several, str) else [several]
+    chosen = [OF_TORCH.get(str(each), each) for each in several]
     wrong = [each for each in chosen if each not in possible]
     if wrong or not chosen:
         raise ValueError(f"{name}: dtype must be of {', '.join(possible)}; got {given!r}")
@@ -174,7 +178,7 @@ def _devices(name: str, given: str | None) -> tuple[str, ...]:
 
 
 def _shape(name: str, given: tuple[int, int]) -> tuple[int, int]:
-    if len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
+    if not isinstance(given, list | tuple) or len(given) != 2 or any(type(size) is not int or size < 1 for size in given):
         raise ValueError(f"{name}: shape must be two positive numbers, batch_size and dim; got {given!r}")
     return given
 

@@ -17,7 +17,7 @@ from ..records import Activation, is_plain
 from ..records.arguments import DTYPES
 from ..registry import Named, module_of, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
-from .oracle import Judge, Oracle
+from .oracle import Judge, Oracle, check_reference
 from .row_checks import check_rows
 from .sampling import incoming, inputs, kinks
 from .several import fixed_values, in_eval, lines_of_several, named, of_several, surrounded
@@ -67,7 +67,8 @@ def check(
         KeyError: as :func:`jitact.get`.
         TypeError: as :func:`jitact.get`; or ``dtypes`` is not a list of supported dtypes, or a bound is not a number.
         ValueError: there are no dtypes, no inputs from ``low`` to ``high``, or the activation is random in evaluation too; or a
-            module's weight has several values, as that of ``nn.PReLU(3)``.
+            module's weight has several values, as that of ``nn.PReLU(3)``; or ``device`` is none of this machine; or a
+            definition's reference returns something else than a tensor of x's shape.
         kernels.BuildError: the kernel does not compile.
     """
     dtypes, device = _checked(dtypes, low, high), default_device(device)
@@ -80,6 +81,8 @@ def check(
     check_determined(record_of(module))
     oracle, whole = Oracle(module), surrounded(module, parts)
     record, params = whole or (record_of(module), oracle.params)
+    x = torch.ones(3, dtype=torch.float64)
+    check_reference(record.name, record.reference(*[x for _ in record.layout.tensors], *params), x)
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
     for dtype, x in samples.items():
@@ -157,8 +160,16 @@ def check_determined(record: Activation) -> None:
 
 
 def default_device(device: str | torch.device | None) -> torch.device:
-    """``device``, or by default the GPU, if there is one."""
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    """``device``, or by default the GPU, if there is one.
+
+    Raises:
+        ValueError: it is neither "cpu" nor a GPU of this machine.
+    """
+    gpus = torch.cuda.device_count()
+    chosen = torch.device(device or ("cuda" if gpus else "cpu"))
+    if chosen.type != "cpu" and not (chosen.type == "cuda" and (chosen.index or 0) < gpus):
+        raise ValueError(f"device must be 'cpu' or a GPU, as 'cuda:0', of which PyTorch sees {gpus}; got {device!r}")
+    return chosen
 
 
 def converted(module: ActivationModule, x: Tensor, save: str | None = None) -> ActivationModule:

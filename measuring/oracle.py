@@ -11,11 +11,12 @@ from torch import Tensor
 from ..definitions.define import Definition
 from ..modules import ActivationModule
 from ..records import Activation
+from ..records.arguments import what_it_is
 from ..registry import record_of
 from .limits import Limit
 from .ulp import ulp_error, value_and_gradient
 
-__all__ = ["Judge", "Oracle", "curve", "exact_function", "finite_differences"]
+__all__ = ["Judge", "Oracle", "check_reference", "curve", "exact_function", "finite_differences"]
 
 NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
 
@@ -94,6 +95,17 @@ class Oracle:
             moving = moving[step.abs() > 1e-8 * here.abs()]
         slope, doubt = self.gradient(at)
         return slope.masked_fill(beyond | ~y.isfinite(), torch.nan), doubt
+
+
+def check_reference(name: str, y: object, x: Tensor) -> None:
+    """Checks the result of an activation's reference for ``x``.
+
+    Raises:
+        ValueError: it is no tensor of the same shape.
+    """
+    if not isinstance(y, Tensor) or y.shape != x.shape:
+        got = f"one of shape {tuple(y.shape)}" if isinstance(y, Tensor) else what_it_is(y)
+        raise ValueError(f"check: the reference of {name} returns a tensor of the shape of x, {tuple(x.shape)}; got {got}")
 
 
 def finite_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..rows.modules import class_of_rows, record_of_rows
 from ..rows.records import Beside, RowActivation
 from .limits import FORMULA, Limit
-from .oracle import Judge
+from .oracle import Judge, check_reference
 from .verdicts import Check, Line, Worst
 
 __all__ = ["check_rows", "random_beside", "random_rows"]
@@ -103,7 +103,9 @@ def _line(
 
 
 def _exact(record: RowActivation, x: Tensor, beside: Beside) -> Tensor:
-    return record.exact(record.factor * x, -1, beside)
+    y = record.exact(record.factor * x, -1, beside)
+    check_reference(record.name, y, x)
+    return y
 
 
 def _incoming(x: Tensor) -> Tensor:

@@ -165,7 +165,10 @@ def bench_summary(results: Entry) -> str:
     if results.get("stopped"):
         lines.append(f"STOPPED after {len(results['rows'] + operands)} rows; the others were not looked at")
     wrong = [f"{row['name']} {row['dtype']}" for row in results["rows"] + operands if row.get("wrong")]
-    lines.append(f"WRONG, not timed: {', '.join(wrong)}" if wrong else "all compared with float64, and right")
+    if wrong:
+        lines.append(f"WRONG, not timed: {', '.join(wrong)}")
+    elif results["rows"] or operands:
+        lines.append("all compared with float64, and right")
     return "\n".join(lines)
 
 

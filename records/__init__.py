@@ -25,7 +25,7 @@ from .arguments import (
     OPTIONS,
     Arguments,
     as_number,
-    by_name_hint,
+    check_switch,
     check_tensor,
     shown,
     what_it_is,
@@ -384,8 +384,8 @@ class Activation:
             ValueError: ``save`` is not one of the activation's, or a parameter is out of its range.
         """
         if type(inplace) is not bool or type(fast_math) is not bool:
-            option, value = ("inplace", inplace) if type(inplace) is not bool else ("fast_math", fast_math)
-            raise TypeError(f"{self.name}: {option} must be True or False, got {shown(value)}{by_name_hint(self, value)}")
+            check_switch(self, "inplace", inplace)
+            check_switch(self, "fast_math", fast_math)
         if save is not None and save not in layout(self.token).saves:
             choices = ", ".join(map(repr, layout(self.token).saves))
             raise ValueError(f"{self.name}: save={shown(save)} is not possible; choose from {choices}")

@@ -21,6 +21,7 @@ __all__ = [
     "Arguments",
     "as_number",
     "by_name_hint",
+    "check_switch",
     "check_tensor",
     "is_stand_in",
     "shown",
@@ -101,6 +102,17 @@ def as_number(activation: Described, name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise ValueError(f"{activation.name}: {name} must fit into a float, got {value!r}") from None
+
+
+def check_switch(activation: Described, option: str, value: object) -> None:
+    """Checks an option that is on or off.
+
+    Raises:
+        TypeError: it is not a bool.
+    """
+    if type(value) is not bool:
+        hint = by_name_hint(activation, value)
+        raise TypeError(f"{activation.name}: {option} must be True or False, got {shown(value)}{hint}")
 
 
 def is_stand_in(x: object) -> bool:

@@ -112,6 +112,8 @@ def run(
     scale = scale if is_symbolic else as_number(record, "scale", scale)
     plain = not is_symbolic and scale == 1
     _check_options(record, dim, dtype, save)
+    if dtype is None and x.dtype not in DTYPES:
+        raise TypeError(f"{name}: without dtype=, x is float32, float64, float16 or bfloat16; got {what_it_is(x)}")
     if mask is not None:
         _check_mask(name, x, mask)
     if mask is not None or not plain:
@@ -175,7 +177,7 @@ def _check_memory(name: str, t: Tensor) -> None:
 
 def _is_small(x: object) -> bool:
     """Whether it is a plain tensor that is too small for a kernel to be faster."""
-    return type(x) is Tensor and x.layout is torch.strided and x.nbytes < kernels.SMALL
+    return type(x) is Tensor and x.dtype in DTYPES and x.layout is torch.strided and x.nbytes < kernels.SMALL
 
 
 def by_kernel(record: RowActivation, x: Tensor, beside: Beside = NOTHING) -> Tensor:

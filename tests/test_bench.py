@@ -479,6 +479,7 @@ class TestReport:
         assert len(every) == 22 and [mean["of"] for mean in report.geometric_means(every)] == ["all", "classic"]
 
     def test_summary_names_what_falls_short(self):
+        assert "compared with float64" not in report.bench_summary(results_of())
         text = report.bench_summary(results_of(row_of("relu"), row_of("selu", ours=4.0)))
         assert "below 97 % of the floor: 6 of 6: selu fp32 backward 0.23" in text
         assert "over 1 % slower than eager: 3 of 6: selu fp32 backward 0.50" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -23,6 +24,15 @@ def slip(expression: str, backward: str | None = None, **options) -> type:
 def test_weights_of_several_values_are_refused() -> None:
     with pytest.raises(ValueError, match="check: prelu is checked with a weight of one value, got a module with 3"):
         jitact.check(torch.nn.PReLU(3))
+
+
+@pytest.mark.parametrize(("reference", "got"), [
+    (lambda x: None, "None"), (lambda x: x.sum(), r"one of shape \(\)"), (lambda x: (x, x), "a tuple"),
+])  # fmt: skip
+def test_a_reference_that_returns_something_else_is_refused(reference: Callable, got: str) -> None:
+    wrong = slip(None, source='#include "elementwise.cuh"\nELEMENTWISE T forward(T x) { return 2 * x; }', reference=reference)
+    with pytest.raises(ValueError, match=rf"check: the reference of slip returns .* of the shape of x, \(3,\); got {got}$"):
+        jitact.check(wrong)
 
 
 FROM_OUTPUT = {
@@ -213,6 +223,8 @@ def test_the_table_is_printed_once(capsys: pytest.CaptureFixture) -> None:
     ({"low": math.nan}, ValueError, r"check: needs low <= high, got low=nan"),
     ({"low": "0"}, TypeError, r"check: low must be a number, got '0'"),
     ({"high": torch.ones(2)}, TypeError, r"check: high must be a number, got "),
+    ({"device": "mps"}, ValueError, r"device must be 'cpu' or a GPU, as 'cuda:0', of which PyTorch sees \d+; got 'mps'"),
+    ({"device": "cuda:99"}, ValueError, r"device must be .*; got 'cuda:99'"),
     ({"low": 1e6, "dtypes": [torch.float16]}, ValueError, r"check: there is no float16 from low=1e\+06 to high=inf"),
 ])  # fmt: skip
 def test_bad_options(options: dict, error: type[Exception], message: str) -> None:

@@ -694,11 +694,13 @@ def test_options() -> None:
     with pytest.raises(TypeError, match=expected):
         space["ModelNew"]()(torch.randn(3))
     narrow = jitact.export("softsign", dtype=["bf16", "fp16"])
+    assert narrow == jitact.export("softsign", dtype=(torch.bfloat16, torch.float16))
     assert "dtype=torch.float16" in narrow and "float32" not in narrow.partition("MIT licence")[2]
     for options, why in (
         ({"dtype": "fp8"}, "softsign: dtype must be of fp32, fp64, fp16, bf16; got 'fp8'"),
         ({"device": "tpu"}, "softsign: device must be 'cuda' or 'cpu'; got 'tpu'"),
         ({"shape": (0, 3)}, "softsign: shape must be two positive numbers"),
+        ({"shape": 4}, "softsign: shape must be two positive numbers, batch_size and dim; got 4"),
     ):
         with pytest.raises(ValueError, match=why):
             jitact.export("softsign", **options)

@@ -734,6 +734,7 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
 @pytest.mark.parametrize(
     ("arguments", "options", "error", "message"),
     [
+        ((torch.arange(3), 0), {}, TypeError, "softmax: without dtype=, x is float32, .*; got an int64 tensor"),
         (([1.0], 0), {}, TypeError, "softmax: expected a tensor, got"),
         ((torch.ones(2), 0), {"mask": [True, False]}, TypeError, "softmax: mask is a bool tensor, or a dense float32"),
         ((torch.ones(2), 0), {"mask": torch.ones(2, dtype=torch.int64)}, TypeError, "mask is a bool tensor, or a dense"),
