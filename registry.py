@@ -278,9 +278,11 @@ def record_named(name: str) -> Activation:
 
     Raises:
         KeyError: unknown name.
-        ValueError: what follows a ``+`` cannot be fused with the activation.
+        ValueError: what follows a ``+`` cannot be fused with the activation, or is there twice.
     """
     first, *parts = name.split("+")
+    if twice := [part for part in parts if parts.count(part) > 1]:
+        raise ValueError(f"{name!r}: {twice[0]!r} can be fused once")
     record = class_of(first).activation
     return gated_named(record, parts) if record.gating else named(name, lambda _: record)
 

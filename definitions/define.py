@@ -217,7 +217,7 @@ def load_folder(folder: str | Path) -> dict[str, type[ActivationModule] | type[R
 def _read_folder(folder: Path) -> list[Defined]:
     """The definitions in a folder's files."""
     definitions, paths, texts, files = {}, {}, {}, {}
-    for path in sorted(folder.glob("*.cu")):
+    for path in sorted(path for path in folder.glob("*.cu") if not path.is_dir()):
         text = kernel_file.read_file(path)
         with _errors_name(path):
             name = kernel_file.header(text).get("activation", path.stem)

@@ -28,7 +28,7 @@ _FUNCTION = re.compile(r"(operator\s*[^\s(]+|operator\(\)|~?\w+(?:::~?\w+)*)\s*\
 _GIVEN_TYPES = r"<(?:[^;{}()<>]|<(?:[^;{}()<>]|<[^;{}()<>]*>)*>)*>"  # template arguments, nested two levels deep
 _CALLED = re.compile(rf"(?<!std::)\b(\w+)\s*(?:{_GIVEN_TYPES})?\s*\(")
 _LOOPS = ("jitact::loops", "jitact::rows")  # namespaces that use the kernel file's functions
-_SHARED = ("Elements", "Broadcasts", "Call")  # the structs of a call
+_SHARED = ("Elements", "Broadcasts", "Call", "Operands")  # the structs of a call
 _VALUE = re.compile(r"(?<![-=!<>+*/%&|^])=(?!=)")  # before an initial value or a default
 _COMPUTES = re.compile(r"\b(?:gradient|derivative|slope)")  # code of the loops that computes with numbers
 _OF_NUMBERS = re.compile(r"\b(?:[TA]|auto|Real|Dual|Double|Single|Narrow|Brain)\b")
@@ -173,7 +173,8 @@ def extract(
     linked = {name for item in wanted if item.head.startswith("extern") and any(item.node.blocks()) for name in item.names}
     declared = [item for item in wanted if roots & linked & set(item.names) and not any(item.node.blocks())]
     text = _printed([item for item in wanted if item not in declared and not item.owner])
-    shared = [item for item in wanted if _is_class(item.node) and item.names[0] in _SHARED]
+    classes = [item for item in wanted if _is_class(item.node) and not item.head.startswith("template")]
+    shared = [item for item in classes if item.names[0] in _SHARED]
     structs = {item.names[0]: [*_members(item.node)] for item in shared}
     return Extract(text, structs)
 

@@ -36,6 +36,8 @@ def promoted(*tensors):
 _CHECK_DTYPE = '''\
 def check_dtype(name, values, x):
     """Checks that values are of x's dtype."""
+    if not x.is_floating_point():
+        raise TypeError(f"@WHERE@: expected a floating-point tensor, got {x.dtype}")
     if values.dtype != x.dtype:
         raise TypeError(f"@WHERE@: {name} must be of x's dtype, {x.dtype}, got {values.dtype}")
 
@@ -150,7 +152,8 @@ def _init_inputs(required: dict[str, str], optional: dict[str, Any], dtypes: tup
 def _in_model(name: str, record: Activation) -> str:
     """The expression for a tensor in Model, shaped to broadcast: channels of expressions along their dimension, and rows."""
     if name in record.source.signature.of("row"):
-        return f"{name}.reshape(*{record.layout.tensors[0]}.shape[:-1], 1)"
+        x = record.layout.tensors[0]
+        return f"{name}.reshape((*{x}.shape[:-1], 1)[: {x}.dim()])"
     channel = record.channels.get(name)
     if channel is None:
         return name

@@ -22,7 +22,7 @@ from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
 from .build import DEVICES, DTYPES, OF_TORCH, Build
 from .modules import Modules
-from .rows import DTYPES_OF_ROWS, kind_of, rows_file
+from .rows import DTYPES_OF_ROWS, rows_file, to_export
 from .shares import with_shares
 from .text import assembled, inputs
 from .wrapper import Wrapper
@@ -58,10 +58,10 @@ def export(
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
             not allow, a module has a setting that files do not support, or an option is not one of those above.
     """
-    of_rows = None if isinstance(activation, str) and "+" in activation else registry.of_rows(activation)
+    of_rows = None if isinstance(activation, str) and "+" in activation else to_export(activation)
     if of_rows is not None:
         dim = getattr(activation, "dim", 1) if isinstance(activation, nn.Module) else 1
-        name = kind_of(of_rows).name
+        name = of_rows.name
         if dim is None:
             raise ValueError(f"{name} cannot be exported without a dimension; got {activation!r}")
         options = _dtypes(name, dtype, DTYPES_OF_ROWS), _devices(name, device), _shape(name, shape)

@@ -18,7 +18,7 @@ from ..definitions.expression import DROPOUT, Expression
 from ..modules import GENERATED
 from ..records import Activation
 
-__all__ = ["reference"]
+__all__ = ["reference", "written"]
 
 _MODULES = ("torch", "math", "F")  # imported in files under these names
 
@@ -42,19 +42,30 @@ def reference(record: Activation, arguments: Sequence[str], helpers: dict[str, s
         return f"{reference(act, [gate, *numbers], helpers)} * {up}"
     if isinstance(record, Definition) and record.expression:
         return _of_expression(record.expression, arguments, helpers)
-    if getattr(F, record.name, None) is record.reference:
-        return f"F.{record.name}({', '.join(arguments)})"
-    if getattr(torch, record.name, None) is record.reference:
-        return f"torch.{record.name}({', '.join(arguments)})"
+    if line := _of_torch(record.reference, arguments):
+        return line
     if hasattr(F, record.name) and record.module and not record.gating:
         return f"F.{record.name}({', '.join([*arguments, *(['self.training'] if record.in_eval else [])])})"
-    line = _one_line(record, arguments)
-    if line:
+    return written(record.name, record.reference, arguments, helpers)
+
+
+def written(name: str, function: Callable[..., torch.Tensor] | None, arguments: Sequence[str], helpers: dict[str, str]) -> str:
+    """The expression that calls an activation's reference, or that it consists of; see :func:`reference`."""
+    if line := _of_torch(function, arguments) or _one_line(function, arguments):
         return line
-    if not _add_function(record.reference, helpers):
-        what = f"{record.name} cannot be exported without a PyTorch counterpart"
+    if not _add_function(function, helpers):
+        what = f"{name} cannot be exported without a PyTorch counterpart"
         raise ValueError(f"{what}: define it with reference=, one line, or a function of torch's alone")
-    return f"{record.reference.__name__}({', '.join(arguments)})"
+    return f"{function.__name__}({', '.join(arguments)})"
+
+
+def _of_torch(function: Callable | None, arguments: Sequence[str]) -> str | None:
+    """The call of a function of PyTorch's; None if it is not one."""
+    name = getattr(function, "__name__", "")
+    for written_as, module in (("F", F), ("torch", torch)):
+        if not name.startswith("_") and getattr(module, name, None) is function is not None:
+            return f"{written_as}.{name}({', '.join(arguments)})"
+    return None
 
 
 def _around(record: Activation, arguments: Sequence[str], helpers: dict[str, str]) -> str:
@@ -110,9 +121,8 @@ def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
     return found[0] if len(found) == 1 else None
 
 
-def _one_line(record: Activation, arguments: Sequence[str]) -> str | None:
+def _one_line(function: Callable | None, arguments: Sequence[str]) -> str | None:
     """The expression that a reference of a single ``return`` returns, with its module's constants inserted; else None."""
-    function = record.reference
     found = _definition(function)
     if found is None:
         return None

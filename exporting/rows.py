@@ -1,4 +1,4 @@
-"""Exports softmax and its relatives: the library's loops over rows, and PyTorch's operators for unsupported calls."""
+"""Exports softmax, its relatives and definitions of rows: the loops over rows, and PyTorch for unsupported calls."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from typing import NamedTuple
 
 from ..kernels.loader.source import DEVICE, KernelSource
+from ..rows.definition import RowDefinition
 from ..rows.kernels import (
     ACROSS_IN_A_BLOCK,
     ALIGNED,
@@ -16,104 +17,183 @@ from ..rows.kernels import (
     VECTORS_OF_A_BLOCK,
     WORD,
 )
-from ..rows.modules import RowModule
+from ..rows.modules import RowModule, class_of_rows, record_of_rows
 from .build import DEVICES, DTYPES
 from .conditions import Facts
 from .extract import Extract, extract
+from .reference import written
 from .text import assembled, inputs, wrapped
 from .wrapper import called, enumerators, structs
 
-__all__ = ["DTYPES_OF_ROWS", "kind_of", "rows_file"]
+__all__ = ["DTYPES_OF_ROWS", "RowsToExport", "rows_file", "to_export"]
 
 DTYPES_OF_ROWS = ("fp32", "fp16", "bf16")
 
 
-class _Kind(NamedTuple):
-    """An activation of rows.
+class RowsToExport(NamedTuple):
+    """An activation of rows, as a file has it.
 
     Attributes:
         name: in Python.
-        kernel: the name of its kernel file.
-        scale: the factor of x.
+        title: of its class.
+        source: its kernel file.
         formula: for the file's docstring.
+        model: the Python that computes it, of ``x`` and ``self``.
+        otherwise: the same where the kernels do not.
+        scale: the factor of x.
+        save: what backward keeps: "output" or "input".
+        rows: the names of operands with a value for each row.
+        params: its numbers.
+        helpers: the text of functions that ``model`` calls.
     """
 
     name: str
-    kernel: str
-    scale: float
+    title: str
+    source: KernelSource
     formula: str
+    model: str
+    otherwise: str
+    scale: float = 1.0
+    save: str = "output"
+    rows: tuple[str, ...] = ()
+    params: tuple[tuple[str, float], ...] = ()
+    helpers: tuple[str, ...] = ()
+
+    @property
+    def tensors(self) -> str:
+        """The arguments of the module."""
+        return ", ".join(["x", *self.rows])
+
+    @property
+    def numbers(self) -> str:
+        """The module's numbers, as a tuple."""
+        return "(" + "".join(f"self.{name}, " for name, _ in self.params).strip() + ")"
 
 
-_KINDS = {
-    "Softmax": _Kind("softmax", "softmax", 1.0, "softmax(x)_i = exp(x_i) / sum_j exp(x_j)"),
-    "LogSoftmax": _Kind("log_softmax", "log_softmax", 1.0, "log_softmax(x)_i = x_i - log(sum_j exp(x_j))"),
-    "Softmin": _Kind("softmin", "softmax", -1.0, "softmin(x)_i = exp(-x_i) / sum_j exp(-x_j)"),
+_SHARE = "softmax(x)_i = exp(x_i) / sum_j exp(x_j)"
+_LOGARITHM = "log_softmax(x)_i = x_i - log(sum_j exp(x_j))"
+_OF_NEGATIVES = "softmin(x)_i = exp(-x_i) / sum_j exp(-x_j)"
+_KINDS = {  # of each class: its name, kernel file, factor of x, and formula
+    "Softmax": ("softmax", "softmax", 1.0, _SHARE),
+    "LogSoftmax": ("log_softmax", "log_softmax", 1.0, _LOGARITHM),
+    "Softmin": ("softmin", "softmax", -1.0, _OF_NEGATIVES),
 }
 
 
-def kind_of(cls: type[RowModule]) -> _Kind:
-    """The activation of a class.
+def to_export(activation: object) -> RowsToExport | None:
+    """What a file has of an activation of rows; None if it is not of rows.
 
     Raises:
-        ValueError: the class cannot be exported.
+        ValueError: it cannot be exported.
     """
+    cls, record = class_of_rows(activation), record_of_rows(activation)
+    if cls is None:
+        return None
+    if isinstance(record, RowDefinition):
+        return _definition(record, getattr(activation, "save", None) if isinstance(activation, RowModule) else None)
     if cls.__name__ not in _KINDS:
-        known = ", ".join(kind.name for kind in _KINDS.values())
-        raise ValueError(f"{cls.__name__} cannot be exported: of rows, {known} can, along any dimension")
-    return _KINDS[cls.__name__]
+        known = ", ".join(name for name, *_ in _KINDS.values())
+        raise ValueError(f"{cls.__name__} cannot be exported: of rows, {known} and definitions can, along any dimension")
+    name, kernel, scale, formula = _KINDS[cls.__name__]
+    otherwise = f"torch.{kernel}({'-x' if scale < 0 else 'x'}, self.dim)"
+    return RowsToExport(name, cls.__name__, KernelSource.from_file(kernel), formula, f"F.{name}(x, self.dim)", otherwise, scale)
+
+
+def _definition(record: RowDefinition, save: str | None) -> RowsToExport:
+    """The same of a user's definition, with what backward keeps if that was chosen."""
+    for operand in (*record.rows, *(name for name, _ in record.params)):
+        if operand in _TAKEN:
+            raise ValueError(f"{record.name} cannot be exported: a file has another {operand!r} than its operand")
+    helpers: dict[str, str] = {}
+    arguments = ["x", *record.rows, "self.dim", *(f"self.{name}" for name, _ in record.params)]
+    model = written(record.name, record.reference, arguments, helpers)
+    title = record.title if record.title.isidentifier() else record.name
+    while title in ("Model", "ModelNew", "Structure", "Call", "Operands", "OperatedCall"):  # other classes of the file
+        title += "_"
+    save, formula = save or record.saves[0], f"{record.name}(x)_i = {record.formula}"
+    return RowsToExport(
+        record.name, title, record.source, formula, model, model, 1.0, save, record.rows, record.params, tuple(helpers.values())
+    )
+
+
+# Names that a file's module uses.
+_TAKEN = ("by_row", "for_kernels", "forward", "rows", "library", "run", "takes", "torch", "F", "math")
 
 
 def rows_file(
-    cls: type[RowModule], dim: int, dtypes: tuple[str, ...], devices: tuple[str, ...], shape: tuple[int, int], backward: bool
+    exported: RowsToExport,
+    dim: int,
+    dtypes: tuple[str, ...],
+    devices: tuple[str, ...],
+    shape: tuple[int, int],
+    backward: bool,
 ) -> str:
     """The text of a file.
 
     Args:
-        cls: the library's class.
+        exported: the activation.
         dim: the dimension that ``get_init_inputs`` returns.
         dtypes: of :data:`DTYPES_OF_ROWS`.
         devices: of :data:`~jitact.exporting.build.DEVICES`.
         shape: ``batch_size`` and ``dim`` of the tensors that ``get_inputs`` makes.
         backward: whether the file has a backward.
-
-    Raises:
-        ValueError: the class cannot be exported.
     """
-    kind, title = kind_of(cls), cls.__name__
-    operations = ("forward", "backward_from_output") if backward else ("forward",)
-    cut = _extract(kind, operations, dtypes, devices)
-    where = f"{kind.name}.py: {kind.name}"
-    python = [enumerators(cut, operations, dtypes), *structs(cut, {}), _takes(devices), _run(kind, cut, devices, where)]
+    of_backward = "backward_from_output" if exported.save == "output" else "backward"
+    operations = ("forward", of_backward) if backward else ("forward",)
+    cut = _extract(exported, operations, dtypes, devices)
+    where = f"{exported.name}.py: {exported.name}"
+    counts = {"kNumbers": len(exported.params), "kRowValues": len(exported.rows)}
+    if not _has_operands(exported):
+        cut.structs.pop("Operands", None)
+    python = [enumerators(cut, operations, dtypes), *structs(cut, counts)]
+    if _has_operands(exported):
+        python.append('class OperatedCall(Call):\n    _fields_ = [("operands", Operands)]')
+    python += [_takes(exported, devices), _run(exported, cut, devices, where)]
+    if exported.rows:
+        python.append(_BY_ROW.replace("@WHERE@", where))
     if backward:
-        python.append(_function(title, devices, where))
-    python += [_modules(kind, title, backward), inputs(dtypes, shape, 1, str(dim))]
+        python.append(_function(exported, of_backward, devices, where))
+    python += [*exported.helpers, _modules(exported, backward), inputs(dtypes, shape, 1, str(dim), len(exported.rows))]
     scope = "Forward and backward" if backward else "Forward"
-    more = "What they do not take, as takes() tells, is torch's own operator's."
-    return assembled(kind.name, kind.formula, scope, cut.text, dtypes, devices, python, more)
+    other = "the same in PyTorch" if exported.model == exported.otherwise else "torch's own operator's"
+    more = f"What they do not take, as takes() tells, is {other}."
+    return assembled(exported.name, exported.formula, scope, cut.text, dtypes, devices, python, more)
 
 
-def _extract(kind: _Kind, operations: tuple[str, ...], dtypes: tuple[str, ...], devices: tuple[str, ...]) -> Extract:
+def _has_operands(exported: RowsToExport) -> bool:
+    return bool(exported.rows or exported.params)
+
+
+def _extract(exported: RowsToExport, operations: tuple[str, ...], dtypes: tuple[str, ...], devices: tuple[str, ...]) -> Extract:
     """The C++ and CUDA of the file."""
     known = frozenset(f"Op::{each}" for each in operations)
     stored = frozenset(f"Dtype::{DTYPES[each][1]}" for each in dtypes)
     facts: Facts = {name: known for name in ("Op", "op", "call.op")}
     facts |= {name: stored for name in ("Dtype", "dtype", "call.dtype")}
     sizes = frozenset(DTYPES[each][2] for each in dtypes)
-    facts |= {name: frozenset([0]) for name in ("kOperands", "kRowValues")}
-    facts |= {"kVanishing": frozenset([True]), "kPlaced": frozenset([False])}
+    facts |= {"kRowValues": frozenset([len(exported.rows)]), "kOperands": frozenset([len(exported.rows + exported.params)])}
+    defined = exported.source.defines()
+    if not _has_operands(exported):
+        facts |= {"kPlaced": frozenset(["-DJITACT_ROW_PLACED" in defined])}
+        facts |= {} if "Many" in exported.source.text else {"kVanishing": frozenset(["-DJITACT_ROW_COUNTED" not in defined])}
     facts |= {"sizeof(S)": sizes, "std::is_same_v<S,double>": frozenset([False]), "std::is_same_v<V,float>": frozenset([True])}
     # Non-temporal stores, whose instructions the exporting machine may have but another not.
     facts |= {name: frozenset([False]) for name in ("kStreams", "loops::kStreams", "past_cache", "past_cache_")}
     roots = [f"run_{device}" for device in devices]
     roots += ["workspace_bytes"] if "cuda" in devices else []
-    return extract(KernelSource.from_file(kind.kernel), facts, roots, sorted(stored), devices)
+    return extract(exported.source, facts, roots, sorted(stored), devices)
 
 
-def _takes(devices: tuple[str, ...]) -> str:
+def _takes(exported: RowsToExport, devices: tuple[str, ...]) -> str:
     """The function that tells which calls the kernels support."""
+    of_rows = bool(exported.rows)
+    recorded = "any(each.requires_grad for each in (x, *rows))" if of_rows else "x.requires_grad"
+    plain = "not all(type(each) in (torch.Tensor, nn.Parameter) for each in (x, *rows))"
+    is_other = f"{plain}:\n        return False\n    if" if of_rows else "type(x) not in (torch.Tensor, nn.Parameter) or"
     vectors = int(re.search(r"kMostVectors = (\d+);", (DEVICE / "rows_call.h").read_text())[1])
     on_gpu = [
-        "tensors = 2 if x.requires_grad and torch.is_grad_enabled() else 1  # that are read: backward reads dy too",
+        f"recorded = torch.is_grad_enabled() and {recorded}",
+        "tensors = 2 if recorded else 1  # that are read: backward reads dy too",
         f"clusters = torch.cuda.get_device_capability(x.device)[0] in {CLUSTERS}  # of blocks",
         f"across = clusters or x.shape[dim] * tensors <= {ACROSS_IN_A_BLOCK}",
         f"words = x.numel() // x.shape[dim] // columns * -(-columns * x.itemsize // {WORD})",
@@ -128,9 +208,9 @@ def _takes(devices: tuple[str, ...]) -> str:
     if devices == DEVICES:
         by_device = ["    if x.is_cuda:", *(f"        {line}" for line in on_gpu), f"    {on_cpu}"]
     return "\n".join([
-        "def takes(x, dim):",
-        '    """Whether what is compiled computes x along dim."""',
-        f"    if type(x) not in (torch.Tensor, nn.Parameter) or x.dtype not in DTYPES or {device}:".replace("'", '"'),
+        f"def takes(x, dim{', *rows' if of_rows else ''}):",
+        f'    """Whether what is compiled computes x along dim{", beside values of its rows" if of_rows else ""}."""',
+        f"    if {is_other} x.dtype not in DTYPES or {device}:".replace("'", '"'),
         "        return False",
         "    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):",
         "        return False",
@@ -143,7 +223,30 @@ def _takes(devices: tuple[str, ...]) -> str:
     ])  # fmt: skip
 
 
-def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str:
+_BY_ROW = '''\
+def by_row(name, values, x, dim):
+    """The values, of which there is one for each row of x along dim, with 1 in place of that dimension."""
+    if not isinstance(values, torch.Tensor) or not values.is_floating_point():
+        raise TypeError(f"@WHERE@: {name} must be a floating tensor, got {getattr(values, 'dtype', type(values))}")
+    if values.device != x.device:
+        raise ValueError(f"@WHERE@: {name} is on {values.device}, not {x.device}")
+    at = dim % max(x.dim(), 1)
+    before, after = x.shape[:at], x.shape[at + 1 :]
+    if values.shape == before + after:
+        return values.unsqueeze(at) if x.dim() else values
+    fits = all(size in (1, other) for size, other in zip(values.shape[::-1], (*before, 1, *after)[::-1]))
+    if values.dim() > x.dim() or not fits:
+        given = f"{tuple(values.shape)} does not fit the rows of shape {tuple(x.shape)} along {dim}"
+        raise ValueError(f"@WHERE@: {name} of shape {given}")
+    return values
+
+def for_kernels(values, x, dim):
+    """The same in float32, with memory for each row."""
+    return values.float().expand(x.narrow(dim, 0, 1).shape).resolve_neg().contiguous()
+'''
+
+
+def _run(exported: RowsToExport, cut: Extract, devices: tuple[str, ...], where: str) -> str:
     """The function that calls the kernels."""
     given = {
         "op": "OPERATIONS[operation]",
@@ -151,59 +254,97 @@ def _run(kind: _Kind, cut: Extract, devices: tuple[str, ...], where: str) -> str
         "outer": "x.shape[:dim].numel()",
         "length": "x.shape[dim]",
         "inner": "x.shape[dim:][1:].numel()",
-        "scale": str(kind.scale),
+        "scale": str(exported.scale),
         "read": "tuple(tensor.data_ptr() for tensor in read)",
         "written": "written.data_ptr()",
     }
     members = [member for _, member, _ in cut.structs["Call"]]
+    fields = [f"{member}={given[member]}" for member in members if member in given]
+    operands, checked, called_as, taken = [], "read", "Call", ""
+    if exported.params:
+        taken += ", numbers"
+        operands += ["    for place, number in enumerate(numbers):", "        call.operands.numbers[place] = number"]
+    if exported.rows:
+        taken += ", rows, gradients=None"
+        checked = "(*read, *rows)"
+        operands += ["    for place, values in enumerate(rows):", "        call.operands.of_rows[place] = values.data_ptr()"]
+        operands += ["    call.operands.gradients = None if gradients is None else gradients.data_ptr()"]
+    if operands:
+        called_as = "OperatedCall"
     return "\n".join([
-        "def run(operation, read, written, dim):",
+        f"def run(operation, read, written, dim{taken}):",
         '    """Runs an operation on the rows of contiguous tensors, on their device and its current stream."""',
         "    x = read[0]",
-        "    if not all(tensor.data_ptr() for tensor in read):",
+        f"    if not all(tensor.data_ptr() for tensor in {checked}):",
         f'        raise RuntimeError("{where}: a tensor has elements, but its data is not allocated")',
-        wrapped("    call = Call(", [f"{member}={given[member]}" for member in members if member in given], ")"),
+        wrapped(f"    call = {called_as}(", fields, ")"),
+        *operands,
         *called(devices, where, "call.inner > 1"),
     ])  # fmt: skip
 
 
-def _function(title: str, devices: tuple[str, ...], where: str) -> str:
+def _beside(exported: RowsToExport, rows: str, numbers: str) -> tuple[str, str]:
+    """The further arguments of run() and, in their order, those of the autograd function."""
+    given = [numbers] * bool(exported.params) + [rows] * bool(exported.rows)
+    return "".join(f", {each}" for each in given), "".join(f", {'*' if each == rows else ''}{each}" for each in given)
+
+
+def _function(exported: RowsToExport, operation: str, devices: tuple[str, ...], where: str) -> str:
     """The autograd function."""
     aligned = f"dy.contiguous() if dy.data_ptr() % {ALIGNED} == 0 else dy.clone(memory_format=torch.contiguous_format)"
-    return f'''\
-class {title}(torch.autograd.Function):  # keeps the output for backward
-    @staticmethod
-    def forward(ctx, x, dim):
-        y = torch.empty_like(x)
-        run("forward", [x], y, dim)
-        ctx.save_for_backward(y)
-        ctx.dim = dim
-        return y
+    given, taken = _beside(exported, "rows", "numbers")
+    kept, ctx_given = "y" if exported.save == "output" else "x", given.replace("numbers", "ctx.numbers")
+    saved = f"{kept}, *rows" if exported.rows else f"{kept},"
+    in_memory = f"dy.resolve_neg() if dy.data_ptr() else torch.empty_like({kept}).copy_(dy)"
+    lines = [
+        f"class {exported.title}(torch.autograd.Function):  # keeps the {exported.save} for backward",
+        "    @staticmethod",
+        f"    def forward(ctx, x, dim{taken}):",
+        "        y = torch.empty_like(x)",
+        f'        run("forward", [x], y, dim{given})',
+        f"        ctx.save_for_backward({saved.rstrip(',')})",
+        f"        ctx.dim{', ctx.numbers' if exported.params else ''} = dim{', numbers' if exported.params else ''}",
+        "        return y",
+        "",
+        "    @staticmethod",
+        "    def backward(ctx, dy):",
+        "        if torch.is_grad_enabled():",
+        f'            raise RuntimeError("{where}: no second derivative")',
+        f"        ({saved}) = ctx.saved_tensors",
+        f"        dy = {in_memory}  # zeros may be without memory",
+        f"        dy = {aligned if 'cuda' in devices else 'dy.contiguous()'}",
+        f"        dx = torch.empty_like({kept})",
+    ]
+    none = ", None" * (1 + bool(exported.params))
+    if not exported.rows:
+        lines += [f'        run("{operation}", [dy, {kept}], dx, ctx.dim{ctx_given})', f"        return dx{none}"]
+        return "\n".join(lines) + "\n"
+    lines += [
+        "        gradients = torch.stack([torch.empty_like(values) for values in rows])",
+        f'        run("{operation}", [dy, {kept}], dx, ctx.dim{ctx_given}, gradients)',
+        f"        return dx{none}, *gradients",
+    ]
+    return "\n".join(lines) + "\n"
 
-    @staticmethod
-    def backward(ctx, dy):
-        if torch.is_grad_enabled():
-            raise RuntimeError("{where}: no second derivative")
-        (y,) = ctx.saved_tensors
-        dy = dy.resolve_neg() if dy.data_ptr() else torch.empty_like(y).copy_(dy)  # zeros may be without memory
-        dy = {aligned if "cuda" in devices else "dy.contiguous()"}
-        dx = torch.empty_like(y)
-        run("backward_from_output", [dy, y], dx, ctx.dim)
-        return dx, None
-'''
 
-
-def _modules(kind: _Kind, title: str, backward: bool) -> str:
+def _modules(exported: RowsToExport, backward: bool) -> str:
     """``ModelNew`` and ``Model``."""
-    made = "    def __init__(self, dim):\n        super().__init__()\n        self.dim = dim\n\n    def forward(self, x):\n"
-    x = "-x" if kind.scale < 0 else "x"
+    numbers = "".join(f", {name}={value!r}" for name, value in exported.params)
+    own = "".join(f"        self.{name} = {name}\n" for name, _ in exported.params)
+    made = f"    def __init__(self, dim{numbers}):\n        super().__init__()\n        self.dim = dim\n{own}\n"
+    made += f"    def forward(self, {exported.tensors}):\n"
+    made += "".join(f'        {name} = by_row("{name}", {name}, x, self.dim)\n' for name in exported.rows)
+    detached = "" if backward else "".join(f"        {name} = {name}.detach()\n" for name in ("x", *exported.rows))
+    taken = f"        if takes({exported.tensors.replace('x', 'x, self.dim', 1)}):\n"
+    given, of_function = _beside(exported, "rows", exported.numbers)
+    if exported.rows:
+        taken += f"            rows = [for_kernels(each, x, self.dim) for each in ({', '.join(exported.rows)},)]\n"
     if backward:
-        by_kernel = f"            return {title}.apply(x, self.dim)\n"
+        taken += f"            return {exported.title}.apply(x, self.dim{of_function})\n"
     else:
-        by_kernel = '            y = torch.empty_like(x)\n            run("forward", [x], y, self.dim)\n            return y\n'
-        x += ".detach()"
+        taken += "            y = torch.empty_like(x)\n"
+        taken += f'            run("forward", [x], y, self.dim{given})\n            return y\n'
     return (
-        f"class ModelNew(nn.Module):  # as compiled above\n{made}        if takes(x, self.dim):\n{by_kernel}"
-        f"        return torch.{kind.kernel}({x}, self.dim)\n\n"
-        f"class Model(nn.Module):  # as PyTorch has it\n{made}        return F.{kind.name}(x, self.dim)\n"
+        f"class ModelNew(nn.Module):  # as compiled above\n{made}{detached}{taken}        return {exported.otherwise}\n\n"
+        f"class Model(nn.Module):  # as PyTorch has it\n{made}        return {exported.model}\n"
     )

@@ -33,11 +33,11 @@ def by_channel(name, values, dim, y@DIMS@):
 _BY_ROW = '''\
 def by_row(name, values, y):
     """One value for each row of y; and how many elements side by side have each."""
-    if values.shape not in (y.shape[:-1], (*y.shape[:-1], 1)):
+    if values.shape not in (y.shape[:-1], (*y.shape[:-1], 1)[: y.dim()]):
         raise ValueError(f"@WHERE@: {name} of shape {tuple(values.shape)} does not fit the rows of shape {tuple(y.shape)}")
     if values.device != y.device:
         raise ValueError(f"@WHERE@: {name} is on {values.device}, not {y.device}")
-    return values.resolve_neg().contiguous(), y.shape[-1]
+    return values.resolve_neg().contiguous(), y.shape[-1] if y.dim() else 1
 '''
 
 _BESIDE = '''\

@@ -189,6 +189,7 @@ def test_a_wrong_gradient_beside_a_residual_shows() -> None:
 
 @pytest.mark.parametrize(("name", "error", "message"), [
     ("gelu+norm", ValueError, "'norm' cannot be fused with an activation; bias, dropout, residual can"),
+    ("gelu+bias+bias", ValueError, r"'gelu\+bias\+bias': 'bias' can be fused once"),
     ("swiglu+bias", ValueError, "'bias' cannot be fused with a gated activation; row_weight, unfused can"),
     ("gleu+bias", KeyError, "no activation named 'gleu': did you mean"),
     ("softmax+bias", KeyError, "'softmax' works on rows"),

@@ -106,6 +106,14 @@ def test_lines_of_the_table_are_shown_as_they_are() -> None:
         assert code in table.partition(f'Activation("{name}"')[2].partition(" Activation(")[0]
 
 
+def test_kernel_files_are_shown_as_they_are() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    shown = re.findall(r"This is all of `(kernels/\w+\.cu)`[^`]*```cuda\n([^`]*)```", page)
+    assert shown
+    for path, text in shown:
+        assert text == (ROOT / path).read_text()
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in LINK.findall(path.read_text(encoding="utf-8")):

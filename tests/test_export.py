@@ -626,6 +626,85 @@ def test_rows_beside_pytorchs(name: str) -> None:
         torch.autograd.grad(space["ModelNew"](1)(x.requires_grad_()).sum(), x, create_graph=True)
 
 
+# a exp(x_i) / (exp(s) + sum_j exp(x_j)), with a value s for each row.
+BESIDE_SINK = """
+#include "rows.cuh"
+ELEMENTWISE T forward(T kept, LogSumExp<T> row, Row<T> s, Number<T> a) {
+  return a * (exp(row.log_share(kept)) * sigmoid(-row.log_share(s)));
+}
+ELEMENTWISE Many<T, 2> fold_from_output(T dy, T y, Row<T>, Number<T> a) { return {dy * y, y / a}; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T, 2> row, Row<T>, Number<T> a) { return y * (dy - row.total / a); }
+ELEMENTWISE T backward_of_row(Sum<T, 2> row, Row<T>, Number<T>) { return (row.of[1] - 1) * row.total; }
+"""
+
+
+def beside_sink(x, s, dim, a):
+    sinks = torch.zeros_like(x.narrow(dim, 0, 1)) + s
+    return a * torch.softmax(torch.cat([x, sinks], dim), dim).narrow(dim, 0, x.shape[dim])
+
+
+def beside_sinks(space: dict, x: torch.Tensor, s: torch.Tensor, dim: int, taken: bool) -> None:
+    """Compares a file of ``BESIDE_SINK`` with the reference in float64: values, and the gradients of x and s."""
+    assert space["takes"](x, dim, s) is taken
+    eps, dy = torch.finfo(x.dtype).eps, torch.randn(x.shape).to(x.dtype)
+    leaves, wide = ([t.detach().to(kind).requires_grad_() for t in (x, s)] for kind in (None, torch.float64))
+    y, exact = space["ModelNew"](dim, a=3.0)(*leaves), space["Model"](dim, a=3.0)(*wide)
+    torch.testing.assert_close(y.double(), exact, rtol=4 * eps, atol=4 * eps)
+    found, wanted = torch.autograd.grad(y, leaves, dy), torch.autograd.grad(exact, wide, dy.double())
+    for own, other, like in zip(found, wanted, (x, s), strict=True):
+        assert own.shape == like.shape and own.dtype is like.dtype
+        atol = 16 * max(eps, torch.finfo(like.dtype).eps) * x.shape[dim] ** 0.5
+        torch.testing.assert_close(own.double(), other, rtol=16 * eps, atol=atol)
+
+
+@pytest.mark.parametrize("save", ["output", "input"])
+def test_definitions_of_rows(save: str) -> None:
+    jitact.define("beside_sink", source=BESIDE_SINK, reference=beside_sink, a=2.0)
+    text = jitact.export(jitact.get("beside_sink")(dim=0, a=0.5, save=save), device="cpu", shape=(4, 6))
+    space: dict = {"__name__": "exported"}
+    exec(text, space)
+    assert space["get_init_inputs"]() == [0] and [tuple(t.shape) for t in space["get_inputs"]()] == [(4, 6), (4, 1)]
+    assert space["ModelNew"](0).a == 0.5 and f"keeps the {save} for backward" in text
+    for dtype in (torch.float32, torch.bfloat16):
+        for shape, of_s, dim in (((40, 1000), (40,), 1), ((3, 5, 77), (5, 1), -1), ((5, 64, 40), (5, 40), 1), ((9,), (), 0)):
+            beside_sinks(space, 3 * torch.randn(shape).to(dtype), torch.randn(of_s), dim, True)
+    for x, s, dim in ((torch.randn(4, 6).double(), torch.randn(4), 1), (torch.randn(6, 4).t(), torch.randn(4, 1).half(), 1)):
+        beside_sinks(space, x, s, dim, False)
+    module, x = space["ModelNew"](1), torch.randn(4, 6)
+    with pytest.raises(ValueError, match=r"beside_sink: s of shape \(6,\) does not fit the rows of shape \(4, 6\) along 1"):
+        module(x, torch.randn(6))
+    with pytest.raises(TypeError, match=r"beside_sink: s must be a floating tensor, got torch\.int64"):
+        module(x, torch.arange(4))
+    with pytest.raises(RuntimeError, match="beside_sink: no second derivative"):
+        torch.autograd.grad(module(x.requires_grad_(), torch.randn(4)).sum(), x, create_graph=True)
+
+
+def test_definitions_of_rows_without_operands() -> None:
+    text = (DEVICE.parent / "softmax.cu").read_text()
+    jitact.define("call", source=text, reference=torch.softmax)
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export("call", device="cpu", dtype="fp32"), space)
+    along(space, torch.randn(40, 1000), 1, True)
+    along(space, torch.randn(40, 1000).half(), 1, False)
+    jitact.define("call", source=text)
+    with pytest.raises(ValueError, match="call cannot be exported without a PyTorch counterpart: define it with reference="):
+        jitact.export("call")
+    text = BESIDE_SINK.replace("T> s,", "T> takes,").replace("(s)", "(takes)")
+    jitact.define("call", source=text, reference=beside_sink, a=1.0)
+    with pytest.raises(ValueError, match="call cannot be exported: a file has another 'takes' than its operand"):
+        jitact.export("call")
+
+
+@pytest.mark.slow
+def test_gpu_rows_of_a_definition_in_threads(folder: Path) -> None:
+    jitact.define("beside_sink", source=BESIDE_SINK, reference=beside_sink, a=2.0)
+    space = emulated("beside_sink", folder)
+    for shape in ((5, 8), (3, 1024), (2, 4103), (1, 20000)):
+        for dtype in (torch.float32, torch.bfloat16):
+            beside_sinks(space, 3 * torch.randn(shape).to(dtype), torch.randn(shape[:-1]), -1, True)
+    beside_sinks(space, torch.randn(40, 31), torch.randn(31), 0, True)
+
+
 @pytest.mark.parametrize("name", [*map(SLOW, ROWS)])
 def test_gpu_rows_in_threads(name: str, folder: Path) -> None:
     space = emulated(name, folder)
@@ -677,7 +756,7 @@ def test_options_of_rows() -> None:
         ("softmin", {"device": "tpu"}, "softmin: device must be 'cuda' or 'cpu'; got 'tpu'"),
         ("log_softmax", {"shape": (0, 3)}, "log_softmax: shape must be two positive numbers"),
         (nn.Softmax(), {}, r"softmax cannot be exported without a dimension; got Softmax\(dim=None\)"),
-        (nn.Softmax2d(), {}, "Softmax2d cannot be exported: of rows, softmax, log_softmax, softmin can, along any dimension"),
+        (nn.Softmax2d(), {}, "Softmax2d cannot be exported: of rows, softmax, log_softmax, softmin and definitions can"),
     ):
         with pytest.raises(ValueError, match=why):
             jitact.export(given, **options)
