@@ -6,6 +6,7 @@ import ast
 import inspect
 from collections.abc import Iterable, Mapping
 from functools import cache
+from types import FunctionType
 
 import torch.nn.functional as F
 from torch import nn
@@ -174,13 +175,31 @@ def _overwrites(module: nn.Module) -> bool:
     while pending:
         function = function_of(inspect.getattr_static(cls, pending.pop(), None))
         tree = parsed(function) if function is not None else None
-        for definition in [node for node in ast.walk(tree or ast.Module()) if isinstance(node, ast.FunctionDef)]:
-            first, *others = [each.arg for each in ast.walk(definition.args) if isinstance(each, ast.arg)] or [""]
-            if _changes_some(definition, set(others), first, module._modules):
+        for definition in _functions(tree):
+            first, *others = _arguments(definition) or [""]
+            if _changes_some(definition, set(others), first, module._modules) or _calls_what_changes(definition, function):
                 return True
             found = own_calls(definition, first) - seen - module._modules.keys()
             seen |= found
             pending += found
+    return False
+
+
+def _functions(tree: ast.AST | None) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(tree or ast.Module()) if isinstance(node, ast.FunctionDef)]
+
+
+def _arguments(definition: ast.FunctionDef) -> list[str]:
+    return [each.arg for each in ast.walk(definition.args) if isinstance(each, ast.arg)]
+
+
+def _calls_what_changes(definition: ast.FunctionDef, method: FunctionType) -> bool:
+    """Whether a method calls a function of its module, by its name, that changes one of its own arguments in place."""
+    called = {node.func.id for node in ast.walk(definition) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
+    for function in [method.__globals__.get(name) for name in called]:
+        tree = parsed(function) if isinstance(function, FunctionType) else None
+        if any(_changes_some(each, set(_arguments(each)), "", {}) for each in _functions(tree)):
+            return True
     return False
 
 

@@ -144,8 +144,8 @@ class Pending:
         record, params = gated(act).activation, act._params()
         records = self._modes.grad and not is_transformed()
         whole = _whole(gate, up) if records else None
-        if whole is None and records and _keeps_more(act, gate, up):
-            return self.value() * up
+        if whole is None and records and (_keeps_more(act, gate, up) or (up.requires_grad and not gate.requires_grad)):
+            return self.value() * up  # a gate without a gradient need not be kept: it may be overwritten, or of inference mode
         if whole is None:
             return run_with_operands(record, {"gate": gate, "up": up}, params, False, None, act.fast_math, True)
         x, found = whole

@@ -210,16 +210,17 @@ def _replacement(module: nn.Module, sharded: bool, quantized: bool) -> tuple[Act
     reason = reason or _reason_in_attributes(new, module)
     if reason:
         return None, reason
-    vars(new).update({key: value for key, value in vars(module).items() if key not in vars(new)})
+    own = frozenset(vars(new))
+    vars(new).update({key: value for key, value in vars(module).items() if key not in own})
     _take_over(new, module)
-    new._replaced = (module,)  # in a tuple, so that it does not count as a submodule
+    new._replaced = (module, own)  # in a tuple, so that it does not count as a submodule
     return new, ""
 
 
 def restore(model: nn.Module) -> int:
     """Restores, in place, the modules that :func:`replace` replaced, and returns how many.
 
-    They get the training mode, settings, weights and hooks that their replacements have at this time.
+    They get the training mode, settings, weights, hooks and other attributes that their replacements have at this time.
 
     Raises:
         TypeError: ``model`` is not a module.
@@ -231,7 +232,7 @@ def restore(model: nn.Module) -> int:
     for path, parent in model.named_modules():
         for name, child in parent._modules.items():
             if isinstance(child, (ActivationModule, Waiting, RowModule)) and "_replaced" in vars(child):
-                (old,) = child._replaced
+                old, _ = child._replaced
                 reason = _reason_in_state(old, child.act if isinstance(child, Waiting) else child, sharded)
                 if reason:
                     raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
@@ -240,7 +241,10 @@ def restore(model: nn.Module) -> int:
         if isinstance(child, Waiting):
             child.act.training = child.training
             vars(child.act).update({key: value for key, value in _hooks(child).items() if value})
+            vars(child.act).update({key: value for key, value in vars(child).items() if key not in vars(child.act)})
             child = child.act
+        _, own = child._replaced
+        vars(old).update({key: value for key, value in vars(child).items() if key not in own and key != "_replaced"})
         _take_over(old, child)
         parent._modules[name] = old
     return len({old for *_, old, _ in planned})

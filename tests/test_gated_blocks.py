@@ -523,6 +523,28 @@ def replaced_forward() -> nn.Module:
     return block
 
 
+def double_in_place(t: Tensor) -> None:
+    t.mul_(2.0)
+
+
+class OverwritingUp(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        double_in_place(x)
+        return super().forward(x)
+
+
+class OfOverwritten(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.gate(x)
+        return self.down(self.act(h) * self.up(h))
+
+
+def of_overwritten() -> nn.Module:
+    block = OfOverwritten(nn.Sigmoid())
+    block.up = OverwritingUp(block.up.out_features, block.up.out_features)
+    return block
+
+
 UNFUSED = {
     "the product is conditional": (Optional, r"forward does more with it than multiply"),
     "read in the next turn": (OfLast, r"forward does more with it than multiply"),
@@ -546,6 +568,7 @@ UNFUSED = {
     "the other half is changed": (Clamped, r"forward changes up in place"),
     "changed in between": (lambda: Zeroed(nn.Sigmoid()), r"forward changes gate in place"),
     "used twice": (Twice, r"forward does more with it than multiply"),
+    "a module's function changes it": (of_overwritten, r"forward gives h to self.up in between"),
     "in place": (lambda: Block(nn.SiLU(inplace=True)), r"it overwrites its input"),
 }
 
@@ -563,6 +586,34 @@ def test_what_is_not_fused(what: str) -> None:
     assert_same(results(model, x), expected)
     with torch.inference_mode():
         torch.testing.assert_close(model(x), expected[0])
+
+
+class OfFeatures(nn.Module):
+    """The gate is an argument, which has no gradient where it is made by a frozen part of a model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.act = nn.Linear(6, 10), nn.SiLU()
+
+    def forward(self, features: Tensor, x: Tensor) -> Tensor:
+        return self.act(features) * self.up(x)
+
+
+def test_a_gate_without_a_gradient_is_not_kept() -> None:
+    block, x = OfFeatures(), torch.randn(3, 6)
+    found: list[list[Tensor]] = []
+    for _ in range(2):
+        with torch.inference_mode():
+            features = torch.ones(3, 10)
+        for given in (features, torch.ones(3, 10)):
+            y = block(given, x)
+            if given is not features:
+                given.zero_()
+            found.append([y.detach(), *torch.autograd.grad(y.sum(), block.parameters())])
+        jitact.replace(block)
+    assert isinstance(block.act, Gate)
+    for each in found[1:]:
+        assert_same(each, found[0])
 
 
 class Residual(Block):

@@ -90,6 +90,21 @@ def test_replace_and_restore() -> None:
     assert jitact.restore(model) == 0 and len(jitact.replace(model).replaced) == len(report.replaced)
 
 
+def test_attributes_that_are_set_later_are_restored() -> None:
+    model = nn.Sequential(nn.PReLU(3), nn.GELU(), nn.Softmax(-1), nn.ReLU(), nn.Dropout())
+    originals = list(model)
+    model[1].tag = 1
+    jitact.replace(model, dropout=True)
+    for each in model:
+        each.tag, each.kept = 2, torch.ones(2)
+    jitact.restore(model)
+    assert list(model) == originals
+    for each in model:
+        assert each.tag == 2 and each.kept.sum() == 2
+        own = {"weight", "approximate", "dim", "inplace", "num_parameters", "init", "p"}
+        assert vars(each).keys() - vars(nn.Module()).keys() - own == {"tag", "kept"}
+
+
 def test_report() -> None:
     report = jitact.replace(Net())
     text = repr(report)
