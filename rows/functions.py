@@ -117,7 +117,7 @@ def run(
     if mask is not None:
         _check_mask(name, x, mask)
     if mask is not None or not plain:
-        _check_scaled(name, x, dtype)
+        _check_scaled(name, x)
     if is_symbolic:  # no condition may depend on it
         scaled = (x if dtype is None else x.to(dtype)) * scale
         return run(record, function, scaled, dim, None, 1.0, mask, save, beside)
@@ -160,10 +160,8 @@ def _check_options(record: RowActivation, dim: int | None, dtype: torch.dtype | 
         raise TypeError(f"{record.name}: dtype is a floating torch.dtype or None, got {dtype!r}")
 
 
-def _check_scaled(name: str, x: Tensor, dtype: torch.dtype | None) -> None:
+def _check_scaled(name: str, x: Tensor) -> None:
     """Raises TypeError or RuntimeError if x cannot be scaled or masked."""
-    if dtype is None and not x.is_floating_point():
-        raise TypeError(f"{name}: beside a scale or mask, x is a floating tensor, or dtype= converts it; got {what_it_is(x)}")
     if x.layout is not torch.strided:
         raise TypeError(f"{name}: beside a scale or mask, x is a dense tensor, got {what_it_is(x)}")
     _check_memory(name, x)

@@ -77,9 +77,9 @@ class Lengths(NamedTuple):
 EVERY, LONG = range(8, LONGEST), range(1000, LONGEST)
 GPU_EVERY = Lengths((EVERY,), (EVERY,), (2, 3))
 GPU_FORWARD = {
-    ("softmax", 2): Lengths((EVERY,), (EVERY,), (2, 4)),
+    ("softmax", 2): Lengths((EVERY,), (range(8, 13), range(14, 15), range(16, LONGEST)), (2, 4)),
     ("softmax", 4): Lengths((LONG,), (LONG,), (3, 3)),
-    ("log_softmax", 2): Lengths((EVERY,), (range(8, 128), range(257, LONGEST)), (2, 7)),
+    ("log_softmax", 2): Lengths((EVERY,), (range(8, 123), range(124, 125), range(128, LONGEST)), (2, 7)),
     ("log_softmax", 4): Lengths((LONG,), (LONG,), (4, 4)),
 }
 GPU_BACKWARD = {

@@ -453,12 +453,6 @@ def test_check_of_rows_that_no_kernel_takes(monkeypatch: pytest.MonkeyPatch) -> 
     assert result, result.table
 
 
-def test_exports_refuse_them() -> None:
-    jitact.define("sink_softmax", source=SINK)
-    with pytest.raises(ValueError, match="SinkSoftmax cannot be exported: of rows, softmax, log_softmax, softmin can"):
-        jitact.export("sink_softmax")
-
-
 # Invalid definitions and calls.
 
 

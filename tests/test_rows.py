@@ -578,8 +578,8 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_lengths_for_which_a_gpus_kernels_are_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorter ones of float32 are PyTorch's, unless it needs another pass."""
     monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: True)
-    of_16_bits = {n: (True, True) for n in (8, 12, 33, 64, 127, 257, 333, 1000)}
-    of_16_bits |= {7: (False, False), 197: (name == "softmax", True), 200: (True, True)}
+    of_16_bits = {n: (True, True) for n in (8, 12, 14, 33, 64, 122, 124, 129, 197, 200, 257, 333, 1000)}
+    of_16_bits |= {7: (False, False), 13: (name != "softmax", True), 127: (name == "softmax", True)}
     of_float32 = {n: (False, name == "softmax") for n in (8, 33, 64, 197)} | {7: (False, False), 256: (False, True)}
     of_float32 |= {999: (False, name == "softmax"), 1000: (True, True), 1001: (True, True)}
     for dtype, table in ((torch.bfloat16, of_16_bits), (torch.float16, of_16_bits), (torch.float32, of_float32)):
@@ -746,7 +746,7 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
         ((torch.ones(2), 1), {}, IndexError, "Dimension out of range"),
         ((torch.ones(2), 0.0), {}, TypeError, "softmax: dim is an int, got a float"),
         ((torch.ones(2), 0), {"mask": torch.ones(2, device="meta")}, ValueError, "mask must be on the device of x, cpu, got"),
-        ((torch.ones(2).long(), 0), {"mask": torch.ones(2)}, TypeError, "softmax: beside a scale or mask, x is a floating"),
+        ((torch.ones(2).long(), 0), {"mask": torch.ones(2)}, TypeError, "without dtype=, x is float32, .*; got an int64"),
     ],
 )
 def test_errors(arguments: tuple, options: dict, error: type, message: str) -> None:

@@ -26,7 +26,7 @@ struct Launch {
   int group, log_group;      // threads per block that share a row
   int blocks;                // per cluster, whose blocks share rows too
   int held;                  // if rows are held in registers: the most vectors per thread,
-  bool nearly_full;          // and whether each thread has all of these, or all but the last
+  int nearly_full;           // and as many if each thread has all of these, or of half of them, or all but the last; else 0
   int chunks;                // if not: chunks of a row per thread
   float unit;                // see unit_of
   int64_t rows, at_once;     // the latter: rows processed at the same time
@@ -121,8 +121,8 @@ class Rows {
     staged_ = Here(planes, first * launch_.length, there * launch_.length, own, -place_.begin);
     staged_.copy_from(launch_.read);
     Held words;
-    each_of(0, place_.end, [&](int v) {
-      JITACT_UNROLL for (int r = 0; r < tensors; r++) words.of[r][v] = staged_.get(r, at(0, v)), trim(words.of[r][v], 0, v, r);
+    each_of(0, place_.end, [&](int v, bool) {
+      JITACT_UNROLL for (int r = 0; r < tensors; r++) words.of[r][v] = staged_.get(r, at(0, v));
     });
     walk(words);
   }
@@ -167,28 +167,38 @@ class Rows {
   JITACT_DEVICE int at(int c, int v) const { return vectors_to(c, v) * size; }
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
   // The row's part of a vector: elements from `skipped`, which is 0 but in the row's first vector, up to `left`, if that is less
-  // than a vector has.
+  // than a vector has. `full`: whether the row is known to go on to the vector's end.
   JITACT_DEVICE int skipped(int c, int v) const { return ragged && !strided && v == 0 && c == 0 ? ::max(place_.begin, 0) : 0; }
-  JITACT_DEVICE int left(int c, int v) const { return place_.end - at(c, v); }
-  JITACT_DEVICE bool is_whole(int c, int v) const { return !ragged || (at(c, v) + size <= place_.end && skipped(c, v) == 0); }
+  JITACT_DEVICE int left(int c, int v, bool full) const { return full ? size : place_.end - at(c, v); }
+  // Whether the row begins or ends within a vector.
+  JITACT_DEVICE bool is_cut(int c, int v, bool full) const {
+    return ragged && (unsigned(left(c, v, full) - 1) < unsigned(size - 1) || skipped(c, v) > 0);
+  }
   // The address of a vector's slot in shared memory.
   JITACT_DEVICE unsigned slot(int c, int v, int tensor) const {
     return slots_ + unsigned((c * vectors + v) * tensors + tensor) * unsigned(sizeof(Words) * kThreads);
   }
 
-  // Calls visit(v) for each vector of a chunk that begins before `end`. There are no branches between them if all do, or if for
-  // all threads all but the last do.
+  // Calls visit(v, full) for each vector of a chunk that begins before `end`. There are no branches between them if all do, or all
+  // but the last one of `nearly_full`; these are known to be full.
   template <typename Visit>
   JITACT_DEVICE void each_of(int c, int end, const Visit& visit) const {
-    constexpr int sure = held ? vectors - 1 : vectors;
-    if (held ? kNearlyFull && launch_.nearly_full && end > 0 : at(c, vectors - 1) < end) {
-      JITACT_UNROLL for (int v = 0; v < sure; v++) visit(v);
-      if (held && at(c, sure) < end) visit(sure);
+    const auto all_but_last = [&](int most) {
+      JITACT_UNROLL for (int v = 0; v < most - 1; v++) visit(v, true);
+      if (at(c, most - 1) < end) visit(most - 1, false);
+    };
+    if (kNearlyFull && launch_.nearly_full == vectors && end > 0) {
+      all_but_last(vectors);
+    } else if (kNearlyFull && pairs && launch_.nearly_full == vectors / 2 && end > 0) {
+      all_but_last(vectors / 2);
+    } else if (!held && at(c, vectors - 1) < end) {
+      JITACT_UNROLL for (int v = 0; v < vectors; v++) visit(v, false);
     } else {
-      JITACT_UNROLL for (int first = 0; first < vectors; first += kFew)
-        if (kBranches || first == 0 || at(c, first) < end)
-          JITACT_UNROLL for (int v = first; v < vectors && v < first + kFew; v++)
-            if (!kBranches || at(c, v) < end) visit(v);
+      constexpr int together = kBranches ? kFew / 2 : kFew;  // where none of these begins, none is asked for by itself
+      JITACT_UNROLL for (int first = 0; first < vectors; first += together)
+        if (first == 0 || at(c, first) < end)
+          JITACT_UNROLL for (int v = first; v < vectors && v < first + together; v++)
+            if (!kBranches || at(c, v) < end) visit(v, false);
     }
   }
 
@@ -206,7 +216,7 @@ class Rows {
   // Starts the copy of a chunk of a row, if there is a row.
   JITACT_DEVICE void copy(int c, const Place& place) const {
     const int64_t first = place.first + vectors_to(c, 0);
-    each_of(c, place.end, [&](int v) {
+    each_of(c, place.end, [&](int v, bool) {
       JITACT_UNROLL for (int r = 0; r < tensors; r++)
         ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + first + v * step_);
     });
@@ -223,7 +233,7 @@ class Rows {
       if (at(0, v) < place_.end) load(v);
       advance();
     };
-    if (launch_.nearly_full ? place_.end > 0 : at(0, vectors - 1) < place_.end) {
+    if (launch_.nearly_full == vectors ? place_.end > 0 : at(0, vectors - 1) < place_.end) {
       JITACT_UNROLL for (int v = first; v < end && v < vectors - 1; v++) load(v), advance();
       if (end == vectors) load_if_there(vectors - 1);
     } else {
@@ -235,11 +245,11 @@ class Rows {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
       load_each(0, vectors, [&](int v) { words.of[r][v] = *from; },
-                [&](int v) { JITACT_UNROLL for (uint32_t& w : words.of[r][v].w) w = launch_.outside[r]; },
+                [&](int v) {  // where there are branches, only put_aside looks at them
+                  JITACT_UNROLL for (int w = 0; (!kBranches || kSetsAside) && w < 4; w++) words.of[r][v].w[w] = launch_.outside[r];
+                },
                 [&] { from += step_; });
     }
-    JITACT_UNROLL for (int r = 0; r < tensors; r++)
-      JITACT_UNROLL for (int v = 0; v < vectors; v++) trim(words.of[r][v], 0, v, r);
   }
 
 #ifdef JITACT_ROW_INPUT
@@ -313,7 +323,6 @@ class Rows {
             made.w[w] = (made.w[w] & taking_part) | (launch_.outside[0] & ~taking_part);
           }
         }
-        trim(made, 0, v, 0);
       }
     }
   }
@@ -332,9 +341,9 @@ class Rows {
     else fold(words);
   }
   // Replaces elements of other rows by neutral ones.
-  JITACT_DEVICE void trim(Words& words, int c, int v, int tensor) const {
-    if (is_whole(c, v)) return;
-    const int begin = skipped(c, v), end = left(c, v);
+  JITACT_DEVICE void trim(Words& words, int c, int v, int tensor, bool full) const {
+    if (!is_cut(c, v, full)) return;
+    const int begin = skipped(c, v), end = left(c, v, full);
     constexpr int each = size / 4;  // elements of a word
     JITACT_UNROLL for (int w = 0; w < 4; w++) {
       const auto before = [&](int i) { return ptx::low_bits(unsigned(::max(i - w * each, 0)) * (32 / each)); };
@@ -343,11 +352,11 @@ class Rows {
     }
   }
   JITACT_DEVICE void trim_slots(int c, int v) const {
-    if (is_whole(c, v)) return;
+    if (!is_cut(c, v, false)) return;
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       Words words;
       ptx::load_shared(slot(c, v, r), words.w);
-      trim(words, c, v, r);
+      trim(words, c, v, r, false);
       ptx::store_shared(slot(c, v, r), words.w);
     }
   }
@@ -363,11 +372,14 @@ class Rows {
 
   // Visits the thread's vectors. The `first` time it waits for their copies and replaces elements of other rows.
   template <bool first, typename Visit>
-  JITACT_DEVICE void each(const Visit& visit) const {
+  JITACT_DEVICE void each(Held& words, const Visit& visit) const {
     for (int c = 0; c < chunks(); c++) {
       if (first && !held) ptx::wait_for_copies(chunks() - 1 - c);
-      each_of(c, place_.end, [&](int v) {
-        if (first && !held) trim_slots(c, v);
+      each_of(c, place_.end, [&](int v, bool full) {
+        if constexpr (first && !held) trim_slots(c, v);
+        if constexpr (first && held) {
+          JITACT_UNROLL for (int r = 0; r < tensors; r++) trim(words.of[r][v], c, v, r, full);
+        }
         visit(c, v);
       });
     }
@@ -382,16 +394,16 @@ class Rows {
     for (int c = 0; c < chunks(); c++) {
       unsigned bits = 0;
       if constexpr (!std::is_same_v<TakingPart, All>) bits = taking_part(c);
-      each_of(c, place_.end, [&](int v) {
+      each_of(c, place_.end, [&](int v, bool full) {
         if (!kBranches && at(c, v) >= place_.end) return;
         T results[size];
         result(c, v, results);
         if constexpr (!std::is_same_v<TakingPart, All>)
           JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
-        if constexpr (strided) staged_.put(vector, at(c, v), left(c, v));
-        else if (is_whole(c, v)) to[vectors_to(c, v)] = vector;
-        else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v));
+        if constexpr (strided) staged_.put(vector, at(c, v), left(c, v, full));
+        else if (!is_cut(c, v, full)) to[vectors_to(c, v)] = vector;
+        else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v, full));
       });
       if (!held) copy(c, next_);
     }
@@ -461,13 +473,13 @@ class Rows {
     if constexpr (pairs) {
       const uint32_t signs = scale_ < 0 ? 0x80008000u : 0;
       uint32_t of_words[2] = {launch_.outside[x] ^ signs, launch_.outside[x] ^ signs};
-      each<true>([&](int c, int v) {
+      each<true>(words, [&](int c, int v) {
         const Words loaded = words_of(words, c, v, x);
         JITACT_UNROLL for (int w = 0; w < 4; w++) of_words[w % 2] = Storage<S>::max_pair(of_words[w % 2], loaded.w[w] ^ signs);
       });
       Storage<S>::widen_pair(Storage<S>::max_pair(of_words[0], of_words[1]), highest[0], highest[1]);
     } else {
-      each<true>([&](int c, int v) {
+      each<true>(words, [&](int c, int v) {
         T t[size];
         read(words, c, v, x, t);
         JITACT_UNROLL for (int i = 0; !kIsScaled && i < size; i++) t[i] *= scale_;
@@ -487,7 +499,7 @@ class Rows {
     if (!pairs && is_far(peak)) {
       base = peak, peak = 0;
       if constexpr (!kPlaced)
-        each<false>([&](int c, int v) {
+        each<false>(words, [&](int c, int v) {
           T t[size];
           read(words, c, v, x, t);
           JITACT_UNROLL for (int i = 0; i < size; i++) t[i] -= base;
@@ -501,7 +513,7 @@ class Rows {
       if (own == of_row[0]) aside = put_aside(words, highest, own, kPlaced ? own : peak);
     Partial partial;
     const auto weigh = [&]<bool may_be_peak>() {
-      each<false>([&](int c, int v) {
+      each<false>(words, [&](int c, int v) {
         T t[size];
         elements(words, c, v, base, t);
         JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::template add<may_be_peak>(partial.of[i % 4], weights, peak, t[i]);
@@ -512,7 +524,7 @@ class Rows {
     if constexpr (F::counts && pairs) {
       if (with_peak) {
         PeaksApart<S> apart(peak, peak, launch_.outside[x]);
-        each<false>([&](int c, int v) {
+        each<false>(words, [&](int c, int v) {
           Words loaded = words_of(words, c, v, x);
           T t[size];
           JITACT_UNROLL for (uint32_t& word : loaded.w) word = apart.without(word);
@@ -669,7 +681,7 @@ class Rows {
       if (!launch_.gives_shares) known = taking_part(0);  // while dy and y are on their way
 #endif
     T partial[2][kParts<T>] = {};
-    each<first>([&](int c, int v) {
+    each<first>(words, [&](int c, int v) {
       if (at(c, v) >= place_.end) return;  // see kBranches
       T dy[size], y[size];
       read(words, c, v, 0, dy), result(c, v, y);

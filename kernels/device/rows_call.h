@@ -206,9 +206,11 @@ void run_cpu(const Call& call);
 
 constexpr int kClusterBlocks = 16;  // at most, in a GPU's cluster
 constexpr int64_t kMostVectors = 196608;  // 16-byte vectors that a row may span on a GPU, in all tensors read
-// How many vectors of `size` elements a row spans at most, in a tensor aligned to 16 bytes.
+// How many vectors of `size` elements a row spans at most, in a tensor aligned to 16 bytes: it begins at a multiple of the largest
+// power of 2 that divides its length.
 constexpr int64_t vectors_touched(int64_t length, int64_t size) {
-  return (length % size == 0 ? length : length + size - 1 + size - 1) / size;
+  const int64_t apart = length & -length;
+  return (length + (apart < size ? size - apart : 0) + size - 1) / size;
 }
 
 // The 4-byte words of `inner` adjacent elements.

@@ -29,13 +29,15 @@ inline int log_of(int64_t count) {
 template <Op op> constexpr bool holds_many = op == Op::forward;
 
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
-// but large ones for backward; and for the shortest rows, more threads than are needed to hold them.
-template <Op op, typename S>
+// but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
+// elements each, or 2 of rows so short that a row's ends are most of it.
+template <Op op, typename S, bool ragged>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
   constexpr bool thinly = op == Op::forward && sizeof(S) == 2 && masks(op) == 0;
-  const int64_t threads = thinly && vectors <= 32 ? (vectors + 3) / 4 : (vectors + each - 1) / each;
+  const int64_t most = !thinly || vectors > 32 ? each : ragged && vectors <= 4 ? 2 : 4;
+  const int64_t threads = (vectors + most - 1) / most;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
   const auto blocks_of = [&](int64_t threads) { return int((threads + (1 << launch.log_group) - 1) >> launch.log_group); };
@@ -95,7 +97,11 @@ template <Op op, typename S, bool ragged, int held>
 cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   take<op, S>(launch, call);
   constexpr int each = held / reads(op);
-  launch.nearly_full = int64_t(each - 1) * Storage<S>::size * launch.blocks * launch.group <= call.length;
+  const int64_t threads = int64_t(launch.blocks) * launch.group;
+  for (const int most : {each, each / 2})
+    if (launch.nearly_full == 0 && (most - 1) * Storage<S>::size * threads <= call.length &&
+        vectors_touched(call.length, Storage<S>::size) <= most * threads)
+      launch.nearly_full = most;
 #ifdef JITACT_ROW_INPUT
   if constexpr (masks(op) > 0) {
     launch.mask = MaskOfRows(call.mask, call.length, op == Op::forward || !call.gives_shares);
@@ -121,7 +127,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
 
 template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
-  Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
+  Launch launch = shared_by<op, S, ragged>(vectors_touched(call.length, Storage<S>::size));
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
   if constexpr (holds_many<op>)
     if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);
