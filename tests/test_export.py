@@ -599,7 +599,7 @@ def along(space: dict, x: torch.Tensor, dim: int, taken: bool) -> None:
     assert space["takes"](x, dim) is taken
     modules = space["ModelNew"](dim), space["Model"](dim)
     given = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for _ in modules]
-    dy, eps = torch.randn(x.shape).to(x.dtype), torch.finfo(x.dtype).eps
+    dy, eps = torch.randn(x.shape).to(x), torch.finfo(x.dtype).eps
     (own, own_dx), (other, other_dx) = (
         (y := module(leaf), torch.autograd.grad(y, leaf, dy)[0]) for module, leaf in zip(modules, given, strict=True)
     )
@@ -646,7 +646,7 @@ def beside_sink(x, s, dim, a):
 def beside_sinks(space: dict, x: torch.Tensor, s: torch.Tensor, dim: int, taken: bool) -> None:
     """Compares a file of ``BESIDE_SINK`` with the reference in float64: values, and the gradients of x and s."""
     assert space["takes"](x, dim, s) is taken
-    eps, dy = torch.finfo(x.dtype).eps, torch.randn(x.shape).to(x.dtype)
+    eps, dy = torch.finfo(x.dtype).eps, torch.randn(x.shape).to(x)
     leaves, wide = ([t.detach().to(kind).requires_grad_() for t in (x, s)] for kind in (None, torch.float64))
     y, exact = space["ModelNew"](dim, a=3.0)(*leaves), space["Model"](dim, a=3.0)(*wide)
     torch.testing.assert_close(y.double(), exact, rtol=4 * eps, atol=4 * eps)
@@ -1017,6 +1017,21 @@ def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
     shifted = (4 * torch.randn(2**20)).to(dtype).cuda()[1:]
     space = load(name)
     torch.testing.assert_close(space["ModelNew"]()(shifted), jitact.get(name)()(shifted))
+
+
+@GPU
+@pytest.mark.parametrize("name", [*ROWS, "beside_sink"])
+def test_rows_on_a_gpu(name: str) -> None:
+    jitact.define("beside_sink", source=BESIDE_SINK, reference=beside_sink, a=2.0)
+    space: dict = {"__name__": "exported"}
+    exec(jitact.export(name), space)
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        for shape, dim in (((40, 1000), 1), ((999, 1001), 1), ((7, 50_257), -1), ((5, 64, 40), 1), ((3, 65, 33), 1)):
+            x = (3 * torch.randn(shape)).to("cuda", dtype)
+            if name == "beside_sink":
+                beside_sinks(space, x, torch.randn(x.select(dim, 0).shape, device="cuda"), dim, True)
+            else:
+                along(space, x, dim, True)
 
 
 @GPU
