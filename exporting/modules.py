@@ -13,7 +13,7 @@ from ..records import Activation
 from .build import DTYPES
 from .lines import LONGEST
 from .reference import reference
-from .text import wrapped
+from .text import default, wrapped
 from .wrapper import Wrapper
 
 __all__ = ["Modules"]
@@ -69,7 +69,7 @@ class Modules:
             required = {name: "dim" if record.channels[name].dim == -1 else "1" for name in sizes}
             optional = params | ({"device": None, "dtype": None} if record.channels else {})
         self.init_inputs = _init_inputs(required, optional, wrapper.build.dtypes)
-        arguments = [*required, *(f"{name}={_default(value)}" for name, value in optional.items())]
+        arguments = [*required, *(f"{name}={default(value)}" for name, value in optional.items())]
         lines = [wrapped("    def __init__(", ["self", *arguments], "):"), "        super().__init__()"]
         lines += [_made(name, record) for name in record.channels]
         lines += [f"        self.{name} = {name}" for name in params]
@@ -118,7 +118,7 @@ def _checks(record: Activation, params: dict[str, float], wrapper: Wrapper) -> l
             continue
         if not names <= {*params, "inf"}:
             continue
-        condition = re.sub(r"\binf\b", _default(math.inf), requirement.text)
+        condition = re.sub(r"\binf\b", default(math.inf), requirement.text)
         given = ", ".join(f"{name}={{{name}}}" for name in params if name in names)
         error = f'raise ValueError(f"{wrapper.where}: needs {requirement.text}, got {given}")'
         lines += [f"        if not {condition}:", f"            {error}"]
@@ -145,7 +145,7 @@ def _init_inputs(required: dict[str, str], optional: dict[str, Any], dtypes: tup
     given = [*required.values()]
     if "dtype" in optional and not (optional["dtype"] is None and "fp32" in dtypes):
         before = list(optional)[: list(optional).index("dtype")]
-        given += [*(_default(optional[name]) for name in before), DTYPES[dtypes[0]][0]]
+        given += [*(default(optional[name]) for name in before), DTYPES[dtypes[0]][0]]
     return ", ".join(given)
 
 
@@ -176,13 +176,8 @@ def _returned(expression: str) -> str:
 def _made(name: str, record: Activation) -> str:
     """The line that creates a channel operand."""
     channel = record.channels[name]
-    values = f"torch.full(({'1' if channel.one else name},), {_default(channel.init)}, device=device, dtype=dtype)"
+    values = f"torch.full(({'1' if channel.one else name},), {default(channel.init)}, device=device, dtype=dtype)"
     values = record.in_python[name] if record.module else values
     if name in record.learned:
         return f"        self.{name} = nn.Parameter({values})"
     return f'        self.register_buffer("{name}", {values})'
-
-
-def _default(value: object) -> str:
-    """A constructor's default in Python."""
-    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)

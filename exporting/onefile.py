@@ -24,7 +24,7 @@ from .build import DEVICES, DTYPES, OF_TORCH, Build
 from .modules import Modules
 from .rows import DTYPES_OF_ROWS, rows_file, to_export
 from .shares import with_shares
-from .text import assembled, inputs
+from .text import assembled, class_title, inputs
 from .wrapper import Wrapper
 
 __all__ = ["export", "main"]
@@ -186,9 +186,7 @@ def _shape(name: str, given: tuple[int, int]) -> tuple[int, int]:
 def _file(record: Activation, build: Build, params: dict[str, float], passed: dict[str, str], shape: tuple[int, int]) -> str:
     """The text of the file."""
     name = record.name.replace("+", "_")
-    title = record.title if record.title.isidentifier() else name
-    while title in ("Model", "ModelNew", "Structure", *build.extract.structs):  # other classes of the file
-        title += "_"
+    title = class_title(record.title, name, build.extract.structs)
     dims = {name: channel.dim for name, channel in record.channels.items()}
     wrapper = Wrapper(build, record.name, title, dims, f"{name}.py: {record.name}", record.passed, record.unread)
     modules = Modules(record, params, wrapper, passed)

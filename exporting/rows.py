@@ -22,7 +22,7 @@ from .build import DEVICES, DTYPES
 from .conditions import Facts
 from .extract import Extract, extract
 from .reference import written
-from .text import assembled, inputs, wrapped
+from .text import assembled, class_title, default, inputs, wrapped
 from .wrapper import called, enumerators, structs
 
 __all__ = ["DTYPES_OF_ROWS", "RowsToExport", "rows_file", "to_export"]
@@ -107,9 +107,7 @@ def _definition(record: RowDefinition, save: str | None) -> RowsToExport:
     helpers: dict[str, str] = {}
     arguments = ["x", *record.rows, "self.dim", *(f"self.{name}" for name, _ in record.params)]
     model = written(record.name, record.reference, arguments, helpers)
-    title = record.title if record.title.isidentifier() else record.name
-    while title in ("Model", "ModelNew", "Structure", "Call", "Operands", "OperatedCall"):  # other classes of the file
-        title += "_"
+    title = class_title(record.title, record.name, ("Call", "Operands", "OperatedCall"))
     save, formula = save or record.saves[0], f"{record.name}(x)_i = {record.formula}"
     return RowsToExport(
         record.name, title, record.source, formula, model, model, 1.0, save, record.rows, record.params, tuple(helpers.values())
@@ -320,7 +318,7 @@ def _function(exported: RowsToExport, operation: str, devices: tuple[str, ...], 
         lines += [f'        run("{operation}", [dy, {kept}], dx, ctx.dim{ctx_given})', f"        return dx{none}"]
         return "\n".join(lines) + "\n"
     lines += [
-        "        gradients = torch.stack([torch.empty_like(values) for values in rows])",
+        "        gradients = rows[0].new_empty(len(rows), *rows[0].shape)",
         f'        run("{operation}", [dy, {kept}], dx, ctx.dim{ctx_given}, gradients)',
         f"        return dx{none}, *gradients",
     ]
@@ -329,7 +327,7 @@ def _function(exported: RowsToExport, operation: str, devices: tuple[str, ...], 
 
 def _modules(exported: RowsToExport, backward: bool) -> str:
     """``ModelNew`` and ``Model``."""
-    numbers = "".join(f", {name}={value!r}" for name, value in exported.params)
+    numbers = "".join(f", {name}={default(value)}" for name, value in exported.params)
     own = "".join(f"        self.{name} = {name}\n" for name, _ in exported.params)
     made = f"    def __init__(self, dim{numbers}):\n        super().__init__()\n        self.dim = dim\n{own}\n"
     made += f"    def forward(self, {exported.tensors}):\n"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import math
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterable
 
 from .build import DEVICES, DTYPES
 from .lines import LONGEST
 from .preprocess import OLDEST_GPU
 
-__all__ = ["FORBIDDEN", "assembled", "inputs", "wrapped"]
+__all__ = ["FORBIDDEN", "assembled", "class_title", "default", "inputs", "wrapped"]
 
 FORBIDDEN = re.compile("try|except|pass", re.IGNORECASE)  # what KernelBench's checker mistakes for a fallback
 QUOTES = '"' * 3
@@ -46,7 +49,7 @@ def assembled(
         more: another sentence for the docstring.
 
     Raises:
-        ValueError: the text has a word that KernelBench's form does not allow.
+        ValueError: the text has a word that KernelBench's form does not allow, or defines a name twice.
     """
     file, python, source = f"{name}.py", [part.strip("\n") for part in python], _allowed(source)
     key = hashlib.sha256("".join([source, *CFLAGS, *CUDA_FLAGS]).encode()).hexdigest()[:8]
@@ -64,6 +67,10 @@ def assembled(
     if found:
         line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
         raise ValueError(f"{name} cannot be exported: {found[0]!r} may not occur in the file, and does in {line!r}")
+    defined = Counter(node.name for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef)))
+    twice = [each for each, count in defined.items() if count > 1]
+    if twice:
+        raise ValueError(f"{name} cannot be exported: the file has a {twice[0]!r} of its own; give that another name")
     return text + "\n"
 
 
@@ -82,6 +89,19 @@ def get_inputs():
 def get_init_inputs():
     return [{init_inputs}]
 """
+
+
+def default(value: object) -> str:
+    """A constructor's default in Python."""
+    return f'float("{value}")' if isinstance(value, float) and not math.isfinite(value) else repr(value)
+
+
+def class_title(title: str, name: str, structs: Iterable[str]) -> str:
+    """A title for an activation's class which no other class of the file has, nor a module that it imports."""
+    title = title if title.isidentifier() else name
+    while title in ("F", "Model", "ModelNew", "Structure", *structs):
+        title += "_"
+    return title
 
 
 def wrapped(start: str, parts: list[str], end: str) -> str:

@@ -679,6 +679,11 @@ def test_definitions_of_rows(save: str) -> None:
         torch.autograd.grad(module(x.requires_grad_(), torch.randn(4)).sum(), x, create_graph=True)
 
 
+def library(x, dim):
+    shares = torch.softmax(x, dim)
+    return 1 * shares
+
+
 def test_definitions_of_rows_without_operands() -> None:
     text = (DEVICE.parent / "softmax.cu").read_text()
     jitact.define("call", source=text, reference=torch.softmax)
@@ -688,6 +693,9 @@ def test_definitions_of_rows_without_operands() -> None:
     along(space, torch.randn(40, 1000).half(), 1, False)
     jitact.define("call", source=text)
     with pytest.raises(ValueError, match="call cannot be exported without a PyTorch counterpart: define it with reference="):
+        jitact.export("call")
+    jitact.define("call", source=text, reference=library)
+    with pytest.raises(ValueError, match="call cannot be exported: the file has a 'library' of its own; give"):
         jitact.export("call")
     text = BESIDE_SINK.replace("T> s,", "T> takes,").replace("(s)", "(takes)")
     jitact.define("call", source=text, reference=beside_sink, a=1.0)
@@ -1020,7 +1028,7 @@ def test_on_a_gpu(name: str, dtype: torch.dtype) -> None:
 
 
 @GPU
-@pytest.mark.parametrize("name", [*ROWS, "beside_sink"])
+@pytest.mark.parametrize("name", [*map(SLOW, ROWS), "beside_sink"])
 def test_rows_on_a_gpu(name: str) -> None:
     jitact.define("beside_sink", source=BESIDE_SINK, reference=beside_sink, a=2.0)
     space: dict = {"__name__": "exported"}
