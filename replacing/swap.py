@@ -243,11 +243,16 @@ def restore(model: nn.Module) -> int:
             vars(child.act).update({key: value for key, value in _hooks(child).items() if value})
             vars(child.act).update({key: value for key, value in vars(child).items() if key not in vars(child.act)})
             child = child.act
-        _, own = child._replaced
-        vars(old).update({key: value for key, value in vars(child).items() if key not in own and key != "_replaced"})
+        vars(old).update(_set_since(child))
         _take_over(old, child)
         parent._modules[name] = old
     return len({old for *_, old, _ in planned})
+
+
+def _set_since(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a replacement that are not its own. Private ones, as of wrappers, may belong to its forward."""
+    _, own = module._replaced
+    return {key: value for key, value in vars(module).items() if not (key in own or key[0] == "_" or hasattr(nn.Module, key))}
 
 
 def _check_model(caller: str, model: object) -> None:
