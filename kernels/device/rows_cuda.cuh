@@ -30,13 +30,13 @@ template <Op op> constexpr bool holds_many = op == Op::forward;
 
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
 // but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
-// elements each, or 2 of rows so short that a row's ends are most of it.
-template <Op op, typename S, bool ragged>
-Launch shared_by(int64_t vectors) {
+// elements each, or 2 of the shortest of `odd` length, whose ends take the most stores.
+template <Op op, typename S>
+Launch shared_by(int64_t vectors, bool odd) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
   constexpr bool thinly = op == Op::forward && sizeof(S) == 2 && masks(op) == 0;
-  const int64_t most = !thinly || vectors > 32 ? each : ragged && vectors <= 4 ? 2 : 4;
+  const int64_t most = !thinly || vectors > 32 ? each : odd && vectors <= 4 ? 2 : 4;
   const int64_t threads = (vectors + most - 1) / most;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
@@ -127,7 +127,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
 
 template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
-  Launch launch = shared_by<op, S, ragged>(vectors_touched(call.length, Storage<S>::size));
+  Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size), call.length % 2 != 0);
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
   if constexpr (holds_many<op>)
     if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);
