@@ -27,6 +27,7 @@ from .records.arguments import (
     as_number,
     by_name_hint,
     check_switch,
+    is_stand_in,
     shown,
     signature_of,
 )
@@ -480,7 +481,8 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
         options = arguments.bind(args, kwargs)
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)
-        check_switch(record, "training", training)
+        if not is_stand_in(training):
+            check_switch(record, "training", training)
         fixed = options.get("inplace", False), options["save"], options["fast_math"], training
         fused = _fused_arguments(record, options)
         if _wanted(fused):

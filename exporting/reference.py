@@ -112,13 +112,17 @@ def _of_expression(expression: Expression, arguments: Sequence[str], helpers: di
 
 
 def _definition(function: Callable) -> ast.Lambda | ast.FunctionDef | None:
-    """The syntax tree of a function; None if its source is unavailable or has several functions."""
+    """The syntax tree of a function; None if its source is unavailable, or not all that runs: decorated, a closure."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, TypeError, SyntaxError):
         return None
     found = [node for node in ast.walk(tree) if isinstance(node, (ast.Lambda, ast.FunctionDef))]
-    return found[0] if len(found) == 1 else None
+    if len(found) != 1 or getattr(function, "__closure__", None) or hasattr(function, "__wrapped__"):
+        return None  # what runs depends on more than this source
+    given = found[0].args
+    others = given.posonlyargs or given.kwonlyargs or given.vararg or given.kwarg
+    return None if others or getattr(found[0], "decorator_list", None) else found[0]
 
 
 def _one_line(function: Callable | None, arguments: Sequence[str]) -> str | None:

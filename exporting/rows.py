@@ -45,6 +45,7 @@ class RowsToExport(NamedTuple):
         rows: the names of operands with a value for each row.
         params: its numbers.
         helpers: the text of functions that ``model`` calls.
+        is_defined: whether it is a user's definition.
     """
 
     name: str
@@ -58,6 +59,7 @@ class RowsToExport(NamedTuple):
     rows: tuple[str, ...] = ()
     params: tuple[tuple[str, float], ...] = ()
     helpers: tuple[str, ...] = ()
+    is_defined: bool = False
 
     @property
     def tensors(self) -> str:
@@ -101,21 +103,23 @@ def to_export(activation: object) -> RowsToExport | None:
 
 def _definition(record: RowDefinition, save: str | None) -> RowsToExport:
     """The same of a user's definition, with what backward keeps if that was chosen."""
-    for operand in (*record.rows, *(name for name, _ in record.params)):
-        if operand in _TAKEN:
-            raise ValueError(f"{record.name} cannot be exported: a file has another {operand!r} than its operand")
     helpers: dict[str, str] = {}
     arguments = ["x", *record.rows, "self.dim", *(f"self.{name}" for name, _ in record.params)]
     model = written(record.name, record.reference, arguments, helpers)
     title = class_title(record.title, record.name, ("Call", "Operands", "OperatedCall"))
-    save, formula = save or record.saves[0], f"{record.name}(x)_i = {record.formula}"
     return RowsToExport(
-        record.name, title, record.source, formula, model, model, 1.0, save, record.rows, record.params, tuple(helpers.values())
+        name=record.name,
+        title=title,
+        source=record.source,
+        formula=f"{record.name}(x)_i = {record.formula}",
+        model=model,
+        otherwise=f"({model}).to(x.dtype)",
+        save=save or record.saves[0],
+        rows=record.rows,
+        params=record.params,
+        helpers=tuple(helpers.values()),
+        is_defined=True,
     )
-
-
-# Names that a file's module uses.
-_TAKEN = ("by_row", "for_kernels", "forward", "rows", "library", "run", "takes", "torch", "F", "math")
 
 
 def rows_file(
@@ -153,7 +157,7 @@ def rows_file(
         python.append(_function(exported, of_backward, devices, where))
     python += [*exported.helpers, _modules(exported, backward), inputs(dtypes, shape, 1, str(dim), len(exported.rows))]
     scope = "Forward and backward" if backward else "Forward"
-    other = "the same in PyTorch" if exported.model == exported.otherwise else "torch's own operator's"
+    other = "the same in PyTorch" if exported.is_defined else "torch's own operator's"
     more = f"What they do not take, as takes() tells, is {other}."
     return assembled(exported.name, exported.formula, scope, cut.text, dtypes, devices, python, more)
 
@@ -333,7 +337,8 @@ def _modules(exported: RowsToExport, backward: bool) -> str:
     made += f"    def forward(self, {exported.tensors}):\n"
     made += "".join(f'        {name} = by_row("{name}", {name}, x, self.dim)\n' for name in exported.rows)
     detached = "" if backward else "".join(f"        {name} = {name}.detach()\n" for name in ("x", *exported.rows))
-    taken = f"        if takes({exported.tensors.replace('x', 'x, self.dim', 1)}):\n"
+    taken = "        if x.numel() == 0:\n            return x.clone()\n" if exported.is_defined else ""
+    taken += f"        if takes({exported.tensors.replace('x', 'x, self.dim', 1)}):\n"
     given, of_function = _beside(exported, "rows", exported.numbers)
     if exported.rows:
         taken += f"            rows = [for_kernels(each, x, self.dim) for each in ({', '.join(exported.rows)},)]\n"

@@ -67,11 +67,29 @@ def assembled(
     if found:
         line = text[text.rfind("\n", 0, found.start()) + 1 :].partition("\n")[0].strip()
         raise ValueError(f"{name} cannot be exported: {found[0]!r} may not occur in the file, and does in {line!r}")
-    defined = Counter(node.name for node in ast.parse(text).body if isinstance(node, (ast.ClassDef, ast.FunctionDef)))
-    twice = [each for each, count in defined.items() if count > 1]
-    if twice:
-        raise ValueError(f"{name} cannot be exported: the file has a {twice[0]!r} of its own; give that another name")
+    clashing = _clashing(ast.parse(text))
+    if clashing:
+        raise ValueError(f"{name} cannot be exported: the file has a {clashing[0]!r} of its own; give that another name")
     return text + "\n"
+
+
+def _clashing(file: ast.Module) -> list[str]:
+    """The names that a file gives to two things, and those of a module's tensors that hide what the file defines or imports."""
+    called: list[str] = []
+    numbers: list[str] = []
+    for node in file.body:
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            called.append(node.name)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            called += [each.asname or each.name.partition(".")[0] for each in node.names]
+        elif isinstance(node, ast.Assign):
+            numbers += [each.id for each in node.targets if isinstance(each, ast.Name)]
+    clashing = [each for each, count in Counter(called + numbers).items() if count > 1]
+    for node in file.body:
+        if isinstance(node, ast.ClassDef) and node.name in ("Model", "ModelNew"):
+            methods = [each for each in node.body if isinstance(each, ast.FunctionDef) and each.name == "forward"]
+            clashing += [each.arg for method in methods for each in method.args.args if each.arg in called]
+    return clashing
 
 
 def inputs(dtypes: tuple[str, ...], shape: tuple[int, int], count: int, init_inputs: str, rows: int = 0) -> str:

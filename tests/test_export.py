@@ -671,6 +671,10 @@ def test_definitions_of_rows(save: str) -> None:
     for x, s, dim in ((torch.randn(4, 6).double(), torch.randn(4), 1), (torch.randn(6, 4).t(), torch.randn(4, 1).half(), 1)):
         beside_sinks(space, x, s, dim, False)
     module, x = space["ModelNew"](1), torch.randn(4, 6)
+    for narrow in (torch.randn(40, 6).bfloat16().t(), torch.randn(6, 40).bfloat16()[:0], torch.randn(6, 40).bfloat16()[:, :0]):
+        y, s = module(narrow, torch.randn(narrow.shape[0])), torch.randn(narrow.shape[0])
+        assert y.dtype is torch.bfloat16 and y.shape == narrow.shape
+        assert torch.equal(module(narrow, s), jitact.beside_sink(narrow.contiguous(), s, 1, a=0.5)) or narrow.numel()
     with pytest.raises(ValueError, match=r"beside_sink: s of shape \(6,\) does not fit the rows of shape \(4, 6\) along 1"):
         module(x, torch.randn(6))
     with pytest.raises(TypeError, match=r"beside_sink: s must be a floating tensor, got torch\.int64"):
@@ -699,8 +703,37 @@ def test_definitions_of_rows_without_operands() -> None:
         jitact.export("call")
     text = BESIDE_SINK.replace("T> s,", "T> takes,").replace("(s)", "(takes)")
     jitact.define("call", source=text, reference=beside_sink, a=1.0)
-    with pytest.raises(ValueError, match="call cannot be exported: a file has another 'takes' than its operand"):
+    with pytest.raises(ValueError, match="call cannot be exported: the file has a 'takes' of its own; give"):
         jitact.export("call")
+
+
+def test_references_whose_source_is_not_all_that_runs_are_refused() -> None:
+    def doubled(function):
+        @functools.wraps(function)
+        def run_twice(*given):
+            return 2 * function(*given)
+
+        return run_twice
+
+    @doubled
+    def decorated(x):
+        return x * x
+
+    factor = 3.0
+    for reference in (decorated, doubled(torch.relu), lambda x: factor * x, lambda x, *, factor=2.0: factor * x):
+        jitact.define("swoosh", source="ELEMENTWISE T forward(T x) { T y = x; return y; }", reference=reference)
+        with pytest.raises(ValueError, match="swoosh cannot be exported without a PyTorch counterpart"):
+            jitact.export("swoosh")
+
+
+def test_names_that_a_file_has_of_its_own_are_refused() -> None:
+    text = BESIDE_SINK.replace("T> s,", "T> beside_sink,").replace("(s)", "(beside_sink)")
+    jitact.define("swoosh", source=text, reference=beside_sink, a=2.0)
+    with pytest.raises(ValueError, match="swoosh cannot be exported: the file has a 'beside_sink' of its own"):
+        jitact.export("swoosh")
+    jitact.define("CDLL", "2 * x")
+    with pytest.raises(ValueError, match="CDLL cannot be exported: the file has a 'CDLL' of its own"):
+        jitact.export("CDLL")
 
 
 @pytest.mark.slow

@@ -132,6 +132,8 @@ def test_rrelu_in_evaluation_is_leaky_relu(device: str) -> None:
     for ours, expected in zip(gradients(module, dy, x), gradients(theirs, dy, x), strict=True):
         torch.testing.assert_close(ours, expected)
     assert torch.equal(module(x), jitact.leaky_relu(x, 0.3))
+    traced = torch.fx.symbolic_trace(lambda x, training: rrelu(x, training=training))
+    assert torch.equal(traced(x, False), rrelu(x))
     with pytest.raises(TypeError, match=r"^rrelu: training must be True or False, got 'yes'$"):
         rrelu(x, training="yes")
 
