@@ -25,8 +25,8 @@ struct Launch {
   int threads, log_threads;  // per block
   int group, log_group;      // threads per block that share a row
   int blocks;                // per cluster, whose blocks share rows too
-  int held;                  // if rows are held in registers: the most vectors per thread,
-  int nearly_full;           // and as many if each thread has all of these, or of half of them, or all but the last; else 0
+  int held;                  // if rows are held in registers: the most vectors per thread
+  int nearly_full;           // of one tensor: all or half of these, if each thread has them, or all but the last; else 0
   int chunks;                // if not: chunks of a row per thread
   float unit;                // see unit_of
   int64_t rows, at_once;     // the latter: rows processed at the same time
