@@ -62,6 +62,11 @@ class RowsToExport(NamedTuple):
     is_defined: bool = False
 
     @property
+    def has_operands(self) -> bool:
+        """Whether it takes anything but x."""
+        return bool(self.rows or self.params)
+
+    @property
     def tensors(self) -> str:
         """The arguments of the module."""
         return ", ".join(["x", *self.rows])
@@ -145,10 +150,10 @@ def rows_file(
     cut = _extract(exported, operations, dtypes, devices)
     where = f"{exported.name}.py: {exported.name}"
     counts = {"kNumbers": len(exported.params), "kRowValues": len(exported.rows)}
-    if not _has_operands(exported):
+    if not exported.has_operands:
         cut.structs.pop("Operands", None)
     python = [enumerators(cut, operations, dtypes), *structs(cut, counts)]
-    if _has_operands(exported):
+    if exported.has_operands:
         python.append('class OperatedCall(Call):\n    _fields_ = [("operands", Operands)]')
     python += [_takes(exported, devices), _run(exported, cut, devices, where)]
     if exported.rows:
@@ -162,10 +167,6 @@ def rows_file(
     return assembled(exported.name, exported.formula, scope, cut.text, dtypes, devices, python, more)
 
 
-def _has_operands(exported: RowsToExport) -> bool:
-    return bool(exported.rows or exported.params)
-
-
 def _extract(exported: RowsToExport, operations: tuple[str, ...], dtypes: tuple[str, ...], devices: tuple[str, ...]) -> Extract:
     """The C++ and CUDA of the file."""
     known = frozenset(f"Op::{each}" for each in operations)
@@ -174,10 +175,8 @@ def _extract(exported: RowsToExport, operations: tuple[str, ...], dtypes: tuple[
     facts |= {name: stored for name in ("Dtype", "dtype", "call.dtype")}
     sizes = frozenset(DTYPES[each][2] for each in dtypes)
     facts |= {"kRowValues": frozenset([len(exported.rows)]), "kOperands": frozenset([len(exported.rows + exported.params)])}
-    defined = exported.source.defines()
-    if not _has_operands(exported):
-        facts |= {"kPlaced": frozenset(["-DJITACT_ROW_PLACED" in defined])}
-        facts |= {} if "Many" in exported.source.text else {"kVanishing": frozenset(["-DJITACT_ROW_COUNTED" not in defined])}
+    if not exported.is_defined:
+        facts |= {"kVanishing": frozenset([True]), "kPlaced": frozenset([False])}
     facts |= {"sizeof(S)": sizes, "std::is_same_v<S,double>": frozenset([False]), "std::is_same_v<V,float>": frozenset([True])}
     # Non-temporal stores, whose instructions the exporting machine may have but another not.
     facts |= {name: frozenset([False]) for name in ("kStreams", "loops::kStreams", "past_cache", "past_cache_")}
@@ -190,8 +189,6 @@ def _takes(exported: RowsToExport, devices: tuple[str, ...]) -> str:
     """The function that tells which calls the kernels support."""
     of_rows = bool(exported.rows)
     recorded = "any(each.requires_grad for each in (x, *rows))" if of_rows else "x.requires_grad"
-    plain = "not all(type(each) in (torch.Tensor, nn.Parameter) for each in (x, *rows))"
-    is_other = f"{plain}:\n        return False\n    if" if of_rows else "type(x) not in (torch.Tensor, nn.Parameter) or"
     vectors = int(re.search(r"kMostVectors = (\d+);", (DEVICE / "rows_call.h").read_text())[1])
     on_gpu = [
         f"recorded = torch.is_grad_enabled() and {recorded}",
@@ -206,14 +203,17 @@ def _takes(exported: RowsToExport, devices: tuple[str, ...]) -> str:
     ]
     on_cpu = f"return columns == 1 or columns >= {NARROW}"
     device = "x.device.type not in " + str(DEVICES) if devices == DEVICES else f'x.device.type != "{devices[0]}"'
+    refused = [f"type(x) not in (torch.Tensor, nn.Parameter) or x.dtype not in DTYPES or {device}".replace("'", '"')]
+    if of_rows:
+        all_plain = "all(type(each) in (torch.Tensor, nn.Parameter) for each in (x, *rows))"
+        refused = [f"not {all_plain}", f"x.dtype not in DTYPES or {device}".replace("'", '"')]
     by_device = [*(f"    {line}" for line in on_gpu)] if devices == ("cuda",) else [f"    {on_cpu}"]
     if devices == DEVICES:
         by_device = ["    if x.is_cuda:", *(f"        {line}" for line in on_gpu), f"    {on_cpu}"]
     return "\n".join([
         f"def takes(x, dim{', *rows' if of_rows else ''}):",
         f'    """Whether what is compiled computes x along dim{", beside values of its rows" if of_rows else ""}."""',
-        f"    if {is_other} x.dtype not in DTYPES or {device}:".replace("'", '"'),
-        "        return False",
+        *(f"    if {condition}:\n        return False" for condition in refused),
         "    if torch.compiler.is_compiling() or torch.is_autocast_enabled(x.device.type):",
         "        return False",
         "    if torch._C._len_torch_dispatch_stack() or x._is_zerotensor():  # modes see PyTorch's operations",
@@ -262,7 +262,7 @@ def _run(exported: RowsToExport, cut: Extract, devices: tuple[str, ...], where: 
     }
     members = [member for _, member, _ in cut.structs["Call"]]
     fields = [f"{member}={given[member]}" for member in members if member in given]
-    operands, checked, called_as, taken = [], "read", "Call", ""
+    operands, checked, taken = [], "read", ""
     if exported.params:
         taken += ", numbers"
         operands += ["    for place, number in enumerate(numbers):", "        call.operands.numbers[place] = number"]
@@ -271,15 +271,13 @@ def _run(exported: RowsToExport, cut: Extract, devices: tuple[str, ...], where: 
         checked = "(*read, *rows)"
         operands += ["    for place, values in enumerate(rows):", "        call.operands.of_rows[place] = values.data_ptr()"]
         operands += ["    call.operands.gradients = None if gradients is None else gradients.data_ptr()"]
-    if operands:
-        called_as = "OperatedCall"
     return "\n".join([
         f"def run(operation, read, written, dim{taken}):",
         '    """Runs an operation on the rows of contiguous tensors, on their device and its current stream."""',
         "    x = read[0]",
         f"    if not all(tensor.data_ptr() for tensor in {checked}):",
         f'        raise RuntimeError("{where}: a tensor has elements, but its data is not allocated")',
-        wrapped(f"    call = {called_as}(", fields, ")"),
+        wrapped(f"    call = {'OperatedCall' if exported.has_operands else 'Call'}(", fields, ")"),
         *operands,
         *called(devices, where, "call.inner > 1"),
     ])  # fmt: skip

@@ -81,7 +81,7 @@ def check(
     check_determined(record_of(module))
     oracle, whole = Oracle(module), surrounded(module, parts)
     record, params = whole or (record_of(module), oracle.params)
-    x = torch.ones(3, dtype=torch.float64)
+    x = torch.ones(3, dtype=torch.float64, device=device)
     check_reference(record.name, record.reference(*[x for _ in record.layout.tensors], *params), x)
     near = kinks("\n".join(each.text for each in (record.source, *record.source.all_used)), params)
     samples = {dtype: inputs(dtype, low, high, near, device) for dtype in dtypes}
