@@ -49,8 +49,6 @@ VECTORS_OF_A_BLOCK = 2**10  # 16-byte vectors that a row may span without cluste
 VECTORS = 196608  # kMostVectors of rows_call.h: with clusters, in all tensors read
 HELD_VECTORS = 98304  # kHeldVectors: with clusters, for rows with a mask or conversion
 SECTOR = 32  # bytes of memory that a GPU reads and writes at once
-FEW_ADJACENT = 16  # strided rows: where no more are adjacent, PyTorch is slow, and kernels take rows of 2 elements and more
-MANY_ADJACENT = 256  # and in forward of an odd number of 16-bit rows, where as many or more are
 ACROSS_IN_A_BLOCK = 256  # elements that a strided row may have without clusters, in all tensors read
 MOST_ACROSS = 2**31  # kMostAcross: words that the first elements of all strided rows take
 LONGEST_ACROSS = 2**30  # kLongestAcross: elements of a strided row
@@ -66,32 +64,32 @@ class Lengths(NamedTuple):
     Attributes:
         whole: of rows along the last dimension that fill a thread's vectors (of 16 bytes, of float32 if x is converted).
         ragged: of those that do not.
-        across: the fewest elements of strided rows, where adjacent ones fill 4-byte words, and where they do not.
+        across: the fewest elements of strided rows.
     """
 
     whole: tuple[range, ...]
     ragged: tuple[range, ...]
-    across: tuple[int, int]
+    across: int = 2
 
 
 EVERY, LONG = range(8, LONGEST), range(1000, LONGEST)
-GPU_EVERY = Lengths((EVERY,), (EVERY,), (2, 3))
+GPU_EVERY = Lengths((EVERY,), (EVERY,))
 GPU_FORWARD = {
-    ("softmax", 2): Lengths((EVERY,), (range(8, 13), range(14, 15), range(16, LONGEST)), (2, 4)),
-    ("softmax", 4): Lengths((LONG,), (LONG,), (3, 3)),
-    ("log_softmax", 2): Lengths((EVERY,), (range(8, 123), range(124, 125), range(128, LONGEST)), (2, 7)),
-    ("log_softmax", 4): Lengths((LONG,), (LONG,), (4, 4)),
+    ("softmax", 2): Lengths((EVERY,), (range(8, 13), range(14, 15), range(16, LONGEST))),
+    ("softmax", 4): Lengths((LONG,), (LONG,)),
+    ("log_softmax", 2): Lengths((EVERY,), (range(8, 123), range(124, 125), range(128, LONGEST))),
+    ("log_softmax", 4): Lengths((LONG,), (LONG,)),
 }
 GPU_BACKWARD = {
-    ("softmax", 2): Lengths((EVERY,), (EVERY,), (2, 3)),
-    ("softmax", 4): Lengths((EVERY,), (EVERY,), (2, 2)),
-    ("log_softmax", 2): Lengths((EVERY,), (EVERY,), (2, 5)),
-    ("log_softmax", 4): Lengths((range(128, LONGEST),), (LONG,), (4, 4)),
+    ("softmax", 2): Lengths((EVERY,), (EVERY,)),
+    ("softmax", 4): Lengths((EVERY,), (EVERY,)),
+    ("log_softmax", 2): Lengths((EVERY,), (EVERY,)),
+    ("log_softmax", 4): Lengths((range(128, LONGEST),), (LONG,)),
 }
 """The rows, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's.
 GPU_EVERY is for where PyTorch needs another pass: for a scale, a conversion, a mask."""
 
-GPU_CONVERTED = Lengths((range(40, LONGEST),), (LONG,), GPU_EVERY.across)
+GPU_CONVERTED = Lengths((range(40, LONGEST),), (LONG,))
 """The same for the one conversion that PyTorch does in the same pass, from float16."""
 
 CPU_FORWARD: dict[tuple[str, int], tuple[int, int]] = {
@@ -277,11 +275,7 @@ def fits_a_gpu(x: Tensor, dim: int, tensors: int, lengths: Lengths) -> bool:
         bytes_across = columns * x.itemsize
         longest = LONG_AND_ODD if bytes_across % WORD and bytes_across < SECTOR else LONGEST_ACROSS
         words = x.numel() // (length * columns) * -(-bytes_across // WORD)
-        is_odd = bytes_across % WORD != 0
-        fewest = lengths.across[is_odd]
-        if columns <= FEW_ADJACENT or (is_odd and tensors == 1 and columns >= MANY_ADJACENT):
-            fewest = min(fewest, 2)
-        if not fewest <= length < longest or words >= MOST_ACROSS:
+        if not lengths.across <= length < longest or words >= MOST_ACROSS:
             return False
         return length * tensors <= ACROSS_IN_A_BLOCK or _has_clusters(x.device)
     if not _has(lengths, length, each):

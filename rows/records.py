@@ -17,7 +17,7 @@ from . import kernels
 
 __all__ = ["NOTHING", "TABLE", "Beside", "RowActivation", "can"]
 
-ANY_LENGTH = kernels.Lengths((range(1, kernels.LONGEST),), (range(1, kernels.LONGEST),), (1, 1))
+ANY_LENGTH = kernels.Lengths((range(1, kernels.LONGEST),), (range(1, kernels.LONGEST),), across=1)
 
 
 def can(x: Tensor, dim: int, reads: int) -> bool:

@@ -9,7 +9,10 @@
 namespace jitact::rows {
 
 constexpr int kLogTileLeast = 7, kLogTileThreads = 9, kTileThreads = 1 << kLogTileThreads;  // per block, fewest and most
-constexpr int kWords = 32, kFewWords = 12;   // of all tensors, in a thread's registers
+constexpr int kWords = 32;                   // of all tensors, in a thread's registers
+constexpr int few_words(int64_t size) { return size == 4 ? 24 : 12; }  // where they are few, of x
+constexpr int kShortest = 5;                 // elements
+constexpr int longest_exact(Op op) { return op == Op::forward ? 12 : op == Op::backward_from_output ? 8 : 0; }  // see Tile
 constexpr int kLogFewThreads = 8;            // per block, at most, where words are few
 constexpr int kLeastWords = 8, kSideBySide = 24;  // of small planes: words of a row in a thread; of adjacent words in threads
 constexpr int kSummed = 8;                   // words per plain sum, see LongSums
@@ -21,7 +24,7 @@ struct Tiling {
   int blocks;       // per cluster
   int steps;        // of the length, per block
   bool held;        // whether registers hold the rows
-  bool single = false;  // see Planes
+  bool exact = false;  // whether the length has code of its own, see Tile
 };
 
 // Whether `inner` adjacent elements are no whole words, see TilePlace.
@@ -42,11 +45,19 @@ constexpr int planes_of(const Call& call, int64_t size, int log_wide) {
   const bool gains = planes * words * 4 >= 3 << log_wide && call.op != Op::backward;
   return is_odd(call.inner, size) || gains ? int(planes) : 0;
 }
-// Whether fewer than five eighths of such a tile, or than `eighths`, would be filled.
-constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide, int eighths = 5) {
+// Whether fewer than five eighths of such a tile would be filled.
+constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide) {
   if (!is_odd(call.inner, size)) return false;
   const int64_t planes = planes_of(call, size, log_wide), tiles = planes > 0 ? 1 : tiles_across(unsigned(call.inner), log_wide);
-  return ::max(planes, int64_t(1)) * call.inner * 8 < tiles * odd_width(log_wide) * eighths;
+  return ::max(planes, int64_t(1)) * call.inner * 8 < tiles * odd_width(log_wide) * 5;
+}
+
+// The width of a tile of rows whose length has code of its own. 0 where there is none; where others read more adjacent memory; and
+// where less than half of the tile would be filled.
+constexpr int log_exact_wide(const Call& call, int64_t size) {
+  if (call.length < 2 || call.length > longest_exact(call.op)) return 0;
+  if (!is_odd(call.inner, size)) return call.length > kLeastWords && call.inner * size < 64 ? 0 : kLogFewThreads;
+  return 2 * call.inner >= tiles_across(unsigned(call.inner), kLogLine) * odd_width(kLogLine) ? kLogLine : 0;
 }
 
 // The tiling for a call's rows: as wide as a block of 128 threads can hold; then larger blocks, then clusters; and a cache line
@@ -55,9 +66,8 @@ constexpr bool is_wasteful(const Call& call, int64_t size, int log_wide, int eig
 inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
   const int64_t length = call.length, inner = call.inner, words = words_across(inner, size), most = kWords / tensors;
   const bool shared = share_sectors(inner, size);
-  if (call.op == Op::forward && is_odd(inner, size) && length <= kFewWords && planes_of(call, size, kLogLine) == 0 &&
-      !is_wasteful(call, size, kLogLine, length > kLeastWords ? 6 : 5))
-    return {kLogTileLeast, kLogLine, 1, int(length), true, true};
+  if (const int log_wide = log_exact_wide(call, size); log_wide > 0)
+    return {kLogFewThreads, log_wide, 1, int(length), true, true};
   const auto tiling = [&](int log_threads, int log_wide) -> Tiling {
     const int64_t all = most << (log_threads - log_wide), blocks = (length + all - 1) / all;
     return {log_threads, log_wide, int(::min(blocks, int64_t(kClusterBlocks + 1))), int((length + blocks - 1) / blocks), true};
@@ -70,7 +80,8 @@ inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
     if (log_wide < kLogFewest || log_wide > kLogTileLeast || is_wasteful(call, size, log_wide)) continue;
     if (planes_of(call, size, log_wide) > 0) return tiling(log_threads, log_wide);
   }
-  const bool two_each = shared && (is_odd(inner, size) || length > kLeastWords);
+  const bool two_each = shared && (is_odd(inner, size) || length > (call.op == Op::forward ? few_words(size) : most));
+  if (shared && !two_each) return tiling(kLogFewThreads, kLogFewThreads);
   const int first_most = shared ? kLogTileThreads : kLogTileLeast;
   for (const bool wasteful : {false, true}) {
     for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--) {
@@ -95,6 +106,7 @@ struct Columns {
   unsigned inner;             // adjacent rows
   unsigned words, all_words;  // in which these are, of which the last may have a single row; and those of all `outer`
   int planes;                 // see planes_of
+  bool together;              // whether warps write together, as neighbours' words share sectors
   unsigned apart, tiles;      // words from one tile to the next; or the tiles of an odd plane of which they are parts
   Divisor by_plane;           // divides by the words of a plane, or by those tiles
   int64_t rows;               // of all `outer`
@@ -209,34 +221,33 @@ struct TileArrivals {
   ptx::Barrier of_turn[3];
 };
 
-// What the tiles of a kernel may have: parts of planes alone, or whole planes too. few: these, if threads have kFewWords at most,
-// so that there can be more of them. single: parts of odd planes, if rows have kFewWords elements at most; then a tile is a warp's,
-// and a thread has all elements of its two rows. Where these lie in two words, it gets its second half from the next thread, and
-// gives away its own.
+// What the tiles of a kernel may have: parts of planes alone, or whole planes too. few: these, if threads have few_words at most,
+// so that there can be more of them. single: parts of odd planes; then a tile is a warp's, and a thread has all elements of its
+// two rows. Where these lie in two words, it gets its second half from the next thread, and gives away its own.
 enum class Planes { parts, whole, few, single };
 
 // n / d for up to 2^11 of both, in fewer instructions.
 JITACT_DEVICE int small_quotient(int n, int d) { return int((float(n) + 0.5f) * ptx::reciprocal(float(d))); }
 
-// odd: see TilePlace.
-template <Op op, typename S, bool odd, Planes planes>
+// odd: see TilePlace. exact: the length, if the code is for this one alone; then a thread has all elements of its rows.
+template <Op op, typename S, bool odd, Planes planes, int exact = 0>
 class Tile {
  public:
   using T = typename Storage<S>::T;
 
   JITACT_DEVICE explicit Tile(const Columns& columns)
       : columns_(columns), scale_(columns.scale), wide_(1 << columns.tiling.log_wide), slot_(int(threadIdx.x)) {
-    const int log_wide = columns.tiling.log_wide, log_groups = single ? 0 : columns.tiling.log_threads - log_wide;
+    const int log_wide = columns.tiling.log_wide, log_groups = exact > 0 ? 0 : columns.tiling.log_threads - log_wide;
     const int first = rank() * columns.tiling.steps, last = ::min(columns.length, first + columns.tiling.steps);
     const unsigned tile = few ? blockIdx.x : ptx::cluster_id();
-    int group = slot_ >> log_wide;
-    unsigned plane, own = unsigned(slot_ & (wide_ - 1)), begin = 0, end = columns.inner;
+    int group = exact > 0 ? 0 : slot_ >> log_wide;
+    unsigned plane, own = exact > 0 && !single ? threadIdx.x : unsigned(slot_ & (wide_ - 1)), begin = 0, end = columns.inner;
     if constexpr (single) {
       const unsigned of_warp = (tile << (columns.tiling.log_threads - 5)) + threadIdx.x / 32, width = odd_width(log_wide);
       plane = columns.by_plane.divide_small(of_warp), begin = (of_warp - plane * columns.tiles) * width;
       end = plane * columns.words < columns.all_words ? ::min(begin + width, end) : 0;
-      group = 0, splits_ = ((plane & unsigned(columns.length)) ^ begin) & 1, loads_ = begin + 2 * own <= end && end > 0;
-    } else if (has_planes()) {
+      splits_ = ((plane & unsigned(columns.length)) ^ begin) & 1, loads_ = begin + 2 * own <= end && end > 0;
+    } else if (exact == 0 && has_planes()) {
       // The threads of a plane are side by side, and read memory side by side; those that are left have no rows.
       const int words = int(columns.words), of_plane = words << log_groups;
       const int whole = ::min(small_quotient(slot_, of_plane), columns.planes), of_own = slot_ - whole * of_plane;
@@ -251,8 +262,9 @@ class Tile {
       plane = columns.by_plane.divide_small(tile), begin = (tile - plane * columns.tiles) * width, end = ::min(begin + width, end);
       if (log_wide < 5) group = (group & ~3) | (group & 1) << 1 | (group >> 1 & 1);  // a warp's are all early, or none is
     } else {
-      const unsigned of_all = tile * columns.apart + own;
+      unsigned of_all = tile * columns.apart + own;
       if (of_all >= columns.all_words) end = 0;
+      if (exact > 0) of_all = ::min(of_all, columns.all_words - 1);  // what it loads is not written
       plane = few ? columns.by_plane.divide_small(of_all) : of_all / columns.words, own = of_all - plane * columns.words;
     }
     const int at = first + group, left = last - at + (1 << log_groups) - 1;
@@ -286,9 +298,9 @@ class Tile {
  private:
   static constexpr int each = kEach<S>, tensors = reads(op);
   static constexpr bool single = planes == Planes::single, few = planes == Planes::few || single;
-  static constexpr int most = (few ? kFewWords : kWords) / tensors;
+  static constexpr int most = exact > 0 ? exact : (few ? few_words(sizeof(S)) : kWords) / tensors;
   static constexpr int batch = few ? 4 : most;  // words loaded without a branch
-  static constexpr int at_once = few && each == 2 ? 2 : 4;  // words visited without a branch
+  static constexpr int at_once = exact > 0 ? exact : few && each == 2 ? 2 : 4;  // words visited without a branch
   struct Held { uint32_t of[tensors][most]; };
 
   JITACT_DEVICE static int rank() { return few ? 0 : ptx::cluster_rank(); }
@@ -296,6 +308,12 @@ class Tile {
   JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && !single && columns_.planes > 0; }
   // For `single`: whether the thread's two elements i are in two words, and the words from its first of them to that of the next.
   JITACT_DEVICE bool are_split(int i) const { return splits_ != (i % 2 != 0); }
+  // Two bits, for even and odd elements, of what is true of those in one word and of those in two.
+  JITACT_DEVICE uint32_t by_element(bool in_one, bool in_two) const {
+    uint32_t bits = splits_ ? unsigned(in_two) | unsigned(in_one) << 1 : unsigned(in_one) | unsigned(in_two) << 1;
+    ptx::forget(bits);  // else nvcc computes them again for each element
+    return bits;
+  }
   JITACT_DEVICE int64_t words_after(int i) const { return int64_t(columns_.inner >> 1) + are_split(i); }
   JITACT_DEVICE const uint32_t* from(int r) const { return static_cast<const uint32_t*>(columns_.read[r]) + place_.start; }
   // Loads the thread's words into registers. The cache fetches what the next tiles will load too.
@@ -303,7 +321,7 @@ class Tile {
     if constexpr (single) return load_single(words);
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const uint32_t* word = from(r);
-      if (!few && most <= count_) {
+      if (exact > 0 || (!few && most <= count_)) {
         JITACT_UNROLL for (int i = 0; i < most; i++, word += apart_) words.of[r][i] = ptx::load_with_neighbours(word);
       } else {
         JITACT_UNROLL for (int first = 0; first < most; first += batch) {
@@ -317,19 +335,20 @@ class Tile {
     }
   }
   JITACT_DEVICE void load_single(Held& words) const {
-    const uint32_t* word = from(0);
-    JITACT_UNROLL for (int first = 0; first < most; first += batch) {
-      if (first >= visited_) break;
-      JITACT_UNROLL for (int i = first; i < first + batch; i++) {
-        words.of[0][i] = columns_.outside[0];
-        if (i < visited_ && (are_split(i) ? loads_ : place_.has[0])) words.of[0][i] = ptx::load_with_neighbours(word);
+    const uint32_t loaded = by_element(place_.has[0], loads_);
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+      const uint32_t* word = from(r);
+      JITACT_UNROLL for (int i = 0; i < most; i++) {
+        words.of[r][i] = columns_.outside[r];
+        if (loaded & 1u << i % 2) words.of[r][i] = ptx::load_with_neighbours(word);
         word += words_after(i);
       }
-      JITACT_UNROLL for (int i = first; i < first + batch; i++) {
-        const uint32_t next = __shfl_down_sync(0xffffffffu, words.of[0][i], 1);
-        if (i < visited_ && are_split(i)) words.of[0][i] = words.of[0][i] >> 16 | next << 16;
-      }
     }
+    JITACT_UNROLL for (int r = 0; r < tensors; r++)
+      JITACT_UNROLL for (int i = 0; i < most; i++) {
+        const uint32_t next = __shfl_down_sync(0xffffffffu, words.of[r][i], 1);
+        words.of[r][i] = __byte_perm(words.of[r][i], next, are_split(i) ? 0x5432 : 0x3210);
+      }
   }
   // Keeps the compiler from holding values converted from words in registers, which takes more of them than the words do.
   static JITACT_DEVICE void forget(Held& words) {
@@ -346,7 +365,7 @@ class Tile {
   template <typename Visit, typename After>
   JITACT_DEVICE void each_word(Held& words, const Visit& visit, const After& after) {
     JITACT_UNROLL for (int i = 0; i < most; i += at_once)
-      if (i < visited_) {
+      if (exact > 0 || i < visited_) {
         JITACT_UNROLL for (int j = 0; j < at_once; j++) visit(i + j);
         if ((i + at_once) % kSummed == 0) after();
       }
@@ -355,15 +374,16 @@ class Tile {
   JITACT_DEVICE void each_word(Held& words, const Visit& visit) {
     each_word(words, visit, [] {});
   }
-  JITACT_DEVICE bool is_there(int i) const { return i < count_; }
+  JITACT_DEVICE bool is_there(int i) const { return exact > 0 || i < count_; }
   template <typename Result>
   JITACT_DEVICE void write(Held& words, const Result& result) {
+    if (columns_.together) __syncthreads();
     if constexpr (single) return write_single(words, result);
     char* to = place_.in(columns_.written, place_.start);
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
-      if (is_there(i)) place_.write(to, narrow_word<S>(t));
+      if (exact > 0 ? place_.has_any() : is_there(i)) place_.write(to, narrow_word<S>(t));
       to += 4 * apart_;
     });
   }
@@ -371,19 +391,17 @@ class Tile {
   template <typename Result>
   JITACT_DEVICE void write_single(Held& words, const Result& result) {
     uint32_t* to = static_cast<uint32_t*>(columns_.written) + place_.start;
+    const bool low = place_.has[0], high = place_.has[each - 1], before = loads_ && threadIdx.x % 32 > 0;
+    const uint32_t whole = by_element(low && high, before && low), half = by_element(low != high, before != low);
+    const uint32_t upper = by_element(!low, !before);
     each_word(words, [&](int i) {
       T t[each];
       result(i, t);
-      uint32_t word = narrow_word<S>(t);
-      bool has_low = place_.has[0], has_high = place_.has[each - 1];
-      const uint32_t last = __shfl_up_sync(0xffffffffu, word, 1);
-      if (are_split(i)) word = last >> 16 | word << 16, has_high = has_low, has_low = loads_ && threadIdx.x % 32 > 0;
-      if (i < visited_) {
-        auto* const halves = reinterpret_cast<uint16_t*>(to);
-        if (has_low && has_high) *to = word;
-        else if (has_low) halves[0] = uint16_t(word);
-        else if (has_high) halves[1] = uint16_t(word >> 16);
-      }
+      const uint32_t own = narrow_word<S>(t), last = __shfl_up_sync(0xffffffffu, own, 1);
+      const uint32_t word = __byte_perm(last, own, are_split(i) ? 0x5432 : 0x7654);
+      const uint32_t is_upper = upper >> i % 2 & 1;
+      if (whole & 1u << i % 2) *to = word;
+      if (half & 1u << i % 2) reinterpret_cast<uint16_t*>(to)[is_upper] = uint16_t(word >> 16 * is_upper);
       to += words_after(i);
     });
   }
@@ -485,7 +503,7 @@ class Tile {
   // Reduces t over all threads of the rows by f, which is for one row. Few threads do this, while the others wait.
   template <int turn, int n, typename F>
   JITACT_DEVICE void combine(T (&t)[each][n], const F& f) const {
-    if constexpr (single) return;
+    if constexpr (exact > 0) return;
     constexpr int values = each * n;
     const auto all = [&](const auto& visit) {
       JITACT_UNROLL for (int v = 0; v < values; v++) visit(v, t[v / n][v % n].v);
@@ -547,9 +565,26 @@ class Tile {
 };
 
 template <Op op, typename S, bool odd, Planes planes>
-__global__ void __launch_bounds__(planes < Planes::few ? kTileThreads : 1 << kLogFewThreads, planes < Planes::few ? 2 : 6)
+__global__ void __launch_bounds__(planes < Planes::few ? kTileThreads : 1 << kLogFewThreads, planes < Planes::few ? 2 : sizeof(S) == 4 ? 5 : 6)
 walk_columns(const __grid_constant__ Columns columns) {
   Tile<op, S, odd, planes>(columns).run();
+}
+
+// Runs the tile that is for the length of the rows, from n to `last` elements.
+template <Op op, typename S, bool odd, int n, int last>
+JITACT_DEVICE void walk_exactly(const Columns& columns) {
+  if (n < last && columns.length != n) walk_exactly<op, S, odd, n < last ? n + 1 : n, last>(columns);
+  else Tile<op, S, odd, odd ? Planes::single : Planes::few, n>(columns).run();
+}
+// The shortest rows have a kernel with fewer registers, so that there are more threads.
+template <Op op, typename S, bool odd>
+__global__ void __launch_bounds__(1 << kLogFewThreads, 8) walk_shortest_columns(const __grid_constant__ Columns columns) {
+  walk_exactly<op, S, odd, 2, kShortest>(columns);
+}
+template <Op op, typename S, bool odd>
+__global__ void __launch_bounds__(1 << kLogFewThreads, odd && op != Op::forward ? 5 : 6)
+walk_short_columns(const __grid_constant__ Columns columns) {
+  walk_exactly<op, S, odd, kShortest + 1, longest_exact(op)>(columns);
 }
 
 template <Op op, typename S>
@@ -559,7 +594,8 @@ Columns columns_of(const Call& call) {
   columns.words = unsigned(words_across(call.inner, sizeof(S))), columns.all_words = unsigned(call.outer) * columns.words;
   columns.tiling = tiling_of(call, sizeof(S), reads(op));
   const int log_wide = columns.tiling.log_wide;
-  columns.planes = planes_of(call, sizeof(S), log_wide);
+  columns.planes = columns.tiling.exact ? 0 : planes_of(call, sizeof(S), log_wide);
+  columns.together = share_sectors(call.inner, sizeof(S)) && (columns.tiling.exact || columns.tiling.log_threads == log_wide);
   columns.apart = columns.planes > 0 ? columns.planes * columns.words : 1u << log_wide;
   if (is_odd(call.inner, sizeof(S)) && columns.planes == 0) columns.tiles = tiles_across(columns.inner, log_wide);
   columns.by_plane = Divisor(columns.tiles > 0 ? columns.tiles : columns.words);
@@ -571,9 +607,7 @@ Columns columns_of(const Call& call) {
   return columns;
 }
 
-template <Op op, typename S, bool odd, Planes planes>
-cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
-  constexpr auto* kernel = walk_columns<op, S, odd, planes>;
+inline cudaError_t start_tiles(const Columns& columns, void (*kernel)(Columns), cudaStream_t stream) {
   const Tiling& tiling = columns.tiling;
   if (tiling.blocks > 8) {
     const auto allowed = cudaFuncAttributeNonPortableClusterSizeAllowed;
@@ -581,21 +615,22 @@ cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
   }
   Clusters shape(tiling.blocks, 1 << tiling.log_threads, 0, stream);
   const int64_t tiles = int64_t(columns.all_words / columns.words) * columns.tiles;
-  const int64_t of_block = tiling.single ? 1 << (tiling.log_threads - 5) : 1;
+  const int64_t of_block = tiling.exact ? int64_t(1) << (tiling.log_threads - tiling.log_wide) : 1;
   shape.count(tiles > 0 ? (tiles - 1) / of_block + 1 : (columns.all_words - 1) / columns.apart + 1);
   return cudaLaunchKernelEx(&shape.config, kernel, columns);
 }
 template <Op op, typename S, bool odd>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
-  const auto& [log_threads, log_wide, blocks, steps, held, single] = columns.tiling;
-  if constexpr (op == Op::forward && odd)
-    if (single) return start_tiles<op, S, odd, Planes::single>(columns, stream);
-  if constexpr (op == Op::forward)
-    if (blocks == 1 && log_threads <= kLogFewThreads && steps <= kFewWords << (log_threads - log_wide))
-      return start_tiles<op, S, odd, Planes::few>(columns, stream);
+  const auto& [log_threads, log_wide, blocks, steps, held, exact] = columns.tiling;
+  auto* kernel = walk_columns<op, S, odd, odd ? Planes::whole : Planes::parts>;
   if constexpr (!odd && op != Op::backward)
-    if (columns.planes > 0) return start_tiles<op, S, odd, Planes::whole>(columns, stream);
-  return start_tiles<op, S, odd, odd ? Planes::whole : Planes::parts>(columns, stream);
+    if (columns.planes > 0) kernel = walk_columns<op, S, odd, Planes::whole>;
+  if constexpr (op == Op::forward)
+    if (blocks == 1 && log_threads <= kLogFewThreads && steps <= few_words(sizeof(S)) << (log_threads - log_wide))
+      kernel = walk_columns<op, S, odd, Planes::few>;
+  if constexpr (op != Op::backward)
+    if (exact) kernel = columns.length <= kShortest ? walk_shortest_columns<op, S, odd> : walk_short_columns<op, S, odd>;
+  return start_tiles(columns, kernel, stream);
 }
 
 }  // namespace jitact::rows
