@@ -52,20 +52,25 @@ def test_a_part_computes_what_the_whole_does(part: RowPart, which: int, device: 
             assert run(*(t.to("meta") for t in tensors), dim, 2.0).shape == x.shape
 
 
-def test_parts_that_are_compiled_at_the_same_time_are_not_mixed_up(tmp_path: Path) -> None:
+# For each part: lengths, and adjacent rows, of two shapes of rows, which have a part each, forward and backward.
+APART = {"along": ((24, 1), (31, 1)), "across": ((13, 70), (5, 70), (13, 33), (8, 33))}
+
+
+@pytest.mark.parametrize("rows", APART)
+def test_parts_that_are_compiled_at_the_same_time_are_not_mixed_up(rows: str, tmp_path: Path) -> None:
     """Functions of one name become one when the parts are joined, so none may do what depends on the part."""
-    part = kernels.KernelSource.from_file("softmax")._replace(rows=PARTS[0])
+    part = kernels.KernelSource.from_file("softmax")._replace(rows=RowPart("bfloat16", rows, "output"))
     library = emulated_library(tmp_path, "softmax", part.defines(), parts=4)
-    for length in (24, 31):  # whole vectors, and not: a part each, forward and backward
+    for length, inner in APART[rows]:
         torch.manual_seed(0)
-        x, dy = torch.randn(2, 3, length).bfloat16()
+        x, dy = torch.randn(2, 3, length, inner).bfloat16()
         y, dx = torch.empty_like(x), torch.empty_like(x)
         for kind, first, second, to in (("forward", x, x, y), ("backward_from_output", dy, y, dx)):
-            sizes = [ctypes.c_int64(size) for size in (3, length, 1)]
+            sizes = [ctypes.c_int64(size) for size in (3, length, inner)]
             data = [ctypes.c_void_p(t.data_ptr()) for t in (first, second, to)]
             assert library.run(OPERATIONS.index(kind), CODE[x.dtype], *sizes, ctypes.c_float(1), *data) is None
         z = x.double().requires_grad_()
-        expected = torch.softmax(z, -1)
+        expected = torch.softmax(z, 1)
         torch.testing.assert_close(y.double(), expected.detach(), rtol=2**-8, atol=0)
         torch.testing.assert_close(dx.double(), torch.autograd.grad(expected, z, dy.double())[0], rtol=2**-6, atol=2**-8)
 

@@ -211,17 +211,18 @@ cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t 
   return error;
 }
 
-template <Op op, typename S, bool odd>
+template <Op op, typename S, bool exact, bool odd>
 cudaError_t start_columns(const Columns& columns, const Call& call, cudaStream_t stream) {
-  if (in_strips(call, sizeof(S), columns.tiling)) return start_strips<op, S, odd>(call, columns, stream);
-  return start_tiles<op, S, odd>(columns, stream);
+  if constexpr (exact) return start_exact_tiles<op, S, odd>(columns, stream);
+  else if (in_strips(call, sizeof(S), columns.tiling)) return start_strips<op, S, odd>(call, columns, stream);
+  else return start_tiles<op, S, odd>(columns, stream);
 }
-template <Op op, typename S>
+template <Op op, typename S, bool exact>
 cudaError_t start_columns(const Call& call, cudaStream_t stream) {
   const Columns columns = columns_of<op, S>(call);
   if constexpr (sizeof(S) == 2)
-    if (is_odd(call.inner, sizeof(S))) return start_columns<op, S, true>(columns, call, stream);
-  return start_columns<op, S, false>(columns, call, stream);
+    if (is_odd(call.inner, sizeof(S))) return start_columns<op, S, exact, true>(columns, call, stream);
+  return start_columns<op, S, exact, false>(columns, call, stream);
 }
 
 }  // namespace jitact::rows

@@ -9,8 +9,8 @@
 namespace jitact::parts {
 
 // The pieces that can be compiled separately, for each dtype if there are several: forward, backward and, where costly, another
-// kind of backward: with sums, or from the output. For one dtype of rows along the last dimension, a GPU's kernels are apart for
-// rows that fill 16-byte vectors and for others. The loader has the same numbers.
+// kind of backward: with sums, or from the output. For one dtype of rows, a GPU's kernels for two shapes of rows are apart, see
+// is_second_shape. The loader has the same numbers.
 #if defined JITACT_ROW_INPUT
 constexpr int kDtypes = 1, kKinds = 2;
 #elif defined JITACT_ROW_ONLY
@@ -20,7 +20,7 @@ constexpr int kDtypes = 4, kKinds = 3;
 #else
 constexpr int kDtypes = 4, kKinds = loops::kSums > 0 ? 3 : 2;
 #endif
-#if defined JITACT_ROW_ONLY && defined __CUDACC__ && !JITACT_ROW_ACROSS
+#if defined JITACT_ROW_ONLY && defined __CUDACC__ && !(JITACT_ROW_ACROSS && JITACT_ROW_INPUT_KEPT)
 constexpr int kShapes = 2;
 #else
 constexpr int kShapes = 1;
@@ -38,7 +38,7 @@ constexpr int part_of(Op op, loops::Dtype dtype, int shape) {
 }
 template <typename Call>
 int shape_of(const Call& call) {
-  if constexpr (kShapes > 1) return call.length * bytes_of(call.dtype) % 16 != 0;
+  if constexpr (kShapes > 1) return is_second_shape(call);
   else return 0;
 }
 

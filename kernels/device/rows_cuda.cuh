@@ -9,12 +9,17 @@
 
 namespace jitact::rows {
 
-// Whether the kernels for an operation, a type, and rows that do or do not end within vectors are compiled here.
+// Of a call along the last dimension whether rows end within vectors, of another whether their length has code of its own.
+inline bool is_second_shape(const Call& call) {
+  const int64_t size = bytes_of(call.dtype);
+  return call.inner > 1 ? log_exact_wide(call, size) > 0 : call.length * size % 16 != 0;
+}
+// Whether the kernels for an operation, a type and a shape of rows are compiled here.
 #ifdef JITACT_PART
-template <Op op, typename S, bool ragged>
-constexpr bool kIsHere = parts::kIsHere<op, S, parts::kShapes == 2 && ragged>;
+template <Op op, typename S, bool second>
+constexpr bool kIsHere = parts::kIsHere<op, S, parts::kShapes == 2 && second>;
 #else
-template <Op op, typename S, bool ragged>
+template <Op op, typename S, bool second>
 constexpr bool kIsHere = true;
 #endif
 
@@ -138,9 +143,9 @@ cudaError_t start_along(const Call& call, cudaStream_t stream) {
   return start<op, S, ragged, 0>(launch, call, stream);
 }
 
-template <Op op, typename S>
+template <Op op, typename S, bool exact>
 cudaError_t start_across(const Call& call, cudaStream_t stream) {
-  if constexpr (sizeof(S) == 2) {
+  if constexpr (sizeof(S) == 2 && !exact) {
     if (const SmallPlanes planes(call); planes.count > 0) {
       PlanesLaunch launch{};
       take<op, S>(launch, call);
@@ -152,7 +157,7 @@ cudaError_t start_across(const Call& call, cudaStream_t stream) {
       return cudaLaunchKernelEx(&shape.config, planes.vectors == kFewOfPlane ? few : many, launch);
     }
   }
-  return start_columns<op, S>(call, stream);
+  return start_columns<op, S, exact>(call, stream);
 }
 
 #if !JITACT_PART
@@ -185,19 +190,16 @@ const char* run_cuda(const Call& call, void* stream) {
   const auto start_if = [&]<Op op, typename S>() {
     if constexpr (exists(op) && (kIsHere<op, S, false> || kIsHere<op, S, true>)) {
       if (call.op != op) return;
-      if constexpr (kHasAcross) {
-        if (call.inner > 1) {
-          error = start_across<op, S>(call, s);
-          return;
+      const auto start_shape = [&]<bool second>() {
+        if constexpr (kIsHere<op, S, second>) {
+          if (is_second_shape(call) != second) return;
+          if constexpr (kHasAcross)
+            if (call.inner > 1) error = start_across<op, S, second>(call, s);
+          if constexpr (kHasAlong)
+            if (call.inner == 1) error = start_along<op, S, second>(call, s);
         }
-      }
-      if constexpr (kHasAlong) {
-        const bool ragged = call.length % Storage<S>::size != 0;
-        if constexpr (kIsHere<op, S, true>)
-          if (ragged) error = start_along<op, S, true>(call, s);
-        if constexpr (kIsHere<op, S, false>)
-          if (!ragged) error = start_along<op, S, false>(call, s);
-      }
+      };
+      start_shape.template operator()<false>(), start_shape.template operator()<true>();
     }
   };
 #ifdef JITACT_ROW_INPUT
