@@ -60,8 +60,9 @@ constexpr int log_exact_wide(const Call& call, int64_t size) {
 }
 
 // The tiling for a call's rows: as wide as a block of 128 threads can hold (of 256, where tiles share sectors and a thread holds a
-// row); then larger blocks, then clusters; and a cache line wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a line's bandwidth; of 32 bytes 67 %, at which reading rows
-// twice, in strips, is as fast. Of small planes, so many threads go along a row that they read about a line of adjacent memory.
+// row); then larger blocks, then clusters; and a cache line wide where these cannot hold them. Tiles of 64 bytes reach 87 % of a
+// line's bandwidth; of 32 bytes 67 %, at which reading rows twice, in strips, is as fast. Of small planes, so many threads go along
+// a row that they read about a line of adjacent memory.
 inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
   const int64_t length = call.length, inner = call.inner, words = words_across(inner, size), most = kWords / tensors;
   const bool shared = share_sectors(inner, size);
