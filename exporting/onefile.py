@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -17,7 +18,7 @@ from torch import nn
 
 from .. import registry
 from ..definitions.define import load_folder
-from ..measuring.commandline import CommandParser
+from ..measuring.commandline import CommandParser, dtypes_named
 from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
 from .build import DEVICES, DTYPES, OF_TORCH, Build
@@ -92,7 +93,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out, or -")
     command.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
     command.add_argument(
-        "--dtype", nargs="+", type=_dtypes_joined, action="extend", help=f"some of {','.join(DTYPES)}; all if left out"
+        "--dtype", nargs="+", type=dtypes_named, action="extend", help=f"some of {','.join(DTYPES)}; all if left out"
     )
     command.add_argument("--forward-only", action="store_true", help="leave out backward")
     command.add_argument("--device", choices=DEVICES, help="what the file is for; both if left out")
@@ -103,7 +104,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     try:
         if args.folder:
             load_folder(args.folder)
-        dtype = args.dtype and ",".join(args.dtype).split(",")
+        dtype = args.dtype and list(itertools.chain(*args.dtype))
         text = export(args.name, dtype=dtype, forward_only=args.forward_only, device=args.device, shape=args.shape)
         if args.output and args.output != Path("-"):
             args.output.write_text(text, encoding="utf-8")
@@ -113,14 +114,6 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
         print(f"{command.prog}: {error}", file=sys.stderr)
         return 2
     return 0
-
-
-def _dtypes_joined(text: str) -> str:
-    """Names of dtypes that commas join, as other commands take them."""
-    for name in text.split(","):
-        if name not in DTYPES:
-            raise argparse.ArgumentTypeError(f"no dtype {name!r}; choose from {', '.join(DTYPES)}")
-    return text
 
 
 def _two_numbers(text: str) -> tuple[int, int]:

@@ -33,6 +33,7 @@ __all__ = [
     "CommandParser",
     "Parser",
     "dtype_name",
+    "dtypes_named",
     "exit_code",
     "first_line",
     "keeping",
@@ -160,7 +161,7 @@ class Parser(CommandParser):
     def add_choices(cls, parser: argparse.ArgumentParser) -> None:
         """Adds these arguments to any parser."""
         parser.add_argument("names", nargs="*", metavar="NAME", help="activations, by any name that they have; all by default")
-        parser.add_argument("--dtype", type=cls._dtypes, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
+        parser.add_argument("--dtype", type=dtypes_named, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
     def _refer_to_operands(self, names: list[str], operands: bool) -> None:
@@ -191,14 +192,6 @@ class Parser(CommandParser):
         return args
 
     @staticmethod
-    def _dtypes(text: str) -> list[torch.dtype]:
-        dtypes = [DTYPES.get(name) or getattr(torch, name, None) for name in text.split(",")]
-        for name, dtype in zip(text.split(","), dtypes, strict=True):
-            if dtype not in DTYPES.values():
-                raise argparse.ArgumentTypeError(f"no dtype {name!r}; choose from {', '.join(DTYPES)}")
-        return list(dict.fromkeys(dtypes))
-
-    @staticmethod
     def _device(text: str) -> torch.device:
         try:
             device = torch.device(text)
@@ -213,6 +206,19 @@ class Parser(CommandParser):
             device = torch.device("cuda", device.index or 0)
             torch.cuda.set_device(device)
         return device
+
+
+def dtypes_named(text: str) -> list[torch.dtype]:
+    """The dtypes that a command line names, joined by commas: as keys of :data:`DTYPES`, or as torch does.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no dtype of such a name.
+    """
+    dtypes = [DTYPES.get(name) or getattr(torch, name, None) for name in text.split(",")]
+    for name, dtype in zip(text.split(","), dtypes, strict=True):
+        if dtype not in DTYPES.values():
+            raise argparse.ArgumentTypeError(f"no dtype {name!r}; choose from {', '.join(DTYPES)}")
+    return list(dict.fromkeys(dtypes))
 
 
 def plain_output() -> None:
