@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.regis
     command = commands.add_parser("export", help=(export.__doc__ or "").partition("\n")[0])
     command.add_argument("name", help="an activation, by any name that it is known by")
     command.add_argument("-o", "--output", type=parser.output_file, help="the file to write; printed if left out, or -")
-    command.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
+    parser.add_folder(command)
     command.add_argument(
         "--dtype", nargs="+", type=dtypes_named, action="extend", help=f"some of {','.join(DTYPES)}; all if left out"
     )

@@ -55,6 +55,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
 
     build = command("build", _build, "Compiles the activations that are not cached, all or those named.")
     build.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_folder(build)
     build.add_argument(
         "--arch",
         action="extend",
@@ -96,8 +97,14 @@ def _archs(text: str) -> tuple[Arch, ...]:
 
 
 def _build(options: argparse.Namespace) -> int:
+    from ..definitions.define import load_folder
     from .loader.prebuild import prebuild
 
+    try:
+        if options.folder:
+            load_folder(options.folder)
+    except (OSError, ValueError) as error:
+        raise LookupError(str(error)) from None
     plans = [_plan(name, options.fast_math, options.arch) for name in _registered(options.names)]
     return prebuild(plans, options.jobs)
 

@@ -140,6 +140,11 @@ class CommandParser(argparse.ArgumentParser):
             self.error(str(error))
 
     @staticmethod
+    def add_folder(parser: argparse.ArgumentParser) -> None:
+        """Adds ``--from`` to any parser, for ``load_folder(args.folder)``."""
+        parser.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define first")
+
+    @staticmethod
     def output_file(text: str) -> Path:
         """A path for ``type=``, checked to be writable before the run rather than after it."""
         path = Path(text)

@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None, prog: str = "jitact") -> int:
     version.set_defaults(run=_version)
     check = commands.add_parser("check", description=_check.__doc__)
     Parser.add_choices(check)
-    check.add_argument("--from", dest="folder", type=Path, help="a folder of kernel files to define activations from first")
+    parser.add_folder(check)
     check.add_argument(
         "--low", type=float, default=-math.inf, help="the smallest input; the end of the type's range by default"
     )

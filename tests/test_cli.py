@@ -14,7 +14,7 @@ import pytest
 import torch
 from building import NOBODY, answer, as_nobody, in_child, root
 
-from jitact import names, registry
+from jitact import load_folder, names, registry
 from jitact.kernels import BuildError
 from jitact.kernels.__main__ import main
 from jitact.kernels.loader import build, cache, folders, lock, prebuild
@@ -60,6 +60,22 @@ def test_build_then_list_then_clear(quick: Path, capfd: pytest.CaptureFixture[st
     assert {entry.folder.name.rpartition("-")[0] for entry in cache.entries(quick)} == {"relu"}
     assert main(["clear"]) == 0
     assert sorted(path.name for path in quick.iterdir()) == ["machine.json", "precious", "precious-0123456789abcdef.txt"]
+
+
+def test_build_from_a_folder(quick: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder, other = tmp_path / "kernels", tmp_path / "other"
+    folder.mkdir(), other.mkdir()
+    text = "ELEMENTWISE T forward(T x) { return 2 * x; }\nELEMENTWISE T backward(T dy, T x) { return 2 * dy; }\n"
+    (folder / "any.cu").write_text("// activation: of_folder\n" + text)
+    (other / "any.cu").write_text("int x = 1;\n")
+    for count in ("1 compiled, 0", "0 compiled, 1"):
+        assert main(["build", "--from", str(folder), "of_folder"]) == 0
+        assert count in capfd.readouterr().out
+    (loaded,) = load_folder(folder).values()
+    assert loaded()(torch.ones(2)).tolist() == [2, 2] and len(list(cache.entries(quick))) == 1
+    for wrong, said in ((tmp_path / "nowhere", "there is no folder"), (other, "any.cu")):
+        assert main(["build", "--from", str(wrong), "relu"]) == 2
+        assert said in capfd.readouterr().err
 
 
 def test_parts_and_types_of_rows_are_current_and_cleared(quick: Path, capfd: pytest.CaptureFixture[str]) -> None:
