@@ -75,7 +75,8 @@ class Arguments:
             return self.signature.bind(*args, **kwargs).arguments
         except TypeError as error:  # its message says which argument is wrong
             unknown = next((name for name in kwargs if name not in self.defaults), "")
-            near = difflib.get_close_matches(unknown, self.defaults, n=1)
+            traced = torch.compiler.is_compiling()  # which fails in difflib
+            near = [] if traced else difflib.get_close_matches(unknown, self.defaults, n=1)
             hint = f"; did you mean {near[0]}=?" if near else ""
             taken = ", ".join(filter(None, [self.before, str(self.signature)[1:]]))
             raise TypeError(f"{self.called}({taken}: {error}{hint}") from None

@@ -7,8 +7,9 @@ result is computed by the dropout.
 from __future__ import annotations
 
 import ast
+import itertools
 from collections.abc import Iterable
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from ..modules import ActivationModule
 from .gates import waiting
-from .pending import Pending, Waiting
+from .pending import Pending, Waiting, has_hooks
 from .uses import Uses, uses_of
 
 __all__ = ["Dropping", "dropping_of"]
@@ -27,6 +28,13 @@ class Dropping(Waiting):
 
     def _pending(self, x: Tensor) -> Pending | Tensor:
         return _BeforeDropout(self.act, x) if self.training else self.act(x)
+
+    def _is_read(self, caller: FrameType) -> bool:
+        if caller.f_code is not nn.Sequential.forward.__code__:
+            return super()._is_read(caller)
+        modules = list(caller.f_locals["self"]._modules.values())  # which may be a part of the sequence that was replaced in
+        follows = [after for one, after in itertools.pairwise(modules) if one is self]
+        return bool(follows) and all(type(after) is nn.Dropout and not has_hooks(after) for after in follows)
 
     def _get_name(self) -> str:
         return f"jitact {type(self.act).__name__} with dropout"
@@ -70,6 +78,7 @@ def _dropouts(parent: nn.Module, name: str) -> Uses:
             dropped.otherwise = dropped.otherwise or changed
         elif len(into) == 1 and into[0] is not None:
             dropped.involved |= into[0]
+            dropped.callers |= result.callers()
         else:
             dropped.otherwise = dropped.otherwise or result.otherwise("drop")
     return dropped

@@ -27,7 +27,7 @@ class Gate(Waiting):
     """An activation in a gated block, fused with the product that follows it."""
 
     def _get_name(self) -> str:
-        return f"jitact {gated(self.act).__name__}"
+        return f"jitact {gated(self.act).__name__}" if isinstance(self.act, ActivationModule) else type(self).__name__
 
 
 def gated_products(module: nn.Module, name: str) -> Uses:
@@ -42,6 +42,7 @@ def gated_products(module: nn.Module, name: str) -> Uses:
         if changed := result.input_changed(module._modules):
             product.otherwise = product.otherwise or changed
             continue
+        product.callers |= result.callers()
         ((value, by),) = multiplied
         other = by.left if by.right is value else by.right
         if by.left is value and (second := _activation(other, result, module)):
@@ -90,7 +91,8 @@ def waiting(
     if not any(uses.found for _, uses in found):
         return None, ""
     why = _why_not(act, found, what, in_place)
-    return None if why else kind(act), why
+    callers = frozenset().union(*[uses.callers for _, uses in found])
+    return None if why else kind(act, callers), why
 
 
 def _why_not(act: ActivationModule, found: Sequence[tuple[nn.Module, Uses]], what: str, in_place: bool) -> str:

@@ -397,9 +397,9 @@ def patched() -> Patched:
     jitact if the input is a dense float tensor on a CPU or a GPU and jitact's function accepts the arguments. All other calls
     go to PyTorch as before. Works as a decorator too. Modules are not changed, so there is nothing to undo.
 
-    It applies to the thread that entered it, and to no other: work that PyTorch moves to other threads, such as the
-    recomputation by ``torch.utils.checkpoint`` in backward on a GPU, calls PyTorch's functions. Every PyTorch call in the
-    context takes a few microseconds longer; :func:`replace` has no such cost.
+    It applies to the thread that entered it, and to no other; nor to backward: what ``torch.utils.checkpoint`` recomputes
+    there calls PyTorch's functions, so enter it inside the function that is checkpointed. Every PyTorch call in the context
+    takes a few microseconds longer; :func:`replace` has no such cost.
 
     Returns:
         The context; printing it shows what it replaced.

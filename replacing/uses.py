@@ -18,6 +18,14 @@ __all__ = ["Result", "Uses", "assigned_from", "uses_of"]
 _TRIES = ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith
 _METHODS = ast.FunctionDef, ast.AsyncFunctionDef
 _LATER = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp  # which run after they are defined
+# Nodes that are compiled as functions of their own, with these names, or may be.
+_UNNAMED = {
+    ast.Lambda: "<lambda>",
+    ast.GeneratorExp: "<genexpr>",
+    ast.ListComp: "<listcomp>",
+    ast.SetComp: "<setcomp>",
+    ast.DictComp: "<dictcomp>",
+}
 
 
 class Uses:
@@ -26,12 +34,14 @@ class Uses:
     Attributes:
         found: whether the operation was found.
         involved: names of the other submodules that take part in it.
+        callers: the code that calls the submodule for it, see :meth:`Result.callers`.
         otherwise: another use of the result, as text; "" if there is none.
     """
 
     def __init__(self, module: nn.Module) -> None:
         """Starts without any use, unless the module, which has the submodule, runs a forward that is not its class's."""
         self.involved: set[str] = set()
+        self.callers: set[tuple[str, str]] = set()
         self.found, self.otherwise = False, ""
         if "forward" in vars(module):
             self.otherwise = f"the forward of {type(module).__name__} was replaced on the module"
@@ -53,6 +63,12 @@ class Result(NamedTuple):
     self_name: str
     call: ast.Call | None
     values: list[tuple[ast.expr, ast.AST | None]]
+
+    def callers(self) -> set[tuple[str, str]]:
+        """The code that has the call: the module where it is, and the names of the functions around the call."""
+        functions = [node for node in ast.walk(self.definition) if isinstance(node, (*_METHODS, *_UNNAMED))]
+        names = {_UNNAMED.get(type(node)) or node.name for node in functions if self.call in ast.walk(node)}
+        return {(self.function.__globals__.get("__name__", ""), name) for name in names}
 
     def otherwise(self, what: str) -> str:
         """Text: the method does more with the result than ``what``, or passes the submodule on."""

@@ -814,3 +814,8 @@ def test_load_operators() -> None:
         jitact.load_operators("softsing")
     with pytest.raises(TypeError, match="fast_math"):
         jitact.load_operators("gelu", fast_math=1)
+
+
+def test_errors_of_compiled_calls_name_the_argument() -> None:
+    with pytest.raises(Exception, match="aproximate"):
+        torch.compile(lambda x: jitact.gelu(x, aproximate="tanh"), fullgraph=True)(torch.randn(4))

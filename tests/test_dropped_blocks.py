@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import jitact
-from jitact.replacing.dropouts import Dropping
+from jitact.replacing.dropouts import Dropping, Pending
 
 
 class Block(nn.Module):
@@ -87,15 +88,32 @@ def test_blocks(what: str) -> None:
         assert jitact.restore(each) == 1 and torch.equal(each(x), plain(x))
 
 
-def test_what_waits_is_no_tensor_in_training_alone() -> None:
+def test_a_part_of_a_sequence_gives_tensors() -> None:
     model, x = nn.Sequential(*InOrder()), torch.randn(50, 6)
     jitact.replace(model, dropout=True)
-    waiting = model[:2](x)
-    value = F.gelu(model[0](x))
+    for part in (model[:2], model.eval()[:2]):
+        y = part(x)
+        assert type(y) is Tensor
+        torch.testing.assert_close(y, F.gelu(model[0](x)))
+
+
+def test_what_waits_is_no_tensor() -> None:
+    waiting = Pending(jitact.get("gelu")(), torch.randn(50, 6))
     assert not isinstance(waiting, Tensor) and repr(waiting) == repr(waiting.value())
     torch.testing.assert_close(waiting % 1, waiting.value() % 1)
-    torch.testing.assert_close(waiting + 0, value)
-    assert type(model.eval()[:2](x)) is Tensor
+
+
+@pytest.mark.parametrize("segments", [0, 2, 3, 4])
+def test_checkpoints_between_an_activation_and_its_dropout(segments: int) -> None:
+    """These are given tensors: reentrant ones lose the gradients of anything else, without a word."""
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Dropout(0.1), nn.Linear(6, 6))
+    assert jitact.replace(model, dropout=True).replaced[0].new.endswith("with the dropout")
+    y = x = torch.randn(50, 6, requires_grad=True)
+    for layer in model if segments == 0 else ():
+        y = checkpoint(layer, y, use_reentrant=True)
+    y = y if segments == 0 else checkpoint_sequential(model, segments, x, use_reentrant=True)
+    (x + y).sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
 
 
 def test_masks_are_pytorchs_unless_it_is_asked_for() -> None:

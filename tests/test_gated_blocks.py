@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import jitact
 from jitact.replacing.gates import Gate, Pending
@@ -646,6 +647,51 @@ def test_modes_are_those_of_the_call(cast: bool) -> None:
         assert jitact.replace(model).replaced[0].new.endswith("with the product")
         assert_same(results(model, x), expected)
         assert model[0].gate.weight.grad is None
+
+
+class Around(nn.Module):
+    """What checkpoint_wrapper and its like put around a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inner, x, use_reentrant=True)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_is_put_around_an_activation_gets_tensors(inside: bool) -> None:
+    """Around the gate, or around the activation in it, as by tools that wrap each module without submodules."""
+    torch.manual_seed(0)
+    model, x = Block(), torch.randn(3, 6)
+    expected = results(model, x)
+    jitact.replace(model)
+    assert isinstance(model.act, Gate)
+    if inside:
+        model.act.act = Around(model.act.act)
+    else:
+        model.act = Around(model.act)
+    assert_same(results(model, x), expected)
+    assert "Around" in repr(model)
+
+
+class InLambdas(Block):
+    """With the product in a function within forward."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        product = lambda up: self.act(self.gate(x)) * up  # noqa: E731
+        return self.down(sum([product(up) for up in (self.up(x), x.sum())]))
+
+
+def test_products_in_functions_within_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model, x = InLambdas(), torch.randn(3, 6)
+    expected, fused = results(model, x), []
+    report = jitact.replace(model)
+    monkeypatch.setattr(Pending, "__mul__", lambda self, up, mul=Pending.__mul__: fused.append(up) or mul(self, up))
+    assert_same(results(model, x), expected)
+    assert len(fused) == 2 * len(report.replaced) * isinstance(model.act, Gate)
 
 
 def test_what_is_pending_keeps_its_modes() -> None:

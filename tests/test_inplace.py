@@ -236,6 +236,16 @@ def test_numbers_are_drawn_in_the_order_of_forward(what: str, device: str) -> No
         assert not ddx[y == 0].any()
 
 
+@pytest.mark.parametrize("function", [jitact.relu, jitact.hardtanh, lambda x: jitact.prelu(x, x.new_full((8,), 0.3))])
+def test_hooks_may_return_bits_with_other_strides(function: Callable, device: str) -> None:
+    x = torch.randn(4, 8, device=device, requires_grad=True)
+    (expected,) = torch.autograd.grad(function(x).sum(), x)
+    apart = lambda t: t.new_empty(*t.shape, 2)[..., 0].copy_(t)  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t, apart):
+        y = function(x)
+    assert torch.equal(*torch.autograd.grad(y.sum(), x), expected)
+
+
 def test_compiled_autograd(device: str) -> None:
     x = torch.randn(4, 8, device=device, requires_grad=True)
     for name in ("relu", "elu", "silu"):

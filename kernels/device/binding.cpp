@@ -126,8 +126,7 @@ struct Prepared {
 // The operators, in the calling convention of the stable ABI: owned arguments on the stack, replaced by results.
 
 void check_mask(const Tensor& mask, const Tensor& dy) {
-  check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && mask.is_contiguous() &&
-            same_device(mask, dy),
+  check(mask.numel() == (dy.numel() + 7) / 8 && mask.dtype() == aoti_torch_dtype_uint8() && same_device(mask, dy),
         "the mask that backward_from_bit reads must hold one bit for each element of dy, on its device");
 }
 
@@ -140,6 +139,7 @@ Arguments checked_arguments(Op op, const StableIValue* stack) {
   if (reads_bits(op)) {
     check(is_dense(arguments.elements[0]), "backward_from_bit needs dy dense, in the memory order of y");
     check_mask(arguments.mask, arguments.elements[0]);
+    arguments.mask = contiguous(std::move(arguments.mask));  // hooks of saved tensors may return another layout
   }
   return arguments;
 }
