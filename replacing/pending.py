@@ -31,6 +31,8 @@ class Waiting(nn.Module):
         act: jitact's activation.
     """
 
+    _callers: frozenset[tuple[str, str]] = frozenset()  # of pickles that do not have it
+
     def __init__(self, act: ActivationModule, callers: frozenset[tuple[str, str]] = frozenset()) -> None:
         """``act`` takes one tensor and numbers; ``callers``: see :meth:`Result.callers`."""
         super().__init__()
