@@ -72,7 +72,7 @@ class Waiting(nn.Module):
 
     def _is_read(self, caller: FrameType) -> bool:
         """Whether the code that calls is what was read: others, as checkpoints, need not know what a :class:`Pending` is."""
-        return (caller.f_globals.get("__name__"), caller.f_code.co_name) in self._callers
+        return (caller.f_globals.get("__name__", ""), caller.f_code.co_name) in self._callers
 
     def _pending(self, x: Tensor) -> Pending:
         return Pending(self.act, x)
