@@ -133,14 +133,15 @@ struct TileArrivals {
 };
 
 // What the tiles of a kernel may have: parts of planes alone, or whole planes too. few: these, if threads have few_words at most,
-// so that there can be more of them. single: parts of odd planes; then a tile is a warp's, and a thread has all elements of its
-// two rows. Where these lie in two words, it gets its second half from the next thread, and gives away its own.
-enum class Planes { parts, whole, few, single };
+// so that there can be more of them.
+enum class Planes { parts, whole, few };
 
 // n / d for up to 2^11 of both, in fewer instructions.
 JITACT_DEVICE int small_quotient(int n, int d) { return int((float(n) + 0.5f) * ptx::reciprocal(float(d))); }
 
-// odd: see TilePlace. exact: the length, if the code is for this one alone; then a thread has all elements of its rows.
+// odd: see TilePlace. exact: the length, if the code is for this one alone; then a thread has all elements of its rows. If `odd`
+// too, a tile is a single warp's. Where a thread's two rows lie in two words there, it gets its second half from the next thread,
+// and gives away its own.
 template <Op op, typename S, bool odd, Planes planes, int exact = 0>
 class Tile {
  public:
@@ -158,7 +159,7 @@ class Tile {
       plane = columns.by_plane.divide_small(of_warp), begin = (of_warp - plane * columns.tiles) * width;
       end = plane * columns.words < columns.all_words ? ::min(begin + width, end) : 0;
       splits_ = ((plane & unsigned(columns.length)) ^ begin) & 1, loads_ = begin + 2 * own <= end && end > 0;
-    } else if (exact == 0 && has_planes()) {
+    } else if (has_planes()) {
       // The threads of a plane are side by side, and read memory side by side; those that are left have no rows.
       const int words = int(columns.words), of_plane = words << log_groups;
       const int whole = ::min(small_quotient(slot_, of_plane), columns.planes), of_own = slot_ - whole * of_plane;
@@ -208,7 +209,7 @@ class Tile {
 
  private:
   static constexpr int each = kEach<S>, tensors = reads(op);
-  static constexpr bool single = planes == Planes::single, few = planes == Planes::few || single;
+  static constexpr bool single = exact > 0 && odd, few = planes == Planes::few;
   static constexpr int most = exact > 0 ? exact : (few ? few_words(sizeof(S)) : kWords) / tensors;
   static constexpr int batch = few ? 4 : most;  // words loaded without a branch
   static constexpr int at_once = exact > 0 ? exact : few && each == 2 ? 2 : 4;  // words visited without a branch
@@ -216,7 +217,7 @@ class Tile {
 
   JITACT_DEVICE static int rank() { return few ? 0 : ptx::cluster_rank(); }
   JITACT_DEVICE int blocks() const { return few ? 1 : columns_.tiling.blocks; }  // per cluster
-  JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && !single && columns_.planes > 0; }
+  JITACT_DEVICE bool has_planes() const { return planes != Planes::parts && exact == 0 && columns_.planes > 0; }
   // For `single`: whether the thread's two elements i are in two words, and the words from its first of them to that of the next.
   JITACT_DEVICE bool are_split(int i) const { return splits_ != (i % 2 != 0); }
   // Two bits, for even and odd elements, of what is true of those in one word and of those in two.
@@ -486,7 +487,7 @@ walk_columns(const __grid_constant__ Columns columns) {
 template <Op op, typename S, bool odd, int n, int last>
 JITACT_DEVICE void walk_exactly(const Columns& columns) {
   if (n < last && columns.length != n) walk_exactly<op, S, odd, n < last ? n + 1 : n, last>(columns);
-  else Tile<op, S, odd, odd ? Planes::single : Planes::few, n>(columns).run();
+  else Tile<op, S, odd, Planes::few, n>(columns).run();
 }
 // The shortest rows have a kernel with fewer registers, so that there are more threads.
 template <Op op, typename S, bool odd>
@@ -533,12 +534,13 @@ inline cudaError_t start_tiles(const Columns& columns, void (*kernel)(Columns), 
 }
 template <Op op, typename S, bool odd>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
-  const auto& [log_threads, log_wide, blocks, steps, held, exact] = columns.tiling;
+  const Tiling& tiling = columns.tiling;
   auto* kernel = walk_columns<op, S, odd, odd ? Planes::whole : Planes::parts>;
   if constexpr (!odd && op != Op::backward)
     if (columns.planes > 0) kernel = walk_columns<op, S, odd, Planes::whole>;
   if constexpr (op == Op::forward)
-    if (blocks == 1 && log_threads <= kLogFewThreads && steps <= few_words(sizeof(S)) << (log_threads - log_wide))
+    if (tiling.blocks == 1 && tiling.log_threads <= kLogFewThreads &&
+        tiling.steps <= few_words(sizeof(S)) << (tiling.log_threads - tiling.log_wide))
       kernel = walk_columns<op, S, odd, Planes::few>;
   return start_tiles(columns, kernel, stream);
 }

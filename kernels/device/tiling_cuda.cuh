@@ -80,13 +80,13 @@ inline Tiling tiling_of(const Call& call, int64_t size, int tensors) {
     if (log_wide < kLogFewest || log_wide > kLogTileLeast || is_wasteful(call, size, log_wide)) continue;
     if (planes_of(call, size, log_wide) > 0) return tiling(log_threads, log_wide);
   }
-  const bool two_each = shared && (is_odd(inner, size) || length > (call.op == Op::forward ? few_words(size) : most));
-  if (shared && !two_each) return tiling(kLogFewThreads, kLogFewThreads);
+  if (shared && !is_odd(inner, size) && length <= (call.op == Op::forward ? few_words(size) : most))
+    return tiling(kLogFewThreads, kLogFewThreads);
   const int first_most = shared ? kLogTileThreads : kLogTileLeast;
   for (const bool wasteful : {false, true}) {
     for (int log_wide = kLogTileLeast; log_wide >= kLogLine; log_wide--) {
       if (is_wasteful(call, size, log_wide) != wasteful) continue;
-      for (int log_threads = ::max(kLogTileLeast, log_wide + two_each); log_threads <= first_most; log_threads++)
+      for (int log_threads = ::max(kLogTileLeast, log_wide + shared); log_threads <= first_most; log_threads++)
         if (const Tiling t = tiling(log_threads, log_wide); t.blocks == 1) return t;
     }
   }
