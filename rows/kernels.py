@@ -72,25 +72,26 @@ class Lengths(NamedTuple):
     across: int = 2
 
 
-EVERY, LONG = range(8, LONGEST), range(1000, LONGEST)
+EVERY, LONG = range(3, LONGEST), range(1000, LONGEST)
 GPU_EVERY = Lengths((EVERY,), (EVERY,))
 GPU_FORWARD = {
-    ("softmax", 2): Lengths((EVERY,), (range(8, 13), range(14, 15), range(16, LONGEST))),
-    ("softmax", 4): Lengths((LONG,), (LONG,)),
-    ("log_softmax", 2): Lengths((EVERY,), (range(8, 123), range(124, 125), range(128, LONGEST))),
-    ("log_softmax", 4): Lengths((LONG,), (LONG,)),
+    ("softmax", 2): GPU_EVERY,
+    ("softmax", 4): Lengths((range(4, 9), LONG), (EVERY,)),
+    ("log_softmax", 2): GPU_EVERY,
+    ("log_softmax", 4): Lengths((range(4, 9), LONG), (range(3, 128), LONG)),
 }
 GPU_BACKWARD = {
-    ("softmax", 2): Lengths((EVERY,), (EVERY,)),
-    ("softmax", 4): Lengths((EVERY,), (EVERY,)),
-    ("log_softmax", 2): Lengths((EVERY,), (EVERY,)),
-    ("log_softmax", 4): Lengths((range(128, LONGEST),), (LONG,)),
+    ("softmax", 2): GPU_EVERY,
+    ("softmax", 4): GPU_EVERY,
+    ("log_softmax", 2): GPU_EVERY,
+    ("log_softmax", 4): Lengths((range(128, LONGEST),), (range(3, 32), LONG)),
 }
 """The rows, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's.
-GPU_EVERY is for where PyTorch needs another pass: for a scale, a conversion, a mask."""
+GPU_EVERY is also for where PyTorch needs another pass, for a scale."""
 
+GPU_MASKED = Lengths((range(8, LONGEST),), (range(8, LONGEST),))
 GPU_CONVERTED = Lengths((range(40, LONGEST),), (LONG,))
-"""The same for the one conversion that PyTorch does in the same pass, from float16."""
+"""The same for masks and conversions, and for the one conversion that PyTorch does in the same pass, from float16."""
 
 CPU_FORWARD: dict[tuple[str, int], tuple[int, int]] = {
     ("softmax", 2): (512, 128),
@@ -210,7 +211,7 @@ def takes_types(x: Tensor, dim: int, scale: float, types: RowTypes) -> bool:
     length = x.shape[dim]
     if x.is_cuda:
         is_fused = types.mask == "none" and scale == 1 and x.dtype is torch.float16
-        lengths = GPU_CONVERTED if is_fused else GPU_EVERY
+        lengths = GPU_CONVERTED if is_fused else GPU_MASKED
         return _has(lengths, length, _elements_of_a_vector(x, types))
     mask = types.mask if types.mask in ("none", "bool") else "added"
     return length >= CPU_MASKED[mask][size >= LARGE] and _has_vectors()

@@ -103,7 +103,7 @@ struct Meeting {
   }
 };
 
-constexpr size_t kStatic = 1 << 18, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
+constexpr size_t kStatic = 1 << 19, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
 
 struct Block {
   dim3 index;
@@ -246,6 +246,7 @@ inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 enum { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
+enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
 struct cudaLaunchAttribute {
   int id;
   struct {
@@ -381,6 +382,24 @@ inline void send(float* here, unsigned block, float v, Barrier* barrier) {
   Barrier* const other = reinterpret_cast<Barrier*>(there(barrier));
   other->bytes -= int(sizeof v);
   check_phase(other);
+}
+
+inline void expect_by_block(Barrier* barrier, unsigned bytes) {
+  if (threadIdx.x == 0) start(barrier), expect(barrier, bytes);
+}
+inline void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier* barrier) {
+  if (threadIdx.x != 0) return;
+  std::memcpy(to, from, bytes);
+  barrier->bytes -= int(bytes);
+  check_phase(barrier);
+}
+inline void wait_by_block(Barrier* barrier) {
+  __syncthreads();
+  wait(barrier, 0);
+}
+inline void store_by_block(void* to, const uint32_t* from, unsigned bytes) {
+  __syncthreads();
+  if (threadIdx.x == 0) std::memcpy(to, from, bytes);
 }
 
 }  // namespace jitact::ptx

@@ -35,6 +35,7 @@ F32, BF16 = torch.float32, torch.bfloat16
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="which calls go to the GPU's kernels")
 
 Operator = Callable[..., Tensor]
+Request = pytest.FixtureRequest
 
 
 @pytest.fixture(scope="module")
@@ -116,8 +117,8 @@ def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float 
 # The kernels.
 
 # Lengths for one thread, part of a warp, a warp, some warps, a block, and clusters; and a vector more and less.
-LENGTHS = (1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 30, 31, 33, 63, 64, 65, 100, 127, 128, 129, 255, 257, 300, 512, 1000, 1025, 2048,
-           2055, 4090, 4100, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 30, 31, 33, 63, 64, 65, 97, 100, 127, 128, 129, 197, 255, 257, 300, 385,
+           512, 577, 770, 1000, 1001, 1025, 1099, 1101, 2048, 2055, 4090, 4100, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
@@ -131,6 +132,17 @@ def test_kernels_are_as_exact_as_their_type(name: str, dtype: torch.dtype, opera
             count = max(5 if length < 20000 else 3, 1200 // length)  # several rows per thread
             x = (torch.randn(count, length) * spread / abs(scale)).to(dtype)
             check(operator, name, x, scale=scale, what=(length, spread))
+
+
+@pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
+def test_threads_have_several_short_rows(name: str, dtype: torch.dtype, operator: Callable, request: Request) -> None:
+    """There have to be enough of them to keep all multiprocessors busy, of which the emulated GPU has 2."""
+    torch.manual_seed(0)
+    on_gpu = request.node.callspec.params["operator"] == "cuda"
+    processors = torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 2
+    for length, group in ((3, 1), (8, 1), (9, 1), (31, 1), (97, 2), (193, 8)):
+        x = torch.randn(2 * 4 * processors * (128 // group) + 77, length) * 8
+        check(operator, name, x.to(dtype), scale=-0.5, what=length)
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
@@ -538,7 +550,7 @@ def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
         (torch.float16, 32768, both),
         (torch.bfloat16, 333, both),
         (torch.float32, 512, both if name == "softmin" else both[1:]),
-        (torch.float32, 333, {"softmax": both[1:], "log_softmax": [], "softmin": both}[name]),
+        (torch.float32, 333, [] if name == "log_softmax" else both),
         (torch.float32, 4096, both),
         (torch.float32, 1048576, []),
     ):
@@ -579,19 +591,21 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_lengths_for_which_a_gpus_kernels_are_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorter ones of float32 are PyTorch's, unless it needs another pass."""
+    """Many of float32 that are shorter than 1000 are PyTorch's, unless it needs another pass."""
     monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: True)
-    of_16_bits = {n: (True, True) for n in (8, 12, 14, 33, 64, 122, 124, 129, 197, 200, 257, 333, 1000)}
-    of_16_bits |= {7: (False, False), 13: (name != "softmax", True), 127: (name == "softmax", True)}
-    of_float32 = {n: (False, name == "softmax") for n in (8, 33, 64, 197)} | {7: (False, False), 256: (False, True)}
-    of_float32 |= {999: (False, name == "softmax"), 1000: (True, True), 1001: (True, True)}
+    is_softmax = name == "softmax"
+    of_16_bits = {n: (n > 2, n > 2) for n in (2, 3, 7, 8, 13, 33, 64, 127, 129, 197, 200, 257, 333, 1000)}
+    of_float32 = {2: (False, False), 3: (True, True), 4: (True, is_softmax), 8: (True, is_softmax), 31: (True, True)}
+    of_float32 |= {n: (False, is_softmax) for n in (12, 64)} | {n: (True, is_softmax) for n in (33, 127)}
+    of_float32 |= {n: (is_softmax, is_softmax) for n in (129, 999)} | {256: (False, True)}
+    of_float32 |= {n: (True, True) for n in (1000, 1001)}
     for dtype, table in ((torch.bfloat16, of_16_bits), (torch.float16, of_16_bits), (torch.float32, of_float32)):
         for n, expected in table.items():
             sizes = {"shape": (2**18, n), "nbytes": 2**18 * n * dtype.itemsize, "itemsize": dtype.itemsize}
             x = SimpleNamespace(dtype=dtype, device="cuda", is_cuda=True, data_ptr=lambda: 0, **sizes)
             used = row_kernels.takes_forward(name, x, 1, 1.0), row_kernels.takes_backward(name, x, 1, False)
             assert used == expected, (dtype, n)
-            assert row_kernels.takes_forward(name, x, 1, 0.5) is row_kernels.takes_backward(name, x, 1, True) is (n >= 8), n
+            assert row_kernels.takes_forward(name, x, 1, 0.5) is row_kernels.takes_backward(name, x, 1, True) is (n >= 3), n
     for dtype, columns in itertools.product(CODE, (3, 16, 62, 63, 289)):
         for n in (1, 2, 3):
             x = torch.empty(2**18, n, columns, dtype=dtype, device="meta")

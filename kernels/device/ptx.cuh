@@ -301,4 +301,51 @@ JITACT_DEVICE void send(float* here, unsigned block, float v, Barrier* barrier) 
 #endif
 }
 
+// Copies between global and shared memory, by all threads of a block, of a multiple of 16 bytes. expect_by_block prepares a barrier
+// for the bytes that load_by_block copies; wait_by_block returns when they are there.
+JITACT_DEVICE void expect_by_block(Barrier* barrier, unsigned bytes) {
+  if (threadIdx.x != 0) return;
+  start(barrier);
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  expect(barrier, bytes);
+}
+JITACT_DEVICE void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  if (threadIdx.x == 0)
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
+                 :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(bytes),
+                    "r"(unsigned(__cvta_generic_to_shared(barrier))) : "memory");
+#else
+  for (unsigned i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
+    copy_async(reinterpret_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+  commit_copies();
+#endif
+}
+JITACT_DEVICE void wait_by_block(Barrier* barrier) {
+#if __CUDA_ARCH__ >= 900
+  __syncthreads();  // until the barrier has been prepared
+  wait(barrier, 0);
+#else
+  wait_for_copies(0);
+  __syncthreads();
+#endif
+}
+// What the block has written before is stored.
+JITACT_DEVICE void store_by_block(void* to, const uint32_t* from, unsigned bytes) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  if (threadIdx.x == 0 && bytes > 0)
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2; cp.async.bulk.commit_group; "
+                 "cp.async.bulk.wait_group.read 0;"
+                 :: "l"(to), "r"(unsigned(__cvta_generic_to_shared(from))), "r"(bytes) : "memory");
+#else
+  __syncthreads();
+  for (unsigned i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
+    *reinterpret_cast<uint4*>(static_cast<char*>(to) + i) = *reinterpret_cast<const uint4*>(from + i / 4);
+#endif
+}
+
 }  // namespace jitact::ptx

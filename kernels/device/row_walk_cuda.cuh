@@ -1,10 +1,10 @@
 // The GPU's loops over rows. A row is read once: the threads that share it (part of a warp, a block, or a cluster of blocks)
 // hold it in registers. Longer rows are held in shared memory: then blocks are persistent, and as soon as a thread is done with
 // a vector, it starts the asynchronous copy of the next row's vector to its slot. Rows may begin and end within vectors:
-// elements of other rows in these are ignored. Strided rows of small planes are found in shared memory, see planes_cuda.cuh.
+// elements of other rows in these are ignored. Some rows are found in shared memory, see staged_cuda.cuh.
 #pragma once
 
-#include "planes_cuda.cuh"
+#include "staged_cuda.cuh"
 #ifdef JITACT_ROW_INPUT
 #include "row_types_cuda.cuh"
 #endif
@@ -41,7 +41,12 @@ struct Launch {
 #endif
   Operands operands;
 };
-struct PlanesLaunch : Launch { SmallPlanes planes; };
+template <typename Tile>
+struct StagedLaunch : Launch { Tile tile; };
+struct InPlace {  // of rows that are not staged
+  struct Tile {};
+  static constexpr bool kInParts = false;
+};
 
 // The shared memory in which combine() exchanges values, at most once per row for each `turn`. Rows alternate between two
 // buffers, as one thread may still read when another is already at the next row.
@@ -62,22 +67,23 @@ struct Place {
 };
 
 // A thread's part of rows: every (blocks * group)-th vector of each, from the thread's first on, in chunks. `ragged` rows may
-// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers. If `strided`,
-// rows are ragged, and those of planes.
-template <Op op, typename S, bool ragged, int held, bool strided = false>
+// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers. Rows that
+// are in shared memory, as `Here` says, are ragged; a thread may have several, one after the other, and of each adjacent elements.
+template <Op op, typename S, bool ragged, int held, typename Here = InPlace>
 class Rows {
  public:
   using T = typename Storage<S>::T;
-  using Launched = std::conditional_t<strided, PlanesLaunch, Launch>;
+  static constexpr bool kStaged = !std::is_same_v<Here, InPlace>;
+  using Launched = std::conditional_t<kStaged, StagedLaunch<typename Here::Tile>, Launch>;
 
   JITACT_DEVICE explicit Rows(const Launched& launch)
-      : launch_(launch), scale_(launch.scale), step_(launch.blocks * launch.group),
+      : launch_(launch), scale_(launch.scale), step_(Here::kInParts ? 1 : launch.blocks * launch.group),
         slots_(held ? 0 : ptx::dynamic_shared() + unsigned(sizeof(Words) * threadIdx.x)) {
     if constexpr (kOperands > 0) formulas_.take_numbers(launch.operands);
   }
 
   JITACT_DEVICE void run() {
-    if constexpr (strided) return run_strided();
+    if constexpr (kStaged) return run_staged();
     const int64_t first = int64_t(ptx::cluster_id()) << (launch_.log_threads - launch_.log_group);
     int64_t left = launch_.rows - first, row = first + (threadIdx.x >> launch_.log_group);
 #ifdef JITACT_ROW_INPUT
@@ -111,32 +117,35 @@ class Rows {
       }
     }
   }
-  JITACT_DEVICE void run_strided() {
-    const SmallPlanes& planes = launch_.planes;
-    const int own = int(threadIdx.x) >> launch_.log_group;
-    const int64_t first = int64_t(blockIdx.x) * planes.rows();
-    const int there = int(::min(launch_.rows - first, int64_t(planes.rows())));
-    take_row(first + own, there);
-    place_ = place_of(first + own, there);
-    staged_ = Here(planes, first * launch_.length, there * launch_.length, own, -place_.begin);
+  JITACT_DEVICE void run_staged() {
+    const auto& tile = launch_.tile;
+    const int64_t first = int64_t(blockIdx.x) * tile.rows();
+    const int there = int(::min(launch_.rows - first, int64_t(tile.rows())));
+    staged_ = Here(tile, first * launch_.length, there * launch_.length);
     staged_.copy_from(launch_.read);
-    Held words;
-    each_of(0, place_.end, [&](int v, bool) {
-      JITACT_UNROLL for (int r = 0; r < tensors; r++) words.of[r][v] = staged_.get(r, at(0, v));
-    });
-    walk(words);
+    int before = 0;  // rows of earlier turns
+    do {
+      const int row = before + (int(threadIdx.x) >> launch_.log_group);
+      take_row(first + row, there - before);
+      find_staged(first, row, there);
+      Held words;
+      each_of(0, place_.end, [&](int v, bool) {
+        JITACT_UNROLL for (int r = 0; r < tensors; r++) words.of[r][v] = staged_.get(r, at(0, v), launch_.outside[r]);
+      });
+      walk(words);
+      before += kShortRowThreads >> launch_.log_group;
+    } while (Here::kInParts && before < tile.rows());
+    staged_.copy_to(launch_.written);
   }
 
  private:
   // Whether vectors beyond the row are skipped by branches: for rows whose vectors do not fill whole warps, and because the
   // compiler does not interleave code across branches, which would take more registers.
   static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
-  static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward;  // whether `nearly_full` is used
-  static constexpr int size = Storage<S>::size, tensors = reads(op);
+  static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward && !kStaged;  // whether `nearly_full` is used
+  static constexpr int size = Storage<S>::size, tensors = reads(op), kEach = size / 4;  // the latter: elements of a word
   static constexpr int vectors = held ? held / tensors : kChunk / tensors;
   static constexpr int turns = held ? 3 : 4, x = tensors - 1;  // exchanges per row; index of the tensor that is folded
-  struct Nothing {};
-  using Here = std::conditional_t<strided, StagedPlanes<S, tensors, vectors>, Nothing>;
   using F = Fold<T>;
   static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single>;  // see put_aside
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
@@ -158,9 +167,20 @@ class Rows {
   JITACT_DEVICE Place place_of(int64_t row, int64_t left) const {
     const int64_t element = row * launch_.length;
     const int own = ptx::cluster_rank() * launch_.group + (int(threadIdx.x) & (launch_.group - 1));
-    const int begin = (ragged && !strided ? int(element % size) : 0) - own * size;
+    const int begin = (ragged && !kStaged ? int(element % size) : 0) - own * size;
     const bool there = int(threadIdx.x) >> launch_.log_group < left;
     return {int64_t(uint64_t(element) / size) + own, begin, there ? begin + launch_.length : 0};
+  }
+  // Of a block's staged rows, of which the first is `first` of all.
+  JITACT_DEVICE void find_staged(int64_t first, int row, int there) {
+    if constexpr (Here::kInParts) {
+      const int skipped = (int(threadIdx.x) & (launch_.group - 1)) * launch_.tile.part;
+      const int begin = staged_.take_part(row * launch_.length, skipped) - skipped;
+      place_ = {0, begin, row < there ? ::min(begin + launch_.length, launch_.tile.part) : 0};
+    } else {
+      place_ = place_of(first + row, there);
+      staged_.take_row(row, -place_.begin);
+    }
   }
   // The distance, in vectors and in elements, from this thread's first vector to the v-th of chunk c.
   JITACT_DEVICE int vectors_to(int c, int v) const { return (c * vectors + v) * step_; }
@@ -168,7 +188,7 @@ class Rows {
   JITACT_DEVICE bool is_inside(int i) const { return i >= place_.begin && i < place_.end; }
   // The row's part of a vector: elements from `skipped`, which is 0 but in the row's first vector, up to `left`, if that is less
   // than a vector has. `full`: whether the row is known to go on to the vector's end.
-  JITACT_DEVICE int skipped(int c, int v) const { return ragged && !strided && v == 0 && c == 0 ? ::max(place_.begin, 0) : 0; }
+  JITACT_DEVICE int skipped(int c, int v) const { return ragged && !kStaged && v == 0 && c == 0 ? ::max(place_.begin, 0) : 0; }
   JITACT_DEVICE int left(int c, int v, bool full) const { return full ? size : place_.end - at(c, v); }
   // Whether the row begins or ends within a vector.
   JITACT_DEVICE bool is_cut(int c, int v, bool full) const {
@@ -344,10 +364,9 @@ class Rows {
   JITACT_DEVICE void trim(Words& words, int c, int v, int tensor, bool full) const {
     if (!is_cut(c, v, full)) return;
     const int begin = skipped(c, v), end = left(c, v, full);
-    constexpr int each = size / 4;  // elements of a word
     JITACT_UNROLL for (int w = 0; w < 4; w++) {
-      const auto before = [&](int i) { return ptx::low_bits(unsigned(::max(i - w * each, 0)) * (32 / each)); };
-      const uint32_t kept = before(end) & ~before(begin);
+      const auto before = [&](int i) { return ptx::low_bits(unsigned(::max(i - w * kEach, 0)) * (32 / kEach)); };
+      const uint32_t kept = before(end) & ~(kStaged ? 0 : before(begin));
       words.w[w] = (words.w[w] & kept) | (launch_.outside[tensor] & ~kept);
     }
   }
@@ -401,13 +420,12 @@ class Rows {
         if constexpr (!std::is_same_v<TakingPart, All>)
           JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
-        if constexpr (strided) staged_.put(vector, at(c, v), left(c, v, full));
+        if constexpr (kStaged) staged_.put(vector, at(c, v), left(c, v, full));
         else if (!is_cut(c, v, full)) to[vectors_to(c, v)] = vector;
         else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v, full));
       });
       if (!held) copy(c, next_);
     }
-    if constexpr (strided) staged_.copy_to(launch_.written);
   }
   // Stores the elements of a vector from `begin` up to `end`, one of which may be at the vector's own.
   static JITACT_DEVICE void store_part(Vector* to, const Vector& vector, int begin, int end) {
@@ -741,7 +759,7 @@ class Rows {
   template <int turn, int n, typename Join>
   JITACT_DEVICE void combine(T (&t)[n], const Join& join, int rows) const {
     combine_lanes(t, held ? launch_.group : 32, join);
-    if (strided || (held && launch_.group <= 32)) return;
+    if (kStaged || (held && launch_.group <= 32)) return;
     const int parity = rows & 1;
     auto& [of_warps, of_blocks] = ptx::shared<Exchange<turn, n>>();
     const unsigned lane = threadIdx.x % 32, warps = unsigned(launch_.group) / 32;
@@ -782,8 +800,12 @@ __global__ void __launch_bounds__(held == kMany ? 1 << kLogOfMany : kThreads, 2)
   Rows<op, S, ragged, held>(launch).run();
 }
 template <Op op, typename S, int vectors>
-__global__ void __launch_bounds__(kPlaneThreads) walk_planes(const __grid_constant__ PlanesLaunch launch) {
-  Rows<op, S, true, vectors * reads(op), true>(launch).run();
+__global__ void __launch_bounds__(kPlaneThreads) walk_planes(const __grid_constant__ StagedLaunch<SmallPlanes> launch) {
+  Rows<op, S, true, vectors * reads(op), StagedPlanes<S, reads(op), vectors>>(launch).run();
+}
+template <Op op, typename S, int vectors>
+__global__ void __launch_bounds__(kShortRowThreads, 6) walk_short_rows(const __grid_constant__ StagedLaunch<ShortRows> launch) {
+  Rows<op, S, true, vectors * reads(op), StagedRows<S, reads(op), kManyOfRow / reads(op)>>(launch).run();
 }
 
 }  // namespace jitact::rows

@@ -9,10 +9,11 @@
 
 namespace jitact::rows {
 
-// Of a call along the last dimension whether rows end within vectors, of another whether their length has code of its own.
+// Of a call along the last dimension whether rows end within vectors or are the shortest, of another whether their length has code
+// of its own.
 inline bool is_second_shape(const Call& call) {
   const int64_t size = bytes_of(call.dtype);
-  return call.inner > 1 ? log_exact_wide(call, size) > 0 : call.length * size % 16 != 0;
+  return call.inner > 1 ? log_exact_wide(call, size) > 0 : call.length * size % 16 != 0 || is_shortest(call.length, size);
 }
 // Whether the kernels for an operation, a type and a shape of rows are compiled here.
 #ifdef JITACT_PART
@@ -35,13 +36,13 @@ template <Op op> constexpr bool holds_many = op == Op::forward;
 
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
 // but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
-// elements each, or 2 of the shortest of `odd` length, whose ends take the most stores.
+// elements each.
 template <Op op, typename S>
-Launch shared_by(int64_t vectors, bool odd) {
+Launch shared_by(int64_t vectors) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
   constexpr bool thinly = op == Op::forward && sizeof(S) == 2 && masks(op) == 0;
-  const int64_t most = !thinly || vectors > 32 ? each : odd && vectors <= 4 ? 2 : 4;
+  const int64_t most = !thinly || vectors > 32 ? each : 4;
   const int64_t threads = (vectors + most - 1) / most;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
@@ -130,9 +131,37 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   return cudaLaunchKernelEx(&shape.config, walk_rows<op, S, ragged, held>, launch);
 }
 
+// Starts a kernel of blocks that have `each` of `count` rows, or planes, in shared memory.
+template <Op op, typename S, auto kernel, typename Tile>
+cudaError_t start_staged(const Tile& tile, int64_t count, int each, int threads, const Call& call, cudaStream_t stream) {
+  static int64_t prepared[gpu::kDevices];
+  cudaError_t error = cudaSuccess;
+  gpu::of_device(prepared, [&] {  // else a multiprocessor may have shared memory for as few blocks as the last kernel needed
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return error ? 0 : 1;
+  });
+  if (error != cudaSuccess) return error;
+  StagedLaunch<Tile> launch{};
+  take<op, S>(launch, call);
+  launch.tile = tile, launch.blocks = 1;
+  launch.log_group = tile.log_group, launch.group = 1 << tile.log_group;
+  Clusters shape(1, threads, 0, stream);
+  shape.count((count - 1) / each + 1);
+  return cudaLaunchKernelEx(&shape.config, kernel, launch);
+}
+
 template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
-  Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size), call.length % 2 != 0);
+  if constexpr (ragged && kStagesRows) {
+    if (const ShortRows rows(call, sizeof(S), reads(op)); rows.part > 0) {
+      const auto start = [&]<auto kernel>() {
+        return start_staged<op, S, kernel>(rows, call.outer, rows.rows(), kShortRowThreads, call, stream);
+      };
+      if (rows.is_few) return start.template operator()<walk_short_rows<op, S, kFewOfRow>>();
+      return start.template operator()<walk_short_rows<op, S, kManyOfRow / reads(op)>>();
+    }
+  }
+  Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
   if constexpr (holds_many<op>)
     if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);
@@ -147,14 +176,11 @@ template <Op op, typename S, bool exact>
 cudaError_t start_across(const Call& call, cudaStream_t stream) {
   if constexpr (sizeof(S) == 2 && !exact) {
     if (const SmallPlanes planes(call); planes.count > 0) {
-      PlanesLaunch launch{};
-      take<op, S>(launch, call);
-      launch.planes = planes, launch.blocks = 1;
-      launch.log_group = planes.log_group, launch.group = 1 << planes.log_group;
-      Clusters shape(1, kPlaneThreads, 0, stream);
-      shape.count((call.outer - 1) / planes.count + 1);
-      constexpr auto *few = walk_planes<op, S, kFewOfPlane>, *many = walk_planes<op, S, kManyOfPlane>;
-      return cudaLaunchKernelEx(&shape.config, planes.vectors == kFewOfPlane ? few : many, launch);
+      const auto start = [&]<auto kernel>() {
+        return start_staged<op, S, kernel>(planes, call.outer, planes.count, kPlaneThreads, call, stream);
+      };
+      if (planes.vectors == kFewOfPlane) return start.template operator()<walk_planes<op, S, kFewOfPlane>>();
+      return start.template operator()<walk_planes<op, S, kManyOfPlane>>();
     }
   }
   return start_columns<op, S, exact>(call, stream);

@@ -1,0 +1,228 @@
+// Rows that threads find in shared memory: a block copies rows that follow one another there, by vectors as they lie, and its
+// threads put the results in their place. For strided 16-bit rows of which few are adjacent, in small planes, which are found as if
+// they were contiguous; and for contiguous rows that do not fill vectors, whose ends would take more instructions in global memory.
+#pragma once
+
+#include "row_sums_cuda.cuh"
+
+namespace jitact::rows {
+
+constexpr int kPlaneThreads = 256, kShortRowThreads = 128;  // per block
+constexpr int kFewOfPlane = 2, kManyOfPlane = 4;            // vectors of a row in a thread, in each tensor
+constexpr int kMostAdjacent = 31;                           // rows
+constexpr int kFewOfRow = 2, kManyOfRow = 12;               // as above, the latter in all tensors
+#ifdef JITACT_ROW_INPUT
+constexpr bool kStagesRows = false;
+#else
+constexpr bool kStagesRows = true;
+#endif
+
+// The elements of the longest rows that are staged, and whether rows are so short that they are even if they fill vectors.
+constexpr int longest_staged(Op op, int size) { return op == Op::forward ? 600 : size == 2 ? 160 : 64; }
+constexpr bool is_shortest(int64_t length, int64_t size) { return kStagesRows && length * size <= 16 * kFewOfRow; }
+
+// How a block has planes.
+struct SmallPlanes {
+  int count = 0;      // per block; 0 if there are too few rows for its threads
+  int vectors;        // kFewOfPlane or kManyOfPlane
+  int log_group = 0;  // threads per row
+  int inner;          // adjacent rows
+  int elements;       // of a plane
+  Divisor by_inner;
+
+  SmallPlanes() = default;
+  explicit SmallPlanes(const Call& call) {
+    if (call.inner > kMostAdjacent || call.length > 8 * kManyOfPlane * 32) return;
+    inner = int(call.inner), elements = int(call.length) * inner, by_inner = Divisor(inner);
+    vectors = call.length <= 8 * kFewOfPlane ? kFewOfPlane : kManyOfPlane;
+    while (8 * vectors << log_group < call.length) log_group++;
+    // Planes of 128 bytes, 256 bytes, ... begin in the same bank of shared memory.
+    const bool share_banks = elements % 64 == 0;
+    // Where an even number of rows are adjacent, tiles of two rows to a word are as fast, but where they need two threads for it.
+    if (inner % 2 == 0 && (inner > kMostAdjacent / 2 || call.length <= 8 || log_group > 0 || share_banks)) return;
+    if (share_banks && inner << log_group < 32 && vectors == kManyOfPlane) vectors = kFewOfPlane, log_group++;  // fewer in a warp
+    const int most = ::min(kPlaneThreads / (inner << log_group), (8 * vectors * kPlaneThreads - 7) / elements);
+    if (most * (inner << log_group) * 8 < kPlaneThreads * 5) return;
+    // Whole sectors of memory, or else vectors, if that leaves few threads without a row.
+    for (const int unit : {16, 8, 1}) {
+      int together = unit;
+      while (together > 1 && together / 2 * elements % unit == 0) together /= 2;
+      count = most - most % together;
+      if (count * 8 >= most * 7) return;
+    }
+  }
+  JITACT_DEVICE int rows() const { return count * inner; }  // of a block
+};
+
+// How a block has contiguous rows, a multiple of 8, so that the first begins with a vector. Its threads have several, one after the
+// other, if there are enough.
+struct ShortRows {
+  int part = 0;       // elements of a row in a thread; 0 if rows are not staged
+  int log_group = 0;  // threads per row
+  int turns;          // rows per thread
+  bool is_few;        // whether a thread has kFewOfRow vectors at most
+
+  ShortRows() = default;
+  ShortRows(const Call& call, int size, int tensors) {
+    if (call.length > longest_staged(call.op, size)) return;
+    const int bytes = int(call.length) * size, words = (bytes + 3) / 4, all = 4 * kManyOfRow / tensors;  // the latter: in a thread
+    is_few = words <= 4 * kFewOfRow;
+    while (all << log_group < words) log_group++;
+    int best = ((words - 1 >> log_group) / 4 + 1) * 4;
+    for (int own = best + 4; own <= (is_few ? 4 * kFewOfRow : all); own += 4)
+      if (cost(own, bytes, size) < cost(best, bytes, size)) best = own;
+    part = best * 4 / size;
+    const int64_t together = kShortRowThreads >> log_group, busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount);
+    turns = ::max(1, int(::min(int64_t(all * 4 << log_group) / bytes, call.outer / (together * busy))));
+  }
+  JITACT_INLINE int rows() const { return turns * (kShortRowThreads >> log_group); }  // of a block
+
+ private:
+  // What it costs if a thread has `own` words of a row: the instructions for a word, in cycles of which a multiprocessor takes four
+  // at once, or its accesses of shared memory, where the threads of a warp that share a bank wait for each other.
+  int cost(int own, int bytes, int size) const {
+    int of_bank[32] = {}, most = 0;
+    for (int lane = 0; lane < 32; lane++) {
+      const int word = (lane >> log_group) * bytes / 4 + (lane & ((1 << log_group) - 1)) * own;
+      most = ::max(most, ++of_bank[word % 32]);
+    }
+    return own * ::max(size == 2 ? 20 : 32, 8 * most);
+  }
+};
+static_assert(longest_staged(Op::forward, 4) <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
+
+// A block's part of the tensors in shared memory. Its first element, `first`, may lie within a vector; it has `there` elements. A
+// block has memory for `vectors` of each tensor, and may read as many words as `beyond` says from behind what it has.
+template <typename S, int tensors, int vectors, int beyond>
+class Staged {
+ public:
+  static constexpr int size = Storage<S>::size;
+
+  Staged() = default;
+  JITACT_DEVICE Staged(uint64_t first, int there)
+      : lead_(int(first % size)), end_(lead_ + there), vector_(int64_t(first / size)) {}
+  JITACT_DEVICE void copy_from(const void* const (&read)[2]) const {
+    const unsigned bytes = unsigned((end_ - 1) / size + 1) * sizeof(Words);
+    ptx::Barrier* const arrived = &ptx::shared<Memory>().arrived;
+    ptx::expect_by_block(arrived, bytes * tensors);
+    JITACT_UNROLL for (int r = 0; r < tensors; r++)
+      ptx::load_by_block(words(r), static_cast<const Words*>(read[r]) + vector_, bytes, arrived);
+    ptx::wait_by_block(arrived);
+  }
+  JITACT_DEVICE void copy_to(void* written) const {
+    const int whole = (lead_ + size - 1) / size, end = end_ / size;  // vectors
+    Words* const to = static_cast<Words*>(written) + vector_;
+    ptx::store_by_block(to + whole, words(0) + 4 * whole, unsigned(::max(end - whole, 0)) * sizeof(Words));
+    const auto store = [&](int from, int up_to) {
+      const int i = from + int(threadIdx.x);
+      if (i < up_to) reinterpret_cast<Bits*>(to)[i] = reinterpret_cast<const Bits*>(words(0))[i];
+    };
+    store(lead_, ::min(whole * size, end_)), store(::max(end, whole) * size, end_);
+  }
+
+ protected:
+  using Bits = std::conditional_t<sizeof(S) == 2, uint16_t, uint32_t>;
+  struct Memory {
+    struct alignas(16) { uint32_t words[4 * vectors + beyond]; } of[tensors];
+    ptx::Barrier arrived;
+  };
+  static JITACT_DEVICE uint32_t* words(int tensor) { return ptx::shared<Memory>().of[tensor].words; }
+  static JITACT_DEVICE uint16_t* halves(int tensor) { return reinterpret_cast<uint16_t*>(words(tensor)); }
+
+  int lead_, end_;  // where the block's part begins and ends in shared memory
+
+ private:
+  int64_t vector_;  // the first one in the tensors
+};
+
+// The planes of a block in shared memory. A row's elements are `inner` apart there; the vector in which it ends is read as a whole.
+template <typename S, int tensors, int vectors>
+class StagedPlanes : public Staged<S, tensors, vectors * kPlaneThreads, (7 * kMostAdjacent + 7) / 8 * 4> {
+ public:
+  using Base = Staged<S, tensors, vectors * kPlaneThreads, (7 * kMostAdjacent + 7) / 8 * 4>;
+  using Tile = SmallPlanes;
+  using Base::size;
+  static constexpr bool kInParts = false;
+
+  StagedPlanes() = default;
+  JITACT_DEVICE StagedPlanes(const SmallPlanes& planes, uint64_t first, int there) : Base(first, there), planes_(&planes) {}
+  // The thread has a part, which begins at element `begin`, of the block's n-th row.
+  JITACT_DEVICE void take_row(int n, int begin) {
+    const int plane = int(planes_->by_inner.divide_small_by_many(unsigned(n)));
+    part_ = this->lead_ + plane * (planes_->elements - planes_->inner) + n + begin * planes_->inner;
+  }
+  // Elements i, i + 1, ... of the part; those beyond the row's end are any.
+  JITACT_DEVICE Words get(int tensor, int i, uint32_t) const {
+    const int inner = planes_->inner;
+    const uint16_t* from = Base::halves(tensor) + part_ + i * inner;
+    Words words;
+    JITACT_UNROLL for (uint32_t& word : words.w) word = from[0] | uint32_t(from[inner]) << 16, from += 2 * inner;
+    return words;
+  }
+  // Puts a vector's elements up to `end` in the place of the first tensor's.
+  JITACT_DEVICE void put(const Words& words, int i, int end) const {
+    const int inner = planes_->inner;
+    uint16_t* const to = Base::halves(0) + part_ + i * inner;
+    const auto put_one = [&](int e) { to[e * inner] = uint16_t(words.w[e / 2] >> 16 * (e % 2)); };
+    if (end >= size) {
+      JITACT_UNROLL for (int e = 0; e < size; e++) put_one(e);
+    } else {
+      JITACT_UNROLL for (int e = 0; e < size - 1; e++)
+        if (e < end) put_one(e);
+    }
+  }
+
+ private:
+  const SmallPlanes* planes_;
+  int part_;  // where the thread's part begins
+};
+
+// Contiguous rows of a block in shared memory. Parts begin at words, the first one of a row with the word in which the row begins.
+template <typename S, int tensors, int vectors>
+class StagedRows : public Staged<S, tensors, vectors * kShortRowThreads, 8> {
+ public:
+  using Base = Staged<S, tensors, vectors * kShortRowThreads, 8>;
+  using Tile = ShortRows;
+  using Base::size;
+  static constexpr bool kInParts = true;
+
+  StagedRows() = default;
+  JITACT_DEVICE StagedRows(const ShortRows&, uint64_t first, int there) : Base(first, there) {}
+  // The thread has a part from element `skipped` on, counted from a word, of the row that begins at this element of the block's.
+  // Returns where in the word that is.
+  JITACT_DEVICE int take_part(int begin, int skipped) {
+    const bool odd = skipped == 0 && begin % kEach != 0;
+    part_ = (begin + skipped) / kEach, odd_ = odd;
+    kept_ = odd ? 0x3254 : 0x3210;  // bytes of the first word, and the first two of a neutral one
+    return begin % kEach;
+  }
+  JITACT_DEVICE Words get(int tensor, int i, uint32_t neutral) const {
+    const uint32_t* const from = Base::words(tensor) + part_ + i / kEach;
+    Words words;
+    JITACT_UNROLL for (int w = 0; w < 4; w++) words.w[w] = from[w];
+    if (kEach == 2 && i == 0) words.w[0] = __byte_perm(words.w[0], neutral, kept_);
+    return words;
+  }
+  JITACT_DEVICE void put(const Words& words, int i, int end) const {
+    uint32_t* const to = Base::words(0) + part_ + i / kEach;
+    uint16_t* const halves = reinterpret_cast<uint16_t*>(to);
+    const auto put_each = [&](int end) {
+      JITACT_UNROLL for (int w = 0; w < 4; w++) {
+        const bool odd = kEach == 2 && i + w == 0 && odd_;
+        if ((w + 1) * kEach <= end && !odd) to[w] = words.w[w];
+        if (kEach == 2 && w * 2 + 1 == end) halves[w * 2] = uint16_t(words.w[w]);
+        if (odd) halves[1] = uint16_t(words.w[0] >> 16);
+      }
+    };
+    if (end >= size) put_each(size);
+    else put_each(end);
+  }
+
+ private:
+  static constexpr int kEach = size / 4;  // elements of a word
+  int part_;  // the word at which the thread's part begins
+  bool odd_;
+  unsigned kept_;
+};
+
+}  // namespace jitact::rows
