@@ -387,9 +387,13 @@ inline void send(float* here, unsigned block, float v, Barrier* barrier) {
 inline void expect_by_block(Barrier* barrier, unsigned bytes) {
   if (threadIdx.x == 0) start(barrier), expect(barrier, bytes);
 }
+inline void copy_by_block(void* to, const void* from, unsigned bytes) {
+  if (bytes % 16 || uintptr_t(to) % 16 || uintptr_t(from) % 16) std::abort();
+  std::memcpy(to, from, bytes);
+}
 inline void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier* barrier) {
   if (threadIdx.x != 0) return;
-  std::memcpy(to, from, bytes);
+  copy_by_block(to, from, bytes);
   barrier->bytes -= int(bytes);
   check_phase(barrier);
 }
@@ -399,7 +403,7 @@ inline void wait_by_block(Barrier* barrier) {
 }
 inline void store_by_block(void* to, const uint32_t* from, unsigned bytes) {
   __syncthreads();
-  if (threadIdx.x == 0) std::memcpy(to, from, bytes);
+  if (threadIdx.x == 0) copy_by_block(to, from, bytes);
 }
 
 }  // namespace jitact::ptx

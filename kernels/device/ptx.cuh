@@ -301,8 +301,9 @@ JITACT_DEVICE void send(float* here, unsigned block, float v, Barrier* barrier) 
 #endif
 }
 
-// Copies between global and shared memory, by all threads of a block, of a multiple of 16 bytes. expect_by_block prepares a barrier
-// for the bytes that load_by_block copies; wait_by_block returns when they are there.
+// Copies between global and shared memory for a block, all of whose threads call these; addresses and sizes are multiples of 16
+// bytes. expect_by_block prepares a barrier, once, for the bytes that load_by_block copies; wait_by_block returns when they are
+// there.
 JITACT_DEVICE void expect_by_block(Barrier* barrier, unsigned bytes) {
   if (threadIdx.x != 0) return;
   start(barrier);
@@ -332,7 +333,7 @@ JITACT_DEVICE void wait_by_block(Barrier* barrier) {
   __syncthreads();
 #endif
 }
-// What the block has written before is stored.
+// What the block has written before is stored. It must not write there again.
 JITACT_DEVICE void store_by_block(void* to, const uint32_t* from, unsigned bytes) {
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -569,7 +569,7 @@ class Rows {
       if (highest[q] != own) continue;
       for (int c = 0; c < chunks(); c++)
         JITACT_UNROLL for (int v = 0; v < vectors; v++) {
-          if (quarter(v) != q || (!held && at(c, v) >= place_.end)) continue;
+          if (quarter(v) != q || ((kStaged || !held) && at(c, v) >= place_.end)) continue;
           T t[size];
           read(words, c, v, x, t);
           JITACT_UNROLL for (int i = 0; i < size; i++) {

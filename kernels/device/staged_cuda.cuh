@@ -69,24 +69,24 @@ struct ShortRows {
     is_few = words <= 4 * kFewOfRow;
     while (all << log_group < words) log_group++;
     int best = ((words - 1 >> log_group) / 4 + 1) * 4;
-    for (int own = best + 4; own <= (is_few ? 4 * kFewOfRow : all); own += 4)
-      if (cost(own, bytes, size) < cost(best, bytes, size)) best = own;
+    for (int longer = best + 4; longer <= (is_few ? 4 * kFewOfRow : all); longer += 4)
+      if (cost(longer, bytes, size) < cost(best, bytes, size)) best = longer;
     part = best * 4 / size;
-    const int64_t together = kShortRowThreads >> log_group, busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount);
-    turns = ::max(1, int(::min(int64_t(all * 4 << log_group) / bytes, call.outer / (together * busy))));
+    const int64_t busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount);
+    turns = ::max(1, int(::min(int64_t(all * 4 / bytes), call.outer / (kShortRowThreads * busy))));  // 1 if threads share rows
   }
   JITACT_INLINE int rows() const { return turns * (kShortRowThreads >> log_group); }  // of a block
 
  private:
-  // What it costs if a thread has `own` words of a row: the instructions for a word, in cycles of which a multiprocessor takes four
+  // What it costs if parts have so many words: the instructions for a word, in cycles of which a multiprocessor takes four
   // at once, or its accesses of shared memory, where the threads of a warp that share a bank wait for each other.
-  int cost(int own, int bytes, int size) const {
+  int cost(int part_words, int bytes, int size) const {
     int of_bank[32] = {}, most = 0;
     for (int lane = 0; lane < 32; lane++) {
-      const int word = (lane >> log_group) * bytes / 4 + (lane & ((1 << log_group) - 1)) * own;
+      const int word = (lane >> log_group) * bytes / 4 + (lane & ((1 << log_group) - 1)) * part_words;
       most = ::max(most, ++of_bank[word % 32]);
     }
-    return own * ::max(size == 2 ? 20 : 32, 8 * most);
+    return part_words * ::max(size == 2 ? 20 : 32, 8 * most);
   }
 };
 static_assert(longest_staged(Op::forward, 4) <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
@@ -192,10 +192,11 @@ class StagedRows : public Staged<S, tensors, vectors * kShortRowThreads, 8> {
   // Returns where in the word that is.
   JITACT_DEVICE int take_part(int begin, int skipped) {
     const bool odd = skipped == 0 && begin % kEach != 0;
-    part_ = (begin + skipped) / kEach, odd_ = odd;
+    part_ = (begin + skipped) / kEach, odd_ = odd;  // lead_ is 0, see ShortRows
     kept_ = odd ? 0x3254 : 0x3210;  // bytes of the first word, and the first two of a neutral one
     return begin % kEach;
   }
+  // The half word before the row, and what is behind it, may be written meanwhile: they are replaced by neutral elements.
   JITACT_DEVICE Words get(int tensor, int i, uint32_t neutral) const {
     const uint32_t* const from = Base::words(tensor) + part_ + i / kEach;
     Words words;
