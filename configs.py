@@ -207,12 +207,23 @@ def is_batched(dy: Tensor) -> bool:
     return is_transformed() or torch._C._functorch.is_legacy_batchedtensor(dy)  # the latter by is_grads_batched=True
 
 
+def _never_traced(function: Callable[[], bool]) -> Callable[[], bool]:
+    """Makes torch.compile call a function while it traces others, not trace it.
+
+    Nor where it runs others uncompiled, as within forward-mode AD, and traces what they call: from torch 2.14 on, what it finds
+    then would be the answer of all later calls.
+    """
+    function._dynamo_marked_constant = True
+    dynamo = torch._C._dynamo.eval_frame
+    skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
+    dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, default))
+    return function
+
+
+@_never_traced
 def is_exporting() -> bool:
-    """Whether torch.export is tracing. Not traced itself: torch 2.11 traces ``is_exporting`` as True in every torch.compile."""
+    """Whether torch.export is tracing. torch 2.11 traces ``torch.compiler.is_exporting`` as True in every torch.compile."""
     return torch.compiler.is_exporting()
-
-
-is_exporting._dynamo_marked_constant = True  # called while tracing, not traced
 
 
 def is_transformed() -> bool:
@@ -220,11 +231,9 @@ def is_transformed() -> bool:
     return _in_torch_func() or forward_ad._current_level >= 0
 
 
+@_never_traced  # torch.compile enters a transform's level while it traces its body
 def _in_torch_func() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
-
-
-_in_torch_func._dynamo_marked_constant = True  # as above; torch.compile enters a transform's level while it traces its body
 
 
 def is_functionalized() -> bool:

@@ -17,6 +17,21 @@ SELU_ALPHA = 1.6732632423543772
 SQRT_2 = math.sqrt(2.0)
 
 
+def at_most(x: Tensor, bound: float) -> Tensor:
+    """``x.clamp(max=bound)`` with gradient 1 at the bound, as before PyTorch 2.14, which has 0 there."""
+    return torch.where(x > bound, bound, x)
+
+
+def at_least(x: Tensor, bound: float) -> Tensor:
+    """The same for ``x.clamp(min=bound)``."""
+    return torch.where(x < bound, bound, x)
+
+
+def bounded(x: Tensor, low: float, high: float) -> Tensor:
+    """The same for ``x.clamp(low, high)``."""
+    return at_most(at_least(x, low), high)
+
+
 def relu2(x: Tensor) -> Tensor:
     """Primer's squared ReLU."""
     return F.relu(x).square()
@@ -73,7 +88,7 @@ def sparse_sigmoid(x: Tensor) -> Tensor:
 
 
 def exact_sparse_sigmoid(x: Tensor) -> Tensor:
-    """:func:`sparse_sigmoid` with gradient 0 at both kinks, where torch.clip's is 1."""
+    """:func:`sparse_sigmoid` with gradient 0 at both kinks, where torch.clip's is 1 before PyTorch 2.14."""
     return torch.where(x <= -1, 0.0, torch.where(x >= 1, 1.0, (x + 1) / 2))
 
 
@@ -116,7 +131,7 @@ def exact_gelu_tanh(x: Tensor) -> Tensor:
 
 def exact_gelu_10(x: Tensor) -> Tensor:
     """As :func:`exact_gelu`."""
-    return torch.clip(exact_gelu(x), -10, 10)
+    return bounded(exact_gelu(x), -10, 10)
 
 
 def exact_laplace(x: Tensor, mu: float, sigma: float) -> Tensor:
@@ -127,12 +142,12 @@ def exact_laplace(x: Tensor, mu: float, sigma: float) -> Tensor:
 def exact_squareplus(x: Tensor, b: float) -> Tensor:
     """Without the cancellation of ``x + sqrt(x^2 + b)`` for negative x."""
     root = torch.hypot(x, x.new_tensor(math.sqrt(b)))
-    return torch.where(x > 0, x / 2 + root / 2, b / 4 / (root / 2 - x.clamp(max=0) / 2))
+    return torch.where(x > 0, x / 2 + root / 2, b / 4 / (root / 2 - at_most(x, 0) / 2))
 
 
 def exact_tanhshrink(x: Tensor) -> Tensor:
     """The Taylor series where ``x - tanh(x)`` cancels."""
-    small = x.clamp(-0.1, 0.1)
+    small = bounded(x, -0.1, 0.1)
     s = small * small
     coefficients = (1 / 3, -2 / 15, 17 / 315, -62 / 2835, 1382 / 155925, -21844 / 6081075, 929569 / 638512875)
     series = torch.zeros_like(x)
@@ -143,17 +158,17 @@ def exact_tanhshrink(x: Tensor) -> Tensor:
 
 def exact_selu(x: Tensor) -> Tensor:
     """By expm1."""
-    return torch.where(x > 0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * torch.expm1(x.clamp(max=0)))
+    return torch.where(x > 0, SELU_SCALE * x, SELU_SCALE * SELU_ALPHA * torch.expm1(at_most(x, 0)))
 
 
 def exact_elu(x: Tensor, alpha: float) -> Tensor:
     """By expm1."""
-    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+    return torch.where(x > 0, x, alpha * torch.expm1(at_most(x, 0)))
 
 
 def exact_celu(x: Tensor, alpha: float) -> Tensor:
     """By expm1."""
-    return torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0) / alpha))
+    return torch.where(x > 0, x, alpha * torch.expm1(at_most(x, 0) / alpha))
 
 
 def exact_softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
@@ -164,15 +179,15 @@ def exact_softplus(x: Tensor, beta: float, threshold: float) -> Tensor:
 
 def exact_mish(x: Tensor) -> Tensor:
     """tanh(softplus(x)) as n / (n + 2) with n = e^x (e^x + 2), the exponent bounded."""
-    e = torch.exp(x.clamp(max=40))
+    e = torch.exp(at_most(x, 40))
     n = e * (e + 2)
     return x * torch.where(x > 1, 1 - 2 / (n + 2), n / (n + 2))
 
 
 def exact_sqrtsoftplus(x: Tensor) -> Tensor:
     """Without a threshold; below -40 softplus is exp, whose root has a gradient down to 0."""
-    u = x.clamp(min=-40)
-    return torch.where(x < -40, torch.exp(x.clamp(max=-40) / 2), torch.sqrt(torch.logaddexp(u, torch.zeros_like(u))))
+    u = at_least(x, -40)
+    return torch.where(x < -40, torch.exp(at_most(x, -40) / 2), torch.sqrt(torch.logaddexp(u, torch.zeros_like(u))))
 
 
 # With further operands, or random numbers.
@@ -180,7 +195,7 @@ def exact_sqrtsoftplus(x: Tensor) -> Tensor:
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """``F.prelu``, with the weight in any shape that broadcasts; right under nested vmap, where F.prelu's gradient is not."""
-    return torch.where(x > 0, x, weight * x.clamp(max=0)).reshape(x.shape)  # a weight has a dimension where x may have none
+    return torch.where(x > 0, x, weight * at_most(x, 0)).reshape(x.shape)  # a weight has a dimension where x may have none
 
 
 def rrelu(x: Tensor, lower: float, upper: float) -> Tensor:
@@ -198,7 +213,7 @@ def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor
 def exact_xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
     """:func:`xielu` with the full gradient at ``x == eps``, where torch.min passes half of it on."""
     p, n = F.softplus(alpha_p), beta + F.softplus(alpha_n)
-    left = torch.where(x > eps, torch.expm1(eps), torch.expm1(x.clamp(max=0)))
+    left = torch.where(x > eps, torch.expm1(eps), torch.expm1(at_most(x, 0)))
     return torch.where(x > 0, p * x * x + beta * x, (left - x) * n + beta * x)
 
 
@@ -252,11 +267,11 @@ def softsign_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
 
 
 def elu_from_output(dy: Tensor, y: Tensor, alpha: float) -> Tensor:  # noqa: D103
-    return dy * torch.where(y > 0, 1.0, (y + alpha).clamp(min=0))
+    return dy * torch.where(y > 0, 1.0, at_least(y + alpha, 0))
 
 
 def celu_from_output(dy: Tensor, y: Tensor, alpha: float) -> Tensor:  # noqa: D103
-    return dy * torch.where(y > 0, 1.0, (y / alpha + 1).clamp(min=0))
+    return dy * torch.where(y > 0, 1.0, at_least(y / alpha + 1, 0))
 
 
 def selu_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
@@ -280,9 +295,9 @@ def squareplus_from_output(dy: Tensor, y: Tensor, b: float) -> Tensor:  # noqa: 
 
 
 def softcap_from_output(dy: Tensor, y: Tensor, c: float) -> Tensor:  # noqa: D103
-    return dy * ((1 - y / c) * (1 + y / c)).clamp(min=0)
+    return dy * at_least((1 - y / c) * (1 + y / c), 0)
 
 
 def sqrtsoftplus_from_output(dy: Tensor, y: Tensor) -> Tensor:  # noqa: D103
-    u = y.clamp(min=1e-30)  # below that the gradient is y / 2 to all digits
+    u = at_least(y, 1e-30)  # below that the gradient is y / 2 to all digits
     return dy * torch.where(y < 1e-30, y / 2, -torch.expm1(-u.square()) / (2 * u))

@@ -40,7 +40,7 @@ HABITS = {
     "%": "write fmod(a, b)",
     "=": "write == to compare; in calls give numbers without their names, as in elu(x, 2)",
     "&": "write &&",
-    "|": "write ||",
+    "|": "write || between conditions, and abs(x) for a size",
     ".": "write the function's name alone, as in sin(x)",
     "::": "write the activation's name alone, as in silu(x)",
     "fabs": "write abs(x)",
@@ -451,7 +451,11 @@ class _Parser:
         if SUFFIX.fullmatch(token.text):
             self.fail("a number has no suffix; it takes the type of the tensor", token.start, token.end)
         if not NUMBER.fullmatch(token.text):
-            self.fail("no decimal number, such as 2, 0.5 or 1e-3", token.start, token.end)
+            factor = NUMBER.match(token.text)
+            rest = token.text[factor.end() :] if factor else ""
+            is_product = rest == "x" or (rest.isidentifier() and not re.fullmatch(r"[exEX_][0-9]*", rest))
+            meant = f"; write {factor[0]} * {rest}" if is_product else ""
+            self.fail(f"no decimal number, such as 2, 0.5 or 1e-3{meant}", token.start, token.end)
         value, whole = float(token.text), token.text.isdigit()
         if value == 0 and re.search("[1-9]", re.split("[eE]", token.text)[0]):
             self.fail("too small for a number: it would be 0; the smallest is 4.94e-324", token.start, token.end)

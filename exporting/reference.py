@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import textwrap
 from collections.abc import Callable, Sequence
 from types import FunctionType, ModuleType
@@ -87,8 +86,8 @@ def _around(record: Activation, arguments: Sequence[str], helpers: dict[str, str
 def _of_expression(expression: Expression, arguments: Sequence[str], helpers: dict[str, str]) -> str:
     """A defined expression in Python; adds the functions that it calls to ``helpers``."""
     for helper in expression.helpers.values():
-        text = re.sub(r": Tensor(?: \| float)?| -> Tensor", "", inspect.getsource(helper))
-        helpers.setdefault(helper.__name__, text.rstrip())
+        if helper.__name__ not in helpers:
+            _add_function(helper, helpers)
     names = {}
     for called in expression.activations:
         names[called.python] = f"{called.name}_"

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import references as ref
+from ..references import at_most, bounded
 
 __all__ = [
     "bilinear",
@@ -83,13 +84,13 @@ def fatrelu_glu(gate: Tensor, up: Tensor, threshold: float) -> Tensor:
 
 def clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float, beta: float) -> Tensor:
     """gpt-oss'."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate, up = at_most(gate, limit), bounded(up, -limit, limit)
     return gate * torch.sigmoid(alpha * gate) * (up + beta)
 
 
 def swiglu_step(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """vLLM's swiglustep_and_mul."""
-    return F.silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    return at_most(F.silu(gate), limit) * bounded(up, -limit, limit)
 
 
 def situ_glu(gate: Tensor, up: Tensor, beta: float, beta2: float) -> Tensor:
@@ -124,13 +125,13 @@ def exact_glu(up: Tensor, gate: Tensor) -> Tensor:
 
 def exact_clamped_swiglu(gate: Tensor, up: Tensor, alpha: float, limit: float, beta: float) -> Tensor:
     """By the exact sigmoid."""
-    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    gate, up = at_most(gate, limit), bounded(up, -limit, limit)
     return gate * ref.exact_sigmoid(alpha * gate) * (up + beta)
 
 
 def exact_swiglu_step(gate: Tensor, up: Tensor, limit: float) -> Tensor:
     """By the exact silu."""
-    return ref.exact_silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    return at_most(ref.exact_silu(gate), limit) * bounded(up, -limit, limit)
 
 
 def _exact_tanh(x: Tensor) -> Tensor:
@@ -138,7 +139,7 @@ def _exact_tanh(x: Tensor) -> Tensor:
     left = x < 0
     u = torch.where(left, -x, x)
     e = torch.exp(-2 * u)
-    y = torch.where(u < 0.5, -torch.expm1(-2 * u.clamp(max=0.5)), 1 - e) / (1 + e)
+    y = torch.where(u < 0.5, -torch.expm1(-2 * at_most(u, 0.5)), 1 - e) / (1 + e)
     return torch.where(left, -y, y)
 
 

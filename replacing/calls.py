@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
@@ -54,7 +55,7 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str)
         module: the module.
         known: the functions to look for, with their names.
         value: the class of values whose type is unknown: ``(x + 1).tanh()`` is its method.
-        foreign: the package whose functions are not followed.
+        foreign: the package whose functions are not followed, nor are those of the standard library.
     """
     found: set[Call] = set()
     seen: set[FunctionType] = set()
@@ -70,7 +71,9 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str)
             if "__wrapped__" in vars(target):
                 pending.append((target.__wrapped__, is_method, caller))
             home = target.__globals__.get("__name__", "")  # not __module__: functools.wraps copies that
-            if home == "torch.nn.modules.module" or (home.split(".")[0] == foreign and not is_method):
+            package = home.split(".")[0]
+            is_foreign = package in sys.stdlib_module_names or (package == foreign and not is_method)
+            if is_foreign or home == "torch.nn.modules.module":
                 continue
             mentions = _mentions(target)
             if mentions is None:

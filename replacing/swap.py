@@ -345,6 +345,8 @@ class Patched(TorchFunctionMode, ContextDecorator):
         """Collects the functions to replace."""
         TorchFunctionMode.__init__(self)
         self._ours = torch_functions() | {function: (cls.activation.name, False) for function, cls in rows.FUNCTIONS.items()}
+        for name, _ in self._ours.values():
+            registry.function(name)  # made now: torch.compile cannot trace that, as it takes a lock
 
     def __torch_function__(self, function: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         """Intercepts a PyTorch function: calls jitact's instead, if there is one that takes the arguments."""

@@ -21,6 +21,7 @@ from torch.masked import masked_tensor
 from torch.nn.utils import parametrize, prune
 
 import jitact
+from jitact import registry
 from jitact.measuring.markdown import current_readme
 from jitact.modules import ActivationModule
 from jitact.rows.modules import RowModule
@@ -554,6 +555,16 @@ def test_patched_reaches(name: str, call) -> None:
     with jitact.patched() as calls:
         torch.testing.assert_close(call(x), expected)
     assert calls.replaced == {name: 1} and not calls.left
+
+
+@pytest.mark.parametrize("name", ["silu", "glu"])
+def test_patched_compiles_at_once(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The functions are there before torch.compile meets them: it could not trace the lock under which they are made."""
+    monkeypatch.setattr(registry, "_functions", {})
+    function = getattr(F, name)
+    with jitact.patched() as calls:
+        y = torch.compile(lambda x: function(x) * 2, backend="aot_eager", fullgraph=True)(torch.ones(4))
+    assert calls.replaced[name] == 1 and torch.equal(y, function(torch.ones(4)) * 2)
 
 
 def test_patched_leaves_rows_of_ours() -> None:

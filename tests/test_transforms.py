@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 import warnings
 from collections.abc import Callable
@@ -164,6 +165,20 @@ def test_transforms_of_compiled_functions(transform: str, before: str) -> None:
             TRANSFORMS[before](compiled)(sample())
         torch.testing.assert_close(TRANSFORMS[transform](compiled)(sample()), TRANSFORMS[transform](theirs)(sample()))
         torch.testing.assert_close(compiled(sample()), theirs(sample()))
+
+
+@pytest.mark.parametrize("name", ["elu", "celu", "selu", "prelu", "clamped_swiglu", "swiglu_step", "gelu_10"])
+def test_gradients_at_a_kink_are_the_same_in_a_transform(name: str) -> None:
+    """Also with PyTorch 2.14, where clamp's gradient at its bounds is 0 and no longer 1."""
+    function = getattr(jitact, name)
+    if name == "prelu":
+        function = functools.partial(function, weight=WEIGHT)
+    elif name in ("clamped_swiglu", "swiglu_step"):
+        function = lambda t, of=function: of(t, t.flip(0), limit=7.0) + of(t, t, limit=7.0)  # noqa: E731
+    x = torch.tensor([0.0, -0.0, 7.0, -7.0, 10.0, -10.0, 1.0, 2.0], dtype=torch.float64)
+    learned = x.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(function(learned).sum(), learned)
+    torch.testing.assert_close(grad(lambda t: function(t).sum())(x), expected)
 
 
 # Batches of gradients.

@@ -9,8 +9,8 @@ import os
 import shlex
 import shutil
 import subprocess
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from types import ModuleType
@@ -243,14 +243,24 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
     try:
         with variables(wanted):
             cpp_extension = _import_extension()
-            home = cpp_extension.CUDA_HOME
-            cpp_extension.CUDA_HOME = plan.nvcc.root if plan.nvcc else home
+            changed = {"CUDA_HOME": plan.nvcc.root if plan.nvcc else cpp_extension.CUDA_HOME}
+            if hasattr(cpp_extension, "FileLock"):  # since torch 2.14
+                changed["FileLock"] = _lock_of_others(cpp_extension.FileLock, staging)
+            before = {name: getattr(cpp_extension, name) for name in changed}
+            vars(cpp_extension).update(changed)
             try:
                 yield cpp_extension
             finally:
-                cpp_extension.CUDA_HOME = home
+                vars(cpp_extension).update(before)
     finally:
         torch_log.setLevel(level)
+
+
+def _lock_of_others(
+    lock: Callable[[str], AbstractContextManager], staging: Path
+) -> Callable[[str], AbstractContextManager]:
+    """torch's lock of a build folder, but none for ``staging``: it is ours alone, and not all file systems have locks."""
+    return lambda path: nullcontext() if os.path.samefile(os.path.dirname(path), staging) else lock(path)
 
 
 @contextmanager
