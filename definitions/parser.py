@@ -30,6 +30,9 @@ LOGICAL = {"||": "|", "&&": "&"}
 
 NO_COMMENTS = "an expression takes no comments"
 
+# Exponents for which pow is products, as in PyTorch; of texts of the base that are shorter than this, as they are repeated.
+PRODUCTS, SHORT = (3, 4), 40
+
 # Notations of other languages, and what to write instead.
 HABITS = {
     "**": "write pow(a, b) for a power",
@@ -542,7 +545,10 @@ class _Parser:
         python = f"{function.python}({', '.join(map(bare, given))})"
         given = [f"T({node.cpp})" if node.kind == "number" else bare(node.cpp) for node in arguments]
         key = f"({name} {' '.join(node.key for node in arguments)})"
-        return self.node(token.start, closing.end, python, f"{name}({', '.join(given)})", key, *arguments)
+        cpp = f"{name}({', '.join(given)})"
+        if name == "pow" and arguments[1].value in PRODUCTS and arguments[0].kind == "tensor" and len(given[0]) < SHORT:
+            cpp = f"({' * '.join([arguments[0].cpp] * int(arguments[1].value))})"
+        return self.node(token.start, closing.end, python, cpp, key, *arguments)
 
     def arguments(self, name: str) -> tuple[list[_Node], _Token]:
         """The arguments of a call, and its closing parenthesis."""
