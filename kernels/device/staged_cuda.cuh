@@ -68,9 +68,9 @@ struct ShortRows {
     const int bytes = int(call.length) * size, words = (bytes + 3) / 4, all = 4 * kManyOfRow / tensors;  // the latter: in a thread
     is_few = words <= 4 * kFewOfRow;
     while (all << log_group < words) log_group++;
-    int best = ((words - 1 >> log_group) / 4 + 1) * 4;
-    for (int longer = best + 4; longer <= (is_few ? 4 * kFewOfRow : all); longer += 4)
-      if (cost(longer, bytes, size) < cost(best, bytes, size)) best = longer;
+    int best = ((words - 1 >> log_group) / 4 + 1) * 4, least = cost(best, bytes, size);
+    for (int longer = best + 4; longer <= (is_few ? 4 * kFewOfRow : all) && longer * instructions(size) < least; longer += 4)
+      if (const int found = cost(longer, bytes, size); found < least) best = longer, least = found;
     part = best * 4 / size;
     const int64_t busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount);
     turns = ::max(1, int(::min(int64_t(all * 4 / bytes), call.outer / (kShortRowThreads * busy))));  // 1 if threads share rows
@@ -78,15 +78,17 @@ struct ShortRows {
   JITACT_INLINE int rows() const { return turns * (kShortRowThreads >> log_group); }  // of a block
 
  private:
-  // What it costs if parts have so many words: the instructions for a word, in cycles of which a multiprocessor takes four
-  // at once, or its accesses of shared memory, where the threads of a warp that share a bank wait for each other.
+  // The instructions for a word, in cycles of which a multiprocessor takes four at once.
+  static constexpr int instructions(int size) { return size == 2 ? 20 : 32; }
+  // What it costs if parts have so many words: instructions, or accesses of shared memory, where the threads of a warp that share a
+  // bank wait for each other.
   int cost(int part_words, int bytes, int size) const {
     int of_bank[32] = {}, most = 0;
     for (int lane = 0; lane < 32; lane++) {
       const int word = (lane >> log_group) * bytes / 4 + (lane & ((1 << log_group) - 1)) * part_words;
       most = ::max(most, ++of_bank[word % 32]);
     }
-    return part_words * ::max(size == 2 ? 20 : 32, 8 * most);
+    return part_words * ::max(instructions(size), 8 * most);
   }
 };
 static_assert(longest_staged(Op::forward, 4) <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
