@@ -136,12 +136,6 @@ class Item:
             return set()
         return {each for each in _TYPES if re.search(rf"\b{each}\b(?!>)|<{each}<", self.head)}
 
-    @cached_property
-    def of_class(self) -> str:
-        """The class template for whose types a specialisation is, as ``Short`` of ``struct Storage<Short<S>>``; "" if none."""
-        found = re.match(r"template <[^<>]*> (?:struct|class) \w+<(\w+)<", self.head)
-        return found[1] if found else ""
-
 
 def extract(
     source: KernelSource, facts: Facts, roots: Collection[str], dtypes: Collection[str], devices: Collection[str]
@@ -365,7 +359,6 @@ def _reached(items: list[Item], roots: set[str], types: set[str]) -> list[Item]:
             for item in later
             if item not in wanted
             and (item.types <= types or not item.overloads)
-            and (not item.of_class or item.of_class in named)
             and (not item.owner or _is_called(item, called, named))
         }
         wanted |= ready

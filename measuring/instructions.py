@@ -22,7 +22,7 @@ from torch.utils import cpp_extension
 __all__ = ["blocks_of", "disassembled", "fewest_per_byte", "instructions_of", "kernels_in", "rate_of_issue"]
 
 SCHEDULERS, LANES = 4, 32  # warp schedulers per multiprocessor, each issuing one instruction per clock for a warp's threads
-VECTOR, SHORT = 16, 8  # bytes
+VECTOR = 16  # bytes
 SLEEP = 2**24  # clocks: some 8 ms
 _FUNCTION = re.compile(r"^\s*Function : (\S+)$", re.MULTILINE)
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@\S+)\s+)?(\S+)(.*?);", re.MULTILINE)
@@ -169,8 +169,7 @@ def instructions_of(call: Callable[[], object], library: Path) -> float | None:
     if code is None:
         return None
     sums = "column_sums<" in name  # it stores vectors in one loop and sums in another
-    least = 1 if not sums else SHORT if "Short<" in name else VECTOR
-    return fewest_per_byte(blocks_of(code, least), loops=sums)
+    return fewest_per_byte(blocks_of(code, VECTOR if sums else 1), loops=sums)
 
 
 @cache

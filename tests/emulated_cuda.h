@@ -110,6 +110,7 @@ struct Block {
   Meeting all;
   std::vector<Meeting> warps;
   std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared memory, NaN until written
+  int readers = 0;  // threads that read copies there, and have not let others overwrite them
 };
 
 struct Cluster {
@@ -130,7 +131,7 @@ struct Thread {
   std::unique_ptr<char[]> stack;
   Block* block;
   int index, turn = 0;  // turn: for the cluster's barrier
-  bool done = false;
+  bool done = false, reads = false;  // reads: see Block
 };
 
 inline Cluster* cluster;
@@ -163,7 +164,7 @@ inline void run_cluster(int threads, std::vector<Thread>& all) {
     makecontext(&thread.context, run_thread, 0);
     thread.block = &cluster->blocks[t / threads];
     thread.index = int(t % threads);
-    thread.done = false;
+    thread.done = thread.reads = false;
     thread.copies = Copies(1);
   }
   std::vector<int> order(all.size());
@@ -384,22 +385,32 @@ inline void send(float* here, unsigned block, float v, Barrier* barrier) {
   check_phase(other);
 }
 
+inline void start_by_block(Barrier* barrier) {
+  if (threadIdx.x == 0) start(barrier);
+}
 inline void expect_by_block(Barrier* barrier, unsigned bytes) {
-  if (threadIdx.x == 0) start(barrier), expect(barrier, bytes);
+  if (threadIdx.x == 0) expect(barrier, bytes);
 }
 inline void copy_by_block(void* to, const void* from, unsigned bytes) {
   if (bytes % 16 || uintptr_t(to) % 16 || uintptr_t(from) % 16) std::abort();
   std::memcpy(to, from, bytes);
 }
-inline void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier* barrier) {
+inline void load_by_block(void* to, const void* from, unsigned bytes, Barrier* barrier) {
   if (threadIdx.x != 0) return;
+  if (emulated::current->block->readers > 0) std::abort();  // they may still read
   copy_by_block(to, from, bytes);
   barrier->bytes -= int(bytes);
   check_phase(barrier);
 }
-inline void wait_by_block(Barrier* barrier) {
-  __syncthreads();
-  wait(barrier, 0);
+inline void commit_by_block() {}
+inline void read_copies(bool reads) {
+  emulated::current->block->readers += int(reads) - int(emulated::current->reads);
+  emulated::current->reads = reads;
+}
+inline void let_copies_overwrite() { read_copies(false); }
+inline void wait_by_block(Barrier* barrier, int phase, int) {
+  wait(barrier, phase);
+  read_copies(true);
 }
 inline void store_by_block(void* to, const uint32_t* from, unsigned bytes) {
   __syncthreads();

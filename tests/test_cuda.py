@@ -32,6 +32,25 @@ def test_the_tensors_device_is_used() -> None:
     torch.testing.assert_close(y, torch.nn.functional.gelu(x))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(4096, 4096), (9000, 1000), (30000, 200)])
+def test_copies_do_not_overtake_those_that_read(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    """Loops that sum copy ahead to memory that threads have just read; what the cache still has arrives soon."""
+    x, dy = (torch.randn(shape, device="cuda", dtype=dtype) for _ in range(2))
+    x.requires_grad_()
+    bias = torch.zeros(shape[1], device="cuda", dtype=dtype, requires_grad=True)
+    kept = torch.where(x.detach() > 0, dy, 0)
+    expected, rtol = kept.double().sum(0), 2**-8 if dtype is torch.bfloat16 else 1e-5
+    for save in ("bit", "input"):
+        y, sums = jitact.relu(x, bias=bias, save=save), []
+        for _ in range(5):
+            dx, found = torch.autograd.grad(y, (x, bias), dy, retain_graph=True)
+            assert torch.equal(dx, kept)
+            sums.append(found)
+        assert all(torch.equal(sums[0], other) for other in sums)
+        torch.testing.assert_close(sums[0].double(), expected, rtol=rtol, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ["relu", "gelu", "selu"])
 def test_cuda_graphs(name: str) -> None:
     module, x = jitact.get(name)(), torch.randn(5000, device="cuda", requires_grad=True)

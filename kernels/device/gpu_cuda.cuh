@@ -24,9 +24,22 @@ inline int64_t device_has(cudaDeviceAttr what) {
   return count > 1 ? count : 1;
 }
 
-// A number of blocks on a multiprocessor that was best on an H100, for this GPU: memory is slower if more of its places are read
-// and written at once than keep it busy. More are best where memory moves more bytes for each multiprocessor.
-inline int64_t blocks_for_memory(int64_t best) {
+// Has multiprocessors of the current device give a kernel as much shared memory as they can: else there may be as little as the
+// kernel before it needed, for fewer blocks. Kernels that are to run at the same time must agree in it.
+template <auto kernel>
+cudaError_t prefer_shared() {
+  static int64_t done[kDevices];
+  cudaError_t error = cudaSuccess;
+  of_device(done, [&] {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    return error ? 0 : 1;  // 0 is not cached
+  });
+  return error;
+}
+
+// A number of blocks on a multiprocessor, or of bytes, that was best on an H100, for this GPU: memory is slower if more of its
+// places are read and written at once than keep it busy. More are best where memory moves more bytes for each multiprocessor.
+inline int64_t best_for_memory(int64_t best) {
   constexpr int64_t measured = int64_t(2619000) * 5120 / 132;  // kHz, bits and multiprocessors of an H100
   const int64_t rate = device_has(cudaDevAttrMemoryClockRate) * device_has(cudaDevAttrGlobalMemoryBusWidth) /
                        device_has(cudaDevAttrMultiProcessorCount);

@@ -127,7 +127,7 @@ template <int best>
 size_t shared_of_a_block() {
   static int64_t known[gpu::kDevices];
   return size_t(gpu::of_device(known, []() -> int64_t {
-           const int64_t blocks = gpu::blocks_for_memory(best);
+           const int64_t blocks = gpu::best_for_memory(best);
            if (blocks * kThreads >= gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor)) return 1;
            const int64_t all = gpu::device_has(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
            return all / blocks - gpu::device_has(cudaDevAttrReservedSharedMemoryPerBlock);

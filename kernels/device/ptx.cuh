@@ -302,17 +302,20 @@ JITACT_DEVICE void send(float* here, unsigned block, float v, Barrier* barrier) 
 }
 
 // Copies between global and shared memory for a block, all of whose threads call these; addresses and sizes are multiples of 16
-// bytes. expect_by_block prepares a barrier, once, for the bytes that load_by_block copies; wait_by_block returns when they are
-// there.
-JITACT_DEVICE void expect_by_block(Barrier* barrier, unsigned bytes) {
+// bytes. A barrier is started once. Then, in each of its phases, 0 and 1 in turn, expect_by_block says how many bytes
+// load_by_block copies, after which there is commit_by_block; wait_by_block returns when they are there, of which `later` commits
+// may have been later. All threads must have the barrier's start behind them.
+JITACT_DEVICE void start_by_block(Barrier* barrier) {
   if (threadIdx.x != 0) return;
   start(barrier);
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
-  expect(barrier, bytes);
 }
-JITACT_DEVICE void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier* barrier) {
+JITACT_DEVICE void expect_by_block(Barrier* barrier, unsigned bytes) {
+  if (threadIdx.x == 0) expect(barrier, bytes);
+}
+JITACT_DEVICE void load_by_block(void* to, const void* from, unsigned bytes, Barrier* barrier) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -320,17 +323,27 @@ JITACT_DEVICE void load_by_block(uint32_t* to, const void* from, unsigned bytes,
                     "r"(unsigned(__cvta_generic_to_shared(barrier))) : "memory");
 #else
   for (unsigned i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-    copy_async(reinterpret_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+    copy_async(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+#endif
+}
+JITACT_DEVICE void commit_by_block() {
+#if __CUDA_ARCH__ < 900
   commit_copies();
 #endif
 }
-JITACT_DEVICE void wait_by_block(Barrier* barrier) {
+JITACT_DEVICE void wait_by_block(Barrier* barrier, int phase, int later) {
 #if __CUDA_ARCH__ >= 900
-  __syncthreads();  // until the barrier has been prepared
-  wait(barrier, 0);
+  wait(barrier, phase);
 #else
-  wait_for_copies(0);
+  wait_for_copies(later);
   __syncthreads();
+#endif
+}
+// Called by all threads after they have read shared memory, and before a barrier of the block, so that load_by_block may write
+// there: that does not wait for loads which have been issued, but not carried out.
+JITACT_DEVICE void let_copies_overwrite() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 // What the block has written before is stored. It must not write there again.

@@ -15,21 +15,38 @@ constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums,
 constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: so partial sums are little of the memory traffic
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 
-// The blocks on a multiprocessor with which column_sums is fastest: more where more is computed for each byte, or where mask bits
-// come with vectors of four elements; and more with vectors of fewer bytes.
-template <Op op, typename V>
-constexpr int64_t kBest = (6 + (summed(op) > 1 || (kRandom > 0 && (reads(op) > 1 || reads_bits(op))) ||
-                                (reads_bits(op) && sizeof(V) == 4))) * 4 / kWordsOf<V>;
-// The number of threads of column_sums on the GPU: of kBest blocks, or of fewer if fewer run at once.
-template <Op op, typename V>
-int64_t column_threads() {
-  static int64_t known[gpu::kDevices];
-  return gpu::of_device(known, [] {
+// The bytes on their way to and from a multiprocessor with which column_sums is fastest on an H100: memory is slower if more of its
+// places are read and written at once than keep it busy.
+constexpr int64_t kOnTheWay = 49152;
+// How many tensors a call reads and writes. What it does not read is the same tensor as another.
+inline int64_t tensors_of(const Call& call) {
+  int64_t count = 0;
+  for (int r = 0; r < reads(call.op); r++) {
+    bool is_new = true;
+    for (int other = 0; other < r; other++) is_new = is_new && call.read[other].data != call.read[r].data;
+    count += is_new;
+  }
+  for (int w = 0; w < writes(call.op); w++) count += call.written[w].data != nullptr;
+  return count;
+}
+// The number of threads of column_sums on the GPU: of blocks that have so much on its way, or of fewer if fewer run at once.
+template <Op op, typename S>
+int64_t column_threads(const Call& call) {
+  static int64_t blocks_at_once[gpu::kDevices], on_the_way[gpu::kDevices];
+  const int64_t at_once = gpu::of_device(blocks_at_once, [] {
     int blocks = 0;
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, V>, kThreads, 0);
-    const int64_t best = gpu::blocks_for_memory(kBest<op, V>), at_once = greater(1, blocks);
-    return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * lesser(best, at_once);
+    gpu::prefer_shared<column_sums<op, S>>();
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
+    return greater(1, blocks);
   });
+  int64_t all = gpu::of_device(on_the_way, [] { return gpu::best_for_memory(kOnTheWay); });
+  const int64_t tensors = tensors_of(call);
+  const int64_t of_a_block = (kDense<op> ? kPlaces : 1) * kThreads * int64_t(sizeof(Words)) * tensors;
+  if (sizeof(S) == 2 && tensors > 2) {  // there is more arithmetic for each byte, which more threads hide
+    if (kRandom > 0) all += all / 4;
+    all += of_a_block - 1;
+  }
+  return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * between(all / of_a_block, 1, at_once);
 }
 // An upper bound of that, without asking about the kernel, which may be compiled in another part.
 inline int64_t most_column_threads() {
@@ -150,7 +167,6 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 template <Op op, typename S>
 struct Sweep {
   static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_of<op, S>();
-  static constexpr int64_t of_columns = Storage<Summed<op, S>>::size;  // elements of column_sums' vectors
   const Cut cut;
   bool columnwise;
   int64_t blocks;
@@ -173,21 +189,21 @@ struct Sweep {
 
  private:
   void set_threads(const Call& call, int64_t threads) {
-    const int64_t vectors = call.n / of_columns;
+    const int64_t vectors = call.n / size;
     columns.threads = threads, columns.turns = int(vectors / threads), columns.rest = vectors % threads;
   }
   FoldShape first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) return FoldShape(1, 1, blocks);
     if (columnwise) {
-      const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, of_columns);
-      const int64_t vectors = (call.n + of_columns - 1) / of_columns;
+      const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
+      const int64_t vectors = (call.n + size - 1) / size;
       columns.period = period;
       columns.repeat = true;
       for (int b = 0; b < kBroadcast; b++)
         columns.repeat = columns.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
       if (period <= kThreads) {
         columns.active = int(kThreads / period * period);
-        columns.width = period * of_columns;
+        columns.width = period * size;
         blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
         set_threads(call, blocks * columns.active);
         return FoldShape(blocks * columns.width / plane_set, cut.count, cut.inner);
@@ -196,7 +212,7 @@ struct Sweep {
       columns.active = kThreads;
       set_threads(call, greater(1, rows) * period);
       blocks = (columns.threads + kThreads - 1) / kThreads;
-      return FoldShape(columns.threads * of_columns / plane_set, cut.count, cut.inner);
+      return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
     }
     const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // of a plane in a block
     segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, 1};
@@ -254,6 +270,7 @@ void fold(const Folds& folds, const Value<S>* partials, Value<S>* results, const
   }
   if (blocks == 0) return;
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
+  gpu::prefer_shared<fold_sums<S>>();
   early::launch<fold_sums<S>>(grid, kThreads, stream, partials, results, folds, Launch(call));
 }
 
@@ -286,13 +303,12 @@ void launch_sums(const Call& call, cudaStream_t stream) {
   for (Elements& written : reading.written) written.data = nullptr;
   for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
-    using V = Summed<op, S>;
-    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]], column_threads<op, V>());
+    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]], column_threads<op, S>(now));
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
     if (sweep.columnwise)
-      column_sums<op, V><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
+      column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
     else if (sweep.cut.count == 1)
       segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     else

@@ -134,13 +134,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
 // Starts a kernel of blocks that have `each` of `count` rows, or planes, in shared memory.
 template <Op op, typename S, auto kernel, typename Tile>
 cudaError_t start_staged(const Tile& tile, int64_t count, int each, int threads, const Call& call, cudaStream_t stream) {
-  static int64_t prepared[gpu::kDevices];
-  cudaError_t error = cudaSuccess;
-  gpu::of_device(prepared, [&] {  // else a multiprocessor may have shared memory for as few blocks as the last kernel needed
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
-    return error ? 0 : 1;
-  });
-  if (error != cudaSuccess) return error;
+  if (const cudaError_t error = gpu::prefer_shared<kernel>()) return error;
   StagedLaunch<Tile> launch{};
   take<op, S>(launch, call);
   launch.tile = tile, launch.blocks = 1;

@@ -260,121 +260,152 @@ struct ColumnWalk {
   bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
 
-// 16-bit elements in vectors of 8 bytes.
-struct alignas(8) TwoWords { uint32_t w[2]; };
-template <typename S> struct Short : S {};
-template <typename S> struct Storage<Short<S>> : Storage<S> {
-  using typename Storage<S>::T;
-  using Vector = TwoWords;
-  static constexpr int size = 4;
-  static JITACT_DEVICE void widen(const Vector& v, T* t) {
-    for (int i = 0; i < 2; i++) Storage<S>::widen_pair(v.w[i], t[2 * i], t[2 * i + 1]);
-  }
-  static JITACT_DEVICE Vector narrow(const T* t) { return {Storage<S>::word(t, 0), Storage<S>::word(t, 1)}; }
-};
-
-// The elements of column_sums' vectors: with several sums for each element, vectors of 16 bytes would take too many registers.
-template <Op op, typename S>
-constexpr bool kShort = sizeof(S) == 2 && lesser(summed(op), kMany) > 1 && kRandom == 0 && kElements == 1;
-template <Op op, typename S> using Summed = std::conditional_t<kShort<op, S>, Short<S>, S>;
-template <typename V> constexpr int kWordsOf = int(sizeof(typename Storage<V>::Vector)) / 4;
-
-// The vectors that a thread of column_sums loads while it computes another one: more if only dy is read.
-template <Op op, typename V>
-constexpr int kAhead = kWordsOf<V> < 4 ? 2 : reads(op) > 1 ? 1 : sizeof(V) == 2 ? 2 : 3;
-
+// The turns whose vectors are on their way to a block of column_sums.
+constexpr int kPlaces = 2;
 // Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
-// estimated here. More than 8 blocks, or twice as many with vectors of half the bytes, are of no use.
-template <Op op, typename V>
+// estimated here. More than 8 blocks are of no use.
+template <Op op, typename S>
 constexpr int blocks_of_sums() {
-  if (sizeof(V) == 8 || kMostBlocks == 0) return 0;
-  constexpr int tensors = int(lesser(reads(op), 1 + writes(op)));  // others that it reads are rarely used, as a residual
-  constexpr int of_operands = Storage<V>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
-  constexpr int of_vectors = (kWordsOf<V> * (kAhead<op, V> + 1) + 8) * tensors;
-  return int(lesser(32 / kWordsOf<V>, 65536 / kThreads / (8 + of_operands + of_vectors + of_random)));
+  if (sizeof(S) == 8 || kMostBlocks == 0) return 0;
+  constexpr int of_operands = Storage<S>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
+  constexpr int of_vectors = (kDense<op> ? 12 : 16) * int(lesser(reads(op), 1 + writes(op)));  // others are rarely used, as a residual
+  return int(lesser(8, 65536 / kThreads / (12 + of_operands + of_vectors + of_random)));
 }
 
-// The vectors of a thread of column_sums, which are columns.threads apart. By index:
-template <Op op, typename S, bool by_address>
+// The vectors of a thread of column_sums, which are columns.threads apart: one in each turn. Turns have places, one after another;
+// take(place) returns the turn's vector, and starts to load that of a later turn. All threads of a block have as many turns, and
+// a thread may lack a vector in the last. Dense tensors are copied to shared memory, where a block's vectors are adjacent: it is
+// one copy for all, for which no register waits, and a block reads memory in one place at a time.
+template <Op op, typename S, bool dense>
 class Vectors {
- public:
-  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns, int64_t first, bool takes_part)
-      : launch_(launch), threads_(columns.threads), v_(first),
-        end_(takes_part && launch.aligned ? launch.n / Storage<S>::size : 0) {}
-  // Whether there is another one, its index, and that after the last.
-  JITACT_DEVICE bool is_left() const { return v_ < end_; }
-  JITACT_DEVICE int64_t here() const { return v_; }
-  JITACT_DEVICE int64_t end() const { return v_; }
-  JITACT_DEVICE void advance() { v_ += threads_; }
-  // Loads the vector that is `ahead` further on, if there is one.
-  JITACT_DEVICE void load(int ahead, Inputs<op, S>& inputs) const {
-    const int64_t from = v_ + ahead * threads_;
-    load_if<op, S>(from < end_, launch_, from * Storage<S>::size, inputs);
-  }
-  template <typename T>
-  JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) const {
-    write_vectors<op, S, kDense<op>>(launch_, values, v_ * Storage<S>::size);
-  }
-
- private:
-  const Launch& launch_;
-  const int64_t threads_;
-  int64_t v_;
-  const int64_t end_;
-};
-
-// By addresses, which take fewer instructions to advance than to find, but more registers; of dense tensors. Vectors are loaded in
-// order, and the last one again after it, so that there is always one to load.
-template <Op op, typename S>
-class Vectors<op, S, true> {
   using Vector = typename Storage<S>::Vector;
+  static constexpr int tensors = reads(op);
+  struct Memory {
+    Vector vectors[kPlaces][tensors][kThreads];
+    ptx::Barrier arrived[kPlaces];
+  };
 
  public:
-  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns, int64_t first, bool takes_part)
-      : launch_(launch), threads_(columns.threads), first_(first), v_(first),
-        turns_(takes_part && launch.aligned ? columns.turns + (first < columns.rest) : 0), left_(turns_) {
-    JITACT_UNROLL for (int r = 0; r < reads(op); r++) from_[r] = address(launch.read[r].data, first);
-    JITACT_UNROLL for (int w = 0; w < writes(op); w++) to_[w] = address(launch.written[w].data, first);
-  }
-  JITACT_DEVICE bool is_left() const { return left_ > 0; }
-  JITACT_DEVICE int64_t here() const { return v_; }
-  JITACT_DEVICE int64_t end() const { return first_ + turns_ * threads_; }  // v_, which the loop then need not count up
-  JITACT_DEVICE void advance() { left_--, v_ += threads_; }
-  JITACT_DEVICE void load(int ahead, Inputs<op, S>& inputs) {
-    const int64_t step = left_ > ahead + 1 ? threads_ * int64_t(sizeof(Vector)) : 0;
-    JITACT_UNROLL for (int r = 0; r < reads(op); r++) {
-      ptx::load_global(inputs.words[r], from_[r]);
-      from_[r] += step;
-      ptx::forget(from_[r]);  // else addresses are found from the first one again
+  static constexpr int places = kPlaces;
+
+  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns)
+      : launch_(launch), threads_(columns.threads), turns_(columns.turns), first_(int64_t(blockIdx.x) * columns.active),
+        v_(first_ + threadIdx.x) {
+    wide_ = int(min(int64_t(columns.active), threads_ - first_));
+    last_ = int(min(int64_t(wide_), columns.rest - first_));
+    if (launch.aligned) count_ = turns_ + (last_ > 0);
+    if (launch.aligned && int(threadIdx.x) < wide_) own_ = turns_ + (v_ < columns.rest);
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+      place_of_[r] = r;
+      JITACT_UNROLL for (int other = r - 1; other >= 0; other--)
+        if (launch.read[r].data == launch.read[other].data) place_of_[r] = other;  // in the place of what is not read
+      differ_ += place_of_[r] == r;
     }
+    JITACT_UNROLL for (int w = 0; w < writes(op); w++)
+      to_[w] = reinterpret_cast<int64_t>(static_cast<const Vector*>(launch.written[w].data) + v_);
+    JITACT_UNROLL for (int p = 0; p < places; p++) ptx::start_by_block(&arrived(p));
+    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, p);
+    __syncthreads();  // until the barriers have been started
+  }
+  // Whether the block has another turn, and the thread a vector in it; its index, and that after the thread's last.
+  JITACT_DEVICE bool is_left() const { return turn_ < count_; }
+  JITACT_DEVICE bool is_there() const { return turn_ < own_; }
+  JITACT_DEVICE int64_t here() const { return v_; }
+  JITACT_DEVICE int64_t end() const { return v_ + (own_ - turn_) * threads_; }
+
+  JITACT_DEVICE Inputs<op, S> take(int place) {
+    ptx::wait_by_block(&arrived(place), phase_, places - 1);
+    Inputs<op, S> inputs;
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) inputs.words[r] = vector(place, place_of_[r])[threadIdx.x];
+    if constexpr (reads_bits(op)) inputs.bits = bits_[place] >> (v_ * Storage<S>::size & 7);
+    return inputs;
   }
   template <typename T>
   JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) {
-    JITACT_UNROLL for (int w = 0; w < writes(op); w++) {
+    JITACT_UNROLL for (int w = 0; w < writes(op); w++)
       if (launch_.written[w].data) ptx::store_global(to_[w], Storage<S>::narrow(values[w]));
+  }
+  // Ends a turn, and starts to load that which has its place next: after results have been written, as the more is read before
+  // they are, the slower memory is.
+  JITACT_DEVICE void advance(int place) {
+    ptx::let_copies_overwrite();
+    __syncthreads();
+    load(place, turn_ + places);
+    if (place == places - 1) phase_ ^= 1;
+    turn_++, v_ += threads_;
+    JITACT_UNROLL for (int w = 0; w < writes(op); w++) {
       to_[w] += threads_ * int64_t(sizeof(Vector));
-      ptx::forget(to_[w]);
+      ptx::forget(to_[w]);  // else addresses are found from the first one again
     }
   }
 
  private:
-  static JITACT_DEVICE int64_t address(const void* data, int64_t vector) {
-    return reinterpret_cast<int64_t>(static_cast<const Vector*>(data) + vector);
+  static JITACT_DEVICE Vector* vector(int place, int tensor) { return ptx::shared<Memory>().vectors[place][tensor]; }
+  static JITACT_DEVICE ptx::Barrier& arrived(int place) { return ptx::shared<Memory>().arrived[place]; }
+
+  JITACT_DEVICE void load(int place, int turn) {
+    if (turn < count_) {
+      const int64_t from = first_ + turn * threads_;
+      const unsigned bytes = unsigned(turn < turns_ ? wide_ : last_) * sizeof(Vector);
+      ptx::expect_by_block(&arrived(place), bytes * differ_);
+      JITACT_UNROLL for (int r = 0; r < tensors; r++)
+        if (place_of_[r] == r)
+          ptx::load_by_block(vector(place, r), static_cast<const Vector*>(launch_.read[r].data) + from, bytes, &arrived(place));
+    }
+    ptx::commit_by_block();
+    if constexpr (reads_bits(op))
+      if (turn < own_) bits_[place] = launch_.mask[(v_ + (turn - turn_) * threads_) * Storage<S>::size >> 3];
   }
 
   const Launch& launch_;
-  const int64_t threads_, first_;
+  const int64_t threads_;
+  const int turns_;       // that all threads have
+  const int64_t first_;   // the block's first vector
+  int wide_, last_;       // vectors of the block in these turns, and in one more
   int64_t v_;
-  const int turns_;
-  int left_;  // vectors from this one on
-  int64_t from_[reads(op)], to_[writes(op)];
+  int turn_ = 0, count_ = 0, own_ = 0, phase_ = 0;
+  int place_of_[tensors];  // the tensor in whose place each is, if it is the same as another
+  unsigned differ_ = 0;
+  unsigned bits_[places] = {};
+  int64_t to_[writes(op)];
 };
 
-// Sums for several operands, and float64, need the registers; random numbers and bits need the index anyway.
+// In registers, where they are not dense: the next one is loaded while one is computed.
 template <Op op, typename S>
-constexpr bool kByAddress = kDense<op> && summed(op) == 1 && sizeof(S) < 8 && kRandom == 0 && !reads_bits(op);
+class Vectors<op, S, false> {
+ public:
+  static constexpr int places = 2;  // each turn has its own: moved to another one, a vector would be waited for
 
-// S: of memory, or Short of it.
+  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns)
+      : launch_(launch), threads_(columns.threads), v_(int64_t(blockIdx.x) * columns.active + threadIdx.x) {
+    if (launch.aligned && int(threadIdx.x) < columns.active && v_ < threads_) end_ = launch.n / Storage<S>::size;
+    load(0, v_);
+  }
+  JITACT_DEVICE bool is_left() const { return v_ < end_; }
+  JITACT_DEVICE bool is_there() const { return true; }
+  JITACT_DEVICE int64_t here() const { return v_; }
+  JITACT_DEVICE int64_t end() const { return v_; }
+  JITACT_DEVICE Inputs<op, S>& take(int place) {
+    load(1 - place, v_ + threads_);
+    return inputs_[place];
+  }
+  template <typename T>
+  JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) const {
+    write_vectors<op, S, false>(launch_, values, v_ * Storage<S>::size);
+  }
+  JITACT_DEVICE void advance(int) { v_ += threads_; }
+
+ private:
+  JITACT_DEVICE void load(int place, int64_t from) {
+    load_if<op, S>(from < end_, launch_, from * Storage<S>::size, inputs_[place]);
+  }
+
+  const Launch& launch_;
+  const int64_t threads_;
+  int64_t v_, end_ = 0;
+  Inputs<op, S> inputs_[places];
+};
+
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const ColumnWalk columns) {
@@ -385,7 +416,8 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, kSummed = summed(op);
   const int t = threadIdx.x;
-  const int64_t g = int64_t(blockIdx.x) * columns.active + t;
+  Vectors<op, S, kDense<op>> vectors(launch, columns);
+  const int64_t g = vectors.here();
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
   T sums[kSummed][size];  // one for each value of an operand; if it is known to have a single value, the first is for all
@@ -394,40 +426,35 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   auto others = operands.template from<size>(common, g * size);
 
-  Vectors<op, S, kByAddress<op, S>> vectors(launch, columns, g, takes_part);
   const auto find_others = [&](int64_t v) {
     if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others.random, common, v * size);
   };
-  const auto walk = [&]<int places, bool repeats>() {
-    Inputs<op, S> inputs[places];  // of this vector and the next ones
-    if (vectors.is_left())
-      JITACT_UNROLL for (int a = 0; a < places - 1; a++) vectors.load(a, inputs[a]);
-    // Each turn has its place: moved to another one, a vector would be waited for. The first is not asked again whether there is a
-    // vector, which took dyt's sweep a tenth more instructions, and registers that it does not have.
+  const auto walk = [&]<bool repeats>() {
 #pragma unroll 1
     while (vectors.is_left()) {
-      JITACT_UNROLL for (int turn = 0; turn < places; turn++) {
-        if (turn > 0 && !vectors.is_left()) break;
-        vectors.load(places - 1, inputs[(turn + places - 1) % places]);
-        if (!repeats) find_others(vectors.here());
-        const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
-        const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
-            .launch = launch,
-            .others = others,
-            .numbers = numbers,
-            .add = add,
-        };
-        compute_vector(computation, inputs[turn], [&](const auto& out) { vectors.write(out); });
-        vectors.advance();
+      JITACT_UNROLL for (int place = 0; place < vectors.places; place++) {
+        if (place > 0 && !vectors.is_left()) break;
+        auto&& inputs = vectors.take(place);
+        if (vectors.is_there()) {
+          if (!repeats) find_others(vectors.here());
+          const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
+          const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
+              .launch = launch,
+              .others = others,
+              .numbers = numbers,
+              .add = add,
+          };
+          compute_vector(computation, inputs, [&](const auto& out) { vectors.write(out); });
+        }
+        vectors.advance(place);
       }
     }
   };
-  // Finding others in each turn is more code than a turn, beside which short vectors are slow even where it is skipped.
-  constexpr int places = kAhead<op, S> + 1;
-  constexpr bool split = kBroadcast > 1 && kWordsOf<S> < 4;
-  if (split && columns.repeat) walk.template operator()<places, split>();
-  else walk.template operator()<split ? 2 : places, false>();
+  // Finding others in each turn is more code than a turn, which is slow where it is skipped.
+  constexpr bool split = kBroadcast > 1 && kRandom == 0;
+  if (split && columns.repeat) walk.template operator()<split>();
+  else walk.template operator()<false>();
   // The last elements, or unaligned memory.
   for (int64_t v = vectors.end(); takes_part && v * size < n; v += columns.threads) {
     find_others(v);
