@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -56,7 +57,8 @@ IN_MATH = frozenset(IN_MATH_TOO.split())
 """Functions that Python's ``math`` has under the same name, with float results."""
 
 
-class Called(NamedTuple):
+@dataclass(frozen=True)
+class Called:
     """An activation that an expression calls, with its tensors and, optionally, its parameters."""
 
     record: Activation

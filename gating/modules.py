@@ -84,6 +84,7 @@ class GatedModule(ActivationModule):
 
 def make_gated_module(record: Activation) -> type[ActivationModule]:
     """The ``ModelNew`` class of a gated activation."""
+    _ = record.options_of_calls  # cached now: torch.compile cannot while it traces a constructor
     return make_module(record, Makers(GatedModule, _make_reference, _make_function))
 
 

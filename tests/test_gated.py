@@ -710,3 +710,9 @@ def test_gated_of_a_definition() -> None:
     torch.testing.assert_close(module(x), gate * torch.sin(2 * gate) * up)
     torch.testing.assert_close(pickle.loads(pickle.dumps(module))(x), module(x))
     assert re.match(r"GatedSwoosh", type(module).__name__)
+
+
+def test_a_module_can_be_made_while_torch_compile_traces() -> None:
+    made, x = jitact.gated("softsign"), torch.randn(3, 8)
+    found = torch.compile(lambda x: made(layout="interleaved")(x), fullgraph=True, backend="eager")(x)
+    torch.testing.assert_close(found, made(layout="interleaved")(x))
