@@ -122,7 +122,7 @@ def run(
         scaled = (x if dtype is None else x.to(dtype)) * scale
         return run(record, function, scaled, dim, None, 1.0, mask, save, beside)
     factor = record.factor * scale
-    if beside is not NOTHING:
+    if beside.rows or beside.numbers:
         beside = _checked(record, x, dim, beside)
     if dim is not None and save == "output" and (mask is not None or dtype not in (None, x.dtype)):
         y = in_types(record, x, dim, dtype or x.dtype, factor, mask, beside)

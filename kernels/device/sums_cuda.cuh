@@ -268,14 +268,16 @@ template <Op op, typename S>
 constexpr int blocks_of_sums() {
   if (sizeof(S) == 8 || kMostBlocks == 0) return 0;
   constexpr int of_operands = Storage<S>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
-  constexpr int of_vectors = (kDense<op> ? 12 : 16) * int(lesser(reads(op), 1 + writes(op)));  // others are rarely used, as a residual
+  constexpr int tensors = int(lesser(reads(op), 1 + writes(op)));  // others that it reads are rarely used, as a residual
+  constexpr int of_vectors = (kDense<op> ? 12 : 16) * tensors;
   return int(lesser(8, 65536 / kThreads / (12 + of_operands + of_vectors + of_random)));
 }
 
 // The vectors of a thread of column_sums, which are columns.threads apart: one in each turn. Turns have places, one after another;
-// take(place) returns the turn's vector, and starts to load that of a later turn. All threads of a block have as many turns, and
-// a thread may lack a vector in the last. Dense tensors are copied to shared memory, where a block's vectors are adjacent: it is
-// one copy for all, for which no register waits, and a block reads memory in one place at a time.
+// take(place) returns the turn's vector, and advance(place) ends the turn; one of them starts to load that of a later turn. All
+// threads of a block have as many turns, and a thread may lack a vector in the last. Dense tensors are copied to shared memory,
+// where a block's vectors are adjacent: it is one copy for all, for which no register waits, and a block reads memory in one place
+// at a time.
 template <Op op, typename S, bool dense>
 class Vectors {
   using Vector = typename Storage<S>::Vector;
