@@ -15,6 +15,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #define __CUDA_ARCH__ 900
@@ -105,12 +106,20 @@ struct Meeting {
 
 constexpr size_t kStatic = 1 << 19, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
 
+// A copy by a block, for which it waits at a barrier.
+struct BlockCopy {
+  void *barrier, *to;
+  const void* from;
+  unsigned bytes;
+};
+
 struct Block {
   dim3 index;
   Meeting all;
   std::vector<Meeting> warps;
   std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared memory, NaN until written
   int readers = 0;  // threads that read copies there, and have not let others overwrite them
+  std::vector<BlockCopy> copies;  // none is carried out before a thread waits for it
 };
 
 struct Cluster {
@@ -289,8 +298,6 @@ inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 inline uint32_t load_with_neighbours(const uint32_t* p) { return *p; }
 template <typename Vector>
-void load_global(Vector& v, int64_t address) { v = *reinterpret_cast<const Vector*>(address); }
-template <typename Vector>
 void store_global(int64_t address, const Vector& v) { *reinterpret_cast<Vector*>(address) = v; }
 inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float log2(float x) { return std::log2(x); }
@@ -398,9 +405,19 @@ inline void copy_by_block(void* to, const void* from, unsigned bytes) {
 inline void load_by_block(void* to, const void* from, unsigned bytes, Barrier* barrier) {
   if (threadIdx.x != 0) return;
   if (emulated::current->block->readers > 0) std::abort();  // they may still read
-  copy_by_block(to, from, bytes);
-  barrier->bytes -= int(bytes);
-  check_phase(barrier);
+  emulated::current->block->copies.push_back({barrier, to, from, bytes});
+}
+inline void carry_out(Barrier* barrier) {
+  auto& copies = emulated::current->block->copies;
+  for (const auto& copy : std::exchange(copies, {})) {
+    if (copy.barrier != barrier) {
+      copies.push_back(copy);
+      continue;
+    }
+    copy_by_block(copy.to, copy.from, copy.bytes);
+    barrier->bytes -= int(copy.bytes);
+    check_phase(barrier);
+  }
 }
 inline void commit_by_block() {}
 inline void read_copies(bool reads) {
@@ -409,7 +426,8 @@ inline void read_copies(bool reads) {
 }
 inline void let_copies_overwrite() { read_copies(false); }
 inline void wait_by_block(Barrier* barrier, int phase, int) {
-  wait(barrier, phase);
+  for (carry_out(barrier); barrier->phase == phase; carry_out(barrier))
+    swapcontext(&emulated::current->context, &emulated::scheduler);
   read_copies(true);
 }
 inline void store_by_block(void* to, const uint32_t* from, unsigned bytes) {

@@ -180,24 +180,12 @@ JITACT_DEVICE uint32_t spread_signs(uint32_t w, uint32_t places) {
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
 
-// Loads or stores a vector of 8 or 16 bytes at an address of global memory, which nvcc does not know of a number.
-template <typename Vector>
-JITACT_DEVICE void load_global(Vector& v, int64_t address) {
-  static_assert(sizeof v == 8 || sizeof v == 16);
-  if constexpr (sizeof v == 8)
-    asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(address));
-  else
-    asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(address));
-}
+// Stores a vector of 16 bytes at an address of global memory, which nvcc does not know of a number.
 template <typename Vector>
 JITACT_DEVICE void store_global(int64_t address, const Vector& v) {
-  static_assert(sizeof v == 8 || sizeof v == 16);
-  if constexpr (sizeof v == 8)
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" :: "l"(address), "r"(v.w[0]), "r"(v.w[1]) : "memory");
-  else
-    asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-                 :: "l"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
+  static_assert(sizeof v == 16);
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
+               :: "l"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
 }
 
 // Loads a word of global memory, and has the L2 cache fetch the 256 bytes around it.

@@ -18,7 +18,7 @@ constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 // The bytes on their way to and from a multiprocessor with which column_sums is fastest on an H100: memory is slower if more of its
 // places are read and written at once than keep it busy.
 constexpr int64_t kOnTheWay = 49152;
-// How many tensors a call reads and writes. What it does not read is the same tensor as another.
+// How many tensors a call reads and writes. What it does not read is mostly the same tensor as another.
 inline int64_t tensors_of(const Call& call) {
   int64_t count = 0;
   for (int r = 0; r < reads(call.op); r++) {
@@ -41,7 +41,7 @@ int64_t column_threads(const Call& call) {
   });
   int64_t all = gpu::of_device(on_the_way, [] { return gpu::best_for_memory(kOnTheWay); });
   const int64_t tensors = tensors_of(call);
-  const int64_t of_a_block = (kDense<op> ? kPlaces : 1) * kThreads * int64_t(sizeof(Words)) * tensors;
+  const int64_t of_a_block = (kCopied<op> ? kPlaces : 1) * kThreads * int64_t(sizeof(Words)) * tensors;
   if (sizeof(S) == 2 && tensors > 2) {  // there is more arithmetic for each byte, which more threads hide
     if (kRandom > 0) all += all / 4;
     all += of_a_block - 1;
@@ -307,12 +307,13 @@ void launch_sums(const Call& call, cudaStream_t stream) {
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
-    if (sweep.columnwise)
-      column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
-    else if (sweep.cut.count == 1)
-      segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
-    else
-      segment_sums<op, S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
+    const auto sum_segments = [&]<bool one_value>() {
+      gpu::prefer_shared<segment_sums<op, S, one_value>>();  // as fold_sums has it
+      segment_sums<op, S, one_value><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
+    };
+    if (sweep.columnwise) column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
+    else if (sweep.cut.count == 1) sum_segments.template operator()<true>();
+    else sum_segments.template operator()<false>();
     fold_sweep(sweep, call, p == 0, stream);
   }
 }

@@ -262,6 +262,8 @@ struct ColumnWalk {
 
 // The turns whose vectors are on their way to a block of column_sums.
 constexpr int kPlaces = 2;
+// Whether vectors come through shared memory.
+template <Op op> constexpr bool kCopied = kDense<op> && reads(op) <= 8;
 // Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
 // estimated here. More than 8 blocks are of no use.
 template <Op op, typename S>
@@ -269,16 +271,15 @@ constexpr int blocks_of_sums() {
   if (sizeof(S) == 8 || kMostBlocks == 0) return 0;
   constexpr int of_operands = Storage<S>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
   constexpr int tensors = int(lesser(reads(op), 1 + writes(op)));  // others that it reads are rarely used, as a residual
-  constexpr int of_vectors = (kDense<op> ? 12 : 16) * tensors;
+  constexpr int of_vectors = (kCopied<op> ? 12 : 16) * tensors;
   return int(lesser(8, 65536 / kThreads / (12 + of_operands + of_vectors + of_random)));
 }
 
 // The vectors of a thread of column_sums, which are columns.threads apart: one in each turn. Turns have places, one after another;
-// take(place) returns the turn's vector, and advance(place) ends the turn; one of them starts to load that of a later turn. All
-// threads of a block have as many turns, and a thread may lack a vector in the last. Dense tensors are copied to shared memory,
-// where a block's vectors are adjacent: it is one copy for all, for which no register waits, and a block reads memory in one place
-// at a time.
-template <Op op, typename S, bool dense>
+// take(place) returns the turn's vector, and advance(place) ends the turn; one of them starts to load that of a later turn. Copied
+// to shared memory, a block's vectors are adjacent: it is one copy for all, for which no register waits, and a block reads memory
+// in one place at a time. Then all threads of a block have the same number of turns, and may lack a vector in the last.
+template <Op op, typename S, bool copied>
 class Vectors {
   using Vector = typename Storage<S>::Vector;
   static constexpr int tensors = reads(op);
@@ -286,6 +287,7 @@ class Vectors {
     Vector vectors[kPlaces][tensors][kThreads];
     ptx::Barrier arrived[kPlaces];
   };
+  static_assert(sizeof(Memory) <= 40960);  // of 48 KB, which a block has without asking for more
 
  public:
   static constexpr int places = kPlaces;
@@ -294,7 +296,7 @@ class Vectors {
       : launch_(launch), threads_(columns.threads), turns_(columns.turns), first_(int64_t(blockIdx.x) * columns.active),
         v_(first_ + threadIdx.x) {
     wide_ = int(min(int64_t(columns.active), threads_ - first_));
-    last_ = int(min(int64_t(wide_), columns.rest - first_));
+    last_ = int(between(columns.rest - first_, 0, wide_));
     if (launch.aligned) count_ = turns_ + (last_ > 0);
     if (launch.aligned && int(threadIdx.x) < wide_) own_ = turns_ + (v_ < columns.rest);
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
@@ -327,8 +329,8 @@ class Vectors {
     JITACT_UNROLL for (int w = 0; w < writes(op); w++)
       if (launch_.written[w].data) ptx::store_global(to_[w], Storage<S>::narrow(values[w]));
   }
-  // Ends a turn, and starts to load that which has its place next: after results have been written, as the more is read before
-  // they are, the slower memory is.
+  // Ends a turn, and starts to load that which has its place next. Memory is slower if that is asked for before results are
+  // written.
   JITACT_DEVICE void advance(int place) {
     ptx::let_copies_overwrite();
     __syncthreads();
@@ -372,7 +374,7 @@ class Vectors {
   int64_t to_[writes(op)];
 };
 
-// In registers, where they are not dense: the next one is loaded while one is computed.
+// In registers: the next one is loaded while one is computed.
 template <Op op, typename S>
 class Vectors<op, S, false> {
  public:
@@ -393,7 +395,7 @@ class Vectors<op, S, false> {
   }
   template <typename T>
   JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) const {
-    write_vectors<op, S, false>(launch_, values, v_ * Storage<S>::size);
+    write_vectors<op, S, kDense<op>>(launch_, values, v_ * Storage<S>::size);
   }
   JITACT_DEVICE void advance(int) { v_ += threads_; }
 
@@ -418,7 +420,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, kSummed = summed(op);
   const int t = threadIdx.x;
-  Vectors<op, S, kDense<op>> vectors(launch, columns);
+  Vectors<op, S, kCopied<op>> vectors(launch, columns);
   const int64_t g = vectors.here();
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
