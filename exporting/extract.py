@@ -389,6 +389,29 @@ def _drop_members(items: list[Item]) -> None:
                     if name in its_words and (other is item or _goes_with(other, item)):
                         own = other.names == item.names or _holds(other.node, item.node)
                         _drop_values(other.node, name, own, item.names[0])
+    _drop_usings(classes)
+
+
+def _drop_usings(classes: list[Item]) -> None:
+    """Removes declarations like ``using Base::first, Base::second;`` of names that no class has any more."""
+    blocks = [_class_block(item.node) for item in classes]
+    usings = {
+        id(node): set(re.findall(r"\bBase::(\w+)", node.text)) for block in blocks for node in block.nodes if _is_using(node)
+    }
+    text = " ".join(str(node) for block in blocks for node in block.nodes if id(node) not in usings)
+    there = set(re.findall(r"\w+", bare(text)))
+    for block in blocks:
+        block.nodes = [node for node in block.nodes if id(node) not in usings or usings[id(node)] & there]
+
+
+def _is_using(node: Node) -> bool:
+    """Whether a node brings members of a base class."""
+    return node.text.startswith("using Base::")
+
+
+def _derives(node: Node, name: str) -> bool:
+    """Whether a node is a class that derives from a class template of a name."""
+    return _is_class(node) and bool(re.search(rf":[^:{{]*\b{name}<", node.head))
 
 
 def _may_lose(item: Item, node: Node, text: str) -> bool:
@@ -408,7 +431,7 @@ def _is_read(name: str, item: Item, node: Node, outermost: list[tuple[Item, set[
     found = -len(word.findall(bare(node.text))) - len(access.findall(bare(node.text)))
     for each, its_words in outermost:
         if name in its_words and (each is item or _goes_with(each, item)):
-            own = each is item or each.names == item.names
+            own = each is item or each.names == item.names or _derives(each.node, name=item.names[0])
             text = bare(_without_values(each.node, name, own or _holds(each.node, item.node)))
             text = re.sub(rf"(?<=[{{,])\s*\.{name} = ", " ", text)
             found += len(access.findall(text)) + (len(word.findall(text)) if own else 0)

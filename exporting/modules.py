@@ -24,9 +24,10 @@ def promoted(*tensors):
     devices = [str(tensor.device) for tensor in tensors]
     if len(set(devices)) > 1:
         raise ValueError(f"@WHERE@: expected one device, got {devices}")
-    if not all(tensor.is_floating_point() for tensor in tensors):
-        raise TypeError(f"@WHERE@: expected floating-point tensors, got {[tensor.dtype for tensor in tensors]}")
-    counting = [tensor.dtype for tensor in tensors if tensor.dim() > 0] or [tensor.dtype for tensor in tensors]
+    dtypes = [tensor.dtype for tensor in tensors]
+    if not all(dtype.is_floating_point for dtype in dtypes):
+        raise TypeError(f"@WHERE@: expected floating-point tensors, got {dtypes}")
+    counting = [tensor.dtype for tensor in tensors if tensor.dim() > 0] or dtypes
     dtype = functools.reduce(torch.promote_types, counting)
     return [tensor.to(dtype) for tensor in tensors]
 

@@ -28,8 +28,9 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
   using Base::stored, Base::kSetsAside, Base::kIsScaled;
   using Base::launch_, Base::scale_, Base::times_, Base::place_, Base::next_, Base::staged_, Base::formulas_;
   using Base::chunks, Base::at, Base::is_inside, Base::each_of, Base::slot, Base::place_of, Base::take_row;
-  using Base::give_row, Base::find_staged, Base::load, Base::copy, Base::forget, Base::trim_slots, Base::words_of, Base::read;
+  using Base::find_staged, Base::load, Base::copy, Base::forget, Base::trim_slots, Base::words_of, Base::read;
   using Base::elements, Base::keep, Base::write;
+  using Base::give_row;  // on a line of its own: exported files without row operands have neither
 #ifdef JITACT_ROW_INPUT
   using Base::load_masked, Base::taking_part;
 #endif

@@ -10,6 +10,7 @@ namespace jitact::rows {
 constexpr int kPlaneThreads = 256, kShortRowThreads = 128;  // per block
 constexpr int kFewOfPlane = 2, kManyOfPlane = 4;            // vectors of a row in a thread, in each tensor
 constexpr int kMostAdjacent = 31;                           // rows
+constexpr int kBeyondPlanes = (7 * kMostAdjacent + 7) / 8 * 4;  // words that a vector in which a row ends may take behind a block's
 constexpr int kFewOfRow = 2, kManyOfRow = 12;               // as above, the latter in all tensors
 #ifdef JITACT_ROW_INPUT
 constexpr bool kStagesRows = false;
@@ -142,9 +143,9 @@ class Staged {
 
 // The planes of a block in shared memory. A row's elements are `inner` apart there; the vector in which it ends is read as a whole.
 template <typename S, int tensors, int vectors>
-class StagedPlanes : public Staged<S, tensors, vectors * kPlaneThreads, (7 * kMostAdjacent + 7) / 8 * 4> {
+class StagedPlanes : public Staged<S, tensors, vectors * kPlaneThreads, kBeyondPlanes> {
  public:
-  using Base = Staged<S, tensors, vectors * kPlaneThreads, (7 * kMostAdjacent + 7) / 8 * 4>;
+  using Base = Staged<S, tensors, vectors * kPlaneThreads, kBeyondPlanes>;
   using Tile = SmallPlanes;
   using Base::size;
   static constexpr bool kInParts = false;
