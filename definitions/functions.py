@@ -57,7 +57,7 @@ IN_MATH = frozenset(IN_MATH_TOO.split())
 """Functions that Python's ``math`` has under the same name, with float results."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True)  # torch.compile in torch 2.10 cannot call a NamedTuple
 class Called:
     """An activation that an expression calls, with its tensors and, optionally, its parameters."""
 

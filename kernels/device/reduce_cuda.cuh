@@ -18,6 +18,11 @@ constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 // The bytes on their way to and from a multiprocessor with which column_sums is fastest on an H100: memory is slower if more of its
 // places are read and written at once than keep it busy.
 constexpr int64_t kOnTheWay = 49152;
+// The same for this GPU.
+inline int64_t bytes_on_the_way() {
+  static int64_t known[gpu::kDevices];
+  return gpu::of_device(known, [] { return gpu::best_for_memory(kOnTheWay); });
+}
 // How many tensors a call reads and writes. What it does not read is mostly the same tensor as another.
 inline int64_t tensors_of(const Call& call) {
   int64_t count = 0;
@@ -32,14 +37,14 @@ inline int64_t tensors_of(const Call& call) {
 // The number of threads of column_sums on the GPU: of blocks that have so much on its way, or of fewer if fewer run at once.
 template <Op op, typename S>
 int64_t column_threads(const Call& call) {
-  static int64_t blocks_at_once[gpu::kDevices], on_the_way[gpu::kDevices];
-  const int64_t at_once = gpu::of_device(blocks_at_once, [] {
+  static int64_t known[gpu::kDevices];
+  const int64_t at_once = gpu::of_device(known, [] {
     int blocks = 0;
     gpu::prefer_shared<column_sums<op, S>>();
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
     return greater(1, blocks);
   });
-  int64_t all = gpu::of_device(on_the_way, [] { return gpu::best_for_memory(kOnTheWay); });
+  int64_t all = bytes_on_the_way();
   const int64_t tensors = tensors_of(call);
   const int64_t of_a_block = (kCopied<op> ? kPlaces : 1) * kThreads * int64_t(sizeof(Words)) * tensors;
   if (sizeof(S) == 2 && tensors > 2) {  // there is more arithmetic for each byte, which more threads hide

@@ -264,6 +264,7 @@ struct ColumnWalk {
 constexpr int kPlaces = 2;
 // Whether vectors come through shared memory.
 template <Op op> constexpr bool kCopied = kDense<op> && reads(op) <= 8;
+
 // Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
 // estimated here. More than 8 blocks are of no use.
 template <Op op, typename S>
