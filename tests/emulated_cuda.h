@@ -106,9 +106,9 @@ struct Meeting {
 
 constexpr size_t kStatic = 1 << 19, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
 
-// A copy by a block, for which it waits at a barrier.
-struct BlockCopy {
-  void *barrier, *to;
+// An asynchronous copy. None is carried out before it is waited for.
+struct Copy {
+  void* to;
   const void* from;
   unsigned bytes;
 };
@@ -118,8 +118,7 @@ struct Block {
   Meeting all;
   std::vector<Meeting> warps;
   std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared memory, NaN until written
-  int readers = 0;  // threads that read copies there, and have not let others overwrite them
-  std::vector<BlockCopy> copies;  // none is carried out before a thread waits for it
+  std::vector<Copy> copies;  // by the whole block
 };
 
 struct Cluster {
@@ -127,11 +126,7 @@ struct Cluster {
   std::vector<Block> blocks;
 };
 
-// Groups of asynchronous copies of 16 bytes, the last of which is still open. None is carried out before it is waited for.
-struct Copy {
-  void* to;
-  const void* from;
-};
+// Groups of a thread's copies, the last of which is still open.
 using Copies = std::deque<std::vector<Copy>>;
 
 struct Thread {
@@ -140,7 +135,7 @@ struct Thread {
   std::unique_ptr<char[]> stack;
   Block* block;
   int index, turn = 0;  // turn: for the cluster's barrier
-  bool done = false, reads = false;  // reads: see Block
+  bool done = false;
 };
 
 inline Cluster* cluster;
@@ -173,7 +168,7 @@ inline void run_cluster(int threads, std::vector<Thread>& all) {
     makecontext(&thread.context, run_thread, 0);
     thread.block = &cluster->blocks[t / threads];
     thread.index = int(t % threads);
-    thread.done = thread.reads = false;
+    thread.done = false;
     thread.copies = Copies(1);
   }
   std::vector<int> order(all.size());
@@ -297,8 +292,6 @@ inline double reciprocal(double x) { return float(1 / x); }  // as inaccurate as
 inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
 inline uint32_t load_with_neighbours(const uint32_t* p) { return *p; }
-template <typename Vector>
-void store_global(int64_t address, const Vector& v) { *reinterpret_cast<Vector*>(address) = v; }
 inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float log2(float x) { return std::log2(x); }
 inline float sin(float x) { return std::sin(x); }
@@ -343,7 +336,10 @@ inline uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
   const auto are_equal = [](uint32_t a, uint32_t b) { return same_bits<float>(a) == same_bits<float>(b); };
   return (are_equal(a << 16, b << 16) ? 0xffffu : 0) | (are_equal(a & 0xffff0000u, b & 0xffff0000u) ? 0xffff0000u : 0);
 }
-inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from}); }
+inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 16}); }
+inline void copy_word_async(uint32_t* to, uintptr_t from) {
+  emulated::current->copies.back().push_back({to, reinterpret_cast<const void*>(from), 4});
+}
 inline uint32_t spread_signs(uint32_t w, uint32_t places) {
   uint32_t spread = 0;
   for (int byte = 0; byte < 4; byte++) spread |= (w >> (places >> 4 * byte & 3) * 8 & 0x80 ? 0xffu : 0) << 8 * byte;
@@ -356,7 +352,7 @@ inline void wait_for_last() {}
 inline void commit_copies() { emulated::current->copies.emplace_back(); }
 inline void wait_for_copies(int left) {
   for (auto& groups = emulated::current->copies; int(groups.size()) - 1 > std::min(left, 3); groups.pop_front())
-    for (const emulated::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, 16);
+    for (const emulated::Copy& copy : groups.front()) std::memcpy(copy.to, copy.from, copy.bytes);
 }
 
 template <typename T>
@@ -392,43 +388,24 @@ inline void send(float* here, unsigned block, float v, Barrier* barrier) {
   check_phase(other);
 }
 
-inline void start_by_block(Barrier* barrier) {
-  if (threadIdx.x == 0) start(barrier);
-}
 inline void expect_by_block(Barrier* barrier, unsigned bytes) {
-  if (threadIdx.x == 0) expect(barrier, bytes);
+  if (threadIdx.x == 0) start(barrier), expect(barrier, bytes);
 }
 inline void copy_by_block(void* to, const void* from, unsigned bytes) {
   if (bytes % 16 || uintptr_t(to) % 16 || uintptr_t(from) % 16) std::abort();
   std::memcpy(to, from, bytes);
 }
-inline void load_by_block(void* to, const void* from, unsigned bytes, Barrier* barrier) {
-  if (threadIdx.x != 0) return;
-  if (emulated::current->block->readers > 0) std::abort();  // they may still read
-  emulated::current->block->copies.push_back({barrier, to, from, bytes});
+inline void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier*) {
+  if (threadIdx.x == 0) emulated::current->block->copies.push_back({to, from, bytes});
 }
-inline void carry_out(Barrier* barrier) {
-  auto& copies = emulated::current->block->copies;
-  for (const auto& copy : std::exchange(copies, {})) {
-    if (copy.barrier != barrier) {
-      copies.push_back(copy);
-      continue;
-    }
+inline void wait_by_block(Barrier* barrier) {
+  __syncthreads();
+  for (const auto& copy : std::exchange(emulated::current->block->copies, {})) {
     copy_by_block(copy.to, copy.from, copy.bytes);
     barrier->bytes -= int(copy.bytes);
     check_phase(barrier);
   }
-}
-inline void commit_by_block() {}
-inline void read_copies(bool reads) {
-  emulated::current->block->readers += int(reads) - int(emulated::current->reads);
-  emulated::current->reads = reads;
-}
-inline void let_copies_overwrite() { read_copies(false); }
-inline void wait_by_block(Barrier* barrier, int phase, int) {
-  for (carry_out(barrier); barrier->phase == phase; carry_out(barrier))
-    swapcontext(&emulated::current->context, &emulated::scheduler);
-  read_copies(true);
+  wait(barrier, 0);
 }
 inline void store_by_block(void* to, const uint32_t* from, unsigned bytes) {
   __syncthreads();

@@ -153,6 +153,14 @@ JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #endif
 }
 JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
+// The same of a word, at an address of global memory.
+JITACT_DEVICE void copy_word_async(uint32_t* to, uintptr_t from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+#else
+  *to = *reinterpret_cast<const uint32_t*>(from);
+#endif
+}
 JITACT_DEVICE void commit_copies() {
 #if __CUDA_ARCH__ >= 800
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -179,14 +187,6 @@ JITACT_DEVICE uint32_t spread_signs(uint32_t w, uint32_t places) {
 // The compiler must assume that this changes the value, so it keeps nothing derived from it in registers.
 JITACT_DEVICE void forget(uint32_t& w) { asm volatile("" : "+r"(w)); }
 JITACT_DEVICE void forget(int64_t& n) { asm volatile("" : "+l"(n)); }
-
-// Stores a vector of 16 bytes at an address of global memory, which nvcc does not know of a number.
-template <typename Vector>
-JITACT_DEVICE void store_global(int64_t address, const Vector& v) {
-  static_assert(sizeof v == 16);
-  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};"
-               :: "l"(address), "r"(v.w[0]), "r"(v.w[1]), "r"(v.w[2]), "r"(v.w[3]) : "memory");
-}
 
 // Loads a word of global memory, and has the L2 cache fetch the 256 bytes around it.
 JITACT_DEVICE uint32_t load_with_neighbours(const uint32_t* p) {
@@ -290,20 +290,17 @@ JITACT_DEVICE void send(float* here, unsigned block, float v, Barrier* barrier) 
 }
 
 // Copies between global and shared memory for a block, all of whose threads call these; addresses and sizes are multiples of 16
-// bytes. A barrier is started once. Then, in each of its phases, 0 and 1 in turn, expect_by_block says how many bytes
-// load_by_block copies, after which there is commit_by_block; wait_by_block returns when they are there, of which `later` commits
-// may have been later. All threads must have the barrier's start behind them.
-JITACT_DEVICE void start_by_block(Barrier* barrier) {
+// bytes. expect_by_block prepares a barrier, once, for the bytes that load_by_block copies; wait_by_block returns when they are
+// there.
+JITACT_DEVICE void expect_by_block(Barrier* barrier, unsigned bytes) {
   if (threadIdx.x != 0) return;
   start(barrier);
 #if __CUDA_ARCH__ >= 900
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+  expect(barrier, bytes);
 }
-JITACT_DEVICE void expect_by_block(Barrier* barrier, unsigned bytes) {
-  if (threadIdx.x == 0) expect(barrier, bytes);
-}
-JITACT_DEVICE void load_by_block(void* to, const void* from, unsigned bytes, Barrier* barrier) {
+JITACT_DEVICE void load_by_block(uint32_t* to, const void* from, unsigned bytes, Barrier* barrier) {
 #if __CUDA_ARCH__ >= 900
   if (threadIdx.x == 0)
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -311,27 +308,17 @@ JITACT_DEVICE void load_by_block(void* to, const void* from, unsigned bytes, Bar
                     "r"(unsigned(__cvta_generic_to_shared(barrier))) : "memory");
 #else
   for (unsigned i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-    copy_async(static_cast<char*>(to) + i, static_cast<const char*>(from) + i);
-#endif
-}
-JITACT_DEVICE void commit_by_block() {
-#if __CUDA_ARCH__ < 900
+    copy_async(reinterpret_cast<char*>(to) + i, static_cast<const char*>(from) + i);
   commit_copies();
 #endif
 }
-JITACT_DEVICE void wait_by_block(Barrier* barrier, int phase, int later) {
+JITACT_DEVICE void wait_by_block(Barrier* barrier) {
 #if __CUDA_ARCH__ >= 900
-  wait(barrier, phase);
+  __syncthreads();  // until the barrier has been prepared
+  wait(barrier, 0);
 #else
-  wait_for_copies(later);
+  wait_for_copies(0);
   __syncthreads();
-#endif
-}
-// Called by all threads after they have read shared memory, and before a barrier of the block, so that load_by_block may write
-// there: that does not wait for loads which have been issued, but not carried out.
-JITACT_DEVICE void let_copies_overwrite() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 // What the block has written before is stored. It must not write there again.

@@ -17,7 +17,7 @@ constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 
 // The bytes on their way to and from a multiprocessor with which column_sums is fastest on an H100: memory is slower if more of its
 // places are read and written at once than keep it busy.
-constexpr int64_t kOnTheWay = 49152;
+constexpr int64_t kOnTheWay = 38912;
 // The same for this GPU.
 inline int64_t bytes_on_the_way() {
   static int64_t known[gpu::kDevices];
@@ -34,7 +34,8 @@ inline int64_t tensors_of(const Call& call) {
   for (int w = 0; w < writes(call.op); w++) count += call.written[w].data != nullptr;
   return count;
 }
-// The number of threads of column_sums on the GPU: of blocks that have so much on its way, or of fewer if fewer run at once.
+// The number of threads of column_sums on the GPU: of blocks that have so much on its way, or of fewer if fewer run at once. Fewer
+// than three do not hide arithmetic, nor fewer than five where 16-bit values and x come with random numbers.
 template <Op op, typename S>
 int64_t column_threads(const Call& call) {
   static int64_t known[gpu::kDevices];
@@ -44,14 +45,12 @@ int64_t column_threads(const Call& call) {
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
     return greater(1, blocks);
   });
-  int64_t all = bytes_on_the_way();
   const int64_t tensors = tensors_of(call);
-  const int64_t of_a_block = (kCopied<op> ? kPlaces : 1) * kThreads * int64_t(sizeof(Words)) * tensors;
-  if (sizeof(S) == 2 && tensors > 2) {  // there is more arithmetic for each byte, which more threads hide
-    if (kRandom > 0) all += all / 4;
-    all += of_a_block - 1;
-  }
-  return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * between(all / of_a_block, 1, at_once);
+  // Where vectors come to registers, which wait for some of them, six blocks suit an H100.
+  const int64_t of_a_block = int64_t(sizeof(Words)) * kThreads * (kCopied<op> ? kPlaces<op> * tensors : 3);
+  const int64_t fewest = kRandom > 0 && sizeof(S) == 2 && tensors > 2 ? 5 : 3;
+  return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads *
+         lesser(at_once, greater(fewest, bytes_on_the_way() / of_a_block));
 }
 // An upper bound of that, without asking about the kernel, which may be compiled in another part.
 inline int64_t most_column_threads() {
@@ -109,7 +108,8 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
   partials += k * folds.apart;
 
   const Value<S>* from = partials + c0 * shape.inner;
-  int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner), step = 0;
+  int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner);
+  int64_t step = kThreads;
   int at_once = kThreads;
   if (shape.wide > 1) {  // a thread always has the same value and inner index
     const int span = shape.wide * int(shape.inner), place = t % span;
@@ -117,18 +117,25 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
     at = blockIdx.y * shape.planes + t / span;
     end = t < shape.active && c0 * shape.inner + place < all ? min((blockIdx.y + 1) * shape.planes, shape.outer) : 0;
     from += at * all + place;
+  } else {
+    from += at;
   }
   ptx::wait_for_last();
 
   Value<S> v = 0;
-  if (shape.wide > 1) {
-#pragma unroll 8
-    for (; at < end; at += at_once, from += step) v += *from;
+  if (shape.wide > 1 || shape.outer == 1) {
+    const int count = (int(max(end - at, int64_t(0))) + at_once - 1) / at_once;  // at most kSumsPerBlock
+    constexpr int loads = 32 / sizeof(Value<S>);  // at once, which take as long as one
+    for (int i = 0; i < count; i += loads) {
+      Value<S> found[loads];
+      JITACT_UNROLL for (int l = 0; l < loads; l++, from += step) found[l] = i + l < count ? *from : 0;
+      JITACT_UNROLL for (int l = 0; l < loads; l++) v += found[l];
+    }
   } else {
 #pragma unroll 4
     for (; at < end; at += kThreads) {
-      const int64_t outer = shape.outer == 1 ? 0 : at / shape.inner;
-      v += from[outer * all + (at - outer * shape.inner)];
+      const int64_t outer = at / shape.inner;
+      v += partials[c0 * shape.inner + outer * all + (at - outer * shape.inner)];
     }
   }
   __shared__ Value<S> shared[kThreads];
@@ -193,10 +200,6 @@ struct Sweep {
   bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
 
  private:
-  void set_threads(const Call& call, int64_t threads) {
-    const int64_t vectors = call.n / size;
-    columns.threads = threads, columns.turns = int(vectors / threads), columns.rest = vectors % threads;
-  }
   FoldShape first_sums(const Call& call, int64_t threads) {
     if (cut.count == 1) return FoldShape(1, 1, blocks);
     if (columnwise) {
@@ -210,12 +213,12 @@ struct Sweep {
         columns.active = int(kThreads / period * period);
         columns.width = period * size;
         blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
-        set_threads(call, blocks * columns.active);
+        columns.threads = blocks * columns.active;
         return FoldShape(blocks * columns.width / plane_set, cut.count, cut.inner);
       }
       const int64_t rows = lesser(threads / period, vectors / (period * kRowsPerThread));
       columns.active = kThreads;
-      set_threads(call, greater(1, rows) * period);
+      columns.threads = greater(1, rows) * period;
       blocks = (columns.threads + kThreads - 1) / kThreads;
       return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
     }

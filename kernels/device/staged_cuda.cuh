@@ -107,13 +107,10 @@ class Staged {
   JITACT_DEVICE void copy_from(const void* const (&read)[2]) const {
     const unsigned bytes = unsigned((end_ - 1) / size + 1) * sizeof(Words);
     ptx::Barrier* const arrived = &ptx::shared<Memory>().arrived;
-    ptx::start_by_block(arrived);
     ptx::expect_by_block(arrived, bytes * tensors);
     JITACT_UNROLL for (int r = 0; r < tensors; r++)
       ptx::load_by_block(words(r), static_cast<const Words*>(read[r]) + vector_, bytes, arrived);
-    ptx::commit_by_block();
-    __syncthreads();  // until the barrier has been started
-    ptx::wait_by_block(arrived, 0, 0);
+    ptx::wait_by_block(arrived);
   }
   JITACT_DEVICE void copy_to(void* written) const {
     const int whole = (lead_ + size - 1) / size, end = end_ / size;  // vectors

@@ -254,16 +254,14 @@ struct ColumnWalk {
   int64_t period;   // after which values repeat
   int64_t threads;  // in use: a multiple of period
   int active;       // threads per block in use: all, or a multiple of period
-  int turns;        // whole vectors of each thread; the first `rest` threads have one more
-  int64_t rest;
   int64_t width;    // sums that a block writes; if period is longer than a block, each thread writes its own
   bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
 };
 
-// The turns whose vectors are on their way to a block of column_sums.
-constexpr int kPlaces = 2;
 // Whether vectors come through shared memory.
 template <Op op> constexpr bool kCopied = kDense<op> && reads(op) <= 8;
+// The turns whose vectors are on their way to a thread of column_sums.
+template <Op op> constexpr int kPlaces = kCopied<op> && reads(op) <= 4 ? 3 : 2;
 
 // Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
 // estimated here. More than 8 blocks are of no use.
@@ -277,137 +275,75 @@ constexpr int blocks_of_sums() {
 }
 
 // The vectors of a thread of column_sums, which are columns.threads apart: one in each turn. Turns have places, one after another;
-// take(place) returns the turn's vector, and advance(place) ends the turn; one of them starts to load that of a later turn. Copied
-// to shared memory, a block's vectors are adjacent: it is one copy for all, for which no register waits, and a block reads memory
-// in one place at a time. Then all threads of a block have the same number of turns, and may lack a vector in the last.
-template <Op op, typename S, bool copied>
+// take(place) returns the turn's vector, and advance(place) ends the turn, and starts to load that which has its place next. Copied
+// to shared memory, to where no other thread reads, no register waits for it, and no thread for another.
+template <Op op, typename S>
 class Vectors {
   using Vector = typename Storage<S>::Vector;
   static constexpr int tensors = reads(op);
   struct Memory {
-    Vector vectors[kPlaces][tensors][kThreads];
-    ptx::Barrier arrived[kPlaces];
+    Vector vectors[kPlaces<op>][tensors][kThreads];
+    uint32_t bits[reads_bits(op) ? kPlaces<op> : 1][kThreads];  // words in which the vectors' mask bits are
   };
-  static_assert(sizeof(Memory) <= 40960);  // of 48 KB, which a block has without asking for more
 
  public:
-  static constexpr int places = kPlaces;
-
-  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns)
-      : launch_(launch), threads_(columns.threads), turns_(columns.turns), first_(int64_t(blockIdx.x) * columns.active),
-        v_(first_ + threadIdx.x) {
-    wide_ = int(min(int64_t(columns.active), threads_ - first_));
-    last_ = int(between(columns.rest - first_, 0, wide_));
-    if (launch.aligned) count_ = turns_ + (last_ > 0);
-    if (launch.aligned && int(threadIdx.x) < wide_) own_ = turns_ + (v_ < columns.rest);
-    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
-      place_of_[r] = r;
-      JITACT_UNROLL for (int other = r - 1; other >= 0; other--)
-        if (launch.read[r].data == launch.read[other].data) place_of_[r] = other;  // in the place of what is not read
-      differ_ += place_of_[r] == r;
-    }
-    JITACT_UNROLL for (int w = 0; w < writes(op); w++)
-      to_[w] = reinterpret_cast<int64_t>(static_cast<const Vector*>(launch.written[w].data) + v_);
-    JITACT_UNROLL for (int p = 0; p < places; p++) ptx::start_by_block(&arrived(p));
-    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, p);
-    __syncthreads();  // until the barriers have been started
-  }
-  // Whether the block has another turn, and the thread a vector in it; its index, and that after the thread's last.
-  JITACT_DEVICE bool is_left() const { return turn_ < count_; }
-  JITACT_DEVICE bool is_there() const { return turn_ < own_; }
-  JITACT_DEVICE int64_t here() const { return v_; }
-  JITACT_DEVICE int64_t end() const { return v_ + (own_ - turn_) * threads_; }
-
-  JITACT_DEVICE Inputs<op, S> take(int place) {
-    ptx::wait_by_block(&arrived(place), phase_, places - 1);
-    Inputs<op, S> inputs;
-    JITACT_UNROLL for (int r = 0; r < tensors; r++) inputs.words[r] = vector(place, place_of_[r])[threadIdx.x];
-    if constexpr (reads_bits(op)) inputs.bits = bits_[place] >> (v_ * Storage<S>::size & 7);
-    return inputs;
-  }
-  template <typename T>
-  JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) {
-    JITACT_UNROLL for (int w = 0; w < writes(op); w++)
-      if (launch_.written[w].data) ptx::store_global(to_[w], Storage<S>::narrow(values[w]));
-  }
-  // Ends a turn, and starts to load that which has its place next. Memory is slower if that is asked for before results are
-  // written.
-  JITACT_DEVICE void advance(int place) {
-    ptx::let_copies_overwrite();
-    __syncthreads();
-    load(place, turn_ + places);
-    if (place == places - 1) phase_ ^= 1;
-    turn_++, v_ += threads_;
-    JITACT_UNROLL for (int w = 0; w < writes(op); w++) {
-      to_[w] += threads_ * int64_t(sizeof(Vector));
-      ptx::forget(to_[w]);  // else addresses are found from the first one again
-    }
-  }
-
- private:
-  static JITACT_DEVICE Vector* vector(int place, int tensor) { return ptx::shared<Memory>().vectors[place][tensor]; }
-  static JITACT_DEVICE ptx::Barrier& arrived(int place) { return ptx::shared<Memory>().arrived[place]; }
-
-  JITACT_DEVICE void load(int place, int turn) {
-    if (turn < count_) {
-      const int64_t from = first_ + turn * threads_;
-      const unsigned bytes = unsigned(turn < turns_ ? wide_ : last_) * sizeof(Vector);
-      ptx::expect_by_block(&arrived(place), bytes * differ_);
-      JITACT_UNROLL for (int r = 0; r < tensors; r++)
-        if (place_of_[r] == r)
-          ptx::load_by_block(vector(place, r), static_cast<const Vector*>(launch_.read[r].data) + from, bytes, &arrived(place));
-    }
-    ptx::commit_by_block();
-    if constexpr (reads_bits(op))
-      if (turn < own_) bits_[place] = launch_.mask[(v_ + (turn - turn_) * threads_) * Storage<S>::size >> 3];
-  }
-
-  const Launch& launch_;
-  const int64_t threads_;
-  const int turns_;       // that all threads have
-  const int64_t first_;   // the block's first vector
-  int wide_, last_;       // vectors of the block in these turns, and in one more
-  int64_t v_;
-  int turn_ = 0, count_ = 0, own_ = 0, phase_ = 0;
-  int place_of_[tensors];  // the tensor in whose place each is, if it is the same as another
-  unsigned differ_ = 0;
-  unsigned bits_[places] = {};
-  int64_t to_[writes(op)];
-};
-
-// In registers: the next one is loaded while one is computed.
-template <Op op, typename S>
-class Vectors<op, S, false> {
- public:
-  static constexpr int places = 2;  // each turn has its own: moved to another one, a vector would be waited for
+  static constexpr int places = kPlaces<op>;
 
   JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns)
       : launch_(launch), threads_(columns.threads), v_(int64_t(blockIdx.x) * columns.active + threadIdx.x) {
     if (launch.aligned && int(threadIdx.x) < columns.active && v_ < threads_) end_ = launch.n / Storage<S>::size;
-    load(0, v_);
+    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
+      place_of_[r] = r;
+      JITACT_UNROLL for (int other = r - 1; other >= 0; other--)
+        if (launch.read[r].data == launch.read[other].data) place_of_[r] = other;  // in the place of what is not read
+    }
+    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, v_ + p * threads_);
   }
   JITACT_DEVICE bool is_left() const { return v_ < end_; }
-  JITACT_DEVICE bool is_there() const { return true; }
   JITACT_DEVICE int64_t here() const { return v_; }
-  JITACT_DEVICE int64_t end() const { return v_; }
+
   JITACT_DEVICE Inputs<op, S>& take(int place) {
-    load(1 - place, v_ + threads_);
+    if constexpr (kCopied<op>) {
+      ptx::wait_for_copies(places - 1);
+      JITACT_UNROLL for (int r = 0; r < tensors; r++) inputs_[place].words[r] = *copied(place, place_of_[r]);
+      if constexpr (reads_bits(op)) {
+        const int64_t at = v_ * Storage<S>::size;
+        inputs_[place].bits = *copied_bits(place) >> ((byte_of(at) % 4 * 8) | (at & 7));
+      }
+    }
     return inputs_[place];
   }
-  template <typename T>
-  JITACT_DEVICE void write(const T (&values)[writes(op)][Storage<S>::size]) const {
-    write_vectors<op, S, kDense<op>>(launch_, values, v_ * Storage<S>::size);
+  // Memory is slower if the next vector is asked for before results are written.
+  JITACT_DEVICE void advance(int place) {
+    load(place, v_ + places * threads_);
+    v_ += threads_;
   }
-  JITACT_DEVICE void advance(int) { v_ += threads_; }
 
  private:
-  JITACT_DEVICE void load(int place, int64_t from) {
-    load_if<op, S>(from < end_, launch_, from * Storage<S>::size, inputs_[place]);
+  static JITACT_DEVICE Vector* copied(int place, int tensor) {
+    return &ptx::shared<Memory>().vectors[place][tensor][threadIdx.x];
+  }
+  static JITACT_DEVICE uint32_t* copied_bits(int place) { return &ptx::shared<Memory>().bits[place][threadIdx.x]; }
+  // The address of the byte that has an element's mask bit.
+  JITACT_DEVICE uintptr_t byte_of(int64_t at) const { return reinterpret_cast<uintptr_t>(launch_.mask) + (at >> 3); }
+  JITACT_DEVICE void load(int place, int64_t v) {
+    const int64_t at = v * Storage<S>::size;
+    if constexpr (kCopied<op>) {
+      if (v < end_) {
+        JITACT_UNROLL for (int r = 0; r < tensors; r++)
+          if (place_of_[r] == r) ptx::copy_async(copied(place, r), static_cast<const Vector*>(launch_.read[r].data) + v);
+        if constexpr (reads_bits(op)) ptx::copy_word_async(copied_bits(place), byte_of(at) / 4 * 4);
+      }
+      ptx::commit_copies();
+    } else {
+      load_if<op, S>(v < end_, launch_, at, inputs_[place]);
+    }
   }
 
   const Launch& launch_;
   const int64_t threads_;
   int64_t v_, end_ = 0;
+  int place_of_[tensors];  // the tensor in whose place each is, if it is the same as another
   Inputs<op, S> inputs_[places];
 };
 
@@ -421,7 +357,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
   const int64_t n = launch.n;
   constexpr int size = Storage<S>::size, kSummed = summed(op);
   const int t = threadIdx.x;
-  Vectors<op, S, kCopied<op>> vectors(launch, columns);
+  Vectors<op, S> vectors(launch, columns);
   const int64_t g = vectors.here();
   const bool takes_part = t < columns.active && g < columns.threads;
   const auto common = operands.common();
@@ -440,18 +376,17 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
     while (vectors.is_left()) {
       JITACT_UNROLL for (int place = 0; place < vectors.places; place++) {
         if (place > 0 && !vectors.is_left()) break;
-        auto&& inputs = vectors.take(place);
-        if (vectors.is_there()) {
-          if (!repeats) find_others(vectors.here());
-          const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
-          const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
-              .launch = launch,
-              .others = others,
-              .numbers = numbers,
-              .add = add,
-          };
-          compute_vector(computation, inputs, [&](const auto& out) { vectors.write(out); });
-        }
+        Inputs<op, S>& inputs = vectors.take(place);
+        const int64_t at = vectors.here() * size;
+        if (!repeats) find_others(vectors.here());
+        const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
+        const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
+            .launch = launch,
+            .others = others,
+            .numbers = numbers,
+            .add = add,
+        };
+        compute_vector(computation, inputs, [&](const auto& out) { write_vectors<op, S, kDense<op>>(launch, out, at); });
         vectors.advance(place);
       }
     }
@@ -461,7 +396,7 @@ __global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
   if (split && columns.repeat) walk.template operator()<split>();
   else walk.template operator()<false>();
   // The last elements, or unaligned memory.
-  for (int64_t v = vectors.end(); takes_part && v * size < n; v += columns.threads) {
+  for (int64_t v = vectors.here(); takes_part && v * size < n; v += columns.threads) {
     find_others(v);
     JITACT_UNROLL for (int i = 0; i < size; i++) {
       if (v * size + i < n) {
