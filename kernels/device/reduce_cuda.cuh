@@ -15,8 +15,8 @@ constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums,
 constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: so partial sums are little of the memory traffic
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 
-// The bytes on their way to and from a multiprocessor with which column_sums is fastest on an H100: memory is slower if more of its
-// places are read and written at once than keep it busy.
+// The bytes that column_sums has on their way to and from a multiprocessor of an H100: memory is slower if more of its places are
+// read and written at once than keep it busy. Found on an H200, and by a prototype on an H100.
 constexpr int64_t kOnTheWay = 38912;
 // The same for this GPU.
 inline int64_t bytes_on_the_way() {
@@ -35,7 +35,8 @@ inline int64_t tensors_of(const Call& call) {
   return count;
 }
 // The number of threads of column_sums on the GPU: of blocks that have so much on its way, or of fewer if fewer run at once. Fewer
-// than three do not hide arithmetic, nor fewer than five where 16-bit values and x come with random numbers.
+// than three do not hide arithmetic, nor fewer than five where 16-bit values and x come with random numbers. Of blocks whose
+// vectors come to registers, which wait for some of them, six suit an H100.
 template <Op op, typename S>
 int64_t column_threads(const Call& call) {
   static int64_t known[gpu::kDevices];
@@ -45,12 +46,10 @@ int64_t column_threads(const Call& call) {
     cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
     return greater(1, blocks);
   });
-  const int64_t tensors = tensors_of(call);
-  // Where vectors come to registers, which wait for some of them, six blocks suit an H100.
-  const int64_t of_a_block = int64_t(sizeof(Words)) * kThreads * (kCopied<op> ? kPlaces<op> * tensors : 3);
+  const int64_t tensors = tensors_of(call), of_a_block = kPlaces<op> * kThreads * int64_t(sizeof(Words)) * tensors;
   const int64_t fewest = kRandom > 0 && sizeof(S) == 2 && tensors > 2 ? 5 : 3;
-  return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads *
-         lesser(at_once, greater(fewest, bytes_on_the_way() / of_a_block));
+  const int64_t suited = kCopied<op> ? greater(fewest, bytes_on_the_way() / of_a_block) : gpu::best_for_memory(6);
+  return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * lesser(at_once, suited);
 }
 // An upper bound of that, without asking about the kernel, which may be compiled in another part.
 inline int64_t most_column_threads() {
@@ -124,7 +123,7 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
 
   Value<S> v = 0;
   if (shape.wide > 1 || shape.outer == 1) {
-    const int count = (int(max(end - at, int64_t(0))) + at_once - 1) / at_once;  // at most kSumsPerBlock
+    const int count = (int(max(end - at, int64_t(0))) + at_once - 1) / at_once;  // length fits an int
     constexpr int loads = 32 / sizeof(Value<S>);  // at once, which take as long as one
     for (int i = 0; i < count; i += loads) {
       Value<S> found[loads];

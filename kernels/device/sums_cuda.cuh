@@ -275,16 +275,17 @@ constexpr int blocks_of_sums() {
 }
 
 // The vectors of a thread of column_sums, which are columns.threads apart: one in each turn. Turns have places, one after another;
-// take(place) returns the turn's vector, and advance(place) ends the turn, and starts to load that which has its place next. Copied
-// to shared memory, to where no other thread reads, no register waits for it, and no thread for another.
+// take(place) returns the turn's vector; advance(place) ends the turn, and starts to load the vector that has its place next. Where
+// vectors are copied to shared memory, to places that no other thread reads, no register waits for them, and no thread for another.
 template <Op op, typename S>
 class Vectors {
   using Vector = typename Storage<S>::Vector;
   static constexpr int tensors = reads(op);
   struct Memory {
     Vector vectors[kPlaces<op>][tensors][kThreads];
-    uint32_t bits[reads_bits(op) ? kPlaces<op> : 1][kThreads];  // words in which the vectors' mask bits are
+    uint32_t bits[reads_bits(op) ? kPlaces<op> : 1][reads_bits(op) ? kThreads : 1];  // words in which the vectors' mask bits are
   };
+  static_assert(sizeof(Memory) <= 40960);  // of 48 KB, which a block has without asking for more
 
  public:
   static constexpr int places = kPlaces<op>;
@@ -324,7 +325,7 @@ class Vectors {
     return &ptx::shared<Memory>().vectors[place][tensor][threadIdx.x];
   }
   static JITACT_DEVICE uint32_t* copied_bits(int place) { return &ptx::shared<Memory>().bits[place][threadIdx.x]; }
-  // The address of the byte that has an element's mask bit.
+  // The address of the byte that has an element's mask bit. Its word may have bytes beside the mask, in the same page.
   JITACT_DEVICE uintptr_t byte_of(int64_t at) const { return reinterpret_cast<uintptr_t>(launch_.mask) + (at >> 3); }
   JITACT_DEVICE void load(int place, int64_t v) {
     const int64_t at = v * Storage<S>::size;
