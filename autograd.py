@@ -211,8 +211,9 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, ddx: Tensor | None) -> tuple:
         if ddx is None:
             return None, None, None, None
-        curvature = _curvature(ctx)
-        return _gradient(ctx, ddx, ctx.saved_tensors[1]), None if curvature is None else ddx * curvature, None, None
+        curvature, kept = _curvature(ctx), ctx.saved_tensors[1]
+        by_kept = ddx * curvature if curvature is not None else torch.zeros_like(kept) if ctx.needs_input_grad[1] else None
+        return _gradient(ctx, ddx, kept), by_kept, None, None
 
     @staticmethod
     def jvp(ctx: Any, ddy: Tensor | None, dkept: Tensor | None, *_: Any) -> Tensor:

@@ -27,6 +27,18 @@ def test_gradcheck(activation: Activation, save: str, device: str) -> None:
     assert torch.autograd.gradgradcheck(module, x, check_fwd_over_rev=True)
 
 
+@pytest.mark.parametrize("name", ["relu", "hardtanh", "leaky_relu"])
+def test_second_derivatives_of_what_keeps_a_bit(name: str, device: str) -> None:
+    """They are 0. Without x there is nothing to differentiate, but by dy."""
+    function, x = getattr(jitact, name), points(device)
+    dy = torch.ones_like(x, requires_grad=True)
+    assert not torch.autograd.grad(function(x), x, dy.detach(), create_graph=True)[0].requires_grad
+    slope = torch.autograd.grad(function(x, save="input"), x, dy.detach(), create_graph=True)[0]
+    assert not torch.autograd.grad(slope.sum(), x)[0].any()
+    dx = torch.autograd.grad(function(x), x, dy, create_graph=True)[0]
+    assert torch.equal(torch.autograd.grad(dx.sum(), dy)[0], slope)
+
+
 @pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_func_transforms(activation: Activation, device: str) -> None:
     ours = jitact.get(activation.name)()
