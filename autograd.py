@@ -211,8 +211,10 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, ddx: Tensor | None) -> tuple:
         if ddx is None:
             return None, None, None, None
-        curvature, kept = _curvature(ctx), ctx.saved_tensors[1]
-        by_kept = ddx * curvature if curvature is not None else torch.zeros_like(kept) if ctx.needs_input_grad[1] else None
+        kept, by_kept = ctx.saved_tensors[1], None
+        if ctx.needs_input_grad[1]:
+            curvature = _curvature(ctx)
+            by_kept = torch.zeros_like(kept) if curvature is None else ddx * curvature
         return _gradient(ctx, ddx, kept), by_kept, None, None
 
     @staticmethod
