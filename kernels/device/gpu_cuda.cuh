@@ -24,14 +24,15 @@ inline int64_t device_has(cudaDeviceAttr what) {
   return count > 1 ? count : 1;
 }
 
-// Has multiprocessors of the current device give a kernel as much shared memory as they can: else there may be as little as the
-// kernel before it needed, for fewer blocks. Kernels that are to run at the same time must agree in it.
-template <auto kernel>
+// Has multiprocessors of the current device give a kernel this much of what shared memory and the first-level cache have together:
+// else there may be as little as the kernel before it needed, for fewer blocks. Kernels that are to run at the same time must agree
+// in it; loads to registers that are on their way need the cache.
+template <auto kernel, int percent = cudaSharedmemCarveoutMaxShared>
 cudaError_t prefer_shared() {
   static int64_t done[kDevices];
   cudaError_t error = cudaSuccess;
   of_device(done, [&] {
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
     return error ? 0 : 1;  // 0 is not cached
   });
   return error;

@@ -6,62 +6,18 @@
 // partial sum for each block. Any other operand takes another sweep, which only reads.
 #pragma once
 
+#include "column_sums_cuda.cuh"
 #include "early_cuda.cuh"
-#include "sums_cuda.cuh"
 
 namespace jitact::loops {
 
 constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums, at least
-constexpr int64_t kRowsPerThread = 16;   // of column_sums, at least: so partial sums are little of the memory traffic
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
-
-// The bytes that column_sums has on their way to and from a multiprocessor of an H100: memory is slower if more of its places are
-// read and written at once than keep it busy. Found on an H200, and by a prototype on an H100.
-constexpr int64_t kOnTheWay = 38912;
-// The same for this GPU.
-inline int64_t bytes_on_the_way() {
-  static int64_t known[gpu::kDevices];
-  return gpu::of_device(known, [] { return gpu::best_for_memory(kOnTheWay); });
-}
-// How many tensors a call reads and writes. What it does not read is mostly the same tensor as another.
-inline int64_t tensors_of(const Call& call) {
-  int64_t count = 0;
-  for (int r = 0; r < reads(call.op); r++) {
-    bool is_new = true;
-    for (int other = 0; other < r; other++) is_new = is_new && call.read[other].data != call.read[r].data;
-    count += is_new;
-  }
-  for (int w = 0; w < writes(call.op); w++) count += call.written[w].data != nullptr;
-  return count;
-}
-// The number of threads of column_sums on the GPU: of blocks that have so much on its way, or of fewer if fewer run at once. Fewer
-// than three do not hide arithmetic, nor fewer than five where 16-bit values and x come with random numbers. Of blocks whose
-// vectors come to registers, which wait for some of them, six suit an H100.
-template <Op op, typename S>
-int64_t column_threads(const Call& call) {
-  static int64_t known[gpu::kDevices];
-  const int64_t at_once = gpu::of_device(known, [] {
-    int blocks = 0;
-    gpu::prefer_shared<column_sums<op, S>>();
-    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, column_sums<op, S>, kThreads, 0);
-    return greater(1, blocks);
-  });
-  const int64_t tensors = tensors_of(call), of_a_block = kPlaces<op> * kThreads * int64_t(sizeof(Words)) * tensors;
-  const int64_t fewest = kRandom > 0 && sizeof(S) == 2 && tensors > 2 ? 5 : 3;
-  const int64_t suited = kCopied<op> ? greater(fewest, bytes_on_the_way() / of_a_block) : gpu::best_for_memory(6);
-  return gpu::device_has(cudaDevAttrMultiProcessorCount) * kThreads * lesser(at_once, suited);
-}
-// An upper bound of that, without asking about the kernel, which may be compiled in another part.
-inline int64_t most_column_threads() {
-  static int64_t known[gpu::kDevices];
-  return gpu::of_device(known, [] {
-    return gpu::device_has(cudaDevAttrMultiProcessorCount) * gpu::device_has(cudaDevAttrMaxThreadsPerMultiProcessor);
-  });
-}
+constexpr int kFoldThreads = 512;
 
 // The shape of what fold_sums adds up for an operand: outer x count x inner sums, reduced over outer and inner.
 struct FoldShape {
-  static constexpr int kWide = 8;  // values that use whole memory sectors, and still give many blocks
+  static constexpr int kWide = 32, kManyValues = 8192;  // values that use whole cache lines; half as many give more blocks
   int64_t outer, count, inner;
   int wide;        // values of an operand per block
   int active;      // threads per block in use: all, or a multiple of wide * inner
@@ -70,10 +26,10 @@ struct FoldShape {
   int64_t splits;  // blocks that share the same values
 
   FoldShape(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
-    wide = int(between((inner == 1 ? kWide : 32) / inner, 1, count));
+    wide = int(between((count < kManyValues ? kWide / 2 : kWide) / inner, 1, count));
     const int64_t all = outer * wide * inner;
     splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / kWide);  // so after() has one
-    active = wide == 1 ? kThreads : int(kThreads / (wide * inner) * (wide * inner));
+    active = wide == 1 ? kFoldThreads : int(kFoldThreads / (wide * inner) * (wide * inner));
     length = ((all + splits - 1) / splits + active - 1) / active * active;
     planes = length / (wide * inner);
   }
@@ -94,11 +50,15 @@ struct Folds {
   JITACT_INLINE const FoldShape& shape(int k) const { return is_single[k] ? single : planes; }
 };
 
+// What fold_sums needs of a call: the operands that are prepared, whose gradients depend on their values.
+struct Nothing { explicit Nothing(const Call&) {} };
+using FoldLaunch = std::conditional_t<kPrepares, Launch, Nothing>;
+
 // Block (x, y, z) adds up part y for the values of operand z from x * wide on.
 template <typename S>
-__global__ void __launch_bounds__(kThreads, kMostBlocks)
+__global__ void __launch_bounds__(kFoldThreads, kMostBlocks * kThreads / kFoldThreads)
     fold_sums(const Value<S>* partials, Value<S>* results, const __grid_constant__ Folds folds,
-              const __grid_constant__ Launch launch) {
+              const __grid_constant__ FoldLaunch launch) {
   using T = typename Storage<S>::T;
   const int t = threadIdx.x, k = blockIdx.z;
   const FoldShape& shape = folds.shape(k);
@@ -106,53 +66,49 @@ __global__ void __launch_bounds__(kThreads, kMostBlocks)
   if (folds.gradients[k] == nullptr || c0 >= shape.count || blockIdx.y >= shape.splits) return;
   partials += k * folds.apart;
 
+  const int inner = shape.wide > 1 ? int(shape.inner) : 1, span = shape.wide * inner;
   const Value<S>* from = partials + c0 * shape.inner;
   int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner);
-  int64_t step = kThreads;
-  int at_once = kThreads;
+  int64_t step = kFoldThreads;
+  int rows = kFoldThreads;
   if (shape.wide > 1) {  // a thread always has the same value and inner index
-    const int span = shape.wide * int(shape.inner), place = t % span;
-    at_once = shape.active / span, step = at_once * all;
-    at = blockIdx.y * shape.planes + t / span;
-    end = t < shape.active && c0 * shape.inner + place < all ? min((blockIdx.y + 1) * shape.planes, shape.outer) : 0;
+    const int row = t / span, place = t - row * span;
+    rows = shape.active / span, step = rows * all;
+    at = blockIdx.y * shape.planes + row;
+    end = row < rows && c0 * shape.inner + place < all ? min((blockIdx.y + 1) * shape.planes, shape.outer) : 0;
     from += at * all + place;
-  } else {
+  } else if (shape.outer == 1) {
     from += at;
   }
+  int left = int(end - at);  // at most a length, which fits an int
   ptx::wait_for_last();
 
   Value<S> v = 0;
   if (shape.wide > 1 || shape.outer == 1) {
-    const int count = (int(max(end - at, int64_t(0))) + at_once - 1) / at_once;  // length fits an int
     constexpr int loads = 32 / sizeof(Value<S>);  // at once, which take as long as one
-    for (int i = 0; i < count; i += loads) {
+#pragma unroll 1
+    while (left > 0) {
       Value<S> found[loads];
-      JITACT_UNROLL for (int l = 0; l < loads; l++, from += step) found[l] = i + l < count ? *from : 0;
+      JITACT_UNROLL for (int l = 0; l < loads; l++, from += step, left -= rows) found[l] = left > 0 ? *from : 0;
       JITACT_UNROLL for (int l = 0; l < loads; l++) v += found[l];
     }
   } else {
 #pragma unroll 4
-    for (; at < end; at += kThreads) {
+    for (; at < end; at += kFoldThreads) {
       const int64_t outer = at / shape.inner;
-      v += partials[c0 * shape.inner + outer * all + (at - outer * shape.inner)];
+      v += from[outer * all + (at - outer * shape.inner)];
     }
   }
-  __shared__ Value<S> shared[kThreads];
-  if (shape.wide == 1) {
-    v = warp_sum(v);
-    if (t % 32 == 0) shared[t / 32] = v;
-    __syncthreads();
-    v = warp_sum(t < kThreads / 32 ? shared[t] : Value<S>(0));
-  } else {
-    shared[t] = v;
-    __syncthreads();
-    v = 0;
-    const int inner = int(shape.inner);
-    for (int row = 0; t < shape.wide && row < shape.active; row += shape.wide * inner)
-      for (int i = 0; i < inner; i++) v += shared[row + t * inner + i];
-  }
+  __shared__ Value<S> shared[kFoldThreads], of_span[FoldShape::kWide];
+  shared[t] = v;
+  sum_columns<kFoldThreads>(shared, rows, span, [&](int place, Value<S> sum) { of_span[place] = sum; });
+  __syncthreads();
+  if (t >= shape.wide) return;
+  v = 0;
+#pragma unroll 1
+  for (int i = 0; i < inner; i++) v += of_span[t * inner + i];
   const int64_t c = c0 + t;
-  if (t >= shape.wide || c >= shape.count) return;
+  if (c >= shape.count) return;
   if (!folds.is_last) {
     results[k * folds.results_apart + blockIdx.y * shape.count + c] = v;
     return;
@@ -182,44 +138,31 @@ struct Sweep {
   bool columnwise;
   int64_t blocks;
   Segments segments{};
-  ColumnWalk columns{};
+  Tiles tiles;
   FoldShape sums, of_blocks;  // of operands with its planes, and of those of a single value
   int64_t apart, results_apart;  // see Folds
 
-  // `threads`: the most for column_sums.
-  Sweep(const Call& call, const Broadcasts& like, int64_t threads)
+  Sweep(const Call& call, const Broadcasts& like)
       : cut(like.count, like.inner),
         columnwise(cut.count > 1 && cut.inner < kLongPlane),
         blocks((call.n + per_block - 1) / per_block),
-        sums(first_sums(call, threads)),
-        of_blocks(1, 1, blocks),
+        sums(first_sums(call)),
+        of_blocks(1, 1, columnwise ? tiles.across * tiles.down : blocks),
         apart(greater(sums.size(), of_blocks.size())),
         results_apart(greater(sums.folded(), of_blocks.folded())) {}
 
   bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
 
  private:
-  FoldShape first_sums(const Call& call, int64_t threads) {
+  FoldShape first_sums(const Call& call) {
     if (cut.count == 1) return FoldShape(1, 1, blocks);
     if (columnwise) {
-      const int64_t plane_set = cut.count * cut.inner, period = period_of(plane_set, size);
-      const int64_t vectors = (call.n + size - 1) / size;
-      columns.period = period;
-      columns.repeat = true;
+      const int64_t plane_set = cut.count * cut.inner;
+      tiles = Tiles(period_of(plane_set, size), (call.n + size - 1) / size, kTileThreads<op, S>);
+      tiles.repeat = true;
       for (int b = 0; b < kBroadcast; b++)
-        columns.repeat = columns.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
-      if (period <= kThreads) {
-        columns.active = int(kThreads / period * period);
-        columns.width = period * size;
-        blocks = between(vectors / (columns.active * kRowsPerThread), 1, threads / kThreads);
-        columns.threads = blocks * columns.active;
-        return FoldShape(blocks * columns.width / plane_set, cut.count, cut.inner);
-      }
-      const int64_t rows = lesser(threads / period, vectors / (period * kRowsPerThread));
-      columns.active = kThreads;
-      columns.threads = greater(1, rows) * period;
-      blocks = (columns.threads + kThreads - 1) / kThreads;
-      return FoldShape(columns.threads * size / plane_set, cut.count, cut.inner);
+        tiles.repeat = tiles.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
+      return FoldShape(tiles.down * tiles.period * size / plane_set, cut.count, cut.inner);
     }
     const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // of a plane in a block
     segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, 1};
@@ -258,7 +201,7 @@ extern "C" int64_t workspace_bytes(const Call& call) {
     for_dtype_of(call, [&]<typename S>() {
       const Sweeps sweeps(call);
       for (int p = 0; p < sweeps.count; p++) {
-        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]], most_column_threads());
+        const Sweep<op, S> sweep(call, call.broadcast[sweeps.of[p]]);
         bytes = greater(bytes, workspace_values(sweep) * int64_t(sizeof(Value<S>)));
       }
     });
@@ -278,7 +221,7 @@ void fold(const Folds& folds, const Value<S>* partials, Value<S>* results, const
   if (blocks == 0) return;
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
   gpu::prefer_shared<fold_sums<S>>();
-  early::launch<fold_sums<S>>(grid, kThreads, stream, partials, results, folds, Launch(call));
+  early::launch<fold_sums<S>>(grid, kFoldThreads, stream, partials, results, folds, FoldLaunch(call));
 }
 
 // Computes gradients from the partial sums of a sweep: of the operands with its planes and, in the first sweep, of those of a
@@ -310,7 +253,7 @@ void launch_sums(const Call& call, cudaStream_t stream) {
   for (Elements& written : reading.written) written.data = nullptr;
   for (int p = 0; p < sweeps.count; p++) {
     const Call& now = p == 0 ? call : reading;
-    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]], column_threads<op, S>(now));
+    const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]]);
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
@@ -318,7 +261,13 @@ void launch_sums(const Call& call, cudaStream_t stream) {
       gpu::prefer_shared<segment_sums<op, S, one_value>>();  // as fold_sums has it
       segment_sums<op, S, one_value><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     };
-    if (sweep.columnwise) column_sums<op, S><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.columns);
+    const auto sum_tiles = [&] {
+      constexpr int threads = kTileThreads<op, S>;
+      const dim3 grid{unsigned(sweep.tiles.across), unsigned(sweep.tiles.down)};
+      gpu::prefer_shared<column_sums<op, S>, kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45>();  // fold_sums has the former
+      column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles);
+    };
+    if (sweep.columnwise) sum_tiles();
     else if (sweep.cut.count == 1) sum_segments.template operator()<true>();
     else sum_segments.template operator()<false>();
     fold_sweep(sweep, call, p == 0, stream);

@@ -3,8 +3,7 @@
 // Memory consists of planes: runs of `inner` elements that use the same value of an operand; plane p has value p % count.
 //   Longer planes, or a single value: segment_sums. Each thread has a few vectors; a block sums the parts of planes that are in it.
 //     A plane has `slots` partial sums, one for each block that it may be in.
-//   Shorter planes: column_sums. The values repeat after `period` vectors, so a thread that advances by a multiple of it always
-//     has the same values and can sum in registers.
+//   Shorter planes: column_sums, see column_sums_cuda.cuh.
 #pragma once
 
 #include "computation_cuda.cuh"
@@ -23,16 +22,42 @@ JITACT_DEVICE T warp_sum(T v, int lanes = 32) {
 }
 
 // The sum of v over the block's threads, by all of which it is called.
-template <typename V>
+template <int threads, typename V>
 JITACT_DEVICE V block_sum(V v) {
-  __shared__ V of_warps[kThreads / 32];
+  __shared__ V of_warps[threads / 32];
   v = warp_sum(v);
   __syncthreads();  // the last sum has been read
   if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = v;
   __syncthreads();
   V sum = of_warps[0];
-  JITACT_UNROLL for (int w = 1; w < kThreads / 32; w++) sum += of_warps[w];
+  JITACT_UNROLL for (int w = 1; w < threads / 32; w++) sum += of_warps[w];
   return sum;
+}
+
+// Calls keep(c, sum) with the sum of each column of a matrix in shared memory, in some thread of the block, by all of which it is
+// called after they have written. The matrix is overwritten.
+template <int threads, typename V, typename Keep>
+JITACT_DEVICE void sum_columns(V* matrix, int rows, int width, const Keep& keep) {
+  constexpr int kAtOnce = 16;  // rows that a thread adds up, if there are threads enough
+  for (const int t = threadIdx.x;;) {
+    int parts = (rows + kAtOnce - 1) / kAtOnce;
+    if (parts * width > threads) parts = 1;
+    const int left = parts * width, all = rows * width, most = parts == 1 ? rows : kAtOnce;
+    V sum = 0;
+    __syncthreads();
+#pragma unroll 1
+    for (int c = t; c < left; c += threads) {
+      sum = 0;
+#pragma unroll 4
+      for (int r = 0; r < most; r++)
+        if (c + r * left < all) sum += matrix[c + r * left];
+      if (parts == 1) keep(c, sum);
+    }
+    if (parts == 1) return;
+    __syncthreads();
+    if (t < left) matrix[t] = sum;
+    rows = parts;
+  }
 }
 
 template <typename S> using Value = typename Storage<S>::T::Value;
@@ -244,203 +269,8 @@ __global__ void __launch_bounds__(kThreads)
       own = 0;
       for (int i = t; i < entries; i += kThreads) own += sums[k][i];
     }
-    const Value<S> total = block_sum(own);
+    const Value<S> total = block_sum<kThreads>(own);
     if (t == 0) partials[k * apart + blockIdx.x] = total;
-  }
-}
-
-// How column_sums iterates over memory, in vectors.
-struct ColumnWalk {
-  int64_t period;   // after which values repeat
-  int64_t threads;  // in use: a multiple of period
-  int active;       // threads per block in use: all, or a multiple of period
-  int64_t width;    // sums that a block writes; if period is longer than a block, each thread writes its own
-  bool repeat;      // whether all of a thread's vectors use the same values of broadcast operands
-};
-
-// Whether vectors come through shared memory.
-template <Op op> constexpr bool kCopied = kDense<op> && reads(op) <= 8;
-// The turns whose vectors are on their way to a thread of column_sums.
-template <Op op> constexpr int kPlaces = kCopied<op> && reads(op) <= 4 ? 3 : 2;
-
-// Minimum blocks per multiprocessor, for __launch_bounds__: ptxas takes up to a third more registers than suffice, which are
-// estimated here. More than 8 blocks are of no use.
-template <Op op, typename S>
-constexpr int blocks_of_sums() {
-  if (sizeof(S) == 8 || kMostBlocks == 0) return 0;
-  constexpr int of_operands = Storage<S>::size * (int(lesser(summed(op), kMany)) + kMany), of_random = 8 * kRandom;
-  constexpr int tensors = int(lesser(reads(op), 1 + writes(op)));  // others that it reads are rarely used, as a residual
-  constexpr int of_vectors = (kCopied<op> ? 12 : 16) * tensors;
-  return int(lesser(8, 65536 / kThreads / (12 + of_operands + of_vectors + of_random)));
-}
-
-// The vectors of a thread of column_sums, which are columns.threads apart: one in each turn. Turns have places, one after another;
-// take(place) returns the turn's vector; advance(place) ends the turn, and starts to load the vector that has its place next. Where
-// vectors are copied to shared memory, to places that no other thread reads, no register waits for them, and no thread for another.
-template <Op op, typename S>
-class Vectors {
-  using Vector = typename Storage<S>::Vector;
-  static constexpr int tensors = reads(op);
-  struct Memory {
-    Vector vectors[kPlaces<op>][tensors][kThreads];
-    uint32_t bits[reads_bits(op) ? kPlaces<op> : 1][reads_bits(op) ? kThreads : 1];  // words in which the vectors' mask bits are
-  };
-  static_assert(sizeof(Memory) <= 40960);  // of 48 KB, which a block has without asking for more
-
- public:
-  static constexpr int places = kPlaces<op>;
-
-  JITACT_DEVICE Vectors(const Launch& launch, const ColumnWalk& columns)
-      : launch_(launch), threads_(columns.threads), v_(int64_t(blockIdx.x) * columns.active + threadIdx.x) {
-    if (launch.aligned && int(threadIdx.x) < columns.active && v_ < threads_) end_ = launch.n / Storage<S>::size;
-    JITACT_UNROLL for (int r = 0; r < tensors; r++) {
-      place_of_[r] = r;
-      JITACT_UNROLL for (int other = r - 1; other >= 0; other--)
-        if (launch.read[r].data == launch.read[other].data) place_of_[r] = other;  // in the place of what is not read
-    }
-    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, v_ + p * threads_);
-  }
-  JITACT_DEVICE bool is_left() const { return v_ < end_; }
-  JITACT_DEVICE int64_t here() const { return v_; }
-
-  JITACT_DEVICE Inputs<op, S>& take(int place) {
-    if constexpr (kCopied<op>) {
-      ptx::wait_for_copies(places - 1);
-      JITACT_UNROLL for (int r = 0; r < tensors; r++) inputs_[place].words[r] = *copied(place, place_of_[r]);
-      if constexpr (reads_bits(op)) {
-        const int64_t at = v_ * Storage<S>::size;
-        inputs_[place].bits = *copied_bits(place) >> ((byte_of(at) % 4 * 8) | (at & 7));
-      }
-    }
-    return inputs_[place];
-  }
-  // Memory is slower if the next vector is asked for before results are written.
-  JITACT_DEVICE void advance(int place) {
-    load(place, v_ + places * threads_);
-    v_ += threads_;
-  }
-
- private:
-  static JITACT_DEVICE Vector* copied(int place, int tensor) {
-    return &ptx::shared<Memory>().vectors[place][tensor][threadIdx.x];
-  }
-  static JITACT_DEVICE uint32_t* copied_bits(int place) { return &ptx::shared<Memory>().bits[place][threadIdx.x]; }
-  // The address of the byte that has an element's mask bit. Its word may have bytes beside the mask, in the same page.
-  JITACT_DEVICE uintptr_t byte_of(int64_t at) const { return reinterpret_cast<uintptr_t>(launch_.mask) + (at >> 3); }
-  JITACT_DEVICE void load(int place, int64_t v) {
-    const int64_t at = v * Storage<S>::size;
-    if constexpr (kCopied<op>) {
-      if (v < end_) {
-        JITACT_UNROLL for (int r = 0; r < tensors; r++)
-          if (place_of_[r] == r) ptx::copy_async(copied(place, r), static_cast<const Vector*>(launch_.read[r].data) + v);
-        if constexpr (reads_bits(op)) ptx::copy_word_async(copied_bits(place), byte_of(at) / 4 * 4);
-      }
-      ptx::commit_copies();
-    } else {
-      load_if<op, S>(v < end_, launch_, at, inputs_[place]);
-    }
-  }
-
-  const Launch& launch_;
-  const int64_t threads_;
-  int64_t v_, end_ = 0;
-  int place_of_[tensors];  // the tensor in whose place each is, if it is the same as another
-  Inputs<op, S> inputs_[places];
-};
-
-template <Op op, typename S>
-__global__ void __launch_bounds__(kThreads, blocks_of_sums<op, S>())
-    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const ColumnWalk columns) {
-  using T = typename Storage<S>::T;
-  ptx::let_next_begin();
-  const Operands<S> operands{launch};
-  const auto numbers = launch.numbers_as<T>();
-  const int64_t n = launch.n;
-  constexpr int size = Storage<S>::size, kSummed = summed(op);
-  const int t = threadIdx.x;
-  Vectors<op, S> vectors(launch, columns);
-  const int64_t g = vectors.here();
-  const bool takes_part = t < columns.active && g < columns.threads;
-  const auto common = operands.common();
-  T sums[kSummed][size];  // one for each value of an operand; if it is known to have a single value, the first is for all
-  const auto sum_of = [&](int i, int k) -> T& { return sums[k][k >= kMany ? 0 : i]; };
-  JITACT_UNROLL for (int k = 0; k < kSummed; k++)
-    JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
-  auto others = operands.template from<size>(common, g * size);
-
-  const auto find_others = [&](int64_t v) {
-    if (kBroadcast > 1 && !columns.repeat) others = operands.template from<size>(common, v * size);
-    else operands.draw(others.random, common, v * size);
-  };
-  const auto walk = [&]<bool repeats>() {
-#pragma unroll 1
-    while (vectors.is_left()) {
-      JITACT_UNROLL for (int place = 0; place < vectors.places; place++) {
-        if (place > 0 && !vectors.is_left()) break;
-        Inputs<op, S>& inputs = vectors.take(place);
-        const int64_t at = vectors.here() * size;
-        if (!repeats) find_others(vectors.here());
-        const auto add = [&](int i, int k, T gradient) { add_to(sum_of(i, k), gradient); };
-        const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
-            .launch = launch,
-            .others = others,
-            .numbers = numbers,
-            .add = add,
-        };
-        compute_vector(computation, inputs, [&](const auto& out) { write_vectors<op, S, kDense<op>>(launch, out, at); });
-        vectors.advance(place);
-      }
-    }
-  };
-  // Finding others in each turn is more code than a turn, which is slow where it is skipped.
-  constexpr bool split = kBroadcast > 1 && kRandom == 0;
-  if (split && columns.repeat) walk.template operator()<split>();
-  else walk.template operator()<false>();
-  // The last elements, or unaligned memory.
-  for (int64_t v = vectors.here(); takes_part && v * size < n; v += columns.threads) {
-    find_others(v);
-    JITACT_UNROLL for (int i = 0; i < size; i++) {
-      if (v * size + i < n) {
-        const auto own = Operands<S>::one_of(others, i);
-        const auto add = [&](int, int k, T gradient) { add_to(sum_of(i, k), gradient); };
-        const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
-            .launch = launch,
-            .others = own,
-            .numbers = numbers,
-            .add = add,
-        };
-        compute_alone(computation, v * size + i);
-      }
-    }
-  }
-
-  JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
-    if (!is_single(launch, k)) continue;
-    Value<S> own = 0;
-    JITACT_UNROLL for (int i = 0; i < (k >= kMany ? 1 : size); i++) own += sums[k][i].v;
-    const Value<S> total = block_sum(own);
-    if (t == 0) partials[k * apart + blockIdx.x] = total;
-  }
-  if (columns.period > kThreads) {
-    if (!takes_part) return;
-    JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
-      if (is_single(launch, k)) continue;
-      JITACT_UNROLL for (int i = 0; i < size; i++) partials[k * apart + g * size + i] = sums[k][i].v;
-    }
-    return;
-  }
-  __shared__ Value<S> shared[kThreads * size];
-  const int width = int(columns.width);
-  JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
-    if (is_single(launch, k)) continue;
-    __syncthreads();
-    JITACT_UNROLL for (int i = 0; i < size; i++) shared[t * size + i] = sums[k][i].v;
-    __syncthreads();
-    for (int j = t; j < width; j += kThreads) {
-      Value<S> sum = 0;
-      for (int i = j; i < columns.active * size; i += width) sum += shared[i];
-      partials[k * apart + blockIdx.x * columns.width + j] = sum;
-    }
   }
 }
 
