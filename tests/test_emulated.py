@@ -21,7 +21,7 @@ from jitact.kernels.loader.signature import Signature, read_signature
 from jitact.measuring import operand_cases
 
 SHAPES = [(3, 33), (40, 41), (17, 64), (2, 3, 8), (1, 1), (1, 7), (5, 1), (3, 2056), (1500, 8)]
-"""The last but one is longer than a block; for the last, threads that sum have many vectors."""
+"""The last but one is longer than a block; the last has many rows, of which threads have several."""
 LAYOUTS = {
     "dense": lambda *sizes: torch.randn(sizes),
     "off 16 bytes": lambda *sizes: torch.randn(torch.Size(sizes).numel() + 1)[1:].view(sizes),
@@ -141,17 +141,23 @@ def test_gpu_loops_compute_what_those_of_the_cpu_do(name: str, tmp_path: Path) -
                 close(found, its, n, ("from bit", shape, wanted, *what))
 
 
-def test_sums_of_many_blocks_are_folded_twice(tmp_path: Path) -> None:
-    """As those of tensors of many gigabytes are: here, with fewer sums for each block of a fold."""
+@pytest.mark.parametrize(("tag", "old", "new"), [
+    ("emulated_folds", "kSumsPerBlock = 8192", "kSumsPerBlock = 64"),  # more sums than one fold adds up
+    ("emulated_tiles", "kLarge = 1 << 23, kWave = 1 << 17", "kLarge = 1 << 16, kWave = 1 << 11"),  # tiles of many rows
+])  # fmt: skip
+def test_sums_of_large_tensors(tag: str, old: str, new: str, tmp_path: Path) -> None:
+    """As those of tensors of gigabytes are: here, with other bounds."""
     record = unregistered("dyt", DYT[0], **DYT[1]).activation
-    emulate(record.source, "emulated_folds", tmp_path, "kSumsPerBlock = 8192", "kSumsPerBlock = 64")
+    emulate(record.source, tag, tmp_path, old, new)
     library = load(record.token, False)
     torch.manual_seed(0)
-    x, dy, alpha = torch.randn(19, 8, 4610), torch.rand(19, 8, 4610), torch.full((1,), 0.5)
-    for shape in [(8, 1), (4610,), (1,)]:
-        given = (dy, x, torch.rand(shape), torch.randn(shape), alpha, 15)
-        found, expected = (getattr(torch.ops.jitact, f"{of}_backward")(*given) for of in ("emulated_folds", library))
-        close(found, expected, x.numel(), shape)
+    alpha = torch.full((1,), 0.5)
+    for sizes, shapes in {(19, 8, 4610): [(8, 1), (4610,), (1,)], (2200, 33): [(33,)], (900, 96): [(96,)]}.items():
+        x, dy = torch.randn(sizes), torch.rand(sizes)
+        for shape in shapes:
+            given = (dy, x, torch.rand(shape), torch.randn(shape), alpha, 15)
+            found, expected = (getattr(torch.ops.jitact, f"{of}_backward")(*given) for of in (tag, library))
+            close(found, expected, x.numel(), (sizes, shape))
 
 
 DIVISIONS = """
