@@ -31,7 +31,7 @@ namespace jitact::loops {
 
 void run_cpu(const Call& call) {
   Call own = call;
-  std::vector<char> workspace(summed(call.op) > 0 ? workspace_bytes(call) : 0);
+  std::vector<char> workspace(summed(call.op) > 0 ? workspace_bytes(call) : 0, char(0xff));  // NaN
   own.workspace = workspace.data();
   run_cuda(own, nullptr);
 }

@@ -152,7 +152,9 @@ def test_sums_of_large_tensors(tag: str, old: str, new: str, tmp_path: Path) -> 
     library = load(record.token, False)
     torch.manual_seed(0)
     alpha = torch.full((1,), 0.5)
-    for sizes, shapes in {(19, 8, 4610): [(8, 1), (4610,), (1,)], (2200, 33): [(33,)], (900, 96): [(96,)]}.items():
+    of_sizes = {(19, 8, 4610): [(8, 1), (4610,), (1,)], (2200, 33): [(33,)], (900, 96): [(96,)]}
+    many_values = {(3, 9001): [(9001,)], (9000, 3): [(9000, 1)], (9000, 4): [(9000, 1)], (1100, 31): [(1100, 1)]}
+    for sizes, shapes in (of_sizes | many_values).items():
         x, dy = torch.randn(sizes), torch.rand(sizes)
         for shape in shapes:
             given = (dy, x, torch.rand(shape), torch.randn(shape), alpha, 15)

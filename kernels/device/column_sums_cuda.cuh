@@ -1,5 +1,5 @@
-// Partial sums of planes that are shorter than those of segment_sums: the values of operands repeat after `period` vectors. So
-// memory is a matrix whose rows are a period long, and its columns, of vectors, are summed.
+// Partial sums of planes that are shorter than those of segment_sums: the values of the operands that are summed repeat after
+// `period` vectors. So memory is a matrix whose rows are a period long, and its columns, of vectors, are summed.
 //
 // Each block has a tile: narrow, many rows, and soon at its end. A thread goes down the tile and adds up in registers; the block
 // then adds up its threads' sums. Blocks that run at the same time have tiles beside one another, so that memory is read and
@@ -37,11 +37,11 @@ constexpr int least_tiles() {
 struct Tiles {
   static constexpr int kWidth = 16;  // columns: 256 bytes of each row
   // Rows of a thread. Below kLarge vectors: at most kTurns, and so few that most GPUs have a tile for each block that they run at
-  // once. Above: as many as make tiles of kRows rows, and no more tiles than kMost for each of a block's threads.
+  // once. Above: as many as make tiles of kRows rows, and about kMost tiles at most for each of a block's threads.
   static constexpr int kLarge = 1 << 23, kWave = 1 << 17, kTurns = 16, kRows = 256, kMost = 32;
   int64_t period = 0, vectors = 0;
   int64_t across = 0, down = 0;  // tiles
-  int64_t step = 0, length = 0;  // from a thread's vector to its next one, and from a tile to the one below it
+  int64_t stride = 0, length = 0;  // from a thread's vector to its next one, and from a tile to the one below it
   int width = 1, side = 1;       // of the tile's columns, and of the rows that its threads have at one time
   Divisor by_width;
   bool repeat = false;           // whether all of a thread's vectors use the same values of broadcast operands
@@ -56,7 +56,7 @@ struct Tiles {
     int64_t turns = between(vectors / kWave, 2, kTurns);
     if (vectors >= kLarge) turns = greater(parts(kRows, side), 4 * parts(vectors, 4 * kMost * int64_t(threads) * threads));
     turns = lesser(turns, parts(rows, side));
-    step = side * period, length = turns * step;
+    stride = side * period, length = turns * stride;
     down = parts(rows, side * turns);
   }
 };
@@ -75,10 +75,10 @@ struct TileMemory {
     };
     Value<S> sums[threads * Storage<S>::size];
   };
-  static_assert(places >= 2);
+  static_assert(places >= 2 && sizeof(sums) <= 16384);
 };
 
-// The vectors of a thread of column_sums, from v to end, which are `step` apart: one in each turn. Turns have places, one after
+// The vectors of a thread of column_sums, from v to end, which are `stride` apart: one in each turn. Turns have places, one after
 // another; take(place) returns the turn's vector; advance(place) ends the turn, and starts to load the vector that has its place
 // next. Where vectors are copied to shared memory, to places that no other thread reads, no register waits for them, and no thread
 // for another.
@@ -91,14 +91,14 @@ class Vectors {
  public:
   static constexpr int places = Memory::places;
 
-  JITACT_DEVICE Vectors(const Launch& launch, int64_t v, int64_t end, int64_t step)
-      : launch_(launch), step_(step), v_(v), end_(end) {
+  JITACT_DEVICE Vectors(const Launch& launch, int64_t v, int64_t end, int64_t stride)
+      : launch_(launch), stride_(stride), v_(v), end_(end) {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       place_of_[r] = r;
       JITACT_UNROLL for (int other = r - 1; other >= 0; other--)
         if (launch.read[r].data == launch.read[other].data) place_of_[r] = other;  // in the place of what is not read
     }
-    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, v_ + p * step_);
+    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, v_ + p * stride_);
   }
   JITACT_DEVICE bool is_left() const { return v_ < end_; }
   JITACT_DEVICE int64_t here() const { return v_; }
@@ -116,8 +116,8 @@ class Vectors {
   }
   // Memory is slower if the next vector is asked for before results are written.
   JITACT_DEVICE void advance(int place) {
-    load(place, v_ + places * step_);
-    v_ += step_;
+    load(place, v_ + places * stride_);
+    v_ += stride_;
   }
 
  private:
@@ -142,7 +142,7 @@ class Vectors {
   }
 
   const Launch& launch_;
-  const int64_t step_;
+  const int64_t stride_;
   int64_t v_, end_;
   int place_of_[tensors];  // the tensor in whose place each is, if it is the same as another
   Inputs<op, S> inputs_[places];
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
   constexpr int size = Storage<S>::size, kSummed = summed(op), threads = kTileThreads<op, S>;
-  const int64_t n = launch.n, step = tiles.step;
+  const int64_t n = launch.n, stride = tiles.stride;
   const int t = threadIdx.x, row = int(tiles.by_width.divide_small(t));
   const int64_t first_column = int64_t(blockIdx.x) * tiles.width, column = first_column + (t - row * tiles.width);
   int64_t v = blockIdx.y * tiles.length, end = lesser(tiles.vectors, v + tiles.length);
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   if (row >= tiles.side || column >= tiles.period) whole = end = 0;
   const int64_t first = v < end ? column * size : 0;  // an element with the thread's values of operands
 
-  Vectors<op, S> vectors(launch, v, whole, step);
+  Vectors<op, S> vectors(launch, v, whole, stride);
   typename Operands<S>::Ready ready;
   operands.load(ready, operands.begins(first), 0);
   const auto common = operands.common();
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   if (split && tiles.repeat) walk.template operator()<split>();
   else walk.template operator()<false>();
   // The last elements, or unaligned memory.
-  for (v = vectors.here(); v < end; v += step) {
+  for (v = vectors.here(); v < end; v += stride) {
     find_others(v);
     JITACT_UNROLL for (int i = 0; i < size; i++) {
       if (v * size + i < n) {

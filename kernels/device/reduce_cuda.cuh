@@ -11,7 +11,7 @@
 
 namespace jitact::loops {
 
-constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums, at least
+constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums, at least; or a vector, if values do not repeat
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 constexpr int kFoldThreads = 512;
 
@@ -26,7 +26,8 @@ struct FoldShape {
   int64_t splits;  // blocks that share the same values
 
   FoldShape(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
-    wide = int(between((count < kManyValues ? kWide / 2 : kWide) / inner, 1, count));
+    const int64_t sums = count < kManyValues ? kWide / 2 : greater(kWide, kSumsPerBlock / 16 / outer);  // a few for each block
+    wide = int(between(sums / inner, 1, count));
     const int64_t all = outer * wide * inner;
     splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / kWide);  // so after() has one
     active = wide == 1 ? kFoldThreads : int(kFoldThreads / (wide * inner) * (wide * inner));
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kFoldThreads, kMostBlocks * kThreads / kFoldTh
       v += from[outer * all + (at - outer * shape.inner)];
     }
   }
-  __shared__ Value<S> shared[kFoldThreads], of_span[FoldShape::kWide];
+  __shared__ Value<S> shared[kFoldThreads], of_span[kFoldThreads];
   shared[t] = v;
   sum_columns<kFoldThreads>(shared, rows, span, [&](int place, Value<S> sum) { of_span[place] = sum; });
   __syncthreads();
@@ -144,7 +145,7 @@ struct Sweep {
 
   Sweep(const Call& call, const Broadcasts& like)
       : cut(like.count, like.inner),
-        columnwise(cut.count > 1 && cut.inner < kLongPlane),
+        columnwise(cut.count > 1 && cut.inner < kLongPlane && !(cut.inner >= size && cut.count * cut.inner == call.n)),
         blocks((call.n + per_block - 1) / per_block),
         sums(first_sums(call)),
         of_blocks(1, 1, columnwise ? tiles.across * tiles.down : blocks),
@@ -264,7 +265,7 @@ void launch_sums(const Call& call, cudaStream_t stream) {
     const auto sum_tiles = [&] {
       constexpr int threads = kTileThreads<op, S>;
       const dim3 grid{unsigned(sweep.tiles.across), unsigned(sweep.tiles.down)};
-      gpu::prefer_shared<column_sums<op, S>, kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45>();  // fold_sums has the former
+      gpu::prefer_shared<column_sums<op, S>, kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45>();  // the fold has the former
       column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles);
     };
     if (sweep.columnwise) sum_tiles();

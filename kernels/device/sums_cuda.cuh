@@ -35,7 +35,7 @@ JITACT_DEVICE V block_sum(V v) {
 }
 
 // Calls keep(c, sum) with the sum of each column of a matrix in shared memory, in some thread of the block, by all of which it is
-// called after they have written. The matrix is overwritten.
+// called after they have written. The matrix may be overwritten, and other threads may still read it when a thread returns.
 template <int threads, typename V, typename Keep>
 JITACT_DEVICE void sum_columns(V* matrix, int rows, int width, const Keep& keep) {
   constexpr int kAtOnce = 16;  // rows that a thread adds up, if there are threads enough
