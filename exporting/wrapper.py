@@ -165,6 +165,8 @@ class Wrapper:
             "columns": ("", "columns=x.numel()"),
             "dense": ("", "dense=True"),
         }
+        of_elements = [member for _, member, _ in self.build.extract.structs["Elements"]]
+        assert of_elements == ["data"], f"loops use these, or members called so: {of_elements}"
         members = [member for _, member, _ in self.build.extract.structs["Call"]]
         has = {key: values for key, values in given.items() if key in members and (key != "broadcast" or self.broadcast)}
         taken = sorted((argument for argument, _ in has.values() if argument), key=lambda argument: "=" in argument)
