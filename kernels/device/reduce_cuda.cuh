@@ -17,7 +17,7 @@ constexpr int kFoldThreads = 512;
 
 // The shape of what fold_sums adds up for an operand: outer x count x inner sums, reduced over outer and inner.
 struct FoldShape {
-  static constexpr int kWide = 32, kManyValues = 8192;  // values that use whole cache lines; half as many give more blocks
+  static constexpr int kWide = 32, kManyValues = 8192;  // sums that use whole cache lines; of fewer values, half as many
   int64_t outer, count, inner;
   int wide;        // values of an operand per block
   int active;      // threads per block in use: all, or a multiple of wide * inner
@@ -26,8 +26,8 @@ struct FoldShape {
   int64_t splits;  // blocks that share the same values
 
   FoldShape(int64_t outer, int64_t count, int64_t inner) : outer(outer), count(count), inner(inner) {
-    const int64_t sums = count < kManyValues ? kWide / 2 : greater(kWide, kSumsPerBlock / 16 / outer);  // a few for each block
-    wide = int(between(sums / inner, 1, count));
+    const int64_t few = kSumsPerBlock / 16 / outer;  // so a block has some sums where there are not many for each value
+    wide = int(between((inner == 1 && count < kManyValues ? kWide / 2 : greater(kWide, few)) / inner, 1, count));
     const int64_t all = outer * wide * inner;
     splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / kWide);  // so after() has one
     active = wide == 1 ? kFoldThreads : int(kFoldThreads / (wide * inner) * (wide * inner));
