@@ -56,7 +56,7 @@ def operands(
     parser: Parser, args: argparse.Namespace, dtypes: list[torch.dtype], names: list[str] | None = None
 ) -> dict[str, Any]:
     """``--operands``, and gated activations: measures all cases of ``names``, or of the command line's, and returns results."""
-    chosen = operand_cases.of_activations(names or args.names)
+    chosen = operand_cases.cases_of(names or args.names)
     if not chosen:
         parser.error(f"--operands has {', '.join(dict.fromkeys(case.activation for case in operand_cases.CASES))}")
     return operand_rows.measure_operands(chosen, dtypes, args.device, args.compile, args.shape)
@@ -174,7 +174,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     # Large tensors of many sizes are allocated and freed: expandable segments avoid fragmentation.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = _parser(prog)
-    args = parser.parse(arguments, formulas=operand_cases.FORMULAS)
+    args = parser.parse(arguments, others=[*operand_cases.FORMULAS, *(case.name for case in operand_cases.CASES)])
     if args.models is not None:
         return blocks_of_models(parser, args)
     if args.plot and not report.can_plot():
@@ -201,7 +201,7 @@ def _parser(prog: str) -> Parser:
     )
     parser.add_argument("--compile", action="store_true", help="compare with torch.compile too")
     parser.add_argument(
-        "--operands", action="store_true", help="instead, fused bias, dropout and residual, gates, formulas, rows (softmax)"
+        "--operands", action="store_true", help="instead, fused operands (of gelu, or gelu+bias alone), gates, formulas, rows"
     )
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(

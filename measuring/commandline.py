@@ -169,30 +169,32 @@ class Parser(CommandParser):
         parser.add_argument("--dtype", type=dtypes_named, action="extend", help=f"some of {','.join(DTYPES)}, joined by commas")
         parser.add_argument("--device", type=cls._device, help="cpu, cuda or cuda:1; the GPU by default, if there is one")
 
-    def _refer_to_operands(self, names: list[str], operands: bool) -> None:
-        """An error for names of what only ``--operands`` measures."""
+    def _refer_to_operands(self, names: list[str], operands: bool, others: Iterable[str]) -> None:
+        """An error for names of what only ``--operands`` measures, or that it measures with another name."""
         for name in names:
+            if operands and name in others:
+                continue
             plain, plus, _ = name.partition("+")
             of_rows = registry.of_rows(plain) is not None
             if (plus and (of_rows or plain in registry.names())) or (of_rows and not operands):
                 self.error(f"{name!r} is measured by --operands {plain}")
 
     def parse(
-        self, arguments: list[str] | None, of_rows: bool = False, formulas: Iterable[str] = ()
+        self, arguments: list[str] | None, of_rows: bool = False, others: Iterable[str] = ()
     ) -> argparse.Namespace:
         """The arguments, with canonical names and the device filled in. Also calls :func:`plain_output`.
 
         Args:
             arguments: the command line.
             of_rows: whether names of row activations are accepted, as they are with ``--operands``.
-            formulas: further names that are accepted with ``--operands``.
+            others: further names that are accepted with ``--operands``.
         """
         plain_output()
         args = self.parse_args(arguments)
         operands = getattr(args, "operands", False)
         if hasattr(args, "operands"):
-            self._refer_to_operands(args.names, operands)
-        args.names = self.canonical(args.names, of_rows or operands, others=formulas if operands else ())
+            self._refer_to_operands(args.names, operands, others)
+        args.names = self.canonical(args.names, of_rows or operands, others=others if operands else ())
         args.device = args.device or self._device("cuda" if torch.cuda.is_available() else "cpu")
         return args
 

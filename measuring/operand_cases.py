@@ -22,7 +22,7 @@ from jitact.records import Channel
 from jitact.registry import REGISTRY, record_named
 from jitact.rows.records import TABLE
 
-__all__ = ["CASES", "FORMULAS", "GATED", "Case", "Function", "Shape", "by_rows", "of_activations"]
+__all__ = ["CASES", "FORMULAS", "GATED", "Case", "Function", "Shape", "by_rows", "cases_of"]
 
 Shape = tuple[int, ...]
 Function = Callable[..., Tensor]
@@ -340,6 +340,6 @@ CASES: tuple[Case, ...] = (
 )  # fmt: skip
 
 
-def of_activations(names: list[str]) -> list[Case]:
-    """The cases of some activations."""
-    return [case for case in CASES if case.activation in names]
+def cases_of(names: list[str]) -> list[Case]:
+    """The cases of some activations, or with some names, as ``gelu+bias``."""
+    return [case for case in CASES if case.activation in names or case.name in names]

@@ -322,7 +322,7 @@ class TestBench:
 
     def test_all_gated_activations_are_measured(self):
         assert set(operand_cases.GATED) == {n for n in registry.names() if registry.REGISTRY[n].activation.gating}
-        measured = [case.name for case in operand_cases.of_activations(list(operand_cases.GATED))]
+        measured = [case.name for case in operand_cases.cases_of(list(operand_cases.GATED))]
         assert measured == [f"{name}{each}" for name in operand_cases.GATED for each in ("", ", halves", ", interleaved")]
 
     def test_formulas(self, tmp_path, quick):
@@ -389,7 +389,7 @@ class TestBench:
             (["softmax"], "softmax"),
             (["softmax+mask"], "softmax"),
             (["gelu+bias"], "gelu"),
-            (["gelu+bias", "--operands"], "gelu"),
+            (["gelu+dropout+bias", "--operands"], "gelu"),
         ],
     )
     def test_what_operands_measure_is_said(self, arguments, plain, capsys):
@@ -398,16 +398,20 @@ class TestBench:
         assert ended.value.code == 2
         assert capsys.readouterr().err.endswith(f"{arguments[0]!r} is measured by --operands {plain}\n")
 
-    def test_operands_without_names_are_all(self, tmp_path, monkeypatch):
+    def test_operands_are_chosen_by_activation_or_name(self, monkeypatch):
         asked = []
 
         def run(chosen, *others):
-            asked.append((len(chosen), *others))
+            asked.append(([case.name for case in chosen], *others))
             return {"machine": {}, "operands": [], "stopped": 0}
 
         monkeypatch.setattr(operand_rows, "measure_operands", run)
-        assert bench.main(["--operands", "--device", "cpu"]) == 0
-        assert asked == [(len(operand_cases.CASES), [torch.float32, torch.bfloat16], torch.device("cpu"), False, None)]
+        every = [case.name for case in operand_cases.CASES]
+        silu = [name for name in every if name.split("+")[0] == "silu"]
+        named = {(): every, ("silu",): silu, ("relu+bias", "softmax, dim=0"): ["relu+bias", "softmax, dim=0"]}
+        for names, expected in named.items():
+            assert bench.main(["--operands", *names, "--device", "cpu"]) == 0
+            assert asked.pop() == (expected, [torch.float32, torch.bfloat16], torch.device("cpu"), False, None)
 
     @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
     def test_rows_that_are_wrong_get_no_time(self, name, monkeypatch):
