@@ -174,7 +174,7 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     # Large tensors of many sizes are allocated and freed: expandable segments avoid fragmentation.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     parser = _parser(prog)
-    args = parser.parse(arguments, others=[*operand_cases.FORMULAS, *(case.name for case in operand_cases.CASES)])
+    args = parser.parse(arguments, others=[case.name for case in operand_cases.CASES])
     if args.models is not None:
         return blocks_of_models(parser, args)
     if args.plot and not report.can_plot():

@@ -40,11 +40,11 @@ struct Tiles {
   // once. Above: as many as make tiles of kRows rows, and about kMost tiles at most for each of a block's threads.
   static constexpr int kLarge = 1 << 23, kWave = 1 << 17, kTurns = 16, kRows = 256, kMost = 32;
   int64_t period = 0, vectors = 0;
-  int64_t across = 0, down = 0;  // tiles
+  int64_t across = 0, down = 0;    // tiles
   int64_t stride = 0, length = 0;  // from a thread's vector to its next one, and from a tile to the one below it
-  int width = 1, side = 1;       // of the tile's columns, and of the rows that its threads have at one time
+  int width = 1, side = 1;         // of the tile's columns, and of the rows that its threads have at one time
   Divisor by_width;
-  bool repeat = false;           // whether all of a thread's vectors use the same values of broadcast operands
+  bool repeat = false;             // whether all of a thread's vectors use the same values of broadcast operands
 
   Tiles() = default;
   Tiles(int64_t period, int64_t vectors, int threads) : period(period), vectors(vectors) {

@@ -262,15 +262,16 @@ void launch_sums(const Call& call, cudaStream_t stream) {
       gpu::prefer_shared<segment_sums<op, S, one_value>>();  // as fold_sums has it
       segment_sums<op, S, one_value><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     };
-    const auto sum_tiles = [&] {
+    if (sweep.columnwise) {
       constexpr int threads = kTileThreads<op, S>;
       const dim3 grid{unsigned(sweep.tiles.across), unsigned(sweep.tiles.down)};
       gpu::prefer_shared<column_sums<op, S>, kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45>();  // the fold has the former
       column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles);
-    };
-    if (sweep.columnwise) sum_tiles();
-    else if (sweep.cut.count == 1) sum_segments.template operator()<true>();
-    else sum_segments.template operator()<false>();
+    } else if (sweep.cut.count == 1) {
+      sum_segments.template operator()<true>();
+    } else {
+      sum_segments.template operator()<false>();
+    }
     fold_sweep(sweep, call, p == 0, stream);
   }
 }
