@@ -57,7 +57,7 @@ def __getattr__(name: str):
     # Other names with capitals are classes, which get() returns.
     if not name.startswith("_") and (name == name.lower() or name in registry.names()):
         try:
-            return registry.function(name)
+            return registry.attribute(name)
         except KeyError:
             pass
     # obj=None keeps Python from adding a suggestion of its own.

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .configs import BEFORE_2_13, Config, call, configured, in_order, is_batched, is_transformed, strides_of_bits
+from .configs import BEFORE_2_13, Config, call, call_forward, configured, in_order, is_batched, is_transformed, strides_of_bits
 from .fusing.drop import kept
 from .records import Activation, by_token
 
@@ -36,7 +36,7 @@ class _Activate(torch.autograd.Function):
         The copy is made by the caller, so that it has a history for second derivatives, and passed in a tuple, where autograd
         does not see it: compiled autograd would not accept an input without a gradient.
         """
-        y = call(config.forward_op, x, *others, *params)
+        y = call_forward(config, x, *others, *params)
         kept = before[0] if before else x
         if config.save == "bit":
             y, kept = (x, y) if config.inplace else y
@@ -58,13 +58,15 @@ class _Activate(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:
-        config = ctx.config
-        found: list[Tensor | None] = [None] * len(ctx.needs_input_grad)
+        config, needs = ctx.config, ctx.needs_input_grad
+        found: list[Tensor | None] = [None] * len(needs)
         if dy is None:
+            return tuple(found)
+        if len(needs) <= 4 and not config.passed and not config.reads and not config.draws:  # of x alone
+            found[0] = _gradient(ctx, dy, ctx.saved_tensors[0])
             return tuple(found)
         for place in config.passed:
             found[_argument(place)] = dy
-        needs = ctx.needs_input_grad
         wanted = [needs[_argument(place)] and place not in config.passed for place in config.places]
         if not any(wanted):
             return tuple(found)
@@ -160,7 +162,7 @@ class _ActivateTransformed(_Activate):
 
     @staticmethod
     def forward(x: Tensor, config: Config, params: tuple[float, ...]) -> Tensor:
-        return call(config.forward_op, x, *params)
+        return call_forward(config, x, *params)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
@@ -299,7 +301,7 @@ def _gradients_from_numbers(
             continue
         values, like = (*ctx.params, float(g)), others[place - config.elements] if place else dy
         if is_batched(dy):
-            gradient = by_slope(dy.to(dtype), call(further.forward_op, bits, torch.ones_like(bits), *given, *values))
+            gradient = by_slope(dy.to(dtype), call_forward(further, bits, torch.ones_like(bits), *given, *values))
         else:
             gradient = activate(bits, further, values, (), dy.to(dtype), *given)
         found.append(gradient.sum_to_size(like.shape).to(like.dtype))
@@ -378,7 +380,7 @@ def _batched_gradients(
         if not wanted[g]:
             found.append(None)
             continue
-        slope = call(slopes.forward_op, *_operands_with_dy(config.record, ones, operands), *params, float(g))
+        slope = call_forward(slopes, *_operands_with_dy(config.record, ones, operands), *params, float(g))
         found.append(by_slope(dy, slope).sum_to_size(operands[place].shape).to(operands[place].dtype))
     return found
 

@@ -17,6 +17,7 @@ __all__ = [
     "Config",
     "alive",
     "call",
+    "call_forward",
     "configure",
     "configured",
     "copied",
@@ -29,6 +30,7 @@ __all__ = [
     "overwritten",
     "run_operator",
     "strides_of_bits",
+    "unwrap_if_dead",
 ]
 
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
@@ -45,6 +47,7 @@ class Config(NamedTuple):
         inplace: whether the first tensor is overwritten.
         save: what backward keeps.
         forward_op: the operator of forward.
+        direct: the same, for calls that torch.compile does not trace: without the function in Python around it.
         backward_op: the operator of backward.
         places: the tensors that ``backward_op`` computes gradients of, in the order of its results.
         by_bits: whether ``backward_op`` takes a bit mask of the gradients to compute.
@@ -60,6 +63,7 @@ class Config(NamedTuple):
     inplace: bool
     save: str
     forward_op: Callable
+    direct: Callable
     backward_op: Callable
     places: tuple[int, ...]
     by_bits: bool
@@ -77,11 +81,12 @@ def configure(record: Activation, inplace: bool, save: str, fast_math: bool) -> 
     spec = layout(record.token)
     forward = ("forward_bit" if save == "bit" else "forward") + ("_" if inplace else "")
     backward = "backward" if save == "input" else f"backward_from_{save}"
-    ops = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
+    forward_op, backward_op = [getattr(torch.ops.jitact, f"{library}_{kind}").default for kind in (forward, backward)]
+    direct = forward_op if torch.compiler.is_compiling() else forward_op._op
     places = {"input": spec.places, "bit": spec.from_bit}.get(save, spec.places[:1])
     copy = getattr(torch.ops.jitact, f"{library}_copy_").default if save == "bit" else None
     of_places = (places, len(places) > 1, spec.passed, spec.reads)
-    return Config(record, inplace, save, *ops, *of_places, spec.elements, spec.draws, copy, {})
+    return Config(record, inplace, save, forward_op, direct, backward_op, *of_places, spec.elements, spec.draws, copy, {})
 
 
 def configured(record: Activation, inplace: bool, save: str, fast_math: bool) -> Config:
@@ -114,6 +119,14 @@ def call(operator: Callable, *arguments: Any) -> Any:
         raise _explained(error, operator, arguments) from None
 
 
+def call_forward(config: Config, *arguments: Any) -> Any:
+    """:func:`call` of a configuration's operator of forward."""
+    try:
+        return config.direct(*arguments)
+    except RuntimeError as error:
+        raise _explained(error, config.forward_op, arguments) from None
+
+
 def _explained(error: RuntimeError, operator: Callable, arguments: tuple) -> RuntimeError:
     """The error to raise for one of an operator: PyTorch's own where memory is out, one that says why for dead tensors."""
     if not is_transformed() and any([isinstance(t, Tensor) and torch._C._functorch.is_batchedtensor(t) for t in arguments]):
@@ -133,11 +146,11 @@ def _explained(error: RuntimeError, operator: Callable, arguments: tuple) -> Run
 def run_operator(record: Activation, *arguments: Any) -> Tensor:
     """Runs the operator of forward without recording it, for results that need no gradient."""
     with torch.no_grad():
-        return call(configured(record, False, "input", False).forward_op, *arguments)
+        return call_forward(configured(record, False, "input", False), *arguments)
 
 
-def overwritten(x: Tensor, operator: Callable, *arguments: Any) -> Tensor:
-    """Changes ``x`` in place by an operator, without recording it, and returns ``x``.
+def overwritten(x: Tensor, config: Config, *arguments: Any) -> Tensor:
+    """Changes ``x`` in place by the operator of forward, without recording it, and returns ``x``.
 
     Increments the version of ``x``, by which autograd detects changes, as operators from outside PyTorch do not.
 
@@ -146,12 +159,12 @@ def overwritten(x: Tensor, operator: Callable, *arguments: Any) -> Tensor:
     """
     if x.is_inference() and not torch.is_inference_mode_enabled():
         raise RuntimeError("an inference tensor cannot be changed in place outside of inference mode; clone it first")
-    call(operator, x, *arguments)
+    call_forward(config, x, *arguments)
     torch.autograd.graph.increment_version(x)
     return x
 
 
-_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
 
 def alive(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -160,8 +173,8 @@ def alive(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     A dead wrapper has no history and may not report ``requires_grad``; the tensor inside has both.
     """
     for each in tensors:
-        if _unwrap_if_dead(each) is not each:
-            return alive(tuple([_unwrap_if_dead(each) for each in tensors]))  # again: transforms nest
+        if unwrap_if_dead(each) is not each:
+            return alive(tuple([unwrap_if_dead(each) for each in tensors]))  # again: transforms nest
     return tensors
 
 

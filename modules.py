@@ -6,6 +6,7 @@ import contextlib
 import copy
 import functools
 import inspect
+import sys
 import weakref
 from collections.abc import Callable
 from inspect import Parameter
@@ -40,10 +41,12 @@ __all__ = [
     "bias_around",
     "drops",
     "generate",
+    "make_attribute",
     "make_module",
     "make_weights",
     "named_as",
     "normalise",
+    "remove_attributes",
     "remove_placeholders",
     "reset_weights",
     "title_of",
@@ -119,17 +122,18 @@ class ActivationModule(KernelBenchForm, StandingIn):
             record = record if record.variant is None else variant(record, self.__dict__)
             if not self.surrounded:
                 return run(x, record, self._params(), self.inplace, self.save, self.fast_math)
-            if not torch.compiler.is_compiling() and isinstance(x, Tensor) and self._has_a_bias_alone():
-                operands = {"x": x, "bias": self.bias}
-                if isinstance(operands["bias"], Tensor):  # a proxy while torch.fx traces
+            if not torch.compiler.is_compiling() and isinstance(x, Tensor):
+                bias = self._bias_alone()
+                if isinstance(bias, Tensor):  # a proxy while torch.fx traces
+                    operands = {"x": x, "bias": bias}
                     return run_with_added(record, operands, self._params(), self.inplace, self.save, self.fast_math)
         return self._forward_with_operands(*([] if x is None and named else [x]), *others, **named)
 
-    def _has_a_bias_alone(self) -> bool:
-        """Whether this call fuses a bias of the last dimension with the activation, and nothing else."""
+    def _bias_alone(self) -> Tensor | None:
+        """The bias of the last dimension, if this call fuses that with the activation and nothing else; else None."""
         own, fused = self.__dict__, self.surrounded
         drops = "dropout" in fused and self.training and own["dropout"] != 0
-        return not drops and own.get("channel_dim", -1) == -1 and bias_around(self) is not None
+        return None if drops or own.get("channel_dim", -1) != -1 else bias_around(self)
 
     def _forward_with_operands(self, *tensors: Tensor, **named: Any) -> Tensor:
         record = self.activation
@@ -314,6 +318,25 @@ def normalise(name: str) -> str:
 users_rows: dict[str, Any] = {}
 """Users' own classes that work on rows, by :func:`normalise` of the name. Readers copy it, as other threads may define more."""
 
+_attributes: dict[str, Callable[..., Tensor]] = {}
+
+
+def make_attribute(name: str, function: Callable[..., Tensor]) -> None:
+    """Makes a function an attribute of the package, ``jitact.<name>``, until any name gets another meaning.
+
+    Without it Python calls the package's ``__getattr__`` each time, which takes half as long as a kernel on a small tensor.
+    """
+    _attributes[name] = vars(sys.modules[__package__])[name] = function
+
+
+def remove_attributes() -> None:
+    """Removes the attributes that :func:`make_attribute` made, but not what a program has put in their place."""
+    package = vars(sys.modules[__package__])
+    for name, function in list(_attributes.items()):
+        if package.get(name) is function:
+            del package[name]
+    _attributes.clear()
+
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:
     """An uninitialised module for unpickling to fill; ``fingerprint`` and ``equation`` are of a user's definition.
@@ -439,8 +462,8 @@ def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     added, usual = {"bias", "residual"} & record.beside.keys(), variant(record, record.own_arguments)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if not args and not kwargs:
-            return run(x, record, defaults, False, None, False)
+        if not kwargs and len(args) <= len(defaults):
+            return run(x, record, (*args, *defaults[len(args) :]) if args else defaults, False, None, False)
         if not args and not torch.compiler.is_compiling() and kwargs.keys() <= added:
             tensors = {"x": x, **kwargs}
             if all([isinstance(each, Tensor) for each in tensors.values()]):
@@ -476,8 +499,11 @@ def _function_of_several(record: Activation) -> Callable[..., Tensor]:
     taken = {name: fixed.get(name, Parameter.empty) for name in names} | dict(record.params)
     taken |= ({"training": False} if record.in_eval else {}) | ({"inplace": False} if record.inplace else {})
     arguments = Arguments(record.name, signature_of(taken, OPTIONS | record.beside))
+    defaults = tuple(default for _, default in record.params)
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
+        if not kwargs and len(args) == len(names):
+            return run_with_operands(record, dict(zip(names, args, strict=True)), defaults, False, None, False, False)
         options = arguments.bind(args, kwargs)
         given = {name: options[name] for name in names}
         numbers, training = tuple([options[name] for name in params]), options.get("training", False)

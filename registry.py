@@ -20,7 +20,17 @@ from .fusing.around import named
 from .gating.around import named as gated_named
 from .gating.modules import make_gated_module
 from .kernels.loader.lock import ThreadLock
-from .modules import GENERATED, ActivationModule, generate, make_module, normalise, users_rows, variant
+from .modules import (
+    GENERATED,
+    ActivationModule,
+    generate,
+    make_attribute,
+    make_module,
+    normalise,
+    remove_attributes,
+    users_rows,
+    variant,
+)
 from .records import Activation
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "REGISTRY",
     "Named",
+    "attribute",
     "class_of",
     "function",
     "get",
@@ -310,12 +321,21 @@ def function(name: str) -> Callable[..., Tensor]:
     return made
 
 
+def attribute(name: str) -> Callable[..., Tensor]:
+    """:func:`function`, which becomes an attribute of the package."""
+    with lock:
+        found = function(name)
+        make_attribute(name, found)
+    return found
+
+
 def register(record: Activation) -> type[ActivationModule]:
     """Adds an activation, or replaces the one of that name, and returns its ``ModelNew`` class."""
     module = make_gated_module(record) if record.gating else make_module(record)
     with lock:
         _modules[record.name] = module
         _functions.pop(record.name, None)  # made again on first access
+        remove_attributes()
         for name in (record.name, record.title, *record.aliases):
             _aliases[normalise(name)] = record.name
     return module
@@ -331,6 +351,7 @@ def unregister(name: str) -> None:
         canonical = resolve(name)
         del _modules[canonical]
         _functions.pop(canonical, None)
+        remove_attributes()
         for alias in [alias for alias, target in _aliases.items() if target == canonical]:
             del _aliases[alias]
 

@@ -12,13 +12,14 @@ from .autograd import activate, activate_at_once, activate_transformed, check_fo
 from .configs import (
     BEFORE_2_13,
     alive,
-    call,
+    call_forward,
     configured,
     copied,
     is_exporting,
     is_functionalized,
     is_transformed,
     overwritten,
+    unwrap_if_dead,
 )
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_stand_in, stand_ins
@@ -38,7 +39,17 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
         if not is_stand_in(x):
             check_tensor(record, x)
         return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
-    return run_fitted(record, (x,), record.check(params, inplace, save, fast_math), inplace, save, fast_math)
+    if params or save is not None or inplace is not False or fast_math is not False:
+        params = record.check(params, inplace, save, fast_math)
+    spec = record.layout
+    if torch.compiler.is_compiling() or is_transformed() or inplace or spec.draws:
+        return run_fitted(record, (x,), params, inplace, save, fast_math)
+    # The same for one tensor, without loops.
+    if torch.is_grad_enabled():
+        x = x if unwrap_if_dead(x) is x else alive((x,))[0]
+        if x.requires_grad:
+            return activate_at_once(x, configured(record, False, save or spec.saves[0], fast_math), params)
+    return call_forward(configured(record, False, "input", fast_math), x, *params)
 
 
 def run_with_operands(
@@ -57,6 +68,8 @@ def run_with_operands(
         TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
     """
     tensors = record.fitting(given)
+    if tensors is not None and not inplace and record.in_eval is None and record.spans is None:  # the usual call
+        return run_fitted(record, tensors, record.check(params, inplace, save, fast_math), inplace, save, fast_math, seed)
     if tensors is None:
         if stand_ins(*given.values()):
             return called_later(record, given, params, inplace, save, fast_math, training)
@@ -134,25 +147,26 @@ def run_fitted(
     if torch.compiler.is_compiling() or is_transformed():
         return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
     # The usual call. Looking for all the special cases takes several times as long.
-    records = torch.is_grad_enabled()
-    tensors = alive(tensors) if records or inplace else tensors
-    spec, x, operands = record.layout, tensors[0], tensors[1:]
-    recorded = False
-    if records:
+    spec, recorded = record.layout, False
+    if torch.is_grad_enabled():
+        tensors = alive(tensors)
         for place in spec.places + spec.passed:
             if tensors[place].requires_grad:
                 recorded = True
                 break
+    elif inplace:
+        tensors = alive(tensors)
+    x, operands = tensors[0], tensors[1:]
     if inplace:
         if recorded or operands or spec.draws or x.is_neg():
             return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
-        return overwritten(x, configured(record, True, "input", fast_math).forward_op, *params)
+        return overwritten(x, configured(record, True, "input", fast_math), *params)
     if spec.draws:
         operands = (*operands, _seed(x) if seed is None else seed)
     if recorded:
         save = _first_save(record, tensors, save) if operands else save or spec.saves[0]
         return activate_at_once(x, configured(record, False, save, fast_math), params, (), *operands)
-    return call(configured(record, False, "input", fast_math).forward_op, x, *operands, *params)
+    return call_forward(configured(record, False, "input", fast_math), x, *operands, *params)
 
 
 def _run_in_any_way(
@@ -205,8 +219,8 @@ def _run_in_any_way(
         before = (copied(x, record),) if inplace and save == "input" else ()
         return activate(x, config, params, before, *operands)
     if inplace:
-        return overwritten(x, config.forward_op, *operands, *params)
-    return call(config.forward_op, x, *operands, *params)
+        return overwritten(x, config, *operands, *params)
+    return call_forward(config, x, *operands, *params)
 
 
 def _check_no_leaf(record: Activation, x: Tensor) -> None:
@@ -248,9 +262,11 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
     """
     spec = layout(record.token)
     first = save or spec.saves[0]
+    if first == "input":
+        return first
     enough = spec.from_bit if first == "bit" else spec.places[:1]
     missing = [place for place in spec.places if place not in enough and tensors[place].requires_grad]
-    if not missing or not torch.is_grad_enabled() or save == "input":
+    if not missing or not torch.is_grad_enabled():
         return first
     if save is not None:
         name = spec.tensors[missing[0]]

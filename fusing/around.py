@@ -79,7 +79,8 @@ def run_with_added(
 
     ``tensors`` holds ``x`` and a bias of the last dimension, a residual, or both.
     """
-    wrapped = around(record, "bias" in tensors, False, "residual" in tensors)
+    name = _ADDED["bias" in tensors, "residual" in tensors]
+    wrapped = record.made.__dict__.get(name) or around(record, "bias" in tensors, False, "residual" in tensors)
     return run_with_operands(wrapped, tensors, params, inplace, save, fast_math, True)
 
 
@@ -150,6 +151,7 @@ def _name(bias: bool, dropout: bool, residual: bool, dim: int) -> str:
 
 
 _made._dynamo_marked_constant = True
+_ADDED = {(bias, residual): _name(bias, False, residual, -1) for bias in (False, True) for residual in (False, True)}
 
 
 def around(

@@ -56,22 +56,25 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     if torch.is_grad_enabled() and not compiling:
         (x,) = alive((x,))
         weights = {name: alive((t,))[0] if isinstance(t, Tensor) else t for name, t in weights.items()} if weights else weights
-    recorded = torch.is_grad_enabled() and any([isinstance(t, Tensor) and t.requires_grad for t in (x, *weights.values())])
+    recorded = x.requires_grad or any([isinstance(t, Tensor) and t.requires_grad for t in weights.values()])
     x = rows_together(x) if weighted else x
-    pair, params = halves.split(x), record.check(params, False, save, fast_math)
+    params = record.check(params, False, save, fast_math)
     if record.spans is not None:
         record.check_span(params, x.dtype)
+    others: list[Tensor] = []
     if weights:
-        pair = record.fitted(dict(zip(layout(record.token).tensors[:2], pair, strict=True)) | weights)
-        x = x.to(pair[0].dtype)  # autocast or a wider weight may have changed it
+        pair = dict(zip(layout(record.token).tensors[:2], halves.split(x), strict=True))
+        first, _, *others = record.fitted(pair | weights)
+        x = x.to(first.dtype)  # autocast or a wider weight may have changed it
     if record.in_eval is not None and not options["training"]:
         record, params = record.in_eval(*params)
     # If Inductor decomposes the operator, it fuses the two gradients itself.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if compiling else ("", "")
-    if not recorded or dissolves or layout(record.token).draws or is_transformed() or is_exporting():
-        return run_fitted(record, pair, params, False, save, fast_math)
+    fused = recorded and torch.is_grad_enabled() and not dissolves and not layout(record.token).draws
+    if not fused or is_transformed() or is_exporting():
+        return run_fitted(record, (*halves.split(x), *others), params, False, save, fast_math)
     apply = ActivatePacked.apply if compiling else activate_packed_at_once
-    return apply(x, packing(record, halves, fast_math), params, *pair[2:])
+    return apply(x, packing(record, halves, fast_math), params, *others)
 
 
 def _made(token: str, weighted: bool, unfused: bool) -> str:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import gradients
-from ..configs import Config, call, configured, is_batched, load
+from ..configs import Config, call, call_forward, configured, is_batched, load
 from ..records import Activation
 from .halves import Halves
 
@@ -32,13 +32,14 @@ class Packing(NamedTuple):
 
 def packing(record: Activation, halves: Halves, fast_math: bool) -> Packing:
     """Finds the operators of a call on one tensor, and compiles them if necessary."""
-    config, key = configured(record, False, "input", fast_math), ("packed", fast_math)
-    operator = None if torch.compiler.is_compiling() else record.configs.get(key)
-    if operator is None:
+    compiling = torch.compiler.is_compiling()
+    found = None if compiling else record.configs.get((halves, fast_math))
+    if found is None:
         operator = getattr(torch.ops.jitact, f"{load(record.token, fast_math)}_backward_packed").default
-        if not torch.compiler.is_compiling():
-            record.configs[key] = operator
-    return Packing(config, halves, operator)
+        found = Packing(configured(record, False, "input", fast_math), halves, operator)
+        if not compiling:
+            record.configs[halves, fast_math] = found
+    return found
 
 
 class ActivatePacked(torch.autograd.Function):
@@ -50,7 +51,7 @@ class ActivatePacked(torch.autograd.Function):
         ctx.save_for_backward(x, *others)
         ctx.set_materialize_grads(False)
         ctx.packing, ctx.params = packing, params
-        return call(packing.config.forward_op, *packing.halves.split(x), *others, *params)
+        return call_forward(packing.config, *packing.halves.split(x), *others, *params)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor | None) -> tuple:

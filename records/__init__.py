@@ -217,7 +217,7 @@ class Activation:
                 library[self.name] = self
         self.made = Made()
         self.make_function: Callable[[Activation], Callable[..., Tensor]] | None = None  # set with the module class
-        self.configs: dict[tuple[bool, str, bool], Any] = {}  # the cache of configs.configured
+        self.configs: dict[tuple, Any] = {}  # the cache of configs.configured, and of gating.packed.packing
 
     @cached_property
     def source(self) -> KernelSource:
@@ -470,30 +470,32 @@ class Activation:
         """
         if torch.compiler.is_compiling():
             return None
-        operands = self.layout
-        tensors = tuple([given[name] for name in operands.tensors])
-        x = tensors[0]
+        names, elements, places = self.layout.tensors, self.layout.elements, self.layout.places
+        x = given[names[0]]
         if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and is_cast(x)):
             return None
         dtype, device, shape = x.dtype, x.device, x.shape
         if dtype not in DTYPES or x.layout is not torch.strided:
             return None
-        for place in range(1, len(tensors)):
-            each = tensors[place]
+        tensors = [x]
+        for place in range(1, len(names)):
+            each = given[names[place]]
             if not isinstance(each, Tensor) or each.dtype is not dtype or each.device != device:
                 return None
             if each.layout is not torch.strided or each.is_nested:
                 return None
-            if place < operands.elements:
+            tensors.append(each)
+            if place < elements:
                 if each.shape != shape:
                     return None
                 continue
-            channel, count = self.channels.get(operands.tensors[place]), each.shape
-            if channel is None or len(count) != 1 or len(shape) == 0 or (each.requires_grad and place not in operands.places):
+            channel = self.channels.get(names[place])
+            if channel is None or each.dim() != 1 or not shape or (each.requires_grad and place not in places):
                 return None
-            if count[0] != 1 and (channel.one or channel.dim not in (-1, len(shape) - 1) or count != shape[-1:]):
+            count = each.shape[0]
+            if count != 1 and (channel.one or channel.dim not in (-1, len(shape) - 1) or count != shape[-1]):
                 return None
-        return tensors
+        return tuple(tensors)
 
     def _of_same_dtype(self, names: tuple[str, ...], tensors: list[Tensor]) -> list[Tensor]:
         """The tensors, cast under autocast as for PyTorch's counterpart. Weights must be of x's dtype then.
@@ -622,7 +624,8 @@ is_plain._dynamo_marked_constant = True
 
 def is_cast(x: Tensor) -> bool:
     """Whether autocast is on for ``x``."""
-    return x.device.type in ("cpu", "cuda") and torch.is_autocast_enabled(x.device.type)
+    device = "cuda" if x.is_cuda else "cpu" if x.is_cpu else ""
+    return device != "" and torch.is_autocast_enabled(device)
 
 
 def promoted(tensors: Sequence[Tensor]) -> torch.dtype:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..measuring.inputs import KernelBenchForm
-from ..modules import ActivationModule, StandingIn, normalise, remove_placeholders, users_rows, with_types
+from ..modules import ActivationModule, StandingIn, normalise, remove_attributes, remove_placeholders, users_rows, with_types
 from ..records.arguments import Arguments, as_number, signature_of
 from . import functions
 from .records import TABLE, Beside, RowActivation
@@ -223,6 +223,7 @@ def make_module(record: RowActivation) -> type[RowModule]:
     cls = type(record.title, (OfDefinition,), members | {"__doc__": f"{record.name}(t) = {record.formula} along ``dim``."})
     function.ModelNew = cls  # for get(), which may be given the function
     users_rows[normalise(record.name)] = _made[record.name, record.fingerprint] = cls
+    remove_attributes()
     return cls
 
 
@@ -237,6 +238,7 @@ def __getattr__(title: str) -> type[RowModule]:
 def forget(name: str) -> None:
     """Unregisters a user's definition, if there is one of that name. Existing modules keep working."""
     users_rows.pop(normalise(name), None)
+    remove_attributes()
 
 
 def names() -> list[str]:

@@ -15,6 +15,7 @@ from jitact import registry
 from jitact.accuracy import ulp_error
 from jitact.activations import TABLE
 from jitact.measuring.limits import OTHER_PARAMETERS, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
+from jitact.modules import remove_attributes
 from jitact.records import Activation, is_plain
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -44,6 +45,7 @@ def registered_as_before() -> Iterator[None]:
     finally:
         for name in [name for name in registry._functions if registry._modules.get(name) is not before[0].get(name)]:
             del registry._functions[name]
+        remove_attributes()
         for table, items in zip(tables, before, strict=True):
             if list(table.items()) != list(items.items()):
                 table.clear()
