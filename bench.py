@@ -42,13 +42,14 @@ if __name__ == "__main__":
 import torch
 
 from jitact import report
-from jitact.measuring import models, operand_cases, operand_rows, page, text
+from jitact.measuring import host_calls, models, operand_cases, operand_rows, page, text
 from jitact.measuring.activation_rows import measure_all
 from jitact.measuring.commandline import Parser, exit_code, keeping, machine, say, with_kept, write_json
 from jitact.measuring.first_calls import first_use
 from jitact.registry import REGISTRY
 
 LEAST_COPIES = 6  # tensors of the full size alive at once without peers, which are left out of a row if memory is short
+TINY = (8, 64)  # the shape of --calls
 DTYPES = {"cuda": [torch.float32, torch.bfloat16, torch.float16], "cpu": [torch.float32, torch.bfloat16]}
 
 
@@ -145,6 +146,19 @@ def blocks_of_models(parser: Parser, args: argparse.Namespace) -> int:
     return results["stopped"] or (1 if flagged else 0)
 
 
+def calls_of_the_host(parser: Parser, args: argparse.Namespace) -> int:
+    """``--calls``. Returns the exit code."""
+    names = dict.fromkeys(case.activation for case in host_calls.COMPARED)
+    if not set(args.names) & set(names):
+        parser.error(f"--calls has {', '.join(names)}")
+    results = host_calls.measure_calls(args.names, args.dtype or [torch.float32], args.device, args.shape or TINY)
+    if args.json:
+        write_json(args.json, with_kept(results, args.json))
+    for line in text.distrust(results["rows"]):
+        say(line)
+    return results["stopped"]
+
+
 def total_memory(device: torch.device) -> int:
     """The memory of a device in bytes."""
     if device.type == "cuda":
@@ -177,6 +191,8 @@ def _main(arguments: list[str] | None, prog: str) -> int:
     args = parser.parse(arguments, others=[case.name for case in operand_cases.CASES])
     if args.models is not None:
         return blocks_of_models(parser, args)
+    if args.calls:
+        return calls_of_the_host(parser, args)
     if args.plot and not report.can_plot():
         parser.error("--plot needs matplotlib: pip install matplotlib")
     if args.compile:
@@ -203,6 +219,7 @@ def _parser(prog: str) -> Parser:
     parser.add_argument(
         "--operands", action="store_true", help="instead, fused operands (of gelu, or gelu+bias alone), gates, formulas, rows"
     )
+    parser.add_argument("--calls", action="store_true", help="instead, what calls on tensors of 8x64 elements take of the host")
     parser.add_argument("--exported", action="store_true", help="compare with the files that `jitact.export` writes too")
     parser.add_argument(
         "--cold", action="store_true", help="time the build of every named activation anew, not of the first only"

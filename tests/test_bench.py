@@ -19,7 +19,7 @@ from common import SLOW
 import jitact
 from jitact import accuracy, bench, registry, report
 from jitact.accuracy import every_16bit_value, ulp_error
-from jitact.measuring import activation_rows, first_calls, instructions, models, operand_cases, operand_rows, timing
+from jitact.measuring import activation_rows, first_calls, host_calls, instructions, models, operand_cases, operand_rows, timing
 from jitact.measuring.commandline import with_kept, write_json
 from jitact.rows.modules import names as row_names
 
@@ -272,6 +272,7 @@ class TestBench:
             (["--json", "/no/such/place.json"], "there is no directory '/no/such'"),
             (["--json", "/"], "is a directory"),
             (["--operands", "softmin"], "--operands has gelu, "),
+            (["--calls", "mish"], "--calls has relu, silu, "),
             (["--fast"], "unrecognized arguments: --fast"),
         ],
     )
@@ -296,6 +297,26 @@ class TestBench:
             assert row["floor"]["forward"] > 0 and row["floor"]["backward"] > 0  # computed from measured bandwidths
         printed = capsys.readouterr().out
         assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 4 and printed.count("4.06 / 4.06") == 1
+
+    def test_calls_of_the_host(self, tmp_path, capsys, monkeypatch):
+        monkeypatch.setattr(host_calls, "LAPS", 3), monkeypatch.setattr(host_calls, "CALLS", 5)
+        monkeypatch.setattr(host_calls.Others, "disturb", lambda *_: True)
+        file = tmp_path / "calls.json"
+        assert bench.main(["--calls", "relu", "swiglu", "prelu", "--device", "cpu", "--json", str(file)]) == 0
+        rows = json.loads(file.read_text())["rows"]
+        assert [row["name"] for row in rows] == ["relu", "prelu", "relu+bias", "swiglu", "swiglu, halves"]
+        for row in rows:
+            assert row["shape"] == [8, 64] and list(row["us"]) == ["forward", "forward_save", "backward"]
+            assert all(times["ours"] > 0 and times["eager"] > 0 for times in row["us"].values())
+        printed = capsys.readouterr().out
+        assert "us of the host, fp32 8 x 64" in printed and "other work during 5 of 5 rows" in printed
+
+    def test_calls_that_are_compared_compute_the_same(self):
+        for case in host_calls.COMPARED:
+            made = {"device": "cpu", "dtype": torch.float64}
+            tensors = [case.inputs(list(torch.randn(2, 8, 64, **made)))[0], *case.extra((8, 64), made)]
+            if not case.is_random:
+                torch.testing.assert_close(case.ours(*tensors), case.theirs(*tensors))
 
     def test_gated_activations_have_a_table_of_their_own(self, tmp_path, capsys, quick, monkeypatch):
         file, used = tmp_path / "bench.json", []
