@@ -459,12 +459,14 @@ def named_as(function: FunctionType, record: Activation) -> Callable[..., Tensor
 def _function_of_x(record: Activation) -> Callable[..., Tensor]:
     defaults = tuple(default for _, default in record.params)
     arguments = Arguments(record.name, signature_of(record.own_arguments, OPTIONS | record.beside), before="x")
-    added, usual = {"bias", "residual"} & record.beside.keys(), variant(record, record.own_arguments)
+    added, usual = {"bias", "dropout", "residual"} & record.beside.keys(), variant(record, record.own_arguments)
 
     def function(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if not kwargs and len(args) <= len(defaults):
             return run(x, record, (*args, *defaults[len(args) :]) if args else defaults, False, None, False)
         if not args and not torch.compiler.is_compiling() and kwargs.keys() <= added:
+            if "dropout" in kwargs:
+                return run_around(usual, {"x": x}, defaults, kwargs, False, None, False, False)
             tensors = {"x": x, **kwargs}
             if all([isinstance(each, Tensor) for each in tensors.values()]):
                 return run_with_added(usual, tensors, defaults, False, None, False)

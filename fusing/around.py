@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -79,8 +79,7 @@ def run_with_added(
 
     ``tensors`` holds ``x`` and a bias of the last dimension, a residual, or both.
     """
-    name = _ADDED["bias" in tensors, "residual" in tensors]
-    wrapped = record.made.__dict__.get(name) or around(record, "bias" in tensors, False, "residual" in tensors)
+    wrapped = around(record, "bias" in tensors, False, "residual" in tensors)
     return run_with_operands(wrapped, tensors, params, inplace, save, fast_math, True)
 
 
@@ -146,12 +145,12 @@ def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> st
     return _name(bias, dropout, residual, dim)
 
 
+@cache
 def _name(bias: bool, dropout: bool, residual: bool, dim: int) -> str:
     return f"around_{bias:d}{dropout:d}{residual:d}_{dim}"
 
 
 _made._dynamo_marked_constant = True
-_ADDED = {(bias, residual): _name(bias, False, residual, -1) for bias in (False, True) for residual in (False, True)}
 
 
 def around(
@@ -166,10 +165,9 @@ def around(
         residual: whether a tensor is added to the result.
         dim: the dimension of the bias.
     """
-    chosen = (bias, dropout, residual)
-    if not any(chosen):
+    if not (bias or dropout or residual):
         return record
-    name = _name(*chosen, dim)
+    name = _name(bias, dropout, residual, dim)
     made = getattr(record.made, name, None)
     if made is None:
         made = _make(record, bias, dropout, residual, dim)
