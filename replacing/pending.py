@@ -17,7 +17,7 @@ from ..fusing.around import run_around
 from ..gating.calls import run_gated
 from ..gating.generated import gated
 from ..modules import ActivationModule, variant
-from ..records import layout
+from ..records import is_cast, layout
 from ..records.arguments import DTYPES
 from ..running import run_with_operands
 
@@ -57,25 +57,25 @@ class Waiting(nn.Module):
 
     def forward(self, input: Tensor) -> Any:
         """The activation of a tensor, lazily; computed at once if a graph is traced, hooks are registered or others call it."""
-        x = input
-        if not isinstance(self.act, ActivationModule):  # but what was put around it since
-            return self.act(x)
-        in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and x.device.type in ("cpu", "cuda")
-        act_has_hooks = has_hooks(self.act)
-        looked_at = has_hooks(self) or act_has_hooks or of_modules._has_any_global_hook()
+        x, act = input, self._modules["act"]
+        if not isinstance(act, ActivationModule):  # but what was put around it since
+            return act(x)
+        in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and (x.is_cuda or x.is_cpu)
+        act_has_hooks = has_hooks(act)
+        looked_at = act_has_hooks or has_hooks(self) or of_modules._has_any_global_hook()
         if looked_at or not in_eager or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return self.act(x) if act_has_hooks else self.act.forward(x)  # forward: global hooks run once, for this module
+            return act(x) if act_has_hooks else act.forward(x)  # forward: global hooks run once, for this module
         caller = sys._getframe(1)
         while caller.f_globals is vars(of_modules) and caller.f_back is not None:
             caller = caller.f_back
-        return self._pending(x) if self._is_read(caller) else self.act.forward(x)
+        return self._pending(x) if self._is_read(caller) else act.forward(x)
 
     def _is_read(self, caller: FrameType) -> bool:
         """Whether the code that calls is what was read: others, as checkpoints, need not know what a :class:`Pending` is."""
         return (caller.f_globals.get("__name__", ""), caller.f_code.co_name) in self._callers
 
     def _pending(self, x: Tensor) -> Pending:
-        return Pending(self.act, x)
+        return Pending(self._modules["act"], x)
 
 
 def has_hooks(module: nn.Module | None) -> bool:
@@ -98,10 +98,9 @@ class _Modes(NamedTuple):
         return torch.inference_mode(self.inference), torch.enable_grad() if self.grad else torch.no_grad(), cast
 
 
-def _modes_of(x: Tensor) -> _Modes:
-    device = x.device.type
-    cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return _Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), cast)
+def _autocast_of(x: Tensor) -> torch.dtype | None:
+    """The dtype to which autocast casts, where it is on."""
+    return torch.get_autocast_dtype(x.device.type) if is_cast(x) else None
 
 
 def _version_of(x: Tensor) -> int | None:
@@ -120,7 +119,8 @@ class Pending:
     def __init__(self, act: ActivationModule, gate: Tensor) -> None:
         """``act`` is the activation, ``gate`` its argument."""
         self._act, self._gate, self._value = act, gate, None
-        self._modes, self._version = _modes_of(gate), _version_of(gate)
+        self._modes = _Modes(torch.is_grad_enabled(), torch.is_inference_mode_enabled(), _autocast_of(gate))
+        self._version = _version_of(gate)
 
     def value(self) -> Tensor:
         """``act(gate)``, computed in the modes that were active at the call.
@@ -138,7 +138,9 @@ class Pending:
         return self._value
 
     def _is_where_it_was_called(self) -> bool:
-        return _modes_of(self._gate) == self._modes
+        grad, inference, autocast = self._modes
+        same = grad is torch.is_grad_enabled() and inference is torch.is_inference_mode_enabled()
+        return same and autocast is _autocast_of(self._gate)
 
     def _check_unchanged(self) -> None:
         if _version_of(self._gate) != self._version:
