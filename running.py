@@ -158,9 +158,14 @@ def run_fitted(
         tensors = alive(tensors)
     x, operands = tensors[0], tensors[1:]
     if inplace:
-        if recorded or operands or spec.draws or x.is_neg():
+        if operands or spec.draws or x.is_neg() or (recorded and x._is_view()):
             return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
-        return overwritten(x, configured(record, True, "input", fast_math), *params)
+        if not recorded:
+            return overwritten(x, configured(record, True, "input", fast_math), *params)
+        _check_no_leaf(record, x)
+        save = save or record.default_save(params)
+        before = (copied(x, record),) if save == "input" else ()
+        return activate_at_once(x, configured(record, True, save, fast_math), params, before)
     if spec.draws:
         operands = (*operands, _seed(x) if seed is None else seed)
     if recorded:
