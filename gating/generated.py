@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from .. import registry
@@ -12,7 +13,7 @@ from ..activations import TABLE
 from ..kernels import KernelSource, Work
 from ..kernels.loader.uses import prepare_through
 from ..modules import GENERATED, ActivationModule
-from ..records import Activation, Gating
+from ..records import Activation, Gating, by_token
 from ..records.arguments import GATED, OPTIONS
 from .around import CHANNEL, leading_to, typed_operands
 from .modules import make_gated_module
@@ -45,7 +46,18 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
             argument of the same name as one of gated activations.
     """
     is_ours = isinstance(activation, ActivationModule)
-    return _class_of(registry.record_of(activation) if is_ours else registry.class_of(activation).activation)
+    record = registry.record_of(activation) if is_ours else registry.class_of(activation).activation
+    return getattr(record.made, _made(record.token)) if torch.compiler.is_compiling() else _class_of(record)
+
+
+def _made(token: str) -> str:
+    """Makes the class outside of tracing, and returns the name of the attribute of the record's ``made`` that has it."""
+    record = by_token[token]
+    record.made.gated = _class_of(record)
+    return "gated"
+
+
+_made._dynamo_marked_constant = True
 
 
 def _class_of(record: Activation) -> type[ActivationModule]:

@@ -703,6 +703,15 @@ def test_gated_of_a_definition_that_learns() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_gated_is_first_called_inside_torch_compile() -> None:
+    jitact.define("own_gate", "x * sin(x)")
+    gate, up = torch.randn(2, 8).unbind()
+    compiled = torch.compile(lambda a, b: jitact.gated("own_gate")()(a, b), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(gate, up), gate * gate.sin() * up)
+    compiled = torch.compile(lambda a, b: jitact.gated("silu")()(a, b), fullgraph=True, backend="eager")
+    torch.testing.assert_close(compiled(gate, up), F.silu(gate) * up)
+
+
 def test_gated_of_a_definition() -> None:
     jitact.define("swoosh", "x * sin(a * x)", a=1.0)
     module, x = jitact.gated("swoosh")(a=2.0), halves(5, 6)
