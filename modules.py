@@ -318,7 +318,8 @@ def normalise(name: str) -> str:
 users_rows: dict[str, Any] = {}
 """Users' own classes that work on rows, by :func:`normalise` of the name. Readers copy it, as other threads may define more."""
 
-_attributes: dict[str, Callable[..., Tensor]] = {}
+_package = vars(sys.modules[__package__])
+_attributes: weakref.WeakSet[Callable[..., Tensor]] = weakref.WeakSet()
 
 
 def make_attribute(name: str, function: Callable[..., Tensor]) -> None:
@@ -326,16 +327,15 @@ def make_attribute(name: str, function: Callable[..., Tensor]) -> None:
 
     Without it Python calls the package's ``__getattr__`` each time, which takes half as long as a kernel on a small tensor.
     """
-    _attributes[name] = vars(sys.modules[__package__])[name] = function
+    _attributes.add(function)
+    _package[name] = function
 
 
 def remove_attributes() -> None:
-    """Removes the attributes that :func:`make_attribute` made, but not what a program has put in their place."""
-    package = vars(sys.modules[__package__])
-    for name, function in list(_attributes.items()):
-        if package.get(name) is function:
-            del package[name]
-    _attributes.clear()
+    """Removes what :func:`make_attribute` made, also where it was put back since; what a program has put in its place stays."""
+    for name, value in list(_package.items()):
+        if isinstance(value, FunctionType) and value in _attributes:
+            del _package[name]
 
 
 def _revive(name: str, fingerprint: str = "", equation: str = "") -> ActivationModule:

@@ -322,10 +322,15 @@ def function(name: str) -> Callable[..., Tensor]:
 
 
 def attribute(name: str) -> Callable[..., Tensor]:
-    """:func:`function`, which becomes an attribute of the package."""
+    """:func:`function`, which becomes an attribute of the package if it is the library's own.
+
+    Users' names are given again: what mock.patch, for one, puts back could then be an older one's function.
+    """
     with lock:
         found = function(name)
-        make_attribute(name, found)
+        module = vars(found).get("ModelNew")
+        if module is not None and not module.activation.fingerprint:
+            make_attribute(name, found)
     return found
 
 

@@ -41,14 +41,14 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
         return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
     if params or save is not None or inplace is not False or fast_math is not False:
         params = record.check(params, inplace, save, fast_math)
-    spec = record.layout
-    if torch.compiler.is_compiling() or is_transformed() or inplace or spec.draws:
+    # In this order: torch.compile cannot trace the lock that a first look at the layout takes before Python 3.12.
+    if torch.compiler.is_compiling() or is_transformed() or inplace or record.layout.draws:
         return run_fitted(record, (x,), params, inplace, save, fast_math)
     # The same for one tensor, without loops.
     if torch.is_grad_enabled():
         x = x if unwrap_if_dead(x) is x else alive((x,))[0]
         if x.requires_grad:
-            return activate_at_once(x, configured(record, False, save or spec.saves[0], fast_math), params)
+            return activate_at_once(x, configured(record, False, save or record.layout.saves[0], fast_math), params)
     return call_forward(configured(record, False, "input", fast_math), x, *params)
 
 

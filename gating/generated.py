@@ -47,13 +47,20 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     """
     is_ours = isinstance(activation, ActivationModule)
     record = registry.record_of(activation) if is_ours else registry.class_of(activation).activation
-    return getattr(record.made, _made(record.token)) if torch.compiler.is_compiling() else _class_of(record)
+    made = _made(record.token) if torch.compiler.is_compiling() else ""
+    return getattr(record.made, made) if made else _class_of(record)
 
 
 def _made(token: str) -> str:
-    """Makes the class outside of tracing, and returns the name of the attribute of the record's ``made`` that has it."""
+    """Makes the class outside of tracing, and returns the name of the attribute of the record's ``made`` that has it.
+
+    Returns "" if there can be none: :func:`_class_of` raises the error, while it is traced.
+    """
     record = by_token[token]
-    record.made.gated = _class_of(record)
+    try:
+        record.made.gated = _class_of(record)
+    except ValueError:
+        return ""
     return "gated"
 
 

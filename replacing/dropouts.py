@@ -26,8 +26,8 @@ __all__ = ["Dropping", "dropping_of"]
 class Dropping(Waiting):
     """An activation that is computed with the dropout that follows it."""
 
-    def _pending(self, x: Tensor) -> Pending | Tensor:
-        return _BeforeDropout(self.act, x) if self.training else self.act(x)
+    def _pending(self, act: ActivationModule, x: Tensor) -> Pending | Tensor:
+        return _BeforeDropout(act, x) if self.training else act(x)
 
     def _is_read(self, caller: FrameType) -> bool:
         if caller.f_code is not nn.Sequential.forward.__code__:

@@ -57,7 +57,9 @@ class Waiting(nn.Module):
 
     def forward(self, input: Tensor) -> Any:
         """The activation of a tensor, lazily; computed at once if a graph is traced, hooks are registered or others call it."""
-        x, act = input, self._modules["act"]
+        x, act = input, self._modules.get("act")  # at once, as this module's own __getattr__ takes long
+        if act is None:
+            act = self.act
         if not isinstance(act, ActivationModule):  # but what was put around it since
             return act(x)
         in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and (x.is_cuda or x.is_cpu)
@@ -68,14 +70,14 @@ class Waiting(nn.Module):
         caller = sys._getframe(1)
         while caller.f_globals is vars(of_modules) and caller.f_back is not None:
             caller = caller.f_back
-        return self._pending(x) if self._is_read(caller) else act.forward(x)
+        return self._pending(act, x) if self._is_read(caller) else act.forward(x)
 
     def _is_read(self, caller: FrameType) -> bool:
         """Whether the code that calls is what was read: others, as checkpoints, need not know what a :class:`Pending` is."""
         return (caller.f_globals.get("__name__", ""), caller.f_code.co_name) in self._callers
 
-    def _pending(self, x: Tensor) -> Pending:
-        return Pending(self._modules["act"], x)
+    def _pending(self, act: ActivationModule, x: Tensor) -> Pending:
+        return Pending(act, x)
 
 
 def has_hooks(module: nn.Module | None) -> bool:

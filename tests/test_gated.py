@@ -710,6 +710,8 @@ def test_gated_is_first_called_inside_torch_compile() -> None:
     torch.testing.assert_close(compiled(gate, up), gate * gate.sin() * up)
     compiled = torch.compile(lambda a, b: jitact.gated("silu")()(a, b), fullgraph=True, backend="eager")
     torch.testing.assert_close(compiled(gate, up), F.silu(gate) * up)
+    with pytest.raises(ValueError, match="swiglu takes more: up"):
+        torch.compile(lambda a, b: jitact.gated("swiglu")()(a, b), backend="eager")(gate, up)
 
 
 def test_gated_of_a_definition() -> None:

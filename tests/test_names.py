@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -268,16 +269,13 @@ def test_functions_are_attributes_until_a_name_gets_another_meaning() -> None:
             change()
             assert not {"silu", "swish"} & vars(jitact).keys() and jitact.silu is silu
         jitact.define("swoosh", "x * sin(x)")
-        first = jitact.swoosh
-        jitact.define("swoosh", "x * cos(x)")
-        assert jitact.swoosh is jitact.swoosh is not first
-        assert jitact.gelu
-        jitact.gelu = first
-        try:
-            jitact.define("swoosh", "x + sin(x)")
+        first, gelu = jitact.swoosh, jitact.gelu
+        with mock.patch("jitact.gelu", first), mock.patch("jitact.swoosh"):
+            jitact.define("swoosh", "x * cos(x)")
             assert jitact.gelu is first
-        finally:
-            del jitact.gelu
+        assert jitact.gelu is gelu and jitact.swoosh is jitact.swoosh is not first
+        registry.unregister("swoosh")
+        assert "gelu" not in vars(jitact) and not hasattr(jitact, "swoosh")
 
 
 def test_a_name_that_is_taken_out_and_given_again() -> None:
@@ -287,6 +285,23 @@ def test_a_name_that_is_taken_out_and_given_again() -> None:
         "assert not hasattr(jitact, 'relu6') and not hasattr(jitact, 'library')\n"
         "jitact.define('relu6', 'x * 100')\n"
         "assert jitact.relu6 is jitact.get('relu6').activation.function is not before"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_package_that_is_no_longer_imported() -> None:
+    """As where a program imports it within mock.patch.dict(sys.modules)."""
+    code = "import sys, jitact; del sys.modules['jitact']; assert jitact.silu is jitact.swish"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("call", ["jitact.gelu(x, 'tanh')", "make(approximate='tanh')(x)"])
+def test_a_variant_is_first_called_inside_torch_compile(call: str) -> None:
+    """In a new process: a first look at a record may take a lock, which torch.compile does not trace."""
+    code = (
+        "import torch, jitact; make = jitact.get('gelu')\n"
+        f"f = torch.compile(lambda x: {call}, backend='aot_eager', fullgraph=True)\n"
+        "x = torch.randn(8); torch.testing.assert_close(f(x), torch.nn.functional.gelu(x, approximate='tanh'))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
