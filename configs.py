@@ -30,7 +30,6 @@ __all__ = [
     "overwritten",
     "run_operator",
     "strides_of_bits",
-    "unwrap_if_dead",
 ]
 
 BEFORE_2_13 = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 13)
@@ -164,7 +163,7 @@ def overwritten(x: Tensor, config: Config, *arguments: Any) -> Tensor:
     return x
 
 
-unwrap_if_dead = torch._C._functorch.unwrap_if_dead
+_unwrap_if_dead = torch._C._functorch.unwrap_if_dead
 
 
 def alive(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -173,8 +172,8 @@ def alive(tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     A dead wrapper has no history and may not report ``requires_grad``; the tensor inside has both.
     """
     for each in tensors:
-        if unwrap_if_dead(each) is not each:
-            return alive(tuple([unwrap_if_dead(each) for each in tensors]))  # again: transforms nest
+        if _unwrap_if_dead(each) is not each:
+            return alive(tuple([_unwrap_if_dead(each) for each in tensors]))  # again: transforms nest
     return tensors
 
 

@@ -19,7 +19,6 @@ from .configs import (
     is_functionalized,
     is_transformed,
     overwritten,
-    unwrap_if_dead,
 )
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_stand_in, stand_ins
@@ -46,7 +45,7 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
         return run_fitted(record, (x,), params, inplace, save, fast_math)
     # The same for one tensor, without loops.
     if torch.is_grad_enabled():
-        x = x if unwrap_if_dead(x) is x else alive((x,))[0]
+        (x,) = alive((x,))
         if x.requires_grad:
             return activate_at_once(x, configured(record, False, save or record.layout.saves[0], fast_math), params)
     return call_forward(configured(record, False, "input", fast_math), x, *params)

@@ -6,8 +6,6 @@ medians are reported. Kernels on tensors so small take less time than their call
 
 from __future__ import annotations
 
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -20,10 +18,11 @@ from jitact.measuring.commandline import dtype_name, keeping, machine, progress,
 from jitact.measuring.operand_cases import CASES, Case, Shape
 from jitact.measuring.others import Others
 from jitact.measuring.text import DIRECTIONS, size
+from jitact.measuring.timing import medians
 
 __all__ = ["COMPARED", "measure_calls"]
 
-LAPS, CALLS = 15, 100  # a GPU's queue takes so many calls without making the host wait
+CALLS = 100  # in a row, which a GPU's queue takes without making the host wait
 
 
 def _of_x(name: str, theirs: Callable[..., Tensor], *numbers: float) -> Case:
@@ -81,23 +80,9 @@ def _microseconds(case: Case, shape: Shape, dtype: torch.dtype, device: torch.de
     ys = {who: function(*learned) for who, function in functions.items()}
     dy = torch.randn_like(ys["eager"])
     calls = {
-        "forward": {who: lambda f=f: f(*tensors) for who, f in functions.items()},
-        "forward_save": {who: lambda f=f: f(*learned) for who, f in functions.items()},
-        "backward": {who: lambda y=y: torch.autograd.grad(y, learned, dy, retain_graph=True) for who, y in ys.items()},
+        "forward": {who: lambda _, f=f: f(*tensors) for who, f in functions.items()},
+        "forward_save": {who: lambda _, f=f: f(*learned) for who, f in functions.items()},
+        "backward": {who: lambda _, y=y: torch.autograd.grad(y, learned, dy, retain_graph=True) for who, y in ys.items()},
     }
-    return {direction: _medians(subjects, device) for direction, subjects in calls.items()}
-
-
-def _medians(subjects: dict[str, Callable[[], object]], device: torch.device) -> dict[str, float]:
-    """Microseconds of a call of each subject."""
-    seconds: dict[str, list[float]] = {who: [] for who in subjects}
-    for lap in range(LAPS + 1):  # the first warms up
-        for who, call in subjects.items():
-            begin = time.perf_counter()
-            for _ in range(CALLS):
-                call()
-            if lap:
-                seconds[who].append(time.perf_counter() - begin)
-            if device.type == "cuda":
-                torch.cuda.synchronize(device)
-    return {who: 1e6 * statistics.median(each) / CALLS for who, each in seconds.items()}
+    ms = {direction: medians([x] * CALLS, subjects) for direction, subjects in calls.items()}
+    return {direction: {who: 1000 * each for who, each in found.items()} for direction, found in ms.items()}

@@ -57,9 +57,7 @@ class Waiting(nn.Module):
 
     def forward(self, input: Tensor) -> Any:
         """The activation of a tensor, lazily; computed at once if a graph is traced, hooks are registered or others call it."""
-        x, act = input, self._modules.get("act")  # at once, as this module's own __getattr__ takes long
-        if act is None:
-            act = self.act
+        x, act = input, self.act
         if not isinstance(act, ActivationModule):  # but what was put around it since
             return act(x)
         in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and (x.is_cuda or x.is_cpu)

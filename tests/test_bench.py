@@ -299,7 +299,7 @@ class TestBench:
         assert "fp32 1024 x 1032" in printed and printed.count("4 / 4") == 4 and printed.count("4.06 / 4.06") == 1
 
     def test_calls_of_the_host(self, tmp_path, capsys, monkeypatch):
-        monkeypatch.setattr(host_calls, "LAPS", 3), monkeypatch.setattr(host_calls, "CALLS", 5)
+        monkeypatch.setattr(host_calls, "CALLS", 5)
         monkeypatch.setattr(host_calls.Others, "disturb", lambda *_: True)
         file = tmp_path / "calls.json"
         assert bench.main(["--calls", "relu", "swiglu", "prelu", "--device", "cpu", "--json", str(file)]) == 0
