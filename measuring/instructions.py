@@ -160,7 +160,7 @@ def instructions_of(call: Callable[[], object], library: Path) -> float | None:
         None if it cannot be determined, as without cuobjdump or the profiler.
     """
     torch.cuda.synchronize()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         call()
         torch.cuda.synchronize()
     events = sorted(profile.events(), key=lambda event: -event.device_time)

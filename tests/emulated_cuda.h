@@ -337,8 +337,11 @@ inline uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
   return (are_equal(a << 16, b << 16) ? 0xffffu : 0) | (are_equal(a & 0xffff0000u, b & 0xffff0000u) ? 0xffff0000u : 0);
 }
 inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 16}); }
-inline void copy_word_async(uint32_t* to, uintptr_t from) {
-  emulated::current->copies.back().push_back({to, reinterpret_cast<const void*>(from), 4});
+inline void copy_async_if(bool wanted, void* to, const void* from) {
+  if (wanted) copy_async(to, from);
+}
+inline void copy_word_async_if(bool wanted, uint32_t* to, uintptr_t from) {
+  if (wanted) emulated::current->copies.back().push_back({to, reinterpret_cast<const void*>(from), 4});
 }
 inline uint32_t spread_signs(uint32_t w, uint32_t places) {
   uint32_t spread = 0;
@@ -349,6 +352,9 @@ inline void forget(uint32_t&) {}
 inline void forget(int64_t&) {}
 inline void let_next_begin() {}
 inline void wait_for_last() {}
+constexpr bool kBeginsEarly = true;
+template <typename V>
+V load_anew(const V* p) { return *p; }
 inline void commit_copies() { emulated::current->copies.emplace_back(); }
 inline void wait_for_copies(int left) {
   for (auto& groups = emulated::current->copies; int(groups.size()) - 1 > std::min(left, 3); groups.pop_front())

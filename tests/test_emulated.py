@@ -154,10 +154,13 @@ def test_sums_of_large_tensors(tag: str, old: str, new: str, tmp_path: Path) -> 
     alpha = torch.full((1,), 0.5)
     of_sizes = {(19, 8, 4610): [(8, 1), (4610,), (1,)], (2200, 33): [(33,)], (900, 96): [(96,)]}
     many_values = {(3, 9001): [(9001,)], (9000, 3): [(9000, 1)], (9000, 4): [(9000, 1)], (1100, 31): [(1100, 1)]}
-    for sizes, shapes in (of_sizes | many_values).items():
-        x, dy = torch.randn(sizes), torch.rand(sizes)
+    of_16_bits = {(18, 896): [(896,)]}  # more columns, of too many rows for one thread, than a block has threads
+    cases = [(torch.float32, *case) for case in (of_sizes | many_values).items()]
+    cases += [(torch.bfloat16, *case) for case in of_16_bits.items()]
+    for dtype, sizes, shapes in cases:
+        x, dy = torch.randn(sizes, dtype=dtype), torch.rand(sizes, dtype=dtype)
         for shape in shapes:
-            given = (dy, x, torch.rand(shape), torch.randn(shape), alpha, 15)
+            given = (dy, x, torch.rand(shape, dtype=dtype), torch.randn(shape, dtype=dtype), alpha.to(dtype), 15)
             found, expected = (getattr(torch.ops.jitact, f"{of}_backward")(*given) for of in (tag, library))
             close(found, expected, x.numel(), (sizes, shape))
 

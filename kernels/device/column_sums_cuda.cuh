@@ -42,8 +42,10 @@ struct Tiles {
   int64_t period = 0, vectors = 0;
   int64_t across = 0, down = 0;    // tiles
   int64_t stride = 0, length = 0;  // from a thread's vector to its next one, and from a tile to the one below it
+  int64_t longer = 0;              // columns that have a row more than the others, at the end
   int width = 1, side = 1;         // of the tile's columns, and of the rows that its threads have at one time
-  Divisor by_width;
+  int turns = 0, last_rows = 0;    // vectors of a thread; rows of a tile at the end
+  Divisor by_width, by_side;
   bool repeat = false;             // whether all of a thread's vectors use the same values of broadcast operands
 
   Tiles() = default;
@@ -58,6 +60,8 @@ struct Tiles {
     turns = lesser(turns, parts(rows, side));
     stride = side * period, length = turns * stride;
     down = parts(rows, side * turns);
+    last_rows = int(vectors / period - (down - 1) * side * turns), longer = vectors % period;
+    by_side = Divisor(side), this->turns = int(turns);
   }
 };
 
@@ -69,7 +73,7 @@ struct TileMemory {
   // The turns whose vectors are on their way to a thread: as many as 48 KB hold, which a block has without asking for more.
   static constexpr int places = kCopied<op> ? int(lesser(4, 48128 / (threads * (16 * tensors + 4 * with_bits)))) : 2;
   union {
-    struct {
+    struct {  // a warp's vectors begin on 128 bytes: elsewhere copies of two tensors are 2 % slower
       typename Storage<S>::Vector vectors[kCopied<op> ? places : 1][tensors][threads];
       uint32_t bits[with_bits ? places : 1][with_bits ? threads : 1];  // words in which the vectors' mask bits are
     };
@@ -78,46 +82,47 @@ struct TileMemory {
   static_assert(places >= 2 && sizeof(sums) <= 16384);
 };
 
-// The vectors of a thread of column_sums, from v to end, which are `stride` apart: one in each turn. Turns have places, one after
-// another; take(place) returns the turn's vector; advance(place) ends the turn, and starts to load the vector that has its place
-// next. Where vectors are copied to shared memory, to places that no other thread reads, no register waits for them, and no thread
-// for another.
+// The vectors of a thread of column_sums: `count` from v on, `stride` apart, one in each turn. Turns have places, one after
+// another; take(turn) returns the turn's vector; advance(turn) ends it, and starts to load the vector that has its place next.
+// Where vectors are copied to shared memory, to places that no other thread reads, no register waits for them, and no thread for
+// another. Else places are registers, and need code for each: `turn` is below `unrolled`.
 template <Op op, typename S>
 class Vectors {
   using Vector = typename Storage<S>::Vector;
   using Memory = TileMemory<op, S>;
-  static constexpr int tensors = reads(op);
+  static constexpr int tensors = reads(op), places = Memory::places;
 
  public:
-  static constexpr int places = Memory::places;
+  static constexpr int unrolled = kCopied<op> ? 1 : places;
 
-  JITACT_DEVICE Vectors(const Launch& launch, int64_t v, int64_t end, int64_t stride)
-      : launch_(launch), stride_(stride), v_(v), end_(end) {
+  JITACT_DEVICE Vectors(const Launch& launch, int64_t v, int count, int64_t stride)
+      : launch_(launch), stride_(stride), v_(v), left_(count) {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       place_of_[r] = r;
       JITACT_UNROLL for (int other = r - 1; other >= 0; other--)
         if (launch.read[r].data == launch.read[other].data) place_of_[r] = other;  // in the place of what is not read
     }
-    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, v_ + p * stride_);
+    JITACT_UNROLL for (int p = 0; p < places; p++) load(p, p);
   }
-  JITACT_DEVICE bool is_left() const { return v_ < end_; }
+  JITACT_DEVICE bool is_left() const { return left_ > 0; }
   JITACT_DEVICE int64_t here() const { return v_; }
 
-  JITACT_DEVICE Inputs<op, S>& take(int place) {
+  JITACT_DEVICE Inputs<op, S>& take(int turn) {
     if constexpr (kCopied<op>) {
       ptx::wait_for_copies(places - 1);
-      JITACT_UNROLL for (int r = 0; r < tensors; r++) inputs_[place].words[r] = *copied(place, place_of_[r]);
+      JITACT_UNROLL for (int r = 0; r < tensors; r++) inputs_[turn].words[r] = *copied(place_, place_of_[r]);
       if constexpr (reads_bits(op)) {
         const int64_t at = v_ * Storage<S>::size;
-        inputs_[place].bits = *copied_bits(place) >> ((byte_of(at) % 4 * 8) | (at & 7));
+        inputs_[turn].bits = *copied_bits(place_) >> ((byte_of(at) % 4 * 8) | (at & 7));
       }
     }
-    return inputs_[place];
+    return inputs_[turn];
   }
   // Memory is slower if the next vector is asked for before results are written.
-  JITACT_DEVICE void advance(int place) {
-    load(place, v_ + places * stride_);
-    v_ += stride_;
+  JITACT_DEVICE void advance(int turn) {
+    load(kCopied<op> ? place_ : turn, places);
+    v_ += stride_, left_--;
+    place_ = place_ + 1 < places ? place_ + 1 : 0;
   }
 
  private:
@@ -127,25 +132,26 @@ class Vectors {
   static JITACT_DEVICE uint32_t* copied_bits(int place) { return &ptx::shared<Memory>().bits[place][threadIdx.x]; }
   // The address of the byte that has an element's mask bit. Its word may have bytes beside the mask, in the same page.
   JITACT_DEVICE uintptr_t byte_of(int64_t at) const { return reinterpret_cast<uintptr_t>(launch_.mask) + (at >> 3); }
-  JITACT_DEVICE void load(int place, int64_t v) {
-    const int64_t at = v * Storage<S>::size;
+  // Starts to load the vector that is `ahead` turns ahead.
+  JITACT_DEVICE void load(int place, int ahead) {
+    const bool exists = left_ > ahead;
+    const int64_t v = v_ + ahead * stride_, at = v * Storage<S>::size;
     if constexpr (kCopied<op>) {
-      if (v < end_) {
-        JITACT_UNROLL for (int r = 0; r < tensors; r++)
-          if (place_of_[r] == r) ptx::copy_async(copied(place, r), static_cast<const Vector*>(launch_.read[r].data) + v);
-        if constexpr (reads_bits(op)) ptx::copy_word_async(copied_bits(place), byte_of(at) / 4 * 4);
-      }
+      JITACT_UNROLL for (int r = 0; r < tensors; r++)
+        ptx::copy_async_if(exists && place_of_[r] == r, copied(place, r), static_cast<const Vector*>(launch_.read[r].data) + v);
+      if constexpr (reads_bits(op)) ptx::copy_word_async_if(exists, copied_bits(place), byte_of(at) / 4 * 4);
       ptx::commit_copies();
     } else {
-      load_if<op, S>(v < end_, launch_, at, inputs_[place]);
+      load_if<op, S>(exists, launch_, at, inputs_[place]);
     }
   }
 
   const Launch& launch_;
   const int64_t stride_;
-  int64_t v_, end_;
+  int64_t v_;
+  int left_, place_ = 0;
   int place_of_[tensors];  // the tensor in whose place each is, if it is the same as another
-  Inputs<op, S> inputs_[places];
+  Inputs<op, S> inputs_[unrolled];
 };
 
 template <Op op, typename S>
@@ -159,11 +165,16 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   const int64_t n = launch.n, stride = tiles.stride;
   const int t = threadIdx.x, row = int(tiles.by_width.divide_small(t));
   const int64_t first_column = int64_t(blockIdx.x) * tiles.width, column = first_column + (t - row * tiles.width);
-  int64_t v = blockIdx.y * tiles.length, end = lesser(tiles.vectors, v + tiles.length);
-  int64_t whole = launch.aligned ? end - (end * size > n) : 0;  // the end of whole vectors
-  v += row * tiles.period + column;
-  if (row >= tiles.side || column >= tiles.period) whole = end = 0;
-  const int64_t first = v < end ? column * size : 0;  // an element with the thread's values of operands
+  int64_t v = blockIdx.y * tiles.length + row * tiles.period + column;
+  int count = row < tiles.side && column < tiles.period ? tiles.turns : 0;  // vectors of the thread
+  int whole = launch.aligned ? count : 0;                                   // of which this many are whole
+  if (blockIdx.y + 1 == gridDim.y && count > 0) {  // tiles at the end may have fewer rows
+    const int rows = tiles.last_rows + (column < tiles.longer);
+    count = int(tiles.by_side.divide_small(rows + tiles.side - 1 - row));
+    whole = launch.aligned ? count : 0;
+    if (n % size != 0 && whole > 0 && v + (whole - 1) * stride == tiles.vectors - 1) whole--;
+  }
+  const int64_t first = count > 0 ? column * size : 0;  // an element with the thread's values of operands
 
   Vectors<op, S> vectors(launch, v, whole, stride);
   typename Operands<S>::Ready ready;
@@ -181,9 +192,9 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   const auto walk = [&]<bool repeats>() {
 #pragma unroll 1
     while (vectors.is_left()) {
-      JITACT_UNROLL for (int place = 0; place < vectors.places; place++) {
-        if (place > 0 && !vectors.is_left()) break;
-        Inputs<op, S>& inputs = vectors.take(place);
+      JITACT_UNROLL for (int turn = 0; turn < vectors.unrolled; turn++) {
+        if (turn > 0 && !vectors.is_left()) break;
+        Inputs<op, S>& inputs = vectors.take(turn);
         const int64_t at = vectors.here() * size;
         if (!repeats) find_others(vectors.here());
         const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
@@ -193,7 +204,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
             .add = add,
         };
         compute_vector(computation, inputs, [&](const auto& out) { write_vectors<op, S, kDense<op>>(launch, out, at); });
-        vectors.advance(place);
+        vectors.advance(turn);
       }
     }
   };
@@ -202,7 +213,8 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   if (split && tiles.repeat) walk.template operator()<split>();
   else walk.template operator()<false>();
   // The last elements, or unaligned memory.
-  for (v = vectors.here(); v < end; v += stride) {
+  v = vectors.here();
+  for (count -= whole; count > 0; count--, v += stride) {
     find_others(v);
     JITACT_UNROLL for (int i = 0; i < size; i++) {
       if (v * size + i < n) {

@@ -153,12 +153,22 @@ JITACT_DEVICE void copy_async(unsigned to, const void* from) {
 #endif
 }
 JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
-// The same of a word, at an address of global memory.
-JITACT_DEVICE void copy_word_async(uint32_t* to, uintptr_t from) {
+// The same if it is wanted; and of a word, at an address of global memory. Without a branch, in which compilers put what finds the
+// addresses.
+JITACT_DEVICE void copy_async_if(bool wanted, void* to, const void* from) {
 #if __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from) : "memory");
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }"
+               :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(unsigned(wanted)) : "memory");
 #else
-  *to = *reinterpret_cast<const uint32_t*>(from);
+  if (wanted) copy_async(to, from);
+#endif
+}
+JITACT_DEVICE void copy_word_async_if(bool wanted, uint32_t* to, uintptr_t from) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.ca.shared.global [%0], [%1], 4; }"
+               :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(unsigned(wanted)) : "memory");
+#else
+  if (wanted) *to = *reinterpret_cast<const uint32_t*>(from);
 #endif
 }
 JITACT_DEVICE void commit_copies() {
@@ -211,6 +221,15 @@ JITACT_DEVICE void wait_for_last() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
+// Whether kernels that wait may begin early.
+#if __CUDA_ARCH__ >= 900
+constexpr bool kBeginsEarly = true;
+#else
+constexpr bool kBeginsEarly = false;
+#endif
+// Loads what another kernel may have written since it was loaded last: not from the first-level cache.
+template <typename V>
+JITACT_DEVICE V load_anew(const V* p) { return __ldcg(p); }
 
 // Static shared memory: one object per block and type.
 template <typename T>

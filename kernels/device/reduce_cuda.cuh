@@ -14,6 +14,7 @@ namespace jitact::loops {
 constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums, at least; or a vector, if values do not repeat
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 constexpr int kFoldThreads = 512;
+constexpr int64_t kFewFolds = 512;  // blocks of fold_sums that most GPUs begin while the last tiles of a large sweep are summed
 
 // The shape of what fold_sums adds up for an operand: outer x count x inner sums, reduced over outer and inner.
 struct FoldShape {
@@ -46,7 +47,8 @@ struct Folds {
   void* gradients[kSums];        // null for an operand that is not summed now
   bool wide[kSums];              // whether the gradient is float32 though elements have 16 bits
   bool is_single[kSums];
-  bool is_last;  // whether it computes gradients
+  bool is_last;    // whether it computes gradients
+  bool rehearses;  // see fold_sums
 
   JITACT_INLINE const FoldShape& shape(int k) const { return is_single[k] ? single : planes; }
 };
@@ -68,42 +70,52 @@ __global__ void __launch_bounds__(kFoldThreads, kMostBlocks * kThreads / kFoldTh
   partials += k * folds.apart;
 
   const int inner = shape.wide > 1 ? int(shape.inner) : 1, span = shape.wide * inner;
-  const Value<S>* from = partials + c0 * shape.inner;
-  int64_t at = blockIdx.y * shape.length + t, end = min((blockIdx.y + 1) * shape.length, shape.outer * shape.inner);
+  const Value<S>* begin = partials + c0 * shape.inner;
+  const int64_t first = blockIdx.y * shape.length + t, all_of_value = shape.outer * shape.inner;
   int64_t step = kFoldThreads;
-  int rows = kFoldThreads;
-  if (shape.wide > 1) {  // a thread always has the same value and inner index
+  int rows = kFoldThreads, count;  // sums of the thread: at most a length, which fits an int
+  if (shape.wide > 1) {            // a thread always has the same value and inner index
     const int row = t / span, place = t - row * span;
-    rows = shape.active / span, step = rows * all;
-    at = blockIdx.y * shape.planes + row;
-    end = row < rows && c0 * shape.inner + place < all ? min((blockIdx.y + 1) * shape.planes, shape.outer) : 0;
-    from += at * all + place;
-  } else if (shape.outer == 1) {
-    from += at;
-  }
-  int left = int(end - at);  // at most a length, which fits an int
-  ptx::wait_for_last();
-
-  Value<S> v = 0;
-  if (shape.wide > 1 || shape.outer == 1) {
-    constexpr int loads = 32 / sizeof(Value<S>);  // at once, which take as long as one
-#pragma unroll 1
-    while (left > 0) {
-      Value<S> found[loads];
-      JITACT_UNROLL for (int l = 0; l < loads; l++, from += step, left -= rows) found[l] = left > 0 ? *from : 0;
-      JITACT_UNROLL for (int l = 0; l < loads; l++) v += found[l];
-    }
+    const int64_t plane = blockIdx.y * shape.planes + row;
+    rows = shape.active / span, step = rows * all, count = 0;
+    if (row < rows && c0 * shape.inner + place < all)
+      count = int(min((blockIdx.y + 1) * shape.planes, shape.outer) - plane);
+    begin += plane * all + place;
   } else {
-#pragma unroll 4
-    for (; at < end; at += kFoldThreads) {
-      const int64_t outer = at / shape.inner;
-      v += from[outer * all + (at - outer * shape.inner)];
-    }
+    count = int(min((blockIdx.y + 1) * shape.length, all_of_value) - first);
+    if (shape.outer == 1) begin += first;
   }
   __shared__ Value<S> shared[kFoldThreads], of_span[kFoldThreads];
-  shared[t] = v;
-  sum_columns<kFoldThreads>(shared, rows, span, [&](int place, Value<S> sum) { of_span[place] = sum; });
-  __syncthreads();
+
+  // Blocks that begin while a long sweep still runs add up twice. The first sums are of no use, but then the code, and the sums
+  // that the sweep wrote long ago, are in caches when it has ended.
+  Value<S> v;
+#pragma unroll 1
+  for (bool is_final = !ptx::kBeginsEarly || !folds.rehearses;; is_final = true) {
+    if (is_final) ptx::wait_for_last();
+    v = 0;
+    if (shape.wide > 1 || shape.outer == 1) {
+      constexpr int loads = 32 / sizeof(Value<S>);  // at once, which take as long as one
+      const Value<S>* from = begin;
+#pragma unroll 1
+      for (int left = count; left > 0;) {
+        Value<S> found[loads];
+        JITACT_UNROLL for (int l = 0; l < loads; l++, from += step, left -= rows) found[l] = left > 0 ? ptx::load_anew(from) : 0;
+        JITACT_UNROLL for (int l = 0; l < loads; l++) v += found[l];
+      }
+    } else {
+      const int64_t at = blockIdx.y * shape.length + t;
+#pragma unroll 1
+      for (int i = 0; i < count; i += kFoldThreads) {
+        const int64_t outer = (at + i) / shape.inner;
+        v += ptx::load_anew(begin + (outer * all + (at + i - outer * shape.inner)));
+      }
+    }
+    shared[t] = v;
+    sum_columns<kFoldThreads>(shared, rows, span, [&](int place, Value<S> sum) { of_span[place] = sum; });
+    __syncthreads();
+    if (is_final) break;
+  }
   if (t >= shape.wide) return;
   v = 0;
 #pragma unroll 1
@@ -212,7 +224,7 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 #endif
 
 template <typename S>
-void fold(const Folds& folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, cudaStream_t stream) {
+void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, cudaStream_t stream) {
   int64_t blocks = 0, splits = 0;
   for (int k = 0; k < operands; k++) {
     if (folds.gradients[k] == nullptr) continue;
@@ -221,6 +233,7 @@ void fold(const Folds& folds, const Value<S>* partials, Value<S>* results, const
   }
   if (blocks == 0) return;
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
+  folds.rehearses = folds.rehearses && blocks * splits * operands <= kFewFolds;
   gpu::prefer_shared<fold_sums<S>>();
   early::launch<fold_sums<S>>(grid, kFoldThreads, stream, partials, results, folds, FoldLaunch(call));
 }
@@ -233,7 +246,7 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
   auto* partials = static_cast<Value<S>*>(call.workspace);
   auto* results = partials + kSummed * sweep.apart;
   Folds folds{sweep.sums, sweep.of_blocks, sweep.apart, sweep.results_apart};
-  folds.is_last = true;
+  folds.is_last = true, folds.rehearses = sweep.columnwise && sweep.tiles.vectors >= Tiles::kLarge;
   for (int k = 0; k < kSummed; k++) {
     const Broadcasts& operand = call.broadcast[k];
     folds.is_single[k] = operand.count == 1, folds.wide[k] = operand.wide;
@@ -243,7 +256,8 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
   }
   fold<S>(folds, partials, results, call, kSummed, stream);
   if (folds.is_last) return;
-  folds.planes = folds.planes.after(), folds.single = folds.single.after(), folds.apart = folds.results_apart, folds.is_last = true;
+  folds.planes = folds.planes.after(), folds.single = folds.single.after(), folds.apart = folds.results_apart;
+  folds.is_last = true, folds.rehearses = false;
   fold<S>(folds, results, nullptr, call, kSummed, stream);
 }
 

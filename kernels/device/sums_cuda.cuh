@@ -35,22 +35,22 @@ JITACT_DEVICE V block_sum(V v) {
 }
 
 // Calls keep(c, sum) with the sum of each column of a matrix in shared memory, in some thread of the block, by all of which it is
-// called after they have written. The matrix may be overwritten, and other threads may still read it when a thread returns.
+// called after they have written. The matrix has at most kAtOnce elements for each thread. It may be overwritten, and other threads
+// may still read it when a thread returns.
 template <int threads, typename V, typename Keep>
 JITACT_DEVICE void sum_columns(V* matrix, int rows, int width, const Keep& keep) {
-  constexpr int kAtOnce = 16;  // rows that a thread adds up, if there are threads enough
+  constexpr int kAtOnce = 8;  // rows that a thread loads at once: it adds up as many, or up to twice as many
   for (const int t = threadIdx.x;;) {
-    int parts = (rows + kAtOnce - 1) / kAtOnce;
-    if (parts * width > threads) parts = 1;
-    const int left = parts * width, all = rows * width, most = parts == 1 ? rows : kAtOnce;
+    const int parts = rows < 2 * kAtOnce ? 1 : rows / kAtOnce, left = parts * width, all = rows * width;
     V sum = 0;
     __syncthreads();
 #pragma unroll 1
     for (int c = t; c < left; c += threads) {
       sum = 0;
-#pragma unroll 4
-      for (int r = 0; r < most; r++)
-        if (c + r * left < all) sum += matrix[c + r * left];
+#pragma unroll 1
+      for (int from = c; from < all; from += kAtOnce * left)
+        JITACT_UNROLL for (int r = 0; r < kAtOnce; r++)
+          if (from + r * left < all) sum += matrix[from + r * left];
       if (parts == 1) keep(c, sum);
     }
     if (parts == 1) return;
