@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function
 
-from ..configs import alive, is_exporting, is_transformed
+from ..configs import alive, call_forward, configured, is_exporting, is_transformed
 from ..records import Activation, by_token, layout, rows_together
 from ..records.arguments import check_tensor, stand_ins, what_it_is
 from ..running import run_fitted, run_with_operands, traced
@@ -16,7 +16,7 @@ from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
 from .packed import ActivatePacked, activate_packed_at_once, packing
 
-__all__ = ["run_gated"]
+__all__ = ["run_gated", "run_packed"]
 
 
 def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options: dict[str, Any]) -> Tensor:
@@ -46,18 +46,30 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
     unfused = options["rounding"] == "unfused"
     if weighted or unfused:
         record = getattr(record.made, _made(record.token, weighted, unfused))
+    training = record.in_eval is None or options["training"]
     if given:
-        training = record.in_eval is None or options["training"]
         return run_with_operands(record, given | weights, params, False, save, fast_math, training)
-    x = tensors[0]
+    return run_packed(record, tensors[0], params, weights, options, training)
+
+
+def run_packed(
+    record: Activation, x: Tensor, params: tuple, weights: dict[str, Any], options: dict[str, Any], training: bool
+) -> Tensor:
+    """Applies a gated activation to one tensor that holds both; ``weights`` are the operands that are not elementwise.
+
+    Raises:
+        TypeError: ``x`` is no tensor of a dtype that the activation takes.
+        ValueError: ``x`` has no such dimension, or an odd number of elements there.
+    """
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
+    save, fast_math = options["save"], options["fast_math"]
     compiling = torch.compiler.is_compiling()
     if torch.is_grad_enabled() and not compiling:
         (x,) = alive((x,))
         weights = {name: alive((t,))[0] if isinstance(t, Tensor) else t for name, t in weights.items()} if weights else weights
-    recorded = x.requires_grad or any([isinstance(t, Tensor) and t.requires_grad for t in weights.values()])
-    x = rows_together(x) if weighted else x
+    recorded = x.requires_grad or (weights and any([isinstance(t, Tensor) and t.requires_grad for t in weights.values()]))
+    x = rows_together(x) if "row_weight" in weights else x
     params = record.check(params, False, save, fast_math)
     if record.spans is not None:
         record.check_span(params, x.dtype)
@@ -66,15 +78,16 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
         pair = dict(zip(layout(record.token).tensors[:2], halves.split(x), strict=True))
         first, _, *others = record.fitted(pair | weights)
         x = x.to(first.dtype)  # autocast or a wider weight may have changed it
-    if record.in_eval is not None and not options["training"]:
+    if not training:
         record, params = record.in_eval(*params)
     # If Inductor decomposes the operator, it fuses the two gradients itself.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if compiling else ("", "")
-    fused = recorded and torch.is_grad_enabled() and not dissolves and not layout(record.token).draws
-    if not fused or is_transformed() or is_exporting():
+    if dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, (*halves.split(x), *others), params, False, save, fast_math)
-    apply = ActivatePacked.apply if compiling else activate_packed_at_once
-    return apply(x, packing(record, halves, fast_math), params, *others)
+    if recorded and torch.is_grad_enabled():
+        apply = ActivatePacked.apply if compiling else activate_packed_at_once
+        return apply(x, packing(record, halves, fast_math), params, *others)
+    return call_forward(configured(record, False, "input", fast_math), *halves.split(x), *others, *params)
 
 
 def _made(token: str, weighted: bool, unfused: bool) -> str:

@@ -21,7 +21,7 @@ from ..modules import (
 from ..records import Activation
 from ..records.arguments import GATED, OPTIONS, Arguments, as_number, is_stand_in, signature_of
 from ..running import run_with_operands
-from .calls import run_gated
+from .calls import run_gated, run_packed
 from .halves import by_name, check_options, halves_of
 
 __all__ = ["GatedModule", "make_gated_module"]
@@ -131,9 +131,9 @@ def _make_function(record: Activation) -> Callable[..., Tensor]:
 
     def function(*args: Any, **kwargs: Any) -> Tensor:
         if is_plain and not kwargs and len(args) in (1, 2) and all([isinstance(each, Tensor) for each in args]):
-            if len(args) == 1:
-                return run_gated(record, args, {}, usual)
-            return run_with_operands(record, by_name(order, *args), numbers, False, None, False, True)  # as run_gated would
+            if len(args) == 1:  # as run_gated would
+                return run_packed(record, args[0], numbers, {}, usual, True)
+            return run_with_operands(record, by_name(order, *args), numbers, False, None, False, True)
         options = arguments.bind(args, kwargs)
         tensors = [t for t in (options.pop("x"), options.pop("other")) if t is not None]
         if record.module is not None and len(tensors) == 2 and type(tensors[1]) is int:  # F.glu(x, dim)
