@@ -6,6 +6,7 @@ from collections.abc import Callable
 from inspect import Parameter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from ..modules import (
@@ -58,6 +59,11 @@ class GatedModule(ActivationModule):
             row_weight: a weight for each row of the result, of shape ``x.shape[:-1]``.
         """
         record = self.activation
+        if other is gate is up is row_weight is None and isinstance(x, Tensor) and not torch.compiler.is_compiling():
+            own = self.__dict__
+            if not record.channels and record.in_eval is None and own["rounding"] == "once":  # as run_gated would
+                check_options(record, own)
+                return run_packed(record, x, tuple([own[name] for name, _ in record.params]), {}, own, True)
         if gate is not None and other is not None and is_stand_in(gate):  # torch.fx traces this module as the root
             remove_placeholders(gate, up)
             gate = up = None
