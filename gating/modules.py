@@ -61,7 +61,9 @@ class GatedModule(ActivationModule):
         record = self.activation
         if other is gate is up is row_weight is None and isinstance(x, Tensor) and not torch.compiler.is_compiling():
             own = self.__dict__
-            if not record.channels and record.in_eval is None and own["rounding"] == "once":  # as run_gated would
+            is_plain = not record.channels and record.in_eval is None
+            # A subclass may have an option elsewhere.
+            if is_plain and record.options_of_calls.keys() <= own.keys() and own["rounding"] == "once":  # as run_gated would
                 check_options(record, own)
                 return run_packed(record, x, tuple([own[name] for name, _ in record.params]), {}, own, True)
         if gate is not None and other is not None and is_stand_in(gate):  # torch.fx traces this module as the root

@@ -533,6 +533,18 @@ def test_modules() -> None:
     assert jitact.get(nn.GLU(1)) is jitact.get("glu") and jitact.registry.module_of(nn.GLU(1)).dim == 1
 
 
+def test_options_of_modules_where_their_class_has_them() -> None:
+    class Across(jitact.get("swiglu")):
+        dim = property(lambda self: self.axis, lambda self, dim: setattr(self, "axis", dim))
+
+    x = torch.randn(8, 6)
+    assert torch.equal(Across(dim=0)(x), swiglu(x, dim=0))
+    step = jitact.get("swiglu_step")()
+    step.limit = nn.Parameter(torch.tensor(7.0))
+    with pytest.raises(TypeError, match="swiglu_step: limit must be a number, got"):
+        step(x)
+
+
 def test_builds_have_names() -> None:
     record = with_options(GATED["swiglu"], weighted=True)
     assert jitact.registry.record_named("swiglu+row_weight") is record and record.source.label == "swiglu+row_weight"

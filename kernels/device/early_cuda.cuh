@@ -1,5 +1,5 @@
 // Programmatic dependent launch: a kernel begins while the one before it still runs. It calls ptx::wait_for_last before it
-// reads what that one writes, which may call ptx::let_next_begin as soon as it has begun.
+// relies on what that one writes, which may call ptx::let_next_begin as soon as it has begun.
 #pragma once
 
 #include "gpu_cuda.cuh"

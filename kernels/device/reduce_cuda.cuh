@@ -225,15 +225,16 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 
 template <typename S>
 void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, cudaStream_t stream) {
-  int64_t blocks = 0, splits = 0;
+  int64_t blocks = 0, splits = 0, all = 0;
   for (int k = 0; k < operands; k++) {
     if (folds.gradients[k] == nullptr) continue;
     const FoldShape& shape = folds.shape(k);
-    blocks = greater(blocks, (shape.count + shape.wide - 1) / shape.wide), splits = greater(splits, shape.splits);
+    const int64_t own = (shape.count + shape.wide - 1) / shape.wide;
+    blocks = greater(blocks, own), splits = greater(splits, shape.splits), all += own * shape.splits;
   }
   if (blocks == 0) return;
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
-  folds.rehearses = folds.rehearses && blocks * splits * operands <= kFewFolds;
+  folds.rehearses = folds.rehearses && all <= kFewFolds;
   gpu::prefer_shared<fold_sums<S>>();
   early::launch<fold_sums<S>>(grid, kFoldThreads, stream, partials, results, folds, FoldLaunch(call));
 }
