@@ -55,7 +55,15 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
 def run_packed(
     record: Activation, x: Tensor, params: tuple, weights: dict[str, Any], options: dict[str, Any], training: bool
 ) -> Tensor:
-    """Applies a gated activation to one tensor that holds both; ``weights`` are the operands that are not elementwise.
+    """Applies a gated activation to one tensor that holds both.
+
+    Args:
+        record: of the activation, with the row weights and the rounding that the call has.
+        x: the tensor.
+        params: the numbers.
+        weights: the operands that are not elementwise, by name.
+        options: ``dim``, ``layout`` and ``gate``, which have been checked, ``save`` and ``fast_math``; others are not read.
+        training: False if the activation is to compute as in evaluation.
 
     Raises:
         TypeError: ``x`` is no tensor of a dtype that the activation takes.
@@ -64,8 +72,8 @@ def run_packed(
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
     save, fast_math = options["save"], options["fast_math"]
-    compiling = torch.compiler.is_compiling()
-    if torch.is_grad_enabled() and not compiling:
+    recording, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
+    if recording and not compiling:
         (x,) = alive((x,))
         weights = {name: alive((t,))[0] if isinstance(t, Tensor) else t for name, t in weights.items()} if weights else weights
     recorded = x.requires_grad or (weights and any([isinstance(t, Tensor) and t.requires_grad for t in weights.values()]))
@@ -84,7 +92,7 @@ def run_packed(
     _, _, *dissolves = traced(record.token, fast_math).split(",") if compiling else ("", "")
     if dissolves or layout(record.token).draws or is_transformed() or is_exporting():
         return run_fitted(record, (*halves.split(x), *others), params, False, save, fast_math)
-    if recorded and torch.is_grad_enabled():
+    if recorded and recording:
         apply = ActivatePacked.apply if compiling else activate_packed_at_once
         return apply(x, packing(record, halves, fast_math), params, *others)
     return call_forward(configured(record, False, "input", fast_math), *halves.split(x), *others, *params)

@@ -155,7 +155,7 @@ def test_sums_of_large_tensors(tag: str, old: str, new: str, tmp_path: Path) -> 
     of_sizes = {(19, 8, 4610): [(8, 1), (4610,), (1,)], (2200, 33): [(33,)], (900, 96): [(96,)]}
     many_values = {(3, 9001): [(9001,)], (9000, 3): [(9000, 1)], (9000, 4): [(9000, 1)], (1100, 31): [(1100, 1)]}
     many_tiles = {(8192, 33): [(33,)]}  # of few values: their fold begins before they have ended
-    of_16_bits = {(18, 896): [(896,)]}  # tiles of nine rows, of which a thread loads eight at once
+    of_16_bits = {(18, 896): [(896,)]}  # nine sums for each column of a tile: a thread loads eight at once
     cases = [(torch.float32, *case) for case in (of_sizes | many_values | many_tiles).items()]
     cases += [(torch.bfloat16, *case) for case in of_16_bits.items()]
     for dtype, sizes, shapes in cases:

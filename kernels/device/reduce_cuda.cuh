@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kFoldThreads, kMostBlocks * kThreads / kFoldTh
         JITACT_UNROLL for (int l = 0; l < loads; l++) v += found[l];
       }
     } else {
-      const int64_t at = blockIdx.y * shape.length + t;
+      const int64_t at = blockIdx.y * shape.length + t;  // `first`, found again: no register keeps it meanwhile
 #pragma unroll 1
       for (int i = 0; i < count; i += kFoldThreads) {
         const int64_t outer = (at + i) / shape.inner;
