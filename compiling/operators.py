@@ -94,12 +94,12 @@ class Operators:
             "_gradient",
             f"(Tensor dy, Tensor x{rest}, *{wanted}, {version}) -> {result}",
             self._gradients if several else self._gradient,
-            self._fake_gradients if several else _like_first,
+            self._fake_gradients if several else _like_kept,
         )
         formulas = {"": self.formula.forward, "_gradient": self.formula.gradients if several else self.formula.gradient}
         if "output" in self.formula.saves:
             schema = f"(Tensor dy, Tensor y{rest}, *, {version}) -> Tensor"
-            self._add("_gradient_from_output", schema, self._gradient_from_output, _like_first)
+            self._add("_gradient_from_output", schema, self._gradient_from_output, _like_kept)
             formulas["_gradient_from_output"] = self.formula.gradient_from_output
         # Gradients that read only a comparison's outcome are replaced before partitioning, which then saves that, as one byte.
         # Sums over channels and rows cannot be lowered as elementwise.
@@ -177,6 +177,10 @@ def _copied(record: Activation, operator: Callable[..., Tensor]) -> Activation:
 
 def _like_first(x: Tensor, *_: Any, **__: str) -> Tensor:
     return torch.empty_like(x)
+
+
+def _like_kept(dy: Tensor, kept: Tensor, *_: Any, **__: str) -> Tensor:
+    return torch.empty_like(kept)  # a gradient has the saved tensor's strides, whatever dy's are
 
 
 class _Recorded(torch.autograd.Function):

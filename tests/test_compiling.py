@@ -679,6 +679,23 @@ def test_each_activation_has_recompilations_of_its_own(kind: str, of: str) -> No
         torch._dynamo.reset()
 
 
+@pytest.mark.parametrize("name", ["relu", "silu", "sigmoid", "gelu+residual", "reglu"])
+def test_gradients_have_the_strides_that_graphs_expect(name: str) -> None:
+    """Those of the saved tensor, also where dy's elements lie in another order."""
+
+    def step(x: Tensor, r: Tensor) -> Tensor:
+        h, alone = x.view(6, 4).t() + r.view(4, 6), name.partition("+")[0]  # whose elements lie as those of its first term
+        others = {"residual": torch.ones(6)} if alone != name else {}
+        y = getattr(jitact, alone)(*[h] * (1 + (name in GATED)), **others)
+        return y.reshape(-1)  # its gradient lies the other way; that of r is viewed
+
+    leaves, dy = [torch.randn(24, requires_grad=True) for _ in range(2)], torch.randn(24)
+    expected = torch.autograd.grad(step(*leaves), leaves, dy)
+    torch._dynamo.reset()
+    found = torch.autograd.grad(torch.compile(step, backend="aot_eager")(*leaves), leaves, dy)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.parametrize("number", [np.float32, np.float64, np.int64], ids=lambda t: t.__name__)
 def test_numbers_of_numpy(number: type) -> None:
     """A requirement of a float32 parameter breaks the graph, as the number is known only when the graph runs."""
