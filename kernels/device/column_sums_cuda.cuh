@@ -42,9 +42,10 @@ struct Tiles {
   int64_t period = 0, vectors = 0;
   int64_t across = 0, down = 0;    // tiles
   int64_t stride = 0, length = 0;  // from a thread's vector to its next one, and from a tile to the one below it
+  int64_t longer = 0;              // columns that have a row more than the others, at the end
   int width = 1, side = 1;         // of the tile's columns, and of the rows that its threads have at one time
-  int turns = 0;                   // vectors of a thread
-  Divisor by_width, by_stride;
+  int turns = 0, last_rows = 0;    // vectors of a thread; rows of a tile at the end
+  Divisor by_width, by_side;
   bool repeat = false;             // whether all of a thread's vectors use the same values of broadcast operands
 
   Tiles() = default;
@@ -56,9 +57,11 @@ struct Tiles {
     side = int(lesser(threads / width, most));
     int64_t turns = between(vectors / kWave, 2, kTurns);
     if (vectors >= kLarge) turns = greater(parts(kRows, side), 4 * parts(vectors, 4 * kMost * int64_t(threads) * threads));
-    this->turns = int(turns = lesser(turns, parts(rows, side)));
-    stride = side * period, by_stride = Divisor(stride), length = turns * stride;
+    turns = lesser(turns, parts(rows, side));
+    stride = side * period, length = turns * stride;
     down = parts(rows, side * turns);
+    last_rows = int(vectors / period - (down - 1) * side * turns), longer = vectors % period;
+    by_side = Divisor(side), this->turns = int(turns);
   }
 };
 
@@ -164,12 +167,13 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   const int64_t first_column = int64_t(blockIdx.x) * tiles.width, column = first_column + (t - row * tiles.width);
   int64_t v = blockIdx.y * tiles.length + row * tiles.period + column;
   int count = row < tiles.side && column < tiles.period ? tiles.turns : 0;  // vectors of the thread
-  bool is_cut = false;                                                      // whether the last of them has fewer elements
+  int whole = launch.aligned ? count : 0;                                   // of which this many are whole
   if (blockIdx.y + 1 == gridDim.y && count > 0) {  // tiles at the end may have fewer rows
-    count = v < tiles.vectors ? int(tiles.by_stride.divide(tiles.vectors - 1 - v)) + 1 : 0;
-    is_cut = n % size != 0 && count > 0 && v + (count - 1) * stride == tiles.vectors - 1;
+    const int rows = tiles.last_rows + (column < tiles.longer);
+    count = int(tiles.by_side.divide_small(rows + tiles.side - 1 - row));
+    whole = launch.aligned ? count : 0;
+    if (n % size != 0 && whole > 0 && v + (whole - 1) * stride == tiles.vectors - 1) whole--;
   }
-  const int whole = launch.aligned ? count - is_cut : 0;
   const int64_t first = count > 0 ? column * size : 0;  // an element with the thread's values of operands
 
   Vectors<op, S> vectors(launch, v, whole, stride);
