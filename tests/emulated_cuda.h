@@ -37,6 +37,7 @@ enum cudaDeviceAttr {
   cudaDevAttrMultiProcessorCount = 16,
   cudaDevAttrMemoryClockRate = 36,
   cudaDevAttrGlobalMemoryBusWidth = 37,
+  cudaDevAttrL2CacheSize = 38,
   cudaDevAttrMaxThreadsPerMultiProcessor = 39,
   cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
   cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
@@ -291,6 +292,10 @@ inline float reciprocal(float x) { return 1 / x; }
 inline double reciprocal(double x) { return float(1 / x); }  // as inaccurate as the instruction
 inline float rsqrt(float x) { return 1 / std::sqrt(x); }
 inline float sqrt(float x) { return std::sqrt(x); }
+using Policy = uint64_t;
+constexpr Policy kEvictNormal = 0, kEvictLast = 1;
+template <typename Words>
+Words load(const Words* p, Policy) { return *p; }
 inline uint32_t load_with_neighbours(const uint32_t* p) { return *p; }
 inline float exp2(float x) { return x < -126 ? 0 : std::exp2(x); }
 inline float log2(float x) { return std::log2(x); }
@@ -336,9 +341,9 @@ inline uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
   const auto are_equal = [](uint32_t a, uint32_t b) { return same_bits<float>(a) == same_bits<float>(b); };
   return (are_equal(a << 16, b << 16) ? 0xffffu : 0) | (are_equal(a & 0xffff0000u, b & 0xffff0000u) ? 0xffff0000u : 0);
 }
-inline void copy_async(void* to, const void* from) { emulated::current->copies.back().push_back({to, from, 16}); }
-inline void copy_async_if(bool wanted, void* to, const void* from) {
-  if (wanted) copy_async(to, from);
+inline void copy_async(void* to, const void* from, Policy) { emulated::current->copies.back().push_back({to, from, 16}); }
+inline void copy_async_if(bool wanted, void* to, const void* from, Policy policy) {
+  if (wanted) copy_async(to, from, policy);
 }
 inline void copy_word_async_if(bool wanted, uint32_t* to, uintptr_t from) {
   if (wanted) emulated::current->copies.back().push_back({to, reinterpret_cast<const void*>(from), 4});
@@ -364,7 +369,9 @@ inline void wait_for_copies(int left) {
 template <typename T>
 T& shared() { return *reinterpret_cast<T*>(&emulated::current->block->memory[emulated::Place<T>::offset]); }
 inline unsigned dynamic_shared() { return emulated::kStatic; }
-inline void copy_async(unsigned to, const void* from) { copy_async(&emulated::current->block->memory[to], from); }
+inline void copy_async(unsigned to, const void* from, Policy policy) {
+  copy_async(&emulated::current->block->memory[to], from, policy);
+}
 inline void load_shared(unsigned from, uint32_t (&w)[4]) { std::memcpy(w, &emulated::current->block->memory[from], 16); }
 inline void store_shared(unsigned to, const uint32_t (&w)[4]) { std::memcpy(&emulated::current->block->memory[to], w, 16); }
 inline void cluster_started() { emulated::current->turn = emulated::cluster->all.arrive(); }

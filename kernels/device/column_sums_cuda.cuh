@@ -138,7 +138,8 @@ class Vectors {
     const int64_t v = v_ + ahead * stride_, at = v * Storage<S>::size;
     if constexpr (kCopied<op>) {
       JITACT_UNROLL for (int r = 0; r < tensors; r++)
-        ptx::copy_async_if(exists && place_of_[r] == r, copied(place, r), static_cast<const Vector*>(launch_.read[r].data) + v);
+        ptx::copy_async_if(exists && place_of_[r] == r, copied(place, r), static_cast<const Vector*>(launch_.read[r].data) + v,
+                           launch_.policy);
       if constexpr (reads_bits(op)) ptx::copy_word_async_if(exists, copied_bits(place), byte_of(at) / 4 * 4);
       ptx::commit_copies();
     } else {

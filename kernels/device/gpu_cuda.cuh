@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "ptx.cuh"
+
 namespace jitact::gpu {
 
 // find() for the current device, cached. find() must not return 0.
@@ -22,6 +24,14 @@ inline int64_t device_has(cudaDeviceAttr what) {
   cudaGetDevice(&device);
   cudaDeviceGetAttribute(&count, what, device);
   return count > 1 ? count : 1;
+}
+
+// For a kernel that reads and writes so many bytes. If these do not fit into the L2 cache, what is read leaves it last: then memory
+// is 1 to 4 % faster on an H200. Else it may be read again, and leaves it as usual.
+inline ptx::Policy policy_of_reads(int64_t bytes) {
+  static int64_t known[kDevices];
+  const bool fits = bytes <= int64_t(1) << 20 || bytes <= of_device(known, [] { return device_has(cudaDevAttrL2CacheSize); });
+  return fits ? ptx::kEvictNormal : ptx::kEvictLast;
 }
 
 // Has multiprocessors of the current device give a kernel this much of what shared memory and the first-level cache have together:

@@ -37,11 +37,10 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
       const int64_t at = first + v * stride;
       if constexpr (kStaged<op> && dense) {
         JITACT_UNROLL for (int t = 0; t < ins; t++)
-          ptx::copy_async(&shared[v][t][threadIdx.x], launch.at<const S, dense>(launch.read[t], at));
+          ptx::copy_async(&shared[v][t][threadIdx.x], launch.at<const S, dense>(launch.read[t], at), launch.policy);
         ptx::commit_copies();
       } else if constexpr (dense) {
-        JITACT_UNROLL for (int t = 0; t < ins; t++)
-          in[t][v] = *reinterpret_cast<const Words*>(launch.at<S, dense>(launch.read[t], at));
+        JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][v] = launch.load(launch.at<const S, dense>(launch.read[t], at));
       }
       if constexpr (op == Op::backward_from_bit) bits[v] = launch.mask[at >> 3] >> (at & 7);
     }
@@ -87,8 +86,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
       if constexpr (op == Op::forward_bit) store_bits<size>(bits[v], launch.mask, first + v * stride, n);
     }
   } else {
-    // The last block, or unaligned memory: element by element. Consecutive threads process consecutive elements or, with mask
-    // bits, each thread the elements of one vector.
+    // The last block, or unaligned memory: one by one. Consecutive threads have consecutive elements or, with bits, a vector each.
     constexpr bool with_bits = op == Op::forward_bit || op == Op::backward_from_bit;
     const auto common = operands.common();
 #pragma unroll 1

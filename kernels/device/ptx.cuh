@@ -143,24 +143,47 @@ JITACT_DEVICE uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
 #endif
 }
 
+// How the L2 cache keeps what is read: for compute capability 9.0, by the values that CUTLASS has for it (CacheHintSm90).
+using Policy = uint64_t;
+constexpr Policy kEvictNormal = 0x1000000000000000, kEvictLast = 0x14f0000000000000;
+// Loads 16 bytes of global memory.
+template <typename Words>
+JITACT_DEVICE Words load(const Words* p, Policy policy) {
+#if __CUDA_ARCH__ == 900
+  Words v;
+  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p), "l"(policy));
+  return v;
+#else
+  return *p;
+#endif
+}
+
 // Asynchronous copy of 16 bytes to shared memory. A thread's copies up to commit_copies() form a group.
-JITACT_DEVICE void copy_async(unsigned to, const void* from) {
-#if __CUDA_ARCH__ >= 800
+JITACT_DEVICE void copy_async(unsigned to, const void* from, Policy policy) {
+#if __CUDA_ARCH__ == 900
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2;" :: "r"(to), "l"(from), "l"(policy) : "memory");
+#elif __CUDA_ARCH__ >= 800
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
 #else
   const uint4 v = *static_cast<const uint4*>(from);
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" :: "r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 #endif
 }
-JITACT_DEVICE void copy_async(void* to, const void* from) { copy_async(unsigned(__cvta_generic_to_shared(to)), from); }
+JITACT_DEVICE void copy_async(void* to, const void* from, Policy policy) {
+  copy_async(unsigned(__cvta_generic_to_shared(to)), from, policy);
+}
 // The same if it is wanted; and of a word, at an address of global memory. Without a branch, in which compilers put what finds the
 // addresses.
-JITACT_DEVICE void copy_async_if(bool wanted, void* to, const void* from) {
-#if __CUDA_ARCH__ >= 800
+JITACT_DEVICE void copy_async_if(bool wanted, void* to, const void* from, Policy policy) {
+#if __CUDA_ARCH__ == 900
+  asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %3; }"
+               :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(unsigned(wanted)), "l"(policy) : "memory");
+#elif __CUDA_ARCH__ >= 800
   asm volatile("{ .reg .pred p; setp.ne.u32 p, %2, 0; @p cp.async.cg.shared.global [%0], [%1], 16; }"
                :: "r"(unsigned(__cvta_generic_to_shared(to))), "l"(from), "r"(unsigned(wanted)) : "memory");
 #else
-  if (wanted) copy_async(to, from);
+  if (wanted) copy_async(to, from, policy);
 #endif
 }
 JITACT_DEVICE void copy_word_async_if(bool wanted, uint32_t* to, uintptr_t from) {
@@ -327,7 +350,7 @@ JITACT_DEVICE void load_by_block(uint32_t* to, const void* from, unsigned bytes,
                     "r"(unsigned(__cvta_generic_to_shared(barrier))) : "memory");
 #else
   for (unsigned i = threadIdx.x * 16; i < bytes; i += blockDim.x * 16)
-    copy_async(reinterpret_cast<char*>(to) + i, static_cast<const char*>(from) + i);
+    copy_async(reinterpret_cast<char*>(to) + i, static_cast<const char*>(from) + i, kEvictNormal);
   commit_copies();
 #endif
 }

@@ -27,6 +27,7 @@ struct Launch {
   int held;                  // if rows are held in registers: the most vectors per thread
   int nearly_full;           // of one tensor: all or half of these, if each thread has them, or all but the last; else 0
   int chunks;                // if not: chunks of a row per thread
+  ptx::Policy policy;        // for what is read
   float unit;                // see unit_of
   int64_t rows, at_once;     // the latter: rows processed at the same time
   int length;  // elements per row
@@ -169,7 +170,7 @@ class PartOfRows {
     const int64_t first = place.first + vectors_to(c, 0);
     each_of(c, place.end, [&](int v, bool) {
       JITACT_UNROLL for (int r = 0; r < tensors; r++)
-        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + first + v * step_);
+        ptx::copy_async(slot(c, v, r), static_cast<const Words*>(launch_.read[r]) + first + v * step_, launch_.policy);
     });
     ptx::commit_copies();
   }
@@ -195,7 +196,7 @@ class PartOfRows {
   JITACT_DEVICE void load(Held& words) const {
     JITACT_UNROLL for (int r = 0; r < tensors; r++) {
       const Words* from = static_cast<const Words*>(launch_.read[r]) + place_.first;
-      load_each(0, vectors, [&](int v) { words.of[r][v] = *from; },
+      load_each(0, vectors, [&](int v) { words.of[r][v] = ptx::load(from, launch_.policy); },
                 [&](int v) {  // where there are branches, only put_aside looks at them
                   JITACT_UNROLL for (int w = 0; (!kBranches || kSetsAside) && w < 4; w++) words.of[r][v].w[w] = launch_.outside[r];
                 },

@@ -94,6 +94,7 @@ template <Op op, typename S>
 void take(Launch& launch, const Call& call) {
   launch.rows = call.outer * call.inner, launch.length = int(call.length), launch.scale = call.scale, launch.written = call.written;
   launch.unit = unit_of<S>(call.scale);
+  launch.policy = gpu::policy_of_reads(launch.rows * call.length * int64_t(sizeof(S)) * (reads(op) + 1));
   for (int r = 0; r < reads(op); r++) launch.read[r] = call.read[r];
   if (op != Op::backward_from_output) launch.outside[reads(op) - 1] = lowest<S>(call.scale);
   if constexpr (kOperands > 0) launch.operands = operands_of(call);

@@ -120,6 +120,7 @@ struct Launch : Call {
   bool aligned;  // whether tensors can be read and written in aligned 16-byte vectors
   bool is_small;  // whether element indices fit into 31 bits
   bool is_simple;  // is_small, and rows are contiguous in all tensors that are not interleaved
+  ptx::Policy policy = ptx::kEvictNormal;  // for what is read; exported files load as usual, which takes fewer lines
   Divisor by_columns;
   Divisor by_inner[kBroadcast + 1], by_count[kBroadcast + 1];
   float singles[kNumbers + 1];
@@ -137,6 +138,10 @@ struct Launch : Call {
       if (reads_two(call.op)) alternating_in = Alternating(call.read + ins - 2, size);
       if (writes_two(call.op)) alternating_out = Alternating(call.written, size);
     }
+#ifndef JITACT_ALL_THREADS
+    const bool in_place = call.written[0].data == call.read[0].data;  // then lines that are kept would be written later
+    policy = gpu::policy_of_reads(in_place ? 0 : call.n * bytes_of(call.dtype) * (reads(call.op) + writes(call.op)));
+#endif
     by_columns = Divisor(call.columns);
     is_small = call.n < int64_t(1) << 31;
     const int in = alternating_in.is ? 2 : 0, out = alternating_out.is ? 2 : 0;  // interleaved tensors, with twice the indices
@@ -152,6 +157,13 @@ struct Launch : Call {
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
 
+#ifndef JITACT_ALL_THREADS
+  template <typename S>
+  JITACT_DEVICE Words load(const S* p) const { return ptx::load(reinterpret_cast<const Words*>(p), policy); }
+#else
+  template <typename S>
+  JITACT_DEVICE Words load(const S* p) const { return *reinterpret_cast<const Words*>(p); }
+#endif
   // The row and column of an element.
   struct Place { int64_t row, column; };
   JITACT_DEVICE Place place(int64_t i) const {
@@ -207,15 +219,17 @@ JITACT_DEVICE typename Storage<S>::Vector read_vector(const Launch& launch, int 
   // For interleaved tensors, this is one half of their common memory; separate() gets the two vectors from both halves.
   if constexpr (!dense && reads_two(op)) p += t < reads(op) - 2 ? 0 : launch.alternating_in.shift[t - (reads(op) - 2)];
   if (!dense && launch.read[t].step == 0) return repeated(p);
-  return *reinterpret_cast<const typename Storage<S>::Vector*>(p);
+  return launch.load(p);
 }
 // The same if launch.is_simple: general addresses would cost more than the maths of a gated activation.
 template <Op op, typename S, bool interleaved>
 JITACT_DEVICE typename Storage<S>::Vector read_simply(const Launch& launch, int t, int64_t at) {
-  using Vector = typename Storage<S>::Vector;
   constexpr int first = reads(op) - 2;
-  if (!interleaved || t < first) return *reinterpret_cast<const Vector*>(launch.simply_at<const S>(launch.read[t], at));
-  return reinterpret_cast<const Vector*>(launch.simply_at<const S, true>(launch.read[first], at, launch.alternating_in))[t - first];
+  const bool alone = !interleaved || t < first;
+  const S* p;
+  if (alone) p = launch.simply_at<const S>(launch.read[t], at);
+  else p = launch.simply_at<const S, true>(launch.read[first], at, launch.alternating_in);
+  return launch.load(reinterpret_cast<const Words*>(p) + (alone ? 0 : t - first));
 }
 // Calls read(vector), where vector(t, at) is the vector of tensor t at memory index `at`, of strided rows.
 template <Op op, typename S, typename Read>
