@@ -178,7 +178,7 @@ def _sections(source: KernelSource, devices: Collection[str]) -> Iterator[tuple[
     absent = "JITACT_FAST_MATH", "JITACT_LIBMVEC", "JITACT_STAGED", "JITACT_PART", "__AVX2__", "__AVX512F__", "__F16C__"
     macros: dict[str, str | None] = dict.fromkeys(absent)
     macros |= {"JITACT_CUDA": "" if "cuda" in devices else None, "JITACT_NO_CPU": None if "cpu" in devices else ""}
-    macros |= {"JITACT_UNMARKED_NUMBERS": "0", "JITACT_SINGLES": "0", "JITACT_ALL_THREADS": ""}
+    macros |= {"JITACT_UNMARKED_NUMBERS": "0", "JITACT_SINGLES": "0", "JITACT_EXPORTED": ""}
     for flag in source.defines():
         name, _, value = flag.removeprefix("-D").partition("=")
         macros[name] = value

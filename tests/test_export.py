@@ -531,7 +531,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
     kernel = source.full_text.replace(f"{DEVICE}/", "")
     library = f'#include "elementwise.cuh"\n{kernel}\n#include "launch.cuh"\n'
     for passes in ([["-D__CUDACC__", "-D__CUDA_ARCH__=900"], ["-D__CUDACC__"]], [[]]):
-        passes = [[*flags, *source.defines(), "-DJITACT_CUDA", "-DJITACT_ALL_THREADS"] for flags in passes]
+        passes = [[*flags, *source.defines(), "-DJITACT_CUDA", "-DJITACT_EXPORTED"] for flags in passes]
         whole = "".join(line for flags in passes for line in preprocessed(library, tmp_path, *flags))
         for flags in passes:
             lines = [line for line in preprocessed(apart, tmp_path, *flags) if not line.startswith("namespace")]

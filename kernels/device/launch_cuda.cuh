@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
   }
 }
 
-#ifndef JITACT_ALL_THREADS  // which exported files define: they are shorter so
+#ifndef JITACT_EXPORTED  // which exported files define: they are shorter so
 // Shared memory of a block where so many are to run on a multiprocessor; 0 if no more than those can.
 template <int best>
 size_t shared_of_a_block() {
@@ -177,7 +177,7 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
 #ifdef JITACT_PART
       if constexpr (parts::kIsHere<op, S>) {
 #endif
-#ifdef JITACT_ALL_THREADS
+#ifdef JITACT_EXPORTED
       constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>(), shared = 0;
 #else
       constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();

@@ -138,7 +138,7 @@ struct Launch : Call {
       if (reads_two(call.op)) alternating_in = Alternating(call.read + ins - 2, size);
       if (writes_two(call.op)) alternating_out = Alternating(call.written, size);
     }
-#ifndef JITACT_ALL_THREADS
+#ifndef JITACT_EXPORTED
     const bool in_place = call.written[0].data == call.read[0].data;  // then lines that are kept would be written later
     policy = gpu::policy_of_reads(in_place ? 0 : call.n * bytes_of(call.dtype) * (reads(call.op) + writes(call.op)));
 #endif
@@ -157,7 +157,7 @@ struct Launch : Call {
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
 
-#ifndef JITACT_ALL_THREADS
+#ifndef JITACT_EXPORTED
   template <typename S>
   JITACT_DEVICE Words load(const S* p) const { return ptx::load(reinterpret_cast<const Words*>(p), policy); }
 #else
