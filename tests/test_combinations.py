@@ -44,6 +44,13 @@ class Ours:
     prelu = staticmethod(jitact.prelu)
 
 
+def _with_scale_and_mask(of_rows: Callable) -> Callable:
+    def function(x: Tensor, dim: int, scale: float, mask: Tensor | None, save: str) -> Tensor:
+        return of_rows(scale * x if mask is None else scale * x + mask, dim)
+
+    return function
+
+
 class PyTorch:
     """The same by PyTorch's functions."""
 
@@ -65,14 +72,8 @@ class PyTorch:
         y = GATES[name](gate) * other
         return y if weight is None else y * weight.unsqueeze(-1)
 
-    @staticmethod
-    def softmax(x: Tensor, dim: int, scale: float, mask: Tensor | None, save: str) -> Tensor:
-        return (scale * x if mask is None else scale * x + mask).softmax(dim)
-
-    @staticmethod
-    def log_softmax(x: Tensor, dim: int, scale: float, mask: Tensor | None, save: str) -> Tensor:
-        return (scale * x if mask is None else scale * x + mask).log_softmax(dim)
-
+    softmax = staticmethod(_with_scale_and_mask(torch.softmax))
+    log_softmax = staticmethod(_with_scale_and_mask(torch.log_softmax))
     prelu = staticmethod(F.prelu)
 
 
@@ -123,12 +124,12 @@ class Program:
         in_place = name in IN_PLACE and draw.random() < 0.4
         bias = self._leaf([shape[dim]]) if draw.random() < 0.4 else None
         residual = self._broadcasting(shape) if draw.random() < 0.4 else None
-        of_step = draw.choice([None, h, draw.randrange(h + 1)])  # or an earlier result
-        use_step = residual is None and of_step is not None and self.shapes[of_step] == shape and draw.random() < 0.3
+        earlier = [place for place, each in enumerate(self.shapes) if each == shape]  # results that a residual may be
+        result = draw.choice(earlier) if residual is None and draw.random() < 0.2 else None
 
         def step(library: Any, values: list[Tensor], leaves: list[Tensor]) -> Tensor:
-            added = leaves[residual] if residual is not None else values[of_step] if use_step else None
-            return library.activation(name, values[h], in_place, None if bias is None else leaves[bias], dim, added)
+            added = _at(values, result) if residual is None else leaves[residual]
+            return library.activation(name, values[h], in_place, _at(leaves, bias), dim, added)
 
         self._add(step, shape)
 
@@ -144,8 +145,11 @@ class Program:
         else:
             up = self._broadcasting(shape)
         weight = self._leaf(result[:-1]) if len(shape) > 1 and draw.random() < 0.3 else None
-        at = lambda place, leaves: None if place is None else leaves[place]  # noqa: E731
-        self._add(lambda lib, values, leaves: lib.gated(name, values[h], at(up, leaves), at(weight, leaves), **options), result)
+
+        def step(library: Any, values: list[Tensor], leaves: list[Tensor]) -> Tensor:
+            return library.gated(name, values[h], _at(leaves, up), _at(leaves, weight), **options)
+
+        self._add(step, result)
 
     def _softmax(self) -> None:
         (h, shape), draw = self._current(), self.random
@@ -154,8 +158,7 @@ class Program:
         scale, save = draw.choice([1.0, 0.5, -2.0]), draw.choice(["output", "input"])
 
         def step(library: Any, values: list[Tensor], leaves: list[Tensor]) -> Tensor:
-            added = None if mask is None else leaves[mask]
-            return getattr(library, name)(values[h], dim, scale=scale, mask=added, save=save)
+            return getattr(library, name)(values[h], dim, scale=scale, mask=_at(leaves, mask), save=save)
 
         self._add(step, shape)
 
@@ -183,6 +186,10 @@ class Program:
         self._add(lambda library, values, leaves: change(values[h], leaves[by]), shape)
 
 
+def _at(tensors: list[Tensor], place: int | None) -> Tensor | None:
+    return None if place is None else tensors[place]
+
+
 def _laid_out(leaf: Tensor, layout: str) -> Tensor:
     """A copy of the leaf in another memory layout."""
     if layout == "transposed" and leaf.dim() > 1:
@@ -198,11 +205,15 @@ def _weights(y: Tensor) -> Tensor:
     return torch.linspace(-1, 2, y.numel(), dtype=y.dtype).view(y.shape)
 
 
+def _weighed(y: Tensor) -> Tensor:
+    return (y * _weights(y)).sum()
+
+
 def _backward(f: Callable, leaves: list[Tensor], twice: bool = False) -> list[Tensor | None]:
     leaves = [leaf.requires_grad_() for leaf in leaves]
     y = f(*leaves)
-    found = torch.autograd.grad((y * _weights(y)).sum(), leaves, allow_unused=True, create_graph=twice)
-    terms = [(g * _weights(g)).sum() for g in found if twice and g is not None]
+    found = torch.autograd.grad(_weighed(y), leaves, allow_unused=True, create_graph=twice)
+    terms = [_weighed(g) for g in found if twice and g is not None]
     second: Sequence[Tensor | None] = [None] * len(leaves)
     if terms and sum(terms).requires_grad:
         second = torch.autograd.grad(sum(terms), leaves, allow_unused=True)
@@ -210,7 +221,7 @@ def _backward(f: Callable, leaves: list[Tensor], twice: bool = False) -> list[Te
 
 
 def _loss(f: Callable) -> Callable:
-    return lambda *leaves: (lambda y: (y * _weights(y)).sum())(f(*leaves))
+    return lambda *leaves: _weighed(f(*leaves))
 
 
 def _gradients(f: Callable, leaves: list[Tensor]) -> Callable:
