@@ -146,13 +146,21 @@ JITACT_DEVICE uint32_t equal_bfloat16s(uint32_t a, uint32_t b) {
 // How the L2 cache keeps what is read: for compute capability 9.0, by the values that CUTLASS has for it (CacheHintSm90).
 using Policy = uint64_t;
 constexpr Policy kEvictNormal = 0x1000000000000000, kEvictLast = 0x14f0000000000000;
-// Loads 16 bytes of global memory.
+// Loads words of global memory: one, two, or a multiple of four.
 template <typename Words>
 JITACT_DEVICE Words load(const Words* p, Policy policy) {
 #if __CUDA_ARCH__ == 900
+  constexpr int count = sizeof(Words) / 4;
   Words v;
-  asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
-               : "=r"(v.w[0]), "=r"(v.w[1]), "=r"(v.w[2]), "=r"(v.w[3]) : "l"(p), "l"(policy));
+  if constexpr (count == 1) {
+    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;" : "=r"(v.w[0]) : "l"(p), "l"(policy));
+  } else if constexpr (count == 2) {
+    asm volatile("ld.global.L2::cache_hint.v2.u32 {%0, %1}, [%2], %3;" : "=r"(v.w[0]), "=r"(v.w[1]) : "l"(p), "l"(policy));
+  } else {
+    JITACT_UNROLL for (int i = 0; i < count; i += 4)
+      asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                   : "=r"(v.w[i]), "=r"(v.w[i + 1]), "=r"(v.w[i + 2]), "=r"(v.w[i + 3]) : "l"(p->w + i), "l"(policy));
+  }
   return v;
 #else
   return *p;

@@ -220,7 +220,7 @@ class PartOfRows {
         typename Mask::Loaded loaded[at_once];
         JITACT_UNROLL for (int v = 0; v < at_once; v++) {
           loaded[v] = mask.repeated(0);
-          if (at(c, first + v) < place_.end) loaded[v] = mask.load(vectors_to(c, first + v));
+          if (at(c, first + v) < place_.end) loaded[v] = mask.load(vectors_to(c, first + v), launch_.policy);
         }
         JITACT_UNROLL for (int v = 0; v < at_once; v++) bits |= mask.words(loaded[v]).bits() << (first + v) * size;
       }
@@ -230,9 +230,10 @@ class PartOfRows {
   }
   // Loads x with the mask applied. All loads of x are issued before those of masks.
   JITACT_DEVICE void load_masked(Held& words) const {
-    const auto* const from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
+    const auto* from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
     SideWords<Input, size> x[vectors];
-    load_each(0, vectors, [&](int v) { x[v] = from[vectors_to(0, v)]; }, [&](int v) { x[v] = {}; }, [] {});
+    load_each(0, vectors, [&](int v) { x[v] = ptx::load(from, launch_.policy); }, [&](int v) { x[v] = {}; },
+              [&] { from += step_; });
     if constexpr (!kMasks) {
       take_input(words, x, Unmasked());
     } else {
@@ -248,7 +249,7 @@ class PartOfRows {
     JITACT_UNROLL for (int first = 0; first < vectors; first += at_once) {
       typename Mask::Loaded masks[at_once];
       if constexpr (kMasks)
-        load_each(first, first + at_once, [&](int v) { masks[v - first] = mask.load(vectors_to(0, v)); },
+        load_each(first, first + at_once, [&](int v) { masks[v - first] = mask.load(vectors_to(0, v), launch_.policy); },
                   [&](int v) { masks[v - first] = mask.repeated(launch_.outside[1]); }, [] {});
       JITACT_UNROLL for (int v = first; v < first + at_once; v++) {
         Words& made = words.of[0][v];

@@ -148,7 +148,9 @@ class AlignedMask {
       : is_one_(masks.step == 0), from_(reinterpret_cast<const char*>(masks.of(row) - begin * masks.step)),
         skipped_(int(reinterpret_cast<uintptr_t>(from_) % sizeof(Loaded))) {}
   JITACT_DEVICE bool is_aligned() const { return !is_one_ && skipped_ == 0; }
-  JITACT_DEVICE Loaded load(int v) const { return reinterpret_cast<const Loaded*>(from_)[v]; }
+  JITACT_DEVICE Loaded load(int v, ptx::Policy policy) const {
+    return ptx::load(reinterpret_cast<const Loaded*>(from_) + v, policy);
+  }
   static JITACT_DEVICE Loaded repeated(uint32_t word) { return Loaded(word); }
   static JITACT_DEVICE MaskWords<size> words(const Loaded& loaded) { return loaded; }
 
@@ -169,7 +171,7 @@ class AnyMask : AlignedMask<size> {
       : AlignedMask<size>(mask), begin_(begin), end_(end),
         vectors_(reinterpret_cast<const MaskWords<size>*>(this->from_ - this->skipped_)),
         least_(this->is_one_ ? 0 : vector_of(begin)), most_(this->is_one_ ? 0 : vector_of(end - 1)) {}
-  JITACT_DEVICE Loaded load(int v) const {
+  JITACT_DEVICE Loaded load(int v, ptx::Policy policy) const {
     if constexpr (kByElement) {
       Loaded loaded;
       JITACT_UNROLL for (int e = 0; e < size; e++) {

@@ -139,8 +139,8 @@ struct Launch : Call {
       if (writes_two(call.op)) alternating_out = Alternating(call.written, size);
     }
 #ifndef JITACT_EXPORTED
-    const bool in_place = call.written[0].data == call.read[0].data;  // then lines that are kept would be written later
-    policy = gpu::policy_of_reads(in_place ? 0 : call.n * bytes_of(call.dtype) * (reads(call.op) + writes(call.op)));
+    const int in_place = call.written[0].data == call.read[0].data ? 1 : 0;
+    policy = gpu::policy_of_reads(call.n * bytes_of(call.dtype) * (reads(call.op) + writes(call.op) - in_place));
 #endif
     by_columns = Divisor(call.columns);
     is_small = call.n < int64_t(1) << 31;
