@@ -20,7 +20,7 @@ from ..fusing.drop import dropped
 from ..records import Activation, promoted
 from .functions import ARITHMETIC, FUNCTIONS
 from .helpers import HELPERS
-from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, _Parser, bare, in_cpp
+from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, Parser, bare, in_cpp
 
 __all__ = ["CONSTANTS", "DROPOUT", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
 
@@ -76,7 +76,7 @@ class Expression:
             raise TypeError(f"an expression is text, such as 'x * sigmoid(x)', not {text!r}")
         channels, parameters = tuple(channels), tuple(parameters)
         given = None if elements is None else tuple(elements)
-        parser = _Parser(text.strip(), given, channels, parameters, tuple(random), of_kernel_file, draws, beside)
+        parser = Parser(text.strip(), given, channels, parameters, tuple(random), of_kernel_file, draws, beside)
         root = parser.number(parser.parse())
         self.text = " ".join(text.split())
         self.elements = parser.elements

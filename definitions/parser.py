@@ -30,8 +30,8 @@ LOGICAL = {"||": "|", "&&": "&"}
 
 NO_COMMENTS = "an expression takes no comments"
 
-# Exponents for which pow is products, as in PyTorch; of texts of the base that are shorter than this, as they are repeated.
-PRODUCTS, SHORT = (3, 4), 40
+# Exponents for which pow is products, as in PyTorch; of bases whose text is no longer than this, as it is repeated.
+PRODUCTS, LONGEST_BASE = (3, 4), 40
 
 # Notations of other languages, and what to write instead.
 HABITS = {
@@ -80,7 +80,7 @@ SUFFIX = re.compile(NUMBER.pattern + r"[fFlLuU]+")
 KEEP = "keep__"  # the argument of the PyTorch form that gives dropout's mask; no operand's name contains "__"
 
 NEAR = 0.75  # difflib's similarity from which a name may be a misspelling of another
-SHORT = 2  # names up to this length are not taken for misspellings; the lengths of others must differ by less than this
+SHORT_NAME = 2  # names up to this length are not taken for misspellings
 
 # Limits that compilers and Python's parser can handle.
 MAX_NESTING = 100  # of parentheses, calls, signs and branches
@@ -186,7 +186,7 @@ def bare(text: str) -> str:
     return text[1:-1] if text.startswith("(") else text
 
 
-class _Parser:
+class Parser:
     """Precedence climbing over the tokens of one expression."""
 
     def __init__(
@@ -507,8 +507,8 @@ class _Parser:
             for other in self.elements:
                 known.pop(other, None)
             near = [known[name.lower()]] if name.lower() in known else []
-            if not near and len(name) > SHORT:
-                long = [each for each in known if len(each) > SHORT and abs(len(each) - len(name)) < 2]
+            if not near and len(name) > SHORT_NAME:
+                long = [each for each in known if len(each) > SHORT_NAME and abs(len(each) - len(name)) < 2]
                 near = [known[each] for each in difflib.get_close_matches(name.lower(), long, n=2, cutoff=NEAR)]
             if not near:  # repeated letters, such as pii
                 near = [each for each in CONSTANTS if each == re.sub(r"(.)\1+", r"\1", name)]
@@ -546,8 +546,9 @@ class _Parser:
         given = [f"T({node.cpp})" if node.kind == "number" else bare(node.cpp) for node in arguments]
         key = f"({name} {' '.join(node.key for node in arguments)})"
         cpp = f"{name}({', '.join(given)})"
-        if name == "pow" and arguments[1].value in PRODUCTS and arguments[0].kind == "tensor" and len(given[0]) < SHORT:
-            cpp = f"({' * '.join([arguments[0].cpp] * int(arguments[1].value))})"
+        if name == "pow" and arguments[1].value in PRODUCTS and arguments[0].kind == "tensor" and len(given[0]) <= LONGEST_BASE:
+            base = given[0] if given[0].isidentifier() else f"({given[0]})"
+            cpp = f"({' * '.join([base] * int(arguments[1].value))})"
         return self.node(token.start, closing.end, python, cpp, key, *arguments)
 
     def arguments(self, name: str) -> tuple[list[_Node], _Token]:
