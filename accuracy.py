@@ -241,8 +241,9 @@ def _columns_of(error: dict | None) -> str:
 
 
 def main(arguments: list[str] | None = None, prog: str = "python -m jitact.accuracy") -> int:
-    """The command line. Returns the exit code: 1 if a bound is broken, 2 for bad arguments, 130 after Ctrl-C, 143 after
-    SIGTERM.
+    """The command line.
+
+    Returns the exit code: 1 if a bound is broken, 2 for bad arguments, 130 after Ctrl-C, 143 after SIGTERM.
     """
     return exit_code(lambda: _main(arguments, prog))
 

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .configs import BEFORE_2_13, Config, call, call_forward, configured, in_order, is_batched, is_transformed, strides_of_bits
+from .configs import (
+    BEFORE_2_13,
+    Config,
+    call,
+    call_forward,
+    configured,
+    in_order,
+    is_batched,
+    is_transformed,
+    records_backward,
+    strides_of_bits,
+)
 from .fusing.drop import kept
 from .records import Activation, by_token
+from .records.tracing import as_constant
 
 __all__ = ["activate", "activate_at_once", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
 
@@ -245,11 +257,10 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
     """``dy`` times the slope: of an elementwise function both the vector-Jacobian and the Jacobian-vector product."""
     config, params = ctx.config, ctx.params
     if config.save == "bit":
-        differentiable = torch.is_grad_enabled() and not torch.compiler.is_compiling()
-        if is_batched(dy) or (others and differentiable):
+        if is_batched(dy) or (others and records_backward()):
             return by_slope(dy, _slope(config, dy, ctx.strides, kept, others, params))
         dy = in_order(dy, config, ctx.strides)
-    if others and config.save == "output" and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+    if others and config.save == "output" and records_backward():
         further = configured(config.record.from_output, False, "input", False)
         return activate(kept, further, params, (), dy, *others)
     if others or (not torch.is_grad_enabled() and not is_transformed()):
@@ -280,11 +291,16 @@ def _wanted_gradients(
     """The gradients of several operands, from the saved tensors; None where they are not wanted."""
     config, params = ctx.config, ctx.params
     if config.save == "bit":
-        if is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling()):
+        if is_batched(dy) or records_backward():
             return _gradients_from_numbers(ctx, dy, kept, others, wanted)
         found = _call_backward(config, params, tuple(wanted), in_order(dy, config, ctx.strides), (kept, *others))
-        return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
+        return _wanted(found, wanted)
     return gradients(config, params, dy, (kept, *others), wanted)
+
+
+def _wanted(found: Sequence[Tensor], wanted: list[bool]) -> list[Tensor | None]:
+    """The gradients, with None for those that are not wanted."""
+    return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
 
 
 def _gradients_from_numbers(
@@ -360,11 +376,11 @@ def gradients(
     """The gradients of several operands, the last of which may be the seed; None for those that are not wanted."""
     if is_batched(dy):
         return _batched_gradients(config, params, wanted, dy, operands)
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # torch.compile has no second derivatives
+    if records_backward():
         found = _Gradients.apply(dy, config, params, tuple(wanted), *operands)
     else:
         found = _call_backward(config, params, wanted, dy, operands)
-    return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
+    return _wanted(found, wanted)
 
 
 def _batched_gradients(
@@ -373,7 +389,7 @@ def _batched_gradients(
     """The same for a batched ``dy``, which the operators do not support."""
     if config.record.by_formula:
         found = _formula_gradients(config, params, dy, *operands)
-        return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
+        return _wanted(found, wanted)
     slopes, found = configured(config.record.gradients, False, "input", False), []
     ones = torch.ones_like(operands[0])
     for g, place in enumerate(config.places):
@@ -457,11 +473,9 @@ def formula_from_seed(
     return record.reference(*tensors, *params, keep=_keep(like, seed))
 
 
+@as_constant
 def _by_formula(token: str) -> bool:
     return by_token[token].by_formula
-
-
-_by_formula._dynamo_marked_constant = True  # torch.compile calls it and does not trace it
 
 
 def check_formula(record: Activation) -> None:
@@ -483,4 +497,4 @@ def _refuse_formula(name: str) -> None:
 
 
 if BEFORE_2_13:  # makes torch.compile raise it: there, a transform that it runs uncompiled may lose derivatives
-    _refuse_formula._dynamo_marked_constant = True
+    as_constant(_refuse_formula)

@@ -178,8 +178,9 @@ def parse_shape(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: list[str] | None = None, prog: str = "bench.py") -> int:
-    """The command line. Returns the exit code: 1 if an activation is wrong, 130 after Ctrl-C, 143 after SIGTERM; bad
-    arguments exit with 2.
+    """The command line.
+
+    Returns the exit code: 1 if an activation is wrong, 130 after Ctrl-C, 143 after SIGTERM; bad arguments exit with 2.
     """
     return exit_code(lambda: _main(arguments, prog))
 

@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from . import kernels
 from .records import Activation, by_token, layout
+from .records.tracing import as_constant
 
 __all__ = [
     "BEFORE_2_13",
@@ -18,6 +19,7 @@ __all__ = [
     "alive",
     "call",
     "call_forward",
+    "check_allocated",
     "configure",
     "configured",
     "copied",
@@ -28,6 +30,7 @@ __all__ = [
     "is_transformed",
     "load",
     "overwritten",
+    "records_backward",
     "run_operator",
     "strides_of_bits",
 ]
@@ -98,13 +101,10 @@ def configured(record: Activation, inplace: bool, save: str, fast_math: bool) ->
     return config
 
 
+@as_constant
 def load(token: str, fast_math: bool) -> str:
     """The prefix of the names of a record's operators, which are compiled if necessary."""
     return kernels.load(by_token[token].source, fast_math=fast_math).name
-
-
-# As torch.compiler.assume_constant_result, without importing the whole compiler: torch.compile calls it and does not trace it.
-load._dynamo_marked_constant = True
 
 
 def call(operator: Callable, *arguments: Any) -> Any:
@@ -225,7 +225,7 @@ def _never_traced(function: Callable[[], bool]) -> Callable[[], bool]:
     Nor where it runs others uncompiled, as within forward-mode AD, and traces what they call: from torch 2.14 on, what it finds
     then would be the answer of all later calls.
     """
-    function._dynamo_marked_constant = True
+    as_constant(function)
     dynamo = torch._C._dynamo.eval_frame
     skip, default = dynamo._FrameAction.SKIP, dynamo._FrameAction.DEFAULT
     dynamo.set_code_exec_strategy(function.__code__, dynamo._FrameExecStrategy(skip, default))
@@ -246,6 +246,11 @@ def is_transformed() -> bool:
 @_never_traced  # torch.compile enters a transform's level while it traces its body
 def _in_torch_func() -> bool:
     return torch._C._functorch.maybe_current_level() is not None
+
+
+def records_backward() -> bool:
+    """Whether a backward that runs now is recorded, for second derivatives; torch.compile's, which has none, is not."""
+    return torch.is_grad_enabled() and not torch.compiler.is_compiling()
 
 
 def is_functionalized() -> bool:

@@ -35,6 +35,7 @@ from .records.arguments import (
 from .running import run, run_with_operands
 
 __all__ = [
+    "GENERATED",
     "ActivationModule",
     "Makers",
     "StandingIn",

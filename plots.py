@@ -122,8 +122,10 @@ def _labelled(activation: Named) -> tuple[ActivationModule | RowActivation, str]
 
 
 def _functions(module: ActivationModule | RowActivation) -> dict[str, tuple[Subject, Subject, Subject]]:
-    """jitact's, the exact and PyTorch's function, each as made for given inputs; keyed by a suffix for the label, which names
-    the operand if there are several."""
+    """jitact's, the exact and PyTorch's function, each as made for given inputs.
+
+    Keyed by a suffix for the label, which names the operand if there are several.
+    """
     if isinstance(module, RowActivation):
         forms = (
             partial(by_kernel, module),

@@ -46,7 +46,9 @@ __all__ = [
     "given",
     "module_of",
     "names",
+    "of_defaults",
     "of_rows",
+    "record_named",
     "record_of",
     "register",
     "resolve",
@@ -295,7 +297,7 @@ def record_named(name: str) -> Activation:
     if twice := [part for part in parts if parts.count(part) > 1]:
         raise ValueError(f"{name!r}: {twice[0]!r} can be fused once")
     record = class_of(first).activation
-    return gated_named(record, parts) if record.gating else named(name, lambda _: record)
+    return (gated_named if record.gating else named)(record, parts)
 
 
 def function(name: str) -> Callable[..., Tensor]:

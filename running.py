@@ -22,6 +22,7 @@ from .configs import (
 )
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_stand_in, stand_ins
+from .records.tracing import as_constant
 
 __all__ = ["called_later", "run", "run_fitted", "run_with_operands", "traced"]
 
@@ -290,6 +291,7 @@ def write(x: Tensor, y: Tensor) -> Tensor:
     return x.copy_(y)
 
 
+@as_constant
 def traced(token: str, fast_math: bool) -> str:
     """The operator for an activation in graphs: name, version, and, if Inductor decomposes it, the kinds of ``save`` it has.
 
@@ -299,10 +301,6 @@ def traced(token: str, fast_math: bool) -> str:
 
     made = operators(by_token[token], fast_math, _recorded)
     return ",".join([made.name, made.version, *(made.formula.saves if made.formula else ())])
-
-
-# As torch.compiler.assume_constant_result, without importing the whole compiler: torch.compile calls it and does not trace it.
-traced._dynamo_marked_constant = True
 
 
 def _recorded(record: Activation, arguments: tuple, fast_math: bool) -> Tensor:
@@ -333,11 +331,9 @@ def _formula(
     return record.reference(*tensors, *params)
 
 
+@as_constant
 def _evaluated(token: str) -> bool:
     """Evaluates a formula once outside of tracing: it may fill caches in ways that torch.compile cannot trace."""
     record = by_token[token]
     record.reference(torch.empty(0), *[default for _, default in record.params])
     return True
-
-
-_evaluated._dynamo_marked_constant = True

@@ -101,8 +101,12 @@ def _unless_zero(derivative: Tensor, made: Tensor, differs: bool) -> Tensor:
 
 @cache
 def _slopes() -> tuple[str, dict[str, tuple[str, ...]], set[str]]:
-    """The derivatives in the header as the text of a kernel file, the names that it gives those of each function, of which step
-    functions have none, and the functions whose derivative is finite for every finite argument."""
+    """The derivatives in the header.
+
+    Returns:
+        The text of a kernel file of them; the names that it gives those of each function, of which step functions have none;
+        and the functions whose derivative is finite for every finite argument.
+    """
     header = (DEVICE / "math_dual.cuh").read_text()
     written = re.findall(r"^template <typename T>\nJITACT_INLINE (T \w+\(.*?^\}$)", header, re.MULTILINE | re.DOTALL)
     names, finite = {}, set()

@@ -16,7 +16,20 @@ from torch import Tensor
 
 from ..definitions import helpers
 
-__all__ = ["functions"]
+__all__ = [
+    "LN2",
+    "LOG2E",
+    "Narrow",
+    "Single",
+    "Value",
+    "functions",
+    "inverse",
+    "leading",
+    "least",
+    "most",
+    "polynomial",
+    "scaled_sigmoid",
+]
 
 Value = Tensor | float
 LOG2E, LN2, SQRT_HALF = math.log2(math.e), math.log(2), math.sqrt(0.5)

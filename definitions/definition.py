@@ -17,8 +17,9 @@ from ..kernels import KernelSource, Work
 from ..kernels.loader import signature
 from ..kernels.loader.signature import Signature
 from ..kernels.loader.slopes import slope_source
+from ..kernels.loader.source import NEXT_TO_NOTHING
 from ..modules import title_of
-from ..records import NEXT_TO_NOTHING, Activation, Channel, Requirement, Row
+from ..records import Activation, Channel, Requirement, Row
 from ..running import run, run_fitted
 from . import kernel_file
 from .expression import Expression, ExpressionError

@@ -20,7 +20,7 @@ from ..fusing.drop import dropped
 from ..records import Activation, promoted
 from .functions import ARITHMETIC, FUNCTIONS
 from .helpers import HELPERS
-from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, Parser, bare, in_cpp
+from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, in_cpp, parse
 
 __all__ = ["CONSTANTS", "DROPOUT", "FUNCTIONS", "Expression", "ExpressionError", "in_cpp"]
 
@@ -76,17 +76,12 @@ class Expression:
             raise TypeError(f"an expression is text, such as 'x * sigmoid(x)', not {text!r}")
         channels, parameters = tuple(channels), tuple(parameters)
         given = None if elements is None else tuple(elements)
-        parser = Parser(text.strip(), given, channels, parameters, tuple(random), of_kernel_file, draws, beside)
-        root = parser.number(parser.parse())
+        parsed = parse(text.strip(), given, channels, parameters, tuple(random), of_kernel_file, draws, beside)
         self.text = " ".join(text.split())
-        self.elements = parser.elements
+        self.elements, self.names, self.random, self.shares, self.activations, self.python, self.cpp, self.key = parsed
         self.variables = self.elements + channels + parameters
-        self.names = frozenset(parser.names)
-        self.random, self.shares = tuple(parser.drawn), tuple(parser.shares)
-        self.helpers = {name: HELPERS[name] for name in HELPERS if name in parser.names}
-        self.activations = tuple(parser.activations.values())
+        self.helpers = {name: HELPERS[name] for name in HELPERS if name in self.names}
         self.is_arithmetic = not (self.activations or self.random or self.names & FUNCTIONS.keys() - ARITHMETIC)
-        self.python, self.cpp, self.key = bare(parser.as_tensor(root)), bare(root.cpp), root.key
         names = {"torch": torch, "math": math, DROPOUT: dropped}
         names |= {helper.__name__: helper for helper in self.helpers.values()}
         names |= {activation.python: activation for activation in self.activations}

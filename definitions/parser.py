@@ -20,7 +20,7 @@ from .functions import FUNCTIONS, IN_MATH, Called, called
 from .helpers import HELPERS
 from .signs import ARITHMETIC, BINDING, COMPARISONS
 
-__all__ = ["CONSTANTS", "DROPOUT", "KEEP", "ExpressionError", "Share", "bare", "in_cpp"]
+__all__ = ["CONSTANTS", "DROPOUT", "KEEP", "ExpressionError", "Parsed", "Share", "bare", "in_cpp", "parse"]
 
 CONSTANTS = {"pi": math.pi}
 DROPOUT = "dropout"  # not in FUNCTIONS, as it draws random numbers
@@ -186,7 +186,7 @@ def bare(text: str) -> str:
     return text[1:-1] if text.startswith("(") else text
 
 
-class Parser:
+class _Parser:
     """Precedence climbing over the tokens of one expression."""
 
     def __init__(
@@ -673,3 +673,56 @@ class Parser:
         inner = self.number(self.within(self.choice))
         closing = self.expect(")", "to close T(")
         return replace(inner, start=token.start, end=closing.end, python=f"({bare(inner.python)})", whole=False)
+
+
+class Parsed(NamedTuple):
+    """What parsing an expression gives.
+
+    Attributes:
+        elements: the elementwise tensors that may occur in it.
+        names: the names that do occur.
+        random: the C++ names of the random numbers that it draws.
+        shares: the dropout probabilities that depend on parameters.
+        activations: the activations that it calls.
+        python: the expression in Python.
+        cpp: the expression in C++.
+        key: a normal form.
+    """
+
+    elements: tuple[str, ...]
+    names: frozenset[str]
+    random: tuple[str, ...]
+    shares: tuple[Share, ...]
+    activations: tuple[Called, ...]
+    python: str
+    cpp: str
+    key: str
+
+
+def parse(
+    text: str,
+    elements: tuple[str, ...] | None,
+    channels: tuple[str, ...],
+    parameters: tuple[str, ...],
+    random: tuple[str, ...],
+    of_kernel_file: bool,
+    draws: bool,
+    beside: Mapping[str, Activation],
+) -> Parsed:
+    """Parses an expression. The arguments are those of :class:`~.expression.Expression`.
+
+    Raises:
+        ExpressionError: ``text`` is not an expression in these names.
+    """
+    parser = _Parser(text, elements, channels, parameters, random, of_kernel_file, draws, beside)
+    root = parser.number(parser.parse())
+    return Parsed(
+        parser.elements,
+        frozenset(parser.names),
+        tuple(parser.drawn),
+        tuple(parser.shares),
+        tuple(parser.activations.values()),
+        bare(parser.as_tensor(root)),
+        bare(root.cpp),
+        root.key,
+    )

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import NamedTuple
 
-from ..kernels.loader.source import DEVICE, KernelSource
+from ..kernels.loader.source import KernelSource
 from ..rows.definition import RowDefinition
 from ..rows.kernels import (
     ACROSS_IN_A_BLOCK,
@@ -14,6 +13,7 @@ from ..rows.kernels import (
     LONGEST_ACROSS,
     MOST_ACROSS,
     NARROW,
+    VECTORS,
     VECTORS_OF_A_BLOCK,
     WORD,
 )
@@ -189,7 +189,6 @@ def _takes(exported: RowsToExport, devices: tuple[str, ...]) -> str:
     """The function that tells which calls the kernels support."""
     of_rows = bool(exported.rows)
     recorded = "any(each.requires_grad for each in (x, *rows))" if of_rows else "x.requires_grad"
-    vectors = int(re.search(r"kMostVectors = (\d+);", (DEVICE / "rows_call.h").read_text())[1])
     on_gpu = [
         f"recorded = torch.is_grad_enabled() and {recorded}",
         "tensors = 2 if recorded else 1  # that are read: backward reads dy too",
@@ -198,7 +197,7 @@ def _takes(exported: RowsToExport, devices: tuple[str, ...]) -> str:
         f"words = x.numel() // x.shape[dim] // columns * -(-columns * x.itemsize // {WORD})",
         f"most = words < {MOST_ACROSS} and x.shape[dim] < {LONGEST_ACROSS}  # or indices are beyond 32 bits",
         f"row = x.shape[dim] * x.itemsize + ({2 * ALIGNED} if x.shape[dim] * x.itemsize % {ALIGNED} else 0)  # bytes, at most",
-        f"along = row <= ({ALIGNED * vectors} // tensors if clusters else {ALIGNED * VECTORS_OF_A_BLOCK})",
+        f"along = row <= ({ALIGNED * VECTORS} // tensors if clusters else {ALIGNED * VECTORS_OF_A_BLOCK})",
         f"return x.data_ptr() % {ALIGNED} == 0 and (along if columns == 1 else across and most)",
     ]
     on_cpu = f"return columns == 1 or columns >= {NARROW}"

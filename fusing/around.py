@@ -13,11 +13,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.loader.signature import ROLES
+from ..kernels.loader.signature import TYPES
 from ..kernels.loader.source import Work
 from ..kernels.loader.uses import prepare_through
 from ..records import Activation, Channel, Requirement, by_token
 from ..records.arguments import as_number, shown, stand_ins, what_it_is
+from ..records.tracing import as_constant
 from ..running import called_later, run_with_operands
 from .drop import dropped
 
@@ -139,6 +140,7 @@ def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
         raise ValueError(f"{record.name}: {why}{own}")
 
 
+@as_constant
 def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> str:
     """Makes the record outside of tracing, and returns the name of the attribute in which :func:`around` keeps it."""
     around(by_token[token], bias, dropout, residual, dim)
@@ -148,9 +150,6 @@ def _made(token: str, bias: bool, dropout: bool, residual: bool, dim: int) -> st
 @cache
 def _name(bias: bool, dropout: bool, residual: bool, dim: int) -> str:
     return f"around_{bias:d}{dropout:d}{residual:d}_{dim}"
-
-
-_made._dynamo_marked_constant = True
 
 
 def around(
@@ -175,22 +174,16 @@ def around(
     return made
 
 
-def named(name: str, get: Callable[[str], Activation]) -> Activation:
-    """The record that ``gelu+bias+dropout`` names.
-
-    Args:
-        name: the activation and what is fused with it, separated by ``+``.
-        get: returns the record of an activation by name.
+def named(record: Activation, parts: list[str]) -> Activation:
+    """The record that ``gelu+bias+dropout`` names, given gelu's and what follows a ``+``.
 
     Raises:
-        KeyError: there is no such activation.
         ValueError: that cannot be fused, or the activation has an argument of its own of that name.
     """
-    activation, *parts = name.split("+")
+    name = "+".join([record.name, *parts])
     unknown = [part for part in parts if part not in NAMES]
     if unknown:
         raise ValueError(f"{name!r}: {unknown[0]!r} cannot be fused with an activation; {', '.join(NAMES)} can")
-    record = get(activation)
     own = [part for part in parts if part not in record.beside]
     if own:
         raise ValueError(f"{name!r}: {record.name} has an argument {own[0]!r} of its own")
@@ -198,7 +191,7 @@ def named(name: str, get: Callable[[str], Activation]) -> Activation:
 
 
 def _work(record: Activation, bias: bool, dropout: bool, residual: bool) -> Work:
-    """The work of the fused kernel, as measured: see docs/decisions.md."""
+    """The work of the fused kernel, as measured: see docs/decisions/operands.md."""
     work = record.source.work
     if bias and not residual and "bit" not in record.saves:  # activations that keep a bit compute almost nothing in forward
         return work._replace(forward=3 if work.forward <= 3 and not dropout else 5)
@@ -267,9 +260,8 @@ def _holds(function: Callable[..., Any], own: int, *params: float) -> Any:
 def _text(record: Activation, bias: bool, dropout: bool, residual: bool) -> str:
     """The kernel file: calls the activation's functions, which are in a namespace of their own."""
     signature, name = record.source.signature, record.name
-    types = {role: type_ for type_, role in ROLES.items()}
     first = signature.operands[0].in_file
-    others = [(types[o.role], f"{o.in_file}_" if o.role == "number" else o.in_file) for o in signature.operands[1:]]
+    others = [(TYPES[o.role], f"{o.in_file}_" if o.role == "number" else o.in_file) for o in signature.operands[1:]]
     tensors = [each for each in others if each[0] not in ("Number<T>", "Random<T>")]
     after = [each for each in others if each[0] in ("Number<T>", "Random<T>")]
     # The bias comes right after x: a bit that is enough for the gradient of x is then taken to be enough for that of the bias.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ..kernels.loader.signature import ROLES, Signature
+from ..kernels.loader.signature import TYPES, Signature
 from ..kernels.loader.uses import prepare_through
 from ..records import Activation
 
@@ -13,12 +13,11 @@ __all__ = ["CHANNEL", "UNFUSED", "WEIGHT", "leading_to", "name_of", "named", "ty
 
 WEIGHT, UNFUSED = "row_weight", "unfused"
 CHANNEL = "Channel<T>"
-_KINDS = {role: kind for kind, role in ROLES.items()}
 
 
 def typed_operands(signature: Signature) -> list[tuple[str, str]]:
     """Type and name of the operands that are not elementwise. The names end in ``_``, so that they hide no function."""
-    return [(_KINDS[each.role], f"{each.name}_") for each in signature.operands if each.role != "element"]
+    return [(TYPES[each.role], f"{each.name}_") for each in signature.operands if each.role != "element"]
 
 
 def with_options(record: Activation, *, weighted: bool = False, unfused: bool = False) -> Activation:

@@ -11,6 +11,7 @@ from torch.overrides import handle_torch_function
 from ..configs import alive, call_forward, configured, is_exporting, is_transformed
 from ..records import Activation, by_token, layout, rows_together
 from ..records.arguments import check_tensor, stand_ins, what_it_is
+from ..records.tracing import as_constant
 from ..running import run_fitted, run_with_operands, traced
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
@@ -98,13 +99,11 @@ def run_packed(
     return call_forward(configured(record, False, "input", fast_math), *halves.split(x), *others, *params)
 
 
+@as_constant
 def _made(token: str, weighted: bool, unfused: bool) -> str:
     """Makes the record outside of tracing, and returns the name of the attribute in which :func:`with_options` caches it."""
     with_options(by_token[token], weighted=weighted, unfused=unfused)
     return name_of(weighted, unfused)
-
-
-_made._dynamo_marked_constant = True
 
 
 def _pair(record: Activation, tensors: tuple, named: dict[str, Any], gate: str) -> dict[str, Tensor]:

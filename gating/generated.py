@@ -15,6 +15,7 @@ from ..kernels.loader.uses import prepare_through
 from ..modules import GENERATED, ActivationModule
 from ..records import Activation, Gating, by_token
 from ..records.arguments import GATED, OPTIONS
+from ..records.tracing import as_constant
 from .around import CHANNEL, leading_to, typed_operands
 from .modules import make_gated_module
 
@@ -51,6 +52,7 @@ def gated(activation: registry.Named) -> type[ActivationModule]:
     return getattr(record.made, made) if made else _class_of(record)
 
 
+@as_constant
 def _made(token: str) -> str:
     """Makes the class outside of tracing, and returns the name of the attribute of the record's ``made`` that has it.
 
@@ -62,9 +64,6 @@ def _made(token: str) -> str:
     except ValueError:
         return ""
     return "gated"
-
-
-_made._dynamo_marked_constant = True
 
 
 def _class_of(record: Activation) -> type[ActivationModule]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..autograd import gradients
-from ..configs import Config, call, call_forward, configured, is_batched, load
+from ..configs import Config, call, call_forward, configured, is_batched, load, records_backward
 from ..records import Activation
 from .halves import Halves
 
@@ -62,7 +62,7 @@ class ActivatePacked(torch.autograd.Function):
         (x, *others), (config, halves, operator), params = ctx.saved_tensors, ctx.packing, ctx.params
         places, operands = [place + 1 for place in config.places[2:]], (*halves.split(x), *others)
         needs = [ctx.needs_input_grad[place] for place in places]
-        in_torch = is_batched(dy) or (torch.is_grad_enabled() and not torch.compiler.is_compiling())
+        in_torch = is_batched(dy) or records_backward()
         if in_torch or not ctx.needs_input_grad[0]:  # batched or differentiable gradients, or none of ``x``
             a, b, *sums = gradients(config, params, dy, operands, [ctx.needs_input_grad[0]] * 2 + needs)
             found[0] = halves.join(a, b) if ctx.needs_input_grad[0] else None

@@ -1,9 +1,10 @@
 """Compiles kernel files at first use, caches the builds, and registers their operators.
 
-Only this package deals with compilers, caches and locks; the rest uses the operators that :func:`load` registers. The modules
-of ``loader``, from sources to operators:
+Only this package deals with compilers, caches and locks; the rest uses the operators that :func:`load` registers, and what
+kernel files say about themselves. The modules of ``loader``, from sources to operators:
 
-    source      a kernel file and the headers that it includes
+    signature   what a kernel file declares; slopes makes files of its derivatives
+    source      a kernel file and the headers that it includes; uses adds the files that it calls
     plan        what a build depends on, and its cache key
     toolchain   finds compilers; gpu finds GPUs; memory caches the facts about both
     build       a suitable cached build, or a new one: folders, cache, lock, compile

@@ -23,7 +23,7 @@ from .sampling import incoming, inputs, kinks
 from .several import fixed_values, in_eval, lines_of_several, named, of_several, surrounded
 from .verdicts import FAR, Check, Line, name_of, worst_of
 
-__all__ = ["check", "check_determined", "converted", "default_device"]
+__all__ = ["DTYPES", "check", "check_determined", "converted", "default_device"]
 
 
 def check(

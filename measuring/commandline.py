@@ -29,6 +29,7 @@ from ..rows.modules import names as row_names
 from .progress import progress, say
 
 __all__ = [
+    "CLOSED",
     "DTYPES",
     "CommandParser",
     "Parser",

@@ -89,8 +89,10 @@ def _median(runs: list[dict[str, float]], key: str) -> float:
 
 
 def _run(imports: str, use: str, device: str, cache: Path) -> dict[str, float]:
-    """Runs a program that defines ``forward`` in a new process. Returns the seconds of the import and of the use up to the
-    first result, and the number of processes that it started."""
+    """Runs a program that defines ``forward`` in a new process.
+
+    Returns the seconds of the import and of the use up to the first result, and the number of processes that it started.
+    """
     task = _TASK.format(imports=imports, use=use, device=device)
     paths = os.pathsep.join(filter(None, sys.path))
     environment = os.environ | {"JITACT_CACHE_DIR": str(cache), "PYTHONPATH": paths, "TORCH_CUDA_ARCH_LIST": ""}

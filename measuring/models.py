@@ -28,7 +28,7 @@ from jitact.replacing.swap import replace
 
 from .commandline import CLOSED, dtype_name, first_line, keeping, progress, say
 
-__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "Block", "Step", "compile_ahead", "measure_models"]
+__all__ = ["ACTIVATIONS", "BLOCKS", "FORMS", "HOST_LIMIT", "Block", "Step", "compile_ahead", "measure_models"]
 
 Task = TypeVar("Task")
 FORMS = ("eager", "eager + jitact", "compile", "compile + jitact")

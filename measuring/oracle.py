@@ -16,7 +16,7 @@ from ..registry import record_of
 from .limits import Limit
 from .ulp import ulp_error, value_and_gradient
 
-__all__ = ["Judge", "Oracle", "check_reference", "curve", "exact_function", "finite_differences"]
+__all__ = ["Judge", "Oracle", "check_reference", "curve", "exact_function", "finite_differences", "function_of"]
 
 NEWTON_STEPS = 40  # each takes a saturated output an e-fold further out
 

@@ -22,7 +22,17 @@ from .sampling import incoming, inputs
 from .ulp import gradients
 from .verdicts import FAR, Line, worst_of
 
-__all__ = ["by_operand", "fixed_values", "lines_of_several", "named", "of_several", "surrounded"]
+__all__ = [
+    "by_operand",
+    "fixed_values",
+    "formula",
+    "in_eval",
+    "kernel",
+    "lines_of_several",
+    "named",
+    "of_several",
+    "surrounded",
+]
 
 Function = Callable[..., Tensor]
 SPREAD = 2.0  # the standard deviation of the samples of all operands but the first
@@ -31,8 +41,10 @@ OFTEN = 8  # one in so many samples is drawn from all numbers within +-100
 
 
 def of_several(record: Activation) -> bool:
-    """Whether an activation is checked and plotted by operand: it has several elements or rows, or is a definition with
-    channel operands."""
+    """Whether an activation is checked and plotted by operand.
+
+    It is if it has several elements or rows, or is a definition with channel operands.
+    """
     return len(record.layout.tensors) > 1 and (record.layout.elements > 1 or not record.module)
 
 

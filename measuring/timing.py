@@ -87,8 +87,10 @@ def kept_bytes(call: Callable[[], object]) -> int:
 
 
 def lap(device: torch.device, call: Callable[[int], object], first: int, count: int) -> Callable[[], float]:
-    """Runs ``count`` calls from number ``first`` on, and returns a function that waits for them and returns the milliseconds
-    of one."""
+    """Runs ``count`` calls from number ``first`` on.
+
+    Returns a function that waits for them and returns the milliseconds of one.
+    """
     if device.type == "cuda":
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         if count == 1:  # measures the GPU's time alone; for several short calls, the host's overhead is part of the time

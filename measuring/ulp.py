@@ -83,8 +83,10 @@ def _binade(values: Tensor) -> Tensor:
 
 
 def sample(dtype: torch.dtype, device: torch.device, step: int = 4099) -> Tensor:
-    """Representative inputs: every finite value of a 16-bit type; for wider types all 16-bit values, random normal ones, and
-    every ``step``-th fp32 number.
+    """Representative inputs of a dtype.
+
+    Every finite value of a 16-bit type; for wider types all 16-bit values, random normal ones, and every ``step``-th fp32
+    number.
 
     Args:
         dtype: of the inputs.

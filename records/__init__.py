@@ -17,6 +17,7 @@ from ..kernels import KernelSource, Work
 from ..kernels.loader.lock import ThreadLock
 from ..kernels.loader.signature import Signature
 from ..kernels.loader.slopes import from_bit_source, from_output_source, gradients_source
+from ..kernels.loader.source import NEXT_TO_NOTHING
 from .arguments import (
     AROUND,
     DTYPES,
@@ -30,9 +31,9 @@ from .arguments import (
     shown,
     what_it_is,
 )
+from .tracing import as_constant
 
 __all__ = [
-    "NEXT_TO_NOTHING",
     "Activation",
     "Channel",
     "Gating",
@@ -48,7 +49,6 @@ __all__ = [
     "rows_together",
 ]
 
-NEXT_TO_NOTHING = Work(1, 1)
 
 by_token: weakref.WeakValueDictionary[str, Activation] = weakref.WeakValueDictionary()
 """Every record by its token: a string constant, as torch.compile can put into a graph, where it cannot put a record."""
@@ -141,7 +141,7 @@ class Activation:
         inplace: whether the constructor takes ``inplace``, as ``torch.nn``'s does.
         declared_saves: overrides :attr:`saves`, which otherwise follows from the functions in the kernel file.
         gradient_from_output: ``dx`` from ``(dy, y, *params)`` in PyTorch, for second derivatives with ``save="output"``.
-        module: the ``torch.nn`` class; None makes :attr:`Model` from ``reference``.
+        module: the ``torch.nn`` class; None if there is none; then the module's ``Model`` is made from ``reference``.
         notes: further text for the docstring.
         exact: the function in PyTorch for float64 comparisons, if ``reference`` loses digits even in float64.
         requires: conditions on the parameters.
@@ -589,14 +589,11 @@ def layout(token: str) -> Layout:
     return Layout(*named, elements[0], bool(draws[0]), places, passed, reads, from_bit)
 
 
+@as_constant
 def _written_layout(token: str) -> str:
     """The layout as text: a constant that every supported torch.compile can put into a graph."""
     tensors, saves, elements, draws, *places = by_token[token].layout
     return ";".join(",".join(map(str, each)) for each in (tensors, saves, [elements], [int(draws)], *places))
-
-
-# What torch.compiler.assume_constant_result sets, without importing the compiler: Dynamo takes the result as a constant.
-_written_layout._dynamo_marked_constant = True
 
 
 def given_in_calls(token: str) -> tuple[str, ...]:
@@ -606,20 +603,16 @@ def given_in_calls(token: str) -> tuple[str, ...]:
     return tuple(_written_names(token).split(","))
 
 
+@as_constant
 def _written_names(token: str) -> str:
     """:attr:`Activation.given_in_calls` as text."""
     return ",".join(by_token[token].given_in_calls)
 
 
-_written_names._dynamo_marked_constant = True
-
-
+@as_constant
 def is_plain(token: str) -> bool:
     """:attr:`Activation.is_plain`, by the record's token."""
     return by_token[token].is_plain
-
-
-is_plain._dynamo_marked_constant = True
 
 
 def is_cast(x: Tensor) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
+
+from .syntax import tree_of
 
 __all__ = ["Call", "calls"]
 
@@ -179,10 +180,7 @@ def _contents(cell: Any) -> Any:
 def _mentions(function: FunctionType) -> tuple[Mention, ...] | None:
     """The mentions in a function's source; None if there is no source."""
     try:
-        source = inspect.getsource(function.__code__)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # warnings about the user's code, which Python gave when it compiled that
-            tree = ast.parse("if True:\n" + source if source[:1].isspace() else source)
+        tree = tree_of(inspect.getsource(function.__code__))
     except Exception:  # no file, a changed one, or lines of a lambda that do not parse: the report is only a hint
         return None
     reader = _Reader()

@@ -1,7 +1,7 @@
 """Fuses activation and product in gated blocks of models, ``down(act(gate(x)) * up(x))``.
 
-The block's code does not change. A :class:`Gate` replaces its activation and returns a :class:`Pending`, which computes nothing
-until it is multiplied.
+The block's code does not change. A :class:`Gate` replaces its activation and returns a :class:`~.pending.Pending`, which
+computes nothing until it is multiplied.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ..modules import ActivationModule
 from ..records import is_plain
 from ..registry import record_of
 from .counterparts import is_activation
-from .pending import Pending, Waiting, has_hooks
+from .pending import Waiting, has_hooks
 from .syntax import assigns, is_name, is_own_call, own_calls
 from .uses import Result, Uses, assigned_from, uses_of
 
-__all__ = ["Gate", "Pending", "gate_of", "waiting"]
+__all__ = ["Gate", "gate_of", "waiting"]
 
 
 class Gate(Waiting):

@@ -18,7 +18,7 @@ from .. import registry
 from ..modules import ActivationModule
 from ..records.arguments import is_stand_in, what_it_is
 from ..rows import modules as rows
-from ..rows.functions import OWN_CALL
+from ..rows.autograd import OWN_CALL
 from ..rows.modules import RowModule
 from .calls import calls
 from .counterparts import (

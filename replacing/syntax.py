@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 import inspect
+import warnings
 from functools import cached_property, lru_cache
 from types import FunctionType
 
-__all__ = ["assigns", "function_of", "is_name", "is_own_call", "names", "own_calls", "parsed", "targets"]
+__all__ = ["assigns", "function_of", "is_name", "is_own_call", "names", "own_calls", "parsed", "targets", "tree_of"]
 
 
 def function_of(member: object) -> FunctionType | None:
@@ -30,10 +31,20 @@ def function_of(member: object) -> FunctionType | None:
 def parsed(function: FunctionType) -> ast.AST | None:
     """The syntax tree of a function's source; None if there is no source."""
     try:
-        source = inspect.getsource(function)
-        return ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
+        return tree_of(inspect.getsource(function))
     except (OSError, TypeError, SyntaxError, ValueError):
         return None
+
+
+def tree_of(source: str) -> ast.Module:
+    """The syntax tree of source code, which may be indented.
+
+    Raises:
+        SyntaxError, ValueError: it cannot be parsed.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # warnings about the user's code, which Python gave when it compiled that
+        return ast.parse(f"if True:\n{source}" if source[:1].isspace() else source)
 
 
 def is_name(node: ast.AST, *known: str) -> bool:

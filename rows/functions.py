@@ -13,13 +13,13 @@ from torch.overrides import handle_torch_function
 
 from ..configs import check_allocated
 from ..records import is_cast
-from ..records.arguments import ACCEPTED, DTYPES, as_number, is_stand_in, what_it_is
+from ..records.arguments import ACCEPTED, DTYPES, as_number, stand_ins, what_it_is
 from . import kernels
 from .autograd import OWN_CALL, Rows, apply, rows_like
 from .records import NOTHING, TABLE, Beside, RowActivation, can
 from .typed import in_types
 
-__all__ = ["OWN_CALL", "by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
+__all__ = ["by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
 
 HALF = torch.finfo(torch.float16).max
 
@@ -101,11 +101,11 @@ def run(
         # PyTorch computes this in any case; the general path would take several times as long to find out.
         return record.theirs(x, dim, _stacklevel=OWN_CALL)
     if not all([each is None or isinstance(each, Tensor) for each in (x, mask, *beside.rows)]):
-        stand_ins = tuple(each for each in (x, mask, *beside.rows) if is_stand_in(each))
-        if stand_ins:
+        waiting = stand_ins(x, mask, *beside.rows)
+        if waiting:
             numbers = dict(zip(dict(record.params), beside.numbers, strict=True))
             options = {"scale": scale, "mask": mask, "save": save, **numbers}
-            return handle_torch_function(function, stand_ins, x, *beside.rows, dim, dtype, **options)
+            return handle_torch_function(function, waiting, x, *beside.rows, dim, dtype, **options)
     if not isinstance(x, Tensor):
         raise TypeError(f"{name}: expected a tensor, got {what_it_is(x)}")
     is_symbolic = isinstance(scale, torch.SymFloat | torch.SymInt)

@@ -18,6 +18,15 @@ from ..kernels.loader.source import RowPart, RowTypes
 from ..records import is_cast
 
 __all__ = [
+    "ACROSS_IN_A_BLOCK",
+    "ALIGNED",
+    "CLUSTERS",
+    "LONGEST_ACROSS",
+    "MOST_ACROSS",
+    "NARROW",
+    "VECTORS",
+    "VECTORS_OF_A_BLOCK",
+    "WORD",
     "backward",
     "built",
     "collapsed",

@@ -37,21 +37,21 @@ def in_types(
     x, place = x.contiguous(), dim % x.dim()
     if not record.takes_types(x, place, scale, types):
         return None
-    rows = None
+    lying = None
     if mask is not None:
         if not kernels.is_plain(mask) or mask.device != x.device or mask.is_neg():
             return None
         if mask.dim() < x.dim():
             mask = mask[(None,) * (x.dim() - mask.dim())]
-        rows = kernels.collapsed(mask.detach().expand(x.shape), place)
-        if rows is None:
+        lying = kernels.collapsed(mask.detach().expand(x.shape), place)
+        if lying is None:
             return None
     build = record.built_for(types)
     if build is None:
         return None
     if mask is not None and mask.is_inference() and torch.is_grad_enabled():  # which could not be kept for backward
         mask = mask.clone()
-    return apply(Typed, x, mask, record, build, place, scale, rows, beside.numbers, *rows_like(beside, x.shape, place))
+    return apply(Typed, x, mask, record, build, place, scale, lying, beside.numbers, *rows_like(beside, x.shape, place))
 
 
 def types_of(x: torch.dtype, result: torch.dtype, mask: torch.dtype | None) -> RowTypes | None:

@@ -13,12 +13,12 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 import jitact
-from jitact import fusing
 from jitact.compiling.formulas import Formula
 from jitact.fusing.around import around, run_around
 from jitact.fusing.drop import kept
 from jitact.measuring.limits import SURROUNDED
 from jitact.records import Activation
+from jitact.registry import record_named
 
 CASES = {
     "gelu": F.gelu,
@@ -542,7 +542,7 @@ ERRORS = [
     (lambda: jitact.gelu(X, residul=X), TypeError, r"gelu\(x, approximate='none', .*'residul'; did you mean residual=\?"),
     (lambda: jitact.get("gelu")(bias=0), ValueError, "bias is how many channels there are, a positive number; got 0"),
     (lambda: jitact.get("gelu")(dropout=-0.1), ValueError, "gelu: dropout is a probability"),
-    (lambda: fusing.around.named("gelu+norm", lambda name: None), ValueError, "'norm' cannot be fused with an activation"),
+    (lambda: record_named("gelu+norm"), ValueError, "'norm' cannot be fused with an activation"),
 ]  # fmt: skip
 
 

@@ -250,7 +250,7 @@ class Statements(Base):
 
     def forward(self, x):
         """Text
-        at the margin."""
+        at the margin."""  # noqa: D205
         if (y := torch.tanh(x)) is not None:
             match x.dim():
                 case 1:

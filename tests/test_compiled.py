@@ -17,9 +17,9 @@ from common import SLOW, slow_but
 
 import jitact
 from jitact import kernels
-from jitact.fusing.around import named as fused
 from jitact.kernels.loader.parts import write_compiler
 from jitact.kernels.loader.plan import CFLAGS, CPU_LEVELS, LIBMVEC, NVCC_FLAGS, make_plan
+from jitact.registry import record_named
 
 FOLDER = Path(kernels.__file__).parent
 DEVICE = FOLDER / "device"
@@ -191,10 +191,7 @@ USUALLY = [name for name in LOOPS if name.startswith(("leaky_relu", "prelu", "x 
 def test_a_cpu_computes_vectors_of_compositions(name: str, libmvec: bool, tmp_path: Path) -> None:
     if libmvec and (name not in CALLING or not make_plan(source_of("relu")).cxx.libmvec):
         pytest.skip("the compiler finds no libmvec" if name in CALLING else "without calls there is no difference")
-    if "*" in name:
-        source = jitact.define("loops", name).activation.source
-    else:
-        source = fused(name, lambda each: jitact.get(each).activation).source
+    source = jitact.define("loops", name).activation.source if "*" in name else record_named(name).source
     missed = tmp_path / "missed"
     text = f'#include "elementwise.cuh"\n{source.full_text}\n#include "launch.cuh"\n'
     flags = [*CFLAGS, *(LIBMVEC if libmvec else ()), "-w", *CPU_LEVELS["AVX512"], "-isystem", str(INCLUDE), f"-I{DEVICE}"]

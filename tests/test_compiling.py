@@ -468,8 +468,10 @@ Process = Callable[[int], dict]
 
 @pytest.fixture(scope="module")
 def process(tmp_path_factory: pytest.TempPathFactory) -> Process:
-    """``process(0)`` and ``process(1)``: reports of processes that run the same program one after the other. Kernel builds are
-    disabled, and the cache is empty."""
+    """``process(0)`` and ``process(1)``: reports of processes that run the same program one after the other.
+
+    Kernel builds are disabled, and the cache is empty.
+    """
     folder, found = tmp_path_factory.mktemp("compiled"), []
     for name in ("kernels", "inductor"):
         (folder / name).mkdir()

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import jitact
-from jitact.replacing.dropouts import Dropping, Pending
+from jitact.replacing.dropouts import Dropping
+from jitact.replacing.pending import Pending
 
 
 class Block(nn.Module):

@@ -15,7 +15,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import jitact
-from jitact.replacing.gates import Gate, Pending
+from jitact.replacing.gates import Gate
+from jitact.replacing.pending import Pending
 
 SMALL = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,

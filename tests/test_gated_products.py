@@ -1,5 +1,7 @@
-"""Which products `replace` fuses with an activation, and that the rest of a block sees no difference: changes in place, layouts
-of memory, what is kept for backward, and the report."""
+"""Which products `replace` fuses with an activation, and that the rest of a block sees no difference.
+
+That is about changes in place, layouts of memory, what is kept for backward, and the report.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jitact
-from jitact.replacing.gates import Gate, Pending
+from jitact.replacing.gates import Gate
+from jitact.replacing.pending import Pending
 
 
 class Block(nn.Module):

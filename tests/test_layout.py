@@ -56,6 +56,29 @@ def imported(path: Path, *, later: bool = False) -> set[tuple[str, ...]]:
     return (found & KNOWN) - {name_of(path)}
 
 
+def test_modules_import_what_others_offer() -> None:
+    """What one module imports from another is in the other's ``__all__``, if it has one. Pickles name one that is not."""
+    offered = {name_of(path): public_names(path) for path in MODULES}
+    assert len([names for names in offered.values() if names]) > 80
+    hidden = set()
+    for path in MODULES:
+        package = name_of(path) if path.name == "__init__.py" else name_of(path)[:-1]
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.level and node.module:
+                base = package[: len(package) - node.level + 1] + tuple(node.module.split("."))
+                names = {each.name for each in node.names if (*base, each.name) not in KNOWN}
+                hidden |= {(*base, name) for name in names - (offered[base] or names)}
+    assert hidden == {("modules", "_revive")}
+
+
+def public_names(path: Path) -> set[str] | None:
+    """A module's ``__all__``; None if it has none."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__" and isinstance(node.value, ast.List):
+            return set(ast.literal_eval(node.value))
+    return None
+
+
 def test_no_circle_of_imports() -> None:
     """A module that nothing left to place imports can be placed: what cannot be is in a circle, or above one."""
     arrows = {name_of(path): imported(path) for path in MODULES}

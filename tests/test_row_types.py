@@ -1,5 +1,8 @@
-"""Softmax and its relatives with masks and conversions: what builds for particular types compute, on a CPU, on a GPU and with
-the GPU's code emulated; which calls they are used for; and that these behave as in PyTorch."""
+"""Softmax and its relatives with masks and conversions.
+
+What builds for particular types compute, on a CPU, on a GPU and with the GPU's code emulated; which calls they are used for;
+and that these behave as in PyTorch.
+"""
 
 from __future__ import annotations
 

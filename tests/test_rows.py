@@ -1,5 +1,8 @@
-"""Softmax and its relatives: what the kernels compute, on a CPU, on a GPU and with the GPU's code emulated; which calls they
-are used for; and that all calls behave as PyTorch's functions."""
+"""Softmax and its relatives.
+
+What the kernels compute, on a CPU, on a GPU and with the GPU's code emulated; which calls they are used for; and that all calls
+behave as PyTorch's functions.
+"""
 
 from __future__ import annotations
 

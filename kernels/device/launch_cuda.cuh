@@ -1,5 +1,5 @@
 // The GPU loop: a thread processes one to three 16-byte vectors, a block's width apart, and loads all before it computes. The
-// best number depends on how much is computed; measurements are in docs/decisions.md.
+// best number depends on how much is computed; measurements are in docs/decisions/elementwise.md.
 #pragma once
 
 #include "launch_cuda_anywhere.cuh"

@@ -25,6 +25,7 @@ from .lock import try_locked
 from .memory import FILE
 
 __all__ = [
+    "KEY_LENGTH",
     "MARK",
     "Build",
     "Entry",

@@ -24,7 +24,7 @@ from .plan import Plan
 from .toolchain import find_cudart, find_ninja
 from .trust import opened, replaceable
 
-__all__ = ["compile_library", "jobs"]
+__all__ = ["compile_library", "jobs", "variables"]
 
 _MEMORY_PER_COMPILER = 1 << 30  # bytes; nvcc takes the most, a quarter of this for a plain kernel
 _NO_ROOM = 1 << 16  # bytes on a full disk: compilers that fail remove what they wrote

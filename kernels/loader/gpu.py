@@ -13,7 +13,7 @@ import torch
 
 from .memory import Memory
 
-__all__ = ["Arch", "covered", "parse_archs", "requested_archs", "visible_archs"]
+__all__ = ["Arch", "covered", "merge", "parse_archs", "requested_archs", "visible_archs"]
 
 # Names of architectures in TORCH_CUDA_ARCH_LIST, expanded as torch does.
 _NAMED = {

@@ -25,9 +25,9 @@ __all__ = ["Library", "load", "load_part", "schema"]
 class Library(NamedTuple):
     """A loaded build. Its operators are ``torch.ops.jitact.<name>_<kind>``.
 
-    Kinds are ``forward``, ``forward_`` and ``backward``, and if the kernel file has functions for
-    them, ``backward_packed``, ``backward_from_output``, ``forward_bit``, ``forward_bit_`` and ``backward_from_bit``.
-    ``binding.cpp`` documents their arguments.
+    Kinds are ``forward``, ``forward_`` and ``backward``, and if the kernel file has functions for them, ``backward_packed``,
+    ``backward_from_output``, ``forward_bit``, ``forward_bit_``, ``backward_from_bit`` and ``copy_``; of a file of rows,
+    ``forward``, ``backward`` and ``backward_from_output``. ``binding.cpp`` and ``rows_binding.h`` document their arguments.
 
     Attributes:
         name: the prefix of the operators' names.

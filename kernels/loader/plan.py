@@ -19,7 +19,7 @@ from .memory import Memory
 from .source import KernelSource, digest
 from .toolchain import Compiler, Nvcc, find_cxx, find_nvcc, nvcc_command
 
-__all__ = ["CPU_LEVELS", "Plan", "make_plan"]
+__all__ = ["CPU_LEVELS", "Plan", "cpu_level", "make_plan"]
 
 SCHEMA = 2  # part of every key: raise it when the meaning of a cached build changes
 

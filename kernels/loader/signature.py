@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 __all__ = [
     "ROLES",
+    "TYPES",
     "Function",
     "Operand",
     "Signature",
@@ -29,18 +30,11 @@ __all__ = [
     "without_underscores",
 ]
 
-ROLES = {
-    "T": "element",
-    "Number<T>": "number",
-    "Channel<T>": "channel",
-    "Row<T>": "row",
-    "Random<T>": "random",
-    "Sum<T>": "fold",
-    "SumOfExp<T>": "fold",
-    "LogSumExp<T>": "fold",
-}
-"""Roles of arguments by type, documented in ``operands.cuh``, the last three in ``rows.cuh``. Several sums have the type
-``Sum<T, n>``."""
+TYPES = {"element": "T", "number": "Number<T>", "channel": "Channel<T>", "row": "Row<T>", "random": "Random<T>"}
+"""Types of arguments by role, documented in ``operands.cuh``."""
+
+ROLES = {type_: role for role, type_ in TYPES.items()} | dict.fromkeys(("Sum<T>", "SumOfExp<T>", "LogSumExp<T>"), "fold")
+"""Roles of arguments by type; folds are documented in ``rows.cuh``. Several sums have the type ``Sum<T, n>``."""
 
 _WITH_GRADIENT = ("element", "channel", "row")
 

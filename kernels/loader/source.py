@@ -12,7 +12,18 @@ from typing import NamedTuple
 from .signature import Signature, prepared, read_signature, sees_places, terms_vanish
 from .uses import in_namespace, line_directive, names_used
 
-__all__ = ["DEVICE", "ELEMENTS", "FOLDER", "KernelSource", "RowPart", "RowTypes", "Work", "digest", "state_of"]
+__all__ = [
+    "DEVICE",
+    "ELEMENTS",
+    "FOLDER",
+    "NEXT_TO_NOTHING",
+    "KernelSource",
+    "RowPart",
+    "RowTypes",
+    "Work",
+    "digest",
+    "state_of",
+]
 
 FOLDER = Path(__file__).resolve().parents[1]
 """The folder of the library's kernel files."""
@@ -46,6 +57,9 @@ class Work(NamedTuple):
         vectors = [f"-DJITACT_{d}_VECTORS_{size}={self.vectors(work, size)}" for d, work in works.items() for size in (2, 4, 8)]
         staged = (self.forward == 5) + 2 * (self.backward == 5)
         return vectors + ([f"-DJITACT_STAGED={staged}"] if staged else [])
+
+
+NEXT_TO_NOTHING = Work(1, 1)
 
 
 class RowTypes(NamedTuple):
@@ -134,7 +148,7 @@ class KernelSource(NamedTuple):
     singles: int = 0
 
     @classmethod
-    def from_file(cls, name: str, work: Work = Work(1, 1)) -> KernelSource:  # noqa: B008
+    def from_file(cls, name: str, work: Work = NEXT_TO_NOTHING) -> KernelSource:
         """The library's own ``kernels/<name>.cu``."""
         path = FOLDER / f"{name}.cu"
         return cls(name, path.read_text(), str(path), work=work)

@@ -1,7 +1,7 @@
-"""Checks of who can write to files and folders, as their content is loaded into the process as code. Files are created so that
-no other user can write to them, whatever the umask.
+"""Checks of who can write to files and folders, as their content is loaded into the process as code.
 
-Checks use the opened file or folder, never its name, which may lead to another file by the time of use.
+Files are created so that no other user can write to them, whatever the umask. Checks use the opened file or folder, never its
+name, which may lead to another file by the time of use.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from .signature import Signature, code, prepared
 
-__all__ = ["in_namespace", "names_used", "namespace", "prepare_through"]
+__all__ = ["INCLUDE", "in_namespace", "line_directive", "names_used", "namespace", "prepare_through"]
 
 _USE = re.compile(r"\b([A-Za-z]\w*)_\s*::\s*\w")
 _OWN = re.compile(r"\bnamespace\s+(\w+)_\s*[={]")
