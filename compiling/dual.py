@@ -15,9 +15,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..kernels.loader.signature import split
 from ..kernels.loader.source import DEVICE
 from .functions import LN2, Value
-from .reader import read, split
+from .reader import read
 
 __all__ = ["Dual", "derivative", "of_duals", "times_derivative"]
 

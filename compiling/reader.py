@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from ..definitions.signs import ARITHMETIC, BINDING, COMPARISONS
-from ..kernels.loader.signature import code
+from ..kernels.loader.signature import code, split
 
-__all__ = ["Unreadable", "read", "split"]
+__all__ = ["Unreadable", "read"]
 
 
 class Unreadable(ValueError):
@@ -254,18 +254,6 @@ class _Arms(ast.NodeTransformer):
 
 def _tuple(values: list[ast.expr]) -> ast.Tuple:
     return ast.Tuple(values, ast.Load())
-
-
-def split(text: str, separator: str) -> list[str]:
-    """``text`` split at separators outside of brackets."""
-    parts, depth = [""], 0
-    for character in text:
-        depth += (character in "({") - (character in ")}")
-        if character == separator and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += character
-    return parts
 
 
 # Typed values.

@@ -197,13 +197,20 @@ def _expressions_there(
     before = {"forward": elements, "backward": ["dy", *elements], "backward_from_output": ["dy", "y"]}
     for name, function in functions.items():
         if function.body and name in before:
-            usual = before[name]
-            given = [argument or each for argument, each in zip(function.arguments, usual, strict=False)]
             try:
-                found[name] = _expression(there, function.body, given, beside)
+                found[name] = _expression(there, function.body, _elements_of(function, before[name]), beside)
             except ExpressionError:  # C++ beyond the grammar of expressions
                 continue
     return found
+
+
+def _elements_of(function: signature.Function, usual: list[str]) -> list[str]:
+    """The names of a function's elementwise arguments, ``usual`` where it gives none.
+
+    Operands of other types may stand between them, and numbers that are not declared as ``Number<T>`` behind them.
+    """
+    elements = [name for name, type_ in zip(function.arguments, function.types, strict=True) if type_ == "T"]
+    return [name or each for name, each in zip(elements, usual, strict=False)]
 
 
 def _requirements(forward: Expression, names: tuple[str, ...]) -> tuple[Requirement, ...]:

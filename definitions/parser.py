@@ -30,8 +30,7 @@ LOGICAL = {"||": "|", "&&": "&"}
 
 NO_COMMENTS = "an expression takes no comments"
 
-# Exponents for which pow is products, as in PyTorch; of bases whose text is no longer than this, as it is repeated.
-PRODUCTS, LONGEST_BASE = (3, 4), 40
+WHOLE = range(3, 5)  # exponents that C++ gets as an int, for which math.cuh has products
 
 # Notations of other languages, and what to write instead.
 HABITS = {
@@ -523,10 +522,11 @@ class _Parser:
             return self.conversion(token)
         if name == DROPOUT:
             return self.drawing(token)
-        if name not in FUNCTIONS:
+        if name not in FUNCTIONS or self.arguments_ahead() > FUNCTIONS[name].arity:  # softplus(x, 2) is the activation
             activation = None if self.of_kernel_file else self.activation(token)
             if activation:
                 return self.activated(token, activation)
+        if name not in FUNCTIONS:
             near = difflib.get_close_matches(name, [*FUNCTIONS, DROPOUT, *registry.names()], n=2)
             known = f"there are {', '.join(sorted((*FUNCTIONS, DROPOUT)))}, and activations by their names"
             suggestion = ELSEWHERE.get(name) or (f"did you mean {' or '.join(near)}?" if near else known)
@@ -544,11 +544,10 @@ class _Parser:
         given = [node.python if i in may_be_numbers else self.as_tensor(node) for i, node in enumerate(arguments)]
         python = f"{function.python}({', '.join(map(bare, given))})"
         given = [f"T({node.cpp})" if node.kind == "number" else bare(node.cpp) for node in arguments]
+        if name == "pow" and arguments[1].kind == "number" and arguments[1].value in WHOLE:
+            given[1] = str(int(arguments[1].value))
         key = f"({name} {' '.join(node.key for node in arguments)})"
         cpp = f"{name}({', '.join(given)})"
-        if name == "pow" and arguments[1].value in PRODUCTS and arguments[0].kind == "tensor" and len(given[0]) <= LONGEST_BASE:
-            base = given[0] if given[0].isidentifier() else f"({given[0]})"
-            cpp = f"({' * '.join([base] * int(arguments[1].value))})"
         return self.node(token.start, closing.end, python, cpp, key, *arguments)
 
     def arguments(self, name: str) -> tuple[list[_Node], _Token]:
@@ -560,6 +559,16 @@ class _Parser:
             arguments.append(self.within(self.choice))
         closing = self.expect(")", f"to close {name}(")
         return [self.number(argument) for argument in arguments], closing
+
+    def arguments_ahead(self) -> int:
+        """How many arguments the call that begins here seems to have, as far as parentheses and commas tell."""
+        depth, count = 0, 1
+        for token in self.tokens[self.at :]:
+            depth += (token.text == "(") - (token.text == ")")
+            count += token.text == "," and depth == 1
+            if depth == 0:
+                break
+        return count
 
     def drawing(self, token: _Token) -> _Node:
         """``dropout(value, p)``, which draws its own random number; in a kernel file ``dropout(value, number, p)``."""

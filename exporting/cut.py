@@ -6,11 +6,13 @@ import re
 from collections import Counter
 from typing import Protocol, TypeVar
 
+from ..kernels.loader.signature import split
 from .conditions import evaluate
 from .cpp import Block, If, Node, bare
 
 __all__ = ["assigned", "declared_names", "simplified", "tidied", "without_empty_conditions", "without_template"]
 
+_BRACKETS = "([{<", ")]}>"
 _CONSTANT = re.compile(r"\s*(template\s*<Op op>\s*)?(?:static )?constexpr (?:bool|int|int64_t) (\w+ = .*);$", re.DOTALL)
 _LOOP = re.compile(r"(?:JITACT_UNROLL )?for \(\w+ (\w+) = (\w+); \1 < ([^;]+); (?:\1\+\+|\+\+\1)\)$")
 _ENDS = re.compile(r"(?:return|continue|break)\b")
@@ -82,7 +84,7 @@ def declared_names(node: Node) -> list[str]:
     first = None if _NO_DECLARATION.match(text) else _DECLARATION.match(text)
     if not first:
         return []
-    others = [re.match(r"\s*[&*]*(\w+)", each) for each in _split(text.partition(first[1])[2])[1:]]
+    others = [re.match(r"\s*[&*]*(\w+)", each) for each in split(text.partition(first[1])[2], ",", *_BRACKETS)[1:]]
     return [first[1], *(each[1] for each in others if each)]
 
 
@@ -90,18 +92,6 @@ def assigned(node: Node) -> str | None:
     """The member, or the array member, that a statement assigns to."""
     found = _ASSIGNMENT.match(bare(node.head).strip())
     return found and found[1]
-
-
-def _split(text: str) -> list[str]:
-    """Splits a declaration at commas outside of brackets."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign in "([{<") - (sign in ")]}>")
-        if sign == "," and depth == 0:
-            parts.append("")
-        else:
-            parts[-1] += sign
-    return parts
 
 
 def _simplified(node: Node, facts: dict, at_top: bool = False) -> list[Node]:
@@ -218,7 +208,7 @@ def _learn(node: Node, facts: dict, at_top: bool) -> None:
     found = _CONSTANT.match(bare(node.text))
     if not found:
         return
-    for part in _split(found[2]):
+    for part in split(found[2], ",", *_BRACKETS):
         name, _, value = (each.strip() for each in part.partition("="))
         name += "<op>" if found[1] else ""
         known = evaluate(value, facts)

@@ -289,7 +289,7 @@ def _tune(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    from ..measuring.first_use import bench
+    from ..measuring.beside_load_inline import bench
 
     return bench(as_json=options.json)
 

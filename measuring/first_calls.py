@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from typing import Any
 
@@ -13,6 +10,7 @@ import torch
 
 from .. import kernels
 from ..registry import REGISTRY
+from .new_process import run_new
 
 __all__ = ["first_use"]
 
@@ -50,10 +48,7 @@ def first_use(names: list[str], device: torch.device, cold: list[str]) -> dict[s
 
 
 def _seconds_of_first_use(names: list[str], device: torch.device, **variables: str) -> dict[str, float]:
-    command = [sys.executable, "-c", FIRST_USE, str(device), *names]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path))} | variables
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each process would compile this package's Python again
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = run_new(FIRST_USE, str(device), *names, **variables)
     return json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
 
 import jitact
-from jitact import Channel, modules, registry
+from jitact import Channel, Row, modules, registry
 from jitact.definitions.expression import Expression, ExpressionError
 from jitact.kernels import Work
 from jitact.magics import describe, describe_html
@@ -621,6 +621,24 @@ def test_folders(tmp_path: Path) -> None:
     (tmp_path / "block.cu").write_text("// parameters: p = 0.1, w = Channel()\n" + (tmp_path / "block.cu").read_text())
     with pytest.raises(ValueError, match=r"block\.cu: .*twice"):
         jitact.load_folder(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [Channel, Row])
+@pytest.mark.parametrize("order", ["xwz", "xzw", "zwx", "zxw"])
+def test_folders_keep_definitions_in_any_order_of_operands(order: str, kind: type, tmp_path: Path) -> None:
+    formula = "z + dropout(silu(x * w), p) * pow(x + 1, 3)"
+    old = jitact.define("mixed", formula, operands=tuple(order), w=kind(), p=0.5).activation
+    jitact.save_folder(tmp_path)
+    new = jitact.load_folder(tmp_path)["mixed"].activation
+    assert new is not old and old.has_reference and old.reads
+    for field in ("layout", "fingerprint", "has_reference", "reads", "passed"):
+        assert getattr(new, field) == getattr(old, field)
+    tensors = dict(zip("xwz", leaves((3, 4), (4,) if kind is Channel else (3, 1), (3, 4)), strict=True))
+    x, w, z = tensors.values()
+    undrawn = jitact.mixed(*(tensors[name] for name in order), training=False)
+    torch.testing.assert_close(undrawn, z + F.silu(x * w) * (x + 1) ** 3)
+    with pytest.raises(ValueError, match=r"mixed: needs 0 <= p <= 1, got p=1\.5"):
+        jitact.mixed(*(tensors[name] for name in order), p=1.5)
 
 
 @pytest.mark.parametrize("name", ["prelu", *map(SLOW, ["rrelu", "xielu", "gelu_10"])])

@@ -153,6 +153,11 @@ JITACT_PLATFORM(trunc)
 JITACT_PLATFORM(round)
 JITACT_PLATFORM(rint)
 JITACT_PLATFORM_2(pow)
+// The power by a literal. Small ones are products, as in PyTorch: the platform's function is slow, most of all for negative x.
+template <typename T>
+JITACT_INLINE T whole_power(T x, int n) { return n == 3 ? x * x * x : n == 4 ? x * x * (x * x) : pow(x, T(n)); }
+template <typename V, Accuracy accuracy, typename N, typename = std::enable_if_t<std::is_same_v<N, int>>>
+JITACT_INLINE Real<V, accuracy> pow(Real<V, accuracy> x, N n) { return whole_power(x, n); }
 JITACT_PLATFORM_2(fmod)
 JITACT_PLATFORM_2(atan2)
 JITACT_PLATFORM_2(hypot)

@@ -114,6 +114,8 @@ JITACT_INLINE T sigmoid_curve(T x) {
   JITACT_INLINE Dual<T> f(N first, Dual<T> second) { return f(Dual<T>(first), second); }
 
 JITACT_CHAIN_2(pow, times_derivative(pow(a, b - 1), b), a == 0 && b >= 0 ? T(0) : y * log(a))
+template <typename T>
+JITACT_INLINE Dual<T> pow(Dual<T> x, int n) { return whole_power(x, n); }
 JITACT_CHAIN_2(fmod, T(1), -trunc(a / b))
 JITACT_CHAIN_2(atan2, a * a + b * b == 0 ? T(0) : b / (a * a + b * b), a * a + b * b == 0 ? T(0) : -a / (a * a + b * b))
 JITACT_CHAIN_2(hypot, a / y, b / y)

@@ -25,6 +25,7 @@ __all__ = [
     "prepared",
     "read_signature",
     "sees_places",
+    "split",
     "takes_elements",
     "terms_vanish",
     "without_underscores",
@@ -176,6 +177,18 @@ _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 def code(text: str) -> str:
     """The text with comments replaced by spaces, so that positions stay the same."""
     return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
+
+
+def split(text: str, separator: str, opening: str = "({", closing: str = ")}") -> list[str]:
+    """``text`` split at separators outside of brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character in opening) - (character in closing)
+        if character == separator and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
 
 
 def prepared(text: str) -> int:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +12,7 @@ from ..kernels.loader import folders
 from ..kernels.loader.errors import BuildError
 from ..kernels.loader.gpu import visible_archs
 from ..kernels.loader.memory import Memory
+from .new_process import run_new
 from .usual import usual_program
 
 __all__ = ["bench"]
@@ -94,10 +92,7 @@ def _run(imports: str, use: str, device: str, cache: Path) -> dict[str, float]:
     Returns the seconds of the import and of the use up to the first result, and the number of processes that it started.
     """
     task = _TASK.format(imports=imports, use=use, device=device)
-    paths = os.pathsep.join(filter(None, sys.path))
-    environment = os.environ | {"JITACT_CACHE_DIR": str(cache), "PYTHONPATH": paths, "TORCH_CUDA_ARCH_LIST": ""}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each program would compile this package's Python again
-    done = subprocess.run([sys.executable, "-c", task], env=environment, capture_output=True, text=True, check=False)
+    done = run_new(task, JITACT_CACHE_DIR=str(cache), TORCH_CUDA_ARCH_LIST="")
     if done.returncode != 0:
         raise BuildError(f"a measured program failed:\n{done.stderr.strip()}")
     return json.loads(done.stdout.splitlines()[-1])
