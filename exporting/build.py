@@ -19,7 +19,8 @@ DTYPES = {
     "bf16": ("torch.bfloat16", "bf16", 2),
 }
 """By name: PyTorch's name, the enumerator of ``Dtype``, and the bytes per element."""
-OF_TORCH = {theirs: name for name, (theirs, *_) in DTYPES.items()}
+OF_TORCH = {text: name for name, (theirs, *_) in DTYPES.items() for text in (theirs, theirs.removeprefix("torch."))}
+"""The same names by PyTorch's, with ``torch.`` and without."""
 
 DEVICES = ("cuda", "cpu")
 

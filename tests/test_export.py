@@ -842,6 +842,12 @@ def test_some_dtypes_of_several(name: str, chosen: list[str]) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_names_of_dtypes() -> None:
+    text = jitact.export("relu", dtype=["fp32", "bf16"], forward_only=True, device="cpu")
+    for dtypes in ([torch.float32, torch.bfloat16], ["bfloat16", "float32"], ["torch.float32", "bf16"]):
+        assert jitact.export("relu", dtype=dtypes, forward_only=True, device="cpu") == text
+
+
 def test_forward_only() -> None:
     text = jitact.export("leaky_relu", forward_only=True, device="cpu", dtype="fp32")
     assert not re.search(r"\b(backward\w*|keeps|plain_result<Op::backward\w*)\(|ctx.save", text)

@@ -115,6 +115,20 @@ inline bool all_on_16_bytes(const Elements* first, int used) {
   return used == 0 || (on_16_bytes(first->data) && all_on_16_bytes(first + 1, used - 1));
 }
 
+#ifndef JITACT_EXPORTED
+// How much memory a call's tensors take. One that is changed in place, or that stands for others that are not read, counts once.
+inline int64_t bytes_of_memory(const Call& call) {
+  int tensors = 0;
+  for (int w = 0; w < writes(call.op); w++) tensors += call.written[w].data ? 1 : 0;
+  for (int r = 0; r < reads(call.op); r++) {
+    bool is_another = call.read[r].data != call.written[0].data;
+    for (int q = 0; q < r; q++) is_another = is_another && call.read[r].data != call.read[q].data;
+    tensors += is_another ? 1 : 0;
+  }
+  return call.n * bytes_of(call.dtype) * tensors;
+}
+#endif
+
 // The argument of kernels: a call and what the GPU needs in addition. One type for all kernels keeps the launch code small.
 struct Launch : Call {
   bool aligned;  // whether tensors can be read and written in aligned 16-byte vectors
@@ -139,8 +153,7 @@ struct Launch : Call {
       if (writes_two(call.op)) alternating_out = Alternating(call.written, size);
     }
 #ifndef JITACT_EXPORTED
-    const int in_place = call.written[0].data == call.read[0].data ? 1 : 0;
-    policy = gpu::policy_of_reads(call.n * bytes_of(call.dtype) * (reads(call.op) + writes(call.op) - in_place));
+    policy = gpu::policy_of_reads(bytes_of_memory(call));
 #endif
     by_columns = Divisor(call.columns);
     is_small = call.n < int64_t(1) << 31;
