@@ -48,8 +48,8 @@ def export(
         activation: anything that :func:`jitact.get` takes, or a name with fused operations, as "gelu+bias+dropout" or
             "swiglu+row_weight"; a residual is one more tensor. A module's parameters become the defaults in the file, and its
             ``save`` what the file saves.
-        dtype: "fp32", "fp64", "fp16" or "bf16", or PyTorch's or its name, or several of them: the dtypes that the file supports; all four
-            if left out. The kernels of softmax and its relatives do not support fp64.
+        dtype: "fp32", "fp64", "fp16" or "bf16", or PyTorch's dtype or its name, or several of them: what the file supports; all
+            four if left out. The kernels of softmax and its relatives do not support fp64.
         forward_only: whether to leave out backward.
         device: "cuda" or "cpu": the device that the file is for; if left out, a GPU, or the CPU if there is none.
         shape: ``batch_size`` and ``dim`` of the tensors that ``get_inputs`` makes.
