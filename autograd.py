@@ -491,8 +491,8 @@ def check_formula(record: Activation) -> None:
 def _refuse_formula(name: str) -> None:
     """Raises the error of :func:`check_formula`."""
     raise RuntimeError(
-        f"{name}: transforms inside torch.compile, of exported programs, and torch.func.functionalize need its formula in "
-        "PyTorch, which a kernel file does not give; define it with reference="
+        f"{name}: transforms inside torch.compile, of several operands, of exported programs, and functionalize need its "
+        "formula in PyTorch, which a kernel file does not give; define it with reference="
     )
 
 

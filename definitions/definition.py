@@ -103,6 +103,9 @@ def read_definition(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     params, channels = declared(name, {each: given[each] for each in names} | channels)
+    count = signature.prepared(text)
+    if "row" in [each.role for each in kernel.signature.operands if each.role in ("channel", "row")][-count:] and count:
+        raise ValueError(f"{name}: prepare transforms the last {count} of forward's channels and rows; put each Row<T> before")
     for element in kernel.signature.of("element", "row"):
         check_element(name, element)
     if reference:
@@ -190,18 +193,25 @@ def _expressions_there(
     kernel: KernelSource, functions: dict[str, signature.Function], beside: Mapping[str, Activation]
 ) -> dict[str, Expression]:
     """The return values of a kernel file's functions whose body is a single expression, keyed by function."""
-    there, found = kernel.signature, {}
+    there, found, own = kernel.signature, {}, _names_defined(signature.code(kernel.text), functions)
     if signature.prepared(kernel.text):  # the functions' arguments are then prepared values, not the operands
         return {}
     elements = _in_files_names(there, "element")
     before = {"forward": elements, "backward": ["dy", *elements], "backward_from_output": ["dy", "y"]}
     for name, function in functions.items():
-        if function.body and name in before:
+        if function.body and name in before and not own & {*re.findall(r"\w+", function.body)} - {*function.arguments}:
             try:
                 found[name] = _expression(there, function.body, _elements_of(function, before[name]), beside)
-            except ExpressionError:  # C++ beyond the grammar of expressions
+            except (ExpressionError, SyntaxError):  # C++ beyond the grammar of expressions, or names that are none in Python
                 continue
     return found
+
+
+def _names_defined(code: str, functions: dict[str, signature.Function]) -> set[str]:
+    """Names that a kernel file defines beside the functions, as macros, constants and helpers: there they mean what it says."""
+    for start, end in sorted((function.span for function in functions.values()), reverse=True):
+        code = code[:start] + code[end:]
+    return {*re.findall(r"#\s*define\s+(\w+)|$", code), *re.findall(r"\b(\w+)\s*(?:=(?!=)|\{|\([^()]*\)\s*\{)", code)} - {""}
 
 
 def _elements_of(function: signature.Function, usual: list[str]) -> list[str]:

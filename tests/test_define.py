@@ -212,6 +212,39 @@ def test_numbers_are_numbers_of_the_tensors_type() -> None:
         assert torch.allclose(single.double(), function(X.float().double()).double(), rtol=1e-5, atol=1e-6), text
 
 
+@pytest.mark.parametrize("returns", ["Many<T,2>", "Many<T,2 >", "Many< T , 2>"])
+def test_gradients_however_their_type_is_written(returns: str) -> None:
+    file = "ELEMENTWISE T forward(T x, T g) { return x * g; }\n"
+    file += f"ELEMENTWISE {returns} backward(T dy, T x, T g) {{ return {{dy * x, 1 - dy}}; }}"
+    cls = jitact.define("spaced", source=file)
+    assert cls.activation.source.signature.functions == {"forward", "backward"}
+    x, g = X.clone().requires_grad_(), X.flip(0)
+    assert torch.equal(torch.autograd.grad(cls()(x, g).sum(), x)[0], X)
+    with pytest.raises(ValueError, match=r"line 2: backward must be declared as ELEMENTWISE"):
+        jitact.define("spaced", source=file.replace(returns, "auto"))
+
+
+@pytest.mark.parametrize("own", ["constexpr double pi = 3;", "#define pi 3.0"])
+def test_names_that_a_file_defines_are_its_own(own: str) -> None:
+    """Its one statement is no expression of the library's pi then, by which transforms would compute."""
+    record = jitact.define("own_pi", source=f"{own}\nELEMENTWISE T forward(T x) {{ return pi * x; }}").activation
+    assert record.expression is None
+    assert torch.equal(jitact.own_pi(X), 3 * X) and torch.equal(torch.vmap(jitact.own_pi)(X), 3 * X)
+
+
+def test_arguments_may_have_names_of_python() -> None:
+    file = "ELEMENTWISE T forward(T x) { return x * x; }\nELEMENTWISE T backward(T from, T in) { return 2 * from * in; }"
+    x = X.clone().requires_grad_()
+    assert torch.equal(torch.autograd.grad(jitact.define("kept_names", source=file)()(x).sum(), x)[0], 2 * X)
+
+
+def test_rows_behind_prepared_channels_are_refused() -> None:
+    file = "ELEMENTWISE void prepare(Channel<T>& w) { w = exp(w); }\n"
+    file += "ELEMENTWISE T forward(T x, Channel<T> w, Row<T> r) { return x * w * r; }"
+    with pytest.raises(ValueError, match="behind: prepare transforms the last 1 of forward's channels and rows"):
+        jitact.define("behind", source=file, w=jitact.Channel(one=True))
+
+
 def test_small_powers_are_products(device: str) -> None:
     """The platform's pow is slow, most of all for negative numbers on a CPU, and rounds otherwise."""
     file = '#include "elementwise.cuh"\nELEMENTWISE T forward(T x) { return pow(x, 3) - pow(x, 1.5); }'

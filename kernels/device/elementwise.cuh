@@ -14,7 +14,7 @@
 // returns Many<T, n>, in the order of forward's arguments that have one: elements, channels and rows; the last arguments may be
 // left out. So does backward_from_bit: the gradient of x, then those of the channels and rows right after it. The loops sum the
 // gradients of channels and rows over what these are broadcast over. To transform its last channels, of one value each, once
-// for all elements, a file defines the following; the loops apply the chain rule to their gradients:
+// for all elements, each by itself, a file defines the following; the loops apply the chain rule to their gradients:
 //
 //   void prepare(Channel<T>& operands...)
 #pragma once

@@ -165,7 +165,7 @@ def takes_elements(function: str) -> bool:
     return _FORMS[function].elements
 
 
-_FUNCTION = re.compile(r"\bELEMENTWISE\s+(T|bool|Many<T,\s*(\d+)>)\s+(\w+)\s*\(([^()]*)\)\s*(?=\{)")
+_FUNCTION = re.compile(r"\bELEMENTWISE\s+([^(){};]*?[\s>])(\w+)\s*\(([^()]*)\)\s*(?=\{)")
 _BETWEEN = re.compile(r",(?![^<>]*>)")  # commas between arguments
 _ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T(?:,\s*\d+)?>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
 _RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
@@ -223,7 +223,8 @@ def functions(text: str) -> dict[str, Function]:
     found: dict[str, Function] = {}
     text = code(text)
     for match in _FUNCTION.finditer(text):
-        returns, many, name, declared = match.groups()
+        returns, name, declared = re.sub(r"\s", "", match[1]), match[2], match[3]
+        many = re.fullmatch(r"Many<T,(\d+)>", returns)
         in_namespace = text.count("{", 0, match.start()) != text.count("}", 0, match.start())
         others = name in _OF_ROWS and "rows.cuh" not in text
         if name not in _FORMS or in_namespace or others:  # a helper, which the loops do not call
@@ -243,7 +244,7 @@ def functions(text: str) -> dict[str, Function]:
             raise ValueError(f"line {line}: {name} does not use its first argument, the gradient that comes in")
         only = _RETURN.fullmatch(block)
         body = only[1] if only and name not in found else None  # defined in two branches of an #if: either may be compiled
-        found[name] = Function(names, types, int(many or 1), body, line, (match.start(), end))
+        found[name] = Function(names, types, int(many[1]) if many else 1, body, line, (match.start(), end))
     if "forward" not in found:
         raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
     return found
