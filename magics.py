@@ -238,6 +238,8 @@ def _picture(record: Activation) -> str:
     except Exception:  # a user's reference may raise anything; the display then has no picture
         return ""
     shown = torch.cat([curve[curve.isfinite()] for curve in curves]).clamp(-4, 4)
+    if shown.numel() == 0:
+        return ""
     bottom, top = min(float(shown.min()), -0.1), max(float(shown.max()), 0.1)
 
     def at(x: float, y: float) -> str:

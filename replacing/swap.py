@@ -240,7 +240,7 @@ def restore(model: nn.Module) -> int:
     for parent, name, old, child in planned:
         if isinstance(child, Waiting):
             child.act.training = child.training
-            vars(child.act).update({key: value for key, value in _hooks(child).items() if value})
+            vars(child.act).update({key: value for key, value in _hooks(child).items() if value or value is False})
             vars(child.act).update({key: value for key, value in vars(child).items() if key not in vars(child.act)})
             child = child.act
         vars(old).update(_set_since(child))

@@ -17,6 +17,7 @@ __all__ = ["Result", "Uses", "assigned_from", "uses_of"]
 # Nodes that may catch exceptions; TryStar is Python 3.11's.
 _TRIES = ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith
 _METHODS = ast.FunctionDef, ast.AsyncFunctionDef
+_LOOPS = ast.For, ast.While
 _LATER = ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.GeneratorExp  # which run after they are defined
 # Nodes that are compiled as functions of their own, with these names, or may be.
 _UNNAMED = {
@@ -81,9 +82,11 @@ class Result(NamedTuple):
         last = max((getattr(by, "end_lineno", value.end_lineno) for value, by in self.values), default=0)
         before = set(ast.walk(self.call))  # runs before the call or is it; what contains a use runs after it
         uses = {value for value, _ in self.values}
-        rest = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) >= first and node not in before]
+        loops = [node for node in ast.walk(self.definition) if isinstance(node, _LOOPS) and self.call in ast.walk(node)]
+        begin = min([first, *(loop.lineno for loop in loops)])  # what is above the call in a loop runs again after it
+        rest = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) >= begin and node not in before]
         rest = [node for node in rest if not uses.intersection(ast.walk(node))]
-        between, after = [[node for node in rest if (node.lineno <= last) is early] for early in (True, False)]
+        between, after = [[node for node in rest if (first <= node.lineno <= last) is early] for early in (True, False)]
         given = [*self.call.args, *[each.value for each in self.call.keywords]]
         what = change(self.definition, self.self_name, given, between, after, children)
         return what and f"{self.definition.name} {what}"
@@ -154,7 +157,7 @@ def _uses(definition: ast.FunctionDef, assign: ast.Assign, parents: dict[ast.AST
     ``x += y`` reads x, as do functions within the method, whenever they are called, and what is earlier in a loop.
     """
     name, again = assign.targets[0].id, _assigned_again(assign, parents)
-    loops = [node for node in _around(assign, parents) if isinstance(node, (ast.For, ast.While))]
+    loops = [node for node in _around(assign, parents) if isinstance(node, _LOOPS)]
     within = {node for loop in loops for node in ast.walk(loop)} if again is None else set()
     for node in ast.walk(definition):
         if isinstance(node, _LATER) and node is not definition:

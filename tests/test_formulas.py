@@ -703,6 +703,8 @@ def test_what_classes_tell() -> None:
     assert text.startswith("Dyt: dyt(x, w, b, alpha) = tanh(alpha * x) * w + b\n") and "learned: w, from 1, b, from 0" in text
     for cls in (my_swiglu(), dyt(), block()):
         assert describe_html(cls).count("<polyline") == 4
+    nowhere = jitact.define("nowhere", "sqrt(-1 - x * x)")
+    assert "<polyline" not in describe_html(nowhere) and "sqrt" in describe_html(nowhere)
     assert jitact.dyt.__doc__.startswith("dyt(x, w, b, alpha) = ")
 
 

@@ -785,6 +785,16 @@ def test_backward_hooks_that_come_later() -> None:
     assert_same(results(model, x), plain)
 
 
+def test_backward_hooks_that_are_not_full() -> None:
+    """These need a flag that is False, which restore takes along."""
+    model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
+    jitact.replace(model)
+    model[0].act.register_backward_hook(lambda module, dx, dy: seen.append(type(module)))
+    jitact.restore(model)
+    model(x).sum().backward()
+    assert seen == [nn.SiLU]
+
+
 def test_hooks_look_on_once() -> None:
     """Global hooks and hooks on the activation inside the gate run once; state_dict hooks are restored."""
     model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []

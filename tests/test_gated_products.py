@@ -42,6 +42,17 @@ class Later(Block):
         return y + gate
 
 
+class Turning(Block):
+    """Changes what the turn before has activated."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, total = self.gate(x), torch.zeros(())
+        for _ in range(2):
+            gate.add_(1.0)
+            total = total + self.act(gate) * self.up(x)
+        return total
+
+
 class Flagged(Block):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate(x)
@@ -109,6 +120,7 @@ def results(model: nn.Module, x: Tensor) -> list[Tensor]:
     [
         (Halved, "forward changes gate in place"),
         (Later, "forward changes gate in place"),
+        (Turning, "forward changes gate in place"),
         (Flagged, "forward changes gate in place"),
         (lambda: Handed(Overwriting), "forward gives gate to self.up in between"),
         (lambda: Handed(InAMethod), "forward gives gate to self.up in between"),
