@@ -24,6 +24,7 @@ from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
 from .records import Activation, Channel, Row
 from .registry import names
+from .rows.modules import RowModule
 from .rows.records import RowActivation
 
 __all__ = ["describe", "describe_html", "load_ipython_extension"]
@@ -147,7 +148,7 @@ def _complete(line: str, text: str) -> list[str]:
 
 
 def _is_activation(cls: type) -> bool:
-    return issubclass(cls, ActivationModule) and hasattr(cls, "activation")
+    return issubclass(cls, (ActivationModule, RowModule)) and hasattr(cls, "activation")
 
 
 def _html(cls: type) -> str | None:
@@ -163,7 +164,7 @@ def _plain(others: Any, cls: type, printer: Any, cycle: bool) -> None:
         printer.text(repr(cls))
 
 
-def _facts(cls: type[ActivationModule]) -> dict[str, str]:
+def _facts(cls: type[ActivationModule | RowModule]) -> dict[str, str]:
     """The facts about a class, in the order of display."""
     record = cls.activation
     keeps = {"input": "the input", "output": "the output", "bit": "one bit per element"}
@@ -172,16 +173,23 @@ def _facts(cls: type[ActivationModule]) -> dict[str, str]:
         kept[0] += " (default)"
     facts = {
         "parameters": ", ".join(f"{name}={value:g}" for name, value in record.params),
-        "learned": ", ".join(f"{name}, from {record.channels[name].init:g}" for name in _learned(record)),
+        "learned": ", ".join(_learned(record)),
         "backward keeps": " or ".join(kept),
         "worst error, forward / gradient": ", ".join(_measured_errors(record)),
-        "notes": record.notes,
+        "notes": "" if isinstance(record, RowActivation) else record.notes,
     }
     return {key: fact for key, fact in facts.items() if fact}
 
 
-def _learned(record: Activation) -> tuple[str, ...]:
-    return record.learned if record.channels and not record.module else ()
+def _learned(record: Activation | RowActivation) -> list[str]:
+    """The operands that a module learns, with where they begin."""
+    if isinstance(record, RowActivation) or record.module:
+        return []
+    return [f"{name}, from {record.channels[name].init:g}" for name in record.learned if record.channels]
+
+
+def _heading(record: Activation | RowActivation) -> tuple[str, str]:
+    return record.title, record.formula if isinstance(record, RowActivation) else record.equation
 
 
 @lru_cache(maxsize=1)
@@ -194,28 +202,28 @@ def _rows() -> list[dict]:
     return []
 
 
-def _measured_errors(record: Activation) -> list[str]:
+def _measured_errors(record: Activation | RowActivation) -> list[str]:
     """The worst measured errors of forward and gradient with the default ``save``, by dtype."""
     rows = [row for row in _rows() if row["name"] == record.name and row.get("save") == record.saves[0]]
     rows = [row for row in rows if "ours" in row and not row["fast_math"]]
     return [f"{row['dtype']} {' / '.join(figure(row['ours'][kind]['ulp']) for kind in KINDS)} ulp" for row in rows]
 
 
-def describe(cls: type[ActivationModule]) -> str:
+def describe(cls: type[ActivationModule | RowModule]) -> str:
     """A class in a few lines of text: formula, parameters, choices of ``save``, worst errors."""
-    record = cls.activation
-    lines = [f"{record.title}: {record.equation}"]
+    lines = [": ".join(_heading(cls.activation))]
     return "\n".join(lines + [f"  {key}: {fact}" for key, fact in _facts(cls).items()])
 
 
-def describe_html(cls: type[ActivationModule]) -> str:
-    """:func:`describe` as HTML, with a plot of the function and, in a lighter colour, its gradient."""
-    record = cls.activation
+def describe_html(cls: type[ActivationModule | RowModule]) -> str:
+    """:func:`describe` as HTML; for functions of elements with a plot of them and, in a lighter colour, of their gradient."""
+    record, (title, formula) = cls.activation, _heading(cls.activation)
     left = "style='text-align:left'"
     rows = "".join(f"<tr><th {left}>{escape(key)}</th><td {left}>{escape(fact)}</td></tr>" for key, fact in _facts(cls).items())
-    heading = f"<b>{escape(record.title)}</b>&emsp;<code>{escape(record.equation)}</code>"
+    heading = f"<b>{escape(title)}</b>&emsp;<code>{escape(formula)}</code>"
+    picture = "" if isinstance(record, RowActivation) else _picture(record)
     return (
-        f"<div style='display:flex;gap:1.5em;align-items:center'>{_picture(record)}"
+        f"<div style='display:flex;gap:1.5em;align-items:center'>{picture}"
         f"<div>{heading}<table style='margin:0.5em 0'>{rows}</table></div></div>"
     )
 

@@ -34,7 +34,7 @@ def gated_products(module: nn.Module, name: str) -> Uses:
     """How the methods of a module use the result of its activation ``name``: in a product, or in other ways."""
     product = Uses(module)
     for result in uses_of(type(module), name):
-        multiplied = [(value, by) for value, by in result.values if _is_product(by, value, module, result.self_name)]
+        multiplied = [(value, by) for value, by in result.values if _is_product(by, value, module, result)]
         product.found |= bool(multiplied)
         if result.call is None or len(multiplied) != 1 or len(result.values) != 1:
             product.otherwise = product.otherwise or result.otherwise("multiply")
@@ -54,13 +54,15 @@ def gated_products(module: nn.Module, name: str) -> Uses:
     return product
 
 
-def _is_product(by: ast.AST | None, value: ast.expr, module: nn.Module, self_name: str) -> bool:
+def _is_product(by: ast.AST | None, value: ast.expr, module: nn.Module, result: Result) -> bool:
     """Whether a node multiplies a value by what may be a tensor."""
     if not (isinstance(by, ast.BinOp) and isinstance(by.op, ast.Mult)):
         return False
     other = by.left if by.right is value else by.right
-    if isinstance(other, ast.Attribute) and is_name(other.value, self_name):
+    if isinstance(other, ast.Attribute) and is_name(other.value, result.self_name):
         return not isinstance(vars(module).get(other.attr), (int, float))
+    if isinstance(other, ast.Name) and other.id in result.function.__code__.co_names:  # a global variable
+        return not isinstance(result.function.__globals__.get(other.id), (int, float))
     return not isinstance(other.operand if isinstance(other, ast.UnaryOp) else other, ast.Constant)
 
 

@@ -37,7 +37,7 @@ from jitact.compiling.functions import functions
 from jitact.definitions.define import Definition
 from jitact.definitions.expression import FUNCTIONS, Expression, ExpressionError
 from jitact.kernels import BuildError
-from jitact.kernels.loader import source
+from jitact.kernels.loader import signature, source
 from jitact.kernels.loader.errors import explain
 from jitact.records import Activation
 from jitact.rows.records import TABLE as ROWS
@@ -232,10 +232,39 @@ def test_names_that_a_file_defines_are_its_own(own: str) -> None:
     assert torch.equal(jitact.own_pi(X), 3 * X) and torch.equal(torch.vmap(jitact.own_pi)(X), 3 * X)
 
 
+def test_macros_end_with_their_file() -> None:
+    """The kernels of second derivatives, which are made around a file, have variables of such names."""
+    file = "#define a0 3\n#define dy 2\n#define slope_0 1\nELEMENTWISE T forward(T x, T g) { return a0 * x * x * sin(g); }"
+    cls = jitact.define("with_macros", source=file)
+    assert torch.autograd.gradgradcheck(cls(), (X.clone().requires_grad_(), X.flip(0).clone().requires_grad_()))
+
+
 def test_arguments_may_have_names_of_python() -> None:
     file = "ELEMENTWISE T forward(T x) { return x * x; }\nELEMENTWISE T backward(T from, T in) { return 2 * from * in; }"
     x = X.clone().requires_grad_()
     assert torch.equal(torch.autograd.grad(jitact.define("kept_names", source=file)()(x).sum(), x)[0], 2 * X)
+
+
+@pytest.mark.parametrize(
+    ("body", "is_accepted"),
+    [
+        ("w = exp(w); b *= 2;", True),
+        ("w = exp(w) * b;", False),
+        ("const T e = exp(w); b = e; w = e;", False),
+        ("if (w > 0) { w = b; }", False),
+        ("swap(w, b);", False),
+        ("xielu_::prepare(w, b);", True),
+    ],
+)
+def test_prepare_changes_each_operand_by_itself(body: str, is_accepted: bool) -> None:
+    """Sums for an operand are multiplied by the slope of what prepare makes of that operand, and by nothing else."""
+    file = f"ELEMENTWISE void prepare(Channel<T>& w, Channel<T>& b) {{ {body} }}\n"
+    file += "ELEMENTWISE T forward(T x, Channel<T> w, Channel<T> b) { return x * w + b; }"
+    if is_accepted:
+        assert signature.prepared(file) == 2
+        return
+    with pytest.raises(ValueError, match=r"line 1: prepare may only have statements operand = f\(that operand\), got '"):
+        signature.read_signature(file)
 
 
 def test_rows_behind_prepared_channels_are_refused() -> None:

@@ -221,9 +221,17 @@ class Products(nn.Module):
         self.linear, self.act, self.second, self.scale = nn.Linear(6, 6), nn.GELU(), nn.Sigmoid(), 1.5
 
 
+FACTOR = 3
+
+
 class Scaled(Products):
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.linear(x)) * -2.0 + self.second(x) * self.scale
+
+
+class ScaledByAGlobal(Products):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.linear(x)) * FACTOR + FACTOR * self.second(x)
 
 
 class TwoActivations(Products):
@@ -233,13 +241,17 @@ class TwoActivations(Products):
         return first * other
 
 
-def test_the_report_names_what_is_fused() -> None:
-    x, model = torch.randn(4, 6), Scaled()
+@pytest.mark.parametrize("kind", [Scaled, ScaledByAGlobal])
+def test_products_with_numbers_are_not_gates(kind: type[nn.Module]) -> None:
+    x, model = torch.randn(4, 6), kind()
     expected, report = model(x), jitact.replace(model)
     assert [each.new for each in report.replaced] == ["jitact GELU(approximate='none')", "jitact Sigmoid()"]
     assert not report.unfused
     torch.testing.assert_close(model(x), expected)
-    model = TwoActivations()
+
+
+def test_the_report_names_what_is_fused() -> None:
+    x, model = torch.randn(4, 6), TwoActivations()
     expected, report = model(x), jitact.replace(model)
     assert [each.new for each in report.replaced] == ["jitact GEGLU with the product", "jitact Sigmoid()"]
     assert [each.why for each in report.unfused] == ["it is multiplied by act, which is fused with the product"]

@@ -113,6 +113,15 @@ def test_describe(name: str) -> None:
     assert "<svg" in html and html.count("<polyline") == 4 and "nan" not in html
 
 
+@pytest.mark.parametrize("name", ["softmax", "log_softmax", "softmin"])
+def test_rows_show_themselves(shell, name: str) -> None:
+    """They depend on more than one element, so that they have no curve."""
+    formats, _ = shell.display_formatter.format(jitact.get(name))
+    assert formats["text/plain"].startswith(f"{jitact.get(name).__name__}: {jitact.get(name).activation.formula}\n")
+    assert "backward keeps: the output (default) or the input" in formats["text/plain"] and "bf16" in formats["text/plain"]
+    assert formats["text/html"].startswith("<div") and "<svg" not in formats["text/html"]
+
+
 def test_worst_errors_come_from_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from jitact import magics
 

@@ -170,6 +170,9 @@ _BETWEEN = re.compile(r",(?![^<>]*>)")  # commas between arguments
 _ARGUMENT = re.compile(r"\s*(?:\[\[\w+\]\]\s*)?(?:const\s+)?(\w+(?:<T(?:,\s*\d+)?>)?)(?:\s+const\b)?(?:\s+(\w+))?\s*")
 _RETURN = re.compile(r"\{\s*return\s+([^;{}]*);\s*\}")
 _TERM_OF_DY = re.compile(r"\bfold_from_output\s*\(\s*T\s+(\w+)[^()]*\)\s*\{\s*return\s+\1(\s*\*\s*\w+)?\s*;\s*\}")
+_PREPARE = re.compile(r"\bvoid\s+prepare\s*\(([^()]*)\)\s*(?=\{)")
+_CHANGE = re.compile(r"\s*(\w+)\s*[-+*/]?=(.*)", re.DOTALL)
+_PREPARED_BY = re.compile(r"\s*\w+_::\s*prepare\s*\([\w\s,]*\)\s*")  # by that of another file
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 
@@ -192,9 +195,24 @@ def split(text: str, separator: str, opening: str = "({", closing: str = ")}") -
 
 
 def prepared(text: str) -> int:
-    """How many channel operands, the last ones, the file's ``prepare`` transforms before other functions take them."""
-    found = re.search(r"\bvoid\s+prepare\s*\(([^()]*)\)", code(text))
-    return found[1].count("<T>") if found else 0
+    """How many channel operands, the last ones, the file's ``prepare`` transforms before other functions take them.
+
+    Raises:
+        ValueError: it does more than change each operand by itself, which is all that gradients of operands account for.
+    """
+    text = code(text)
+    found = _PREPARE.search(text)
+    if found is None:
+        return 0
+    arguments = [re.findall(r"\w+", argument) for argument in _BETWEEN.split(found[1])]
+    names = {words[-1] for words in arguments if len(words) > 2}  # Channel, T and the name
+    for statement in text[found.end() + 1 : _end_of_block(text, found.end()) - 1].split(";"):
+        change = _CHANGE.fullmatch(statement)
+        alone = change and change[1] in names and not any(_occurs(name, change[2]) for name in names - {change[1]})
+        if statement.strip() and not alone and not _PREPARED_BY.fullmatch(statement):
+            line, given = text.count("\n", 0, found.start()) + 1, " ".join(statement.split())
+            raise ValueError(f"line {line}: prepare may only have statements operand = f(that operand), got {given!r}")
+    return found[1].count("<T>")
 
 
 def terms_vanish(text: str) -> bool:
@@ -245,6 +263,7 @@ def functions(text: str) -> dict[str, Function]:
         only = _RETURN.fullmatch(block)
         body = only[1] if only and name not in found else None  # defined in two branches of an #if: either may be compiled
         found[name] = Function(names, types, int(many[1]) if many else 1, body, line, (match.start(), end))
+    prepared(text)
     if "forward" not in found:
         raise ValueError("the kernel file defines no function ELEMENTWISE T forward(T x)")
     return found

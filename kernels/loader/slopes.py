@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from .signature import Operand, prepared
 from .source import KernelSource
-from .uses import INCLUDE, line_directive
+from .uses import INCLUDE, line_directive, without_macros
 
 __all__ = ["from_bit_source", "from_output_source", "gradients_source", "slope_source"]
 
@@ -67,8 +67,8 @@ def gradients_source(source: KernelSource) -> KernelSource:
 
 def _made_of(source: KernelSource, name: str, text: str) -> KernelSource:
     includes = "\n".join(INCLUDE.findall(source.text))
-    whole = f"{includes}\nnamespace activation {{\n{line_directive(source.path)}\n{source.text}\n}}\n{text}"
-    return source._replace(name=name, text=whole, numbers=())
+    file = f"namespace activation {{\n{line_directive(source.path)}\n{source.text}\n}}\n{without_macros(source.text)}"
+    return source._replace(name=name, text=f"{includes}\n{file}{text}", numbers=())
 
 
 def _own_names(source: KernelSource) -> list[Operand]:

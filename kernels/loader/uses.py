@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from .signature import Signature, code, prepared
 
-__all__ = ["INCLUDE", "in_namespace", "line_directive", "names_used", "namespace", "prepare_through"]
+__all__ = ["INCLUDE", "in_namespace", "line_directive", "names_used", "namespace", "prepare_through", "without_macros"]
 
 _USE = re.compile(r"\b([A-Za-z]\w*)_\s*::\s*\w")
 _OWN = re.compile(r"\bnamespace\s+(\w+)_\s*[={]")
@@ -44,7 +44,6 @@ def in_namespace(name: str, text: str, path: str, signature: Signature, used: st
         slope = "bit"
     arguments = [str(len(gradients)), slope, *(gradients.get(operand.name, "-1") for operand in signature.operands)]
     includes = "\n".join(INCLUDE.findall(text))
-    macros = "".join(f"#undef {macro}\n" for macro in dict.fromkeys(_MACRO.findall(text)))
     return f"""{includes}
 namespace {namespace(name)} {{
 {used}namespace file {{
@@ -54,7 +53,12 @@ namespace {namespace(name)} {{
 using namespace file;
 JITACT_USED({", ".join(arguments)})
 }}
-{macros}"""
+{without_macros(text)}"""
+
+
+def without_macros(text: str) -> str:
+    """Directives that end the macros that a text defines, of whose names what follows may have variables."""
+    return "".join(f"#undef {macro}\n" for macro in dict.fromkeys(_MACRO.findall(text)))
 
 
 def prepare_through(name: str, text: str, operands: list[tuple[str, str]]) -> str:
