@@ -20,6 +20,7 @@ from .configs import (
     is_transformed,
     overwritten,
 )
+from .jagged import by_values, is_jagged
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_stand_in, stand_ins
 from .records.tracing import as_constant
@@ -36,6 +37,8 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
         RuntimeError: in place on a leaf that requires a gradient, or on an inference tensor outside of inference mode.
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
+        if is_jagged(x):
+            return _run_jagged(record, {record.layout.tensors[0]: x}, params, inplace, save, fast_math, False)
         if not is_stand_in(x):
             check_tensor(record, x)
         return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
@@ -73,6 +76,8 @@ def run_with_operands(
     if tensors is None:
         if stand_ins(*given.values()):
             return called_later(record, given, params, inplace, save, fast_math, training)
+        if is_jagged(*given.values()):
+            return _run_jagged(record, given, params, inplace, save, fast_math, training, seed)
         tensors = record.fitted(given)
     x = next(iter(given.values()))
     params = record.check(params, inplace, save, fast_math)
@@ -92,6 +97,16 @@ def run_with_operands(
     if record.spans is not None:
         record.check_span(params, tensors[0].dtype)
     return run_fitted(record, tensors, params, inplace, save, fast_math, seed)
+
+
+def _run_jagged(record: Activation, given: dict[str, Any], params: tuple, inplace: bool, *options: Any) -> Tensor:
+    """:func:`run_with_operands`, where some tensors are jagged."""
+    x = next(iter(given.values()))
+    if inplace:
+        _check_no_leaf(record, x)
+        given = given | {next(iter(given)): x.clone()}  # views of x would be in the history of what is written to it
+    y = by_values(record, given, lambda dense: run_with_operands(record, dense, params, False, *options))
+    return write(x, y) if inplace else y
 
 
 def _order_of_larger(record: Activation, tensors: tuple[Tensor, ...]) -> list[int] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import alive, call_forward, configured, is_exporting, is_transformed
+from ..jagged import by_values, is_jagged, of_values
 from ..records import Activation, by_token, layout, rows_together
 from ..records.arguments import check_tensor, stand_ins, what_it_is
 from ..records.tracing import as_constant
@@ -70,6 +72,10 @@ def run_packed(
         TypeError: ``x`` is no tensor of a dtype that the activation takes.
         ValueError: ``x`` has no such dimension, or an odd number of elements there.
     """
+    if is_jagged(x):
+        options = options | {"dim": of_values(record, options["dim"], x)}
+        call = partial(run_packed, record, params=params, options=options, training=training)
+        return by_values(record, {"x": x, **weights}, lambda dense: call(dense.pop("x"), weights=dense))
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
     save, fast_math = options["save"], options["fast_math"]

@@ -589,7 +589,6 @@ def test_patched_leaves_rows_of_ours() -> None:
         lambda x: F.relu(nested(x)).values(),
         lambda x: F.relu_(nested(x)).values(),
         lambda x: F.gelu(nested(x.requires_grad_())).values(),
-        lambda x: F.gelu(nested(x, layout=torch.jagged)).values(),
         lambda x: torch.tanh(Wrapper(x)).inner,
         lambda x: F.silu(Wrapper(x), inplace=True).inner,
         lambda x: F.relu(x.view(4, 5).to_sparse_csr()).to_dense(),

@@ -167,7 +167,6 @@ REFUSED = {
     "a complex64 tensor": lambda: torch.ones(3, dtype=torch.complex64),
     "a sparse_coo float32 tensor": lambda: torch.ones(3).to_sparse(),
     "a nested float32 tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
-    "a jagged float32 tensor": lambda: torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
     "None": lambda: None,
     "a list": lambda: [1.0, 2.0],
     "a float": lambda: 1.0,

@@ -1,0 +1,73 @@
+"""Calls for jagged nested tensors: those for their values, which lie one after another in one dense tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .records import Activation
+from .records.arguments import what_it_is
+
+__all__ = ["by_values", "is_jagged", "of_values"]
+
+
+def is_jagged(*values: object) -> bool:
+    """Whether some value is a nested tensor of ``layout=torch.jagged``."""
+    return any([isinstance(each, Tensor) and each.layout is torch.jagged for each in values])
+
+
+def by_values(record: Activation, given: dict[str, Any], call: Callable[[dict[str, Any]], Tensor]) -> Tensor:
+    """A call for tensors of which some are jagged; the result is jagged as those are.
+
+    Args:
+        record: of the activation.
+        given: the tensors by name.
+        call: the same for dense tensors by name.
+
+    Raises:
+        TypeError: a tensor does not fit the jagged ones.
+        ValueError: an operand belongs to a dimension that the values do not have.
+    """
+    like = next(each for each in given.values() if is_jagged(each))
+    behind = like.dim() - 1 - like._ragged_idx  # the dimensions that both like and its values have, counted from the last
+    dense = {name: _dense(record, name, each, like, behind) for name, each in given.items()}
+    for name, channel in record.channels.items():
+        if isinstance(operand := given.get(name), Tensor) and operand.numel() != 1 and not -behind <= channel.dim < 0:
+            what = f"dimension {channel.dim} of {what_it_is(like)} of {like.dim()} dimensions"
+            raise ValueError(f"{record.name}: {name} has a value for each index of {what}; it must be one of the last {behind}")
+    y = call(dense)
+    known = {"min_seqlen": like._maybe_min_seqlen, "max_seqlen": like._maybe_max_seqlen}  # or a later call finds them again
+    return torch.nested.nested_tensor_from_jagged(y, like.offsets(), like.lengths(), jagged_dim=like._ragged_idx, **known)
+
+
+def of_values(record: Activation, dim: int, like: Tensor) -> int:
+    """A dimension of a jagged tensor as one of its values, counted from the last.
+
+    Raises:
+        ValueError: the values do not have it.
+    """
+    from_last = dim - like.dim() if dim >= 0 else dim
+    if not like._ragged_idx + 1 - like.dim() <= from_last < 0:
+        raise ValueError(f"{record.name}: dim must be behind the jagged dimension of {tuple(like.shape)}, got {dim}")
+    return from_last
+
+
+def _dense(record: Activation, name: str, given: Any, like: Tensor, behind: int) -> Any:
+    """The values of a tensor that is jagged as ``like`` is; a dense one, so that it broadcasts to values as to ``like``."""
+    if not isinstance(given, Tensor):
+        return given
+    ragged, is_element = like._ragged_idx, name in record.layout.tensors[: record.layout.elements]
+    is_row = not is_element and name not in record.channels
+    if is_jagged(given):
+        dims = given.dim() == like.dim() or (is_row and given.dim() == like.dim() - 1)
+        if dims and given._ragged_idx == ragged and given.shape[ragged] == like.shape[ragged]:
+            return given.values()
+    elif given.numel() == 1 or (given.dim() <= behind and not is_row):
+        return given
+    elif is_element and given.dim() <= like.dim() and all([size == 1 for size in given.shape[: given.dim() - behind]]):
+        return given.reshape(given.shape[given.dim() - behind :])
+    shapes = f"{name} has the shape {tuple(given.shape)}, beside {tuple(like.shape)}"
+    raise TypeError(f"{record.name}: {shapes}; it must be jagged alike, or broadcast to the dimensions behind the jagged one")
