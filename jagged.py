@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .records import Activation
+from .records import Activation, layout
 from .records.arguments import what_it_is
 
 __all__ = ["by_values", "is_jagged", "of_values"]
@@ -59,7 +59,8 @@ def _dense(record: Activation, name: str, given: Any, like: Tensor, behind: int)
     """The values of a tensor that is jagged as ``like`` is; a dense one, so that it broadcasts to values as to ``like``."""
     if not isinstance(given, Tensor):
         return given
-    ragged, is_element = like._ragged_idx, name in record.layout.tensors[: record.layout.elements]
+    ragged, operands = like._ragged_idx, layout(record.token)
+    is_element = name in operands.tensors[: operands.elements]
     is_row = not is_element and name not in record.channels
     if is_jagged(given):
         dims = given.dim() == like.dim() or (is_row and given.dim() == like.dim() - 1)

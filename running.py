@@ -38,7 +38,7 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
         if is_jagged(x):
-            return _run_jagged(record, {record.layout.tensors[0]: x}, params, inplace, save, fast_math, False)
+            return _run_jagged(record, {layout(record.token).tensors[0]: x}, params, inplace, save, fast_math, False)
         if not is_stand_in(x):
             check_tensor(record, x)
         return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
