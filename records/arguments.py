@@ -139,7 +139,9 @@ def check_tensor(activation: Described, x: object, what: str = "expected") -> No
 def _remedy(activation: Described, x: object) -> str:
     """A hint for an error message: what to write instead of ``x``; "" if that is not known."""
     if isinstance(x, Tensor):
-        converts = x.layout is torch.strided and not (x.is_nested or x.is_complex() or x.is_quantized)
+        if x.is_nested:
+            return "; make it with layout=torch.jagged"
+        converts = x.layout is torch.strided and not (x.is_complex() or x.is_quantized)
         return "; convert it, as with .float()" if converts else ""
     if isinstance(x, Real) and activation.gating:
         return f"; give numbers by name, as {activation.params[0][0] if activation.params else 'dim'}="

@@ -182,6 +182,7 @@ def test_what_is_refused(name: str, given: str) -> None:
     message = str(error.value)
     assert name in message and "float32, float64, float16 or bfloat16" in message
     assert given.removeprefix("an ").removeprefix("a ") in message
+    assert ("layout=torch.jagged" in message) == ("nested" in given)
 
 
 @pytest.mark.parametrize("given", REFUSED)
