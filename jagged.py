@@ -66,7 +66,7 @@ def _dense(record: Activation, name: str, given: Any, like: Tensor, behind: int)
         dims = given.dim() == like.dim() or (is_row and given.dim() == like.dim() - 1)
         if dims and given._ragged_idx == ragged and given.shape[ragged] == like.shape[ragged]:
             return given.values()
-    elif given.numel() == 1 or (given.dim() <= behind and not is_row):
+    elif (given.numel() == 1 and not is_element) or (given.dim() <= behind and not is_row):
         return given
     elif is_element and given.dim() <= like.dim() and all([size == 1 for size in given.shape[: given.dim() - behind]]):
         return given.reshape(given.shape[given.dim() - behind :])

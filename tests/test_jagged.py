@@ -50,6 +50,7 @@ CASES: dict[str, tuple[Callable, Callable]] = {
     "a bias": (lambda x, b, *_: jitact.gelu(x, bias=b), lambda x, b, *_: F.gelu(x + b)),
     "a residual": (lambda x, b, r, _: jitact.gelu(x, bias=b, residual=r), lambda x, b, r, _: r + F.gelu(x + b)),
     "a dense residual": (lambda x, b, *_: jitact.gelu(x, residual=b), lambda x, b, *_: F.gelu(x) + b),
+    "one value": (lambda x, *_: jitact.gelu(x, residual=x.values().new_ones(1, 1)), lambda x, *_: F.gelu(x) + 1),
     "all dimensions": (lambda x, b, *_: jitact.gelu(x, residual=b.view(1, 1, 6)), lambda x, b, *_: F.gelu(x) + b),
     "a gate": (lambda x, _, r, __: jitact.swiglu(x, r), lambda x, _, r, __: F.silu(x) * r),
     "packed": (lambda x, *_: jitact.swiglu(x), lambda x, *_: gated(x)),
@@ -128,6 +129,7 @@ OTHERS = (5, 0, 3, 1)
 ERRORS = [
     (lambda x: jitact.swiglu(x, jagged("cpu", 6, lengths=OTHERS)), "swiglu: up has the shape .* it must be jagged alike"),
     (lambda x: jitact.gelu(x, residual=torch.ones(4, 1, 6)), r"gelu\+residual: residual has the shape \(4, 1, 6\)"),
+    (lambda x: jitact.gelu(x, residual=torch.ones(1, 1, 1, 1)), r"gelu\+residual: residual has the shape \(1, 1, 1, 1\)"),
     (lambda x: jitact.swiglu(x, x, row_weight=torch.ones(6)), r"swiglu\+row_weight: row_weight has the shape"),
     (lambda x: jitact.swiglu(x, dim=1), r"swiglu: dim must be behind the jagged dimension of \(4, j\d+, 6\), got 1"),
     (lambda x: jitact.prelu(x, torch.ones(6)), "prelu: weight has a value for each index of dimension 1"),
