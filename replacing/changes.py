@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType
 
 import torch.nn.functional as F
 from torch import nn
 
-from .syntax import assigns, function_of, is_name, is_own_call, names, own_calls, parsed, targets
+from .syntax import function_of, is_name, is_own_call, names, own_calls, parsed
 
 __all__ = ["change"]
 
@@ -22,6 +22,7 @@ _VIEWS = {
     "chunk", "detach", "diagonal", "dropout", "flatten", "movedim", "narrow", "permute", "ravel", "reshape", "select", "split",
     "squeeze", "swapaxes", "t", "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze",
 }  # fmt: skip
+_CONTAINERS = "enumerate", "iter", "list", "reversed", "tuple", "zip"  # functions that give what is in their arguments
 _HANDING_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Flatten, nn.Unflatten
 
 
@@ -117,7 +118,9 @@ def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | No
     within: list[ast.expr] = []
     if isinstance(node, ast.Name):
         return set() if node.id == self_name else {node.id}
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+    if isinstance(node, ast.Call) and is_name(node.func, *_CONTAINERS):
+        within = node.args
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         child = children.get(node.func.attr) if is_name(node.func.value, self_name) else None
         if is_name(node.func.value, *_PYTORCH):
             within = node.args[:1] if node.func.attr in _VIEWS else []
@@ -140,11 +143,22 @@ def _sharing(
     definition: ast.FunctionDef, shared: set[str], self_name: str, children: Mapping[str, nn.Module | None]
 ) -> set[str]:
     """The variables that may share memory with some of the method's: views, and what they are views of."""
-    groups = [targets(assign) | _roots(assign.value, self_name, children) for assign in assigns(definition)]
+    groups = [names(*bound) | _roots(value, self_name, children) for bound, value in _bindings(definition)]
     found = set(shared)
     while more := set().union(*[group for group in groups if group & found]) - found:
         found |= more
     return found
+
+
+def _bindings(definition: ast.FunctionDef) -> Iterator[tuple[list[ast.expr], ast.expr]]:
+    """The targets and the value of all that gives variables their values; of a loop the value is what it runs through."""
+    for node in ast.walk(definition):
+        if isinstance(node, ast.Assign):
+            yield node.targets, node.value
+        elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)) and node.value is not None:
+            yield [node.target], node.value
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.comprehension)):
+            yield [node.target], node.iter
 
 
 def _passed(node: ast.AST, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> set[str]:

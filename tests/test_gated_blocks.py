@@ -480,6 +480,24 @@ class Afterwards(Passing):
         return self.down(y + self.extra(gate))
 
 
+class InALoop(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        y = self.act(gate) * self.up(x).detach()
+        for _, each in enumerate([gate]):
+            each.data.mul_(3)
+        return self.down(y)
+
+
+class Annotated(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        y = self.act(gate) * self.up(x).detach()
+        other: Tensor = gate
+        other.data.mul_(3)
+        return self.down(y)
+
+
 class OnALine(Block):
     def forward(self, x: Tensor) -> Tensor:
         # fmt: off
@@ -558,6 +576,8 @@ UNFUSED = {
     "changed by .data": (Data, r"forward changes gate in place"),
     "given to a module on the next line": (InLines, r"forward gives gate to self.extra in between"),
     "changed afterwards": (Afterwards, r"forward gives gate to self.extra, which changes it"),
+    "changed in a loop": (InALoop, r"forward changes each in place"),
+    "changed by an annotated name": (Annotated, r"forward changes other in place"),
     "read on the same line": (OnALine, r"forward does more with it than multiply"),
     "read in a method of positional arguments": (Positional, r"own does more with it than multiply"),
     "read in a method of any arguments": (Unnamed, r"own passes it on"),
