@@ -232,6 +232,28 @@ def test_names_that_a_file_defines_are_its_own(own: str) -> None:
     assert torch.equal(jitact.own_pi(X), 3 * X) and torch.equal(torch.vmap(jitact.own_pi)(X), 3 * X)
 
 
+def test_what_the_preprocessor_leaves_out_is_not_there() -> None:
+    """A gradient that is switched off is derived, as if it were not written."""
+    file = """ELEMENTWISE T forward(T x) { return x * x * x; }
+    #if 0  // slower
+    #ifdef __CUDACC__
+    ELEMENTWISE T backward(T dy, T x) { return 7 * dy; }
+    #endif
+    #else
+    ELEMENTWISE bool unused(T x) { return x > 0; }
+    #endif
+    #if 1
+    #else
+    ELEMENTWISE T backward_from_output(T dy, T y) { return 7 * dy; }
+    #endif"""
+    cls, x = jitact.define("cubed", source=file), X.clone().requires_grad_()
+    assert cls.activation.source.signature.functions == {"forward"} and "unused" in signature.code(file)
+    torch.testing.assert_close(torch.autograd.grad(cls()(x).sum(), x)[0], 3 * X**2)
+    assert torch.autograd.gradgradcheck(cls(), x)
+    with pytest.raises(ValueError, match=r"line 2: backward must be declared"):  # in either branch of what depends
+        signature.read_signature("#ifdef FAST\nELEMENTWISE float backward(T dy, T x) { return dy; }\n#endif\n" + file)
+
+
 def test_macros_end_with_their_file() -> None:
     """The kernels of second derivatives, which are made around a file, have variables of such names."""
     file = "#define a0 3\n#define dy 2\n#define slope_0 1\nELEMENTWISE T forward(T x, T g) { return a0 * x * x * sin(g); }"

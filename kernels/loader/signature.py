@@ -173,13 +173,30 @@ _TERM_OF_DY = re.compile(r"\bfold_from_output\s*\(\s*T\s+(\w+)[^()]*\)\s*\{\s*re
 _PREPARE = re.compile(r"\bvoid\s+prepare\s*\(([^()]*)\)\s*(?=\{)")
 _CHANGE = re.compile(r"\s*(\w+)\s*[-+*/]?=(.*)", re.DOTALL)
 _PREPARED_BY = re.compile(r"\s*\w+_::\s*prepare\s*\([\w\s,]*\)\s*")  # by that of another file
+_CONDITION = re.compile(r"[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 
 
 def code(text: str) -> str:
-    """The text with comments replaced by spaces, so that positions stay the same."""
-    return _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text)
+    """The text with comments and what ``#if 0`` leaves out replaced by spaces, so that positions stay the same."""
+    lines = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text).split("\n")
+    leaves_out: list[bool | None] = []  # for each #if around a line, whether it does; None: that depends
+    for at, line in enumerate(lines):
+        found = _CONDITION.match(line)
+        directive, condition = found.groups() if found else ("", "")
+        if directive in ("if", "ifdef", "ifndef"):
+            leaves_out.append({"0": True, "1": False}.get(condition.strip()) if directive == "if" else None)
+        elif directive == "else" and leaves_out and leaves_out[-1] is not None:
+            leaves_out[-1] = not leaves_out[-1]
+        elif directive == "elif" and leaves_out:
+            leaves_out[-1] = None
+        decided = directive in ("if", "else", "endif") and leaves_out and leaves_out[-1] is not None
+        if decided or True in leaves_out:
+            lines[at] = " " * len(line)
+        if directive == "endif" and leaves_out:
+            leaves_out.pop()
+    return "\n".join(lines)
 
 
 def split(text: str, separator: str, opening: str = "({", closing: str = ")}") -> list[str]:
