@@ -283,7 +283,7 @@ def test_prepare_changes_each_operand_by_itself(body: str, is_accepted: bool) ->
     file = f"ELEMENTWISE void prepare(Channel<T>& w, Channel<T>& b) {{ {body} }}\n"
     file += "ELEMENTWISE T forward(T x, Channel<T> w, Channel<T> b) { return x * w + b; }"
     if is_accepted:
-        assert signature.prepared(file) == 2
+        assert signature.prepared(file) == 2 and signature.prepared(file.replace("Channel<T>", "float")) == 0
         return
     with pytest.raises(ValueError, match=r"line 1: prepare may only have statements operand = f\(that operand\), got '"):
         signature.read_signature(file)

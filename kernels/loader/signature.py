@@ -219,7 +219,7 @@ def prepared(text: str) -> int:
     """
     text = code(text)
     found = _PREPARE.search(text)
-    if found is None:
+    if found is None or "<T>" not in found[1]:
         return 0
     arguments = [re.findall(r"\w+", argument) for argument in _BETWEEN.split(found[1])]
     names = {words[-1] for words in arguments if len(words) > 2}  # Channel, T and the name
