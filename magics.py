@@ -183,9 +183,9 @@ def _facts(cls: type[ActivationModule | RowModule]) -> dict[str, str]:
 
 def _learned(record: Activation | RowActivation) -> list[str]:
     """The operands that a module learns, with where they begin."""
-    if isinstance(record, RowActivation) or record.module:
+    if isinstance(record, RowActivation) or record.module or not record.channels:
         return []
-    return [f"{name}, from {record.channels[name].init:g}" for name in record.learned if record.channels]
+    return [f"{name}, from {record.channels[name].init:g}" for name in record.learned]
 
 
 def _heading(record: Activation | RowActivation) -> tuple[str, str]:
