@@ -14,9 +14,9 @@ from .records.arguments import what_it_is
 __all__ = ["by_values", "is_jagged", "of_values"]
 
 
-def is_jagged(*values: object) -> bool:
-    """Whether some value is a nested tensor of ``layout=torch.jagged``."""
-    return any([isinstance(each, Tensor) and each.layout is torch.jagged for each in values])
+def is_jagged(value: object) -> bool:
+    """Whether it is a nested tensor of ``layout=torch.jagged``."""
+    return isinstance(value, Tensor) and value.layout is torch.jagged
 
 
 def by_values(record: Activation, given: dict[str, Any], call: Callable[[dict[str, Any]], Tensor]) -> Tensor:

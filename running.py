@@ -76,7 +76,7 @@ def run_with_operands(
     if tensors is None:
         if stand_ins(*given.values()):
             return called_later(record, given, params, inplace, save, fast_math, training)
-        if is_jagged(*given.values()):
+        if any([is_jagged(each) for each in given.values()]):
             return _run_jagged(record, given, params, inplace, save, fast_math, training, seed)
         tensors = record.fitted(given)
     x = next(iter(given.values()))
