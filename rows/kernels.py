@@ -81,25 +81,28 @@ class Lengths(NamedTuple):
     across: int = 2
 
 
-EVERY, LONG = range(3, LONGEST), range(1000, LONGEST)
+EVERY = range(3, LONGEST)
 GPU_EVERY = Lengths((EVERY,), (EVERY,))
 GPU_FORWARD = {
     ("softmax", 2): GPU_EVERY,
-    ("softmax", 4): Lengths((range(4, 9), LONG), (EVERY,)),
+    ("softmax", 4): GPU_EVERY,
     ("log_softmax", 2): GPU_EVERY,
-    ("log_softmax", 4): Lengths((range(4, 9), LONG), (range(3, 128), LONG)),
+    ("log_softmax", 4): Lengths(
+        (EVERY,),
+        (range(3, 113), range(117, 193), range(209, 385), range(417, 577), range(733, LONGEST)),
+    ),
 }
 GPU_BACKWARD = {
     ("softmax", 2): GPU_EVERY,
     ("softmax", 4): GPU_EVERY,
     ("log_softmax", 2): GPU_EVERY,
-    ("log_softmax", 4): Lengths((range(128, LONGEST),), (range(3, 32), LONG)),
+    ("log_softmax", 4): Lengths((EVERY,), (range(3, 512), range(577, LONGEST))),
 }
 """The rows, by kernel and bytes per element, for which the GPU's kernels were measured to be no slower than PyTorch's.
 GPU_EVERY is also for where PyTorch needs another pass, for a scale."""
 
 GPU_MASKED = Lengths((range(8, LONGEST),), (range(8, LONGEST),))
-GPU_CONVERTED = Lengths((range(40, LONGEST),), (LONG,))
+GPU_CONVERTED = Lengths((range(16, 33), range(40, LONGEST)), (range(1000, LONGEST),))
 """The same for masks and conversions, and for the one conversion that PyTorch does in the same pass, from float16."""
 
 CPU_FORWARD: dict[tuple[str, int], tuple[int, int]] = {

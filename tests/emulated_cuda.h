@@ -105,7 +105,7 @@ struct Meeting {
   }
 };
 
-constexpr size_t kStatic = 1 << 19, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
+constexpr size_t kStatic = 1 << 20, kShared = kStatic + (1 << 18);  // bytes of shared memory per block: static, and in total
 
 // An asynchronous copy. None is carried out before it is waited for.
 struct Copy {

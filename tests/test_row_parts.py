@@ -52,15 +52,16 @@ def test_a_part_computes_what_the_whole_does(part: RowPart, which: int, device: 
             assert run(*(t.to("meta") for t in tensors), dim, 2.0).shape == x.shape
 
 
-# For each part: lengths, and adjacent rows, of two shapes of rows, which have a part each, forward and backward.
-APART = {"along": ((24, 1), (31, 1)), "across": ((13, 70), (5, 70), (13, 33), (8, 33))}
+# For each part: lengths, and adjacent rows, of the shapes of rows, which have a part each, forward and backward.
+APART = {"along": ((24, 1), (31, 1), (1000, 1), (1001, 1)), "across": ((13, 70), (5, 70), (13, 33), (8, 33))}
 
 
 @pytest.mark.parametrize("rows", APART)
 def test_parts_that_are_compiled_at_the_same_time_are_not_mixed_up(rows: str, tmp_path: Path) -> None:
     """Functions of one name become one when the parts are joined, so none may do what depends on the part."""
-    part = kernels.KernelSource.from_file("softmax")._replace(rows=RowPart("bfloat16", rows, "output"))
-    library = emulated_library(tmp_path, "softmax", part.defines(), parts=4)
+    part = RowPart("bfloat16", rows, "output")
+    source = kernels.KernelSource.from_file("softmax")._replace(rows=part)
+    library = emulated_library(tmp_path, "softmax", source.defines(), parts=len(part.kinds) * part.shapes)
     for length, inner in APART[rows]:
         torch.manual_seed(0)
         x, dy = (torch.randn(3, length, inner).bfloat16() for _ in range(2))  # each begins on 16 bytes

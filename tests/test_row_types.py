@@ -421,8 +421,10 @@ def test_lengths_of_rows_for_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ((BF16, F32, None), 333, True),
         ((BF16, F32, None), 7, False),
         ((torch.int64, F32, None), 333, True),
-        ((F16, F32, None), 40, True),
+        ((F16, F32, None), 16, True),
+        ((F16, F32, None), 12, False),
         ((F16, F32, None), 36, False),
+        ((F16, F32, None), 40, True),
         ((F16, F32, None), 999, False),  # PyTorch's converts in the same pass
         ((F16, F32, None), 1001, True),
         ((F16, F32, F16), 333, True),

@@ -119,8 +119,9 @@ def check(operator: Callable, name: str, x: Tensor, dim: int = -1, scale: float 
 # The kernels.
 
 # Lengths for one thread, part of a warp, a warp, some warps, a block, and clusters; and a vector more and less.
-LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 30, 31, 33, 63, 64, 65, 97, 100, 127, 128, 129, 197, 255, 257, 300, 385,
-           512, 577, 770, 1000, 1001, 1025, 1099, 1101, 2048, 2055, 4090, 4100, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
+LENGTHS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 28, 30, 31, 33, 44, 56, 60, 63, 64, 65, 72, 84, 88, 97, 100, 104, 120,
+           127, 128, 129, 136, 152, 168, 184, 192, 197, 255, 257, 300, 385, 512, 577, 770, 1000, 1001, 1025, 1099, 1101, 2048,
+           2055, 4090, 4100, 8192, 8200, 16400, 30001, 60000)  # fmt: skip
 
 
 @pytest.mark.parametrize(("operator", "name", "dtype"), EVERYWHERE, indirect=["operator"])
@@ -142,7 +143,7 @@ def test_threads_have_several_short_rows(name: str, dtype: torch.dtype, operator
     torch.manual_seed(0)
     on_gpu = request.node.callspec.params["operator"] == "cuda"
     processors = torch.cuda.get_device_properties(0).multi_processor_count if on_gpu else 1
-    for length in (3, 8, 9, 21):
+    for length in (3, 8, 9, 12, 16, 21):
         x = torch.randn(2 * 4 * processors * 128 + 77, length) * 8
         check(operator, name, x.to(dtype), scale=-0.5, what=length)
 
@@ -561,8 +562,8 @@ def test_calls_that_kernels_take_on_a_gpu(name: str, taken: list) -> None:
         (torch.bfloat16, 1024, both),
         (torch.float16, 32768, both),
         (torch.bfloat16, 333, both),
-        (torch.float32, 512, both if name == "softmin" else both[1:]),
-        (torch.float32, 333, [] if name == "log_softmax" else both),
+        (torch.float32, 512, both),
+        (torch.float32, 555, both[:1] if name == "log_softmax" else both),
         (torch.float32, 4096, both),
         (torch.float32, 1048576, []),
     ):
@@ -594,7 +595,7 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
         (False, torch.float32, 4095, 2, False),
         (False, torch.float32, 4090, 2, True),
         (False, torch.float32, 4100, 1, False),
-        (True, torch.float32, 999, 2, False),
+        (True, torch.float32, 555, 2, False),
     ):
         monkeypatch.setattr(row_kernels, "_has_clusters", lambda device, has=clusters: has)
         x, lengths = torch.empty(1, length, dtype=dtype), row_kernels.GPU_BACKWARD["log_softmax", dtype.itemsize]
@@ -603,14 +604,12 @@ def test_rows_that_a_gpu_can_hold(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])
 def test_lengths_for_which_a_gpus_kernels_are_used(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many of float32 that are shorter than 1000 are PyTorch's, unless it needs another pass."""
+    """Some of log_softmax in float32 that do not fill vectors are PyTorch's, unless it needs another pass."""
     monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: True)
     is_softmax = name == "softmax"
     of_16_bits = {n: (n > 2, n > 2) for n in (2, 3, 7, 8, 13, 33, 64, 127, 129, 197, 200, 257, 333, 1000)}
-    of_float32 = {2: (False, False), 3: (True, True), 4: (True, is_softmax), 8: (True, is_softmax), 31: (True, True)}
-    of_float32 |= {n: (False, is_softmax) for n in (12, 64)} | {n: (True, is_softmax) for n in (33, 127)}
-    of_float32 |= {n: (is_softmax, is_softmax) for n in (129, 999)} | {256: (False, True)}
-    of_float32 |= {n: (True, True) for n in (1000, 1001)}
+    of_float32 = {n: (n > 2, n > 2) for n in (2, 3, 4, 12, 31, 64, 112, 129, 256, 300, 500, 580, 733, 999, 1000, 1001)}
+    of_float32 |= {n: (is_softmax, True) for n in (113, 197, 401, 577, 731)} | {n: (True, is_softmax) for n in (513, 575)}
     for dtype, table in ((torch.bfloat16, of_16_bits), (torch.float16, of_16_bits), (torch.float32, of_float32)):
         for n, expected in table.items():
             sizes = {"shape": (2**18, n), "nbytes": 2**18 * n * dtype.itemsize, "itemsize": dtype.itemsize}

@@ -9,8 +9,8 @@
 namespace jitact::parts {
 
 // The pieces that can be compiled separately, for each dtype if there are several: forward, backward and, where costly, another
-// kind of backward: with sums, or from the output. For one dtype of rows, a GPU's kernels for two shapes of rows are apart, see
-// is_second_shape. The loader has the same numbers.
+// kind of backward: with sums, or from the output. For one dtype of rows, a GPU's kernels for several shapes of rows are apart, see
+// shape_of. The loader has the same numbers.
 #if defined JITACT_ROW_INPUT
 constexpr int kDtypes = 1, kKinds = 2;
 #elif defined JITACT_ROW_ONLY
@@ -21,7 +21,7 @@ constexpr int kDtypes = 4, kKinds = 3;
 constexpr int kDtypes = 4, kKinds = loops::kSums > 0 ? 3 : 2;
 #endif
 #if defined JITACT_ROW_ONLY && defined __CUDACC__ && !(JITACT_ROW_ACROSS && JITACT_ROW_INPUT_KEPT)
-constexpr int kShapes = 2;
+constexpr int kShapes = JITACT_ROW_ACROSS ? 2 : 3;
 #else
 constexpr int kShapes = 1;
 #endif
@@ -36,9 +36,10 @@ template <typename Op>
 constexpr int part_of(Op op, loops::Dtype dtype, int shape) {
   return (kShapes * (kKinds * (int(dtype) % kDtypes) + kind_of(op)) + shape) * JITACT_PARTS / kPieces;
 }
+
 template <typename Call>
-int shape_of(const Call& call) {
-  if constexpr (kShapes > 1) return is_second_shape(call);
+int shape_among(const Call& call) {
+  if constexpr (kShapes > 1) return shape_of(call);
   else return 0;
 }
 
@@ -55,7 +56,7 @@ constexpr bool kIsHere = part_of(op, kDtype<S>, shape) == JITACT_PART;
 // Calls f.template operator()<part>() for the part with the kernels of a call.
 template <typename Call, typename F, int... part>
 void for_part_of(const Call& call, const F& f, std::integer_sequence<int, part...>) {
-  const int wanted = part_of(call.op, call.dtype, shape_of(call));
+  const int wanted = part_of(call.op, call.dtype, shape_among(call));
   ((part == wanted ? f.template operator()<part>() : void()), ...);
 }
 template <typename Call, typename F>

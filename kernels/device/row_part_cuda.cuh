@@ -55,8 +55,8 @@ struct Place {
 };
 
 // A thread's part of rows: every (blocks * group)-th vector of each, from the thread's first on, in chunks. `ragged` rows may
-// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers. Rows that
-// are in shared memory, as `Here` says, are ragged; a thread may have several, one after the other, and of each adjacent elements.
+// begin and end within vectors. If `held` is not 0, a thread has one row, with up to that many vectors in registers. Of rows that
+// are in shared memory, as `Here` says, a thread may have several, one after the other, and of each adjacent elements.
 template <Op op, typename S, bool ragged, int held, typename Here = InPlace>
 class PartOfRows {
  public:
@@ -73,7 +73,7 @@ class PartOfRows {
  protected:
   // Whether vectors beyond the row are skipped by branches: for rows whose vectors do not fill whole warps, and because the
   // compiler does not interleave code across branches, which would take more registers.
-  static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs;
+  static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs || kStaged;
   static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward && !kStaged;  // whether `nearly_full` is used
   static constexpr int size = Storage<S>::size, tensors = reads(op), kEach = size / 4;  // the latter: elements of a word
   static constexpr int vectors = held ? held / tensors : kChunk / tensors;
@@ -107,7 +107,7 @@ class PartOfRows {
   JITACT_DEVICE void find_staged(int64_t first, int row, int there) {
     if constexpr (Here::kInParts) {
       const int skipped = (int(threadIdx.x) & (launch_.group - 1)) * launch_.tile.part;
-      const int begin = staged_.take_part(row * launch_.length, skipped) - skipped;
+      const int begin = staged_.take_part(row * launch_.length, skipped, launch_.length) - skipped;
       place_ = {0, begin, row < there ? ::min(begin + launch_.length, launch_.tile.part) : 0};
     } else {
       place_ = place_of(first + row, there);

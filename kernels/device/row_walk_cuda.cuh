@@ -447,8 +447,12 @@ __global__ void __launch_bounds__(kPlaneThreads) walk_planes(const __grid_consta
   Rows<op, S, true, vectors * reads(op), StagedPlanes<S, reads(op), vectors>>(launch).run();
 }
 template <Op op, typename S, int vectors>
-__global__ void __launch_bounds__(kShortRowThreads, 6) walk_short_rows(const __grid_constant__ StagedLaunch<ShortRows> launch) {
-  Rows<op, S, true, vectors * reads(op), StagedRows<S, reads(op), kManyOfRow / reads(op)>>(launch).run();
+__global__ void __launch_bounds__(kShortRowThreads, short_row_blocks(vectors))
+    walk_short_rows(const __grid_constant__ StagedLaunch<ShortRows> launch) {
+  constexpr int each = of_each(vectors, reads(op));
+  using Here = std::conditional_t<is_of_whole(vectors), StagedVectors<S, reads(op), each>,
+                                  StagedRows<S, reads(op), kManyOfRow / reads(op)>>;
+  Rows<op, S, !is_of_whole(vectors), each * reads(op), Here>(launch).run();
 }
 
 }  // namespace jitact::rows

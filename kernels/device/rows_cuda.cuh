@@ -9,18 +9,20 @@
 
 namespace jitact::rows {
 
-// Of a call along the last dimension whether rows end within vectors or are the shortest, of another whether their length has code
-// of its own.
-inline bool is_second_shape(const Call& call) {
+// The shapes of rows with kernels of their own. Along the last dimension: those that fill vectors, or end within them, or are
+// staged. Across it: others, or those whose length has code of its own.
+constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;
+inline int shape_of(const Call& call) {
   const int64_t size = bytes_of(call.dtype);
-  return call.inner > 1 ? log_exact_wide(call, size) > 0 : call.length * size % 16 != 0 || is_shortest(call.length, size);
+  if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
+  return ShortRows::have(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
 }
 // Whether the kernels for an operation, a type and a shape of rows are compiled here.
 #ifdef JITACT_PART
-template <Op op, typename S, bool second>
-constexpr bool kIsHere = parts::kIsHere<op, S, parts::kShapes == 2 && second>;
+template <Op op, typename S, int shape>
+constexpr bool kIsHere = parts::kIsHere<op, S, (parts::kShapes > 1 ? shape : 0)>;
 #else
-template <Op op, typename S, bool second>
+template <Op op, typename S, int shape>
 constexpr bool kIsHere = true;
 #endif
 
@@ -36,13 +38,14 @@ template <Op op> constexpr bool holds_many = op == Op::forward;
 
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
 // but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
-// elements each.
+// elements each, and of those with a mask or a conversion where a power of two of vectors would lie in as few banks of the cache.
 template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
-  constexpr bool thinly = op == Op::forward && sizeof(S) == 2 && masks(op) == 0;
-  const int64_t most = !thinly || vectors > 32 ? each : 4;
+  constexpr bool is_plain = sizeof(S) == 2 && kStagesRows;
+  const bool thinly = op == Op::forward && (is_plain ? vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16));
+  const int64_t most = thinly ? 4 : each;
   const int64_t threads = (vectors + most - 1) / most;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;
@@ -145,17 +148,21 @@ cudaError_t start_staged(const Tile& tile, int64_t count, int each, int threads,
   return cudaLaunchKernelEx(&shape.config, kernel, launch);
 }
 
+template <Op op, typename S>
+cudaError_t start_short(const Call& call, cudaStream_t stream) {
+  const ShortRows rows(call);
+  cudaError_t error = cudaErrorInvalidValue;
+  const auto start_if = [&]<int vectors>() {
+    if (rows.vectors == of_each(vectors, reads(op)))
+      error = start_staged<op, S, walk_short_rows<op, S, vectors>>(rows, call.outer, rows.rows(), kShortRowThreads, call, stream);
+  };
+  start_if.template operator()<kFewOfRow>(), start_if.template operator()<kMidOfRow>(), start_if.template operator()<kManyOfRow>();
+  start_if.template operator()<kFewOfWhole>(), start_if.template operator()<kManyOfWhole>();
+  return error;
+}
+
 template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
-  if constexpr (ragged && kStagesRows) {
-    if (const ShortRows rows(call, sizeof(S), reads(op)); rows.part > 0) {
-      const auto start = [&]<auto kernel>() {
-        return start_staged<op, S, kernel>(rows, call.outer, rows.rows(), kShortRowThreads, call, stream);
-      };
-      if (rows.is_few) return start.template operator()<walk_short_rows<op, S, kFewOfRow>>();
-      return start.template operator()<walk_short_rows<op, S, kManyOfRow / reads(op)>>();
-    }
-  }
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
   if constexpr (holds_many<op>)
@@ -209,18 +216,20 @@ const char* run_cuda(const Call& call, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   // What depends on the part is here: functions of the same name, in several parts, would become one.
   const auto start_if = [&]<Op op, typename S>() {
-    if constexpr (exists(op) && (kIsHere<op, S, false> || kIsHere<op, S, true>)) {
+    if constexpr (exists(op)) {
       if (call.op != op) return;
-      const auto start_shape = [&]<bool second>() {
-        if constexpr (kIsHere<op, S, second>) {
-          if (is_second_shape(call) != second) return;
-          if constexpr (kHasAcross)
-            if (call.inner > 1) error = start_across<op, S, second>(call, s);
-          if constexpr (kHasAlong)
-            if (call.inner == 1) error = start_along<op, S, second>(call, s);
+      const int found = shape_of(call);
+      const auto start_shape = [&]<int shape>() {
+        if constexpr (kIsHere<op, S, shape>) {
+          if (found != shape) return;
+          if constexpr (kHasAcross && shape != kStagedShape)
+            if (call.inner > 1) error = start_across<op, S, shape == kExactShape>(call, s);
+          if constexpr (kHasAlong && shape != kStagedShape)
+            if (call.inner == 1) error = start_along<op, S, shape == kRaggedShape>(call, s);
+          if constexpr (kHasAlong && shape == kStagedShape && kStagesRows) error = start_short<op, S>(call, s);
         }
       };
-      start_shape.template operator()<false>(), start_shape.template operator()<true>();
+      start_shape.template operator()<0>(), start_shape.template operator()<1>(), start_shape.template operator()<kStagedShape>();
     }
   };
 #ifdef JITACT_ROW_INPUT

@@ -1,26 +1,33 @@
 // Rows that threads find in shared memory: a block copies rows that follow one another there, by vectors as they lie, and its
 // threads put the results in their place. For strided 16-bit rows of which few are adjacent, in small planes, which are found as if
-// they were contiguous; and for contiguous rows that do not fill vectors, whose ends would take more instructions in global memory.
+// they were contiguous; for contiguous rows that do not fill vectors, whose ends would take more instructions in global memory; and
+// for those of few whole vectors, of which neighbouring threads would access memory far apart.
 #pragma once
 
 #include "row_sums_cuda.cuh"
 
 namespace jitact::rows {
 
-constexpr int kPlaneThreads = 256, kShortRowThreads = 128;  // per block
-constexpr int kFewOfPlane = 2, kManyOfPlane = 4;            // vectors of a row in a thread, in each tensor
-constexpr int kMostAdjacent = 31;                           // rows
+constexpr int kPlaneThreads = 256, kShortRowThreads = 128;    // per block
+constexpr int kFewOfPlane = 2, kManyOfPlane = 4;              // vectors of a row in a thread, in each tensor
+constexpr int kMostAdjacent = 31;                             // rows
 constexpr int kBeyondPlanes = (7 * kMostAdjacent + 7) / 8 * 4;  // words that a vector in which a row ends may take behind a block's
-constexpr int kFewOfRow = 2, kManyOfRow = 12;               // as above, the latter in all tensors
+constexpr int kFewOfRow = 2, kMidOfRow = 9, kManyOfRow = 12;  // as above, the latter two in all tensors
+constexpr int kFewOfWhole = 6, kManyOfWhole = 10;             // in all tensors, of rows of whole vectors
+constexpr int kLongestStaged = 600, kLongestStagedInTwo = 384;  // elements, the latter where two tensors are read
 #ifdef JITACT_ROW_INPUT
 constexpr bool kStagesRows = false;
 #else
 constexpr bool kStagesRows = true;
 #endif
 
-// The elements of the longest rows that are staged, and whether rows are so short that they are even if they fill vectors.
-constexpr int longest_staged(Op op, int size) { return op == Op::forward ? 600 : size == 2 ? 160 : 64; }
-constexpr bool is_shortest(int64_t length, int64_t size) { return kStagesRows && length * size <= 16 * kFewOfRow; }
+// Of these vectors, those of each tensor.
+constexpr int of_each(int vectors, int tensors) { return vectors == kFewOfRow ? vectors : vectors / tensors; }
+constexpr bool is_of_whole(int vectors) { return vectors == kFewOfWhole || vectors == kManyOfWhole; }
+// Minimum blocks per multiprocessor, for __launch_bounds__.
+constexpr int short_row_blocks(int vectors) {
+  return vectors == kFewOfWhole ? 9 : vectors == kMidOfRow ? 8 : vectors == kManyOfWhole ? 7 : 6;
+}
 
 // How a block has planes.
 struct SmallPlanes {
@@ -58,27 +65,77 @@ struct SmallPlanes {
 // How a block has contiguous rows, a multiple of 8, so that the first begins with a vector. Its threads have several, one after the
 // other, if there are enough.
 struct ShortRows {
-  int part = 0;       // elements of a row in a thread; 0 if rows are not staged
+  int part;           // elements of a row in a thread
   int log_group = 0;  // threads per row
   int turns;          // rows per thread
-  bool is_few;        // whether a thread has kFewOfRow vectors at most
+  int vectors;        // of a thread's part in each tensor, at most, of_each of one of the above
+  uint32_t begins;    // of whole vectors, for each of 8 threads 4 bits: the one of its part with which it begins
 
   ShortRows() = default;
-  ShortRows(const Call& call, int size, int tensors) {
-    if (call.length > longest_staged(call.op, size)) return;
-    const int bytes = int(call.length) * size, words = (bytes + 3) / 4, all = 4 * kManyOfRow / tensors;  // the latter: in a thread
-    is_few = words <= 4 * kFewOfRow;
-    while (all << log_group < words) log_group++;
-    int best = ((words - 1 >> log_group) / 4 + 1) * 4, least = cost(best, bytes, size);
-    for (int longer = best + 4; longer <= (is_few ? 4 * kFewOfRow : all) && longer * instructions(size) < least; longer += 4)
-      if (const int found = cost(longer, bytes, size); found < least) best = longer, least = found;
-    part = best * 4 / size;
-    const int64_t busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount);
-    turns = ::max(1, int(::min(int64_t(all * 4 / bytes), call.outer / (kShortRowThreads * busy))));  // 1 if threads share rows
+  explicit ShortRows(const Call& call)
+      : ShortRows(reads(call.op), int(bytes_of(call.dtype)), int(call.length) * int(bytes_of(call.dtype))) {
+    const int64_t busy = 4 * gpu::device_has(cudaDevAttrMultiProcessorCount), most = call.outer / (kShortRowThreads * busy);
+    turns = ::max(1, int(::min(int64_t(turns), most)));
+  }
+  // Whether the rows of a call are staged: those that were measured to be faster so.
+  static bool have(const Call& call) {
+    const int tensors = reads(call.op), size = int(bytes_of(call.dtype));
+    const int64_t bytes = call.length * size, vectors = bytes / 16;
+    const bool odd = vectors % 2 != 0;
+    if (!kStagesRows) return false;
+    if (bytes % 16 == 0) {
+      if (tensors > 1) return vectors <= 10 || (size == 2 && odd && vectors < 16);
+      if (odd) return vectors < 32;
+      return size == 2 ? vectors < 24 && vectors % 8 != 0 : vectors < 20;
+    }
+    const bool empty = size == 4 && call.length > 224 && call.length % 224 < 24;  // much of 8 or 16 threads' parts of 32 words is
+    if (tensors == 1) return call.length <= kLongestStaged && !empty;
+    if (call.length > kLongestStagedInTwo) return false;
+    const int words = int(bytes + 3) / 4, log_group = log_threads(words, kManyOfRow / tensors);
+    return log_group < (size == 2 ? 3 : 4) || words >= 14 << log_group;  // many threads must have enough to do
   }
   JITACT_INLINE int rows() const { return turns * (kShortRowThreads >> log_group); }  // of a block
 
  private:
+  static int log_threads(int words, int vectors) {
+    int log_group = 0;
+    while (4 * vectors << log_group < words) log_group++;
+    return log_group;
+  }
+  static int least_part(int words, int log_group) { return ((words - 1 >> log_group) / 4 + 1) * 4; }  // whole vectors
+  ShortRows(int tensors, int size, int bytes) {
+    const bool whole = bytes % 16 == 0 && bytes > 16;
+    const int words = (bytes + 3) / 4, few = kFewOfWhole / tensors, many = kManyOfWhole / tensors;
+    const bool in_few = whole && log_threads(words, few) == log_threads(words, many);  // as many threads, which leave more registers
+    const int most = in_few ? few : whole ? many : kManyOfRow / tensors;
+    log_group = log_threads(words, most);
+    int best = least_part(words, log_group);
+    if (whole) {
+      vectors = most, begins = begins_of(bytes / 16, best / 4);
+    } else {
+      const bool is_few = words <= 4 * kFewOfRow;
+      int least = cost(best, bytes, size);
+      for (int longer = best + 4; longer <= 4 * (is_few ? kFewOfRow : most) && longer * instructions(size) < least; longer += 4)
+        if (const int found = cost(longer, bytes, size); found < least) best = longer, least = found;
+      const int mid = kMidOfRow / tensors;  // more blocks do not help shorter ones
+      vectors = is_few ? kFewOfRow : best * tensors > 16 && best <= 4 * mid ? mid : most;
+    }
+    part = best * 4 / size, turns = 16 * most / bytes;  // 0 if threads share rows
+  }
+  // Of 8 threads, which access shared memory at the same time, none begins in the banks in which another does: where their parts
+  // would, it begins with a later vector, and goes on around its part.
+  uint32_t begins_of(int vectors_of_row, int vectors_of_part) const {
+    unsigned begins = 0, banks = 0;
+    for (int thread = 0; thread < 8; thread++) {
+      const int within = (thread & ((1 << log_group) - 1)) * vectors_of_part;
+      const int first = (thread >> log_group) * vectors_of_row + within, count = ::min(vectors_of_part, vectors_of_row - within);
+      int later = 0;
+      while (later < count && banks >> (first + later) % 8 & 1) later++;
+      if (later >= count) continue;
+      banks |= 1u << (first + later) % 8, begins |= unsigned(later) << 4 * thread;
+    }
+    return begins;
+  }
   // The instructions for a word, in cycles of which a multiprocessor takes four at once.
   static constexpr int instructions(int size) { return size == 2 ? 20 : 32; }
   // What it costs if parts have so many words: instructions, or accesses of shared memory, where the threads of a warp that share a
@@ -92,7 +149,7 @@ struct ShortRows {
     return part_words * ::max(instructions(size), 8 * most);
   }
 };
-static_assert(longest_staged(Op::forward, 4) <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
+static_assert(kLongestStaged <= 4 * kManyOfRow * kShortRowThreads / 8);  // enough threads for 8 rows
 
 // A block's part of the tensors in shared memory. Its first element, `first`, may lie within a vector; it has `there` elements. A
 // block has memory for `vectors` of each tensor, and may read as many words as `beyond` says from behind what it has.
@@ -191,9 +248,9 @@ class StagedRows : public Staged<S, tensors, vectors * kShortRowThreads, 8> {
 
   StagedRows() = default;
   JITACT_DEVICE StagedRows(const ShortRows&, uint64_t first, int there) : Base(first, there) {}
-  // The thread has a part from element `skipped` on, counted from a word, of the row that begins at this element of the block's.
-  // Returns where in the word that is.
-  JITACT_DEVICE int take_part(int begin, int skipped) {
+  // The thread has a part from element `skipped` on, counted from a word, of the row that begins at this element of the block's and
+  // has `length`. Returns where in the word that is.
+  JITACT_DEVICE int take_part(int begin, int skipped, int) {
     const bool odd = skipped == 0 && begin % kEach != 0;
     part_ = (begin + skipped) / kEach, odd_ = odd;  // lead_ is 0, see ShortRows
     kept_ = odd ? 0x3254 : 0x3210;  // bytes of the first word, and the first two of a neutral one
@@ -227,6 +284,39 @@ class StagedRows : public Staged<S, tensors, vectors * kShortRowThreads, 8> {
   int part_;  // the word at which the thread's part begins
   bool odd_;
   unsigned kept_;
+};
+
+// The same of rows that fill vectors; their parts are whole vectors.
+template <typename S, int tensors, int vectors>
+class StagedVectors : public Staged<S, tensors, vectors * kShortRowThreads, 0> {
+ public:
+  using Base = Staged<S, tensors, vectors * kShortRowThreads, 0>;
+  using Tile = ShortRows;
+  using Base::size;
+  static constexpr bool kInParts = true;
+
+  StagedVectors() = default;
+  JITACT_DEVICE StagedVectors(const ShortRows& rows, uint64_t first, int there)
+      : Base(first, there), rows_(&rows), begin_(rows.begins >> threadIdx.x % 8 * 4 & 15) {}
+  JITACT_DEVICE int take_part(int begin, int skipped, int length) {
+    first_ = unsigned(begin + skipped) / size, count_ = unsigned(::max(::min(length - skipped, rows_->part), 0)) / size;
+    return 0;
+  }
+  JITACT_DEVICE Words get(int tensor, int i, uint32_t) const { return *at(tensor, i / size + begin_); }
+  JITACT_DEVICE void put(const Words& words, int i, int) const {
+    uint32_t begin = begin_;
+    ptx::forget(begin);  // else the addresses of all vectors would stay in registers
+    *at(0, i / size + begin) = words;
+  }
+
+ private:
+  JITACT_DEVICE Words* at(int tensor, uint32_t turned) const {
+    return reinterpret_cast<Words*>(Base::words(tensor)) + first_ + (turned < count_ ? turned : turned - count_);
+  }
+
+  const ShortRows* rows_;
+  uint32_t begin_;          // the vector of its part with which the thread begins
+  uint32_t first_, count_;  // of the part's vectors
 };
 
 }  // namespace jitact::rows

@@ -48,7 +48,7 @@ def number_of_parts(plan: Plan, jobs: int) -> Parts:
     """The numbers of parts for ``jobs`` compilers at once. Few are worth it, as each part parses all headers."""
     rows = plan.source.rows
     pieces = len(rows.kinds) if rows else 4 * _kinds(plan)
-    shapes = 2 if isinstance(rows, RowPart) and (rows.rows, rows.keeps) != ("across", "input") else 1  # kShapes of parts.cuh
+    shapes = rows.shapes if isinstance(rows, RowPart) else 1
     for_gpus = jobs * 3 // 4 if plan.made_archs else 0
     for_cpu = jobs // (4 if plan.made_archs else 2)
     return Parts(*(max(1, min(most, each)) for most, each in ((pieces, for_cpu), (pieces * shapes, for_gpus))))

@@ -104,6 +104,13 @@ class RowPart(NamedTuple):
         """The kinds of operators that the build has."""
         return ("forward", "backward_from_output") if self.keeps == "output" else ("backward",)
 
+    @property
+    def shapes(self) -> int:
+        """The shapes of rows whose kernels for GPUs can be compiled separately, kShapes of parts.cuh."""
+        if self.rows == "along":
+            return 3
+        return 1 if self.keeps == "input" else 2
+
     def defines(self) -> list[str]:
         """Preprocessor definitions for the loops, as compiler flags."""
         across, from_input = int(self.rows == "across"), int(self.keeps == "input")
