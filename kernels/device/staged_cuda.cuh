@@ -106,7 +106,7 @@ struct ShortRows {
   ShortRows(int tensors, int size, int bytes) {
     const bool whole = bytes % 16 == 0 && bytes > 16;
     const int words = (bytes + 3) / 4, few = kFewOfWhole / tensors, many = kManyOfWhole / tensors;
-    const bool in_few = whole && log_threads(words, few) == log_threads(words, many);  // as many threads, which leave more registers
+    const bool in_few = whole && log_threads(words, few) == log_threads(words, many);  // as many threads, and more blocks
     const int most = in_few ? few : whole ? many : kManyOfRow / tensors;
     log_group = log_threads(words, most);
     int best = least_part(words, log_group);
