@@ -15,7 +15,7 @@ constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape =
 inline int shape_of(const Call& call) {
   const int64_t size = bytes_of(call.dtype);
   if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
-  return ShortRows::have(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
+  return ShortRows::takes(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
 }
 // Whether the kernels for an operation, a type and a shape of rows are compiled here.
 #ifdef JITACT_PART

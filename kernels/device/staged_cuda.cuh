@@ -78,7 +78,7 @@ struct ShortRows {
     turns = ::max(1, int(::min(int64_t(turns), most)));
   }
   // Whether the rows of a call are staged: those that were measured to be faster so.
-  static bool have(const Call& call) {
+  static bool takes(const Call& call) {
     const int tensors = reads(call.op), size = int(bytes_of(call.dtype));
     const int64_t bytes = call.length * size, vectors = bytes / 16;
     const bool odd = vectors % 2 != 0;
