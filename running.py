@@ -104,7 +104,8 @@ def _run_jagged(record: Activation, given: dict[str, Any], params: tuple, inplac
     x = next(iter(given.values()))
     if inplace:
         _check_no_leaf(record, x)
-        given = given | {next(iter(given)): x.clone()}  # views of x would be in the history of what is written to it
+        # Views of x would be in the history of what is written to it.
+        given = {name: each.clone() if is_jagged(each) else each for name, each in given.items()}
     y = by_values(record, given, lambda dense: run_with_operands(record, dense, params, False, *options))
     return write(x, y) if inplace else y
 

@@ -185,6 +185,8 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
         now = registry.REGISTRY.get(source.name)
         if now is None or now.activation.source != source:
             what = "is not defined any more" if now is None else "has been defined again since"
+            if source.name == record.name:
+                raise ValueError(f"{record.name} uses an earlier definition of that name; give one of the two another name")
             raise ValueError(f"{record.name} uses {source.name}, which {what}; define {record.name} again, or leave it out")
     records = list(dict.fromkeys([*records, *(registry.REGISTRY[source.name].activation for _, source in used)]))
     folder = Path(folder)
@@ -336,6 +338,8 @@ def _read_expressions(
     expressions["forward"] = first = read("forward", forward, elements)
     for element in first.elements:
         check_element(name, element)
+    if first.random and "seed" in {*given.params, *given.beside, *first.elements}:
+        raise ValueError(f"{name}: nothing can be called 'seed' where {DROPOUT} is: it is the argument with the seed")
     several = [*first.elements, *order]
     if gradients and (len(several) > 1 or first.random):
         why = f"{', '.join(several)} have gradients" if len(several) > 1 else "forward draws random numbers"

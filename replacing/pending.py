@@ -40,6 +40,10 @@ class Waiting(nn.Module):
         self.act = act
         self.training = act.training
 
+    def __repr__(self) -> str:
+        """One line, which torch.compile can trace."""
+        return f"{self._get_name()}({self.act!r})"
+
     def __getattr__(self, name: str) -> Any:
         """Settings are the activation's, as ``negative_slope``."""
         modules = self.__dict__.get("_modules", {})

@@ -130,9 +130,10 @@ def run(
             return y
     if dtype is not None and (mask is not None or not plain or not x.is_floating_point()):
         x, dtype = x.to(dtype), None
-    wide = x.dtype if mask is None or mask.dtype is torch.bool else _type_of_sum(x, factor, mask)
+    added = mask is not None and mask.dtype is not torch.bool
+    wide = _type_of_sum(x, factor, mask if added else x)
     if wide is not x.dtype:
-        y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide), save, beside)
+        y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide) if added else mask, save, beside)
         return y if record.is_cast and is_cast(x) else y.to(x.dtype)
     t, factor = (x, factor) if mask is None else _masked(x, factor, mask)
     takes = dtype in (None, t.dtype) and dim is not None and -t.dim() <= dim < t.dim()
@@ -242,9 +243,9 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
         raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")
 
 
-def _type_of_sum(x: Tensor, factor: float, mask: Tensor) -> torch.dtype:
-    """The dtype in which a mask is added to ``factor x``: not rounded to x's, nor float16 if the factor is beyond it."""
-    wide = torch.promote_types(x.dtype, mask.dtype)
+def _type_of_sum(x: Tensor, factor: float, added: Tensor) -> torch.dtype:
+    """The dtype of ``factor x`` and what is added: not rounded to x's, nor float16 if the factor is beyond it."""
+    wide = torch.promote_types(x.dtype, added.dtype)
     fits = x.dtype is not torch.float16 or -HALF <= factor <= HALF
     return wide if fits else torch.promote_types(wide, torch.float32)
 

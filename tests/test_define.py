@@ -746,6 +746,12 @@ def test_parameters_that_will_not_do(param: str) -> None:
         jitact.define("swoosh", "a * x", a="1")
 
 
+def test_a_seed_beside_dropout_is_the_argument() -> None:
+    for text, params in (("dropout(seed * x, 0.5)", {"seed": 1.0}), ("dropout(x, 0.5) + seed", {})):
+        with pytest.raises(ValueError, match="swoosh: nothing can be called 'seed' where dropout is"):
+            jitact.define("swoosh", text, **params)
+
+
 @pytest.mark.parametrize("param", ["saves", "formula", "reference", "source"])
 def test_parameters_that_are_arguments_of_define(param: str) -> None:
     with pytest.raises(TypeError, match=f"swoosh: {param}= is .*, not 1.0; a parameter cannot be called '{param}'"):
@@ -1140,6 +1146,9 @@ def test_folders_hold_what_a_definition_was_made_with(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="thrice_more uses thrice, which has been defined again since"):
         jitact.save_folder(tmp_path)
     assert jitact.load_folder(tmp_path).keys() == {"thrice", "thrice_more"} and torch.equal(jitact.thrice(X), X * 3)
+    jitact.define("thrice", "thrice(x) + 1")
+    with pytest.raises(ValueError, match="thrice uses an earlier definition of that name; give one of the two another name"):
+        jitact.save_folder(tmp_path, "thrice")
 
 
 def test_names_of_random_numbers_leave_out_those_of_operands() -> None:

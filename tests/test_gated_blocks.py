@@ -753,6 +753,16 @@ def test_what_is_no_gate() -> None:
     assert_same(results(model, x), expected)
 
 
+def test_torch_compile_of_a_vectorised_block() -> None:
+    """torch.vmap asks for the module's text, which torch.compile traces if it is one line."""
+    model, x = Block(nn.SiLU()), torch.randn(3, 6)
+    expected = model(x)
+    jitact.replace(model)
+    assert repr(model.act).startswith("jitact SwiGLU(") and "\n" not in repr(model.act)
+    compiled = torch.compile(torch.func.vmap(model), backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), expected)
+
+
 def test_settings_are_the_activations() -> None:
     act = nn.LeakyReLU(0.1)
     act.label = "first"

@@ -125,7 +125,46 @@ def test_what_is_overwritten_and_what_is_kept(device: str) -> None:
     assert jitact.gelu(before, dropout=0.5).shape == before.shape
 
 
+def test_second_derivatives_of_jagged_tensors(device: str) -> None:
+    plain = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.Linear(8, 6)).to(device, torch.float64)
+    model, x, found = copy.deepcopy(plain), jagged(device, 6), []
+    assert jitact.replace(model).replaced
+    for each in (model, plain):
+        y = each(x)
+        (dx,) = torch.autograd.grad(y, x, torch.ones_like(y), create_graph=True)
+        found.append(torch.autograd.grad((dx * dx).values().sum(), [each[0].weight, x]))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(*[each.values() if each.is_nested else each for each in (ours, theirs)])
+
+
+@pytest.mark.parametrize("layout", ["rows", "columns"])
+def test_what_is_between_the_rows_has_no_gradient(layout: str, device: str) -> None:
+    values = torch.randn(2, 6, 4, dtype=torch.float64, device=device)
+    values[:, 3:] = torch.nan
+    starts, lengths = torch.tensor([[0, 1], [3, 2]], device=device)
+    x = torch.nested.narrow(values, 1, starts, lengths, layout=torch.jagged).requires_grad_()
+    bias = torch.zeros((), dtype=torch.float64, device=device, requires_grad=True)
+    y = jitact.gelu(x.transpose(1, 2) if layout == "columns" else x, bias=bias)
+    sum(part.sum() for part in y.unbind()).backward()
+    exact = bias.detach().clone().requires_grad_()
+    sum(F.gelu(part + exact).sum() for part in (values[0, :3], values[1, 1:3])).backward()
+    torch.testing.assert_close(bias.grad, exact.grad)
+    assert not x.grad.values().isnan().any()
+
+
+def test_operands_that_are_overwritten(device: str) -> None:
+    x = jagged(device, 6)
+    doubled = x * 2
+    y = jitact.elu(doubled, residual=doubled, inplace=True)
+    (dx,) = torch.autograd.grad(y.values().sum(), x)
+    exact = x.values().detach().requires_grad_()
+    expected = F.elu(2 * exact) + 2 * exact
+    torch.testing.assert_close(y.values(), expected)
+    torch.testing.assert_close(dx.values(), torch.autograd.grad(expected.sum(), exact)[0])
+
+
 OTHERS = (5, 0, 3, 1)
+STRIDED = torch.nested.nested_tensor([torch.ones(3, 6, dtype=torch.float64)])
 ERRORS = [
     (lambda x: jitact.swiglu(x, jagged("cpu", 6, lengths=OTHERS)), "swiglu: up has the shape .* it must be jagged alike"),
     (lambda x: jitact.gelu(x, residual=torch.ones(4, 1, 6)), r"gelu\+residual: residual has the shape \(4, 1, 6\)"),
@@ -135,6 +174,8 @@ ERRORS = [
     (lambda x: jitact.prelu(x, torch.ones(6)), "prelu: weight has a value for each index of dimension 1"),
     (lambda x: jitact.gelu(x, bias=torch.ones(7)), r"gelu\+bias: the number of values of bias must be 1 or 6"),
     (lambda x: jitact.relu(x, inplace=True), "relu: a leaf that requires a gradient cannot be changed in place"),
+    (lambda x: jitact.swiglu(x, STRIDED), "swiglu: up must be a dense .* got a nested float64 tensor; make it with layout="),
+    (lambda x: jitact.gelu(x, bias=STRIDED), r"gelu\+bias: bias must be a dense .* got a nested float64 tensor"),
     (lambda x: jitact.relu(x.detach().long()), "relu: expected .* got an int64 tensor"),
 ]
 
