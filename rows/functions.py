@@ -131,7 +131,9 @@ def run(
     if dtype is not None and (mask is not None or not plain or not x.is_floating_point()):
         x, dtype = x.to(dtype), None
     added = mask is not None and mask.dtype is not torch.bool
-    wide = _type_of_sum(x, factor, mask if added else x)
+    wide = torch.promote_types(x.dtype, mask.dtype) if added else x.dtype  # the sum is not rounded to x's
+    if x.dtype is torch.float16 and not -HALF <= factor <= HALF:  # which float16 cannot hold
+        wide = torch.promote_types(wide, torch.float32)
     if wide is not x.dtype:
         y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide) if added else mask, save, beside)
         return y if record.is_cast and is_cast(x) else y.to(x.dtype)
@@ -241,13 +243,6 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
         raise ValueError(f"{name}: mask must be on the device of x, {x.device}, got one on {mask.device}")
     if mask.dim() > x.dim() or not _broadcasts(mask.shape, x.shape):
         raise ValueError(f"{name}: mask must broadcast to {tuple(x.shape)}, the shape of x; got {tuple(mask.shape)}")
-
-
-def _type_of_sum(x: Tensor, factor: float, added: Tensor) -> torch.dtype:
-    """The dtype of ``factor x`` and what is added: not rounded to x's, nor float16 if the factor is beyond it."""
-    wide = torch.promote_types(x.dtype, added.dtype)
-    fits = x.dtype is not torch.float16 or -HALF <= factor <= HALF
-    return wide if fits else torch.promote_types(wide, torch.float32)
 
 
 def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:

@@ -43,9 +43,8 @@ template <Op op, typename S>
 Launch shared_by(int64_t vectors) {
   Launch launch{};
   constexpr int64_t each = kFew / reads(op);
-  constexpr bool is_plain = sizeof(S) == 2 && kStagesRows;
-  const bool thinly = op == Op::forward && (is_plain ? vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16));
-  const int64_t most = thinly ? 4 : each;
+  const bool is_short = kStagesRows ? sizeof(S) == 2 && vectors <= 32 : vectors <= 8 || (masks(op) > 0 && vectors == 16);
+  const int64_t most = op == Op::forward && is_short ? 4 : each;
   const int64_t threads = (vectors + most - 1) / most;
   launch.log_group = std::min(log_of(threads), op == Op::forward ? kLogLeast : kLogThreads);
   while (kClusterBlocks << launch.log_group < threads && launch.log_group < kLogThreads) launch.log_group++;

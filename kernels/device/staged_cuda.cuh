@@ -65,11 +65,11 @@ struct SmallPlanes {
 // How a block has contiguous rows, a multiple of 8, so that the first begins with a vector. Its threads have several, one after the
 // other, if there are enough.
 struct ShortRows {
-  int part;           // elements of a row in a thread
-  int log_group = 0;  // threads per row
-  int turns;          // rows per thread
-  int vectors;        // of a thread's part in each tensor, at most, of_each of one of the above
-  uint32_t begins;    // of whole vectors, for each of 8 threads 4 bits: the one of its part with which it begins
+  int part;             // elements of a row in a thread
+  int log_group = 0;    // threads per row
+  int turns;            // rows per thread
+  int vectors;          // of a thread's part in each tensor, at most, of_each of one of the above
+  uint32_t begins = 0;  // of whole vectors, for each of 8 threads 4 bits: the one of its part with which it begins
 
   ShortRows() = default;
   explicit ShortRows(const Call& call)
@@ -102,14 +102,13 @@ struct ShortRows {
     while (4 * vectors << log_group < words) log_group++;
     return log_group;
   }
-  static int least_part(int words, int log_group) { return ((words - 1 >> log_group) / 4 + 1) * 4; }  // whole vectors
   ShortRows(int tensors, int size, int bytes) {
     const bool whole = bytes % 16 == 0 && bytes > 16;
     const int words = (bytes + 3) / 4, few = kFewOfWhole / tensors, many = kManyOfWhole / tensors;
     const bool in_few = whole && log_threads(words, few) == log_threads(words, many);  // as many threads, and more blocks
     const int most = in_few ? few : whole ? many : kManyOfRow / tensors;
     log_group = log_threads(words, most);
-    int best = least_part(words, log_group);
+    int best = ((words - 1 >> log_group) / 4 + 1) * 4;  // whole vectors
     if (whole) {
       vectors = most, begins = begins_of(bytes / 16, best / 4);
     } else {
