@@ -88,7 +88,7 @@ GPU_FORWARD = {
     ("softmax", 4): GPU_EVERY,
     ("log_softmax", 2): GPU_EVERY,
     ("log_softmax", 4): Lengths(
-        (EVERY,),
+        (range(3, 100), range(101, 108), range(109, 116), range(117, LONGEST)),
         (range(3, 113), range(117, 193), range(209, 385), range(417, 577), range(733, LONGEST)),
     ),
 }
