@@ -252,7 +252,7 @@ inline int __ffs(int bits) { return __builtin_ffs(bits); }
 
 enum { cudaLaunchAttributeClusterDimension, cudaLaunchAttributeProgrammaticStreamSerialization };
 enum { cudaFuncAttributeMaxDynamicSharedMemorySize, cudaFuncAttributeNonPortableClusterSizeAllowed };
-enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutMaxShared = 100 };
+enum { cudaFuncAttributePreferredSharedMemoryCarveout = 9, cudaSharedmemCarveoutDefault = -1, cudaSharedmemCarveoutMaxShared = 100 };
 struct cudaLaunchAttribute {
   int id;
   struct {

@@ -223,8 +223,9 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 }
 #endif
 
+// `shared`: see gpu::prefer_shared.
 template <typename S>
-void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, cudaStream_t stream) {
+void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, int shared, cudaStream_t stream) {
   int64_t blocks = 0, splits = 0, all = 0;
   for (int k = 0; k < operands; k++) {
     if (folds.gradients[k] == nullptr) continue;
@@ -235,7 +236,7 @@ void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& 
   if (blocks == 0) return;
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
   folds.rehearses = folds.rehearses && all <= kFewFolds;
-  gpu::prefer_shared<fold_sums<S>>();
+  gpu::prefer_shared<fold_sums<S>>(shared);
   early::launch<fold_sums<S>>(grid, kFoldThreads, stream, partials, results, folds, FoldLaunch(call));
 }
 
@@ -255,11 +256,12 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
     folds.gradients[k] = call.sums[k];
     if (folds.shape(k).splits > 1) folds.is_last = false;
   }
-  fold<S>(folds, partials, results, call, kSummed, stream);
+  const int shared = sweep.columnwise ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault;  // as the sweep has it
+  fold<S>(folds, partials, results, call, kSummed, shared, stream);
   if (folds.is_last) return;
   folds.planes = folds.planes.after(), folds.single = folds.single.after(), folds.apart = folds.results_apart;
   folds.is_last = true, folds.rehearses = false;
-  fold<S>(folds, results, nullptr, call, kSummed, stream);
+  fold<S>(folds, results, nullptr, call, kSummed, shared, stream);
 }
 
 template <Op op, typename S>
@@ -273,19 +275,15 @@ void launch_sums(const Call& call, cudaStream_t stream) {
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
     const unsigned blocks = unsigned(sweep.blocks);
-    const auto sum_segments = [&]<bool one_value>() {
-      gpu::prefer_shared<segment_sums<op, S, one_value>>();  // as fold_sums has it
-      segment_sums<op, S, one_value><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
-    };
     if (sweep.columnwise) {
       constexpr int threads = kTileThreads<op, S>;
       const dim3 grid{unsigned(sweep.tiles.across), unsigned(sweep.tiles.down)};
-      gpu::prefer_shared<column_sums<op, S>, kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45>();  // the fold has the former
+      gpu::prefer_shared<column_sums<op, S>>(kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45);  // the fold has the former
       column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles);
     } else if (sweep.cut.count == 1) {
-      sum_segments.template operator()<true>();
+      segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     } else {
-      sum_segments.template operator()<false>();
+      segment_sums<op, S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
     }
     fold_sweep(sweep, call, p == 0, stream);
   }
