@@ -257,8 +257,10 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
     """``dy`` times the slope: of an elementwise function both the vector-Jacobian and the Jacobian-vector product."""
     config, params = ctx.config, ctx.params
     if config.save == "bit":
-        if is_batched(dy) or (others and records_backward()):
-            return by_slope(dy, _slope(config, dy, ctx.strides, kept, others, params))
+        if others and (is_batched(dy) or records_backward()):
+            return _FromBits.apply(dy, config, params, (True,), ctx.strides, kept, *others)[0]
+        if is_batched(dy):
+            return by_slope(dy, _slope(config, dy, ctx.strides, kept, params))
         dy = in_order(dy, config, ctx.strides)
     if others and config.save == "output" and records_backward():
         further = configured(config.record.from_output, False, "input", False)
@@ -268,21 +270,11 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
     return (_GradientCompiled if torch.compiler.is_compiling() else _Gradient).apply(dy, kept, config, params)
 
 
-def _slope(
-    config: Config, dy: Tensor, strides: tuple[int, ...], mask: Tensor, others: list[Tensor], params: tuple[float, ...]
-) -> Tensor:
-    """Slopes from the bit mask, at least in float32; with random numbers, which depend on the dtype, in that of ``dy``."""
-    dtype, others = _slope_precision(config, dy, others)
-    ones = torch.empty_strided(dy.shape, strides, dtype=dtype, device=dy.device).fill_(1)
-    return call(config.backward_op, ones, mask, *others, *params)
-
-
-def _slope_precision(config: Config, dy: Tensor, others: list[Tensor]) -> tuple[torch.dtype, list[Tensor]]:
-    """The dtype in which slopes are computed, and the other operands in it."""
-    if config.draws:
-        return dy.dtype, others
+def _slope(config: Config, dy: Tensor, strides: tuple[int, ...], mask: Tensor, params: tuple[float, ...]) -> Tensor:
+    """Slopes from the bit mask, at least in float32."""
     dtype = torch.promote_types(dy.dtype, torch.float32)
-    return dtype, [t.to(dtype) for t in others]
+    ones = torch.empty_strided(dy.shape, strides, dtype=dtype, device=dy.device).fill_(1)
+    return call(config.backward_op, ones, mask, *params)
 
 
 def _wanted_gradients(
@@ -291,10 +283,8 @@ def _wanted_gradients(
     """The gradients of several operands, from the saved tensors; None where they are not wanted."""
     config, params = ctx.config, ctx.params
     if config.save == "bit":
-        if is_batched(dy) or records_backward():
-            return _gradients_from_numbers(ctx, dy, kept, others, wanted)
-        found = _call_backward(config, params, tuple(wanted), in_order(dy, config, ctx.strides), (kept, *others))
-        return _wanted(found, wanted)
+        of_bits = _FromBits.apply if is_batched(dy) or records_backward() else _FromBits.forward
+        return _wanted(of_bits(dy, config, params, tuple(wanted), ctx.strides, kept, *others), wanted)
     return gradients(config, params, dy, (kept, *others), wanted)
 
 
@@ -303,25 +293,57 @@ def _wanted(found: Sequence[Tensor], wanted: list[bool]) -> list[Tensor | None]:
     return [gradient if each else None for gradient, each in zip(found, wanted, strict=True)]
 
 
-def _gradients_from_numbers(
-    ctx: Any, dy: Tensor, mask: Tensor, others: list[Tensor], wanted: list[bool]
-) -> list[Tensor | None]:
-    """The same for a batched ``dy`` or second derivatives if bits are saved: unpacks the bits, and sums by PyTorch."""
-    config = ctx.config
-    dtype, given = _slope_precision(config, dy, others)
-    further, bits = configured(config.record.from_bit, False, "input", False), _unpacked(mask, dy.shape, ctx.strides, dtype)
-    found: list[Tensor | None] = []
-    for g, place in enumerate(config.places):
-        if not wanted[g]:
-            found.append(None)
-            continue
-        values, like = (*ctx.params, float(g)), others[place - config.elements] if place else dy
-        if is_batched(dy):
-            gradient = by_slope(dy.to(dtype), call_forward(further, bits, torch.ones_like(bits), *given, *values))
-        else:
-            gradient = activate(bits, further, values, (), dy.to(dtype), *given)
-        found.append(gradient.sum_to_size(like.shape).to(like.dtype))
-    return found
+class _FromBits(torch.autograd.Function):
+    """The gradients of several operands from saved bits, as differentiable functions of ``dy`` and the other operands."""
+
+    @staticmethod
+    def forward(
+        dy: Tensor,
+        config: Config,
+        params: tuple[float, ...],
+        wanted: tuple[bool, ...],
+        strides: tuple[int, ...],
+        mask: Tensor,
+        *others: Tensor,
+    ) -> tuple[Tensor, ...]:
+        return _call_backward(config, params, wanted, in_order(dy, config, strides), (mask, *others))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
+        dy, ctx.config, ctx.params, ctx.wanted, ctx.strides, *kept = inputs
+        ctx.save_for_backward(dy, *kept)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor | None) -> tuple:
+        config, (dy, mask, *others) = ctx.config, ctx.saved_tensors
+        if len(config.places) == 1:  # proportional to dy
+            arguments = config, ctx.params, ctx.wanted, ctx.strides, mask, *others
+            return _FromBits.apply(incoming[0], *arguments)[0], *[None] * len(arguments)
+        # Random numbers depend on the dtype.
+        dtype = dy.dtype if config.draws else torch.promote_types(dy.dtype, torch.float32)
+        given = others if config.draws else [t.to(dtype) for t in others]
+        tensors = (_unpacked(mask, dy.shape, ctx.strides, dtype), dy.to(dtype), *given)
+        further = configured(config.record.from_bit, False, "input", False)
+        needs = (False, ctx.needs_input_grad[0], *ctx.needs_input_grad[6:])
+        total: list[Tensor | None] = [None] * len(needs)
+        for g, gradient in enumerate(incoming):
+            if gradient is None or not ctx.wanted[g]:
+                continue
+            values, asked = (*ctx.params, float(g)), [needs[place] for place in further.places]
+            found = gradients(further, values, gradient.to(dtype).expand(dy.shape), tensors, asked)
+            for place, each in zip(further.places, found, strict=True):
+                if each is not None:
+                    total[place] = each if total[place] is None else total[place] + each
+        like = (dy, *others)
+        ddy, *found = [each if each is None else each.to(t.dtype) for each, t in zip(total[1:], like, strict=True)]
+        return ddy, None, None, None, None, None, *found
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple, dy: Tensor, *arguments: Any) -> tuple:
+        """One call for each of the batch, as operators want a tensor's strides; what was saved before is not batched."""
+        each = [_FromBits.apply(dy.select(in_dims[0], i), *arguments) for i in range(info.batch_size)]
+        return tuple([torch.stack(of) for of in zip(*each, strict=True)]), (0,) * len(each[0])
 
 
 def _unpacked(mask: Tensor, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:

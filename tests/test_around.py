@@ -252,6 +252,31 @@ def test_derivatives_of_gradients_from_bits(device: str) -> None:
     torch.testing.assert_close(ours, (slope, slope))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.3])
+def test_gradients_from_bits_have_one_rounding_in_every_mode(p: float, dtype: torch.dtype, device: str) -> None:
+    """Those that have derivatives, and batched ones, are the same bits: a float32 bias beside 16 bits has all its digits."""
+    x, bias, _, dy = inputs(dtype, device, (400, 4))
+    options = {"dropout": p, "seed": torch.tensor([5], device=device)} if p else {}
+    for function, leaves in (
+        (lambda: jitact.leaky_relu(x, bias=bias, save="bit", **options), [x, bias]),
+        (lambda: jitact.leaky_relu(x, bias=bias, save="bit", **options), [bias]),
+        (lambda: jitact.leaky_relu(x, save="bit", **options), [x]),
+    ):
+        y, again = function(), dy.detach().requires_grad_()
+        plain = torch.autograd.grad(y, leaves, dy, retain_graph=True)
+        recorded = torch.autograd.grad(y, leaves, again, create_graph=True)
+        batched = torch.autograd.grad(y, leaves, torch.stack([dy, -dy]), is_grads_batched=True, retain_graph=True)
+        for first, second, third in zip(plain, recorded, batched, strict=True):
+            assert torch.equal(first, second) and torch.equal(first, third[0]) and torch.equal(-first, third[1])
+        slope = torch.autograd.grad(y, x, torch.ones_like(y))[0].double()
+        directions = [torch.randn_like(each) for each in recorded]
+        (of_dy,) = torch.autograd.grad(recorded, again, directions)
+        sizes = sum(slope.abs() * each.double().abs() for each in directions)
+        near = 3 * torch.finfo(dtype).eps * sizes + torch.finfo(dtype).tiny
+        assert ((of_dy.double() - sum(slope * each.double() for each in directions)).abs() <= near).all()
+
+
 def test_second_derivatives_and_transforms(device: str) -> None:
     x, bias, residual, _ = inputs(torch.float64, device, (5, 4))
     seed = torch.tensor([7], device=device)
