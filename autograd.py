@@ -326,15 +326,8 @@ class _FromBits(torch.autograd.Function):
         tensors = (_unpacked(mask, dy.shape, ctx.strides, dtype), dy.to(dtype), *given)
         further = configured(config.record.from_bit, False, "input", False)
         needs = (False, ctx.needs_input_grad[0], *ctx.needs_input_grad[6:])
-        total: list[Tensor | None] = [None] * len(needs)
-        for g, gradient in enumerate(incoming):
-            if gradient is None or not ctx.wanted[g]:
-                continue
-            values, asked = (*ctx.params, float(g)), [needs[place] for place in further.places]
-            found = gradients(further, values, gradient.to(dtype).expand(dy.shape), tensors, asked)
-            for place, each in zip(further.places, found, strict=True):
-                if each is not None:
-                    total[place] = each if total[place] is None else total[place] + each
+        of_each = {g: t.to(dtype) for g, t in enumerate(incoming) if t is not None and ctx.wanted[g]}
+        total = _added_up(further, ctx.params, of_each, dy.shape, tensors, needs)
         like = (dy, *others)
         ddy, *found = [each if each is None else each.to(t.dtype) for each, t in zip(total[1:], like, strict=True)]
         return ddy, None, None, None, None, None, *found
@@ -449,16 +442,27 @@ def _double_backward(
         return [*vjp(incoming), *[None] * (len(operands) - count)]
     further = configured(record.gradients, False, "input", False)
     tensors, needed = _operands_with_dy(record, dy, operands), _operands_with_dy(record, needs[0], tuple(needs[1:]))
-    total: list[Tensor | None] = [None] * len(tensors)
-    for gradient, place in zip(incoming, places, strict=True):
-        values = (*params, float(config.places.index(place)))
-        asked = [needed[at] for at in further.places]
-        found = gradients(further, values, gradient.to(dy.dtype).expand(dy.shape), tensors, asked)
-        for at, each in zip(further.places, found, strict=True):
-            if each is not None:
-                total[at] = each if total[at] is None else total[at] + each
-    count = record.layout.elements
+    of_each = {config.places.index(place): t.to(dy.dtype) for place, t in zip(places, incoming, strict=True)}
+    total, count = _added_up(further, params, of_each, dy.shape, tensors, needed), record.layout.elements
     return [total[count], *total[:count], *total[count + 1 :]]
+
+
+def _added_up(
+    further: Config,
+    params: tuple[float, ...],
+    incoming: dict[int, Tensor],
+    shape: torch.Size,
+    tensors: tuple[Tensor, ...],
+    needs: tuple[bool, ...],
+) -> list[Tensor | None]:
+    """The gradients of ``tensors`` where ``needs`` is True, given that of each result of ``further``, by its number."""
+    total: list[Tensor | None] = [None] * len(tensors)
+    for g, gradient in incoming.items():
+        found = gradients(further, (*params, float(g)), gradient.expand(shape), tensors, [needs[at] for at in further.places])
+        for place, each in zip(further.places, found, strict=True):
+            if each is not None:
+                total[place] = each if total[place] is None else total[place] + each
+    return total
 
 
 def _formula_gradients(config: Config, params: tuple[float, ...], dy: Tensor, *operands: Tensor) -> tuple[Tensor, ...]:

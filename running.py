@@ -215,6 +215,8 @@ def _run_in_any_way(
         save = _first_save(record, tensors, save)
     if inplace:
         _check_no_leaf(record, x)
+        if records and not transformed and not compiling:  # what backward keeps may be a view of what x is a view of
+            others = tuple([each.clone() if _share_storage(x, each) else each for each in others])
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
             # What backward keeps must not be overwritten.
             before = copied(x, record) if transformed or dissolves or (records and save == "input") else x
@@ -223,7 +225,7 @@ def _run_in_any_way(
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
         others = tuple([each.clone() if _overlaps(x, each) else each for each in others])
     if transformed and (compiling or others or draws or is_functionalized()):
-        return _formula(record, tensors, params, seed)
+        return _formula(record, tensors, params, seed if draws else None)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others
     if compiling and is_exporting():
         return getattr(torch.ops.jitact, name)(x, *operands, *params)
@@ -251,9 +253,13 @@ def _check_no_leaf(record: Activation, x: Tensor) -> None:
         raise RuntimeError(f"{record.name}: {what}")
 
 
+def _share_storage(x: Tensor, other: Tensor) -> bool:
+    return x.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
 def _overlaps(x: Tensor, other: Tensor) -> bool:
     """Whether writing an element of ``x`` may change an element of ``other`` at a different index."""
-    if x.untyped_storage()._cdata != other.untyped_storage()._cdata or not x.numel() or not other.numel():
+    if not _share_storage(x, other) or not x.numel() or not other.numel():
         return False
     (start, end), (begin, stop) = _span(x), _span(other)
     alike = start == begin and x.shape == other.shape and x.stride() == other.stride() and x.dtype is other.dtype

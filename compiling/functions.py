@@ -239,7 +239,7 @@ class Wide:
 
     exp, exp2, log, log2, log10, log1p = torch.exp, torch.exp2, torch.log, torch.log2, torch.log10, torch.log1p
     sin, cos, tan, asin, acos, atan, atan2 = torch.sin, torch.cos, torch.tan, torch.asin, torch.acos, torch.atan, torch.atan2
-    sinh, cosh, tanh, asinh, acosh, atanh = torch.sinh, torch.cosh, torch.tanh, torch.asinh, torch.acosh, torch.atanh
+    tanh, asinh = torch.tanh, torch.asinh
     sqrt, rsqrt, erf, erfc, pow, fmod, hypot = (
         torch.sqrt,
         torch.rsqrt,
@@ -253,6 +253,40 @@ class Wide:
     folded, isnan, reciprocal, one_over = torch.abs, torch.isnan, torch.reciprocal, torch.reciprocal
     square_root = root_of = torch.sqrt
     log1p_unit = torch.log1p
+
+    # Inductor's own overflow on a CPU, or are 0 near 0.
+
+    _SINH_END = 709.0
+
+    @classmethod
+    def _far(cls, x: Tensor, near: Tensor) -> Tensor:
+        """exp(|x|) / 2 in two factors where |x| is large, else ``near``."""
+        a = x.abs()
+        h = torch.exp(0.5 * a)
+        return torch.where(a > cls._SINH_END, 0.5 * h * h, near)
+
+    @classmethod
+    def sinh(cls, x: Tensor) -> Tensor:
+        return torch.copysign(cls._far(x, torch.sinh(x).abs()), x)
+
+    @classmethod
+    def cosh(cls, x: Tensor) -> Tensor:
+        return cls._far(x, torch.cosh(x))
+
+    @staticmethod
+    def acosh(x: Tensor) -> Tensor:
+        return torch.where(x > 2.0**30, torch.log(x) + LN2, torch.acosh(x))
+
+    @staticmethod
+    def atanh(x: Tensor) -> Tensor:
+        a = x.abs()
+        return torch.copysign(0.5 * torch.log1p(2 * a / (1 - a)), x)
+
+    @staticmethod
+    def exp_minus_square(x: Tensor) -> Tensor:
+        t = least(x.abs(), 28.0)
+        return torch.exp(-t * t)
+
     cbrt, round = staticmethod(helpers.cbrt), staticmethod(helpers.round_half_up)
 
     _EXPM1 = tuple(1 / math.factorial(k) for k in range(14, 0, -1))  # terms of expm1(x) / x near 0
@@ -370,6 +404,7 @@ class Single(Wide):
     """Functions for float32. Tails of the normal distribution are computed as in ``math_single.cuh``."""
 
     _EXPM1 = Wide._EXPM1[-7:]
+    _SINH_END = 88.0
 
     @classmethod
     def expm1(cls, x: Tensor) -> Tensor:
@@ -408,6 +443,22 @@ class Single(Wide):
         e = torch.exp(-0.5 * a * a)
         r = (a - t) * (a + t)  # a^2 - t^2, twice the remaining exponent
         return e + e * (r * polynomial(r, 1 / 48, 1 / 8, 1 / 2))
+
+    @staticmethod
+    def normal_pdf(x: Tensor) -> Tensor:
+        return Single._bell(least(x.abs(), 15.0)) * (1 / math.sqrt(2 * math.pi))
+
+    @staticmethod
+    def exp_minus_square(x: Tensor) -> Tensor:
+        t = least(x.abs(), 11.0)  # beyond this it underflows to 0
+        a = leading(t, 2.0**-8)
+        e, r = torch.exp(-a * a), (a - t) * (a + t)  # as in _bell
+        return e + e * (r * polynomial(r, 1 / 24, 1 / 6, 1 / 2, 1))
+
+    @staticmethod
+    def erf(x: Tensor) -> Tensor:
+        c = (-6.429718342e-4, 5.095020402e-3, -2.683216333e-2, 1.128340140e-1, -3.761262298e-1, 1.283791661e-1)
+        return torch.where(x.abs() > 0.6, torch.erf(x), x + x * polynomial(x * x, *c))
 
     @staticmethod
     def normal_tail(t: Tensor) -> Tensor:
@@ -449,6 +500,8 @@ class Single(Wide):
 
 class Narrow(Wide):
     """Functions for results rounded to 16 bits, as in ``math_narrow.cuh``: one exp2, one division, a short polynomial."""
+
+    _SINH_END = Single._SINH_END
 
     @staticmethod
     def exp(x: Tensor) -> Tensor:

@@ -29,6 +29,7 @@ from .reads import read_by_gradients
 __all__ = ["NO_FORMULA", "Definition", "channels_declared", "read_definition", "with_header"]
 
 NO_FORMULA = "see its kernel file"
+MOST_OPERANDS = 60  # PyTorch's operators take 64 arguments, of which four are those of gradients, such as dy
 
 
 @dataclass(eq=False)
@@ -103,6 +104,9 @@ def read_definition(
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     params, channels = declared(name, {each: given[each] for each in names} | channels)
+    taken = len(kernel.signature.tensors) + len(params)
+    if taken > MOST_OPERANDS:
+        raise ValueError(f"{name}: takes {taken} tensors and parameters; there can be at most {MOST_OPERANDS} of them")
     count = signature.prepared(text)
     if "row" in [each.role for each in kernel.signature.operands if each.role in ("channel", "row")][-count:] and count:
         raise ValueError(f"{name}: prepare transforms the last {count} of forward's channels and rows; put each Row<T> before")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import keyword
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
@@ -209,7 +210,10 @@ def read_default(text: str) -> float | Channel | Row:
         return Row()
     channel = _CHANNEL.fullmatch(text)
     if not channel:
-        return float(text)
+        value = float(text)
+        if math.isinf(value) and "inf" not in text.lower():
+            raise ValueError(f"{text} is no finite number; the largest is 1.79e308")
+        return value
     fields: dict[str, object] = {}
     try:
         for place, item in enumerate(filter(None, map(str.strip, channel[1].split(",")))):

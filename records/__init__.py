@@ -631,15 +631,29 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
 
 
 def rows_together(x: Tensor) -> Tensor:
-    """``x``, or a contiguous copy if the stride of the last dimension lies between those of the others.
+    """``x``, or a contiguous copy if its last dimension lies between the others in memory, or if elements overlap.
 
     Kernels read a row operand once per stretch of memory, so the last dimension must be the innermost or the outermost one.
     """
     if x.is_contiguous():
         return x
+    if not torch.compiler.is_compiling() and _overlaps_itself(x):
+        return x.contiguous()
     *strides, within = torch.empty_like(x, device="meta").stride()
     others = [stride for stride, size in zip(strides, x.shape[:-1], strict=True) if size > 1]
     apart = x.shape[-1] > 1 and others and min(others) < within < max(others)
     return x.contiguous() if apart else x
+
+
+def _overlaps_itself(x: Tensor) -> bool:
+    """Whether dimensions of ``x`` share elements, other than by being expanded."""
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(x.stride(), x.shape, strict=True)):
+        if size < 2 or stride == 0:
+            continue
+        if stride <= reach:
+            return True
+        reach += stride * (size - 1)
+    return False
 
 

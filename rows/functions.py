@@ -114,6 +114,9 @@ def run(
     _check_options(record, dim, dtype, save)
     if dtype is None and x.dtype not in DTYPES:
         raise TypeError(f"{name}: without dtype=, x is float32, float64, float16 or bfloat16; got {what_it_is(x)}")
+    if x.is_nested and record is not TABLE.get(name):
+        why = "only softmax, log_softmax and softmin are computed of nested tensors; their values() are dense"
+        raise TypeError(f"{name}: expected a dense tensor, got {what_it_is(x)}; {why}")
     if mask is not None:
         _check_mask(name, x, mask)
     if mask is not None or not plain:

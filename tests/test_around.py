@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -250,6 +251,16 @@ def test_derivatives_of_gradients_from_bits(device: str) -> None:
     ours = torch.func.vmap(torch.func.grad(loss, argnums=(0, 1)), in_dims=(0, None))(x, bias)
     slope = (x + bias > 0).to(x.dtype)
     torch.testing.assert_close(ours, (slope, slope))
+
+
+def test_a_seed_that_nothing_draws_from(device: str) -> None:
+    x, weight, seed = torch.randn(2, 3, 4), torch.full((3,), 0.25), torch.tensor([5])
+    x, weight, seed = x.to(device), weight.to(device), seed.to(device)
+    for options in ({}, {"dropout": 0.0}):
+        function = partial(jitact.prelu, weight=weight, seed=seed, **options)
+        assert torch.equal(torch.func.grad(lambda x: function(x).sum())(x), torch.where(x > 0, 1.0, 0.25))
+        one = torch.vmap(partial(jitact.prelu, weight=weight[:1], seed=seed, **options))(x)
+        assert torch.equal(one, jitact.prelu(x, weight))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)

@@ -387,6 +387,40 @@ def test_near_zero_through_inductor(dtype: torch.dtype) -> None:
         assert torch.equal(y.signbit(), eager.signbit()), function
 
 
+ENDS: dict[str, Callable[[Tensor], Tensor]] = {
+    "acosh": torch.acosh,
+    "atanh": torch.atanh,
+    "cbrt": lambda x: torch.sign(x) * x.abs() ** (1 / 3),
+    "cosh": torch.cosh,
+    "erf": torch.erf,
+    "normal_pdf": lambda x: torch.exp(-0.5 * x * x) / (2 * torch.pi) ** 0.5,
+    "sinh": torch.sinh,
+}
+"""Functions of which PyTorch's or Inductor's, on a CPU, lose digits near 0 or at the ends of their ranges."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_ends_of_functions_through_inductor(dtype: torch.dtype) -> None:
+    made = [jitact.define(f"the_{name}", f"{name}(x)")() for name in ENDS]
+    powers = torch.logspace(-37, 38, 500, dtype=torch.float64)
+    x = torch.cat([powers, torch.linspace(0.01, 100, 1004, dtype=torch.float64)]).to(dtype)
+    x = torch.cat([x, -x])
+    leaves = [x.clone().requires_grad_() for _ in made]  # one for each, as 0 times the slope of another may be NaN
+    compiled = torch.compile(lambda *xs: [each(x) for each, x in zip(made, xs, strict=True)], fullgraph=True)(*leaves)
+    for name, each, leaf, y in zip(ENDS, made, leaves, compiled, strict=True):
+        wide = x.double().requires_grad_()
+        exact = ENDS[name](wide)
+        (exact_slope,) = torch.autograd.grad(exact.sum(), wide)
+        for found in (y, each(leaf)):
+            (slope,) = torch.autograd.grad(found.sum(), leaf, retain_graph=True)
+            for what, value, wanted in ((name, found, exact), (f"the slope of {name}", slope, exact_slope)):
+                # Values that the dtype holds, of points where the function is defined.
+                size, info = wanted.detach().abs(), torch.finfo(dtype)
+                inside = (size > 4 * info.tiny) & (size < info.max / 2) & exact.isfinite()
+                errors = ulp_error(value.detach()[inside], wanted.detach()[inside], dtype)
+                assert errors.max() <= (8 if dtype is torch.float32 else 0.51), (what, x[inside][errors.argmax()], errors.max())
+
+
 # Through Inductor, in one graph, as each compilation takes seconds.
 
 PROGRAM = """

@@ -534,6 +534,12 @@ def test_derivatives_have_the_random_numbers_of_forward() -> None:
 # Kernel files.
 
 
+def test_more_operands_than_operators_take() -> None:
+    numbers = {f"p{i}": 1.0 for i in range(60)}
+    with pytest.raises(ValueError, match="told: takes 61 tensors and parameters; there can be at most 60 of them"):
+        jitact.define("told", f"x + {' + '.join(numbers)}", **numbers)
+
+
 def test_a_kernel_file_of_many_operands() -> None:
     cls = statements()
     record = cls.activation
@@ -578,6 +584,7 @@ def test_gradients_of_a_kernel_files_gradients(make: Callable[[], type[Activatio
             "weight is declared as Channel(init=1.0, dim=-1, one=False); forward's arguments of type Row<T> are weight",
         ),
         ("// parameters: a = 1, scale = Channel(2, 1, True, 4)\n", {}, "in the file's header is no parameter with a default"),
+        ("// parameters: a = 1e400\n", {}, "'a = 1e400' in the file's header is no parameter with a default"),
         (
             "// parameters: a = 1, scale = Channel(size=2)\n",
             {},

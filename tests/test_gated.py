@@ -319,6 +319,12 @@ def test_what_is_refused(what: str) -> None:
 # Row weights.
 
 
+@pytest.mark.parametrize("strides", [(1, 2, 2), (2, 1, 2), (1, 1, 2), (0, 1, 2), (14, 2, 1)], ids=str)
+def test_weights_of_rows_that_overlap(strides: tuple[int, ...], device: str) -> None:
+    x, weight = torch.randn(200, device=device).as_strided((8, 7, 14), strides), torch.rand(8, 7, device=device)
+    torch.testing.assert_close(swiglu(x, row_weight=weight), swiglu(x.contiguous()) * weight.unsqueeze(-1))
+
+
 @pytest.mark.parametrize("packed", [True, False], ids=["one tensor", "two"])
 def test_weights_of_rows(packed: bool, device: str) -> None:
     x, weight, dy = halves(3, 5, 14).to(device), halves(3, 5).to(device), halves(3, 5, 7).to(device)

@@ -190,6 +190,19 @@ def test_no_elements_at_strides_of_0(device: str) -> None:
         assert y is x and torch.autograd.grad(y.sum(), y)[0].shape == x.shape
 
 
+@pytest.mark.parametrize("name", ["relu", "leaky_relu", "silu"])
+def test_operands_that_are_views_of_the_same_memory(name: str, device: str) -> None:
+    """What backward keeps of them is not x's, though autograd counts changes of all views together."""
+    function, base = getattr(jitact, name), torch.randn(4, 4, device=device, dtype=torch.float64, requires_grad=True)
+    for options in (lambda z: {"bias": z[3]}, lambda z: {"residual": z[1:]}, lambda z: {"bias": z[0], "residual": z[1:]}):
+        found = []
+        for inplace in (True, False):
+            z = base * 1
+            y = function(z[:3], **options(z), inplace=inplace)
+            found.append((y.detach().clone(), *torch.autograd.grad(y.square().sum(), base)))
+        torch.testing.assert_close(*found)
+
+
 def test_in_place_inside_transforms(device: str) -> None:
     x = torch.linspace(-3, 3, 8, dtype=torch.float64, device=device)
     for name in ("relu", "elu", "silu"):

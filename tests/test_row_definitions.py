@@ -199,6 +199,9 @@ def test_calls_that_will_not_do() -> None:
         jitact.my_rows([1.0])
     with pytest.raises(IndexError, match="Dimension out of range"):
         jitact.my_rows(torch.ones(3), 1)
+    nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], layout=torch.jagged)
+    with pytest.raises(TypeError, match=r"my_rows: expected a dense tensor, got a jagged .*; only softmax, log_softmax and"):
+        jitact.my_rows(nested, -1)
 
 
 # The tools.

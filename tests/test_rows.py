@@ -608,8 +608,9 @@ def test_lengths_for_which_a_gpus_kernels_are_used(name: str, monkeypatch: pytes
     monkeypatch.setattr(row_kernels, "_has_clusters", lambda device: True)
     is_softmax = name == "softmax"
     of_16_bits = {n: (n > 2, n > 2) for n in (2, 3, 7, 8, 13, 33, 64, 127, 129, 197, 200, 257, 333, 1000)}
-    of_float32 = {n: (n > 2, n > 2) for n in (2, 3, 4, 12, 31, 64, 96, 104, 112, 120, 129, 256, 300, 500, 580, 733, 999, 1000, 1001)}
-    of_float32 |= {n: (is_softmax, True) for n in (100, 108, 113, 116, 197, 401, 577, 731)} | {n: (True, is_softmax) for n in (513, 575)}
+    own = (2, 3, 4, 12, 31, 64, 96, 104, 112, 120, 129, 256, 300, 500, 580, 733, 999, 1000, 1001)
+    of_float32 = {n: (n > 2, n > 2) for n in own} | {n: (True, is_softmax) for n in (513, 575)}
+    of_float32 |= {n: (is_softmax, True) for n in (100, 108, 113, 116, 197, 401, 577, 731)}
     for dtype, table in ((torch.bfloat16, of_16_bits), (torch.float16, of_16_bits), (torch.float32, of_float32)):
         for n, expected in table.items():
             sizes = {"shape": (2**18, n), "nbytes": 2**18 * n * dtype.itemsize, "itemsize": dtype.itemsize}

@@ -109,6 +109,16 @@ def test_every_activation_in_an_expression() -> None:
         assert torch.allclose(function(x), exact(x), rtol=1e-12) and torch.allclose(slope_of(function, x), slope_of(exact, x))
 
 
+def test_a_definition_that_uses_one_that_uses_a_gate() -> None:
+    """The headers that the innermost file includes are in front of all."""
+    jitact.define("inner", "swiglu(gate, x)")
+    jitact.define("outer", "inner(x, z) * 2 + inner(z, x)")
+    x, z = (torch.randn(4, 8, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    silu = torch.nn.functional.silu
+    torch.testing.assert_close(jitact.outer(x, z), 2 * silu(z) * x + silu(x) * z)
+    torch.autograd.gradgradcheck(jitact.outer, (x, z))
+
+
 def test_calls_with_numbers() -> None:
     cls = jitact.define("calls", "softcap(x, c) + Swish(0.5) + leaky_relu(x, 0.2) * leaky_relu(x)", c=2.0)
     text = cls.activation.source.text

@@ -15,6 +15,7 @@
 //   decay(x)                   exp(-x) for x >= 0, in fewer instructions than exp takes
 //   log1p_unit(x)              log(1 + x) for 0 <= x <= 1, in fewer instructions than log1p
 //   normal_pdf(x)              exp(-x^2 / 2) / sqrt(2 pi)
+//   exp_minus_square(x)        exp(-x^2), without the rounding error of x^2
 //   normal_cdf(x)              P(N < x) for a standard normal N
 //   normal_cdf(x, mu, sigma)   P(mu + sigma N < x) for sigma > 0
 //   normal_tail(x)             P(N > x) for x >= 0
@@ -164,6 +165,12 @@ JITACT_PLATFORM_2(hypot)
 
 template <typename V, Accuracy accuracy>
 JITACT_INLINE Real<V, accuracy> rest(Real<V, accuracy> rounded, double x) { return x - double(rounded.v); }
+
+template <typename V, Accuracy accuracy>
+JITACT_INLINE Real<V, accuracy> exp_minus_square(Real<V, accuracy> x) {
+  const Real<V, accuracy> t = min(abs(x), 28), s = t * t, e = exp(-s);  // 0 from 27.3 on
+  return fma(-fma(t, t, -s), e, e);
+}
 
 JITACT_OWN_2(times_sigmoid)
 JITACT_OWN_2(times_tanh_softplus)

@@ -43,10 +43,10 @@ def in_namespace(name: str, text: str, path: str, signature: Signature, used: st
     if slope == "derived" and "bit" in signature.saves and len(signature.of("element")) == 1:
         slope = "bit"
     arguments = [str(len(gradients)), slope, *(gradients.get(operand.name, "-1") for operand in signature.operands)]
-    includes = "\n".join(INCLUDE.findall(text))
+    includes = "\n".join(INCLUDE.findall(used + text))  # all in front, as headers must not be in a namespace
     return f"""{includes}
 namespace {namespace(name)} {{
-{used}namespace file {{
+{INCLUDE.sub("", used)}namespace file {{
 {line_directive(path)}
 {INCLUDE.sub("", text)}
 }}
