@@ -245,6 +245,20 @@ def test_check_finds_what_is_wrong(change: tuple[str, str], reference, says: str
     assert jitact.check("my_rows", dtypes=[torch.float32], device="cpu")
 
 
+def test_check_where_the_slope_is_steep_in_the_output() -> None:
+    """A gradient from the input is computed with an output that is rounded, and then divided by a small operand."""
+    text = """#include "rows.cuh"
+ELEMENTWISE T forward(T kept, LogSumExp<T> row, Row<T> w) { return w * row.log_share(kept) + 3; }
+ELEMENTWISE Many<T, 2> fold_from_output(T dy, T y, Row<T> w) { return {dy, dy * (y - 3)}; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T, 2> row, Row<T> w) { return w * (dy - exp((y - 3) / w) * row.total); }
+ELEMENTWISE T backward_of_row(Sum<T, 2> row, Row<T> w) { return row.of[1] / w; }
+"""
+    jitact.define("my_rows", source=text)
+    assert jitact.check("my_rows", dtypes=[torch.float32], device="cpu")
+    jitact.define("my_rows", source=text.replace("row.of[1] / w", "1.001 * row.of[1] / w"))
+    assert not jitact.check("my_rows", dtypes=[torch.float32], device="cpu")
+
+
 def test_check_within_bounds(capsys: pytest.CaptureFixture[str]) -> None:
     result = jitact.check("softmax", low=-1, high=0.5, dtypes=[torch.float32], device="cpu")
     assert result and ", -1 <= x <= 0.5, on cpu" in result.method and -1 <= result.lines[0].forward.x <= 0.5
