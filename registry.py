@@ -301,7 +301,7 @@ def record_named(name: str) -> Activation:
 
 
 def function(name: str) -> Callable[..., Tensor]:
-    """The function of an activation: ``jitact.<name>``.
+    """The function of an activation: ``jitact.<name>``. What torch.compile traces must call it before, or use :func:`get`.
 
     Raises:
         KeyError: unknown name.
