@@ -306,7 +306,9 @@ class _FromBits(torch.autograd.Function):
         mask: Tensor,
         *others: Tensor,
     ) -> tuple[Tensor, ...]:
-        return _call_backward(config, params, wanted, in_order(dy, config, strides), (mask, *others))
+        # Operators that write to an argument are not for batched gradients, as those of is_grads_batched are here.
+        laid = _laid_out(dy, strides) if is_batched(dy) else in_order(dy, config, strides)
+        return _call_backward(config, params, wanted, laid, (mask, *others))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -319,7 +321,8 @@ class _FromBits(torch.autograd.Function):
         config, (dy, mask, *others) = ctx.config, ctx.saved_tensors
         if len(config.places) == 1:  # proportional to dy
             arguments = config, ctx.params, ctx.wanted, ctx.strides, mask, *others
-            return _FromBits.apply(incoming[0], *arguments)[0], *[None] * len(arguments)
+            ddy = None if incoming[0] is None else _FromBits.apply(incoming[0], *arguments)[0]
+            return ddy, *[None] * len(arguments)
         # Random numbers depend on the dtype.
         dtype = dy.dtype if config.draws else torch.promote_types(dy.dtype, torch.float32)
         given = others if config.draws else [t.to(dtype) for t in others]
@@ -337,6 +340,12 @@ class _FromBits(torch.autograd.Function):
         """One call for each of the batch, as operators want a tensor's strides; what was saved before is not batched."""
         each = [_FromBits.apply(dy.select(in_dims[0], i), *arguments) for i in range(info.batch_size)]
         return tuple([torch.stack(of) for of in zip(*each, strict=True)]), (0,) * len(each[0])
+
+
+def _laid_out(t: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """``t`` with these strides, which are those of dense memory, by operations that support vmap."""
+    order = sorted(range(t.dim()), key=strides.__getitem__, reverse=True)
+    return t.permute(order).contiguous().permute([order.index(dim) for dim in range(t.dim())])
 
 
 def _unpacked(mask: Tensor, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -225,7 +225,8 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 
 // `shared`: see gpu::prefer_shared.
 template <typename S>
-void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, int shared, cudaStream_t stream) {
+void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, int shared,
+          cudaStream_t stream) {
   int64_t blocks = 0, splits = 0, all = 0;
   for (int k = 0; k < operands; k++) {
     if (folds.gradients[k] == nullptr) continue;
