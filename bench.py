@@ -234,7 +234,7 @@ def _parser(prog: str) -> Parser:
     )
     parser.add_argument(
         "--json",
-        type=parser.output_file,
+        type=parser.results_file,
         metavar="FILE",
         help="write all results and a description of the machine; results of this machine that are not measured again stay",
     )

@@ -54,7 +54,8 @@ def exit_code(command: Callable[[], int]) -> int:
     """Runs a command and returns its exit code, also if Ctrl-C or a closed pipe stops it."""
     try:
         code = command()
-        sys.stdout.flush()
+        if sys.stdout is not None:  # it was closed before Python started
+            sys.stdout.flush()
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
@@ -152,6 +153,20 @@ class CommandParser(argparse.ArgumentParser):
         if path.is_dir() or not path.parent.is_dir():
             reason = "is a directory" if path.is_dir() else f"there is no directory {str(path.parent)!r}"
             raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}")
+        return path
+
+
+    @classmethod
+    def results_file(cls, text: str) -> Path:
+        """The same for a file of results, which keeps those that are not measured again, and must not hold anything else."""
+        path = cls.output_file(text)
+        if path.exists() and path.stat().st_size:
+            try:
+                known = "machine" in json.loads(path.read_text(encoding="utf-8"))
+            except (ValueError, TypeError):
+                known = False
+            if not known:
+                raise argparse.ArgumentTypeError(f"{text!r} holds something else than results, which would be lost")
         return path
 
 

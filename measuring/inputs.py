@@ -14,10 +14,14 @@ __all__ = ["BATCH_SIZE", "DIM", "KernelBenchForm", "kernelbench_input"]
 MUCH = 10**9  # bytes above which inputs on a CPU are worth a warning
 
 
+_wrong: list[str] = []  # what is wrong with the variables; an error only where inputs are made
+
+
 def _size(variable: str, usual: int) -> int:
     text = os.environ.get(variable) or str(usual)
     if not text.isdecimal() or int(text) == 0:
-        raise ValueError(f"{variable} must be a positive number, got {text!r}")
+        _wrong.append(f"{variable} must be a positive number, got {text!r}")
+        return usual
     return int(text)
 
 
@@ -26,7 +30,13 @@ DIM = _size("JITACT_DIM", 393216)
 
 
 def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dtype: torch.dtype) -> Tensor:
-    """A random normal tensor ``(batch_size, dim)``; logs a warning if it takes over a gigabyte of a CPU's memory."""
+    """A random normal tensor ``(batch_size, dim)``; logs a warning if it takes over a gigabyte of a CPU's memory.
+
+    Raises:
+        ValueError: JITACT_BATCH_SIZE or JITACT_DIM is set, and is no positive number.
+    """
+    if _wrong:
+        raise ValueError(_wrong[0])
     amount = batch_size * dim * dtype.itemsize
     if torch.device(device).type == "cpu" and amount > MUCH:
         log.configure()

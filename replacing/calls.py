@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .syntax import tree_of
 
-__all__ = ["Call", "calls"]
+__all__ = ["Call", "calls", "is_hashable"]
 
 
 class Call(NamedTuple):
@@ -65,7 +65,7 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str)
     while pending:
         target, is_method, caller = pending.pop()
         target = _plain(target)
-        if _is_hashable(target) and target in known:
+        if is_hashable(target) and target in known:
             found.add(Call(known[target], caller))
         elif isinstance(target, FunctionType) and target not in seen:
             seen.add(target)
@@ -104,7 +104,8 @@ def _label(function: FunctionType) -> str:
     return function.__qualname__.rpartition("<locals>.")[2]
 
 
-def _is_hashable(target: Any) -> bool:
+def is_hashable(target: Any) -> bool:
+    """Whether an object can be a key of a dictionary."""
     try:
         hash(target)
     except TypeError:

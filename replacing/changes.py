@@ -44,7 +44,7 @@ def change(
         self_name: the name of its first argument.
         given: expressions whose values are the tensor.
         between: the nodes of what runs between the two points.
-        after: the nodes of what runs later, until backward, where only known changes of the tensor and of its views count.
+        after: the nodes of what runs later, until backward, where only changes of the tensor and of its views count.
         children: the module's submodules.
     """
     roots = set().union(*[_roots(each, self_name, children) for each in given])
@@ -59,8 +59,10 @@ def change(
     for node in after:
         if changed := _changed(node, self_name, children, numbers) & shared:
             return f"changes {min(changed)} in place"
-        if is_own_call(node, self_name) and (passed := _passed(node, self_name, shared, children)):
-            return f"gives {min(passed)} to {ast.unparse(node.func)}, which changes it"
+    for node in after:
+        if passed := _passed(node, self_name, shared, children):
+            seen = "changes" if is_own_call(node, self_name) else "may change"
+            return f"gives {min(passed)} to {ast.unparse(node.func)}, which {seen} it"
     return ""
 
 

@@ -31,9 +31,9 @@ class Waiting(nn.Module):
         act: jitact's activation.
     """
 
-    _callers: frozenset[tuple[str, str]] = frozenset()  # of pickles that do not have it
+    _callers: frozenset[tuple[str, str, int]] = frozenset()  # of pickles that do not have it
 
-    def __init__(self, act: ActivationModule, callers: frozenset[tuple[str, str]] = frozenset()) -> None:
+    def __init__(self, act: ActivationModule, callers: frozenset[tuple[str, str, int]] = frozenset()) -> None:
         """``act`` takes one tensor and numbers; ``callers``: see :meth:`Result.callers`."""
         super().__init__()
         self._callers = callers
@@ -59,6 +59,12 @@ class Waiting(nn.Module):
         else:
             setattr(act, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        """Deletes them there."""
+        act = self.__dict__.get("_modules", {}).get("act")
+        is_setting = act is not None and name != "act" and name in vars(act) and name not in vars(self)
+        delattr(act, name) if is_setting else super().__delattr__(name)
+
     def forward(self, input: Tensor) -> Any:
         """The activation of a tensor, lazily; computed at once if a graph is traced, hooks are registered or others call it."""
         x, act = input, self.act
@@ -76,7 +82,8 @@ class Waiting(nn.Module):
 
     def _is_read(self, caller: FrameType) -> bool:
         """Whether the code that calls is what was read: others, as checkpoints, need not know what a :class:`Pending` is."""
-        return (caller.f_globals.get("__name__", ""), caller.f_code.co_name) in self._callers
+        code = caller.f_code
+        return (caller.f_globals.get("__name__", ""), code.co_name, code.co_firstlineno) in self._callers
 
     def _pending(self, act: ActivationModule, x: Tensor) -> Pending:
         return Pending(act, x)
@@ -157,7 +164,7 @@ class Pending:
         """``act(gate) * up`` by one kernel, if dtype, device and modes allow it."""
         act, gate = self._act, self._gate
         fits = type(up) in (Tensor, nn.Parameter) and up.dtype is gate.dtype and up.device == gate.device
-        fits = fits and (gate.shape == up.shape or _is_read_where_it_is(gate, up))
+        fits = fits and up.layout is gate.layout and (gate.shape == up.shape or _is_read_where_it_is(gate, up))
         if self._value is not None or not fits or torch.compiler.is_compiling() or not self._is_where_it_was_called():
             return self.value() * up
         self._check_unchanged()
@@ -173,8 +180,10 @@ class Pending:
         return run_gated(record, (x,), {}, record.options_of_calls | found | numbers | {"fast_math": act.fast_math})
 
     def __rmul__(self, other: Any) -> Any:
-        """The same, with the operands in this order where they are no tensors."""
-        return self.__mul__(other) if isinstance(other, Tensor) else other * self.value()
+        """The same; by PyTorch where ``other`` is no tensor, or the product lies in memory as that does and not as ``gate``."""
+        gate = self._gate
+        alike = isinstance(other, Tensor) and (other.shape != gate.shape or other.stride() == gate.stride())
+        return self.__mul__(other) if alike else other * self.value()
 
     def dropped(self, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         """``F.dropout(act(gate))`` by one kernel, with jitact's random numbers."""

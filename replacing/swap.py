@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from ..records.arguments import is_stand_in, what_it_is
 from ..rows import modules as rows
 from ..rows.autograd import OWN_CALL
 from ..rows.modules import RowModule
-from .calls import calls
+from .calls import calls, is_hashable
 from .counterparts import (
     counterpart,
     counterpart_class,
@@ -234,10 +235,13 @@ def restore(model: nn.Module) -> int:
             if isinstance(child, (ActivationModule, Waiting, RowModule)) and "_replaced" in vars(child):
                 old, _ = child._replaced
                 reason = _reason_in_state(old, child.act if isinstance(child, Waiting) else child, sharded)
-                if reason:
+                if reason := reason or _reason_around(child):
                     raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
                 planned.append((parent, name, old, child))
+    restored: set[nn.Module] = set()
     for parent, name, old, child in planned:
+        before = _hooks(old) if old in restored else {}
+        restored.add(old)
         if isinstance(child, Waiting):
             child.act.training = child.training
             vars(child.act).update({key: value for key, value in _hooks(child).items() if value or value is False})
@@ -245,8 +249,13 @@ def restore(model: nn.Module) -> int:
             child = child.act
         vars(old).update(_set_since(child))
         _take_over(old, child)
+        for key, value in before.items():  # those of another replacement of the same module
+            if isinstance(value, dict) and value:
+                value.update(vars(old)[key])
+            if value or value is False:
+                vars(old)[key] = value
         parent._modules[name] = old
-    return len({old for *_, old, _ in planned})
+    return len(restored)
 
 
 def _set_since(module: nn.Module) -> dict[str, Any]:
@@ -285,6 +294,16 @@ def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
         if sharded or type(weight) is not nn.Parameter:
             kind = "sharded" if sharded else f"a {type(weight).__name__}"
             return f"its {name} is {kind}: do this before the model is sharded or wrapped"
+    return ""
+
+
+def _reason_around(child: nn.Module) -> str:
+    """Why what a replacement is put into cannot be taken away; "" if it can."""
+    if not isinstance(child, Waiting):
+        return ""
+    for kind, what in (("_parameters", "weights"), ("_buffers", "buffers"), ("_modules", "modules")):
+        if others := vars(child)[kind].keys() - {"act"}:
+            return f"it has other {what} than its class: {', '.join(sorted(others))}"
     return ""
 
 
@@ -433,9 +452,9 @@ def _held(value: object, known: dict[Callable, str]) -> Iterator[str]:
     if isinstance(value, dict):
         value = list(value.values())
     for each in value if isinstance(value, (list, tuple)) else [value]:
-        function = getattr(each, "func", each)  # a functools.partial's
+        function = each.func if isinstance(each, partial) else each
         if isinstance(each, nn.Module):
             if _reason_to_leave(each) is None:
                 yield type(each).__name__
-        elif isinstance(function, Callable) and function in known:
+        elif isinstance(function, Callable) and is_hashable(function) and function in known:
             yield known[function]

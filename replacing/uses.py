@@ -42,7 +42,7 @@ class Uses:
     def __init__(self, module: nn.Module) -> None:
         """Starts without any use, unless the module, which has the submodule, runs a forward that is not its class's."""
         self.involved: set[str] = set()
-        self.callers: set[tuple[str, str]] = set()
+        self.callers: set[tuple[str, str, int]] = set()
         self.found, self.otherwise = False, ""
         if "forward" in vars(module):
             self.otherwise = f"the forward of {type(module).__name__} was replaced on the module"
@@ -65,11 +65,16 @@ class Result(NamedTuple):
     call: ast.Call | None
     values: list[tuple[ast.expr, ast.AST | None]]
 
-    def callers(self) -> set[tuple[str, str]]:
-        """The code that has the call: the module where it is, and the names of the functions around the call."""
+    def callers(self) -> set[tuple[str, str, int]]:
+        """The code that has the call: the module where it is, and names and first lines of the functions around the call."""
         functions = [node for node in ast.walk(self.definition) if isinstance(node, (*_METHODS, *_UNNAMED))]
         names = {_UNNAMED.get(type(node)) or node.name for node in functions if self.call in ast.walk(node)}
-        return {(self.function.__globals__.get("__name__", ""), name) for name in names}
+        module, found, pending = self.function.__globals__.get("__name__", ""), set(), [self.function.__code__]
+        while pending:
+            code = pending.pop()
+            pending += [each for each in code.co_consts if isinstance(each, CodeType)]
+            found |= {(module, code.co_name, code.co_firstlineno)} if code.co_name in names else set()
+        return found
 
     def otherwise(self, what: str) -> str:
         """Text: the method does more with the result than ``what``, or passes the submodule on."""

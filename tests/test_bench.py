@@ -236,6 +236,14 @@ class TestBench:
         printed = capsys.readouterr().out
         assert f"WRONG: {says}" in printed and "WRONG, not timed: my_relu fp32" in printed
 
+    @pytest.mark.parametrize("text", ['{"mine": [1, 2]}', "notes", "[]"])
+    def test_a_file_of_something_else_is_not_overwritten(self, text, tmp_path, capsys):
+        file = tmp_path / "other.json"
+        file.write_text(text)
+        with pytest.raises(SystemExit):
+            bench.main(["relu", "--shape", "8x8", "--json", str(file)])
+        assert file.read_text() == text and "holds something else than results" in capsys.readouterr().err
+
     def test_counting_what_is_kept_keeps_nothing(self):
         outputs = []
 

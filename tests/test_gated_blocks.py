@@ -480,6 +480,17 @@ class Afterwards(Passing):
         return self.down(y + self.extra(gate))
 
 
+class AfterwardsByAnother(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        y = self.act(gate) * self.up(x).detach()
+        return self.down(y + self.others[0](gate))
+
+    def __init__(self, *arguments: nn.Module) -> None:
+        super().__init__(*arguments)
+        self.others = nn.ModuleList([nn.ReLU(inplace=True)])
+
+
 class InALoop(Passing):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate(x)
@@ -576,6 +587,7 @@ UNFUSED = {
     "changed by .data": (Data, r"forward changes gate in place"),
     "given to a module on the next line": (InLines, r"forward gives gate to self.extra in between"),
     "changed afterwards": (Afterwards, r"forward gives gate to self.extra, which changes it"),
+    "changed afterwards by another": (AfterwardsByAnother, r"forward gives gate to self.others[0], which may change it"),
     "changed in a loop": (InALoop, r"forward changes each in place"),
     "changed by an annotated name": (Annotated, r"forward changes other in place"),
     "read on the same line": (OnALine, r"forward does more with it than multiply"),
@@ -777,6 +789,50 @@ def test_settings_are_the_activations() -> None:
     torch.testing.assert_close(fused, model(x))
     with pytest.raises(AttributeError, match="missing"):
         getattr(Gate(jitact.get("relu")()), "missing")  # noqa: B009
+
+
+def test_a_product_lies_in_memory_as_its_first_factor() -> None:
+    act, gate = jitact.get("silu")(), torch.randn(2, 4, 3).transpose(1, 2)
+    up = torch.randn(2, 3, 4)
+    for found, expected in ((Pending(act, gate) * up, gate), (up * Pending(act, gate), up)):
+        assert found.stride() == expected.stride()
+        torch.testing.assert_close(found, F.silu(gate) * up)
+    with torch.no_grad():
+        torch.testing.assert_close((Pending(act, gate) * up.to_sparse()).to_dense(), F.silu(gate) * up)
+
+
+def test_what_is_put_on_an_activation_since() -> None:
+    model = Block()
+    jitact.replace(model)
+    model.act.label = 1
+    del model.act.label
+    assert not hasattr(model.act, "label")
+    model.act.register_buffer("scale", torch.ones(1))
+    with pytest.raises(RuntimeError, match=r"restore\(\): cannot put back act: it has other buffers than its class: scale"):
+        jitact.restore(model)
+
+
+def test_another_forward_than_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forward(self: nn.Module, x: Tensor) -> Tensor:
+        return self.act(self.gate(x))
+
+    model, x = Block(), torch.randn(3, 6)
+    jitact.replace(model)
+    monkeypatch.setattr(Block, "forward", forward)
+    assert type(model(x)) is Tensor
+
+
+def test_a_shared_activation_that_was_replaced_twice() -> None:
+    act, seen = nn.SiLU(), []
+    model = nn.Sequential(Block(act), Block(act))
+    jitact.replace(model[0])
+    jitact.replace(model)
+    handles = [block.act.register_forward_hook(lambda *_, k=k: seen.append(k)) for k, block in enumerate(model)]
+    jitact.restore(model)
+    assert model[0].act is model[1].act is act
+    act(torch.ones(3))
+    handles[0].remove()
+    assert seen == [0, 1]
 
 
 @pytest.mark.parametrize("name", ["act", "gate", "up"])

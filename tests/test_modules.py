@@ -280,8 +280,10 @@ def test_inputs_are_of_the_size_that_the_environment_names(monkeypatch: pytest.M
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert done.stdout == "3 5\n", done.stderr
     monkeypatch.setenv("JITACT_DIM", "many")
+    monkeypatch.setattr(inputs, "_wrong", [])
+    assert inputs._size("JITACT_DIM", 1) == 1  # only what makes inputs needs it
     with pytest.raises(ValueError, match="JITACT_DIM must be a positive number, got 'many'"):
-        inputs._size("JITACT_DIM", 1)
+        jitact.get("relu").get_inputs()
 
 
 def test_large_inputs_on_a_cpu_are_told_of(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
