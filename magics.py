@@ -23,7 +23,7 @@ from .measuring.text import figure
 from .measuring.ulp import value_and_gradient
 from .modules import ActivationModule
 from .records import Activation, Channel, Row
-from .registry import names
+from .registry import names, undone_on_error
 from .rows.modules import RowModule
 from .rows.records import RowActivation
 
@@ -76,8 +76,9 @@ def _activation(ipython: Any, line: str, cell: str) -> type[ActivationModule]:
         found = f"not {' '.join(unknown)!r}" if unknown else "and there is no name"
         raise UsageError(f"usage: %%activation NAME [PARAMETER=DEFAULT ...] [--check], {found}")
     try:
-        cls = _define(words[0], *_arguments(words[0], line), cell)
-        _compile(cls.activation)  # now, so that errors appear below the cell with the source
+        with undone_on_error():  # what the cell defined before stays
+            cls = _define(words[0], *_arguments(words[0], line), cell)
+            _compile(cls.activation)  # now, so that errors appear below the cell with the source
     except (ValueError, TypeError, BuildError) as error:
         raise UsageError(str(error)) from None
     ipython.push({cls.activation.title: cls})

@@ -9,6 +9,7 @@ if __name__ == "__main__":  # at the top, so that nothing is registered twice: t
 
 import difflib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from inspect import Parameter
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
@@ -48,10 +49,13 @@ __all__ = [
     "names",
     "of_defaults",
     "of_rows",
+    "put_back",
     "record_named",
     "record_of",
     "register",
     "resolve",
+    "tables",
+    "undone_on_error",
     "unregister",
 ]
 
@@ -346,6 +350,35 @@ def register(record: Activation) -> type[ActivationModule]:
         for name in (record.name, record.title, *record.aliases):
             _aliases[normalise(name)] = record.name
     return module
+
+
+@contextmanager
+def undone_on_error() -> Iterator[None]:
+    """A context whose definitions and removals are undone, and those of other threads meanwhile, if it raises an error."""
+    with lock:
+        before = tables()
+    try:
+        yield
+    except BaseException:
+        put_back(before)
+        raise
+
+
+def tables() -> tuple[dict[str, Any], ...]:
+    """Copies of the tables of what is registered."""
+    return dict(_modules), dict(_aliases), dict(users_rows)
+
+
+def put_back(before: tuple[dict[str, Any], ...]) -> None:
+    """Makes the tables those of an earlier :func:`tables`."""
+    with lock:
+        for name in [name for name in _functions if _modules.get(name) is not before[0].get(name)]:
+            del _functions[name]
+        remove_attributes()
+        for table, items in zip((_modules, _aliases, users_rows), before, strict=True):
+            if list(table.items()) != list(items.items()):
+                table.clear()
+                table.update(items)
 
 
 def unregister(name: str) -> None:

@@ -30,8 +30,11 @@ class Gate(Waiting):
         return f"jitact {gated(self.act).__name__}" if isinstance(self.act, ActivationModule) else type(self).__name__
 
 
-def gated_products(module: nn.Module, name: str) -> Uses:
-    """How the methods of a module use the result of its activation ``name``: in a product, or in other ways."""
+def gated_products(module: nn.Module, name: str, before: frozenset[str] = frozenset()) -> Uses:
+    """How the methods of a module use the result of its activation ``name``: in a product, or in other ways.
+
+    Of a product of two activations the second one is fused, if it can be. ``before``: those for which this is asked.
+    """
     product = Uses(module)
     for result in uses_of(type(module), name):
         multiplied = [(value, by) for value, by in result.values if _is_product(by, value, module, result)]
@@ -46,7 +49,9 @@ def gated_products(module: nn.Module, name: str) -> Uses:
         ((value, by),) = multiplied
         other = by.left if by.right is value else by.right
         if by.left is value and (second := _activation(other, result, module)):
-            product.otherwise = product.otherwise or f"it is multiplied by {second}, which is fused with the product"
+            own = Uses(module) if second in before else gated_products(module, second, before | {name})
+            if second in before or not own.otherwise:
+                product.otherwise = product.otherwise or f"it is multiplied by {second}, which is fused with the product"
         product.involved |= own_calls(result.call, result.self_name) | own_calls(other, result.self_name)
         for local in [each.id for each in (*result.call.args, other) if isinstance(each, ast.Name)]:
             product.involved |= assigned_from(result.definition, local, result.self_name)

@@ -68,8 +68,10 @@ class Report:
         replaced: the modules that were replaced.
         left: modules that look like activations and were not replaced.
         calls: modules that call PyTorch's activation functions, or hold one; only :func:`patched` replaces these calls.
-        unfused: replaced modules whose result is multiplied, but not in the same kernel.
-        undropped: replaced modules whose result goes into a dropout, but not in the same kernel, although that was asked for.
+        unfused: replaced modules whose result is multiplied, but not in the same kernel; where the source shows the product as
+            ``a * b`` of the result itself.
+        undropped: replaced modules whose result goes into a dropout, but not in the same kernel, although that was asked for;
+            likewise where the source shows it.
     """
 
     replaced: tuple[Replaced, ...]

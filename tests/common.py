@@ -15,7 +15,6 @@ from jitact import registry
 from jitact.accuracy import ulp_error
 from jitact.activations import TABLE
 from jitact.measuring.limits import OTHER_PARAMETERS, TESTED, TESTED_FROM_OUTPUT, UNUSUAL
-from jitact.modules import remove_attributes
 from jitact.records import Activation, is_plain
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -38,18 +37,11 @@ def slow_but(names: Iterable[str], always: Container[str] = OF_EACH_KIND) -> lis
 @contextmanager
 def registered_as_before() -> Iterator[None]:
     """Restores the registry at the end of the context."""
-    tables = registry._modules, registry._aliases, registry.users_rows
-    before = [dict(table) for table in tables]
+    before = registry.tables()
     try:
         yield
     finally:
-        for name in [name for name in registry._functions if registry._modules.get(name) is not before[0].get(name)]:
-            del registry._functions[name]
-        remove_attributes()
-        for table, items in zip(tables, before, strict=True):
-            if list(table.items()) != list(items.items()):
-                table.clear()
-                table.update(items)
+        registry.put_back(before)
 
 
 def oracle(activation: Activation, x: Tensor, params: tuple[float, ...]) -> tuple[Tensor, Tensor]:

@@ -791,6 +791,35 @@ def test_settings_are_the_activations() -> None:
         getattr(Gate(jitact.get("relu")()), "missing")  # noqa: B009
 
 
+class Both(nn.Module):
+    """Products of two activations, each the second one once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.gate = nn.Sigmoid(), nn.Tanh(), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.one(self.gate(x)) * self.two(x) + self.two(self.gate(x)) * self.one(x)
+
+
+class OneOfTwo(Both):
+    """The second one cannot be fused."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        two = self.two(x)
+        return self.one(self.gate(x)) * two + two.sin()
+
+
+@pytest.mark.parametrize(("kind", "fused"), [(Both, ["one", "two"]), (OneOfTwo, ["one"])])
+def test_products_of_two_activations(kind: type[nn.Module], fused: list[str]) -> None:
+    model, x = kind(), torch.randn(3, 6)
+    expected = results(model, x)
+    report = jitact.replace(model)
+    assert [name for name in ("one", "two") if isinstance(getattr(model, name), Gate)] == fused
+    assert not any("which is fused" in each.why for each in report.unfused)
+    assert_same(results(model, x), expected)
+
+
 def test_a_product_lies_in_memory_as_its_first_factor() -> None:
     act, gate = jitact.get("silu")(), torch.randn(2, 4, 3).transpose(1, 2)
     up = torch.randn(2, 3, 4)

@@ -83,6 +83,15 @@ def test_mistakes_are_told_without_a_traceback(shell, cell: str, message: str, c
     assert not done.success and message in told and "Traceback" not in told
 
 
+def test_a_cell_that_fails_leaves_what_was_defined(shell) -> None:
+    kept = run(shell, "%%activation kept\nx * x\n").result
+    for name in ("kept", "never"):
+        assert not run(shell, f"%%activation {name}\nELEMENTWISE T forward(T x) {{ return absolute(x); }}\n").success
+    assert jitact.get("kept") is kept and jitact.kept(torch.full((2,), 3.0)).tolist() == [9.0, 9.0]
+    with pytest.raises(KeyError, match="never"):
+        jitact.get("never")
+
+
 def test_define_shows_the_expression_alone(shell, capsys: pytest.CaptureFixture) -> None:
     run(shell, "import jitact\njitact.define('swoosh', 'x * sine(x)')")
     captured = capsys.readouterr()
