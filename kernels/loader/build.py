@@ -91,9 +91,8 @@ def cannot_compile(plan: Plan) -> str | None:
     if os.environ.get("JITACT_NO_BUILD", "0") not in ("", "0"):
         name = plan.source.label or plan.source.name
         command = f"python -m jitact build {name}" + (" --fast-math" if plan.fast_math else "")
-        is_named = plan.source.is_librarys or plan.source.label
-        how = f"{command}, without it" if is_named else "use it once without JITACT_NO_BUILD"
-        return f"JITACT_NO_BUILD is set\nto build it: {how}"
+        how = command if plan.source.is_librarys or plan.source.label else "use it once without JITACT_NO_BUILD"
+        return f"JITACT_NO_BUILD is set; unset it\nto build it: {how}"
     if plan.missing:
         return plan.missing
     try:
