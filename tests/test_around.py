@@ -270,9 +270,9 @@ def test_gradients_from_bits_have_one_rounding_in_every_mode(p: float, dtype: to
     x, bias, _, dy = inputs(dtype, device, (400, 4))
     options = {"dropout": p, "seed": torch.tensor([5], device=device)} if p else {}
     for function, leaves in (
-        (lambda: jitact.leaky_relu(x, bias=bias, save="bit", **options), [x, bias]),
-        (lambda: jitact.leaky_relu(x, bias=bias, save="bit", **options), [bias]),
-        (lambda: jitact.leaky_relu(x, save="bit", **options), [x]),
+        (lambda: jitact.relu(x, bias=bias, save="bit", **options), [x, bias]),
+        (lambda: jitact.relu(x, bias=bias, save="bit", **options), [bias]),
+        (lambda: jitact.relu(x, save="bit", **options), [x]),
     ):
         y, again = function(), dy.detach().requires_grad_()
         plain = torch.autograd.grad(y, leaves, dy, retain_graph=True)
