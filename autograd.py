@@ -306,9 +306,7 @@ class _FromBits(torch.autograd.Function):
         mask: Tensor,
         *others: Tensor,
     ) -> tuple[Tensor, ...]:
-        # Operators that write to an argument are not for batched gradients, as those of is_grads_batched are here.
-        laid = _laid_out(dy, strides) if is_batched(dy) else in_order(dy, config, strides)
-        return _call_backward(config, params, wanted, laid, (mask, *others))
+        return _call_backward(config, params, wanted, in_order(dy, config, strides), (mask, *others))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -340,12 +338,6 @@ class _FromBits(torch.autograd.Function):
         """One call for each of the batch, as operators want a tensor's strides; what was saved before is not batched."""
         each = [_FromBits.apply(dy.select(in_dims[0], i), *arguments) for i in range(info.batch_size)]
         return tuple([torch.stack(of) for of in zip(*each, strict=True)]), (0,) * len(each[0])
-
-
-def _laid_out(t: Tensor, strides: tuple[int, ...]) -> Tensor:
-    """``t`` with these strides, which are those of dense memory, by operations that support vmap."""
-    order = sorted(range(t.dim()), key=strides.__getitem__, reverse=True)
-    return t.permute(order).contiguous().permute([order.index(dim) for dim in range(t.dim())])
 
 
 def _unpacked(mask: Tensor, shape: torch.Size, strides: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -200,10 +200,13 @@ def check_allocated(name: str, x: Tensor) -> None:
 
 
 def in_order(dy: Tensor, config: Config, strides: tuple[int, ...]) -> Tensor:
-    """``dy`` with these strides and with storage; copied if it has not."""
+    """``dy`` with these strides, which are those of dense memory, and with storage; copied if it has not."""
     in_memory = torch.compiler.is_compiling() or not dy._is_zerotensor()
     if dy.stride() == strides and in_memory:
         return dy
+    if is_batched(dy):  # operators that write to an argument do not support it
+        order = sorted(range(dy.dim()), key=strides.__getitem__, reverse=True)
+        return dy.permute(order).contiguous().permute([order.index(dim) for dim in range(dy.dim())])
     copy = torch.empty_strided(dy.shape, strides, dtype=dy.dtype, device=dy.device)
     plain = type(dy) is Tensor and in_memory and not torch.compiler.is_compiling() and not torch.is_grad_enabled()
     if config.copy_op is None or not plain:

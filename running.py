@@ -215,15 +215,15 @@ def _run_in_any_way(
         save = _first_save(record, tensors, save)
     if inplace:
         _check_no_leaf(record, x)
-        if records and not transformed and not compiling:  # what backward keeps may be a view of what x is a view of
-            others = tuple([each.clone() if _share_storage(x, each) else each for each in others])
+        if not transformed and not compiling:
+            shares = _share_storage if records else _overlaps  # what is kept must not share x's count of changes either
+            others = tuple([each.clone() if shares(x, each) else each for each in others])
         if transformed or compiling or x.is_neg() or (records and x._is_view()):
             # What backward keeps must not be overwritten.
             before = copied(x, record) if transformed or dissolves or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # a copy: torch before 2.13 takes a clone for x itself, and keeps the input in any case
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
-        others = tuple([each.clone() if _overlaps(x, each) else each for each in others])
     if transformed and (compiling or others or draws or is_functionalized()):
         return _formula(record, tensors, params, seed if draws else None)
     operands = (*others, _seed(x) if seed is None else seed) if draws else others

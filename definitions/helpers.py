@@ -32,10 +32,11 @@ def clamp(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
 def cbrt(x: Tensor) -> Tensor:
     """The cube root of each element."""
     a = x.abs().to(torch.promote_types(x.dtype, torch.float32))  # 1 / 3 would be rounded to 16 bits
-    near = (a > 0) & (a < torch.inf)
-    r = torch.where(near, a, 1.0) ** (1 / 3)
-    closer = r - (r - torch.where(near, a, 1.0) / (r * r)) / 3  # Newton's step: 1 / 3 is rounded
-    return torch.copysign(torch.where(near, closer, a ** (1 / 3)).to(x.dtype), x)
+    inside = (a > 0) & (a < torch.inf)
+    b = torch.where(inside, a, 1.0)
+    r = b ** (1 / 3)
+    closer = r - (r - b / (r * r)) / 3  # Newton's step: 1 / 3 is rounded
+    return torch.copysign(torch.where(inside, closer, a ** (1 / 3)).to(x.dtype), x)
 
 
 def round_half_up(x: Tensor) -> Tensor:

@@ -155,7 +155,6 @@ class CommandParser(argparse.ArgumentParser):
             raise argparse.ArgumentTypeError(f"cannot write {text!r}: {reason}")
         return path
 
-
     @classmethod
     def results_file(cls, text: str) -> Path:
         """The same for a file of results, which keeps those that are not measured again, and must not hold anything else."""

@@ -655,5 +655,3 @@ def _overlaps_itself(x: Tensor) -> bool:
             return True
         reach += stride * (size - 1)
     return False
-
-

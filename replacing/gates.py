@@ -48,10 +48,9 @@ def gated_products(module: nn.Module, name: str, before: frozenset[str] = frozen
         product.callers |= result.callers()
         ((value, by),) = multiplied
         other = by.left if by.right is value else by.right
-        if by.left is value and (second := _activation(other, result, module)):
-            own = Uses(module) if second in before else gated_products(module, second, before | {name})
-            if second in before or not own.otherwise:
-                product.otherwise = product.otherwise or f"it is multiplied by {second}, which is fused with the product"
+        second = _activation(other, result, module) if by.left is value else ""
+        if second and (second in before or not gated_products(module, second, before | {name}).otherwise):
+            product.otherwise = product.otherwise or f"it is multiplied by {second}, which is fused with the product"
         product.involved |= own_calls(result.call, result.self_name) | own_calls(other, result.self_name)
         for local in [each.id for each in (*result.call.args, other) if isinstance(each, ast.Name)]:
             product.involved |= assigned_from(result.definition, local, result.self_name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from functools import partial
@@ -236,8 +236,9 @@ def restore(model: nn.Module) -> int:
         for name, child in parent._modules.items():
             if isinstance(child, (ActivationModule, Waiting, RowModule)) and "_replaced" in vars(child):
                 old, _ = child._replaced
-                reason = _reason_in_state(old, child.act if isinstance(child, Waiting) else child, sharded)
-                if reason := reason or _reason_around(child):
+                is_waiting = isinstance(child, Waiting)
+                reason = _reason_in_state(old, child.act if is_waiting else child, sharded)
+                if reason := reason or (_other_state(nn.Module(), child, {"act"}) if is_waiting else ""):
                     raise RuntimeError(f"restore(): cannot put back {f'{path}.{name}'.lstrip('.')}: {reason}")
                 planned.append((parent, name, old, child))
     restored: set[nn.Module] = set()
@@ -288,10 +289,8 @@ def _hooks(module: nn.Module) -> dict[str, Any]:
 
 def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
     """Why ``new`` cannot take over the weights of ``old``; "" if it can."""
-    for kind, what in (("_parameters", "weights"), ("_buffers", "buffers"), ("_modules", "modules")):
-        other = vars(new)[kind].keys() ^ vars(old)[kind].keys()
-        if other:
-            return f"it has other {what} than its class: {', '.join(sorted(other))}"
+    if other := _other_state(new, old):
+        return other
     for name, weight in old.named_parameters(recurse=False):
         if sharded or type(weight) is not nn.Parameter:
             kind = "sharded" if sharded else f"a {type(weight).__name__}"
@@ -299,13 +298,11 @@ def _reason_in_state(new: nn.Module, old: nn.Module, sharded: bool) -> str:
     return ""
 
 
-def _reason_around(child: nn.Module) -> str:
-    """Why what a replacement is put into cannot be taken away; "" if it can."""
-    if not isinstance(child, Waiting):
-        return ""
+def _other_state(new: nn.Module, old: nn.Module, apart: Set[str] = frozenset()) -> str:
+    """Which names of weights, buffers or modules only one of the two has, but for those ``apart``, as text; "" if none."""
     for kind, what in (("_parameters", "weights"), ("_buffers", "buffers"), ("_modules", "modules")):
-        if others := vars(child)[kind].keys() - {"act"}:
-            return f"it has other {what} than its class: {', '.join(sorted(others))}"
+        if other := (vars(new)[kind].keys() ^ vars(old)[kind].keys()) - apart:
+            return f"it has other {what} than its class: {', '.join(sorted(other))}"
     return ""
 
 

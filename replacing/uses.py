@@ -73,7 +73,8 @@ class Result(NamedTuple):
         while pending:
             code = pending.pop()
             pending += [each for each in code.co_consts if isinstance(each, CodeType)]
-            found |= {(module, code.co_name, code.co_firstlineno)} if code.co_name in names else set()
+            if code.co_name in names:
+                found.add((module, code.co_name, code.co_firstlineno))
         return found
 
     def otherwise(self, what: str) -> str:
