@@ -146,29 +146,48 @@ def _nothing(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
     return []
 
 
-def _prelu(channels: int, *plane: int) -> Case:
-    """prelu with so many channels, each a contiguous ``plane`` of elements."""
+def _by_channel(name: str, ours: Function, theirs: Function, read: float, channels: int, *plane: int) -> Case:
+    """A function of a tensor with so many channels, each a contiguous ``plane`` of elements, and of a value for each channel.
 
-    def by_channel(x: Tensor) -> Tensor:
-        return x.view(-1, channels, *plane)
+    ``read`` is the size of the saved tensor that backward reads.
+    """
+
+    def of_channels(function: Function) -> Function:
+        return lambda x, values: function(x.view(-1, channels, *plane), values)
 
     return Case(
-        f"prelu, {channels} channels",
-        lambda x, w: jitact.prelu(by_channel(x), w),
-        lambda x, w: F.prelu(by_channel(x), w),
+        f"{name}, {channels} channels",
+        of_channels(ours),
+        of_channels(theirs),
         lambda shape, made: [torch.full((channels,), 0.25, **made)],
         2,
-        3,
+        2 + read,
         multiple=channels * torch.Size(plane).numel(),
+    )
+
+
+def _plain(name: str) -> tuple[Function, Function, float]:
+    """An activation, PyTorch's, and the size of the saved tensor that backward reads, relative to x in 16 bits."""
+    theirs = jitact.get("gelu_tanh").activation.reference if name == "gelu_tanh" else getattr(F, name)
+    return getattr(jitact, name), theirs, 1 / 16 if name == "relu" else 1
+
+
+def _bias_of_channels(name: str) -> Case:
+    """An activation with a bias for each of the 64 channels of images of 32 x 32."""
+    ours, theirs, read = _plain(name)
+    return _by_channel(
+        f"{name}+bias",
+        lambda x, b: ours(x, bias=b, channel_dim=1),
+        lambda x, b: theirs(x + b.view(-1, 1)),
+        read,
+        64,
+        1024,
     )
 
 
 def _around(name: str) -> list[Case]:
     """An activation with its fused operands. Dropout adds no memory traffic, as its mask is not stored."""
-    ours, theirs = getattr(jitact, name), getattr(F, "gelu" if name == "gelu_tanh" else name)
-    if name == "gelu_tanh":
-        theirs = jitact.get("gelu_tanh").activation.reference
-    bit = 1 / 16 if name == "relu" else 1  # the saved tensor that backward reads, relative to x in 16 bits
+    ours, theirs, bit = _plain(name)
     return [
         Case(f"{name}+bias", lambda x, b: ours(x, bias=b), lambda x, b: theirs(x + b), _bias, 2, 2 + bit),
         Case(f"{name}+residual", lambda x, r: ours(x, residual=r), lambda x, r: r + theirs(x), _like, 3, 2 + bit),
@@ -330,8 +349,9 @@ CASES: tuple[Case, ...] = (
     *_around("silu"),
     *_around("relu"),
     *_around("mish"),
-    _prelu(64, 1024),
-    _prelu(4096),
+    *(_bias_of_channels(name) for name in ("gelu", "silu", "relu")),
+    _by_channel("prelu", jitact.prelu, F.prelu, 1, 64, 1024),
+    _by_channel("prelu", jitact.prelu, F.prelu, 1, 4096),
     *(case for name in GATED for case in _gated(name)),
     *_formulas(),
     *_of_rows("softmax"),

@@ -86,7 +86,7 @@ def test_parts_have_what_the_whole_has(name: str, tmp_path: Path) -> None:
     parts = 2 if name == "relu" else 12
     (tmp_path / "kernel.cu").write_text(kernel_text(name))
     flags = [*NVCC_FLAGS, "--expt-relaxed-constexpr", "-arch=sm_90", "-DJITACT_CUDA", *defines(name), f"-I{DEVICE}"]
-    templates = "elementwise|(fold|column|segment)_sums|walk_rows|walk_columns|walk_planes|walk_short_rows|transpose_tiles"
+    templates = "elementwise|(fold|column|plane)_sums|walk_rows|walk_columns|walk_planes|walk_short_rows|transpose_tiles"
     kernel_or_caller = re.compile(rf"^(?!_ZZ).*\d({templates})I|^(_ZN6jitact4rows8)?run_cuda")  # _ZZ: within a function
     found = []
     for compiler in ("nvcc", write_compiler(tmp_path / "nvcc.sh", "nvcc", parts, "c++")):

@@ -166,6 +166,35 @@ def test_sums_of_large_tensors(tag: str, old: str, new: str, tmp_path: Path) -> 
             close(found, expected, x.numel(), (sizes, shape))
 
 
+@pytest.mark.parametrize("name", ["silu+bias", "relu+bias", "dyt"])
+def test_planes(name: str, tmp_path: Path) -> None:
+    """The values and sums of planes of one to many threads, of whole vectors or not, and of operands of a single value."""
+    record = unregistered("dyt", DYT[0], **DYT[1]).activation if name == "dyt" else registry.record_named(name)
+    tag, library = f"planes_{record.source.name}", load(record.token, False)
+    emulate(record.source, tag, tmp_path)
+    torch.manual_seed(0)
+    whole = ((2, 3, 132), (5, 2, 1024), (1, 3, 4100), (1, 30, 8), (2, 2, 20000))
+    others = ((2, 3, 130), (2, 3, 35), (1, 30, 13), (2, 2, 1999), (130, 3, 49), (3, 70, 33), (5, 1021), (3, 40000))
+    of_16_bits = ((2, 3, 264), (2, 2, 9000), (2, 3, 196), (2, 300, 9), (129, 2, 50))
+    sizes_of_dtypes = [(torch.float32, sizes) for sizes in (*whole, *others, (300, 128), (7,), (1, 1))]
+    sizes_of_dtypes += [(torch.bfloat16, sizes) for sizes in of_16_bits]
+    for (dtype, sizes), layout in itertools.product(sizes_of_dtypes, ("dense", "off 16 bytes")):
+        x, dy = (in_dtype(LAYOUTS[layout](*sizes), dtype) for _ in range(2))
+        x, dy = x.abs_(), dy.abs_()
+        shapes = [(sizes[-2], 1)] if len(sizes) > 1 else []
+        for shape in (*shapes, (1,)):
+            value = torch.rand(shape).to(dtype)
+            operands = [value] if name != "dyt" else [value, value, torch.full((1,), 0.5, dtype=dtype)]
+            every = 2 ** (1 + len(operands)) - 1
+            runs = [("forward", (x, *operands)), *(("backward", (dy, x, *operands, wanted)) for wanted in (1, every))]
+            if name == "relu+bias":
+                kept = getattr(torch.ops.jitact, f"{library}_forward_bit")(x, *operands)[1]
+                runs += [("forward_bit", (x, *operands)), ("backward_from_bit", (dy, kept, *operands, every))]
+            for kind, given in runs:
+                found, expected = (getattr(torch.ops.jitact, f"{of}_{kind}")(*given) for of in (tag, library))
+                close(found, expected, x.numel(), (kind, dtype, sizes, layout, shape))
+
+
 DIVISIONS = """
 #include "memory_cuda.cuh"
 #include <cstdio>

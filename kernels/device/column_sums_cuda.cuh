@@ -1,4 +1,4 @@
-// Partial sums of planes that are shorter than those of segment_sums: the values of the operands that are summed repeat after
+// Partial sums of planes that are shorter than those of plane_sums: the values of the operands that are summed repeat after
 // `period` vectors. So memory is a matrix whose rows are a period long, and its columns, of vectors, are summed.
 //
 // Each block has a tile: narrow, many rows, and soon at its end. A thread goes down the tile and adds up in registers; the block
@@ -27,10 +27,10 @@ constexpr int kTileThreads = sizeof(S) == 8 || (sizeof(S) == 2 && kRandom > 0) |
                                      registers_of_sums<op, S>() > 56 ? 256 : 512;
 // Minimum blocks per multiprocessor, for __launch_bounds__: as many as have 64 registers for each thread, or 80.
 template <Op op, typename S>
-constexpr int least_tiles() {
+constexpr int least_tiles(int threads) {
   constexpr int registers = registers_of_sums<op, S>();
   if (sizeof(S) == 8 || kMostBlocks == 0 || registers > 80) return 0;
-  return (registers > 64 ? 768 : 1024) / kTileThreads<op, S>;
+  return (registers > 64 ? 768 : 1024) / threads;
 }
 
 // How column_sums divides the matrix, in vectors.
@@ -46,7 +46,6 @@ struct Tiles {
   int width = 1, side = 1;         // of the tile's columns, and of the rows that its threads have at one time
   int turns = 0, last_rows = 0;    // vectors of a thread; rows of a tile at the end
   Divisor by_width, by_side;
-  bool repeat = false;             // whether all of a thread's vectors use the same values of broadcast operands
 
   Tiles() = default;
   Tiles(int64_t period, int64_t vectors, int threads) : period(period), vectors(vectors) {
@@ -66,9 +65,9 @@ struct Tiles {
 };
 
 // What a block of column_sums has in shared memory: its threads' vectors that are on their way and then, in their place, its sums.
-template <Op op, typename S>
+template <Op op, typename S, int threads>
 struct TileMemory {
-  static constexpr int threads = kTileThreads<op, S>, tensors = kCopied<op> ? reads(op) : 1;
+  static constexpr int tensors = kCopied<op> ? reads(op) : 1;
   static constexpr bool with_bits = kCopied<op> && reads_bits(op);
   // The turns whose vectors are on their way to a thread: as many as 48 KB hold, which a block has without asking for more.
   static constexpr int places = kCopied<op> ? int(lesser(4, 48128 / (threads * (16 * tensors + 4 * with_bits)))) : 2;
@@ -86,10 +85,10 @@ struct TileMemory {
 // another; take(turn) returns the turn's vector; advance(turn) ends it, and starts to load the vector that has its place next.
 // Where vectors are copied to shared memory, to places that no other thread reads, no register waits for them, and no thread for
 // another. Else places are registers, and need code for each: `turn` is below `unrolled`.
-template <Op op, typename S>
+template <Op op, typename S, int threads>
 class Vectors {
   using Vector = typename Storage<S>::Vector;
-  using Memory = TileMemory<op, S>;
+  using Memory = TileMemory<op, S, threads>;
   static constexpr int tensors = reads(op), places = Memory::places;
 
  public:
@@ -155,9 +154,41 @@ class Vectors {
   Inputs<op, S> inputs_[unrolled];
 };
 
+// Computes a thread's vectors. find_others(v) is called before vector v, for what is not the same for all; it knows what `repeat`
+// says: whether only random numbers are not.
+template <Op op, typename S, int threads, typename Add, typename Find>
+JITACT_DEVICE void walk(const Launch& launch, Vectors<op, S, threads>& vectors, const Numbers<typename Storage<S>::T>& numbers,
+                        const typename Operands<S>::template Values<Storage<S>::size>& others, const Add& add, bool repeat,
+                        const Find& find_others) {
+  const auto walk = [&]<bool repeats>() {
+#pragma unroll 1
+    while (vectors.is_left()) {
+      JITACT_UNROLL for (int turn = 0; turn < vectors.unrolled; turn++) {
+        if (turn > 0 && !vectors.is_left()) break;
+        Inputs<op, S>& inputs = vectors.take(turn);
+        const int64_t at = vectors.here() * Storage<S>::size;
+        if (!repeats) find_others(vectors.here());
+        const Computation<op, S, Storage<S>::size, Add> computation{
+            .launch = launch,
+            .others = others,
+            .numbers = numbers,
+            .add = add,
+        };
+        compute_vector(computation, inputs, [&](const auto& out) { write_vectors<op, S, kDense<op>>(launch, out, at); });
+        vectors.advance(turn);
+      }
+    }
+  };
+  // Finding others in each turn is more code than a turn, which is slow where it is skipped.
+  constexpr bool split = kBroadcast > 1 && kRandom == 0;
+  if (split && repeat) walk.template operator()<split>();
+  else walk.template operator()<false>();
+}
+
 template <Op op, typename S>
-__global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
-    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const Tiles tiles) {
+__global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>(kTileThreads<op, S>))
+    column_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const Tiles tiles,
+                bool repeat) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
   const Operands<S> operands{launch};
@@ -177,7 +208,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   }
   const int64_t first = count > 0 ? column * size : 0;  // an element with the thread's values of operands
 
-  Vectors<op, S> vectors(launch, v, whole, stride);
+  Vectors<op, S, threads> vectors(launch, v, whole, stride);
   typename Operands<S>::Ready ready;
   operands.load(ready, operands.begins(first), 0);
   const auto common = operands.common();
@@ -187,32 +218,10 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
   const auto add = [&](int i, int k, T gradient) { add_to(sums[k][k >= kMany ? 0 : i], gradient); };
   auto others = operands.template from<size, kMany == 0, true>(common, first, ready);
   const auto find_others = [&](int64_t v) {
-    if (kBroadcast > 1 && !tiles.repeat) others = operands.template from<size>(common, v * size);
+    if (kBroadcast > 1 && !repeat) others = operands.template from<size>(common, v * size);
     else operands.draw(others.random, common, v * size);
   };
-  const auto walk = [&]<bool repeats>() {
-#pragma unroll 1
-    while (vectors.is_left()) {
-      JITACT_UNROLL for (int turn = 0; turn < vectors.unrolled; turn++) {
-        if (turn > 0 && !vectors.is_left()) break;
-        Inputs<op, S>& inputs = vectors.take(turn);
-        const int64_t at = vectors.here() * size;
-        if (!repeats) find_others(vectors.here());
-        const Computation<op, S, size, std::decay_t<decltype(add)>> computation{
-            .launch = launch,
-            .others = others,
-            .numbers = numbers,
-            .add = add,
-        };
-        compute_vector(computation, inputs, [&](const auto& out) { write_vectors<op, S, kDense<op>>(launch, out, at); });
-        vectors.advance(turn);
-      }
-    }
-  };
-  // Finding others in each turn is more code than a turn, which is slow where it is skipped.
-  constexpr bool split = kBroadcast > 1 && kRandom == 0;
-  if (split && tiles.repeat) walk.template operator()<split>();
-  else walk.template operator()<false>();
+  walk(launch, vectors, numbers, others, add, repeat, find_others);
   // The last elements, or unaligned memory.
   v = vectors.here();
   for (count -= whole; count > 0; count--, v += stride) {
@@ -232,7 +241,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_tiles<op, S>())
     }
   }
 
-  Value<S>* shared = ptx::shared<TileMemory<op, S>>().sums;
+  Value<S>* shared = ptx::shared<TileMemory<op, S, threads>>().sums;
   JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
     if (is_single(launch, k)) {
       Value<S> own = 0;

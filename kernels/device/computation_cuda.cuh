@@ -11,6 +11,9 @@ template <typename S>
 struct Operands {
   using T = typename Storage<S>::T;
   static constexpr int size = Storage<S>::size;
+  // Whether planes are counted from the start of a block. With random numbers that changed registers so that operands along the
+  // last dimension were 2 to 3 % slower; with several operands it takes too many.
+  static constexpr bool kByPlane = kMany == 1 && kRandom == 0 && sizeof(S) < 8;
 
   const Launch& launch;
 
@@ -46,8 +49,9 @@ struct Operands {
     T broadcast[kBroadcast + 1][width];
     Random16 random[kRandom + 1];
   };
-  // Operands of a vector, loaded together with its elements: raw vectors or, for a wide operand, which would take twice the
-  // registers, only the index of its first value.
+  // Operands of a vector, loaded together with its elements. Where they follow the elements: raw vectors or, for a wide operand,
+  // which would take twice the registers, only the index of its first value. Where planes are in order: the index of the first
+  // element's value, and how many elements are left of its plane.
   struct Ready {
     Words broadcast[kMany + 1];
   };
@@ -69,6 +73,19 @@ struct Operands {
           else Storage<S>::widen(ready.broadcast[b], values.broadcast[b]);
           continue;
         }
+        if constexpr (kByPlane) {
+          if (!is_common && launch.in_order[b]) {
+            const uint32_t c = ready.broadcast[b].w[0];
+            const int left = int(ready.broadcast[b].w[1]);
+            const T own = value(b, c);
+            JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = own;
+            if (left < width) {
+              const T next = value(b, c + 1 == count ? 0 : c + 1);
+              JITACT_UNROLL for (int i = 1; i < width; i++) values.broadcast[b][i] = i < left ? own : next;
+            }
+            continue;
+          }
+        }
       }
       if (!is_common && count > 1) {
         const Plane plane = in_plane(b, first);
@@ -84,21 +101,34 @@ struct Operands {
   JITACT_DEVICE void draw(Random16 (&random)[kRandom + 1], const Common& common, int64_t first) const {
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) random[r] = philox(uint64_t(first) / size, common.seed, r);
   }
-  // The index of a block's first value, for each operand b with follows[b].
-  struct Begins { uint32_t of[kMany + 1]; };
+  // The index of a block's first value, and the elements of its plane that are before the block, for each operand b with follows[b]
+  // or in_order[b].
+  struct Begins { uint32_t of[kMany + 1], before[kMany + 1]; };
   JITACT_DEVICE Begins begins(int64_t first) const {
     Begins begins;
-    begins.of[kMany] = 0;  // unused: silences nvcc's warning where there are no operands
-    JITACT_UNROLL for (int b = 0; b < kMany; b++)
+    begins.of[kMany] = begins.before[kMany] = 0;  // unused: silences nvcc's warning where there are no operands
+    JITACT_UNROLL for (int b = 0; b < kMany; b++) {
       if (launch.follows[b]) begins.of[b] = uint32_t(in_operand(b, first));
+      if (!kByPlane || !launch.in_order[b]) continue;
+      const Plane plane = in_plane(b, first);
+      begins.of[b] = uint32_t(plane.c), begins.before[b] = uint32_t(first - plane.number * launch.broadcast[b].inner);
+    }
     return begins;
   }
   // Issues the loads of those operands for the vector that begins `within` elements after the start of the block.
   JITACT_DEVICE void load(Ready& ready, const Begins& begins, int within) const {
     JITACT_UNROLL for (int b = 0; b < kMany; b++) {
+      const uint32_t count = uint32_t(launch.broadcast[b].count), inner = uint32_t(launch.broadcast[b].inner);
+      const auto wrapped = [&](uint32_t beyond) { return min(beyond, beyond - count); };  // the latter is huge if it wraps
+      if constexpr (kByPlane) {
+        if (launch.in_order[b]) {
+          const uint32_t at = begins.before[b] + within, planes = launch.by_inner[b].divide_small(at);
+          ready.broadcast[b].w[0] = wrapped(begins.of[b] + planes), ready.broadcast[b].w[1] = (planes + 1) * inner - at;
+          continue;
+        }
+      }
       if (!launch.follows[b]) continue;
-      const uint32_t beyond = begins.of[b] + within;
-      const uint32_t c = min(beyond, beyond - uint32_t(launch.broadcast[b].count));  // the latter is huge if it wraps
+      const uint32_t c = wrapped(begins.of[b] + within);
       if (is_wide(b)) ready.broadcast[b].w[0] = c;
       else ready.broadcast[b] = *reinterpret_cast<const Words*>(static_cast<const S*>(launch.broadcast[b].data) + c);
     }
@@ -111,16 +141,6 @@ struct Operands {
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) one.random[r] = vector.random[r];
     return one;
   }
-  // The values of the only broadcast operand, for a vector that begins `left` elements before the end of a plane.
-  JITACT_DEVICE Values<size> in_planes(int64_t plane, int left) const {
-    Values<size> values;
-    const int64_t count = launch.broadcast[0].count, c = in_operand(0, plane);
-    const T own = value(0, c);
-    const T next = left < size ? value(0, c + 1 == count ? 0 : c + 1) : own;
-    JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[0][i] = i < left ? own : next;
-    return values;
-  }
-
   // Value i of broadcast operand b.
   JITACT_DEVICE T value(int b, int64_t i) const {
     if constexpr (sizeof(S) == 2) {

@@ -37,15 +37,14 @@ inline ptx::Policy policy_of_reads(int64_t bytes) {
 // Has multiprocessors of the current device give a kernel this much of what shared memory and the first-level cache have together:
 // else there may be as little as the kernel before it needed, for fewer blocks. Kernels that are to run at the same time must agree
 // in it; loads to registers that are on their way need the cache.
-template <auto kernel>
-cudaError_t prefer_shared(int percent = cudaSharedmemCarveoutMaxShared) {
-  static int known[kDevices];  // what was set last, or 0
-  const int set = percent + 2;  // the least percentage, cudaSharedmemCarveoutDefault, is -1
-  int device = 0;
-  cudaGetDevice(&device);
-  if (device < kDevices && __atomic_load_n(known + device, __ATOMIC_RELAXED) == set) return cudaSuccess;
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
-  if (device < kDevices && error == cudaSuccess) __atomic_store_n(known + device, set, __ATOMIC_RELAXED);
+template <auto kernel, int percent = cudaSharedmemCarveoutMaxShared>
+cudaError_t prefer_shared() {
+  static int64_t done[kDevices];
+  cudaError_t error = cudaSuccess;
+  of_device(done, [&] {
+    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent);
+    return error ? 0 : 1;  // 0 is not cached
+  });
   return error;
 }
 

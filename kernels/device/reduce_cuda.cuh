@@ -6,12 +6,15 @@
 // partial sum for each block. Any other operand takes another sweep, which only reads.
 #pragma once
 
-#include "column_sums_cuda.cuh"
 #include "early_cuda.cuh"
+#include "plane_sums_cuda.cuh"
 
 namespace jitact::loops {
 
-constexpr int64_t kLongPlane = 32;       // elements of planes for segment_sums, at least; or a vector, if values do not repeat
+constexpr int64_t kLongPlane = 32;       // elements of planes for plane_sums, at least; or whole vectors, if values do not repeat
+constexpr int64_t kFewVectors = 64;      // of longer planes for column_sums, at most, if values repeat
+constexpr int64_t kManyRepeats = 128;    // so often, and kRowsPerVector times for each vector of a plane
+constexpr int64_t kRowsPerVector = 16;
 constexpr int64_t kSumsPerBlock = 8192;  // of fold_sums
 constexpr int kFoldThreads = 512;
 constexpr int64_t kFewFolds = 512;  // blocks of fold_sums that most GPUs begin while the last tiles of a large sweep are summed
@@ -146,41 +149,44 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 // The parameters of one sweep, which sums operands with the same planes.
 template <Op op, typename S>
 struct Sweep {
-  static constexpr int64_t size = Storage<S>::size, per_block = kThreads * size * vectors_of<op, S>();
-  const Cut cut;
+  static constexpr int64_t size = Storage<S>::size;
+  const int64_t count, inner;
   bool columnwise;
-  int64_t blocks;
-  Segments segments{};
+  bool repeat = true;  // whether what is not summed uses the same values as what is
+  int64_t blocks = 0;
   Tiles tiles;
+  Parts parts;
   FoldShape sums, of_blocks;  // of operands with its planes, and of those of a single value
   int64_t apart, results_apart;  // see Folds
 
   Sweep(const Call& call, const Broadcasts& like)
-      : cut(like.count, like.inner),
-        columnwise(cut.count > 1 && cut.inner < kLongPlane && !(cut.inner >= size && cut.count * cut.inner == call.n)),
-        blocks((call.n + per_block - 1) / per_block),
+      : count(like.count),
+        inner(like.inner),
+        columnwise(count > 1 && inner < kFewVectors * size && call.n / count / inner >= least_repeats()),
         sums(first_sums(call)),
-        of_blocks(1, 1, columnwise ? tiles.across * tiles.down : blocks),
+        of_blocks(1, 1, blocks),
         apart(greater(sums.size(), of_blocks.size())),
         results_apart(greater(sums.folded(), of_blocks.folded())) {}
 
-  bool sums_up(const Broadcasts& operand) const { return operand.count == cut.count && operand.inner == cut.inner; }
+  bool sums_up(const Broadcasts& operand) const { return operand.count == count && operand.inner == inner; }
 
  private:
+  // How often values repeat at least for column_sums.
+  int64_t least_repeats() const {
+    if (inner >= kLongPlane) return greater(kManyRepeats, inner / size * kRowsPerVector);
+    return inner % size == 0 ? 2 : 1;
+  }
   FoldShape first_sums(const Call& call) {
-    if (cut.count == 1) return FoldShape(1, 1, blocks);
+    for (int b = 0; b < kBroadcast; b++) repeat = repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
     if (columnwise) {
-      const int64_t plane_set = cut.count * cut.inner;
+      const int64_t plane_set = count * inner;
       tiles = Tiles(period_of(plane_set, size), (call.n + size - 1) / size, kTileThreads<op, S>);
-      tiles.repeat = true;
-      for (int b = 0; b < kBroadcast; b++)
-        tiles.repeat = tiles.repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
-      return FoldShape(tiles.down * tiles.period * size / plane_set, cut.count, cut.inner);
+      blocks = tiles.across * tiles.down;
+      return FoldShape(tiles.down * tiles.period * size / plane_set, count, inner);
     }
-    const int64_t entries = 2 * lesser(per_block, cut.inner) / size;  // of a plane in a block
-    segments = {(cut.inner - 1 + per_block - 1) / per_block + 1, 1};
-    while (segments.lanes < 32 && segments.lanes * 8 <= entries) segments.lanes *= 2;
-    return FoldShape(call.n / cut.inner / cut.count, cut.count, segments.slots);
+    const int64_t planes = count == 1 ? 1 : call.n / inner;
+    parts = Parts(planes, call.n / planes, size), blocks = ((parts.all << parts.log_group) + kPlaneThreads - 1) / kPlaneThreads;
+    return count == 1 ? FoldShape(1, 1, blocks) : FoldShape(planes / count, count, parts.each);
   }
 };
 
@@ -223,10 +229,8 @@ extern "C" int64_t workspace_bytes(const Call& call) {
 }
 #endif
 
-// `shared`: see gpu::prefer_shared.
 template <typename S>
-void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, int shared,
-          cudaStream_t stream) {
+void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& call, int operands, cudaStream_t stream) {
   int64_t blocks = 0, splits = 0, all = 0;
   for (int k = 0; k < operands; k++) {
     if (folds.gradients[k] == nullptr) continue;
@@ -237,7 +241,7 @@ void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& 
   if (blocks == 0) return;
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
   folds.rehearses = folds.rehearses && all <= kFewFolds;
-  gpu::prefer_shared<fold_sums<S>>(shared);
+  gpu::prefer_shared<fold_sums<S>>();
   early::launch<fold_sums<S>>(grid, kFoldThreads, stream, partials, results, folds, FoldLaunch(call));
 }
 
@@ -249,7 +253,7 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
   auto* partials = static_cast<Value<S>*>(call.workspace);
   auto* results = partials + kSummed * sweep.apart;
   Folds folds{sweep.sums, sweep.of_blocks, sweep.apart, sweep.results_apart};
-  folds.is_last = true, folds.rehearses = sweep.columnwise && sweep.tiles.vectors >= Tiles::kLarge;
+  folds.is_last = true, folds.rehearses = call.n / sweep.size >= Tiles::kLarge;
   for (int k = 0; k < kSummed; k++) {
     const Broadcasts& operand = call.broadcast[k];
     folds.is_single[k] = operand.count == 1, folds.wide[k] = operand.wide;
@@ -257,12 +261,11 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
     folds.gradients[k] = call.sums[k];
     if (folds.shape(k).splits > 1) folds.is_last = false;
   }
-  const int shared = sweep.columnwise ? cudaSharedmemCarveoutMaxShared : cudaSharedmemCarveoutDefault;  // as the sweep has it
-  fold<S>(folds, partials, results, call, kSummed, shared, stream);
+  fold<S>(folds, partials, results, call, kSummed, stream);
   if (folds.is_last) return;
   folds.planes = folds.planes.after(), folds.single = folds.single.after(), folds.apart = folds.results_apart;
   folds.is_last = true, folds.rehearses = false;
-  fold<S>(folds, results, nullptr, call, kSummed, shared, stream);
+  fold<S>(folds, results, nullptr, call, kSummed, stream);
 }
 
 template <Op op, typename S>
@@ -275,16 +278,16 @@ void launch_sums(const Call& call, cudaStream_t stream) {
     const Sweep<op, S> sweep(now, now.broadcast[sweeps.of[p]]);
     const Launch launch(now);
     auto* partials = static_cast<Value<S>*>(now.workspace);
-    const unsigned blocks = unsigned(sweep.blocks);
+    constexpr int shared = kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45;  // the fold has the former
     if (sweep.columnwise) {
       constexpr int threads = kTileThreads<op, S>;
       const dim3 grid{unsigned(sweep.tiles.across), unsigned(sweep.tiles.down)};
-      gpu::prefer_shared<column_sums<op, S>>(kCopied<op> ? cudaSharedmemCarveoutMaxShared : 45);  // the fold has the former
-      column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles);
-    } else if (sweep.cut.count == 1) {
-      segment_sums<op, S, true><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
+      gpu::prefer_shared<column_sums<op, S>, shared>();
+      column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles, sweep.repeat);
     } else {
-      segment_sums<op, S, false><<<blocks, kThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.cut, sweep.segments);
+      const unsigned blocks = unsigned(sweep.blocks);
+      gpu::prefer_shared<plane_sums<op, S>, shared>();
+      plane_sums<op, S><<<blocks, kPlaneThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.parts, sweep.repeat);
     }
     fold_sweep(sweep, call, p == 0, stream);
   }

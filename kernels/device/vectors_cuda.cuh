@@ -140,7 +140,8 @@ struct Launch : Call {
   float singles[kNumbers + 1];
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
-  bool follows[kBroadcast + 1];  // whether operand b is along the last dimension, in aligned vectors, and at least a block long
+  bool follows[kBroadcast + 1];   // whether operand b is along the last dimension, in aligned vectors, and at least a block long
+  bool in_order[kBroadcast + 1];  // whether its planes are at least a vector long, and those in a block have different values
 
   __attribute__((noinline)) Launch(const Call& call, int64_t block_elements = 0) : Call(call) {
     if (call.dense) {
@@ -161,11 +162,12 @@ struct Launch : Call {
     is_simple = call.n < int64_t(1) << (in + out ? 30 : 31) && side_by_side(call.read, reads(call.op) - in) &&
                 side_by_side(call.written, writes(call.op) - out);
     for (int b = 0; b < kBroadcast; b++) {
-      by_count[b] = Divisor(call.broadcast[b].count);
-      by_inner[b] = Divisor(call.broadcast[b].inner);
       const Broadcasts& operand = call.broadcast[b];
-      const bool whole = operand.count % (16 / bytes_of(call.dtype)) == 0 && operand.count < int64_t(1) << 31;
-      follows[b] = operand.inner == 1 && whole && on_16_bytes(operand.data) && operand.count >= block_elements;
+      const int64_t count = operand.count, inner = operand.inner, size = 16 / bytes_of(call.dtype);
+      by_count[b] = Divisor(count), by_inner[b] = Divisor(inner);
+      const bool differ = count > 1 && count < int64_t(1) << 31 && count * inner >= block_elements;  // values in a block
+      follows[b] = differ && inner == 1 && count % size == 0 && on_16_bytes(operand.data);
+      in_order[b] = differ && inner >= size && inner < int64_t(1) << 30;
     }
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }

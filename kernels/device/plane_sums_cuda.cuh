@@ -1,0 +1,97 @@
+// Partial sums of planes that are long enough for several threads, and of operands of a single value, for which all elements are one
+// plane. A plane is cut into parts; a group of threads goes through a part, and adds up in registers. What is not whole vectors, at
+// the ends of a plane, they compute one by one.
+#pragma once
+
+#include "column_sums_cuda.cuh"
+
+namespace jitact::loops {
+
+constexpr int kPlaneThreads = 256;  // of a block; 512 were 1 to 2 % slower
+
+// How plane_sums cuts planes of `inner` elements.
+struct Parts {
+  // Vectors of a thread at most: fewer below kWave vectors for each, so that a GPU has a block for each place. Small groups have
+  // kFewTurns at most, as they read short pieces of memory.
+  static constexpr int kTurns = 8, kLeastTurns = 2, kWave = 1 << 17, kFewTurns = 3, kLogSmall = 3;
+  int64_t inner = 1, each = 1, all = 0;  // parts of a plane, and of all
+  int64_t length = 0;                    // vectors of a part
+  int log_group = 0;
+  Divisor by_each;
+
+  Parts() = default;
+  Parts(int64_t planes, int64_t inner, int64_t size) : inner(inner) {
+    const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
+    const int64_t plane = inner / size, most = between(planes * plane / kWave, kLeastTurns, kTurns);
+    log_group = inner % size != 0 ? 2 : plane > 1;  // the former for what is beside whole vectors
+    while (2 << log_group <= kPlaneThreads && plane > (log_group < kLogSmall ? kFewTurns : most) << log_group) log_group++;
+    each = greater(parts(plane, most << log_group), 1), by_each = Divisor(each), all = planes * each;
+    length = parts(parts(plane, each), 1 << log_group) << log_group;
+  }
+};
+
+template <Op op, typename S>
+__global__ void __launch_bounds__(kPlaneThreads, least_tiles<op, S>(kPlaneThreads))
+    plane_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const Parts parts,
+               bool repeat) {
+  using T = typename Storage<S>::T;
+  ptx::let_next_begin();
+  const Operands<S> operands{launch};
+  const auto numbers = launch.numbers_as<T>();
+  constexpr int size = Storage<S>::size, kSummed = summed(op);
+  const int t = threadIdx.x, group = 1 << parts.log_group, lane = t & (group - 1);
+  const int64_t part = (int64_t(blockIdx.x) * kPlaneThreads + t) >> parts.log_group, plane = parts.by_each.divide(part);
+  const int64_t before = part - plane * parts.each, begin = plane * parts.inner, end = begin + parts.inner;
+  const int64_t first = (begin + size - 1) / size + before * parts.length;  // vector of the part
+  const bool exists = part < parts.all;
+  const int64_t vectors = exists && launch.aligned ? between(end / size - first, 0, parts.length) : 0;
+  const int count = int((vectors - lane + group - 1) >> parts.log_group);  // of the thread
+
+  Vectors<op, S, kPlaneThreads> own(launch, first + lane, count, group);
+  const auto common = operands.common();
+  T sums[kSummed];
+  JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k] = 0;
+  const auto add = [&](int, int k, T gradient) { add_to(sums[k], gradient); };
+  auto others = operands.template from<size>(common, (count > 0 ? first + lane : 0) * size);
+  const auto find_others = [&](int64_t v) {
+    if (kBroadcast > 1 && !repeat) others = operands.template from<size>(common, v * size);
+    else operands.draw(others.random, common, v * size);
+  };
+  walk(launch, own, numbers, others, add, repeat, find_others);
+
+  // What is beside the vectors; all, where memory is not aligned.
+  const int64_t from = before == 0 ? begin : first * size, to = before + 1 == parts.each ? end : (first + parts.length) * size;
+  const int64_t alone = exists ? to - from - vectors * size : 0;
+#pragma unroll 1
+  for (int64_t i = lane; i < alone; i += group) {
+    const int64_t at = from + i + (from + i < first * size ? 0 : vectors * size);
+    const auto others = operands.template from<1>(common, at);
+    const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
+        .launch = launch,
+        .others = others,
+        .numbers = numbers,
+        .add = add,
+    };
+    compute_alone(computation, at);
+  }
+
+  __shared__ Value<S> of_warps[kPlaneThreads / 32];
+  JITACT_UNROLL for (int k = 0; k < kSummed; k++) {
+    if (is_single(launch, k)) {
+      const Value<S> total = block_sum<kPlaneThreads>(Value<S>(sums[k].v));
+      if (t == 0) partials[k * apart + blockIdx.x] = total;
+      continue;
+    }
+    Value<S> sum = warp_sum(Value<S>(sums[k].v), ::min(group, 32));
+    if (group > 32) {
+      __syncthreads();  // the last sums have been read
+      if (t % 32 == 0) of_warps[t / 32] = sum;
+      __syncthreads();
+      if (lane == 0)
+        for (int w = 1; w < group / 32; w++) sum += of_warps[t / 32 + w];
+    }
+    if (lane == 0 && exists) partials[k * apart + part] = sum;
+  }
+}
+
+}  // namespace jitact::loops
