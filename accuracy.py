@@ -10,6 +10,7 @@ that are not measured again are kept.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -248,10 +249,19 @@ def main(arguments: list[str] | None = None, prog: str = "python -m jitact.accur
     return exit_code(lambda: _main(arguments, prog))
 
 
+def _results_and_table(text: str) -> Path:
+    """The file of results for ``type=``, beside which a table is written, or is one that was."""
+    path = Parser.results_file(text)
+    table = path.with_suffix(".md")
+    if path == table or (table.exists() and not path.exists()):
+        raise argparse.ArgumentTypeError(f"the table would go to {str(table)!r}, which holds something else")
+    return path
+
+
 def _main(arguments: list[str] | None, prog: str) -> int:
     parser = Parser(prog=prog, description=__doc__.partition("\n\n")[2])
     parser.add_argument("--fast-math", action="store_true", help="also measure the -use_fast_math builds, which have no bound")
-    parser.add_argument("--json", type=parser.output_file, metavar="FILE", help="where results go; the table goes beside it")
+    parser.add_argument("--json", type=_results_and_table, metavar="FILE", help="where results go; the table goes beside it")
     args = parser.parse(arguments, of_rows=True)
     usual_place = not args.json
     if usual_place:

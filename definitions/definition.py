@@ -134,6 +134,7 @@ def read_definition(
         requires=_requirements(forward, names) if forward else (),
         **_gradients_read(kernel.signature, {} if reference else expressions),  # a given reference may read other tensors
     )
+    definition.check(tuple([default for _, default in definition.params]), False, None, False)
     if not definition.has_reference:
         definition.reference = _in_float64(definition)
     if forward and forward.random:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import errno
 import io
 import json
 import math
@@ -39,7 +40,6 @@ __all__ = [
     "first_line",
     "keeping",
     "machine",
-    "plain_output",
     "progress",
     "say",
     "with_kept",
@@ -51,7 +51,12 @@ INTERRUPTED, CLOSED, ENDED = 130, 141, 143  # as shells count ends by SIGINT, SI
 
 
 def exit_code(command: Callable[[], int]) -> int:
-    """Runs a command and returns its exit code, also if Ctrl-C or a closed pipe stops it."""
+    """Runs a command and returns its exit code, also if Ctrl-C, a closed pipe or a full disk stops it.
+
+    Stdout prints characters that its encoding lacks as question marks.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     try:
         code = command()
         if sys.stdout is not None:  # it was closed before Python started
@@ -59,9 +64,20 @@ def exit_code(command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else Python's flush of stdout at exit would fail
+        _discard_output()
         return CLOSED
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"jitact: {error}", file=sys.stderr)
+        _discard_output()
+        return 1
     return code
+
+
+def _discard_output() -> None:
+    """Discards what stdout still holds: else Python's flush at exit would fail."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 class _Ended(KeyboardInterrupt):
@@ -197,14 +213,13 @@ class Parser(CommandParser):
     def parse(
         self, arguments: list[str] | None, of_rows: bool = False, others: Iterable[str] = ()
     ) -> argparse.Namespace:
-        """The arguments, with canonical names and the device filled in. Also calls :func:`plain_output`.
+        """The arguments, with canonical names and the device filled in.
 
         Args:
             arguments: the command line.
             of_rows: whether names of row activations are accepted, as they are with ``--operands``.
             others: further names that are accepted with ``--operands``.
         """
-        plain_output()
         args = self.parse_args(arguments)
         operands = getattr(args, "operands", False)
         if hasattr(args, "operands"):
@@ -241,12 +256,6 @@ def dtypes_named(text: str) -> list[torch.dtype]:
         if dtype not in DTYPES.values():
             raise argparse.ArgumentTypeError(f"no dtype {name!r}; choose from {', '.join(DTYPES)}")
     return list(dict.fromkeys(dtypes))
-
-
-def plain_output() -> None:
-    """Has stdout print characters that its encoding lacks as question marks."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from .commandline import CommandParser, Parser, exit_code, plain_output
+from .commandline import CommandParser, Parser, exit_code
 
 __all__ = ["main"]
 
@@ -39,7 +39,6 @@ def _check(options: argparse.Namespace) -> int:
     from ..kernels import BuildError
     from .checks import DTYPES, check
 
-    plain_output()
     failed = False
     try:
         if options.folder:

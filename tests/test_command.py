@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -191,6 +192,21 @@ def test_bench_keeps_what_there_is_when_first_uses_are_interrupted(stopped_after
     file = tmp_path / "bench.json"
     assert main(["bench", "relu", "--shape", "8x64", "--dtype", "fp32", "--device", "cpu", "--json", str(file)]) == 130
     assert len(json.loads(file.read_text())["rows"]) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux")
+def test_a_full_disk_is_one_line() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-P", "-m", "jitact", "--help"], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1 and done.stderr == f"jitact: [Errno {errno.ENOSPC}] {os.strerror(errno.ENOSPC)}\n"
+
+
+@pytest.mark.parametrize("there", ["notes.json", "notes.md"])
+def test_accuracy_overwrites_nothing_else(there: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / there).write_text("notes")
+    with pytest.raises(SystemExit, match="2"):
+        accuracy.main(["relu", "--json", str(tmp_path / "notes.json")])
+    assert "holds something else" in capsys.readouterr().err and (tmp_path / there).read_text() == "notes"
 
 
 def test_accuracy_keeps_the_rows_of_others(tmp_path: Path, capsys) -> None:

@@ -145,6 +145,7 @@ def test_names_of_tensors_that_people_use() -> None:
         ("x * w", {"w": Channel(init="1")}, TypeError, "the init of w must be a number, got '1'"),
         ("x * w", {"w": Channel(dim=1.5)}, TypeError, "the dim of w must be a whole number, such as -1, got 1.5"),
         ("x * w", {"w": Channel(one=1)}, TypeError, "one of w must be True or False, got 1"),
+        ("dropout(x, p)", {"p": 3.0}, ValueError, "needs 0 <= p <= 1, got p=3.0"),
         ("x * dtype", {"dtype": Channel()}, ValueError, "a channel operand cannot be called 'dtype'"),
         ("x * y", {"backward": "dy * y"}, ValueError, r"backward= is for one tensor, and x, y have gradients; leave it out"),
         (
