@@ -252,6 +252,8 @@ LONGEST_NAME = 100  # it is a part of file names, which may have up to 255 chara
 def _check_name(name: str, *, of_folder: bool = False) -> None:
     if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or name[0] == "_":
         raise ValueError(f"{name!r} cannot be an activation's name: it must be an identifier, such as 'swoosh'")
+    if name.endswith("_fast_math"):
+        raise ValueError(f"{name!r} cannot be an activation's name: builds with fast_math=True have such names")
     if len(name) > LONGEST_NAME:
         raise ValueError(f"{name[:20]}... cannot be an activation's name: it is longer than {LONGEST_NAME} characters")
     rows = registry.of_rows(name)

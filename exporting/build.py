@@ -133,10 +133,10 @@ class Build:
         if not self.derives:
             facts |= {name: frozenset([False]) for name in ("HasDerivative<T>", "HasDerivative<A>")}
         if not self.wide:
-            wide = ("launch.broadcast[b].wide", "targets.wide[k]", "operand.wide", "call.broadcast[s].wide")
+            wide = ("launch.broadcast[b].wide", "is_wide(b)", "folds.wide[k]", "operand.wide", "call.broadcast[s].wide")
             facts |= {name: frozenset([False]) for name in wide}
         # Exported files pass dense tensors only.
-        facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense", "std::is_same_v<Place,int64_t>")}
+        facts |= {name: frozenset([True]) for name in ("dense", "kDense<op>", "call.dense")}
         return facts
 
     @cached_property

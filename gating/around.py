@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from torch import Tensor
+
 from ..kernels.loader.signature import TYPES, Signature
 from ..kernels.loader.uses import prepare_through
 from ..records import Activation
@@ -75,7 +77,7 @@ def _weighted(record: Activation) -> Activation:
         label=record.label_of(f"{record.name}+{WEIGHT}"),
     )
 
-    def weighted(form):
+    def weighted(form: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if record.layout.draws and record.by_formula:
             return lambda a, b, weight, *rest, keep=None: (form(a, b, *rest, keep=keep) * weight).to(a.dtype)
         return lambda a, b, weight, *rest: (form(a, b, *rest) * weight).to(a.dtype)

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from .. import registry
@@ -48,7 +48,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = CommandParser(prog=prog, description="Compiled kernels, and what compiling takes.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    def command(name: str, run, description: str) -> argparse.ArgumentParser:
+    def command(name: str, run: Callable[[argparse.Namespace], int], description: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=description, description=description)
         sub.set_defaults(run=run, prog=sub.prog)
         return sub

@@ -250,6 +250,18 @@ def test_fast_math_is_another_build(stand_in: Path) -> None:
     assert not any("fast-math" in flag for flag in fast.cflags()), "on the CPU it would reach the whole process"
 
 
+def test_a_build_that_failed_can_be_tried_again(stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where builds are made in a folder that has the same path each time, as torch remembers folders."""
+    monkeypatch.setenv("JITACT_CACHE_DIR", str(tmp_path / "a cache"))
+    header = source.DEVICE / "elementwise.cuh"
+    header.write_text("#error broken\n")
+    for _ in range(2):
+        with pytest.raises(CompileError, match="broken"):
+            build.obtain(make_plan(answer(4)))
+    header.write_text("")
+    assert build.obtain(make_plan(answer(4)))
+
+
 def test_the_environment_is_left_as_it_was(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils import cpp_extension
 

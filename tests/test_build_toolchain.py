@@ -164,6 +164,15 @@ def test_a_gpu_that_nvcc_does_not_know(cuda: Path, monkeypatch: pytest.MonkeyPat
     assert "does not know 7.0: left out" in caplog.text
 
 
+def test_gpus_that_may_be_hidden(cuda: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    fake_nvcc(cuda / "usr-local-cuda", "13.0")
+    monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(6, 1), Arch(9, 0)))
+    assert "cannot compile for compute capability 6.1" in make_plan(answer(1)).missing_cuda
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    made = make_plan(answer(1))
+    assert made.gpus == made.made_archs == (Arch(9, 0),) and "does not know 6.1: left out" in caplog.text
+
+
 def made_for(entry: cache.Entry, *archs: str) -> cache.Entry:
     """Changes the metadata of a build so that it has CUDA kernels for ``archs``."""
     key = "1" * 16
@@ -298,6 +307,7 @@ def test_python_headers_are_not_needed(stand_in: Path, monkeypatch: pytest.Monke
         ("9.0;9.0+PTX;9.0", "9.0+PTX"),
         ("Hopper", "9.0+PTX"),
         ("Ampere;native", "8.0 8.6+PTX"),
+        ("Volta Ampere+Tegra", "7.0+PTX 8.7"),
         ("", ""),
     ],
 )

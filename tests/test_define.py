@@ -715,12 +715,13 @@ def test_kernel_files_that_will_not_do(source: str, params: dict, message: str) 
     assert message in str(caught.value)
 
 
+WORDS = ("define", "names", "identity", "exp", "dropout", "my_fast_math")  # the last is the name of a build
 MODULES = ("plots", "bench", "report", "kernels", "magics", "measuring", "warnings")  # some not imported yet
 
 
 @pytest.mark.parametrize(
     "name",
-    ["relu", "ReLU", "swish", "define", "names", "a b", "class", "_x", "é", "n" * 101, "identity", "exp", "dropout", *MODULES],
+    ["relu", "ReLU", "swish", "a b", "class", "_x", "é", "n" * 101, *WORDS, *MODULES],
 )
 def test_names_that_will_not_do(name: str) -> None:
     with pytest.raises(ValueError, match=r"name|cannot be called"):

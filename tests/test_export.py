@@ -1041,6 +1041,12 @@ assert pickle.loads(pickle.dumps(before[0])) is before[0] is jitact.get("relu")
     assert done.returncode == 0, done.stderr
 
 
+def test_what_files_know_is_asked_in_the_headers() -> None:
+    known = build.Build(jitact.get("relu").activation.source, "bit", ("fp32",), ("cuda",)).facts
+    text = re.sub(r"\s", "", "".join(path.read_text() for path in DEVICE.iterdir()))
+    assert not [each for each in known if re.sub(r"\s", "", each) not in text]
+
+
 def test_what_is_known_of_conditions() -> None:
     facts = {"op": frozenset(["Op::forward", "Op::backward"]), "kSums": frozenset([0])}
     for condition, values in (

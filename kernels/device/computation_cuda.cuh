@@ -12,7 +12,7 @@ struct Operands {
   using T = typename Storage<S>::T;
   static constexpr int size = Storage<S>::size;
   // Whether planes are counted from the start of a block. With random numbers that changed registers so that operands along the
-  // last dimension were 2 to 3 % slower; with several operands it takes too many.
+  // last dimension were 2 to 3 % slower; with several operands, or double, it takes too many.
   static constexpr bool kByPlane = kMany == 1 && kRandom == 0 && sizeof(S) < 8;
 
   const Launch& launch;

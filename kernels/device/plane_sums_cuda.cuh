@@ -1,9 +1,9 @@
-// Partial sums of planes that are long enough for several threads, and of operands of a single value, for which all elements are one
-// plane. A plane is cut into parts; a group of threads goes through a part, and adds up in registers. What is not whole vectors, at
-// the ends of a plane, they compute one by one.
+// Partial sums of planes that are no shorter than a vector, and of operands of a single value, for which all elements are one plane. A
+// plane is cut into parts; a group of threads goes through a part, and adds up in registers. What is not whole vectors, at the ends
+// of a plane, they compute one by one.
 #pragma once
 
-#include "column_sums_cuda.cuh"
+#include "sums_walk_cuda.cuh"
 
 namespace jitact::loops {
 
@@ -21,17 +21,16 @@ struct Parts {
 
   Parts() = default;
   Parts(int64_t planes, int64_t inner, int64_t size) : inner(inner) {
-    const auto parts = [](int64_t whole, int64_t part) { return (whole + part - 1) / part; };
     const int64_t plane = inner / size, most = between(planes * plane / kWave, kLeastTurns, kTurns);
     log_group = inner % size != 0 ? 2 : plane > 1;  // the former for what is beside whole vectors
     while (2 << log_group <= kPlaneThreads && plane > (log_group < kLogSmall ? kFewTurns : most) << log_group) log_group++;
-    each = greater(parts(plane, most << log_group), 1), by_each = Divisor(each), all = planes * each;
-    length = parts(parts(plane, each), 1 << log_group) << log_group;
+    each = greater(parts_of(plane, most << log_group), 1), by_each = Divisor(each), all = planes * each;
+    length = parts_of(parts_of(plane, each), 1 << log_group) << log_group;
   }
 };
 
 template <Op op, typename S>
-__global__ void __launch_bounds__(kPlaneThreads, least_tiles<op, S>(kPlaneThreads))
+__global__ void __launch_bounds__(kPlaneThreads, least_blocks_of_sums<op, S>(kPlaneThreads))
     plane_sums(const __grid_constant__ Launch launch, Value<S>* __restrict__ partials, int64_t apart, const Parts parts,
                bool repeat) {
   using T = typename Storage<S>::T;

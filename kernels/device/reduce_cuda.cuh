@@ -6,6 +6,7 @@
 // partial sum for each block. Any other operand takes another sweep, which only reads.
 #pragma once
 
+#include "column_sums_cuda.cuh"
 #include "early_cuda.cuh"
 #include "plane_sums_cuda.cuh"
 
@@ -33,9 +34,9 @@ struct FoldShape {
     const int64_t few = kSumsPerBlock / 16 / outer;  // so a block has some sums where there are not many for each value
     wide = int(between((inner == 1 && count < kManyValues ? kWide / 2 : greater(kWide, few)) / inner, 1, count));
     const int64_t all = outer * wide * inner;
-    splits = between((all + kSumsPerBlock - 1) / kSumsPerBlock, 1, kSumsPerBlock / kWide);  // so after() has one
+    splits = between(parts_of(all, kSumsPerBlock), 1, kSumsPerBlock / kWide);  // so after() has one
     active = wide == 1 ? kFoldThreads : int(kFoldThreads / (wide * inner) * (wide * inner));
-    length = ((all + splits - 1) / splits + active - 1) / active * active;
+    length = parts_of(parts_of(all, splits), active) * active;
     planes = length / (wide * inner);
   }
   int64_t size() const { return outer * count * inner; }
@@ -180,12 +181,12 @@ struct Sweep {
     for (int b = 0; b < kBroadcast; b++) repeat = repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
     if (columnwise) {
       const int64_t plane_set = count * inner;
-      tiles = Tiles(period_of(plane_set, size), (call.n + size - 1) / size, kTileThreads<op, S>);
+      tiles = Tiles(period_of(plane_set, size), parts_of(call.n, size), kTileThreads<op, S>);
       blocks = tiles.across * tiles.down;
       return FoldShape(tiles.down * tiles.period * size / plane_set, count, inner);
     }
     const int64_t planes = count == 1 ? 1 : call.n / inner;
-    parts = Parts(planes, call.n / planes, size), blocks = ((parts.all << parts.log_group) + kPlaneThreads - 1) / kPlaneThreads;
+    parts = Parts(planes, call.n / planes, size), blocks = parts_of(parts.all << parts.log_group, kPlaneThreads);
     return count == 1 ? FoldShape(1, 1, blocks) : FoldShape(planes / count, count, parts.each);
   }
 };
@@ -235,7 +236,7 @@ void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& 
   for (int k = 0; k < operands; k++) {
     if (folds.gradients[k] == nullptr) continue;
     const FoldShape& shape = folds.shape(k);
-    const int64_t own = (shape.count + shape.wide - 1) / shape.wide;
+    const int64_t own = parts_of(shape.count, shape.wide);
     blocks = greater(blocks, own), splits = greater(splits, shape.splits), all += own * shape.splits;
   }
   if (blocks == 0) return;

@@ -13,6 +13,8 @@ namespace jitact::loops {
 constexpr int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 constexpr int64_t greater(int64_t a, int64_t b) { return a < b ? b : a; }
 constexpr int64_t between(int64_t x, int64_t low, int64_t high) { return greater(low, lesser(x, high)); }
+// How many parts a whole has, of which the last may be shorter.
+constexpr int64_t parts_of(int64_t whole, int64_t part) { return (whole + part - 1) / part; }
 
 template <typename T>
 JITACT_DEVICE T warp_sum(T v, int lanes = 32) {

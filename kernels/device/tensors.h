@@ -259,10 +259,7 @@ Tensor dense_in(const List<int64_t>& order, Tensor t) {
 
 // t itself if it is contiguous, else a contiguous copy.
 Tensor contiguous(Tensor t) {
-  if (t.is_contiguous()) return t;
-  List<int64_t> order(t.dim());
-  for (int64_t i = 0; i < t.dim(); i++) order[i] = t.dim() - 1 - i;
-  return dense_in(order, std::move(t));
+  return t.is_contiguous() ? std::move(t) : dense_in(usual_order(t.dim()), std::move(t));
 }
 
 // The order `of_x` restricted to the last `dim` dimensions: the order for an operand of `dim` dimensions.

@@ -54,6 +54,8 @@ def compile_library(plan: Plan, folder: Path, staging: Path) -> bytes:
         link_flags = _link_flags(plan, staging)
         paths.enter_context(_stand_ins(plan, staging))
         paths.enter_context(variables(_compilers_of_parts(plan, parts, staging)))
+        # Else torch takes a build that failed in a folder of the same path, as /proc/<pid>/fd/9 is, for one that is there.
+        cpp_extension.JIT_EXTENSION_VERSIONER.entries.pop(f"jitact_{plan.name}", None)
         try:
             library = cpp_extension.load_inline(
                 f"jitact_{plan.name}",

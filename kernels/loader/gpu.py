@@ -13,14 +13,23 @@ import torch
 
 from .memory import Memory
 
-__all__ = ["Arch", "covered", "merge", "parse_archs", "requested_archs", "visible_archs"]
+__all__ = ["Arch", "covered", "merge", "parse_archs", "requested_archs", "sees_all", "visible_archs"]
 
 # Names of architectures in TORCH_CUDA_ARCH_LIST, expanded as torch does.
 _NAMED = {
+    "Kepler+Tesla": "3.7",
+    "Kepler": "3.5+PTX",
+    "Maxwell+Tegra": "5.3",
+    "Maxwell": "5.0;5.2+PTX",
+    "Pascal": "6.0;6.1+PTX",
+    "Volta+Tegra": "7.2",
+    "Volta": "7.0+PTX",
     "Turing": "7.5+PTX",
+    "Ampere+Tegra": "8.7",
     "Ampere": "8.0;8.6+PTX",
     "Ada": "8.9+PTX",
     "Hopper": "9.0+PTX",
+    "Blackwell+Tegra": "11.0",
     "Blackwell": "10.0;10.3;12.0;12.1+PTX",
 }
 _ARCH = r"(?i)(?:sm_|compute_)?(\d{1,2})\.?(\d)([af]?)(\+PTX)?"
@@ -113,8 +122,13 @@ def requested_archs() -> tuple[Arch, ...]:
         raise ValueError(f"{variable}: {error}") from None
 
 
+def sees_all() -> bool:
+    """Whether :func:`visible_archs` has no GPU that CUDA_VISIBLE_DEVICES hides from this process."""
+    return torch.cuda.is_initialized() or "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
 def visible_archs(memory: Memory) -> tuple[Arch, ...]:
-    """The compute capabilities of this machine's GPUs; none if they are hidden from this process.
+    """The compute capabilities of this machine's GPUs; none if all are hidden from this process.
 
     Asks torch if CUDA is initialised, else NVML, which does not initialise it. NVML can take long without driver persistence,
     so ``memory`` caches the capability of each kind of GPU.

@@ -14,7 +14,7 @@ import torch
 from . import folders
 from .cache import KEY_LENGTH, Build
 from .errors import ToolchainError
-from .gpu import Arch, covered, merge, requested_archs, visible_archs
+from .gpu import Arch, covered, merge, requested_archs, sees_all, visible_archs
 from .memory import Memory
 from .source import KernelSource, digest
 from .toolchain import Compiler, Nvcc, find_cxx, find_nvcc, nvcc_command
@@ -56,7 +56,7 @@ class Plan(NamedTuple):
         fast_math: whether to build with -use_fast_math.
         sources: the hash of the inputs that do not depend on the machine.
         cpu: the instruction set level of the CPU kernels, one of CPU_LEVELS.
-        gpus: the compute capabilities of the GPUs that this process sees.
+        gpus: the compute capabilities of the GPUs that this process sees; before CUDA is initialised, of the machine's.
         archs: the compute capabilities that CUDA kernels are wanted for: those of the GPUs and requested ones.
         cxx: the C++ compiler, None if there is none.
         nvcc: the CUDA compiler, None if there is none or none is needed.
@@ -148,6 +148,8 @@ def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[
     nvcc, missing_cuda = _try(lambda: find_nvcc(memory)) if wanted else (None, None)
     if nvcc is not None:
         unknown = [arch for arch in wanted if not nvcc.knows(arch)]
+        if not sees_all() and any(nvcc.knows(gpu) for gpu in gpus):  # the others may be hidden
+            gpus = tuple(gpu for gpu in gpus if nvcc.knows(gpu))
         required = [arch for arch in unknown if arch in gpus or arch in asked]
         if required:
             missing_cuda = _unknown(nvcc, required)
