@@ -259,7 +259,9 @@ Tensor dense_in(const List<int64_t>& order, Tensor t) {
 
 // t itself if it is contiguous, else a contiguous copy.
 Tensor contiguous(Tensor t) {
-  return t.is_contiguous() ? std::move(t) : dense_in(usual_order(t.dim()), std::move(t));
+  if (t.is_contiguous()) return t;
+  const List<int64_t> order = usual_order(t.dim());
+  return dense_in(order, std::move(t));
 }
 
 // The order `of_x` restricted to the last `dim` dimensions: the order for an operand of `dim` dimensions.
