@@ -240,11 +240,19 @@ class XIELU(nn.Module):
             with_vector_loads: accepted for compatibility with transformers; it has no effect.
         """
         super().__init__()
-        begin = (math.log(math.expm1(init)) for init in (alpha_p_init, alpha_n_init - beta))
-        self.alpha_p, self.alpha_n = (nn.Parameter(torch.tensor([value], dtype=dtype)) for value in begin)
-        self.register_buffer("beta", torch.tensor(beta, dtype=dtype))
-        self.register_buffer("eps", torch.tensor(eps, dtype=dtype))
+        self.alpha_p, self.alpha_n = (nn.Parameter(torch.empty(1, dtype=dtype)) for _ in range(2))
+        self.register_buffer("beta", torch.empty((), dtype=dtype))
+        self.register_buffer("eps", torch.empty((), dtype=dtype))
         self.with_vector_loads = with_vector_loads
+        begin = [math.log(math.expm1(init)) for init in (alpha_p_init, alpha_n_init - beta)]
+        self.initial = {"alpha_p": begin[0], "alpha_n": begin[1], "beta": beta, "eps": eps}
+        XIELU.reset_parameters(self)
+
+    def reset_parameters(self) -> None:
+        """Resets the parameters and buffers to their initial values."""
+        with torch.no_grad():
+            for name, value in self.initial.items():
+                getattr(self, name).fill_(value)
 
     def forward(self, x: Tensor) -> Tensor:
         """Applies the formula."""

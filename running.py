@@ -303,6 +303,8 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
 
 def _seed(x: Tensor) -> Tensor:
     """A seed from PyTorch's generator on ``x``'s device: no synchronisation, and replays of a CUDA graph draw new ones."""
+    if torch.compiler.is_compiling():
+        return torch.ops.jitact.seed(x)  # see compiling.seeds, which :func:`traced` has imported
     return torch.randint(2**63 - 1, (1,), device=x.device)
 
 

@@ -29,6 +29,7 @@ from .. import kernels
 from ..kernels.loader.lock import ThreadLock
 from ..kernels.loader.source import DEVICE
 from ..records import Activation
+from . import seeds as seeds  # registers the operator that draws them
 from .formulas import SELECTING, Formula, Unreadable
 from .inductor import dissolve
 

@@ -57,6 +57,38 @@ def in_the_tests_range(activation: Activation, x: Tensor) -> Tensor:
     return x[x.abs() < 4] if x.dtype is torch.float64 else x
 
 
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager_decomp_partition"])
+@pytest.mark.parametrize("setting", [{"aggressive_recomputation": True}, {"activation_memory_budget": 0.5}], ids=str)
+def test_dropout_draws_once_where_forward_is_computed_again(setting: dict, backend: str) -> None:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(12, 12).double() for _ in range(2)]
+
+    def function(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = x + jitact.gelu(layer(x), dropout=0.5)
+        return x.sin()
+
+    with torch._functorch.config.patch(setting):
+        compiled = torch.compile(function, backend=backend)
+
+        def loss(x: Tensor) -> Tensor:
+            torch.manual_seed(9)
+            return compiled(x).square().sum()
+
+        x, direction = torch.randn(2, 20, 12, dtype=torch.float64)
+        x = x.requires_grad_()
+        (slope,) = torch.autograd.grad(loss(x), x)
+        up, down = (loss((x + step * direction).detach().requires_grad_()) for step in (1e-6, -1e-6))
+        torch.testing.assert_close((slope * direction).sum(), (up - down) / 2e-6, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+def test_two_dropouts_in_a_graph_draw_different_numbers(backend: str) -> None:
+    compiled = torch.compile(lambda x: (jitact.gelu(x, dropout=0.5), jitact.gelu(x, dropout=0.5)), backend=backend)
+    first, second = compiled(torch.ones(64))
+    assert ((first == 0) != (second == 0)).any()
+
+
 @pytest.mark.parametrize("activation", PLAIN, ids=PLAIN_IDS)
 def test_formulas_are_as_exact_as_kernels(activation: Activation) -> None:
     formula, params = Formula(activation.source, fast_math=False), tuple(default for _, default in activation.params)

@@ -339,6 +339,15 @@ def test_autocast(device: str) -> None:
         assert dx.dtype == x.dtype and dw.dtype == torch.float32
 
 
+def test_weights_and_buffers_are_reset() -> None:
+    module, new = XIELU(alpha_p_init=0.5).to("meta").to_empty(device="cpu"), XIELU(alpha_p_init=0.5)
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data.fill_(7)
+    module.reset_parameters()
+    torch.testing.assert_close(module.state_dict(), new.state_dict(), rtol=0, atol=0)
+    assert (module.beta, module.eps) == (new.beta, new.eps)
+
+
 def test_meta_tensors() -> None:
     x = torch.randn(4, 3, 6, device="meta").mT.requires_grad_()
     for module in (PReLU(6, device="meta"), RReLU(), XIELU().to("meta", torch.float32)):
