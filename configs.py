@@ -23,6 +23,7 @@ __all__ = [
     "configure",
     "configured",
     "copied",
+    "in_dispatch_mode",
     "in_order",
     "is_batched",
     "is_exporting",
@@ -239,6 +240,11 @@ def _never_traced(function: Callable[[], bool]) -> Callable[[], bool]:
 def is_exporting() -> bool:
     """Whether torch.export is tracing. torch 2.11 traces ``torch.compiler.is_exporting`` as True in every torch.compile."""
     return torch.compiler.is_exporting()
+
+
+def in_dispatch_mode() -> bool:
+    """Whether a ``TorchDispatchMode`` sees operators, as selective checkpoints do. PyTorch has no public function for that."""
+    return torch._C._len_torch_dispatch_stack() > 0
 
 
 def is_transformed() -> bool:

@@ -15,6 +15,7 @@ from .configs import (
     call_forward,
     configured,
     copied,
+    in_dispatch_mode,
     is_exporting,
     is_functionalized,
     is_transformed,
@@ -174,7 +175,7 @@ def run_fitted(
         tensors = alive(tensors)
     x, operands = tensors[0], tensors[1:]
     if inplace:
-        if operands or spec.draws or x.is_neg() or (recorded and x._is_view()):
+        if operands or spec.draws or in_dispatch_mode() or x.is_neg() or (recorded and x._is_view()):
             return _run_in_any_way(record, tensors, params, inplace, save, fast_math, seed)
         if not recorded:
             return overwritten(x, configured(record, True, "input", fast_math), *params)
@@ -218,7 +219,8 @@ def _run_in_any_way(
         if not transformed and not compiling:
             shares = _share_storage if records else _overlaps  # what is kept must not share x's count of changes either
             others = tuple([each.clone() if shares(x, each) else each for each in others])
-        if transformed or compiling or x.is_neg() or (records and x._is_view()):
+        # A selective checkpoint that keeps results does not call an operator again, which then changes nothing; copy_ it does.
+        if transformed or compiling or in_dispatch_mode() or x.is_neg() or (records and x._is_view()):
             # What backward keeps must not be overwritten.
             before = copied(x, record) if transformed or dissolves or (records and save == "input") else x
             if compiling and records and BEFORE_2_13 and before is x:

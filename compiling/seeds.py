@@ -1,8 +1,8 @@
 """The operator that draws a seed in graphs of torch.compile: ``jitact::seed(Tensor x, int place=0) -> Tensor``.
 
-To save memory (``activation_memory_budget``, ``aggressive_recomputation``), compilers compute parts of forward again in backward.
-They would draw other random numbers then, and gradients would be wrong, so the seed is marked as what is kept. A place, different
-for each call in a graph, keeps two calls from being taken for the same value.
+To save memory (``activation_memory_budget``, ``aggressive_recomputation``), compilers compute parts of forward again in
+backward. They would draw other random numbers then, and gradients would be wrong, so the seed is marked as what is kept. A
+place, different for each call in a graph, keeps two calls from being taken for the same value.
 """
 
 from __future__ import annotations

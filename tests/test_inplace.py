@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
 from common import PLAIN, SLOW
 from test_autograd import points
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 import jitact
 
@@ -210,6 +212,24 @@ def test_in_place_inside_transforms(device: str) -> None:
         for transform in (lambda f: torch.func.grad(lambda t: f(t * 1).sum()), lambda f: torch.func.jacfwd(lambda t: f(t * 1)),
                           lambda f: torch.func.functionalize(lambda t: f(t * 1))):  # fmt: skip
             torch.testing.assert_close(transform(ours)(x), transform(theirs)(x))
+
+
+@pytest.mark.parametrize("name", ["elu", "silu", "relu"])
+def test_selective_checkpoints_that_keep_the_result(name: str, device: str) -> None:
+    """The operator is not called again there, so what it changes must not be missed."""
+    activation = functools.partial(getattr(jitact, name), inplace=True)
+
+    def keeping(context: object, operator: object, *args: object, **kwargs: object) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if "jitact" in str(operator) else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def gradient(checkpointed: bool) -> torch.Tensor:
+        x = torch.linspace(-3, 3, 40, device=device).requires_grad_()
+        function = lambda x: activation(x * 2) * x.sin()  # noqa: E731
+        contexts = functools.partial(create_selective_checkpoint_contexts, keeping)
+        y = checkpoint(function, x, use_reentrant=False, context_fn=contexts) if checkpointed else function(x)
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    torch.testing.assert_close(gradient(True), gradient(False), rtol=0, atol=0)
 
 
 def test_hooks_and_checkpoints(device: str) -> None:
