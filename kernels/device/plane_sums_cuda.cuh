@@ -1,6 +1,6 @@
-// Partial sums of planes that are no shorter than a vector, and of operands of a single value, for which all elements are one plane.
-// A plane is cut into parts; a group of threads goes through a part, and adds up in registers. What is not whole vectors, at the
-// ends of a plane, they compute one by one.
+// Partial sums of planes that are no shorter than a vector, and of operands of a single value, for which all is one plane. A plane
+// is cut into parts; a group of threads goes through a part, and adds up in registers. What is not whole vectors, at the ends of a
+// plane, they compute one by one.
 #pragma once
 
 #include "sums_walk_cuda.cuh"
