@@ -23,6 +23,7 @@ __all__ = [
     "configure",
     "configured",
     "copied",
+    "drawn_seed",
     "in_dispatch_mode",
     "in_order",
     "is_batched",
@@ -240,6 +241,11 @@ def _never_traced(function: Callable[[], bool]) -> Callable[[], bool]:
 def is_exporting() -> bool:
     """Whether torch.export is tracing. torch 2.11 traces ``torch.compiler.is_exporting`` as True in every torch.compile."""
     return torch.compiler.is_exporting()
+
+
+def drawn_seed(x: Tensor) -> Tensor:
+    """A seed from PyTorch's generator on ``x``'s device: no synchronisation, and replays of a CUDA graph draw new ones."""
+    return torch.randint(2**63 - 1, (1,), device=x.device)
 
 
 def in_dispatch_mode() -> bool:

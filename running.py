@@ -15,6 +15,7 @@ from .configs import (
     call_forward,
     configured,
     copied,
+    drawn_seed,
     in_dispatch_mode,
     is_exporting,
     is_functionalized,
@@ -184,7 +185,7 @@ def run_fitted(
         before = (copied(x, record),) if save == "input" else ()
         return activate_at_once(x, configured(record, True, save, fast_math), params, before)
     if spec.draws:
-        operands = (*operands, _seed(x) if seed is None else seed)
+        operands = (*operands, drawn_seed(x) if seed is None else seed)
     if recorded:
         save = _first_save(record, tensors, save) if operands else save or spec.saves[0]
         return activate_at_once(x, configured(record, False, save, fast_math), params, (), *operands)
@@ -228,7 +229,9 @@ def _run_in_any_way(
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
     if transformed and (compiling or others or draws or is_functionalized()):
         return _formula(record, tensors, params, seed if draws else None)
-    operands = (*others, _seed(x) if seed is None else seed) if draws else others
+    if draws and seed is None:
+        seed = torch.ops.jitact.seed(x) if compiling else drawn_seed(x)  # the operator is that of compiling.seeds
+    operands = (*others, seed) if draws else others
     if compiling and is_exporting():
         return getattr(torch.ops.jitact, name)(x, *operands, *params)
     if dissolves:
@@ -301,13 +304,6 @@ def _first_save(record: Activation, tensors: tuple[Tensor, ...], save: str | Non
         name = spec.tensors[missing[0]]
         raise ValueError(f"{record.name}: save={save!r} is not enough for the gradient of {name}, which needs save='input'")
     return "input"
-
-
-def _seed(x: Tensor) -> Tensor:
-    """A seed from PyTorch's generator on ``x``'s device: no synchronisation, and replays of a CUDA graph draw new ones."""
-    if torch.compiler.is_compiling():
-        return torch.ops.jitact.seed(x)  # see compiling.seeds, which :func:`traced` has imported
-    return torch.randint(2**63 - 1, (1,), device=x.device)
 
 
 def write(x: Tensor, y: Tensor) -> Tensor:

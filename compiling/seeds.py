@@ -15,6 +15,8 @@ from torch.fx.experimental.proxy_tensor import ProxyTorchDispatchMode, track_ten
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointPolicy
 
+from ..configs import drawn_seed
+
 __all__: list[str] = []
 
 
@@ -27,13 +29,9 @@ def _marked(mode: ProxyTorchDispatchMode, function: Any, types: Any, args: tuple
     return track_tensor_tree(function(*args), proxy, constant=None, tracer=tracer)
 
 
-def _draw(x: Tensor, place: int = 0) -> Tensor:
-    return torch.randint(2**63 - 1, (1,), device=x.device)
-
-
 _library = torch.library.Library("jitact", "FRAGMENT")
 _library.define("seed(Tensor x, int place=0) -> Tensor", tags=(torch.Tag.pt2_compliant_tag, torch.Tag.nondeterministic_seeded))
-_library.impl("seed", _draw, "CompositeExplicitAutograd")
+_library.impl("seed", lambda x, place=0: drawn_seed(x), "CompositeExplicitAutograd")
 _library.impl("seed", torch.library.fallthrough_kernel, "Autograd")
 _library.impl("seed", lambda x, place=0: x.new_empty((1,), dtype=torch.int64), "Meta")
 torch.library.register_torch_dispatch("jitact::seed", ProxyTorchDispatchMode, _marked, lib=_library)

@@ -148,8 +148,9 @@ def make_plan(source: KernelSource, *, fast_math: bool = False, archs: Iterable[
     nvcc, missing_cuda = _try(lambda: find_nvcc(memory)) if wanted else (None, None)
     if nvcc is not None:
         unknown = [arch for arch in wanted if not nvcc.knows(arch)]
-        if not sees_all() and any(nvcc.knows(gpu) for gpu in gpus):  # the others may be hidden
-            gpus = tuple(gpu for gpu in gpus if nvcc.knows(gpu))
+        known = tuple(gpu for gpu in gpus if nvcc.knows(gpu))
+        if known and not sees_all():  # the others may be hidden
+            gpus = known
         required = [arch for arch in unknown if arch in gpus or arch in asked]
         if required:
             missing_cuda = _unknown(nvcc, required)
