@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from common import DTYPES
+from emulated import emulate
 from torch import Tensor
 
 import jitact
@@ -187,9 +190,8 @@ def test_two_gradients_in_one_tensor(gated, case: str, dtype: torch.dtype, devic
             assert fake.shape == found.shape and (order[0] == order[1] or found.numel() == 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_two_gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device: str) -> None:
-    """Sums also run over strided rows."""
+def gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device: str) -> Iterator[tuple[tuple, list[Tensor]]]:
+    """Calls and their results. Sums run over strided and interleaved rows as over dense memory, to the same bits."""
     shape = (6, 70, 36)
     x, dy = torch.rand(*shape[:-1], 72).to(device, dtype) + 0.5, torch.randn(shape).to(device, dtype)
     others = [(torch.rand(sizes) + 0.5).to(device, dtype) for sizes in ((36,), (6, 70, 1), (70, 1))]
@@ -197,12 +199,27 @@ def test_two_gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device
         gate, up = take_apart(x, layout, -1)
         by_gate, by_up, *sums = two("backward")(dy, gate.contiguous(), up.contiguous(), *others, 0.5, 0b11111)
         for wanted in (0b111, 0b010, 0):
-            both, *found = two("backward_packed")(dy, gate, up, *others, 0.5, wanted, layout, -1)
+            call = (dy, gate, up, *others, 0.5, wanted, layout, -1)
+            both, *found = two("backward_packed")(*call)
             assert torch.equal(both, pack(by_gate, by_up, layout, -1)), (layout, wanted)
             for k, (own, expected) in enumerate(zip(found, sums, strict=True)):
                 assert torch.equal(own, expected) if wanted >> k & 1 else own.numel() == 0
-            fakes = two("backward_packed")(*(t.to("meta") for t in (dy, gate, up, *others)), 0.5, wanted, layout, -1)
-            assert [fake.shape for fake in fakes] == [t.shape for t in (both, *found)]
+            yield call, [both, *found]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_two_gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device: str) -> None:
+    for call, found in gradients_in_one_tensor_beside_sums(two, dtype, device):
+        fakes = two("backward_packed")(*(each.to("meta") if isinstance(each, Tensor) else each for each in call))
+        assert [fake.shape for fake in fakes] == [t.shape for t in found]
+
+
+@pytest.mark.slow
+def test_gpu_loops_sum_beside_two_gradients_in_one_tensor(tmp_path: Path) -> None:
+    emulate(KernelSource("operators_two", TWO, "<two>"), "emulated_two", tmp_path)
+    two = lambda kind: getattr(torch.ops.jitact, f"emulated_two_{kind}")  # noqa: E731
+    for dtype in DTYPES:
+        assert len([*gradients_in_one_tensor_beside_sums(two, dtype, "cpu")]) == 12
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -15,6 +15,7 @@ namespace jitact::loops {
 template <Op op, typename S>
 constexpr int kTileThreads = sizeof(S) == 8 || (sizeof(S) == 2 && kRandom > 0) || reads(op) > 2 || lesser(summed(op), kMany) > 1 ||
                                      registers_of_sums<op, S>() > 56 ? 256 : 512;
+
 // How column_sums divides the matrix, in vectors.
 struct Tiles {
   static constexpr int kWidth = 16;  // columns: 256 bytes of each row
@@ -76,11 +77,8 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_blocks_of_sums<op, 
   JITACT_UNROLL for (int k = 0; k < kSummed; k++)
     JITACT_UNROLL for (int i = 0; i < size; i++) sums[k][i] = 0;
   const auto add = [&](int i, int k, T gradient) { add_to(sums[k][k >= kMany ? 0 : i], gradient); };
-  auto others = operands.template from<size, kMany == 0, true>(common, first, ready);
-  const auto find_others = [&](int64_t v) {
-    if (kBroadcast > 1 && !repeat) others = operands.template from<size>(common, v * size);
-    else operands.draw(others.random, common, v * size);
-  };
+  auto others = operands.when_ready(common, first, ready);
+  const auto find_others = finding<S, size>(operands, common, repeat, others);
   walk(launch, vectors, numbers, others, add, repeat, find_others);
   // The last elements, or unaligned memory.
   v = vectors.here();

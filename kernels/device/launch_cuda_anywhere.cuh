@@ -7,22 +7,6 @@
 
 namespace jitact::loops {
 
-// Two adjacent aligned vectors, from which 16 bytes at `offset` are to be extracted.
-template <typename S>
-struct Around {
-  Words low, high;
-  int offset;
-
-  JITACT_DEVICE Words words() const { return cut<S>(low, high, offset); }
-};
-
-// Both vectors hold at least one of the elements, so nothing is read outside of aligned vectors that belong to the tensor.
-template <typename S>
-JITACT_DEVICE Around<S> load_side_by_side(const S* p) {
-  const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
-  const Words* vector = reinterpret_cast<const Words*>(reinterpret_cast<const char*>(p) - offset);
-  return {vector[0], vector[offset != 0], offset};
-}
 template <typename S>
 JITACT_DEVICE Around<S> load_anywhere(const S* p, int64_t step) {
   constexpr int size = Storage<S>::size;

@@ -85,6 +85,23 @@ JITACT_DEVICE Words cut(const Words& low, const Words& high, int offset) {
   return words;
 }
 
+// Two adjacent aligned vectors, from which 16 bytes at `offset` are to be extracted.
+template <typename S>
+struct Around {
+  Words low, high;
+  int offset;
+
+  JITACT_DEVICE Words words() const { return cut<S>(low, high, offset); }
+};
+
+// Both vectors hold at least one of the elements, so nothing is read outside of aligned vectors that belong to the tensor.
+template <typename S>
+JITACT_DEVICE Around<S> load_side_by_side(const S* p) {
+  const int offset = int(reinterpret_cast<uintptr_t>(p) & 15);
+  const Words* vector = reinterpret_cast<const Words*>(reinterpret_cast<const char*>(p) - offset);
+  return {vector[0], vector[offset != 0], offset};
+}
+
 // Store the first n elements of a vector, or those from the n-th on, with 0 < n < 16 / size, by the fewest stores.
 template <int size>
 JITACT_DEVICE void store_first(Words* to, const Words& v, int n) {

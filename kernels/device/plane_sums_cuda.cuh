@@ -52,10 +52,7 @@ __global__ void __launch_bounds__(kPlaneThreads, least_blocks_of_sums<op, S>(kPl
   JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k] = 0;
   const auto add = [&](int, int k, T gradient) { add_to(sums[k], gradient); };
   auto others = operands.template from<size>(common, (count > 0 ? first + lane : 0) * size);
-  const auto find_others = [&](int64_t v) {
-    if (kBroadcast > 1 && !repeat) others = operands.template from<size>(common, v * size);
-    else operands.draw(others.random, common, v * size);
-  };
+  const auto find_others = finding<S, size>(operands, common, repeat, others);
   walk(launch, own, numbers, others, add, repeat, find_others);
 
   // What is beside the vectors; all, where memory is not aligned.

@@ -151,7 +151,8 @@ constexpr int64_t period_of(int64_t elements, int64_t size) {
 template <Op op, typename S>
 struct Sweep {
   static constexpr int64_t size = Storage<S>::size;
-  const int64_t count, inner;
+  const Broadcasts& like;
+  const int64_t count = like.count, inner = like.inner;
   bool columnwise;
   bool repeat = true;  // whether what is not summed uses the same values as what is
   int64_t blocks = 0;
@@ -161,15 +162,12 @@ struct Sweep {
   int64_t apart, results_apart;  // see Folds
 
   Sweep(const Call& call, const Broadcasts& like)
-      : count(like.count),
-        inner(like.inner),
+      : like(like),
         columnwise(count > 1 && inner < kFewVectors * size && call.n / count / inner >= least_repeats()),
         sums(first_sums(call)),
         of_blocks(1, 1, blocks),
         apart(greater(sums.size(), of_blocks.size())),
         results_apart(greater(sums.folded(), of_blocks.folded())) {}
-
-  bool sums_up(const Broadcasts& operand) const { return operand.count == count && operand.inner == inner; }
 
  private:
   // How often values repeat at least for column_sums.
@@ -178,7 +176,7 @@ struct Sweep {
     return inner % size == 0 ? 2 : 1;
   }
   FoldShape first_sums(const Call& call) {
-    for (int b = 0; b < kBroadcast; b++) repeat = repeat && (call.broadcast[b].count == 1 || sums_up(call.broadcast[b]));
+    for (int b = 0; b < kBroadcast; b++) repeat = repeat && (call.broadcast[b].count == 1 || same_planes(call.broadcast[b], like));
     if (columnwise) {
       const int64_t plane_set = count * inner;
       tiles = Tiles(period_of(plane_set, size), parts_of(call.n, size), kTileThreads<op, S>);
@@ -202,12 +200,11 @@ struct Sweeps {
     for (int k = 0; k < summed(call.op); k++) {
       bool is_new = call.broadcast[k].count > 1 && call.sums[k] != nullptr;
       for (int p = 0; p < count; p++)
-        if (same(call.broadcast[of[p]], call.broadcast[k])) is_new = false;
+        if (same_planes(call.broadcast[of[p]], call.broadcast[k])) is_new = false;
       if (is_new) of[count++] = k;
     }
     if (count == 0) count = 1;
   }
-  static bool same(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
 };
 
 // The workspace that the folds of a sweep need, in values: for the partial sums, and for the results of a first fold.
@@ -258,7 +255,7 @@ void fold_sweep(const Sweep<op, S>& sweep, const Call& call, bool first, cudaStr
   for (int k = 0; k < kSummed; k++) {
     const Broadcasts& operand = call.broadcast[k];
     folds.is_single[k] = operand.count == 1, folds.wide[k] = operand.wide;
-    if (!(folds.is_single[k] ? first : sweep.sums_up(operand)) || call.sums[k] == nullptr) continue;
+    if (!(folds.is_single[k] ? first : same_planes(operand, sweep.like)) || call.sums[k] == nullptr) continue;
     folds.gradients[k] = call.sums[k];
     if (folds.shape(k).splits > 1) folds.is_last = false;
   }

@@ -113,6 +113,16 @@ class Vectors {
   Inputs<op, S> inputs_[unrolled];
 };
 
+// A function that changes `others` to those of vector v: random numbers, and operands unless they `repeat`.
+template <typename S, int size>
+JITACT_DEVICE auto finding(const Operands<S>& operands, const typename Operands<S>::Common& common, const bool& repeat,
+                           typename Operands<S>::template Values<size>& others) {
+  return [&](int64_t v) {
+    if (kBroadcast > 1 && !repeat) others = operands.template from<size>(common, v * size);
+    else operands.draw(others.random, common, v * size);
+  };
+}
+
 // Computes a thread's vectors. find_others(v) is called before vector v, for what is not the same for all; it knows what `repeat`
 // says: whether only random numbers are not.
 template <Op op, typename S, int threads, typename Add, typename Find>

@@ -95,7 +95,7 @@ inline bool rows_on_16_bytes(const Call& call, const Elements* elements, int use
   if (call.columns % size != 0 && call.columns != call.n) return false;
   for (int t = 0; t < used; t++) {
     const Elements& e = elements[t];
-    if (e.step == 0) continue;
+    if (e.step == 0 || !e.data) continue;
     if (e.row_stride % size != 0) return false;
     if (e.step == 2) {
       if (kElements != 2 || used < 2 || t < used - 2) return false;
@@ -129,6 +129,9 @@ inline int64_t bytes_of_memory(const Call& call) {
 }
 #endif
 
+// Whether two operands use the same value for the same elements.
+inline bool same_planes(const Broadcasts& a, const Broadcasts& b) { return a.count == b.count && a.inner == b.inner; }
+
 // The argument of kernels: a call and what the GPU needs in addition. One type for all kernels keeps the launch code small.
 struct Launch : Call {
   bool aligned;  // whether tensors can be read and written in aligned 16-byte vectors
@@ -141,7 +144,7 @@ struct Launch : Call {
   double doubles[kNumbers + 1];
   Alternating alternating_in, alternating_out;
   bool follows[kBroadcast + 1];   // whether operand b is along the last dimension, in aligned vectors, and at least a block long
-  bool in_order[kBroadcast + 1];  // whether its planes are at least a vector long, and those in a block have different values
+  bool counted;  // whether CountedOperands fit: operands are not along the last dimension, or not in aligned vectors
 
   __attribute__((noinline)) Launch(const Call& call, int64_t block_elements = 0) : Call(call) {
     if (call.dense) {
@@ -161,14 +164,18 @@ struct Launch : Call {
     const int in = alternating_in.is ? 2 : 0, out = alternating_out.is ? 2 : 0;  // interleaved tensors, with twice the indices
     is_simple = call.n < int64_t(1) << (in + out ? 30 : 31) && side_by_side(call.read, reads(call.op) - in) &&
                 side_by_side(call.written, writes(call.op) - out);
+    bool are_alike = true, all_follow = true;
     for (int b = 0; b < kBroadcast; b++) {
       const Broadcasts& operand = call.broadcast[b];
       const int64_t count = operand.count, inner = operand.inner, size = 16 / bytes_of(call.dtype);
       by_count[b] = Divisor(count), by_inner[b] = Divisor(inner);
       const bool differ = count > 1 && count < int64_t(1) << 31 && count * inner >= block_elements;  // values in a block
       follows[b] = differ && inner == 1 && count % size == 0 && on_16_bytes(operand.data);
-      in_order[b] = differ && inner >= size && inner < int64_t(1) << 30;
+      if (b >= kMany) continue;
+      are_alike = are_alike && differ && inner < int64_t(1) << 30 && same_planes(operand, call.broadcast[0]);
+      all_follow = all_follow && follows[b];
     }
+    counted = are_alike && !all_follow;
     for (int k = 0; k < kNumbers; k++) singles[k] = float(doubles[k] = call.numbers[k]);
   }
 
