@@ -33,6 +33,9 @@ def _preset(name: str, title: str, formula: str, of: str, **how: str) -> Activat
 
 
 # fmt: off
+TINY = 2.0**-126
+"""The least normal float32: the reciprocals of smaller numbers may be infinite."""
+
 TABLE: tuple[Activation, ...] = (
     # Piecewise linear: one bit per element is all that backward needs.
     Activation("relu", "ReLU", "max(x, 0)", F.relu, inplace=True, module=nn.ReLU),
@@ -171,8 +174,9 @@ TABLE: tuple[Activation, ...] = (
                requires=(Requirement("limit >= 0", lambda limit: limit >= 0),), gating=Gating(), work=Work(2, 2)),
     Activation("situ_glu", "SiTUGLU", "c(gate, beta) sigmoid(gate) c(up, beta2), where c(x, b) = b tanh(x / b)",
                gates.situ_glu, params=(("beta", 4.0), ("beta2", 25.0)), exact=gates.exact_situ_glu, aliases=("situ_and_mul",),
-               requires=(Requirement("beta > 0", lambda beta, beta2: beta > 0),
-                         Requirement("beta2 >= 0", lambda beta, beta2: beta2 >= 0)), gating=Gating(), work=Work(5, 4),
+               requires=(Requirement("beta >= 1.2e-38", lambda beta, beta2: beta >= TINY),
+                         Requirement("beta2 = 0 or beta2 >= 1.2e-38", lambda beta, beta2: beta2 == 0 or beta2 >= TINY)),
+               gating=Gating(), work=Work(5, 4),
                notes="With beta2=0, up is not capped."),
 )
 

@@ -22,6 +22,7 @@ from .configs import (
 )
 from .fusing.drop import kept
 from .records import Activation, by_token
+from .records.dtypes import wider
 from .records.tracing import as_constant
 
 __all__ = ["activate", "activate_at_once", "activate_transformed", "check_formula", "formula_from_seed", "gradients"]
@@ -272,7 +273,7 @@ def _gradient(ctx: Any, dy: Tensor, kept: Tensor, others: list[Tensor] | tuple[(
 
 def _slope(config: Config, dy: Tensor, strides: tuple[int, ...], mask: Tensor, params: tuple[float, ...]) -> Tensor:
     """Slopes from the bit mask, at least in float32."""
-    dtype = torch.promote_types(dy.dtype, torch.float32)
+    dtype = wider(dy.dtype)
     ones = torch.empty_strided(dy.shape, strides, dtype=dtype, device=dy.device).fill_(1)
     return call(config.backward_op, ones, mask, *params)
 
@@ -322,7 +323,7 @@ class _FromBits(torch.autograd.Function):
             ddy = None if incoming[0] is None else _FromBits.apply(incoming[0], *arguments)[0]
             return ddy, *[None] * len(arguments)
         # Random numbers depend on the dtype.
-        dtype = dy.dtype if config.draws else torch.promote_types(dy.dtype, torch.float32)
+        dtype = dy.dtype if config.draws else wider(dy.dtype)
         given = others if config.draws else [t.to(dtype) for t in others]
         tensors = (_unpacked(mask, dy.shape, ctx.strides, dtype), dy.to(dtype), *given)
         further = configured(config.record.from_bit, False, "input", False)

@@ -10,6 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from inspect import Parameter
+from numbers import Integral
 from types import FunctionType
 from typing import Any, ClassVar, NamedTuple, get_type_hints
 
@@ -96,11 +97,11 @@ class ActivationModule(KernelBenchForm, StandingIn):
             setattr(self, name, value)
         variant(record, self.__dict__).check(self._params(), self.inplace, self.save, self.fast_math)
         if "channel_dim" in fused:
-            check_channel_dim(record, fused["channel_dim"], fused.get("bias"))
+            fused["channel_dim"] = check_channel_dim(record, fused["channel_dim"], fused.get("bias"))
         unused = [f"{name}=" for name, value in factory_kwargs.items() if value is not None and name in fused]
         if unused and not record.channels and fused.get("bias") is None:
             raise ValueError(f"{record.name}: {' and '.join(unused)} is for the module's bias or weights, and there are none")
-        if fused.get("bias") is not None or fused.get("dropout", 0.0) != 0:
+        if _wanted(fused):
             _surround(self, record, fused, factory_kwargs)
 
     def _params(self) -> tuple[float, ...]:
@@ -254,10 +255,11 @@ def reset_weights(module: nn.Module, record: Activation) -> None:
 
 
 def _size(record: Activation, name: str, size: Any) -> int:
-    if type(size) is not int or size < 1:
-        error = ValueError if type(size) is int else TypeError
+    is_whole = isinstance(size, Integral) and not isinstance(size, bool)
+    if not is_whole or size < 1:
+        error = ValueError if is_whole else TypeError
         raise error(f"{record.title}: {name} is how many channels there are, a positive number; got {shown(size)}")
-    return size
+    return int(size)
 
 
 def _surround(module: ActivationModule, record: Activation, fused: dict[str, Any], factory_kwargs: dict[str, Any]) -> None:
@@ -298,12 +300,12 @@ def variant(record: Activation, options: dict[str, Any]) -> Activation:
     if record.variant is None:
         return record
     argument, names = record.variant
-    if options[argument] not in names:
+    value = options[argument]
+    if not isinstance(value, str) or value not in names:
         choices = ", ".join(map(repr, names))
-        value = options[argument]
         also = by_name_hint(record, value)
         raise ValueError(f"{record.name}: {argument}={shown(value)} is not possible; choose from {choices}{also}")
-    return library[names[options[argument]]]
+    return library[names[value]]
 
 
 # Classes for unpickling, by name and fingerprint, as a name may be defined again. In order of definition. Weak: a class that
@@ -493,7 +495,9 @@ def _fused_arguments(record: Activation, options: dict[str, Any]) -> dict[str, A
 
 def _wanted(fused: dict[str, Any]) -> bool:
     """Whether a call fuses a bias, dropout or a residual."""
-    return fused.get("bias") is not None or fused.get("residual") is not None or fused.get("dropout", 0.0) != 0
+    dropout = fused.get("dropout", 0.0)
+    without = isinstance(dropout, int | float) and dropout == 0  # what is no number is refused later
+    return fused.get("bias") is not None or fused.get("residual") is not None or not without
 
 
 def _function_of_several(record: Activation) -> Callable[..., Tensor]:

@@ -232,19 +232,25 @@ class XIELU(nn.Module):
         """Makes the parameters ``alpha_p`` and ``alpha_n`` and the buffers ``beta`` and ``eps``.
 
         Args:
-            alpha_p_init: ``softplus(alpha_p)`` of a new module.
+            alpha_p_init: ``softplus(alpha_p)`` of a new module; above 0.
             alpha_n_init: ``beta + softplus(alpha_n)`` of a new module; above ``beta``.
             beta: kept as a buffer.
             eps: kept as a buffer.
             dtype: of parameters and buffers.
             with_vector_loads: accepted for compatibility with transformers; it has no effect.
+
+        Raises:
+            ValueError: an initial value is too small.
         """
         super().__init__()
         self.alpha_p, self.alpha_n = (nn.Parameter(torch.empty(1, dtype=dtype)) for _ in range(2))
         self.register_buffer("beta", torch.empty((), dtype=dtype))
         self.register_buffer("eps", torch.empty((), dtype=dtype))
         self.with_vector_loads = with_vector_loads
-        begin = [math.log(math.expm1(init)) for init in (alpha_p_init, alpha_n_init - beta)]
+        if not (0 < alpha_p_init < math.inf and beta < alpha_n_init < math.inf):
+            given = f"alpha_p_init={alpha_p_init} and alpha_n_init={alpha_n_init}"
+            raise ValueError(f"xielu: alpha_p_init must be above 0, and alpha_n_init above beta={beta}; got {given}")
+        begin = [init + math.log(-math.expm1(-init)) for init in (alpha_p_init, alpha_n_init - beta)]  # softplus's inverse
         self.initial = {"alpha_p": begin[0], "alpha_n": begin[1], "beta": beta, "eps": eps}
         XIELU.reset_parameters(self)
 

@@ -207,13 +207,19 @@ def of_rows(activation: object) -> type[RowModule] | None:
 def class_of(activation: Named) -> type[ActivationModule]:
     """:func:`get` without operations on rows."""
     if isinstance(activation, str):
-        return REGISTRY[resolve(activation)]
+        return _generated(activation) or REGISTRY[resolve(activation)]
     if isinstance(activation, nn.Module):
         return type(module_of(activation))
     if isinstance(activation, type):
         return _of_class(activation)
     own = vars(activation).get("ModelNew") if isinstance(activation, FunctionType) else None
     return own or _of_torch_function(activation)
+
+
+def _generated(name: str) -> type[ActivationModule] | None:
+    """The class that a name such as ``gated_mish`` asks for, unless an activation has that name."""
+    asks = name.startswith(GENERATED) and _known(name) is None
+    return generate(name.removeprefix(GENERATED)) if asks else None
 
 
 def _of_class(cls: type) -> type[ActivationModule]:
@@ -300,7 +306,15 @@ def record_named(name: str) -> Activation:
     first, *parts = name.split("+")
     if twice := [part for part in parts if parts.count(part) > 1]:
         raise ValueError(f"{name!r}: {twice[0]!r} can be fused once")
-    record = class_of(first).activation
+    return fused(class_of(first).activation, parts)
+
+
+def fused(record: Activation, parts: list[str]) -> Activation:
+    """The record of an activation with what follows a ``+`` in :func:`record_named`.
+
+    Raises:
+        ValueError: that cannot be fused with it.
+    """
     return (gated_named if record.gating else named)(record, parts)
 
 
@@ -316,7 +330,7 @@ def function(name: str) -> Callable[..., Tensor]:
     found = of_rows(name)
     if found is not None:
         return found.function
-    if name.startswith(GENERATED) and _known(name) is None and (gated := generate(name.removeprefix(GENERATED))):
+    if gated := _generated(name):
         return gated.activation.function
     canonical = resolve(name)
     made = _functions.get(canonical)

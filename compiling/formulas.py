@@ -9,6 +9,7 @@ from torch import SymFloat, Tensor
 
 from ..kernels import KernelSource
 from ..kernels.loader.signature import prepared
+from ..records.dtypes import wider
 from .dual import Dual, derivative, of_duals, times_derivative
 from .functions import Value, functions
 from .reader import Unreadable, read
@@ -46,24 +47,25 @@ class Formula:
             raise Unreadable("it draws random numbers")
         if source.unfused:
             raise Unreadable("it rounds on the way, which a compiler would leave out")
-        fns = self._functions(torch.empty(0))
+        cpu = torch.device("cpu")
+        fns = self._functions(torch.float32, cpu)
         if not {"backward", "backward_from_bit"} & fns.keys() or "prepare" in fns:
-            self._functions(torch.empty(0), dual=True)
+            self._functions(torch.float32, cpu, dual=True)
         self.saves = ("input", "output") if "backward_from_output" in fns or source.name == "relu" else ("input",)
 
-    def _functions(self, x: Tensor, dual: bool = False) -> dict[str, Callable]:
-        """The file's functions for the dtype and device of ``x``, on values or on dual numbers."""
-        key = x.dtype, x.device, dual
+    def _functions(self, dtype: torch.dtype, device: torch.device, dual: bool = False) -> dict[str, Callable]:
+        """The file's functions for a dtype and device, on values or on dual numbers."""
+        key = dtype, device, dual
         if key not in self._known:
-            known = functions(x.dtype, x.device, fast_math=self.fast_math)
+            known = functions(dtype, device, fast_math=self.fast_math)
             defined = ("JITACT_FAST_MATH",) if self.fast_math else ()
-            short = shorter(x.dtype, self.fast_math)
+            short = shorter(dtype, self.fast_math)
             self._known[key] = (_of_duals if dual else _of_values)(self.source, known, defined, short)
         return self._known[key]
 
     def _values(self, x: Tensor, operands: tuple) -> dict[str, Value]:
         """Operands by name, in the dtype of computation."""
-        computed = torch.promote_types(x.dtype, torch.float32)
+        computed = wider(x.dtype)
         names = (*self.signature.tensors, *self.signature.of("number"))
         values = {}
         for name, operand in zip(names, operands, strict=True):
@@ -93,7 +95,7 @@ class Formula:
         """The activation."""
         if self.source.name in SELECTING:
             return SELECTING[self.source.name][0](*operands)
-        fns = self._functions(operands[0])
+        fns = self._functions(operands[0].dtype, operands[0].device)
         values = self._prepared(self._values(operands[0], operands), fns)
         return _rounded(fns["forward"](*self._arguments(values)), operands[0])
 
@@ -101,7 +103,7 @@ class Formula:
         """The gradient of ``x`` from the output ``y``; ``others`` are the operands other than ``x``."""
         if self.source.name in SELECTING:
             return SELECTING[self.source.name][1](dy, y, *others)
-        fns, values = self._functions(y), self._values(y, (y, *others))
+        fns, values = self._functions(y.dtype, y.device), self._values(y, (y, *others))
         kept = values[self.signature.tensors[0]]
         return _rounded(fns["backward_from_output"](_wide(dy), kept, *self._arguments(values, elements=False)), y)
 
@@ -113,7 +115,7 @@ class Formula:
 
     def gradients(self, dy: Tensor, *operands: Tensor | float | SymFloat, wanted: int) -> tuple[Tensor, ...]:
         """The gradients of the differentiable operands. Gradient ``g`` is an empty tensor if bit ``g`` of ``wanted`` is 0."""
-        x, fns = operands[0], self._functions(operands[0])
+        x, fns = operands[0], self._functions(operands[0].dtype, operands[0].device)
         raw = self._values(x, operands)
         values = self._prepared(raw, fns)
         if "backward" in fns:
@@ -141,12 +143,12 @@ class Formula:
     def _derived(self, dy: Tensor, values: dict[str, Value], by: str, x: Tensor) -> Value:
         """The gradient of the operand ``by``, from dual numbers, for a file without ``backward``."""
         duals = {name: Dual(value, 1) if name == by else Dual(value) for name, value in values.items()}
-        y = self._functions(x, dual=True)["forward"](*self._arguments(duals))
+        y = self._functions(x.dtype, x.device, dual=True)["forward"](*self._arguments(duals))
         return _wide(dy) * derivative(y)
 
     def _unprepared(self, gradients: dict[str, Tensor], raw: dict[str, Value], x: Tensor) -> dict[str, Tensor]:
         """The gradients of channel operands from the gradients of the values that ``prepare`` makes of them."""
-        prepare, channels = self._functions(x, dual=True)["prepare"], self._changed
+        prepare, channels = self._functions(x.dtype, x.device, dual=True)["prepare"], self._changed
         found = {}
         for by in filter(gradients.__contains__, channels):
             made = prepare(*[Dual(raw[name], 1 if name == by else 0) for name in channels])
@@ -220,7 +222,7 @@ def _one_function(source: KernelSource, forward: Callable, slope: Callable) -> C
 
 
 def _wide(t: Tensor) -> Tensor:
-    return t.to(torch.promote_types(t.dtype, torch.float32))
+    return t.to(wider(t.dtype))
 
 
 def _like(value: Value, x: Tensor) -> Tensor:

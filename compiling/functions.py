@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ..definitions import helpers
+from ..records.dtypes import wider
 
 __all__ = [
     "LN2",
@@ -37,7 +38,7 @@ LOG2E, LN2, SQRT_HALF = math.log2(math.e), math.log(2), math.sqrt(0.5)
 
 def functions(dtype: torch.dtype, device: torch.device, *, fast_math: bool = False) -> dict[str, Callable]:
     """The functions that a kernel file may call, by name, for elements of ``dtype``. 16-bit types are computed in float32."""
-    computed = torch.promote_types(dtype, torch.float32)
+    computed = wider(dtype)
     new = functools.partial(torch.full, (), dtype=computed, device=device)
     of = Wide if computed is torch.float64 else Narrow if dtype.itemsize == 2 or fast_math else Single
     found = {name: getattr(of, name) for name in dir(of) if not name.startswith("_")}

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
+from torch import nn
+
 from .. import registry, running
+from ..fusing import around
+from ..gating.around import UNFUSED, WEIGHT
+from ..records import Activation
 
 __all__ = ["load_operators"]
 
@@ -12,11 +20,12 @@ def load_operators(*activations: registry.Named, fast_math: bool = False) -> Non
 
     ``torch.export.load`` and other readers of programs then find ``jitact::gelu``; otherwise they fail because
     ``torch.ops.jitact`` has no ``gelu``. Nothing is compiled before an operator is called. A custom activation has to be
-    defined first, as it was where the program was saved.
+    defined first, as it was where the program was saved. softmax and its kin have no operators: programs have PyTorch's.
 
     Args:
-        activations: names, such as "gelu" or "gelu+bias"; classes, modules or functions. All activations if none is given.
-        fast_math: whether the program's activations were called with ``fast_math=True``.
+        activations: names, such as "gelu", "gelu+bias" or "gated_mish"; classes, modules or functions. Those without a "+"
+            stand for all that can be fused with them too, a module for the settings it has. All activations if none is given.
+        fast_math: whether the program's activations were called with ``fast_math=True``; a module may have it itself.
 
     Raises:
         KeyError, TypeError, ValueError: as :func:`jitact.get`.
@@ -24,6 +33,22 @@ def load_operators(*activations: registry.Named, fast_math: bool = False) -> Non
     if not isinstance(fast_math, bool):
         raise TypeError(f"load_operators: fast_math has to be True or False, not {fast_math!r}")
     for activation in activations or registry.names():
-        named = isinstance(activation, str)
-        record = registry.record_named(activation) if named else registry.record_of(registry.module_of(activation))
-        running.traced(record.token, fast_math)
+        if isinstance(activation, str) and "+" in activation:
+            found = [registry.record_named(activation)]
+        elif registry.of_rows(activation):
+            continue
+        else:
+            found = _forms(registry.record_of(registry.module_of(activation)))
+        own = isinstance(activation, nn.Module) and getattr(activation, "fast_math", False)
+        for record in found:
+            running.traced(record.token, fast_math or own)
+
+
+def _forms(record: Activation) -> Iterator[Activation]:
+    """An activation alone, and with all that can be fused with it; in training and in eval mode."""
+    parts = (WEIGHT, UNFUSED) if record.gating else tuple(name for name in around.NAMES if name in record.beside)
+    for count in range(len(parts) + 1):
+        for chosen in itertools.combinations(parts, count):
+            yield registry.fused(record, list(chosen))
+    if record.in_eval is not None:
+        yield from _forms(record.in_eval(*(default for _, default in record.params))[0])

@@ -7,6 +7,7 @@ programs you would run.
 from __future__ import annotations
 
 import keyword
+import os
 import pkgutil
 import re
 import sys
@@ -169,9 +170,12 @@ def save_folder(folder: str | Path, names: str | Iterable[str] | None = None) ->
 
     Raises:
         KeyError: unknown name.
+        TypeError: the names are neither a string nor several.
         ValueError: a name is one of the library's own; or a definition uses another that has been defined again since.
     """
     names = [names] if isinstance(names, str) else names
+    if not isinstance(names, Iterable | None):
+        raise TypeError(f"save_folder: names are strings, by default all definitions; got {names!r}")
     every = [*registry.REGISTRY.values(), *map(registry.get, row_names())]
     records = [cls.activation for cls in (every if names is None else map(registry.get, names))]
     if names is None:
@@ -206,8 +210,11 @@ def load_folder(folder: str | Path) -> dict[str, type[ActivationModule] | type[R
 
     Raises:
         FileNotFoundError: there is no such folder.
+        TypeError: ``folder`` is no path.
         ValueError: a file is invalid; the message names it and says why.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"load_folder: folder is a path, got {folder!r}")
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"there is no folder {str(folder)!r}")

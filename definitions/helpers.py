@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..records.dtypes import wider
 from ..references import exact_tanhshrink
 
 __all__ = ["HELPERS", "cbrt", "round_half_up"]
@@ -31,7 +32,7 @@ def clamp(x: Tensor, low: Tensor | float, high: Tensor | float) -> Tensor:
 
 def cbrt(x: Tensor) -> Tensor:
     """The cube root of each element."""
-    a = x.abs().to(torch.promote_types(x.dtype, torch.float32))  # 1 / 3 would be rounded to 16 bits
+    a = x.abs().to(wider(x.dtype))  # 1 / 3 would be rounded to 16 bits
     inside = (a > 0) & (a < torch.inf)
     b = torch.where(inside, a, 1.0)
     r = b ** (1 / 3)

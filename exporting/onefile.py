@@ -55,10 +55,12 @@ def export(
         shape: ``batch_size`` and ``dim`` of the tensors that ``get_inputs`` makes.
 
     Raises:
-        KeyError, TypeError: as :func:`jitact.get`.
+        KeyError, TypeError: as :func:`jitact.get`; or ``forward_only`` is no bool.
         ValueError: the activation has no PyTorch counterpart to write as ``Model``, its text has a word that the form does
             not allow, a module has a setting that files do not support, or an option is not one of those above.
     """
+    if type(forward_only) is not bool:
+        raise TypeError(f"export: forward_only must be True or False, got {forward_only!r}")
     of_rows = None if isinstance(activation, str) and "+" in activation else to_export(activation)
     if of_rows is not None:
         dim = getattr(activation, "dim", 1) if isinstance(activation, nn.Module) else 1

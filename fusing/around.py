@@ -17,7 +17,8 @@ from ..kernels.loader.signature import TYPES
 from ..kernels.loader.source import Work
 from ..kernels.loader.uses import prepare_through
 from ..records import Activation, Channel, Requirement, by_token
-from ..records.arguments import as_number, shown, stand_ins, what_it_is
+from ..records.arguments import as_index, as_number, stand_ins, what_it_is
+from ..records.dtypes import wider
 from ..records.tracing import as_constant
 from ..running import called_later, run_with_operands
 from .drop import dropped
@@ -55,7 +56,8 @@ def run_around(
     """
     if stand_ins(*given.values(), *fused.values()):
         return called_later(record, given, params, inplace, save, fast_math, training, **fused)
-    p = probability(record, fused["dropout"]) if fused.get("dropout") else 0.0
+    dropout = fused.get("dropout")
+    p = 0.0 if dropout is None else probability(record, dropout)
     check_fused(record, fused, given)
     seed, dim = fused.get("seed"), fused.get("channel_dim", -1)
     if record.in_eval is not None and not training:
@@ -120,24 +122,24 @@ def check_fused(record: Activation, fused: dict[str, Any], given: dict[str, Any]
             raise TypeError(f"{record.name}: seed must be a tensor that holds one int64, got {what_it_is(seed)}{many}{write}")
         if isinstance(x, Tensor) and seed.device != x.device:
             raise ValueError(f"{record.name}: seed must be on the device of x, {x.device}, got one on {seed.device}")
-    check_channel_dim(record, dim, fused.get("bias"))
+    dim = fused["channel_dim"] = check_channel_dim(record, dim, fused.get("bias"))
     if isinstance(x, Tensor) and dim != -1 and not -x.dim() <= dim < x.dim():
         raise ValueError(f"{record.name}: x has {x.dim()} dimensions, and no channel_dim={dim}: {tuple(x.shape)}")
 
 
-def check_channel_dim(record: Activation, dim: Any, bias: Any) -> None:
-    """Checks ``channel_dim``, given the bias.
+def check_channel_dim(record: Activation, dim: Any, bias: Any) -> int:
+    """``channel_dim`` as an int, given the bias.
 
     Raises:
         TypeError: it is not an int.
         ValueError: it is not the default, and there is no bias.
     """
-    if type(dim) is not int:
-        raise TypeError(f"{record.name}: channel_dim must be an int, got {shown(dim)}")
+    dim = as_index(record, "channel_dim", dim)
     if dim != -1 and bias is None:
         own = f"; that of {' and of '.join(record.channels)} is its Channel's" if record.channels else ""
         why = f"channel_dim is the dimension of bias=, and no bias is given, got channel_dim={dim}"
         raise ValueError(f"{record.name}: {why}{own}")
+    return dim
 
 
 @as_constant
@@ -338,7 +340,7 @@ def _formula(
     channels, left = left[:by_channel], left[by_channel:]
     own, left = left[:numbers], left[numbers:]
     drawn = {"keep": keep} if draws and keep is not None else {}
-    operands = [each.to(torch.promote_types(each.dtype, x.dtype)) for each in (*more, *channels)]  # a wider bias has promoted x
+    operands = [each.to(wider(each.dtype, x.dtype)) for each in (*more, *channels)]  # a wider bias has promoted x
     y = form(x, *operands, *own, **drawn)
     if stream is not None:
         y = dropped(y, left[0], keep, stream)

@@ -12,6 +12,7 @@ from torch import Tensor
 from ..configs import run_operator
 from ..kernels import KernelSource
 from ..records import Activation
+from ..records.dtypes import wider
 
 __all__ = ["dropped", "kept"]
 
@@ -47,7 +48,7 @@ def _kept(like: Tensor, seed: Tensor, stream: int, p: float) -> Tensor:
 
 
 def _wide(like: Tensor) -> torch.dtype:
-    return torch.promote_types(like.dtype, torch.float32)
+    return wider(like.dtype)
 
 
 # An operator, so that graphs and transforms call it whole. It has no gradient.

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..records import Activation
 from ..records import layout as layout_of
-from ..records.arguments import GATED, shown
+from ..records.arguments import GATED, as_index, shown
 
 __all__ = ["LAYOUTS", "ORDERS", "ROUNDINGS", "Halves", "by_name", "check_options", "halves_of"]
 
@@ -59,7 +59,7 @@ class Halves(NamedTuple):
 
 
 def check_options(record: Activation, options: dict[str, object]) -> None:
-    """Checks ``dim``, ``layout``, ``gate`` and ``rounding``.
+    """Checks ``layout``, ``gate`` and ``rounding``, and makes ``dim`` an int.
 
     Raises:
         TypeError: ``dim`` is not an int.
@@ -71,7 +71,7 @@ def check_options(record: Activation, options: dict[str, object]) -> None:
             choices = " or ".join(map(repr, _CHOICES[name]))
             raise ValueError(f"{record.name}: {name} must be {also}{choices}, got {shown(options[name])}")
     if type(options["dim"]) is not int:
-        raise TypeError(f"{record.name}: dim must be an int, got {shown(options['dim'])}")
+        options["dim"] = as_index(record, "dim", options["dim"])
 
 
 def halves_of(record: Activation, x: Tensor, dim: int, layout: str, gate: str) -> Halves:

@@ -34,7 +34,9 @@ class GatedModule(ActivationModule):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes ``dim``; by keyword the parameters, ``layout``, ``gate``, ``rounding``, ``save`` and ``fast_math``."""
         super().__init__(*args, **kwargs)
-        check_options(self.activation, self._options())
+        options = self._options()
+        check_options(self.activation, options)
+        self.dim = options["dim"]
 
     def _options(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in self.activation.options_of_calls}

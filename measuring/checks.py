@@ -14,7 +14,7 @@ from torch import Tensor
 from ..kernels.loader.signature import prepared
 from ..modules import ActivationModule, bias_around, drops
 from ..records import Activation, is_plain
-from ..records.arguments import DTYPES
+from ..records.arguments import DTYPES, what_it_is
 from ..registry import Named, module_of, record_of
 from .limits import FORMULA, FORMULA_FROM_OUTPUT, GRADIENT_FLOOR
 from .oracle import Judge, Oracle, check_reference
@@ -163,8 +163,11 @@ def default_device(device: str | torch.device | None) -> torch.device:
     """``device``, or by default the GPU, if there is one.
 
     Raises:
+        TypeError: it is neither a name nor a torch.device.
         ValueError: it is neither "cpu" nor a GPU of this machine.
     """
+    if not isinstance(device, str | torch.device | None):
+        raise TypeError(f"device must be a name, as 'cuda:0', or a torch.device; got {what_it_is(device)}")
     gpus = torch.cuda.device_count()
     chosen = torch.device(device or ("cuda" if gpus else "cpu"))
     if chosen.type != "cpu" and not (chosen.type == "cuda" and (chosen.index or 0) < gpus):

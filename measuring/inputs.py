@@ -33,10 +33,15 @@ def kernelbench_input(batch_size: int, dim: int, device: str | torch.device, dty
     """A random normal tensor ``(batch_size, dim)``; logs a warning if it takes over a gigabyte of a CPU's memory.
 
     Raises:
+        TypeError: the sizes are no integers, or ``dtype`` is no floating dtype.
         ValueError: JITACT_BATCH_SIZE or JITACT_DIM is set, and is no positive number.
     """
     if _wrong:
         raise ValueError(_wrong[0])
+    if not isinstance(batch_size, int) or not isinstance(dim, int):
+        raise TypeError(f"get_inputs: batch_size and dim are integers, got {batch_size!r} and {dim!r}")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"get_inputs: dtype is a floating torch.dtype, got {dtype!r}")
     amount = batch_size * dim * dtype.itemsize
     if torch.device(device).type == "cpu" and amount > MUCH:
         log.configure()

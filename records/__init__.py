@@ -31,6 +31,7 @@ from .arguments import (
     shown,
     what_it_is,
 )
+from .dtypes import wider
 from .tracing import as_constant
 
 __all__ = [
@@ -626,7 +627,7 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     dtypes = [t.dtype for t in tensors if t.dim() > 0] or [t.dtype for t in tensors]
     dtype = dtypes[0]
     for each in dtypes[1:]:
-        dtype = torch.promote_types(dtype, each)
+        dtype = wider(dtype, each)
     return dtype
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import inspect
 from inspect import Parameter
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Protocol
 
 import torch
@@ -19,6 +19,7 @@ __all__ = [
     "OF_MODULES",
     "OPTIONS",
     "Arguments",
+    "as_index",
     "as_number",
     "by_name_hint",
     "check_switch",
@@ -103,6 +104,19 @@ def as_number(activation: Described, name: str, value: Any) -> float:
         return float(value)
     except OverflowError:
         raise ValueError(f"{activation.name}: {name} must fit into a float, got {value!r}") from None
+
+
+def as_index(activation: Described, name: str, value: Any) -> int:
+    """An option that is an integer, of Python or NumPy.
+
+    Raises:
+        TypeError: it is not an integer.
+    """
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{activation.name}: {name} must be an int, got {shown(value)}")
+    return int(value)
 
 
 def check_switch(activation: Described, option: str, value: object) -> None:

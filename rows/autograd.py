@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..configs import is_batched
+from ..records.dtypes import wider
 from . import kernels
 from .records import Beside, RowActivation
 
@@ -104,7 +105,7 @@ class Typed(torch.autograd.Function):
             dz, *of_rows = _gradients(record, dy, y, dim, 1.0, True, beside)
             shape, dtype = ctx.of_mask
             apart = [i for i, size in enumerate(shape) if size != dz.shape[i]]
-            wide = torch.promote_types(dz.dtype, dtype)
+            wide = wider(dz.dtype, dtype)
             dmask = (dz.sum(apart, keepdim=True, dtype=wide) if apart else dz).to(dtype)
             if of_x and scale != 1 and dz.dtype.itemsize == 2:  # scaled before it is rounded
                 dx = _gradients(record, dy, y, dim, scale, True, beside)[0]
@@ -161,7 +162,7 @@ def _gradients(
         return _of_operands(given, beside)
     y = kept
     if not from_output:  # unrounded, as in the kernel
-        wide = torch.promote_types(kept.dtype, torch.float32)
+        wide = wider(kept.dtype)
         y, dy = _eager(record, kept.to(wide), dim, scale, beside), dy.to(wide)
     dx, *of_rows = record.gradients(dy, y, dim, beside)
     return (dx if scale == 1 else dx * scale).to(kept.dtype), *of_rows

@@ -25,6 +25,7 @@ from ..kernels import KernelSource
 from ..kernels.loader.signature import Signature, code, read_signature
 from ..kernels.loader.source import RowTypes
 from ..modules import title_of
+from ..records.dtypes import wider
 from . import kernels
 from .records import NOTHING, Beside, RowActivation, can
 
@@ -203,7 +204,7 @@ class _Formulas:
 
     def _in_order(self, x: Tensor, operands: tuple[Tensor | float, ...]) -> list[Tensor]:
         """The operands as tensors, in the order of the file's functions."""
-        wide = torch.promote_types(x.dtype, torch.float32)
+        wide = wider(x.dtype)
         tensors = [
             given.to(wide) if isinstance(given, Tensor) else torch.full((), given, dtype=wide, device=x.device)
             for given in operands
@@ -217,7 +218,7 @@ class _Formulas:
         x = x if dtype is None else x.to(dtype)
         if not x.is_floating_point():
             raise TypeError(f"{self.name}: expected a floating tensor, got one of {x.dtype}; dtype= converts it")
-        t = x.to(torch.promote_types(x.dtype, torch.float32))
+        t = x.to(wider(x.dtype))
         if t.numel() == 0:
             y = torch.softmax(t, dim)  # checks the dimension
             return sum((values for values in operands if isinstance(values, Tensor)), y).to(x.dtype)
@@ -259,14 +260,14 @@ class _Formulas:
 
     def _terms(self, dy: Tensor, y: Tensor, operands: tuple[Tensor | float, ...]) -> tuple[Tensor, ...]:
         """Each element's terms of its row's totals."""
-        wide = torch.promote_types(y.dtype, torch.float32)
+        wide = wider(y.dtype)
         return _several(self.there["fold_from_output"](dy.to(wide), y.to(wide), *self._in_order(y, operands)), y.to(wide))
 
     def _totals(self, dy: Tensor, y: Tensor, dim: int, operands: tuple[Tensor | float, ...]) -> list[Tensor]:
         return [term.sum(dim, keepdim=True) for term in self._terms(dy, y, operands)]
 
     def _of_totals(self, dy: Tensor, y: Tensor, totals: list[Tensor], operands: tuple[Tensor | float, ...]) -> Tensor:
-        wide = torch.promote_types(y.dtype, torch.float32)
+        wide = wider(y.dtype)
         return self.there["backward_from_output"](dy.to(wide), y.to(wide), totals, *self._in_order(y, operands))
 
     def _of_rows(self, y: Tensor, totals: list[Tensor], operands: tuple[Tensor | float, ...]) -> list[Tensor]:

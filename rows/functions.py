@@ -14,6 +14,7 @@ from torch.overrides import handle_torch_function
 from ..configs import check_allocated
 from ..records import is_cast
 from ..records.arguments import ACCEPTED, DTYPES, as_number, stand_ins, what_it_is
+from ..records.dtypes import wider
 from . import kernels
 from .autograd import OWN_CALL, Rows, apply, rows_like
 from .records import NOTHING, TABLE, Beside, RowActivation, can
@@ -22,6 +23,7 @@ from .typed import in_types
 __all__ = ["by_kernel", "log_softmax", "run", "shaped", "softmax", "softmin"]
 
 HALF = torch.finfo(torch.float16).max
+SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def softmax(
@@ -114,6 +116,8 @@ def run(
     _check_options(record, dim, dtype, save)
     if dtype is None and x.dtype not in DTYPES:
         raise TypeError(f"{name}: without dtype=, x is float32, float64, float16 or bfloat16; got {what_it_is(x)}")
+    if x.layout in SPARSE:
+        raise TypeError(f"{name}: expected a dense tensor, got {what_it_is(x)}")
     if x.is_nested and record is not TABLE.get(name):
         why = "only softmax, log_softmax and softmin are computed of nested tensors; their values() are dense"
         raise TypeError(f"{name}: expected a dense tensor, got {what_it_is(x)}; {why}")
@@ -134,9 +138,9 @@ def run(
     if dtype is not None and (mask is not None or not plain or not x.is_floating_point()):
         x, dtype = x.to(dtype), None
     added = mask is not None and mask.dtype is not torch.bool
-    wide = torch.promote_types(x.dtype, mask.dtype) if added else x.dtype  # the sum is not rounded to x's
+    wide = wider(x.dtype, mask.dtype) if added else x.dtype  # the sum is not rounded to x's
     if x.dtype is torch.float16 and not -HALF <= factor <= HALF:  # which float16 cannot hold
-        wide = torch.promote_types(wide, torch.float32)
+        wide = wider(wide)
     if wide is not x.dtype:
         y = run(record, function, x.to(wide), dim, None, scale, mask.to(wide) if added else mask, save, beside)
         return y if record.is_cast and is_cast(x) else y.to(x.dtype)
@@ -162,8 +166,9 @@ def _check_options(record: RowActivation, dim: int | None, dtype: torch.dtype | 
         raise ValueError(f"{record.name}: save must be 'output' or 'input', got {save!r}")
     if (dim is None and record.needs_dim) or not (dim is None or isinstance(dim, Integral)) or isinstance(dim, bool):
         raise TypeError(f"{record.name}: dim is an int, got {what_it_is(dim)}")
-    if not (dtype is None or (isinstance(dtype, torch.dtype) and dtype.is_floating_point)):
-        raise TypeError(f"{record.name}: dtype is a floating torch.dtype or None, got {dtype!r}")
+    if not (dtype is None or dtype in DTYPES):
+        by_name = f"; give {' and '.join(dict(record.params))} by name" if record.params else ""
+        raise TypeError(f"{record.name}: dtype is float32, float64, float16, bfloat16 or None, got {dtype!r}{by_name}")
 
 
 def _check_scaled(name: str, x: Tensor) -> None:

@@ -6,6 +6,7 @@ import copy
 import pickle
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -545,6 +546,15 @@ def test_random_and_prepared_activations(device: str) -> None:
         jitact.xielu(x, alpha, alpha, bias=bias[:5])
 
 
+def test_integers_of_numpy() -> None:
+    x, bias = torch.randn(4, 6), torch.randn(4)
+    first, last = np.int64(0), np.int64(1)
+    assert torch.equal(jitact.gelu(x, bias=bias, channel_dim=first), jitact.gelu(x, bias=bias, channel_dim=0))
+    assert torch.equal(jitact.swiglu(x, dim=last), jitact.swiglu(x))
+    assert jitact.get("swiglu")(dim=last).dim == 1
+    assert jitact.get("gelu")(bias=np.int64(4), channel_dim=first)(x).shape == x.shape
+
+
 X = torch.randn(4, 3)
 ERRORS = [
     (lambda: jitact.gelu(X, bias=torch.ones(4)), ValueError, "the number of values of bias must be 1 or 3"),
@@ -555,6 +565,10 @@ ERRORS = [
     (lambda: jitact.gelu(X, bias=0.5), TypeError, "bias must be a dense .*, got a float"),
     (lambda: jitact.gelu(X, dropout=1.5), ValueError, "gelu: dropout is a probability, from 0 to 1, got 1.5"),
     (lambda: jitact.gelu(X, dropout="a"), TypeError, "gelu: dropout must be a number, got 'a'"),
+    (lambda: jitact.gelu(X, dropout=torch.ones(2)), TypeError, "gelu: dropout must be a number, got a float32 tensor"),
+    (lambda: jitact.get("gelu")(dropout=torch.ones(2)), TypeError, "gelu: dropout must be a number, got a float32 tensor"),
+    (lambda: jitact.gelu(X, approximate=[]), ValueError, r"gelu: approximate=\[\] is not possible; choose from 'none', 'tanh'"),
+    (lambda: jitact.gelu(X, bias=torch.ones(3), channel_dim=True), TypeError, "gelu: channel_dim must be an int, got True"),
     (lambda: jitact.gelu(X, residual=torch.ones(2, 2)), ValueError, "shapes do not broadcast: x .4, 3., residual .2, 2."),
     (lambda: jitact.gelu(X, dropout=0.5, seed=7), TypeError,
      r"gelu: seed must be a tensor that holds one int64, got an int; write torch.tensor\(7\)"),

@@ -893,12 +893,25 @@ def test_onnx_has_standard_operators() -> None:
 
 @SLOW
 def test_load_operators() -> None:
-    jitact.load_operators("gelu+bias", jitact.get("softsign"), jitact.get("gelu")("tanh"))
-    assert all(hasattr(torch.ops.jitact, name) for name in ("softsign", "gelu_tanh"))
+    jitact.load_operators("gelu+bias", jitact.get("softsign"), jitact.get("gelu")("tanh"), "gated_hardswish", "rrelu")
+    jitact.load_operators(jitact.get("hardswish")(fast_math=True), "softmax")
+    names = ["softsign", "softsign_residual", "gelu_tanh", "gelu_tanh_bias_dropout", "leaky_relu_bias"]
+    names += ["hardswish_dropout_fast_math"]
+    names += [f"gated_hardswish{rest}" for rest in ("", "_unfused", "_row_weight", "_unfused_row_weight")]
+    assert [name for name in names if not hasattr(torch.ops.jitact, name)] == []
     with pytest.raises(KeyError, match="softsing"):
         jitact.load_operators("softsing")
     with pytest.raises(TypeError, match="fast_math"):
         jitact.load_operators("gelu", fast_math=1)
+
+
+def test_programs_hold_nothing_of_how_a_formula_is_found() -> None:
+    """Which is done once for each activation, while it is traced."""
+    bent = jitact.define("bent_exported", "(sqrt(x * x + 1) - 1) / 2 + x")
+    program = torch.export.export(bent(), (torch.randn(4, 8),))
+    found = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+    assert found == ["jitact.bent_exported.default"]
+    torch.compile(program.module(), fullgraph=True, backend="eager")(torch.randn(4, 8))
 
 
 def test_errors_of_compiled_calls_name_the_argument() -> None:

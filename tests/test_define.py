@@ -817,6 +817,13 @@ def test_defaults_of_other_kinds_are_numbers_of_python(tmp_path: Path) -> None:
         jitact.define("numbers", "a * x", a=10**400)
 
 
+def test_folders_and_names_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="save_folder: names are strings, by default all definitions; got 3"):
+        jitact.save_folder(tmp_path, 3)
+    with pytest.raises(TypeError, match="load_folder: folder is a path, got None"):
+        jitact.load_folder(None)
+
+
 def test_what_backward_can_keep_as_one_word() -> None:
     assert jitact.define("swoosh", "x * sin(x)", saves="input").activation.saves == ("input",)
     cls = jitact.define("my_tanh", "tanh(x)", backward_from_output="dy * (1 - y * y)", saves="output")

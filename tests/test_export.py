@@ -849,6 +849,8 @@ def test_names_of_dtypes() -> None:
 
 
 def test_forward_only() -> None:
+    with pytest.raises(TypeError, match="export: forward_only must be True or False, got 'no'"):
+        jitact.export("relu", forward_only="no")
     text = jitact.export("leaky_relu", forward_only=True, device="cpu", dtype="fp32")
     assert not re.search(r"\b(backward\w*|keeps|plain_result<Op::backward\w*)\(|ctx.save", text)
     space: dict = {"__name__": "exported"}

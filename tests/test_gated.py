@@ -235,7 +235,7 @@ def test_numbers() -> None:
         (lambda: jitact.swiglu_step(x, limit=-1.0), ValueError, r"swiglu_step: needs limit >= 0"),
         (lambda: jitact.swiglu_step(x, limit="7"), TypeError, r"swiglu_step: limit must be a number, got '7'"),
         (lambda: jitact.clamped_swiglu(g, u, 7.0), TypeError, r"too many positional arguments"),
-        (lambda: jitact.get("situ_glu")(beta=0.0), ValueError, r"situ_glu: needs beta > 0"),
+        (lambda: jitact.get("situ_glu")(beta=0.0), ValueError, r"situ_glu: needs beta >= 1.2e-38"),
     ):
         with pytest.raises(error, match=why):
             call()
@@ -301,6 +301,7 @@ WRONG = {
     "rounding": (lambda x: swiglu(x, rounding="twice"), ValueError,
         r"swiglu: rounding must be 'once' or 'unfused', got 'twice'"),
     "dim": (lambda x: swiglu(x, dim=1.0), TypeError, r"swiglu: dim must be an int, got 1.0"),
+    "dim, a bool": (lambda x: swiglu(x, dim=True), TypeError, r"swiglu: dim must be an int, got True"),
     "module": (lambda x: jitact.get("swiglu")(gate="up"), ValueError, r"swiglu: gate must be"),
     "save": (lambda x: swiglu(x, save="output"), ValueError, r"swiglu: save='output' is not possible; choose from 'input'"),
     "in place": (lambda x: swiglu(x, inplace=True), TypeError, r"unexpected keyword argument 'inplace'"),

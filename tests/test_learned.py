@@ -388,6 +388,8 @@ def test_constructors() -> None:
 X = torch.randn(4, 3)
 W = torch.rand(3)
 ERRORS = [
+    (lambda: jitact.get("xielu")(alpha_p_init=-1.0), ValueError, "xielu: alpha_p_init must be above 0, .*alpha_p_init=-1.0"),
+    (lambda: jitact.get("xielu")(alpha_n_init=0.4), ValueError, "alpha_n_init above beta=0.5; got .*alpha_n_init=0.4"),
     (lambda: prelu([1.0], W), TypeError, "prelu: expected .*bfloat16 tensor, got a list"),
     (lambda: prelu(X.int(), W), TypeError, "prelu: expected .*, got an int32 tensor"),
     (lambda: prelu(X, 0.25), TypeError, "prelu: weight must be .*tensor, got a float"),

@@ -250,10 +250,11 @@ def test_names_of_row_activations_are_taken(name: str) -> None:
 def test_errors_of_calls() -> None:
     x, cls = torch.randn(3, 3), jitact.define("scaled_shares", source=SCALED, a=2.0)
     for call, error, message in (
-        (lambda: jitact.softmax(x, 0, torch.int64, scale=2.0), TypeError, "softmax: dtype is a floating torch.dtype or None"),
-        (lambda: jitact.softmax(x, 0, "float32", mask=x > 0), TypeError, "softmax: dtype is a floating torch.dtype or None"),
+        (lambda: jitact.softmax(x, 0, torch.int64, scale=2.0), TypeError, "softmax: dtype is .* or None, got torch.int64"),
+        (lambda: jitact.softmax(x, 0, torch.float8_e5m2), TypeError, "softmax: dtype is float32, .*, got torch.float8_e5m2"),
+        (lambda: jitact.softmax(x, 0, "float32", mask=x > 0), TypeError, "softmax: dtype is .* or None, got 'float32'"),
         (lambda: jitact.softmax(x.long(), 0, scale=2.0), TypeError, "without dtype=, x is float32, .*; got an int64"),
-        (lambda: jitact.softmax(x.to_sparse(), 0, mask=x > 0), TypeError, "beside a scale or mask, x is a dense tensor"),
+        (lambda: jitact.softmax(x.to_sparse(), 0, mask=x > 0), TypeError, "softmax: expected a dense tensor, got a sparse_coo"),
         (lambda: jitact.softmax(x, 0, mask=x.to_sparse()), TypeError, "softmax: mask is a dense tensor"),
         (lambda: jitact.softmax(x, 0, scale=10**400), ValueError, "softmax: scale must fit into a float"),
         (lambda: jitact.softmax(x, True), TypeError, "softmax: dim is an int, got a bool"),

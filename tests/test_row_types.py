@@ -343,6 +343,13 @@ def test_masks_in_the_pass_of_the_kernels(how: str, device: str, taken: list) ->
             torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_gradients_of_wide_masks_are_not_rounded_to_the_type_of_x(device: str) -> None:
+    x, dy = torch.randn(2, 4096, 1024, device=device).bfloat16()
+    mask = torch.zeros(1024, device=device, requires_grad=True)
+    jitact.softmax(x, -1, mask=mask).backward(dy)
+    assert mask.grad.dtype is torch.float32 and (mask.grad != mask.grad.bfloat16()).any()
+
+
 @needs_vectors
 @pytest.mark.parametrize("create_graph", [False, True], ids=["", "differentiable"])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax"])

@@ -544,9 +544,8 @@ def test_calls_that_kernels_take_on_a_cpu(name: str, taken: list, monkeypatch: p
             torch.testing.assert_close(y, getattr(F, name)(scale * x.detach().double(), dim).to(x.dtype))
             gradient, sizes = exact_gradient(kernel, dy, y.detach(), dim)
             factor = -scale if name == "softmin" else scale
-            assert (
-                (dx.double() - factor * gradient).abs() <= 2 * GRADIENT[x.dtype] * abs(factor) * sizes + smallest(x.dtype)
-            ).all()
+            unit = (1 if len(taken) == 2 else 4) * GRADIENT[x.dtype]  # the latter for PyTorch's kernels
+            assert ((dx.double() - factor * gradient).abs() <= unit * abs(factor) * sizes + smallest(x.dtype)).all()
     x = torch.randn(1024, 1024).requires_grad_()
     taken.clear()
     torch.autograd.grad(function(x, 1, save="input"), x, torch.randn_like(x))
@@ -751,6 +750,7 @@ def test_masks_before_the_kernels(device: str, taken: list) -> None:
     [
         ((torch.arange(3), 0), {}, TypeError, "softmax: without dtype=, x is float32, .*; got an int64 tensor"),
         (([1.0], 0), {}, TypeError, "softmax: expected a tensor, got"),
+        ((torch.eye(2).to_sparse(), 0), {}, TypeError, "softmax: expected a dense tensor, got a sparse_coo float32 tensor"),
         ((torch.ones(2), 0), {"mask": [True, False]}, TypeError, "softmax: mask is a bool tensor, or a dense float32"),
         ((torch.ones(2), 0), {"mask": torch.ones(2, dtype=torch.int64)}, TypeError, "mask is a bool tensor, or a dense"),
         ((torch.ones(2), 0), {"mask": torch.ones(2).to(torch.float8_e5m2)}, TypeError, "or bfloat16 tensor, got a float8_e5m2"),

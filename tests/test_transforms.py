@@ -454,6 +454,13 @@ def test_tensors_that_outlived_vmap_are_an_error(inplace: bool) -> None:
         jitact.relu(made[0], inplace=inplace)
 
 
+def test_what_is_changed_in_place_after_its_transform_is_no_wrapper() -> None:
+    out = []
+    torch.func.grad(lambda a: (out.append(a * 1), a.sum())[1])(torch.randn(5))
+    with torch.no_grad():
+        assert not torch._C._functorch.is_functorch_wrapped_tensor(jitact.relu(out[0], inplace=True))
+
+
 @pytest.mark.parametrize("leak", LEAKS)
 def test_rows_that_outlived_their_transform(leak: str) -> None:
     """With tensors large enough for the kernel."""
