@@ -910,7 +910,7 @@ def test_programs_hold_nothing_of_how_a_formula_is_found() -> None:
     bent = jitact.define("bent_exported", "(sqrt(x * x + 1) - 1) / 2 + x")
     program = torch.export.export(bent(), (torch.randn(4, 8),))
     found = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
-    assert found == ["jitact.bent_exported.default"]
+    assert len(found) == 1 and found[0].startswith("jitact.bent_exported_")  # and the definition's fingerprint
     torch.compile(program.module(), fullgraph=True, backend="eager")(torch.randn(4, 8))
 
 
