@@ -190,6 +190,19 @@ def test_two_gradients_in_one_tensor(gated, case: str, dtype: torch.dtype, devic
             assert fake.shape == found.shape and (order[0] == order[1] or found.numel() == 0)
 
 
+def test_channels_that_begin_off_16_bytes(device: str) -> None:
+    """Vectors of them cannot be loaded: on a GPU that is an error, after which nothing works."""
+    for dtype in DTYPES:
+        x, dy = torch.randn(2, 5, 4096, device=device).to(dtype)
+        apart = torch.randn(4097, device=device).to(dtype)[1:]
+        found, expected = [], []
+        for results, bias in ((found, apart), (expected, apart.clone())):
+            leaves = [x.clone().requires_grad_(), bias.detach().requires_grad_()]
+            y = jitact.gelu(leaves[0], bias=leaves[1])
+            results += [y.detach(), *torch.autograd.grad(y, leaves, dy)]
+        torch.testing.assert_close(found, expected)
+
+
 def gradients_in_one_tensor_beside_sums(two, dtype: torch.dtype, device: str) -> Iterator[tuple[tuple, list[Tensor]]]:
     """Calls and their results. Sums run over strided and interleaved rows as over dense memory, to the same bits."""
     shape = (6, 70, 36)
