@@ -19,6 +19,8 @@ __all__ = ["TABLE"]
 
 AS_PYTORCH = 'Backward keeps the output as PyTorch does, with the error of its rounding; save="input" is exact.'
 OUTPUT_FIRST = ("output", "input")
+TINY = 2.0**-126
+"""The least normal float32: the reciprocals of smaller numbers may be infinite."""
 
 
 def _positive(name: str, index: int = 0, save: str | None = None) -> tuple[Requirement, ...]:
@@ -33,9 +35,6 @@ def _preset(name: str, title: str, formula: str, of: str, **how: str) -> Activat
 
 
 # fmt: off
-TINY = 2.0**-126
-"""The least normal float32: the reciprocals of smaller numbers may be infinite."""
-
 TABLE: tuple[Activation, ...] = (
     # Piecewise linear: one bit per element is all that backward needs.
     Activation("relu", "ReLU", "max(x, 0)", F.relu, inplace=True, module=nn.ReLU),

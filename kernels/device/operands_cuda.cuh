@@ -59,33 +59,6 @@ struct Operands {
   JITACT_DEVICE Values<size> when_ready(const Common& common, int64_t first, const Ready& ready) const {
     return from<size, kMany == 0, true>(common, first, ready);
   }
-
- protected:
-  template <int width, bool common_only, bool is_ready>
-  JITACT_DEVICE Values<width> from(const Common& common, int64_t first, const Ready& ready) const {
-    Values<width> values;
-    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
-      const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
-      const bool is_common = common_only || b >= kMany;
-      if constexpr (is_ready && !common_only) {
-        if (!is_common && launch.follows[b]) {
-          if (is_wide(b)) load_wide(b, ready.broadcast[b].w[0], values.broadcast[b]);
-          else Storage<S>::widen(ready.broadcast[b], values.broadcast[b]);
-          continue;
-        }
-      }
-      if (!is_common && count > 1) {
-        const Plane plane = in_plane(b, first);
-        fill(b, count, inner, plane.c, (plane.number + 1) * inner - first, values.broadcast[b]);
-      } else {
-        JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
-      }
-    }
-    if constexpr (!is_ready) draw(values.random, common, first);
-    return values;
-  }
-
- public:
   // The random numbers only.
   JITACT_DEVICE void draw(Random16 (&random)[kRandom + 1], const Common& common, int64_t first) const {
     JITACT_UNROLL for (int r = 0; r < kRandom; r++) random[r] = philox(uint64_t(first) / size, common.seed, r);
@@ -126,6 +99,31 @@ struct Operands {
   }
 
  protected:
+  // The values from element `first` on; if `is_ready`, with the operands in `ready` and without random numbers.
+  template <int width, bool common_only, bool is_ready>
+  JITACT_DEVICE Values<width> from(const Common& common, int64_t first, const Ready& ready) const {
+    Values<width> values;
+    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
+      const int64_t count = launch.broadcast[b].count, inner = launch.broadcast[b].inner;
+      const bool is_common = common_only || b >= kMany;
+      if constexpr (is_ready && !common_only) {
+        if (!is_common && launch.follows[b]) {
+          if (is_wide(b)) load_wide(b, ready.broadcast[b].w[0], values.broadcast[b]);
+          else Storage<S>::widen(ready.broadcast[b], values.broadcast[b]);
+          continue;
+        }
+      }
+      if (!is_common && count > 1) {
+        const Plane plane = in_plane(b, first);
+        fill(b, count, inner, plane.c, (plane.number + 1) * inner - first, values.broadcast[b]);
+      } else {
+        JITACT_UNROLL for (int i = 0; i < width; i++) values.broadcast[b][i] = common.value[b];
+      }
+    }
+    if constexpr (!is_ready) draw(values.random, common, first);
+    return values;
+  }
+
   // An index that may be beyond the last value of operand b, once.
   JITACT_DEVICE uint32_t wrapped(int b, uint32_t beyond) const {
     return min(beyond, beyond - uint32_t(launch.broadcast[b].count));  // the latter is huge if it wraps
