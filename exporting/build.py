@@ -123,6 +123,7 @@ class Build:
         for kind, members in kinds.items():
             known = frozenset(role in members for role in roles)
             facts |= {f"is_{kind}(kRoles.of[k])": known, f"is_{kind}(role)": known}
+        facts |= {} if self.numbers["kMany"] else {"counted": frozenset([False])}
         for name in ("Number", "Channel", "Row", "Random"):
             facts |= {} if f"{name}<T>" in types else {f"std::is_same_v<A,{name}<Single>>": frozenset([False])}
         writes = {1} | ({self.numbers["kElementGradients"]} if self.save == "input" else set())

@@ -14,6 +14,8 @@ template <Op op, typename S, bool dense, bool counted = false>
 __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
   constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = vectors_of<op, S>();
+  // In float32 also beside operands that are counted: the compiler had sunk loads to registers below what the values take.
+  constexpr bool staged = dense && (kStaged<op> || (counted && sizeof(S) == 4 && ins == 1));
   const int64_t block = int64_t(blockIdx.x) * (stride * vectors), n = launch.n;
   const int64_t first = block + int(threadIdx.x) * size;  // this thread's first element; its next vector is `stride` further on
   const OperandsOf<counted, S> operands{launch};
@@ -32,10 +34,10 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
     // All loads are issued before any of their results is used.
     Words in[ins][vectors];
     unsigned bits[vectors] = {};
-    [[maybe_unused]] __shared__ Words shared[kStaged<op> && dense ? vectors : 1][ins][kThreads];
+    [[maybe_unused]] __shared__ Words shared[staged ? vectors : 1][ins][kThreads];
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       const int64_t at = first + v * stride;
-      if constexpr (kStaged<op> && dense) {
+      if constexpr (staged) {
         JITACT_UNROLL for (int t = 0; t < ins; t++)
           ptx::copy_async(&shared[v][t][threadIdx.x], launch.at<const S, dense>(launch.read[t], at), launch.policy);
         ptx::commit_copies();
@@ -56,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elemen
       JITACT_UNROLL for (int v = 0; v < vectors; v++) draw(v);
     JITACT_UNROLL for (int v = 0; v < vectors; v++) {
       T values[ins][size], out[writes(op)][size];
-      if constexpr (kStaged<op> && dense) {
+      if constexpr (staged) {
         ptx::wait_for_copies(vectors - 1 - v);
         JITACT_UNROLL for (int t = 0; t < ins; t++) in[t][v] = shared[v][t][threadIdx.x];
       }
@@ -183,7 +185,7 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
       constexpr int64_t block = int64_t(kThreads) * Storage<S>::size * vectors_of<op, S>();
       const size_t shared = unused_shared<op, S>(!kAlwaysRows && call.dense);
       // 12 blocks, as with 40 registers, rather than 16, whose shared memory leaves no cache for a bias of 14336 values: those had
-      // 100 and 93 %. (With 32 registers and this it has not been timed.)
+      // 100 and 95 %.
       if constexpr (kStaged<op> && op == Op::backward && kBroadcast > 0 && sizeof(S) == 4)
         gpu::prefer_shared<elementwise<op, S, true>, 70>();
 #endif

@@ -161,35 +161,25 @@ struct Operands {
     JITACT_UNROLL for (int e = 0; e < size; e++) to[e] = value(b, i + e);
   }
 
-  // Values for consecutive elements of planes that are no shorter: the first `left` use value c, others the next.
-  template <int width>
-  JITACT_DEVICE void fill_from_two(int b, int64_t count, int64_t c, int64_t left, T (&to)[width]) const {
-    const T own = value(b, c);
-    JITACT_UNROLL for (int i = 0; i < width; i++) to[i] = own;
-    if (width == 1 || left >= width) return;
-    const T next = value(b, c + 1 == count ? 0 : c + 1);
-    JITACT_UNROLL for (int i = 1; i < width; i++) to[i] = i < left ? own : next;
-  }
   // Values for consecutive elements: the first `left` use value c.
   template <int width>
   JITACT_DEVICE void fill(int b, int64_t count, int64_t inner, int64_t c, int64_t left, T (&to)[width]) const {
-    bool filled = false;
     if (width == 1 || inner >= width) {
-      fill_from_two(b, count, c, left, to);
-      filled = true;
-    } else if (inner == 1 && c + width <= count) {
-      if constexpr (width == size) {
-        load_vector(b, c, to);
-        filled = true;
-      }
+      const T own = value(b, c);
+      JITACT_UNROLL for (int i = 0; i < width; i++) to[i] = own;
+      if (width == 1 || left >= width) return;
+      const T next = value(b, c + 1 == count ? 0 : c + 1);
+      JITACT_UNROLL for (int i = 1; i < width; i++) to[i] = i < left ? own : next;
+      return;
     }
-    if (!filled) {
-      const int whole = int(min(inner, int64_t(width)));
-      int rest = int(left);
-      JITACT_UNROLL for (int i = 0; i < width; i++) {
-        to[i] = value(b, c);
-        if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
-      }
+    if constexpr (width == size) {
+      if (inner == 1 && c + width <= count) return load_vector(b, c, to);
+    }
+    const int whole = int(min(inner, int64_t(width)));
+    int rest = int(left);
+    JITACT_UNROLL for (int i = 0; i < width; i++) {
+      to[i] = value(b, c);
+      if (--rest == 0) rest = whole, c = c + 1 == count ? 0 : c + 1;
     }
   }
 };
@@ -201,47 +191,89 @@ struct CountedOperands : Operands<S> {
   using Base = Operands<S>;
   using typename Base::T;
   static constexpr int size = Base::size;
-  // Whether a vector's values are loaded together with its elements; in 16 bits those of two planes would be packed for it.
-  static constexpr bool kLoaded = sizeof(S) == 4;
+  // Whether values are loaded together with a vector's elements. In 16 bits, where packing them would wait for them, and beside
+  // random numbers, with their registers, they are loaded when it is the vector's turn.
+  static constexpr bool kLoaded = sizeof(S) == 4 && kRandom == 0;
 
   // Index of the value of the vector's first element, and how many elements are left of its plane.
   struct Ready {
     uint32_t c;
     int left;
-    Words loaded[kLoaded ? kMany : 1];
+    T loaded[kLoaded ? kMany : 1][size];  // where there are two values at most, these come first
   };
   // The same of the block's first element: index, and how many elements of its plane are before it.
   struct Begins { uint32_t c, before; };
   JITACT_DEVICE Begins begins(int64_t first) const {
     const typename Base::Plane plane = this->in_plane(0, first);
-    return {uint32_t(plane.c), uint32_t(first - plane.number * this->launch.broadcast[0].inner)};
+    return {uint32_t(plane.c), uint32_t(first - plane.number * inner())};
   }
   JITACT_DEVICE void load(Ready& ready, const Begins& begins, int within) const {
     const uint32_t at = begins.before + within, planes = this->launch.by_inner[0].divide_small(at);
     ready.c = this->wrapped(0, begins.c + planes);
-    ready.left = int((planes + 1) * uint32_t(this->launch.broadcast[0].inner) - at);
-    if constexpr (kLoaded)
-      JITACT_UNROLL for (int b = 0; b < kMany; b++) {
-        T values[size];
-        fill(b, ready, values);
-        ready.loaded[b] = Storage<S>::narrow(values);
+    ready.left = int((planes + 1) * inner() - at);
+    if constexpr (kLoaded) {
+      if (has_two_at_most()) {
+        const uint32_t next = this->wrapped(0, ready.c + 1);
+        JITACT_UNROLL for (int b = 0; b < kMany; b++) {
+          ready.loaded[b][0] = this->value(b, ready.c);
+          ready.loaded[b][1] = this->value(b, next);
+        }
+      } else {
+        load_each(ready, ready.loaded);
       }
+    }
   }
   using Values = typename Base::template Values<size>;
   JITACT_DEVICE Values when_ready(const typename Base::Common& common, int64_t, const Ready& ready) const {
     Values values;
-    JITACT_UNROLL for (int b = 0; b < kBroadcast; b++) {
-      if (b >= kMany) JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[b][i] = common.value[b];
-      else if constexpr (kLoaded) Storage<S>::widen(ready.loaded[b], values.broadcast[b]);
-      else fill(b, ready, values.broadcast[b]);
+    JITACT_UNROLL for (int b = kMany; b < kBroadcast; b++)
+      JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[b][i] = common.value[b];
+    if (!has_two_at_most()) {
+      if constexpr (kLoaded)
+        JITACT_UNROLL for (int b = 0; b < kMany; b++)
+          JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[b][i] = ready.loaded[b][i];
+      else load_each(ready, values.broadcast);
+    } else if constexpr (kLoaded) {
+      JITACT_UNROLL for (int b = 0; b < kMany; b++) {
+        const T own = ready.loaded[b][0], next = ready.loaded[b][1];
+        JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[b][i] = i < ready.left ? own : next;
+      }
+    } else {
+      T own[kMany];
+      JITACT_UNROLL for (int b = 0; b < kMany; b++) {
+        own[b] = this->value(b, ready.c);
+        JITACT_UNROLL for (int i = 0; i < size; i++) values.broadcast[b][i] = own[b];
+      }
+      if (ready.left < size) {
+        const uint32_t c = this->wrapped(0, ready.c + 1);
+        JITACT_UNROLL for (int b = 0; b < kMany; b++) {
+          const T next = this->value(b, c);
+          JITACT_UNROLL for (int i = 1; i < size; i++) values.broadcast[b][i] = i < ready.left ? own[b] : next;
+        }
+      }
     }
     return values;
   }
 
  private:
-  JITACT_DEVICE void fill(int b, const Ready& ready, T (&to)[size]) const {
-    const Broadcasts& like = this->launch.broadcast[0];
-    Base::fill(b, like.count, like.inner, ready.c, ready.left, to);
+  JITACT_DEVICE uint32_t count() const { return uint32_t(this->launch.broadcast[0].count); }
+  JITACT_DEVICE uint32_t inner() const { return uint32_t(this->launch.broadcast[0].inner); }
+  // Whether a vector has values of two planes at most.
+  JITACT_DEVICE bool has_two_at_most() const { return size == 2 || inner() >= size - 1; }
+  // Loads a value for each element.
+  template <int operands>
+  JITACT_DEVICE void load_each(const Ready& ready, T (&to)[operands][size]) const {
+    if (inner() == 1 && ready.c + size <= count()) {
+      JITACT_UNROLL for (int b = 0; b < kMany; b++) this->load_vector(b, ready.c, to[b]);
+      return;
+    }
+    uint32_t c = ready.c, left = ready.left;
+    JITACT_UNROLL for (int i = 0; i < size; i++) {
+      // Loads together with elements are issued soonest if no index waits for another; the others have less to compute so.
+      if constexpr (kLoaded) c = this->wrapped(0, ready.c + this->launch.by_inner[0].divide_small(i + inner() - ready.left));
+      JITACT_UNROLL for (int b = 0; b < kMany; b++) to[b][i] = this->value(b, c);
+      if (!kLoaded && --left == 0) left = inner(), c = this->wrapped(0, c + 1);
+    }
   }
 };
 
