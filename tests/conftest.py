@@ -5,11 +5,13 @@ Built kernels are kept in pytest's cache directory, if there is one, for the nex
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pickle
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,10 @@ import torch
 from common import registered_as_before
 
 import jitact
+from jitact.exporting import build, rows
+from jitact.exporting import extract as extracting
+from jitact.exporting.conditions import Facts
+from jitact.kernels.loader.source import KernelSource
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
@@ -78,6 +84,33 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory):
 def exported_builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache directory for exported files' builds; persistent, like that of the kernels."""
     return kept_folder(request.config, "exported") or tmp_path_factory.mktemp("exported")
+
+
+@pytest.fixture
+def extracted_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keeps what is extracted for exported files, by all that it depends on, for all tests and workers of this run.
+
+    The sources of softmax take some ten seconds.
+    """
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "extracted"
+    folder.mkdir(exist_ok=True)
+
+    def extract(
+        source: KernelSource, facts: Facts, roots: Collection[str], dtypes: Collection[str], devices: Collection[str]
+    ) -> extracting.Extract:
+        known = [(name, sorted(map(repr, values))) for name, values in sorted(facts.items())]
+        key = repr([source, source.full_text, source.defines(), known, sorted(roots), list(dtypes), list(devices)])
+        file = folder / hashlib.sha256(key.encode()).hexdigest()
+        if not file.exists():
+            made = extracting.extract(source, facts, roots, dtypes, devices)
+            part = file.with_suffix(f".{os.getpid()}")
+            part.write_bytes(pickle.dumps(made))
+            part.rename(file)
+        return pickle.loads(file.read_bytes())
+
+    for module in (build, rows):
+        monkeypatch.setattr(module, "extract", extract)
 
 
 @pytest.fixture(params=DEVICES)

@@ -26,7 +26,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitact
 from jitact import registry
-from jitact.exporting import build, extract, onefile
+from jitact.exporting import build, extract, onefile, rows
 from jitact.exporting.conditions import evaluate
 from jitact.kernels.loader.source import DEVICE, KernelSource
 from jitact.rows import kernels as row_kernels
@@ -43,6 +43,8 @@ LAYOUTS = {
 }
 ROWS = ["softmax", "log_softmax", "softmin"]
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+ONE = {"device": "cpu", "dtype": "fp32"}  # for tests of what does not depend on these: all take several times as long
+pytestmark = pytest.mark.usefixtures("extracted_once")
 
 
 @pytest.fixture(autouse=True)
@@ -328,7 +330,7 @@ def test_numbers_are_checked() -> None:
         "softshrink": {"lambd": math.inf},
     }.items():
         with pytest.raises(ValueError, match=rf"{re.escape(name)}: needs .*, got .*{[*numbers][-1]}={[*numbers.values()][-1]}"):
-            load(name)["ModelNew"](**numbers)
+            load(name, **ONE)["ModelNew"](**numbers)
 
 
 def test_what_no_gradient_reads_is_not_kept(swoosh: str) -> None:
@@ -522,6 +524,8 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
     source = KernelSource.from_file(name) if name in ROWS else registry.REGISTRY[name].activation.source
     space = load(name)
     monkeypatch.setattr(extract, "joined", lambda text: text)
+    for module in (build, rows):
+        monkeypatch.setattr(module, "extract", extract.extract)  # anew
     apart = load(name, shape=(2, 3))["SOURCE"]  # before short lines are joined
 
     def tokens(text: str) -> str:
@@ -610,8 +614,7 @@ def along(space: dict, x: torch.Tensor, dim: int, taken: bool) -> None:
 
 @pytest.mark.parametrize("name", [*map(SLOW, ROWS[:2]), *ROWS[2:]])
 def test_rows_beside_pytorchs(name: str) -> None:
-    space: dict = {"__name__": "exported"}
-    exec(jitact.export(name, device="cpu"), space)
+    space = load(name)
     for dtype in (torch.float32, torch.float16, torch.bfloat16):
         for shape, dim in (((40, 1000), 1), ((40, 1000), -2), ((3, 5, 77), 2), ((5, 64, 40), 1), ((9,), 0)):
             along(space, 3 * torch.randn(shape).to(dtype), dim, True)
@@ -660,7 +663,8 @@ def beside_sinks(space: dict, x: torch.Tensor, s: torch.Tensor, dim: int, taken:
 @pytest.mark.parametrize("save", ["output", "input"])
 def test_definitions_of_rows(save: str) -> None:
     jitact.define("beside_sink", source=BESIDE_SINK, reference=beside_sink, a=2.0)
-    text = jitact.export(jitact.get("beside_sink")(dim=0, a=0.5, save=save), device="cpu", shape=(4, 6))
+    module, dtypes = jitact.get("beside_sink")(dim=0, a=0.5, save=save), ["fp32", "bf16"]
+    text = jitact.export(module, device="cpu", dtype=dtypes, shape=(4, 6))
     space: dict = {"__name__": "exported"}
     exec(text, space)
     assert space["get_init_inputs"]() == [0] and [tuple(t.shape) for t in space["get_inputs"]()] == [(4, 6), (4, 1)]
@@ -692,19 +696,19 @@ def test_definitions_of_rows_without_operands() -> None:
     text = (DEVICE.parent / "softmax.cu").read_text()
     jitact.define("call", source=text, reference=torch.softmax)
     space: dict = {"__name__": "exported"}
-    exec(jitact.export("call", device="cpu", dtype="fp32"), space)
+    exec(jitact.export("call", **ONE), space)
     along(space, torch.randn(40, 1000), 1, True)
     along(space, torch.randn(40, 1000).half(), 1, False)
     jitact.define("call", source=text)
     with pytest.raises(ValueError, match="call cannot be exported without a PyTorch counterpart: define it with reference="):
-        jitact.export("call")
+        jitact.export("call", **ONE)
     jitact.define("call", source=text, reference=library)
     with pytest.raises(ValueError, match="call cannot be exported: the file has a 'library' of its own; give"):
-        jitact.export("call")
+        jitact.export("call", **ONE)
     text = BESIDE_SINK.replace("T> s,", "T> takes,").replace("(s)", "(takes)")
     jitact.define("call", source=text, reference=beside_sink, a=1.0)
     with pytest.raises(ValueError, match="call cannot be exported: the file has a 'takes' of its own; give"):
-        jitact.export("call")
+        jitact.export("call", **ONE)
 
 
 def test_references_whose_source_is_not_all_that_runs_are_refused() -> None:
@@ -723,17 +727,17 @@ def test_references_whose_source_is_not_all_that_runs_are_refused() -> None:
     for reference in (decorated, doubled(torch.relu), lambda x: factor * x, lambda x, *, factor=2.0: factor * x):
         jitact.define("swoosh", source="ELEMENTWISE T forward(T x) { T y = x; return y; }", reference=reference)
         with pytest.raises(ValueError, match="swoosh cannot be exported without a PyTorch counterpart"):
-            jitact.export("swoosh")
+            jitact.export("swoosh", **ONE)
 
 
 def test_names_that_a_file_has_of_its_own_are_refused() -> None:
     text = BESIDE_SINK.replace("T> s,", "T> beside_sink,").replace("(s)", "(beside_sink)")
     jitact.define("swoosh", source=text, reference=beside_sink, a=2.0)
     with pytest.raises(ValueError, match="swoosh cannot be exported: the file has a 'beside_sink' of its own"):
-        jitact.export("swoosh")
+        jitact.export("swoosh", **ONE)
     jitact.define("CDLL", "2 * x")
     with pytest.raises(ValueError, match="CDLL cannot be exported: the file has a 'CDLL' of its own"):
-        jitact.export("CDLL")
+        jitact.export("CDLL", **ONE)
 
 
 @pytest.mark.slow
@@ -891,15 +895,15 @@ def test_refuses_what_it_cannot_run() -> None:
 def test_words_that_the_form_forbids(swoosh: str) -> None:
     text = "ELEMENTWISE T forward(T x) { static_assert(sizeof(x) > 1, \"try it\"); return x; }"
     jitact.define("swoosh", source=text, reference=lambda x: x * 1)
-    assert 'static_assert(sizeof(x) > 1, "tr" "y it")' in jitact.export("swoosh")
+    assert 'static_assert(sizeof(x) > 1, "tr" "y it")' in jitact.export("swoosh", **ONE)
     jitact.define("retry", "x")
     with pytest.raises(ValueError, match="'try' may not occur"):
-        jitact.export("retry")
+        jitact.export("retry", **ONE)
     jitact.define("opaque", source="ELEMENTWISE T forward(T x) { T y = x; return y; }")
     with pytest.raises(ValueError, match="define it with reference="):
-        jitact.export("opaque")
+        jitact.export("opaque", **ONE)
     jitact.define("opaque", source="ELEMENTWISE T forward(T x) { T y = x; return y; }", reference=lambda x: x * 1)
-    assert "return x * 1" in jitact.export("opaque")
+    assert "return x * 1" in jitact.export("opaque", **ONE)
 
 
 FORMULAS = (
@@ -1033,7 +1037,7 @@ import contextlib, pickle, runpy, sys
 import jitact
 before = jitact.get("relu"), jitact.get("swiglu").activation.token
 with contextlib.suppress(SystemExit):
-    sys.argv = ["registry", "export", "relu", "-o", "/dev/null"]
+    sys.argv = ["registry", "export", "relu", "-o", "/dev/null", "--device", "cpu", "--dtype", "fp32"]
     runpy.run_module("jitact.registry", run_name="__main__")
 from jitact.records import by_token
 assert not [token for token in by_token if "." in token], list(by_token)

@@ -115,6 +115,8 @@ def test_an_error_names_what_was_given(caller, given, error: type, message: str)
 
 # The parameters of modules are used by check, plot and export.
 
+ONE = {"device": "cpu", "dtype": "fp32"}  # for files of which the kernels do not matter
+
 
 def test_module_of_takes_over_settings_and_weights() -> None:
     theirs = nn.PReLU(3, 0.7)
