@@ -26,7 +26,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import jitact
 from jitact import registry
-from jitact.exporting import build, extract, onefile, rows
+from jitact.exporting import build, extract, onefile
+from jitact.exporting import rows as of_rows
 from jitact.exporting.conditions import evaluate
 from jitact.kernels.loader.source import DEVICE, KernelSource
 from jitact.rows import kernels as row_kernels
@@ -524,7 +525,7 @@ def test_every_line_is_the_librarys(name: str, tmp_path: Path, monkeypatch: pyte
     source = KernelSource.from_file(name) if name in ROWS else registry.REGISTRY[name].activation.source
     space = load(name)
     monkeypatch.setattr(extract, "joined", lambda text: text)
-    for module in (build, rows):
+    for module in (build, of_rows):
         monkeypatch.setattr(module, "extract", extract.extract)  # anew
     apart = load(name, shape=(2, 3))["SOURCE"]  # before short lines are joined
 

@@ -7,6 +7,7 @@ import io
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -20,6 +21,9 @@ import jitact
 from jitact import registry
 from jitact.exporting.onefile import main
 from jitact.kernels import KernelSource
+
+ONE = {"device": "cpu", "dtype": "fp32"}  # for exported files of which the kernels do not matter: fewer take less time
+pytestmark = pytest.mark.usefixtures("extracted_once")
 
 
 class MyGELU(nn.GELU):
@@ -75,7 +79,7 @@ def test_what_was_defined_goes_on_standing_for_itself() -> None:
     new = jitact.define("swoosh", "x * cos(x)")
     for given, cls in ((old, old), (old(), old), (function, old), (new, new), (jitact.swoosh, new), ("swoosh", new)):
         assert jitact.get(given) is cls
-    assert "torch.sin" in jitact.export(function) and "torch.cos" in jitact.export(new)
+    assert "torch.sin" in jitact.export(function, **ONE) and "torch.cos" in jitact.export(new, **ONE)
 
 
 WRONG = [
@@ -115,8 +119,6 @@ def test_an_error_names_what_was_given(caller, given, error: type, message: str)
 
 # The parameters of modules are used by check, plot and export.
 
-ONE = {"device": "cpu", "dtype": "fp32"}  # for files of which the kernels do not matter
-
 
 def test_module_of_takes_over_settings_and_weights() -> None:
     theirs = nn.PReLU(3, 0.7)
@@ -141,7 +143,7 @@ def test_check_is_of_the_settings(capsys: pytest.CaptureFixture) -> None:
 
 def exported(activation) -> dict:
     space: dict = {}
-    exec(jitact.export(activation), space)
+    exec(jitact.export(activation, **ONE), space)
     return space
 
 
@@ -153,14 +155,15 @@ def test_export_is_of_the_settings(given) -> None:
 
 
 def test_export_keeps_what_the_module_keeps() -> None:
-    assert "ctx.save_for_backward(y)" in jitact.export("tanh")
-    text = jitact.export(jitact.get("tanh")(save="input"))
+    assert "ctx.save_for_backward(y)" in jitact.export("tanh", **ONE)
+    text = jitact.export(jitact.get("tanh")(save="input"), **ONE)
     assert "ctx.save_for_backward(x)" in text and 'run("backward_from_output"' not in text
 
 
 def test_export_of_a_variant() -> None:
-    assert jitact.export(nn.GELU("tanh")) == jitact.export("gelu_tanh")
-    assert jitact.export(nn.GELU) == jitact.export(nn.GELU()) == jitact.export("gelu")
+    tanh, plain = (jitact.export(name, **ONE) for name in ("gelu_tanh", "gelu"))
+    assert tanh != plain and jitact.export(nn.GELU("tanh"), **ONE) == tanh
+    assert jitact.export(nn.GELU, **ONE) == jitact.export(nn.GELU(), **ONE) == plain
 
 
 def test_export_of_numbers_without_a_literal() -> None:
@@ -185,9 +188,10 @@ def test_export_refuses_what_a_file_does_not_have(given: nn.Module, message: str
 def test_export_where_it_cannot_be_printed(monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path) -> None:
     jitact.define("swoosh", "x * sin(x)", formula="x · sin(x)")
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="ascii"))
-    assert main(["export", "swoosh"]) == 2
+    command = ["export", "swoosh", "--device", "cpu", "--dtype", "fp32"]
+    assert main(command) == 2
     assert "can't encode character" in capsys.readouterr().err
-    assert main(["export", "swoosh", "-o", str(tmp_path / "swoosh.py")]) == 0
+    assert main([*command, "-o", str(tmp_path / "swoosh.py")]) == 0
     assert "x · sin(x)" in (tmp_path / "swoosh.py").read_text(encoding="utf-8")
 
 
@@ -280,7 +284,44 @@ def test_functions_are_attributes_until_a_name_gets_another_meaning() -> None:
         assert "gelu" not in vars(jitact) and not hasattr(jitact, "swoosh")
 
 
-def test_a_name_that_is_taken_out_and_given_again() -> None:
+# In new processes.
+
+FORKS = """
+import os, sys, traceback
+import torch, torch._dynamo, torch._functorch.aot_autograd, jitact
+for line in sys.stdin:
+    child = os.fork()
+    if not child:
+        try:
+            exec(eval(line), {"__name__": "__main__"})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1], flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def runs() -> Iterator[Callable[[str], bool]]:
+    """``runs(code)``: whether a program runs without errors in a process that has imported jitact, and done nothing else."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", FORKS], stdin=pipe, stdout=pipe, text=True) as process:
+
+        def runs(code: str) -> bool:
+            process.stdin.write(f"{code!r}\n")
+            process.stdin.flush()
+            return process.stdout.readline().strip() == "0"
+
+        yield runs
+        process.stdin.close()
+
+
+def test_a_program_that_fails_is_noticed(runs: Callable[[str], bool]) -> None:
+    assert runs("import jitact; jitact.silu") and not runs("import jitact; jitact.repalce") and not runs("raise SystemExit(0)")
+
+
+def test_a_name_that_is_taken_out_and_given_again(runs: Callable[[str], bool]) -> None:
     """Earlier lookups are not cached. In a process of its own, as it changes the order of the library's names."""
     code = (
         "import jitact; from jitact import registry; before = jitact.relu6; registry.unregister('relu6')\n"
@@ -288,31 +329,31 @@ def test_a_name_that_is_taken_out_and_given_again() -> None:
         "jitact.define('relu6', 'x * 100')\n"
         "assert jitact.relu6 is jitact.get('relu6').activation.function is not before"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert runs(code)
 
 
-def test_a_package_that_is_no_longer_imported() -> None:
+def test_a_package_that_is_no_longer_imported(runs: Callable[[str], bool]) -> None:
     """As where a program imports it within mock.patch.dict(sys.modules)."""
     code = "import sys, jitact; del sys.modules['jitact']; assert jitact.silu is jitact.swish"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert runs(code)
 
 
 @pytest.mark.parametrize("call", ["jitact.gelu(x, 'tanh')", "make(approximate='tanh')(x)"])
-def test_a_variant_is_first_called_inside_torch_compile(call: str) -> None:
+def test_a_variant_is_first_called_inside_torch_compile(call: str, runs: Callable[[str], bool]) -> None:
     """In a new process: a first look at a record may take a lock, which torch.compile does not trace."""
     code = (
         "import torch, jitact; make = jitact.get('gelu')\n"
         f"f = torch.compile(lambda x: {call}, backend='aot_eager', fullgraph=True)\n"
         "x = torch.randn(8); torch.testing.assert_close(f(x), torch.nn.functional.gelu(x, approximate='tanh'))"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert runs(code)
 
 
-def test_a_class_is_first_constructed_inside_torch_compile() -> None:
+def test_a_class_is_first_constructed_inside_torch_compile(runs: Callable[[str], bool]) -> None:
     """In a new process, as later constructions find everything already made."""
     code = (
         "import torch, jitact; make = jitact.get('leaky_relu')\n"
         "f = torch.compile(lambda x: make(0.3)(x), backend='eager', fullgraph=True)\n"
         "assert f(-torch.ones(2)).tolist() == (-0.3 * torch.ones(2)).tolist()"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    assert runs(code)
