@@ -1,6 +1,6 @@
 // Emulates enough of CUDA to run kernels on a CPU, one cluster after another, for tests without a GPU. Each thread of a cluster
-// is a ucontext that runs until it has to wait for others, in an order that is shuffled repeatedly. The functions of ptx.cuh
-// are plain C++ here, rounded where the GPU's instructions are approximations.
+// has a stack of its own and runs until it has to wait for others, in an order that is shuffled repeatedly. The functions of
+// ptx.cuh are plain C++ here, rounded where the GPU's instructions are approximations.
 #pragma once
 
 #include <ucontext.h>
@@ -118,7 +118,7 @@ struct Block {
   dim3 index;
   Meeting all;
   std::vector<Meeting> warps;
-  std::vector<char> memory = std::vector<char>(kShared, char(0xff));  // shared memory, NaN until written
+  char* memory;  // shared memory, NaN until written
   std::vector<Copy> copies;  // by the whole block
 };
 
@@ -132,8 +132,8 @@ using Copies = std::deque<std::vector<Copy>>;
 
 struct Thread {
   Copies copies;
-  ucontext_t context;
-  std::unique_ptr<char[]> stack;
+  void* place[5];                 // where it waits
+  std::unique_ptr<char[]> stack;  // made when it first runs
   Block* block;
   int index, turn = 0;  // turn: for the cluster's barrier
   bool done = false;
@@ -141,38 +141,56 @@ struct Thread {
 
 inline Cluster* cluster;
 inline Thread* current;
-inline ucontext_t scheduler;
+inline std::vector<Thread> all;                          // for a cluster's threads and blocks, one cluster after another
+inline std::vector<std::unique_ptr<char[]>> memories;
+inline void* scheduler[5];                               // where it waits
 inline std::function<void()> body;
 
+// Switches between stacks. Those of setjmp and ucontext take a system call each for signals, which nobody masks here.
+[[noreturn, gnu::noinline]] inline void go_to(void** place) { __builtin_longjmp(place, 1); }
+[[gnu::noinline]] inline void let_others_run() {
+  if (!__builtin_setjmp(current->place)) go_to(scheduler);
+}
+
 inline void wait(const Meeting& meeting, int turn) {
-  while (meeting.turn == turn) swapcontext(&current->context, &scheduler);
+  while (meeting.turn == turn) let_others_run();
 }
 inline void meet(Meeting& meeting) { wait(meeting, meeting.arrive()); }
 inline Meeting& warp() { return current->block->warps[current->index / 32]; }
 
-inline void run_thread() {
-  body();
-  meet(current->block->all);
-  current->done = true;
-  swapcontext(&current->context, &scheduler);
+// A thread of one cluster after another.
+inline void run_threads() {
+  while (true) {
+    body();
+    meet(current->block->all);
+    current->done = true;
+    let_others_run();
+  }
 }
 
-inline void run_cluster(int threads, std::vector<Thread>& all) {
-  for (size_t t = 0; t < all.size(); t++) {
+[[gnu::noinline]] inline void run_until_it_waits(Thread& thread) {
+  if (__builtin_setjmp(scheduler)) return;
+  if (thread.stack) go_to(thread.place);
+  constexpr size_t bytes = 1 << 16;
+  thread.stack.reset(new char[bytes]);
+  ucontext_t start;
+  getcontext(&start);
+  start.uc_stack.ss_sp = thread.stack.get();
+  start.uc_stack.ss_size = bytes;
+  start.uc_link = nullptr;
+  makecontext(&start, run_threads, 0);
+  setcontext(&start);
+}
+
+inline void run_cluster(int threads, size_t count) {
+  for (size_t t = 0; t < count; t++) {
     Thread& thread = all[t];
-    constexpr size_t bytes = 1 << 16;
-    if (!thread.stack) thread.stack.reset(new char[bytes]);
-    getcontext(&thread.context);
-    thread.context.uc_stack.ss_sp = thread.stack.get();
-    thread.context.uc_stack.ss_size = bytes;
-    thread.context.uc_link = nullptr;
-    makecontext(&thread.context, run_thread, 0);
     thread.block = &cluster->blocks[t / threads];
     thread.index = int(t % threads);
     thread.done = false;
     thread.copies = Copies(1);
   }
-  std::vector<int> order(all.size());
+  std::vector<int> order(count);
   std::iota(order.begin(), order.end(), 0);
   static std::minstd_rand random;
   while (!order.empty()) {
@@ -181,7 +199,7 @@ inline void run_cluster(int threads, std::vector<Thread>& all) {
       current = &all[t];
       threadIdx = dim3(current->index, 0, 0);
       blockIdx = current->block->index;
-      swapcontext(&scheduler, &current->context);
+      run_until_it_waits(all[t]);
     }
     order.erase(std::remove_if(order.begin(), order.end(), [&](int t) { return all[t].done; }), order.end());
   }
@@ -197,15 +215,24 @@ void launch_clusters(dim3 grid, int threads, unsigned blocks, const Kernel& kern
   if (shared_bytes > kStatic) std::abort();  // all kernels' objects have places of their own
   gridDim = grid;
   body = [&] { kernel(arguments...); };
-  std::vector<Thread> all(threads * blocks);
+  while (memories.size() < blocks) {
+    memories.emplace_back(new char[kShared]);
+    std::memset(memories.back().get(), 0xff, kShared);
+  }
+  const size_t count = threads * blocks;
+  if (all.size() < count) all.resize(count);
   for (unsigned z = 0; z < grid.z; z++)
     for (unsigned y = 0; y < grid.y; y++)
       for (unsigned x = 0; x < grid.x; x += blocks) {
-        Cluster here{{int(all.size())}, {}};
-        for (unsigned b = 0; b < blocks; b++)
-          here.blocks.push_back({dim3(x + b, y, z), {threads}, std::vector<Meeting>((threads + 31) / 32, Meeting{32})});
+        Cluster here{{int(count)}, {}};
+        for (unsigned b = 0; b < blocks; b++) {
+          char* const memory = memories[b].get();
+          std::memset(memory, 0xff, shared_bytes);  // what kernels may have written before
+          std::memset(memory + kStatic, 0xff, kShared - kStatic);
+          here.blocks.push_back({dim3(x + b, y, z), {threads}, std::vector<Meeting>((threads + 31) / 32, Meeting{32}), memory});
+        }
         cluster = &here;
-        run_cluster(threads, all);
+        run_cluster(threads, count);
       }
 }
 
@@ -389,11 +416,11 @@ inline void expect(Barrier* barrier, unsigned bytes) {
   check_phase(barrier);
 }
 inline void wait(Barrier* barrier, int phase) {
-  while (barrier->phase == phase) swapcontext(&emulated::current->context, &emulated::scheduler);
+  while (barrier->phase == phase) emulated::let_others_run();
 }
 inline void send(float* here, unsigned block, float v, Barrier* barrier) {
   const auto there = [&](void* p) {
-    return &emulated::cluster->blocks[block].memory[reinterpret_cast<char*>(p) - emulated::current->block->memory.data()];
+    return &emulated::cluster->blocks[block].memory[reinterpret_cast<char*>(p) - emulated::current->block->memory];
   };
   std::memcpy(there(here), &v, sizeof v);
   Barrier* const other = reinterpret_cast<Barrier*>(there(barrier));
