@@ -19,6 +19,7 @@ import jitact
 from jitact import kernels
 from jitact.kernels.loader.parts import write_compiler
 from jitact.kernels.loader.plan import CFLAGS, CPU_LEVELS, LIBMVEC, NVCC_FLAGS, make_plan
+from jitact.kernels.loader.source import RowPart
 from jitact.registry import record_named
 
 FOLDER = Path(kernels.__file__).parent
@@ -27,7 +28,13 @@ INCLUDE = Path(torch.__file__).parent / "include"
 
 ALWAYS = ("relu", "xielu", "swiglu")  # these use most of the loops; the others run with -m slow
 KERNELS = slow_but(jitact.names(), ALWAYS)
-ROWS = ("softmax", SLOW("log_softmax"))
+# Builds of rows are of parts. These have each kind of operator, along and across, and each dtype; all others by -m slow.
+PARTS = [
+    RowPart("bfloat16", "along", "output"),
+    RowPart("float32", "across", "output"),
+    RowPart("float32", "along", "input"),
+    RowPart("float16", "across", "input"),
+]
 
 
 def compile_text(text: str, folder: Path, command: list[str]) -> None:
@@ -38,7 +45,11 @@ def compile_text(text: str, folder: Path, command: list[str]) -> None:
 
 
 def kernel_text(name: str) -> str:
-    return f'#include "elementwise.cuh"\n{source_of(name).full_text}\n#include "launch.cuh"\n'
+    return text_of(source_of(name))
+
+
+def text_of(source: kernels.KernelSource) -> str:
+    return f'#include "elementwise.cuh"\n{source.full_text}\n#include "launch.cuh"\n'
 
 
 def defines(name: str) -> list[str]:
@@ -53,17 +64,24 @@ def source_of(name: str) -> kernels.KernelSource:
 @pytest.mark.parametrize("archs", [(90,), SLOW((80, 100))], ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_nvcc_compiles_every_kernel(name: str, archs: tuple[int, ...], tmp_path: Path) -> None:
-    nvcc_compiles(name, archs, tmp_path)
+    nvcc_compiles(source_of(name), archs, tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
-@pytest.mark.parametrize("arch", [SLOW(80), 90, SLOW(100)])  # from 90 on, blocks wait for asynchronous copies by others
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("arch", [80, 90, 100])  # from 90 on, blocks wait for asynchronous copies by others
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.slow
 def test_nvcc_compiles_rows(name: str, arch: int, tmp_path: Path) -> None:
-    nvcc_compiles(name, [arch], tmp_path)
+    nvcc_compiles(source_of(name), [arch], tmp_path)
 
 
-def nvcc_compiles(name: str, architectures: Sequence[int], folder: Path) -> None:
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
+@pytest.mark.parametrize("part", PARTS, ids="_".join)
+def test_nvcc_compiles_parts_of_rows(part: RowPart, tmp_path: Path) -> None:
+    nvcc_compiles(source_of("softmax")._replace(rows=part), [90], tmp_path)
+
+
+def nvcc_compiles(source: kernels.KernelSource, architectures: Sequence[int], folder: Path) -> None:
     archs = [f"-gencode=arch=compute_{arch},code=sm_{arch}" for arch in architectures]
     command = [
         "nvcc",
@@ -76,7 +94,7 @@ def nvcc_compiles(name: str, architectures: Sequence[int], folder: Path) -> None
         *archs,
         f"-I{DEVICE}",
     ]
-    compile_text(kernel_text(name), folder, [*command, *defines(name), "-o", str(folder / "kernel.o")])
+    compile_text(text_of(source), folder, [*command, *source.defines(), "-o", str(folder / "kernel.o")])
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="nvcc is not on PATH")
