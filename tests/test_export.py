@@ -259,8 +259,8 @@ def test_gated_activations_take_two_tensors() -> None:
 
 
 def test_defined_activation(swoosh: str) -> None:
-    compare(swoosh, "cpu", torch.randn(1001), 3.0)
-    assert "return x * torch.sin(self.a * x)" in jitact.export(swoosh)
+    compare(swoosh, "cpu", torch.randn(1001), 3.0, space=load(swoosh, **ONE))
+    assert "return x * torch.sin(self.a * x)" in jitact.export(swoosh, **ONE)
 
 
 def beside_model(text: str, *arguments: object, inputs: list[torch.Tensor], near: float = 1e-5) -> nn.Module:
@@ -400,12 +400,12 @@ def test_what_stands_around_an_activation(name: str, arguments: tuple, count: in
 @pytest.mark.parametrize("name", ["gelu+bias", SLOW("silu+dropout"), SLOW("relu+residual"), "swiglu+row_weight"])
 def test_names_with_what_stands_around(name: str) -> None:
     space: dict = {"__name__": "exported"}
-    text = jitact.export(name)
+    text = jitact.export(name, device="cpu")
     exec(text, space)
     parts = name.split("+")[1:]
     assert ("beside(row_weight, gate)" in text) is ("row_weight" in parts)
     assert ("beside(self.bias, x)" in text) is ("bias" in parts)
-    assert "beside(" not in jitact.export(name, dtype=["fp32", "fp64"])
+    assert "beside(" not in jitact.export(name, device="cpu", dtype=["fp32", "fp64"])
     taken = list(inspect.signature(space["ModelNew"].forward).parameters)[1:]
     space["batch_size"], space["dim"] = 2, 3
     assert space["Model"](*space["get_init_inputs"]())(*space["get_inputs"]()).shape == (2, 3)
@@ -420,14 +420,14 @@ def test_references_get_channels_as_the_library_gives_them(swoosh: str) -> None:
     source = "ELEMENTWISE T forward(T x, Channel<T> w) { return x * w; }"
     made = jitact.define("swoosh", source=source, reference=lambda x, w: torch.mul(x, w), w=jitact.Channel(2.0, dim=1))
     space: dict = {"__name__": "exported"}
-    exec(jitact.export(swoosh), space)
+    exec(jitact.export(swoosh, **ONE), space)
     x = torch.randn(2, 3, 4)
     assert torch.equal(space["Model"](3)(x), made.Model(3)(x))
 
 
 def test_helpers_and_constants_come_along(swoosh: str) -> None:
     jitact.define("swoosh", "max(x_minus_tanh(x), 0) * sqrt(2 / pi)")
-    space = load(swoosh)
+    space = load(swoosh, device="cpu", dtype="fp64")
     x = torch.randn(100, dtype=torch.float64)
     torch.testing.assert_close(space["ModelNew"]()(x), space["Model"]()(x))
 
@@ -1021,7 +1021,8 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert "no shape '8'; write it like 8192x8192" in capsys.readouterr().err
     assert onefile.main(["export", "sofsign"]) == 2 and "did you mean 'softsign'" in capsys.readouterr().err
     (tmp_path / "own.cu").write_text("ELEMENTWISE T forward(T x) { return x * x; }\n")
-    assert onefile.main(["export", "own", "--from", str(tmp_path)]) == 0 and "x * x" in capsys.readouterr().out
+    command = ["export", "own", "--from", str(tmp_path), "--device", "cpu"]
+    assert onefile.main(command) == 0 and "x * x" in capsys.readouterr().out
 
 
 def test_command_line(tmp_path: Path) -> None:
