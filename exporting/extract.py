@@ -377,18 +377,21 @@ def _drop_members(items: list[Item]) -> None:
             block.nodes = [node for node in block.nodes if id(node) not in unwanted]
             item.members = [member for member in item.members if id(member.node) in wanted]
     classes = [item for item in items if _is_class(item.node)]
-    outermost = [(item, set(re.findall(r"\w+", item.node.text))) for item in items if item.owner is None]
-    text = bare("".join(item.node.text for item, _ in outermost))
+    outermost = [_Outermost(item) for item in items if item.owner is None]
+    text = "".join(each.text for each in outermost)
+    made_by_names = {name for names in re.findall(r"\b(\w+)(?:<[^;{}]*>)?\s*(\w*)\s*\{\s*\.", text) for name in names}
     for item in classes:
-        block = _class_block(item.node)
+        block, name = _class_block(item.node), item.names[0]
+        may_lose_all = name in made_by_names or any(member.names == [name] for member in item.members)  # it has a constructor
         for node in [*block.nodes]:
             names = [] if _is_function(node) or _is_class(node) else declared_names(node)
-            if names and _may_lose(item, node, text) and not any(_is_read(name, item, node, outermost) for name in names):
+            if names and (may_lose_all or _may_lose(item, node)) and not any(_is_read(each, item, node, outermost) for each in names):
                 block.nodes.remove(node)
-                for name, (other, its_words) in itertools.product(names, outermost):
-                    if name in its_words and (other is item or _goes_with(other, item)):
-                        own = other.names == item.names or _holds(other.node, item.node)
-                        _drop_values(other.node, name, own, item.names[0])
+                for lost, other in itertools.product(names, outermost):
+                    if other.may_use(lost, item):
+                        own = other.item.names == item.names or _holds(other.item.node, item.node)
+                        _drop_values(other.item.node, lost, own, name)
+                        vars(other).pop("text", None)
     _drop_usings(classes)
 
 
@@ -414,26 +417,61 @@ def _derives(node: Node, name: str) -> bool:
     return _is_class(node) and bool(re.search(rf":[^:{{]*\b{name}<", node.head))
 
 
-def _may_lose(item: Item, node: Node, text: str) -> bool:
-    """Whether a data member can be removed without changing how its class is initialised."""
-    declaration, name = bare(node.text).strip(), item.names[0]
-    if declaration.startswith(("using", "static")) or name == "Call" or re.search(r"[={]", declaration):
-        return True
-    has_constructor = any(member.names == [name] for member in item.members)
-    return has_constructor or bool(re.search(rf"\b{name}(?:<[^;{{}}]*>)?\s*\w*\s*\{{\s*\.", text))
+def _may_lose(item: Item, node: Node) -> bool:
+    """Whether a data member can be removed in any case without changing how its class is initialised."""
+    declaration = bare(node.text).strip()
+    return declaration.startswith(("using", "static")) or item.names[0] == "Call" or bool(re.search(r"[={]", declaration))
 
 
-def _is_read(name: str, item: Item, node: Node, outermost: list[tuple[Item, set[str]]]) -> bool:
+class _Outermost:
+    """An item that has no owner, with what is asked of it for each member of each class; it only loses code."""
+
+    def __init__(self, item: Item) -> None:
+        self.item = item
+        self.words = set(re.findall(r"\w+", item.node.text))
+        self.assigned = set(_all_assigned(item.node))
+
+    @cached_property
+    def text(self) -> str:
+        return bare(self.item.node.text)
+
+    def may_use(self, name: str, of: Item) -> bool:
+        """Whether it may use a member of a class."""
+        return name in self.words and (self.item is of or _goes_with(self.item, of))
+
+    def text_without_values(self, name: str, of: Item, own: bool) -> str:
+        """The text without assignments to a member of a class."""
+        if name not in self.assigned:
+            return self.text
+        return bare(_without_values(self.item.node, name, own or _holds(self.item.node, of.node)))
+
+
+def _all_assigned(node: Node) -> Iterator[str]:
+    """The names of the members that statements within a node assign to."""
+    if isinstance(node, If):
+        for branch in (node.then, node.otherwise):
+            if branch is not None:
+                yield from _all_assigned(branch)
+        return
+    if (name := assigned(node)) is not None:
+        yield name
+    for block in node.blocks():
+        for each in block.nodes:
+            yield from _all_assigned(each)
+
+
+def _is_read(name: str, item: Item, node: Node, outermost: list[_Outermost]) -> bool:
     """Whether a data member is used other than by its declaration and assignments to it."""
     is_static = re.match(r"\s*(?:using|static)\b", bare(node.text))
     access = re.compile(rf"(?:\.|->{'|::' if is_static else ''}){name}\b(?!\s*(?:<[^;{{}}()]*>)?\()")
     word = re.compile(rf"(?<![.>:\w]){name}\b")
     found = -len(word.findall(bare(node.text))) - len(access.findall(bare(node.text)))
-    for each, its_words in outermost:
-        if name in its_words and (each is item or _goes_with(each, item)):
-            own = each is item or each.names == item.names or _derives(each.node, name=item.names[0])
-            text = bare(_without_values(each.node, name, own or _holds(each.node, item.node)))
-            text = re.sub(rf"(?<=[{{,])\s*\.{name} = ", " ", text)
+    for each in outermost:
+        if each.may_use(name, item):
+            own = each.item is item or each.item.names == item.names or _derives(each.item.node, name=item.names[0])
+            text = each.text_without_values(name, item, own)
+            if f".{name} = " in text:
+                text = re.sub(rf"(?<=[{{,])\s*\.{name} = ", " ", text)
             found += len(access.findall(text)) + (len(word.findall(text)) if own else 0)
     if item.owner is not None:
         found += len(word.findall(bare(_without_values(item.node, name, True))))
