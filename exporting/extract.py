@@ -385,7 +385,8 @@ def _drop_members(items: list[Item]) -> None:
         may_lose_all = name in made_by_names or any(member.names == [name] for member in item.members)  # it has a constructor
         for node in [*block.nodes]:
             names = [] if _is_function(node) or _is_class(node) else declared_names(node)
-            if names and (may_lose_all or _may_lose(item, node)) and not any(_is_read(each, item, node, outermost) for each in names):
+            is_optional = bool(names) and (may_lose_all or _may_lose(item, node))
+            if is_optional and not any(_is_read(each, item, node, outermost) for each in names):
                 block.nodes.remove(node)
                 for lost, other in itertools.product(names, outermost):
                     if other.may_use(lost, item):

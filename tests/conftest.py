@@ -13,6 +13,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,7 @@ import jitact
 from jitact.exporting import build, rows
 from jitact.exporting import extract as extracting
 from jitact.exporting.conditions import Facts
+from jitact.kernels.loader import memory as loader_memory
 from jitact.kernels.loader.source import KernelSource
 
 DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
@@ -124,3 +126,11 @@ def only_here() -> Iterator[None]:
     """Removes the activations that a test defines."""
     with registered_as_before():
         yield
+
+
+@pytest.fixture(autouse=True)
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is remembered in the process, which is nothing at first, and forgotten after the test."""
+    known: dict[str, Any] = {}
+    monkeypatch.setattr(loader_memory, "_unsaved", known)
+    return known

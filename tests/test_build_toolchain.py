@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from building import answer, kernel, run_python
 from jitact import kernels
 from jitact.kernels import BuildError, ToolchainError
 from jitact.kernels.loader import build, cache, gpu, plan, toolchain
+from jitact.kernels.loader import memory as loader_memory
 from jitact.kernels.loader.gpu import Arch, covered, parse_archs
 from jitact.kernels.loader.memory import Memory
 from jitact.kernels.loader.plan import make_plan
@@ -62,7 +64,17 @@ def cuda(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 def memory() -> Memory:
+    """One that knows nothing."""
+    loader_memory._unsaved.clear()
     return Memory([])
+
+
+def test_what_cannot_be_saved_is_remembered_in_the_process(tmp_path: Path, unsaved: dict[str, Any]) -> None:
+    Memory([tmp_path]).put("saved", 1)
+    Memory([tmp_path / "missing"]).put("not saved", 2)
+    Memory([]).put("nowhere", 3)
+    assert [Memory([]).get(key) for key in ("saved", "not saved", "nowhere")] == [None, 2, 3]
+    assert Memory([tmp_path]).get("saved") == 1 and "saved" not in unsaved
 
 
 def test_nvcc_is_found_in_order(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:

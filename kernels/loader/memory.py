@@ -14,6 +14,7 @@ __all__ = ["FILE", "Memory"]
 
 FILE = "machine.json"
 _LIMIT = 1 << 20  # bytes; a compiler takes 200
+_unsaved: dict[str, Any] = {}  # what no folder took, for the rest of this process
 
 
 class Memory:
@@ -22,7 +23,7 @@ class Memory:
     def __init__(self, places: Sequence[Path]) -> None:
         """Reads the file in each of the folders ``places``; new entries go to the first that can be written."""
         self._places = places
-        self._entries: dict[str, Any] = {}
+        self._entries: dict[str, Any] = {**_unsaved}
         for folder in reversed(places):
             self._entries |= _read(folder)
 
@@ -38,6 +39,7 @@ class Memory:
                 text = json.dumps(_read(folder) | {key: value}, indent=1, sort_keys=True)
                 trust.write(folder / FILE, text.encode())
                 return
+        _unsaved[key] = value
 
 
 def _read(folder: Path) -> dict[str, Any]:
