@@ -66,7 +66,7 @@ def unpacked(copied: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         SLOW("jitact-main", []),
         ("jitact-0.1.0", ["--import-mode=prepend"]),
-        ("my jitact (2)", ["-p", "no:cacheprovider"]),
+        SLOW("my jitact (2)", ["-p", "no:cacheprovider"]),
         SLOW("copy", ["-p", "no:cacheprovider"]),
     ],
 )

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from common import SLOW
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
@@ -52,7 +53,7 @@ def assert_alike(ours: nn.Module, theirs: nn.Module, *tensors: Tensor, row_weigh
 
 
 @pytest.mark.parametrize("layout", ["halves", "interleaved"])
-@pytest.mark.parametrize("rounding", ["once", "unfused"])
+@pytest.mark.parametrize("rounding", ["once", SLOW("unfused")])
 def test_of_one_tensor_and_of_two(name: str, layout: str, rounding: str, device: str) -> None:
     ours, theirs = both_of(name, device, layout=layout, rounding=rounding)
     assert_alike(ours, theirs, drawn(5, 12, device=device))
