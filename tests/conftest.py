@@ -92,7 +92,7 @@ def exported_builds(request: pytest.FixtureRequest, tmp_path_factory: pytest.Tem
 def extracted_once(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps what is extracted for exported files, by all that it depends on, for all tests and workers of this run.
 
-    The sources of softmax take some ten seconds.
+    The sources of softmax take some seconds.
     """
     base = tmp_path_factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "extracted"
