@@ -389,10 +389,7 @@ def _drop_members(items: list[Item]) -> None:
             if is_optional and not any(_is_read(each, item, node, outermost) for each in names):
                 block.nodes.remove(node)
                 for lost, other in itertools.product(names, outermost):
-                    if other.may_use(lost, item):
-                        own = other.item.names == item.names or _holds(other.item.node, item.node)
-                        _drop_values(other.item.node, lost, own, name)
-                        vars(other).pop("text", None)
+                    other.drop_values(lost, item)
     _drop_usings(classes)
 
 
@@ -445,6 +442,13 @@ class _Outermost:
         if name not in self.assigned:
             return self.text
         return bare(_without_values(self.item.node, name, own or _holds(self.item.node, of.node)))
+
+    def drop_values(self, name: str, of: Item) -> None:
+        """Removes assignments to a member that a class has lost."""
+        if self.may_use(name, of):
+            own = self.item.names == of.names or _holds(self.item.node, of.node)
+            _drop_values(self.item.node, name, own, of.names[0])
+            vars(self).pop("text", None)  # found anew when it is asked for
 
 
 def _all_assigned(node: Node) -> Iterator[str]:

@@ -16,7 +16,6 @@ from building import NOBODY, answer, as_nobody, in_child, root
 
 from jitact import load_folder, names, registry
 from jitact.kernels import BuildError
-from jitact.kernels import __main__ as commands
 from jitact.kernels.__main__ import main
 from jitact.kernels.loader import build, cache, folders, lock, prebuild
 from jitact.kernels.loader.cache import Build
@@ -114,12 +113,6 @@ def private(folder: Path, tmp_path: Path) -> Path:
     return tmp_path / "temporary" / f"jitact-{os.geteuid()}"
 
 
-@pytest.fixture
-def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets commands see two activations: where no fact can be kept, ``doctor`` asks the compilers anew for each of them."""
-    monkeypatch.setattr(commands, "_registered", lambda given, of_rows=True: ["softsign", "relu"])
-
-
 def goes_to(capsys: pytest.CaptureFixture[str]) -> Path | None:
     """The folder that ``doctor`` reports for builds."""
     main(["doctor"])
@@ -128,7 +121,7 @@ def goes_to(capsys: pytest.CaptureFixture[str]) -> Path | None:
 
 
 def test_where_names_the_folder_that_is_built_in_instead(
-    few: None, folder: Path, private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    folder: Path, private: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for named, why in (("/etc/passwd", "is no folder"), ("/etc/passwd/cache", "cannot be made (Not a directory)")):
         monkeypatch.setenv("JITACT_CACHE_DIR", named)
@@ -143,12 +136,7 @@ def test_where_names_the_folder_that_is_built_in_instead(
 
 @root
 def test_where_names_the_folder_that_is_built_in_instead_of_a_read_only_home(
-    few: None,
-    folder: Path,
-    private: Path,
-    mount: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    folder: Path, private: Path, mount: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JITACT_CACHE_DIR", str(mount("size=1m,ro,mode=755") / ".cache" / "jitact"))
     assert main(["where"]) == 0
@@ -289,7 +277,7 @@ def test_doctor(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
 
 
 def test_doctor_tells_of_a_cache_that_cannot_be_used(
-    few: None, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.write_text("")
     monkeypatch.setattr(folders, "_temporary", list)
