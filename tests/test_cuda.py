@@ -48,6 +48,8 @@ def test_the_tensors_device_is_used() -> None:
             assert y.device == on[0].device == gradients[0].device and torch.cuda.current_device() == 0
             found.append([each.cpu() for each in (y, *gradients) if each is not None])
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), name
+    x = x.to("cuda:1")
+    torch.testing.assert_close(jitact.gelu(x), torch.nn.functional.gelu(x))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
