@@ -24,8 +24,9 @@ from .configs import (
 )
 from .jagged import by_values, is_jagged
 from .records import Activation, by_token, layout
-from .records.arguments import DTYPES, check_tensor, is_stand_in, stand_ins
+from .records.arguments import DTYPES, check_tensor, is_sharded, is_stand_in, stand_ins
 from .records.tracing import as_constant
+from .sharded import by_shards
 
 __all__ = ["called_later", "run", "run_fitted", "run_with_operands", "traced"]
 
@@ -40,10 +41,12 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
     """
     if not isinstance(x, Tensor) or x.dtype not in DTYPES or x.layout is not torch.strided or x.is_nested:
         if is_jagged(x):
-            return _run_jagged(record, {layout(record.token).tensors[0]: x}, params, inplace, save, fast_math, False)
+            return _run_by_parts(record, {layout(record.token).tensors[0]: x}, params, inplace, save, fast_math, False)
         if not is_stand_in(x):
             check_tensor(record, x)
         return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
+    if type(x) is not Tensor and is_sharded(x):
+        return _run_by_parts(record, {layout(record.token).tensors[0]: x}, params, inplace, save, fast_math, False)
     if params or save is not None or inplace is not False or fast_math is not False:
         params = record.check(params, inplace, save, fast_math)
     # In this order: torch.compile cannot trace the lock that a first look at the layout takes before Python 3.12.
@@ -78,8 +81,8 @@ def run_with_operands(
     if tensors is None:
         if stand_ins(*given.values()):
             return called_later(record, given, params, inplace, save, fast_math, training)
-        if any([is_jagged(each) for each in given.values()]):
-            return _run_jagged(record, given, params, inplace, save, fast_math, training, seed)
+        if any([is_jagged(each) or is_sharded(each) for each in given.values()]):
+            return _run_by_parts(record, given, params, inplace, save, fast_math, training, seed)
         tensors = record.fitted(given)
     x = next(iter(given.values()))
     params = record.check(params, inplace, save, fast_math)
@@ -101,14 +104,31 @@ def run_with_operands(
     return run_fitted(record, tensors, params, inplace, save, fast_math, seed)
 
 
-def _run_jagged(record: Activation, given: dict[str, Any], params: tuple, inplace: bool, *options: Any) -> Tensor:
-    """:func:`run_with_operands`, where some tensors are jagged."""
+def _run_by_parts(
+    record: Activation,
+    given: dict[str, Any],
+    params: tuple,
+    inplace: bool,
+    save: str | None,
+    fast_math: bool,
+    training: bool,
+    seed: Tensor | None = None,
+) -> Tensor:
+    """:func:`run_with_operands`, where some tensors are jagged, or DTensors."""
     x = next(iter(given.values()))
     if inplace:
         _check_no_leaf(record, x)
         # Views of x would be in the history of what is written to it.
-        given = {name: each.clone() if is_jagged(each) else each for name, each in given.items()}
-    y = by_values(record, given, lambda dense: run_with_operands(record, dense, params, False, *options))
+        given = {name: each.clone() if is_jagged(each) or is_sharded(each) else each for name, each in given.items()}
+
+    def call(dense: dict[str, Any], seed: Tensor | None) -> Tensor:
+        return run_with_operands(record, dense, params, False, save, fast_math, training, seed)
+
+    if any([is_sharded(each) for each in given.values()]):
+        draws = layout(record.token).draws and (training or record.in_eval is None)
+        y = by_shards(record, given, call, draws=draws, seed=seed)
+    else:
+        y = by_values(record, given, lambda dense: call(dense, seed))
     return write(x, y) if inplace else y
 
 

@@ -12,9 +12,10 @@ from torch.overrides import handle_torch_function
 from ..configs import alive, call_forward, configured, is_exporting, is_transformed
 from ..jagged import by_values, is_jagged, of_values
 from ..records import Activation, by_token, layout, rows_together
-from ..records.arguments import check_tensor, stand_ins, what_it_is
+from ..records.arguments import check_tensor, is_sharded, stand_ins, what_it_is
 from ..records.tracing import as_constant
 from ..running import run_fitted, run_with_operands, traced
+from ..sharded import by_shards
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
 from .packed import ActivatePacked, activate_packed_at_once, packing
@@ -56,7 +57,13 @@ def run_gated(record: Activation, tensors: tuple, named: dict[str, Any], options
 
 
 def run_packed(
-    record: Activation, x: Tensor, params: tuple, weights: dict[str, Any], options: dict[str, Any], training: bool
+    record: Activation,
+    x: Tensor,
+    params: tuple,
+    weights: dict[str, Any],
+    options: dict[str, Any],
+    training: bool,
+    seed: Tensor | None = None,
 ) -> Tensor:
     """Applies a gated activation to one tensor that holds both.
 
@@ -67,6 +74,7 @@ def run_packed(
         weights: the operands that are not elementwise, by name.
         options: ``dim``, ``layout`` and ``gate``, which have been checked, ``save`` and ``fast_math``; others are not read.
         training: False if the activation is to compute as in evaluation.
+        seed: of the random numbers, if any are drawn; None: a new one.
 
     Raises:
         TypeError: ``x`` is no tensor of a dtype that the activation takes.
@@ -78,6 +86,13 @@ def run_packed(
         return by_values(record, {"x": x, **weights}, lambda dense: call(dense.pop("x"), weights=dense))
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
+    if any([is_sharded(each) for each in (x, *weights.values())]):
+
+        def of_shards(dense: dict[str, Any], seed: Tensor | None) -> Tensor:
+            return run_packed(record, dense.pop("x"), params, dense, options, training, seed)
+
+        draws = training and layout(record.token).draws
+        return by_shards(record, {"x": x, **weights}, of_shards, draws=draws, packed=halves.dim)
     save, fast_math = options["save"], options["fast_math"]
     recording, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     if recording and not compiling:
@@ -98,7 +113,7 @@ def run_packed(
     # If Inductor decomposes the operator, it fuses the two gradients itself.
     _, _, *dissolves = traced(record.token, fast_math).split(",") if compiling else ("", "")
     if dissolves or layout(record.token).draws or is_transformed() or is_exporting():
-        return run_fitted(record, (*halves.split(x), *others), params, False, save, fast_math)
+        return run_fitted(record, (*halves.split(x), *others), params, False, save, fast_math, seed)
     if recorded and recording:
         apply = ActivatePacked.apply if compiling else activate_packed_at_once
         return apply(x, packing(record, halves, fast_math), params, *others)

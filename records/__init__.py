@@ -28,6 +28,7 @@ from .arguments import (
     as_number,
     check_switch,
     check_tensor,
+    is_sharded,
     shown,
     what_it_is,
 )
@@ -457,7 +458,7 @@ class Activation:
             name = names[place]
             channel, operand = self.channels.get(name), tensors[place]
             if channel is None:
-                operand = self._by_row(name, operand, tensors[0])
+                operand = self.by_row(name, operand, tensors[0])
             else:
                 operand = self.by_channel(name, channel, operand, tensors[0], x.dim())
             # With a 0-dimensional x, an operand of shape (1,) would give a formula's result a dimension.
@@ -476,14 +477,14 @@ class Activation:
         if not isinstance(x, Tensor) or x.is_nested or (self.dtypes == "same" and is_cast(x)):
             return None
         dtype, device, shape = x.dtype, x.device, x.shape
-        if dtype not in DTYPES or x.layout is not torch.strided:
+        if dtype not in DTYPES or x.layout is not torch.strided or (type(x) is not Tensor and is_sharded(x)):
             return None
         tensors = [x]
         for place in range(1, len(names)):
             each = given[names[place]]
             if not isinstance(each, Tensor) or each.dtype is not dtype or each.device != device:
                 return None
-            if each.layout is not torch.strided or each.is_nested:
+            if each.layout is not torch.strided or each.is_nested or (type(each) is not Tensor and is_sharded(each)):
                 return None
             tensors.append(each)
             if place < elements:
@@ -524,15 +525,27 @@ class Activation:
         """Broadcasts the elementwise tensors to one shape, as views."""
         if all([t.shape == tensors[0].shape for t in tensors]):
             return tensors
+        shape = self.broadcast_shape(names, tensors)
+        return [t if t.shape == shape else t.expand(shape) for t in tensors]
+
+    def broadcast_shape(self, names: Sequence[str], tensors: Sequence[Tensor]) -> torch.Size:
+        """The shape that the elementwise tensors broadcast to.
+
+        Raises:
+            ValueError: they do not.
+        """
         try:
-            shape = torch.broadcast_shapes(*[t.shape for t in tensors])
+            return torch.broadcast_shapes(*[t.shape for t in tensors])
         except RuntimeError:
             given = ", ".join(f"{name} {tuple(t.shape)}" for name, t in zip(names, tensors, strict=True))
             raise ValueError(f"{self.name}: the tensors' shapes do not broadcast: {given}") from None
-        return [t if t.shape == shape else t.expand(shape) for t in tensors]
 
-    def _by_row(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
-        """A row operand as a view that broadcasts to x."""
+    def by_row(self, name: str, operand: Tensor, x: Tensor) -> Tensor:
+        """A row operand as a view that broadcasts to x.
+
+        Raises:
+            ValueError: it has not one value for each row of ``x``.
+        """
         if operand.shape == x.shape[:-1]:
             return operand.unsqueeze(-1)
         if operand.shape == (*x.shape[:-1], 1):

@@ -9,7 +9,7 @@ from numbers import Integral, Real
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 __all__ = [
     "ACCEPTED",
@@ -24,6 +24,7 @@ __all__ = [
     "by_name_hint",
     "check_switch",
     "check_tensor",
+    "is_sharded",
     "is_stand_in",
     "shown",
     "signature_of",
@@ -133,6 +134,11 @@ def check_switch(activation: Described, option: str, value: object) -> None:
 def is_stand_in(x: object) -> bool:
     """Whether ``x`` is a proxy of a tensor with ``__torch_function__``, such as a ``torch.fx.Proxy`` while tracing."""
     return bool(stand_ins(x))
+
+
+def is_sharded(value: object) -> bool:
+    """Whether it is a DTensor. Does not import torch.distributed.tensor, which takes longer than importing jitact."""
+    return type(value) not in (Tensor, nn.Parameter) and isinstance(value, Tensor) and hasattr(value, "device_mesh")
 
 
 def stand_ins(*values: object) -> tuple[Any, ...]:
