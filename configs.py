@@ -121,11 +121,28 @@ def call(operator: Callable, *arguments: Any) -> Any:
 
 
 def call_forward(config: Config, *arguments: Any) -> Any:
-    """:func:`call` of a configuration's operator of forward."""
+    """:func:`call` of a configuration's operator of forward. Its numbers are the last arguments."""
     try:
         return config.direct(*arguments)
     except RuntimeError as error:
+        if _BEYOND in str(error):
+            error = _naming_the_parameter(error, config.record, arguments)
         raise _explained(error, config.forward_op, arguments) from None
+
+
+_BEYOND = "beyond the range of float32"  # from the text of binding.cpp
+
+
+def _naming_the_parameter(error: RuntimeError, record: Activation, arguments: tuple) -> RuntimeError:
+    """The error for parameters that are finite, but would not be in float32, with their names and values."""
+    numbers = arguments[len(arguments) - len(record.params) :]
+    given = [f"{name}={value}" for (name, _), value in zip(record.params, numbers, strict=True) if _overflows(value)]
+    why = f"{_BEYOND}, in which elements of {str(arguments[0].dtype).removeprefix('torch.')} are computed"
+    return RuntimeError(f"{record.name}: {', '.join(given)} is {why}") if given else error
+
+
+def _overflows(value: float) -> bool:
+    return torch.finfo(torch.float32).max < abs(value) < float("inf")
 
 
 def _explained(error: RuntimeError, operator: Callable, arguments: tuple) -> RuntimeError:
