@@ -83,6 +83,9 @@ class ActivationModule(KernelBenchForm, StandingIn):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Takes the arguments of the ``torch.nn`` counterpart, ``save``, ``fast_math`` and more: see the class's signature."""
         record = self.activation
+        if args and isinstance(args[0], Tensor):
+            instead = f"write {record.title}()(x), or jitact.{record.name}(x), the function"
+            raise TypeError(f"{record.title} is a class, whose constructor takes no tensor; {instead}")
         options = record.of_constructor.bind(args, kwargs)
         fused = {name: options.pop(name) for name in OF_MODULES if name in options and name not in record.own_arguments}
         factory_kwargs = {name: fused.get(name, options.get(name)) for name in ("device", "dtype")}
