@@ -33,6 +33,7 @@ from .records.arguments import (
     shown,
     signature_of,
 )
+from .records.operands import fitted
 from .running import run, run_with_operands
 
 __all__ = [
@@ -554,7 +555,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
             chosen, params = record, self.params
             if record.in_eval and not self.training:
                 chosen, params = record.in_eval(*params)
-            return chosen.reference(*record.fitted(given), *params)
+            return chosen.reference(*fitted(record, given), *params)
 
     if record.channels:
 

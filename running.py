@@ -25,6 +25,7 @@ from .configs import (
 from .jagged import by_values, is_jagged
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_sharded, is_stand_in, stand_ins
+from .records.operands import fitted, fitting
 from .records.tracing import as_constant
 from .sharded import by_shards
 
@@ -73,9 +74,9 @@ def run_with_operands(
     """Applies an activation that takes more than ``x`` and numbers. ``given`` has its tensors by name.
 
     Raises:
-        TypeError, ValueError: as :func:`run`, and :meth:`Activation.fitted`.
+        TypeError, ValueError: as :func:`run`, and :func:`fitted`.
     """
-    tensors = record.fitting(given)
+    tensors = fitting(record, given)
     if tensors is not None and not inplace and record.in_eval is None and record.spans is None:  # the usual call
         return run_fitted(record, tensors, record.check(params, inplace, save, fast_math), inplace, save, fast_math, seed)
     if tensors is None:
@@ -83,7 +84,7 @@ def run_with_operands(
             return called_later(record, given, params, inplace, save, fast_math, training)
         if any([is_jagged(each) or is_sharded(each) for each in given.values()]):
             return _run_by_parts(record, given, params, inplace, save, fast_math, training, seed)
-        tensors = record.fitted(given)
+        tensors = fitted(record, given)
     x = next(iter(given.values()))
     params = record.check(params, inplace, save, fast_math)
     if inplace and tensors[0].shape != x.shape:

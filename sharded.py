@@ -11,6 +11,7 @@ from torch import Tensor
 from .configs import drawn_seed
 from .records import Activation, layout
 from .records.arguments import check_tensor, is_sharded, what_it_is
+from .records.operands import broadcast_shape, by_channel, by_row
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -94,7 +95,7 @@ def _dims(record: Activation, given: dict[str, Any], packed: int | None) -> _Dim
         of = {"x": {dim: dim for dim in range(len(shape)) if dim != packed}}
     else:
         elements = [name for name in names if name in spec.tensors[: spec.elements]]
-        shape = record.broadcast_shape(elements, [given[name] for name in elements])
+        shape = broadcast_shape(record, elements, [given[name] for name in elements])
         of = {name: _aligned(given[name].shape, shape) for name in elements}
     x = torch.empty(shape, device="meta")
     before = next(iter(given.values())).dim()
@@ -107,10 +108,10 @@ def _dims(record: Activation, given: dict[str, Any], packed: int | None) -> _Dim
         like = torch.empty(each.shape, device="meta")
         if name in record.channels:
             dim = record.channels[name].dim
-            record.by_channel(name, record.channels[name], like, x, before)
+            by_channel(record, name, record.channels[name], like, x, before)
             of[name] = {(dim if dim < 0 else dim - before) + len(shape): 0}
         elif name in spec.tensors:
-            record.by_row(name, like, x)
+            by_row(record, name, like, x)
             of[name] = {dim: dim for dim in range(len(shape) - 1)}
     return _Dims(shape, of)
 

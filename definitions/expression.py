@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from ..fusing.drop import dropped
-from ..records import Activation, promoted
+from ..records import Activation
+from ..records.operands import promoted
 from .functions import ARITHMETIC, FUNCTIONS
 from .helpers import HELPERS
 from .parser import CONSTANTS, DROPOUT, KEEP, ExpressionError, in_cpp, parse

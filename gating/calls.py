@@ -11,8 +11,9 @@ from torch.overrides import handle_torch_function
 
 from ..configs import alive, call_forward, configured, is_exporting, is_transformed
 from ..jagged import by_values, is_jagged, of_values
-from ..records import Activation, by_token, layout, rows_together
+from ..records import Activation, by_token, layout
 from ..records.arguments import check_tensor, is_sharded, stand_ins, what_it_is
+from ..records.operands import fitted, rows_together
 from ..records.tracing import as_constant
 from ..running import run_fitted, run_with_operands, traced
 from ..sharded import by_shards
@@ -106,7 +107,7 @@ def run_packed(
     others: list[Tensor] = []
     if weights:
         pair = dict(zip(layout(record.token).tensors[:2], halves.split(x), strict=True))
-        first, _, *others = record.fitted(pair | weights)
+        first, _, *others = fitted(record, pair | weights)
         x = x.to(first.dtype)  # autocast or a wider weight may have changed it
     if not training:
         record, params = record.in_eval(*params)

@@ -21,6 +21,7 @@ from ..modules import (
 )
 from ..records import Activation
 from ..records.arguments import GATED, OPTIONS, Arguments, as_number, is_stand_in, signature_of
+from ..records.operands import fitted
 from ..running import run_with_operands
 from .calls import run_gated, run_packed
 from .halves import by_name, check_options, halves_of
@@ -117,7 +118,7 @@ def _make_reference(record: Activation) -> type[nn.Module]:
                 given = by_name(self.options["gate"], x, other)
                 pair = [given[name] for name in names[:2]]
             if record.channels:
-                pair = record.fitted(dict(zip(names, pair, strict=False)) | {name: getattr(self, name) for name in names[2:]})
+                pair = fitted(record, dict(zip(names, pair, strict=False)) | {name: getattr(self, name) for name in names[2:]})
             chosen, params = record, self.params
             if record.in_eval and not self.training:
                 chosen, params = record.in_eval(*params)

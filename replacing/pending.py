@@ -17,8 +17,9 @@ from ..fusing.around import run_around
 from ..gating.calls import run_gated
 from ..gating.generated import gated
 from ..modules import ActivationModule, variant
-from ..records import is_cast, layout
+from ..records import layout
 from ..records.arguments import DTYPES
+from ..records.operands import is_cast
 from ..running import run_with_operands
 
 __all__ = ["Pending", "Waiting", "has_hooks"]

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import check_allocated
-from ..records import is_cast
 from ..records.arguments import ACCEPTED, DTYPES, as_number, stand_ins, what_it_is
 from ..records.dtypes import wider
+from ..records.operands import is_cast
 from . import kernels
 from .autograd import OWN_CALL, Rows, apply, rows_like
 from .records import NOTHING, TABLE, Beside, RowActivation, can

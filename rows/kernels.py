@@ -15,7 +15,7 @@ from ..configs import call, is_batched
 from ..kernels import KernelSource, ToolchainError
 from ..kernels.loader.load import load_part
 from ..kernels.loader.source import RowPart, RowTypes
-from ..records import is_cast
+from ..records.operands import is_cast
 
 __all__ = [
     "ACROSS_IN_A_BLOCK",

@@ -566,7 +566,7 @@ ERRORS = [
     (lambda: jitact.gelu(X, dropout=1.5), ValueError, "gelu: dropout is a probability, from 0 to 1, got 1.5"),
     (lambda: jitact.gelu(X, dropout="a"), TypeError, "gelu: dropout must be a number, got 'a'"),
     (lambda: jitact.gelu(X, dropout=torch.ones(2)), TypeError, "gelu: dropout must be a number, got a float32 tensor"),
-    (lambda: jitact.get("elu")(X), TypeError, r"ELU is a class, .* no tensor; write ELU\(\)\(x\), or jitact.elu\(x\), the function"),
+    (lambda: jitact.get("elu")(X), TypeError, r"ELU is a class, .* no tensor; write ELU\(\)\(x\), or jitact.elu\(x\)"),
     (lambda: jitact.get("prelu")(X), TypeError, "PReLU is a class, whose constructor takes no tensor"),
     (lambda: jitact.get("swiglu")(X), TypeError, "SwiGLU is a class, whose constructor takes no tensor"),
     (lambda: jitact.get("gelu")(dropout=torch.ones(2)), TypeError, "gelu: dropout must be a number, got a float32 tensor"),

@@ -18,6 +18,7 @@ from jitact.definitions.expression import Expression
 from jitact.definitions.reads import read_by_gradients
 from jitact.measuring.timing import kept_bytes
 from jitact.modules import ActivationModule
+from jitact.records.operands import fitted
 
 SHAPE = (6, 8)
 
@@ -227,7 +228,7 @@ def test_formulas_at_random(seed: int) -> None:
     def ours(of: dict[str, Tensor]) -> Tensor:
         return jitact.told(*[of[name] for name in given], **seeded)
 
-    y, exact = ours(tensors), record.reference(*record.fitted(tensors), *params, **keep)
+    y, exact = ours(tensors), record.reference(*fitted(record, tensors), *params, **keep)
     leaf = [tensors[name] for name in needed]
     dy = torch.randn(SHAPE, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(y, exact)
