@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 
 from .configs import drawn_seed
 from .records import Activation, layout
@@ -149,21 +151,72 @@ def _local(given: Any, mesh: DeviceMesh, dims: dict[int, int], shards: tuple[int
     if not is_sharded(given):
         return given
     placements = tuple([Shard(dims[dim]) if dim in dims else Replicate() for dim in shards])
-    of_gradient = [Shard(dims[dim]) if dim in dims else Replicate() if dim is None else Partial() for dim in shards]
+    of_gradient = tuple([Shard(dims[dim]) if dim in dims else Replicate() if dim is None else Partial() for dim in shards])
     if given.placements != placements:
         given = given.redistribute(mesh, placements)
-    return given.to_local(grad_placements=of_gradient)
+    if torch.compiler.is_compiling():
+        return given.to_local(grad_placements=of_gradient)
+    return _Local.apply(given, of_gradient)
 
 
 def _whole(y: Tensor, mesh: DeviceMesh, shards: tuple[int | None, ...], x: Tensor, shape: torch.Size) -> Tensor:
     """The DTensor of which ``y`` is this process's shard."""
-    from torch.distributed.tensor import DTensor, Replicate, Shard
+    from torch.distributed.tensor import Replicate, Shard
 
     like = torch.empty(shape, device="meta")
     if x.shape == shape:
         like = torch.empty_like(torch.empty_strided(shape, x.stride(), device="meta"))
-    placements = [Replicate() if dim is None else Shard(dim) for dim in shards]
-    return DTensor.from_local(y, mesh, placements, run_check=False, shape=shape, stride=like.stride())
+    given = mesh, tuple([Replicate() if dim is None else Shard(dim) for dim in shards]), shape, like.stride()
+    return _made(y, *given) if torch.compiler.is_compiling() else _Whole.apply(y, *given)
+
+
+def _made(y: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...], shape: torch.Size, stride: tuple[int, ...]) -> Tensor:
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(y, mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+class _Local(Function):
+    """This process's shard of a DTensor. The gradient of PyTorch's own has none before 2.13."""
+
+    @staticmethod
+    def forward(ctx: FunctionCtx, given: Tensor, of_gradient: tuple[Placement, ...]) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.whole = given.device_mesh, of_gradient, given.shape, given.stride()
+        local = given.to_local()
+        return local.view_as(local)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dy: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if dy is None else _Whole.apply(dy, *ctx.whole), None
+
+
+class _Whole(Function):
+    """The inverse. Of a partial sum each part's gradient is that of the sum."""
+
+    @staticmethod
+    def forward(
+        ctx: FunctionCtx,
+        y: Tensor,
+        mesh: DeviceMesh,
+        placements: tuple[Placement, ...],
+        shape: torch.Size,
+        stride: tuple[int, ...],
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.placements = placements
+        return _made(y, mesh, placements, shape, stride)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, dy: Tensor | None) -> tuple[Tensor | None, None, None, None, None]:
+        from torch.distributed.tensor import Replicate
+
+        if dy is None:
+            return None, None, None, None, None
+        wanted = tuple([Replicate() if each.is_partial() else each for each in ctx.placements])
+        if dy.placements != wanted:
+            dy = dy.redistribute(dy.device_mesh, wanted)
+        return _Local.apply(dy, ctx.placements), None, None, None, None
 
 
 def _seed(local: Tensor, mesh: DeviceMesh, shards: tuple[int | None, ...], seed: Tensor | None) -> Tensor:

@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import jitact
+from jitact.configs import BEFORE_2_13
 
 PROCESSES = 4
 needs_gpus = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
@@ -164,6 +165,27 @@ def check_second_derivatives(mesh) -> None:
             (slope,) = torch.autograd.grad(jitact.mish(given).sum(), given, create_graph=True)
             found += torch.autograd.grad((slope * slope).sum(), given)
         torch.testing.assert_close(found[0].full_tensor(), found[1])
+
+
+def check_third_derivatives(mesh) -> None:
+    """Of gradients of every operand, also where that is a partial sum, by every operand."""
+    if BEFORE_2_13:  # where PyTorch's own gradient of a redistribution has none
+        return
+    x, b, r = random(mesh, 7, 10), random(mesh, 10), random(mesh, 7, 10)
+    for of_x, of_b in itertools.product(placements(mesh, 0, 1), placements(mesh, 0)):
+        found = []
+        for given in (
+            [shards(x, mesh, *of_x), shards(b, mesh, *of_b), shards(r, mesh)],
+            [each.clone().requires_grad_() for each in (x, b, r)],
+        ):
+            y = jitact.mish(given[0], bias=given[1]) * given[2]
+            slopes = torch.autograd.grad((y * y).sum(), given, create_graph=True)
+            total = sum([(each * each).sum() for each in slopes])
+            found.append(torch.autograd.grad(total, given, create_graph=True))
+            total = sum([(each * each).sum() for each in found[-1]])
+            found[-1] += torch.autograd.grad(total, given)
+        for ours, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
 
 
 def check_definitions(mesh) -> None:
