@@ -46,7 +46,7 @@ def run(x: Tensor, record: Activation, params: tuple, inplace: bool, save: str |
         if not is_stand_in(x):
             check_tensor(record, x)
         return called_later(record, {"x": x}, params, inplace, save, fast_math, False)
-    if type(x) is not Tensor and is_sharded(x):
+    if type(x) is not Tensor and is_sharded(x) and not is_exporting():
         return _run_by_parts(record, {layout(record.token).tensors[0]: x}, params, inplace, save, fast_math, False)
     if params or save is not None or inplace is not False or fast_math is not False:
         params = record.check(params, inplace, save, fast_math)
@@ -82,7 +82,7 @@ def run_with_operands(
     if tensors is None:
         if stand_ins(*given.values()):
             return called_later(record, given, params, inplace, save, fast_math, training)
-        if any([is_jagged(each) or is_sharded(each) for each in given.values()]):
+        if any([is_jagged(each) or (is_sharded(each) and not is_exporting()) for each in given.values()]):
             return _run_by_parts(record, given, params, inplace, save, fast_math, training, seed)
         tensors = fitted(record, given)
     x = next(iter(given.values()))
@@ -127,10 +127,21 @@ def _run_by_parts(
 
     if any([is_sharded(each) for each in given.values()]):
         draws = layout(record.token).draws and (training or record.in_eval is None)
-        y = by_shards(record, given, call, draws=draws, seed=seed)
+        y = by_shards(record, given, call, draws=draws, seed=seed, kept=_read_by_backward(record, given, save))
     else:
         y = by_values(record, given, lambda dense: call(dense, seed))
     return write(x, y) if inplace else y
+
+
+def _read_by_backward(record: Activation, given: dict[str, Any], save: str | None) -> tuple[str, ...]:
+    """The names of the DTensors whose shards backward reads, and "" for the result's."""
+    spec = layout(record.token)
+    sharded = [name for name in spec.tensors if is_sharded(given[name])]
+    if torch.compiler.is_compiling() or len(sharded) < len(spec.places) or save not in (None, *spec.saves):
+        return ()  # in the two latter cases an error may follow
+    first = _first_save(record, tuple([given[name] for name in spec.tensors]), save)
+    others = sharded if first == "input" else [name for name in sharded if name in spec.tensors[spec.elements :]]
+    return (*[name for name in others if name not in record.unread], *([""] if first == "output" else []))
 
 
 def _order_of_larger(record: Activation, tensors: tuple[Tensor, ...]) -> list[int] | None:
@@ -248,7 +259,9 @@ def _run_in_any_way(
             if compiling and records and BEFORE_2_13 and before is x:
                 before = x.neg().neg()  # a copy: torch before 2.13 takes a clone for x itself, and keeps the input in any case
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
-    if transformed and (compiling or others or draws or is_functionalized()):
+    # Neither transforms nor torch.export can have PyTorch's functions that make a DTensor of shards.
+    by_pytorch = (compiling and is_sharded(x)) or (transformed and (compiling or others or draws or is_functionalized()))
+    if by_pytorch or (transformed and _wraps_sharded(x)):
         return _formula(record, tensors, params, seed if draws else None)
     if draws and seed is None:
         seed = torch.ops.jitact.seed(x) if compiling else drawn_seed(x)  # the operator is that of compiling.seeds
@@ -270,6 +283,13 @@ def _run_in_any_way(
     if inplace:
         return overwritten(x, config, *operands, *params)
     return call_forward(config, x, *operands, *params)
+
+
+def _wraps_sharded(x: Tensor) -> bool:
+    """Whether a transform's tensor has a DTensor inside."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(x):
+        x = torch._C._functorch.get_unwrapped(x)
+    return is_sharded(x)
 
 
 def _check_no_leaf(record: Activation, x: Tensor) -> None:

@@ -87,13 +87,15 @@ def run_packed(
         return by_values(record, {"x": x, **weights}, lambda dense: call(dense.pop("x"), weights=dense))
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
-    if any([is_sharded(each) for each in (x, *weights.values())]):
+    if any([is_sharded(each) for each in (x, *weights.values())]) and not is_exporting():
 
         def of_shards(dense: dict[str, Any], seed: Tensor | None) -> Tensor:
             return run_packed(record, dense.pop("x"), params, dense, options, training, seed)
 
         draws = training and layout(record.token).draws
-        return by_shards(record, {"x": x, **weights}, of_shards, draws=draws, packed=halves.dim)
+        given = {"x": x, **weights}
+        kept = tuple([name for name, each in given.items() if is_sharded(each) and name not in record.unread])
+        return by_shards(record, given, of_shards, draws=draws, packed=halves.dim, kept=kept)
     save, fast_math = options["save"], options["fast_math"]
     recording, compiling = torch.is_grad_enabled(), torch.compiler.is_compiling()
     if recording and not compiling:

@@ -138,7 +138,9 @@ def is_stand_in(x: object) -> bool:
 
 def is_sharded(value: object) -> bool:
     """Whether it is a DTensor. Does not import torch.distributed.tensor, which takes longer than importing jitact."""
-    return type(value) not in (Tensor, nn.Parameter) and isinstance(value, Tensor) and hasattr(value, "device_mesh")
+    if type(value) in (Tensor, nn.Parameter) or not isinstance(value, Tensor):
+        return False
+    return getattr(value, "device_mesh", None) is not None
 
 
 def stand_ins(*values: object) -> tuple[Any, ...]:

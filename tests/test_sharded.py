@@ -92,6 +92,12 @@ def check_operands_that_broadcast(mesh) -> None:
 
 def check_halves(mesh) -> None:
     x, weights = random(mesh, 6, 10, 4), random(mesh, 6, 10)
+    single, gated_prelu = random(mesh, 1, 10), jitact.gated("prelu")(dim=1, weight=5).to(mesh.device_type)
+    for of_x, of_w in itertools.product(placements(mesh, 0), repeat=2):
+        given = [shards(single, mesh, *of_x), shards(single[:, 0], mesh, *of_w)]
+        compare(lambda x, w: jitact.swiglu(x, row_weight=w), given, [single, single[:, 0]])
+        given = [shards(x, mesh, *of_x), shards(random(mesh, 5), mesh, *of_w)]
+        compare(lambda x, w: torch.func.functional_call(gated_prelu, {"weight": w}, (x,)), given, [x, random(mesh, 5)])
     for of_x, of_w in itertools.product(placements(mesh, 0, 1, 2), list(placements(mesh, 1))[-1:]):
         for options in ({"layout": "interleaved"}, {"gate": "last", "dim": 0}):
             compare(lambda x, options=options: jitact.swiglu(x, **options), [shards(x, mesh, *of_x)], [x])
@@ -137,6 +143,10 @@ def check_random_numbers(mesh) -> None:
         assert not torch.equal(found[0], found[-1])
         kept = y.full_tensor()
         assert kept.ne(kept[0, 0]).double().mean() > 0.05 and torch.allclose(x.grad.full_tensor().abs(), kept.abs().detach())
+    x, there = shards(torch.ones(64, 64, device=mesh.device_type), mesh, Shard(0)), 64 // mesh.size(0)
+    of_five, of_six = [jitact.relu(x, dropout=0.5, seed=seed + more).full_tensor() for more in (0, 1)]
+    assert not torch.equal(of_five[there : 2 * there], of_six[:there]), "seeds that follow one another have no shards in common"
+    assert torch.equal(jitact.relu(x, dropout=0.5, seed=shards(seed.view(1), mesh)).full_tensor(), of_five)
     state = torch.get_rng_state()
     jitact.rrelu(x)
     assert torch.equal(torch.get_rng_state(), state), "in evaluation none is drawn"
@@ -186,6 +196,129 @@ def check_third_derivatives(mesh) -> None:
             found[-1] += torch.autograd.grad(total, given)
         for ours, theirs in zip(*found, strict=True):
             torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-3, atol=1e-3 * theirs.abs().max().item())
+
+
+def check_second_derivatives_of_gradients_that_lie_otherwise(mesh) -> None:
+    """As behind a linear layer of which the columns are sharded, whose input has a partial sum as its gradient."""
+    from torch.distributed.tensor import Replicate, Shard
+
+    if BEFORE_2_13:
+        return
+    x, w = random(mesh, 6, 8), random(mesh, 8, 4)
+    for of_x, of_w in ((Replicate(), Shard(1)), (Shard(1), Shard(0)), (Replicate(), Shard(0))):
+        found = []
+        for given, weight in ((shards(x, mesh, of_x), shards(w, mesh, of_w)), (x.clone().requires_grad_(), w)):
+            y = jitact.mish(given) @ weight
+            (slope,) = torch.autograd.grad((y * y).sum(), given, create_graph=True)
+            found += torch.autograd.grad((slope * slope).sum(), given)
+        torch.testing.assert_close(found[0].full_tensor(), found[1], rtol=1e-4, atol=1e-4)
+
+
+def check_changes_in_place(mesh) -> None:
+    """What backward reads may not be changed before it; what it does not read may be."""
+    from torch.distributed.tensor import Shard
+
+    x, r = random(mesh, 8, 10), random(mesh, 8, 10)
+
+    def leaf(t: Tensor) -> Tensor:
+        return shards(t, mesh, Shard(0)) * 1
+
+    for call, changed in (
+        (lambda h: (jitact.silu(h), h), lambda y, h: h.mul_(3)),
+        (lambda h: (jitact.silu(h), h), lambda y, h: h[:, :2].mul_(3)),
+        (lambda h: (jitact.tanh(h), h), lambda y, h: y.mul_(3)),
+        (lambda h: (jitact.swiglu(h), h), lambda y, h: h.mul_(3)),
+        (lambda h: (jitact.swiglu(leaf(r), h), h), lambda y, h: h.mul_(3)),
+    ):
+        y, h = call(leaf(x))
+        changed(y, h)
+        with pytest.raises(RuntimeError, match="backward reads has been modified by an in-place operation"):
+            y.sum().backward()
+    for call in (
+        lambda h: (jitact.relu(h), h),
+        lambda h: (jitact.tanh(h), h),
+        lambda h: (jitact.silu(leaf(r), residual=h), h),
+        lambda h: (jitact.silu(h.redistribute(mesh, [Shard(1)] * mesh.ndim)), h),
+    ):
+        y, h = call(leaf(x))
+        h.mul_(3)
+        y.sum().backward()
+
+
+def check_outside_of_the_mesh(mesh) -> None:
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Shard
+
+    part = DeviceMesh(mesh.device_type, list(range(mesh.size() // 2)))
+    x, b, w = random(mesh, 8, 10), random(mesh, 10), random(mesh, 8)
+    for call in (
+        lambda x, b, w: jitact.silu(x),
+        lambda x, b, w: jitact.gelu(x, bias=b, dropout=0.5),
+        lambda x, b, w: jitact.swiglu(x, row_weight=w),
+        lambda x, b, w: jitact.swiglu(x, x * 1),
+        lambda x, b, w: jitact.prelu(x, b),
+    ):
+        given = [shards(each, part, Shard(0)) for each in (x, b, w)]
+        y = call(*given)
+        assert y.shape == (call(x, b, w)).shape and y.placements == (Shard(0),)
+        assert (y.to_local().numel() > 0) == (dist.get_rank() < part.size())
+        y.sum().backward()
+        assert given[0].grad.shape == x.shape
+
+
+def check_strides(mesh) -> None:
+    """So that views are possible where those of whole tensors are."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    images = random(mesh, 4, 4, 3, 3).contiguous(memory_format=torch.channels_last)
+    x = DTensor.from_local(images, mesh, [Shard(0), *shards(images, mesh).placements[1:]])
+    y = jitact.swiglu(x, dim=1)
+    assert y.stride() == torch.empty(y.shape).contiguous(memory_format=torch.channels_last).stride()
+    y.flatten(1)
+    row, r = random(mesh, 1, 6), random(mesh, 6, 4).t()
+    jitact.gelu(shards(row, mesh), residual=shards(r, mesh)).flatten()
+
+
+def check_flattened(mesh) -> None:
+    """Pieces that do not lie one after another stay where they are."""
+    from torch.distributed.tensor import Shard
+
+    if mesh.ndim < 2 or BEFORE_2_13:  # which cannot flatten such tensors
+        return
+    x, r = random(mesh, 4, 6, 10), random(mesh, 4, 6, 10)
+    given = [shards(each, mesh, Shard(0), Shard(1)).flatten(0, 1) for each in (x, r)]
+    for y, exact in (
+        (jitact.silu(given[0]), F.silu(x)),
+        (jitact.gelu(given[0], residual=given[1]), F.gelu(x) + r),
+        (jitact.swiglu(given[0]), jitact.swiglu(x)),
+    ):
+        assert y.placements == given[0].placements
+        torch.testing.assert_close(y.unflatten(0, (4, 6)).full_tensor(), exact)
+    other = shards(r.flatten(0, 1), mesh, Shard(0))
+    torch.testing.assert_close(jitact.gelu(given[0], residual=other).full_tensor(), (F.gelu(x) + r).flatten(0, 1))
+
+
+def check_transforms(mesh) -> None:
+    from torch.distributed.tensor import Shard
+
+    x = random(mesh, 8, 10)
+    for call in (jitact.silu, lambda x: jitact.gelu(x, residual=x), jitact.swiglu):
+        ours = torch.func.grad(lambda x, call=call: call(x).sum())(shards(x, mesh, Shard(0)).detach())
+        torch.testing.assert_close(ours.full_tensor(), torch.func.grad(lambda x, call=call: call(x).sum())(x))
+
+
+def check_export(mesh) -> None:
+    from torch.distributed.tensor import Shard
+
+    class Block(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return jitact.swiglu(jitact.silu(x), jitact.relu(x))
+
+    x = random(mesh, 8, 10)
+    given = shards(x, mesh, Shard(0)).detach()
+    program = torch.export.export(Block(), (given,), strict=False)
+    torch.testing.assert_close(program.module()(given).full_tensor(), Block()(x))
 
 
 def check_definitions(mesh) -> None:
@@ -250,6 +383,8 @@ def check_errors(mesh) -> None:
         (lambda: jitact.gelu(sharded, bias=shards(b[:5], mesh)), ValueError, "values of bias must be 1 or 10, as .*; got 5"),
         (lambda: jitact.swiglu(sharded, shards(x[:, :5], mesh)), ValueError, r"do not broadcast: gate \(8, 10\), up \(8, 5\)"),
         (lambda: jitact.swiglu(sharded, row_weight=shards(b, mesh)), ValueError, r"row_weight must be of shape \(8,\)"),
+        (lambda: jitact.gelu(sharded, residual=1.0), TypeError, r"gelu\+residual: residual must be a dense .*, got a float"),
+        (lambda: jitact.swiglu(sharded, 1.0), TypeError, "swiglu: up must be a dense .*, got a float"),
         (lambda: jitact.relu(shards(x.int(), mesh)), TypeError, "relu: expected a dense float32, .* got an int32 tensor"),
         (lambda: jitact.silu(sharded, save="bit"), ValueError, "save='bit' is not possible"),
     ):
