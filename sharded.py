@@ -223,7 +223,8 @@ def _dense_strides(y: Tensor, shape: torch.Size) -> tuple[int, ...]:
 def _nothing(local: dict[str, Any]) -> Tensor:
     """The shard of a process that is not part of the mesh: no elements, but dtype and history of those of the others."""
     sums = [each.sum() for each in local.values() if isinstance(each, Tensor)]
-    return torch.stack([each.to(promoted(sums)) for each in sums]).sum().expand(0)
+    # PyTorch's results may be on a CPU there.
+    return torch.stack([each.to(sums[0].device, promoted(sums)) for each in sums]).sum().expand(0)
 
 
 def _made(y: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...], shape: torch.Size, stride: tuple[int, ...]) -> Tensor:
@@ -265,7 +266,7 @@ class _Whole(Function):
         read: dict[str, Tensor | None] | None = None,
     ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.placements = placements
+        ctx.placements, ctx.device = placements, y.device
         whole = _made(y, mesh, placements, shape, stride)
         # By weak references: what nobody else holds is not changed, and backward frees the shards.
         versions = [whole if each is None else each for each in (read or {}).values()]
@@ -286,7 +287,8 @@ class _Whole(Function):
         wanted = tuple([Replicate() if each.is_partial() else each for each in ctx.placements])
         if dy.placements != wanted:
             dy = dy.redistribute(dy.device_mesh, wanted)
-        return _Local.apply(dy, ctx.placements), None, None, None, None, None, None
+        local = _Local.apply(dy, ctx.placements).to(ctx.device)  # outside of the mesh it may be on a CPU
+        return local, None, None, None, None, None, None
 
 
 def _seed(local: Tensor, mesh: DeviceMesh, shards: tuple[Placement | None, ...], seed: Tensor | None) -> Tensor:

@@ -256,7 +256,7 @@ def check_outside_of_the_mesh(mesh) -> None:
         lambda x, b, w: jitact.silu(x),
         lambda x, b, w: jitact.gelu(x, bias=b, dropout=0.5),
         lambda x, b, w: jitact.swiglu(x, row_weight=w),
-        lambda x, b, w: jitact.swiglu(x, x * 1),
+        lambda x, b, w: jitact.swiglu(x, x),
         lambda x, b, w: jitact.prelu(x, b),
     ):
         given = [shards(each, part, Shard(0)) for each in (x, b, w)]
@@ -393,7 +393,8 @@ def check_errors(mesh) -> None:
     if mesh.ndim > 1:
         with pytest.raises(ValueError, match=r"gelu\+bias: bias is on another mesh"):
             jitact.gelu(sharded, bias=shards(b, other))
-    torch.testing.assert_close(jitact.gelu(sharded, bias=torch.tensor(1.0)).full_tensor(), F.gelu(x + 1))
+    one = torch.tensor(1.0, device=mesh.device_type)
+    torch.testing.assert_close(jitact.gelu(sharded, bias=one).full_tensor(), F.gelu(x + 1))
 
 
 CHECKS = {name.removeprefix("check_"): check for name, check in list(globals().items()) if name.startswith("check_")}

@@ -43,10 +43,10 @@ __global__ void __launch_bounds__(kPlaneThreads, least_blocks_of_sums<op, S>(kPl
   const int64_t before = part - plane * parts.each, begin = plane * parts.inner, end = begin + parts.inner;
   const int64_t first = (begin + size - 1) / size + before * parts.length;  // vector of the part
   const bool exists = part < parts.all;
-  const int64_t vectors = exists && launch.aligned ? between(end / size - first, 0, parts.length) : 0;
+  const int64_t vectors = exists ? between(end / size - first, 0, parts.length) : 0;
   const int count = int((vectors - lane + group - 1) >> parts.log_group);  // of the thread
 
-  Vectors<op, S, kPlaneThreads> own(launch, first + lane, count, group);
+  Vectors<op, S, kPlaneThreads> own(launch, first + lane, launch.aligned ? count : 0, group);
   const auto common = operands.common();
   T sums[kSummed];
   JITACT_UNROLL for (int k = 0; k < kSummed; k++) sums[k] = 0;
@@ -55,12 +55,15 @@ __global__ void __launch_bounds__(kPlaneThreads, least_blocks_of_sums<op, S>(kPl
   const auto find_others = finding<S, size>(operands, common, repeat, others);
   walk(launch, own, numbers, others, add, repeat, find_others);
 
-  // What is beside the vectors; all, where memory is not aligned.
+  // One by one: the elements of the thread's vectors, in the same order, where memory is not aligned; what is beside vectors.
   const int64_t from = before == 0 ? begin : first * size, to = before + 1 == parts.each ? end : (first + parts.length) * size;
-  const int64_t alone = exists ? to - from - vectors * size : 0;
+  const int64_t of_vectors = launch.aligned ? 0 : int64_t(count) * size, beside = exists ? to - from - vectors * size : 0;
+  const int64_t alone = of_vectors + ((beside - lane + group - 1) >> parts.log_group);
 #pragma unroll 1
-  for (int64_t i = lane; i < alone; i += group) {
-    const int64_t at = from + i + (from + i < first * size ? 0 : vectors * size);
+  for (int64_t i = 0; i < alone; i++) {
+    const int64_t of_part = from + lane + ((i - of_vectors) << parts.log_group);
+    const int64_t at = i < of_vectors ? (first + lane + (i / size << parts.log_group)) * size + i % size
+                                      : of_part + (of_part < first * size ? 0 : vectors * size);
     const auto others = operands.template from<1>(common, at);
     const Computation<op, S, 1, std::decay_t<decltype(add)>> computation{
         .launch = launch,
