@@ -193,7 +193,7 @@ def of_duals(functions: Mapping[str, Callable]) -> dict[str, Callable]:
             return chained("x_times_sigmoid")(x, *of)
         t, w, low = of
         values = [_dual(each).value for each in (x, t, w, low)]
-        a = most(x, -_dual(t))
+        a = choose(_dual(x) < -_dual(t), -_dual(t), x)  # x where both are 0, for its derivative
         y = functions["x_times_sigmoid"](*values)
         return replace(chained("times_sigmoid")(a, a * (_dual(w) + low) * LN2), value=y)
 

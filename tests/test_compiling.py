@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import re
@@ -138,6 +139,43 @@ def test_derivatives_of_every_function_of_expressions(name: str) -> None:
         finite = y.isfinite() & other.isfinite()
         assert finite.any()
         torch.testing.assert_close(own[finite], other[finite])
+
+
+# Functions that expressions do not have, each k-th the value of one file.
+OF_FILES = """
+ELEMENTWISE T forward(T x, T y, T z, Number<T> k) {
+  const T sigma = z * z + 1, t = min(folded(x), 40);
+  return k == 0 ? folded(x) * y : k == 1 ? right_part(x) * y : k == 2 ? normal_cdf(x, y, sigma)
+       : k == 3 ? times_sigmoid(y, x < 0, folded(x), z * z) : x_times_sigmoid(x, t, sigma, y * 0.01);
+}
+"""
+
+
+def of_files(x: Tensor, y: Tensor, z: Tensor, k: int) -> Tensor:
+    size, sigma = torch.where(x < 0, -x, x), z * z + 1
+    if k == 4:
+        return x * torch.sigmoid(math.log(2) * x * (sigma + y * 0.01))
+    right, t = torch.where(x < 0, 0.0, x), size + z * z
+    cdf = torch.special.ndtr((x - y) / sigma)
+    return [size * y, right * y, cdf, y * torch.sigmoid(torch.where(x < 0, -t, t))][k]
+
+
+def test_derivatives_of_functions_that_only_files_call() -> None:
+    """Of kernels and of graphs, at 0 too, where the two halves of smooth functions meet."""
+    cls = jitact.define("swoosh", source=f'#include "elementwise.cuh"\n{OF_FILES}', k=0.0)
+    formula = Formula(cls.activation.source, fast_math=False)
+    x = torch.cat([torch.linspace(-5, 5, 101, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)])
+    x, y, z = (each.flatten().requires_grad_() for each in torch.meshgrid(x, x[:100:33] + 0.3, x[:100:33] - 0.2, indexing="ij"))
+    for k in range(5):
+        exact = of_files(x, y, z, k)
+        dy = torch.ones_like(exact)
+        expected = torch.autograd.grad(exact, (x, y, z), dy, materialize_grads=True)
+        torch.testing.assert_close(formula.forward(x.detach(), y.detach(), z.detach(), k), exact.detach())
+        found = formula.gradients(dy, x.detach(), y.detach(), z.detach(), k, wanted=7)
+        for each in (found, torch.autograd.grad(cls(k)(x, y, z), (x, y, z), dy)):
+            torch.testing.assert_close(each, expected)
+    far = torch.tensor([-torch.inf, -1e300], dtype=torch.float64)
+    assert formula.gradients(dy[:2], far, y[:2].detach(), z[:2].detach(), 4, wanted=1)[0].tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("name", GATED)
@@ -335,6 +373,11 @@ CHOSEN = {
     "cos(max(x, y))": lambda x, y: torch.maximum(x, y).cos(),
     "erf(clamp(x, -1, 1) + y)": lambda x, y: (x.clamp(-1, 1) + y).erf(),
     "sigmoid(chosen(x, y))": lambda x, y: torch.where(x > 1, x, y).sigmoid(),
+    "cos(copysign(max(x, y), y))": lambda x, y: torch.maximum(x, y).copysign(y).cos(),
+    # Through more than one operation, which all tell that a constant may have been chosen.
+    "erf(sin(abs(1 - (2 * max(x, y) * 3 - 1) / 2)))": lambda x, y: (1 - (torch.maximum(x, y) * 6 - 1) / 2).abs().sin().erf(),
+    "cos(1 / (y > 0 ? x + x : min(x, y)))": lambda x, y: (1 / torch.where(y > 0, x + x, torch.minimum(x, y))).cos(),
+    "cos(y > 0 ? max(x, y) : x + x)": lambda x, y: torch.where(y > 0, torch.maximum(x, y), x + x).cos(),
 }
 
 
