@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType
@@ -19,10 +20,15 @@ _HARMLESS = {"bool", "float", "getattr", "hasattr", "int", "isinstance", "len", 
 _PYTORCH = {"F", "functional", "nn", "torch"}  # what modules of such functions are called
 # Functions whose result may be their argument, or a view of it.
 _VIEWS = {
-    "chunk", "detach", "diagonal", "dropout", "flatten", "movedim", "narrow", "permute", "ravel", "reshape", "select", "split",
-    "squeeze", "swapaxes", "t", "tensor_split", "transpose", "unbind", "unflatten", "unsqueeze",
+    "adjoint", "alpha_dropout", "as_strided", "as_tensor", "asarray", "atleast_1d", "atleast_2d", "atleast_3d",
+    "broadcast_tensors", "broadcast_to", "chunk", "conj", "detach", "diagonal", "dropout", "dropout1d", "dropout2d",
+    "dropout3d", "dsplit", "feature_alpha_dropout", "flatten", "hsplit", "imag", "moveaxis", "movedim", "narrow", "permute",
+    "positive", "ravel", "real", "reshape", "resolve_conj", "resolve_neg", "select", "split", "split_with_sizes", "squeeze",
+    "swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsafe_chunk", "unsafe_split",
+    "unsqueeze", "view_as_complex", "view_as_real", "vsplit",
 }  # fmt: skip
 _CONTAINERS = "enumerate", "iter", "list", "reversed", "tuple", "zip"  # functions that give what is in their arguments
+_NEVER = (sys.maxsize, 0)  # a line that is not reached
 _HANDING_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Flatten, nn.Unflatten
 
 
@@ -55,15 +61,33 @@ def change(
         if passed := _passed(node, self_name, shared, children):
             return f"gives {min(passed)} to {ast.unparse(node.func)} in between"
     after = list(after)
-    shared -= {each.id for node in after if isinstance(node, ast.Assign) for each in node.targets if isinstance(each, ast.Name)}
-    for node in after:
-        if changed := _changed(node, self_name, children, numbers) & shared:
+    others = _others_from(definition, shared, set(after), self_name, children)
+    still = [(node, {name for name in shared if _place(node) < others.get(name, _NEVER)}) for node in after]
+    for node, names_of_it in still:
+        if changed := _changed(node, self_name, children, numbers) & names_of_it:
             return f"changes {min(changed)} in place"
-    for node in after:
-        if passed := _passed(node, self_name, shared, children):
+    for node, names_of_it in still:
+        if passed := _passed(node, self_name, names_of_it, children):
             seen = "changes" if is_own_call(node, self_name) else "may change"
             return f"gives {min(passed)} to {ast.unparse(node.func)}, which {seen} it"
     return ""
+
+
+def _place(node: ast.AST) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _others_from(
+    definition: ast.FunctionDef, shared: set[str], after: set[ast.AST], self_name: str, children: Mapping[str, nn.Module | None]
+) -> dict[str, tuple[int, int]]:
+    """Where variables have got other values, whichever way the method runs, from statements in ``after``."""
+    found: dict[str, tuple[int, int]] = {}
+    for node in definition.body:
+        if node in after and isinstance(node, ast.Assign) and not _roots(node.value, self_name, children) & shared:
+            for each in node.targets:
+                if isinstance(each, ast.Name):
+                    found.setdefault(each.id, (node.end_lineno, node.end_col_offset))
+    return found
 
 
 def _numbers(definition: ast.FunctionDef) -> set[str]:
@@ -90,12 +114,17 @@ def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | N
     elif isinstance(node, ast.Call):
         changed = [each.value for each in node.keywords if each.arg == "out"]
         if isinstance(node.func, ast.Attribute) and node.func.attr.endswith("_"):
-            changed += [node.func.value, *node.args[:1]]
+            changed += [node.func.value, *_first(node)]
         elif any(each.arg == "inplace" for each in node.keywords) or _is_in_place(node):
-            changed += node.args[:1]
+            changed += _first(node)
     named = set().union(*[_roots(each, self_name, children) for each in changed])
     of_state = [each for each in changed if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
     return (named - _PYTORCH) | {ast.unparse(each) for each in of_state}
+
+
+def _first(node: ast.Call) -> list[ast.expr]:
+    """The first argument of a call; all, if it is given by name."""
+    return node.args[:1] or [each.value for each in node.keywords]
 
 
 def _is_in_place(node: ast.Call) -> bool:
@@ -125,9 +154,9 @@ def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | No
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         child = children.get(node.func.attr) if is_name(node.func.value, self_name) else None
         if is_name(node.func.value, *_PYTORCH):
-            within = node.args[:1] if node.func.attr in _VIEWS else []
+            within = _first(node) if node.func.attr in _VIEWS else []
         else:
-            within = node.args[:1] if isinstance(child, _HANDING_ON) else [node.func.value]
+            within = _first(node) if isinstance(child, _HANDING_ON) else [node.func.value]
     elif isinstance(node, ast.Attribute):
         within = [] if is_name(node.value, self_name) else [node.value]
     elif isinstance(node, (ast.Subscript, ast.Starred)):

@@ -91,11 +91,21 @@ class Result(NamedTuple):
         loops = [node for node in ast.walk(self.definition) if isinstance(node, _LOOPS) and self.call in ast.walk(node)]
         begin = min([first, *(loop.lineno for loop in loops)])  # what is above the call in a loop runs again after it
         rest = [node for node in ast.walk(self.definition) if getattr(node, "lineno", 0) >= begin and node not in before]
-        rest = [node for node in rest if not uses.intersection(ast.walk(node))]
+        around = {node for node in rest if uses.intersection(ast.walk(node))}
+        rest = [node for node in rest if node not in around]
         between, after = [[node for node in rest if (first <= node.lineno <= last) is early] for early in (True, False)]
+        after += [each for node in around if (each := _without(node, uses)) is not None]
         given = [*self.call.args, *[each.value for each in self.call.keywords]]
         what = change(self.definition, self.self_name, given, between, after, children)
         return what and f"{self.definition.name} {what}"
+
+
+def _without(node: ast.AST, uses: set[ast.expr]) -> ast.AST | None:
+    """What a node that contains some of these expressions may do to others: a call without them, an assignment; else None."""
+    if not isinstance(node, ast.Call):
+        return node if isinstance(node, (ast.Assign, ast.AugAssign)) else None
+    apart = [[each for each in of if uses.isdisjoint(ast.walk(each))] for of in (node.args, node.keywords)]
+    return ast.copy_location(ast.Call(node.func, *apart), node) if uses.isdisjoint(ast.walk(node.func)) else None
 
 
 def uses_of(cls: type, name: str) -> Iterator[Result]:

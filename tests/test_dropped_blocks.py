@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import jitact
-from jitact.replacing.dropouts import Dropping
+from jitact.replacing.dropouts import Dropping, _BeforeDropout
 from jitact.replacing.pending import Pending
 
 
@@ -46,6 +46,24 @@ class Twice(Block):
     def hidden(self, x: Tensor) -> Tensor:
         y = self.act(self.a(x))
         return self.drop(y) + y
+
+
+class Afterwards(Block):
+    """Changes the activation's input, which fused with dropout it would save."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        x = self.a(x)
+        y = self.drop(self.act(x))
+        x.data.mul_(3)
+        return y
+
+
+class Alpha(Block):
+    """Calls another module that may drop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.AlphaDropout()
 
 
 class InOrder(nn.Sequential):
@@ -104,6 +122,32 @@ def test_what_waits_is_no_tensor() -> None:
     torch.testing.assert_close(waiting % 1, waiting.value() % 1)
 
 
+def test_modes_are_those_of_the_call() -> None:
+    """And what changes before the dropout is an error."""
+    act, x = jitact.get("gelu")(), torch.randn(50, requires_grad=True)
+    with torch.no_grad():
+        pending = _BeforeDropout(act, x)
+    assert not F.dropout(pending, 0.5).requires_grad and F.dropout(_BeforeDropout(act, x), 0.5).requires_grad
+    pending = _BeforeDropout(act, x.detach())
+    with torch.no_grad():
+        x += 1
+    with pytest.raises(RuntimeError, match="gelu together with what follows it, but its input was changed in place"):
+        F.dropout(pending, 0.5)
+
+
+def test_products_with_what_waits_for_dropout() -> None:
+    """And with a keyword argument, which products of PyTorch take."""
+    act, x, out = jitact.get("gelu")(), torch.randn(50), torch.empty(50)
+    expected = F.gelu(x) * x
+    for found in (_BeforeDropout(act, x) * x, torch.mul(x, _BeforeDropout(act, x), out=out), out):
+        torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(F.dropout(Pending(act, x), 0.5, False), F.gelu(x))
+    torch.manual_seed(0)
+    found = F.dropout(Pending(act, x), 0.5)  # of a gate: PyTorch's masks
+    torch.manual_seed(0)
+    torch.testing.assert_close(found, F.dropout(F.gelu(x), 0.5))
+
+
 @pytest.mark.parametrize("segments", [0, 2, 3, 4])
 def test_checkpoints_between_an_activation_and_its_dropout(segments: int) -> None:
     """These are given tensors: reentrant ones lose the gradients of anything else, without a word."""
@@ -129,7 +173,9 @@ def test_masks_are_pytorchs_unless_it_is_asked_for() -> None:
 
 def test_what_is_not_fused() -> None:
     hooked, undropped = Block(), nn.Sequential(nn.GELU(), nn.Linear(6, 6))
-    model = nn.Sequential(Twice(), Block(nn.SiLU(inplace=True)), Block(), undropped, hooked)
+    own = nn.Sequential(nn.GELU(), type("Own", (nn.Dropout,), {})())
+    others = undropped, hooked, Afterwards(nn.Sigmoid()), Alpha(), own
+    model = nn.Sequential(Twice(), Block(nn.SiLU(inplace=True)), Block(), *others)
     hooked.drop.register_forward_hook(lambda *args: None)
     report = jitact.replace(model, dropout=True)
     why = {each.path: each.why for each in report.undropped}
@@ -137,10 +183,10 @@ def test_what_is_not_fused() -> None:
         "0.act": "hidden does more with it than drop",
         "1.act": "it overwrites its input",
         "4.act": "drop has hooks",
+        "5.act": "hidden changes x in place",
     }
     assert "not fused with the dropout:" in repr(report)
-    found = [isinstance(each, Dropping) for each in (model[0].act, model[1].act, model[2].act, undropped[0])]
-    assert found == [False, False, True, False]
+    assert [name for name, each in model.named_modules() if isinstance(each, Dropping)] == ["2.act"]
     with pytest.raises(TypeError, match=r"replace\(\): dropout must be True or False, .* got 0.5"):
         jitact.replace(model, dropout=0.5)
 
@@ -168,3 +214,9 @@ def test_compiled_and_hooks_that_come_later() -> None:
     finally:
         handle.remove()
     assert set(seen) == {Tensor}
+    seen.clear()
+    layers = InOrder()
+    jitact.replace(layers, dropout=True)
+    layers[2].register_forward_pre_hook(lambda module, args: seen.append(type(args[0])))
+    layers(x)
+    assert seen == [Tensor]

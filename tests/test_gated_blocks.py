@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import copy
+import itertools
 import pickle
 from collections.abc import Callable
 
@@ -15,6 +17,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import jitact
+from jitact.replacing import changes, uses
 from jitact.replacing.gates import Gate
 from jitact.replacing.pending import Pending
 
@@ -118,6 +121,18 @@ def of_the_middle(t: Tensor) -> tuple[Tensor, Tensor]:
     return t[..., 5:15], t[..., 10:]
 
 
+class InElse(Block):
+    """With the product in one of two branches, and the activation's variable assigned again there."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() == 1:
+            h = self.up(x)
+        else:
+            h = self.act(self.gate(x))
+            h = h * self.up(x)
+        return self.down(h)
+
+
 class Twice(Block):
     """Uses the activation's result for more than the product."""
 
@@ -136,6 +151,7 @@ class Normed(Block):
 FUSED = {
     "two projections": Block,
     "by name": ByName,
+    "in else": InElse,
     "an activation of no gate of its own": lambda: Block(nn.Mish()),
     "with a number": lambda: Block(nn.LeakyReLU(0.3)),
     "halves": lambda: Packed(halves),
@@ -235,6 +251,7 @@ APART: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "doubled in place": doubled_in_place,
     "views of a view": lambda t: t.unflatten(-1, (2, 10)).unbind(-2),
     "as_strided": lambda t: (t.as_strided((3, 10), (20, 1)), t.as_strided((3, 10), (20, 1), 10)),
+    "detached since": lambda t: (t[..., :10], t[..., 10:], t.detach_())[:2],
 }
 
 
@@ -250,9 +267,40 @@ def test_halves_with_a_history_of_their_own(what: str, order: str) -> None:
     assert_same(results(model, x), expected)
 
 
+def parts_of(x: Tensor, of: str) -> list[Tensor]:
+    """Many views of a 4x4 tensor."""
+    if of == "strides":
+        begin, ways = x.storage_offset(), [(4, 1), (4, 2), (2, 1), (1, 2), (1, 4), (2, 4)]
+        quarters = [x.as_strided((2, 2), (4, 1), begin + k) for k in (0, 2, 8)]
+        return quarters + [x.as_strided((4, 2), way, begin + k) for way in ways for k in range(16 - 3 * way[0] - way[1])]
+    bounds = [slice(*each) for each in itertools.product(range(4), range(1, 5), (1, 2)) if each[0] < each[1]]
+    return [x[each] if of == "rows" else x[:, each] for each in bounds]
+
+
+@pytest.mark.parametrize("of", ["rows", "columns", "strides"])
+@pytest.mark.parametrize("memory", ["in order", "transposed", "a part"])
+def test_any_two_parts_of_a_tensor(memory: str, of: str) -> None:
+    """Only halves are read together, and all have the gradients of their product."""
+    leaf = torch.linspace(-3, 3, 20, dtype=torch.float64)[2:-2].view(4, 4)
+    x = leaf.detach().requires_grad_() if memory == "a part" else leaf.clone().requires_grad_() * 1
+    x = x.detach().t().clone().requires_grad_() * 1 if memory == "transposed" else x
+    act, together = jitact.get("silu")(), 0
+    for gate, up in itertools.product(parts_of(x, of), repeat=2):
+        if gate.shape != up.shape:
+            continue
+        y, exact = Pending(act, gate) * up, F.silu(gate) * up
+        torch.testing.assert_close(y, exact)
+        dy = torch.linspace(1, 2, y.numel(), dtype=torch.float64).view_as(y)
+        found, expected = (torch.autograd.grad(each, x, dy)[0] for each in (y, exact))
+        torch.testing.assert_close(found, expected)
+        together += type(y.grad_fn).__name__ == "ActivatePackedBackward"
+    assert together >= 2
+
+
+@pytest.mark.parametrize("how", ["hooked", "retained"])
 @pytest.mark.parametrize("whose", ["gate", "up", "both", "the projection"])
 @pytest.mark.parametrize("split", [halves, interleaved])
-def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose: str) -> None:
+def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose: str, how: str) -> None:
     """Hooks see the gradient of a half and change it; retain_grad of the whole tensor works."""
     seen: list[Tensor] = []
     held: list[Tensor] = []
@@ -260,9 +308,11 @@ def test_hooks_of_halves(split: Callable[[Tensor], tuple[Tensor, Tensor]], whose
     def watched(t: Tensor) -> tuple[Tensor, Tensor]:
         gate, up = split(t)
         for each in {"gate": [gate], "up": [up], "both": [gate, up], "the projection": [t]}[whose]:
-            each.register_hook(lambda dy: seen.append(dy.clone()) or dy * 2)
-            each.retain_grad()
-            held.append(each)
+            if how == "hooked":
+                each.register_hook(lambda dy: seen.append(dy.clone()) or dy * 2)
+            else:
+                each.retain_grad()
+                held.append(each)
         return gate, up
 
     def run(model: nn.Module) -> list[Tensor]:
@@ -500,6 +550,23 @@ class InALoop(Passing):
         return self.down(y)
 
 
+class AboveInALoop(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, total, up = self.gate(x), torch.zeros(()), self.up(x).detach()
+        while total.dim() == 0:
+            gate.data.mul_(3)
+            total = total + self.act(gate) * up
+        return self.down(total)
+
+
+class AfterwardsByKeyword(Passing):
+    def forward(self, x: Tensor) -> Tensor:
+        gate = self.gate(x)
+        y = self.act(input=gate) * self.up(x).detach()
+        gate.data.mul_(3)
+        return self.down(y)
+
+
 class Annotated(Passing):
     def forward(self, x: Tensor) -> Tensor:
         gate = self.gate(x)
@@ -589,6 +656,8 @@ UNFUSED = {
     "changed afterwards": (Afterwards, r"forward gives gate to self.extra, which changes it"),
     "changed afterwards by another": (AfterwardsByAnother, r"forward gives gate to self.others[0], which may change it"),
     "changed in a loop": (InALoop, r"forward changes each in place"),
+    "changed above in a loop": (AboveInALoop, r"forward changes gate in place"),
+    "changed afterwards, given by name": (AfterwardsByKeyword, r"forward changes gate in place"),
     "changed by an annotated name": (Annotated, r"forward changes other in place"),
     "read on the same line": (OnALine, r"forward does more with it than multiply"),
     "read in a method of positional arguments": (Positional, r"own does more with it than multiply"),
@@ -604,6 +673,7 @@ UNFUSED = {
     "used twice": (Twice, r"forward does more with it than multiply"),
     "a module's function changes it": (of_overwritten, r"forward gives h to self.up in between"),
     "in place": (lambda: Block(nn.SiLU(inplace=True)), r"it overwrites its input"),
+    "learned": (lambda: Block(nn.PReLU()), r"it takes more than one tensor, or draws random numbers"),
 }
 
 
@@ -620,6 +690,97 @@ def test_what_is_not_fused(what: str) -> None:
     assert_same(results(model, x), expected)
     with torch.inference_mode():
         torch.testing.assert_close(model(x), expected[0])
+
+
+class Tripling(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tripled(x)
+
+    def tripled(self, t: Tensor) -> Tensor:
+        return t.mul_(3)
+
+
+class TriplingACopy(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + 1
+        return x.mul_(3)
+
+
+METHOD = """
+def forward(self, x, n=0):
+    gate, up = self.both(x).chunk(2, -1)
+    h = self.act(gate)
+    {}
+    {}
+    {}
+    return y
+"""
+PRODUCT = "y = h * up"
+# Statements before, with and after a product, and what is said of the activation's input.
+CHANGES = [
+    ("k = 0; k += 1", PRODUCT, "", ""),
+    ("k = x; k += 1", PRODUCT, "", "changes k in place"),
+    ("n += 1", PRODUCT, "n = 0", "changes n in place"),
+    ("x[0] = 1", PRODUCT, "", "changes x in place"),
+    ("torch.mul(x, 2, out=gate)", PRODUCT, "", "changes gate in place"),
+    ("torch.relu_(gate)", PRODUCT, "", "changes gate in place"),
+    ("torch.relu_(input=gate)", PRODUCT, "", "changes gate in place"),
+    ("F.relu(gate, inplace=True)", PRODUCT, "", "changes gate in place"),
+    ("F.relu(input=gate, inplace=True)", PRODUCT, "", "changes gate in place"),
+    ("F.relu(gate, True)", PRODUCT, "", "changes gate in place"),
+    ("F.silu(gate, self.fast)", PRODUCT, "", "changes gate in place"),
+    ("F.dropout(gate, 0.5, self.training)", PRODUCT, "", ""),
+    ("self.state.mul_(2)", PRODUCT, "", "changes self.state in place"),
+    ("", PRODUCT, "x.mul_(2)", ""),
+    ("", PRODUCT, "self.state.mul_(2)", ""),
+    ("", PRODUCT, "gate.sum(); len(gate); F.relu(gate)", ""),
+    ("", PRODUCT, "v = torch.chunk(gate, 2)[0]; v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "v = torch.swapdims(gate, 0, 1); v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "v = torch.transpose(input=gate, dim0=0, dim1=1); v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "v = F.relu(gate); v.mul_(2)", ""),
+    ("", PRODUCT, "v = self.same(input=gate); v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "v = y if x.any() else gate; v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "v = gate if x.any() else y; v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "(v := gate).mul_(2)", "changes gate in place"),
+    ("", PRODUCT, "len(v := gate); v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "[e.mul_(2) for e in (gate, y)]", "changes e in place"),
+    ("", PRODUCT, "up.mul_(2)", "changes up in place"),
+    ("", PRODUCT, "self.relu(gate)", "gives gate to self.relu, which changes it"),
+    ("", PRODUCT, "self.tripling(gate)", "gives gate to self.tripling, which changes it"),
+    ("", PRODUCT, "self.of_copy(gate)", ""),
+    ("", PRODUCT, "gate.mul_(2); gate = y", "changes gate in place"),
+    ("", PRODUCT, "gate = self.relu(gate)", "gives gate to self.relu, which changes it"),
+    ("", PRODUCT, "gate = gate[0]; gate.mul_(2)", "changes gate in place"),
+    ("", PRODUCT, "gate = y + 1; gate.mul_(2)", ""),
+    ("", PRODUCT, "\n    if x.any(): gate = y + 1\n    gate.mul_(2)", "changes gate in place"),
+    ("", "y = tripled(h * up, gate)", "", "gives gate to tripled, which may change it"),
+    ("", "y = tripled(h * up, t=gate)", "", "gives gate to tripled, which may change it"),
+    ("", "y = self.relu(h * up) + (h * up).sum()", "", ""),
+    ("", "gate += h * up", "", "changes gate in place"),
+    ("", "gate[0] = h * up", "", "changes gate in place"),
+    ("", "gate = self.down(h * up)", "gate.mul_(2)", ""),
+]
+
+
+@pytest.mark.parametrize(("before", "product", "after", "told"), CHANGES)
+def test_changes_of_the_input(before: str, product: str, after: str, told: str) -> None:
+    definition = ast.parse(METHOD.format(before, product, after)).body[0]
+    children = {
+        "act": nn.Sigmoid(), "both": nn.Linear(6, 20), "relu": nn.ReLU(inplace=True), "down": nn.Linear(10, 6),
+        "same": nn.Identity(), "tripling": Tripling(), "of_copy": TriplingACopy(),
+    }  # fmt: skip
+    (result,) = uses._results(definition, None, "act")
+    assert result.input_changed(children) == (told and f"forward {told}")
+
+
+def test_functions_that_return_views_are_known() -> None:
+    """Those of torch and of torch.nn.functional, by the schemas of PyTorch's operators."""
+    schemas = [each for each in torch._C._jit_get_all_schemas() if each.name.startswith("aten::")]
+    views = {
+        each.name[6:] for each in schemas for result in each.returns if result.alias_info and not result.alias_info.is_write
+    }
+    named = {name for name in views if name[0] != "_" and (hasattr(torch, name) or hasattr(F, name))}
+    assert named - {"cpu", "cuda", "slice_inverse"} <= changes._VIEWS  # the first two are modules in torch
 
 
 class OfFeatures(nn.Module):
@@ -724,7 +885,7 @@ def test_products_in_functions_within_forward(monkeypatch: pytest.MonkeyPatch) -
     report = jitact.replace(model)
     monkeypatch.setattr(Pending, "__mul__", lambda self, up, mul=Pending.__mul__: fused.append(up) or mul(self, up))
     assert_same(results(model, x), expected)
-    assert len(fused) == 2 * len(report.replaced) * isinstance(model.act, Gate)
+    assert isinstance(model.act, Gate) and len(fused) == 2 == 2 * len(report.replaced)
 
 
 def test_what_is_pending_keeps_its_modes() -> None:
@@ -733,8 +894,61 @@ def test_what_is_pending_keeps_its_modes() -> None:
         pending = [Pending(act, x) for _ in range(2)]
     assert not (pending[0] * up).requires_grad and not pending[1].value().requires_grad and (Pending(act, x) * up).requires_grad
     with torch.inference_mode():
-        made = Pending(act, x)
+        made, other = Pending(act, x), Pending(act, x)
+    with torch.no_grad():
+        assert other.value().is_inference()
     assert made.value().is_inference() and torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+@pytest.mark.parametrize("name", ["silu", "softplus"])
+@pytest.mark.parametrize("around", ["activation", "product"])
+def test_autocast_around_one_of_both(around: str, name: str) -> None:
+    act, gate, up = jitact.get(name)(), torch.randn(3, 4), torch.randn(3, 4)
+    found = []
+    for call in (act, lambda t: Pending(act, t)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=around == "activation"):
+            made = call(gate)
+        with torch.autocast("cpu", torch.bfloat16, enabled=around == "product"):
+            found.append(made * up)
+    torch.testing.assert_close(*found)
+
+
+class Labelled(Tensor):
+    """A subclass."""
+
+
+def test_factors_of_another_type_or_dtype() -> None:
+    """Products are PyTorch's, of the activation in its own dtype."""
+    act, gate, up = jitact.get("silu")(), torch.randn(300, dtype=torch.bfloat16), torch.randn(300)
+    assert torch.equal(Pending(act, gate) * up, act(gate) * up)
+    for found in (Pending(act, up) * up.as_subclass(Labelled), up.as_subclass(Labelled) * Pending(act, up)):
+        assert type(found) is Labelled and torch.equal(found, act(up) * up)
+
+
+def test_a_value_that_was_computed_is_kept() -> None:
+    act, gate, up = jitact.get("silu")(), torch.randn(3, 4), torch.randn(3, 4)
+    pending = Pending(act, gate)
+    expected = pending.value().clone()
+    gate.zero_()
+    assert torch.equal(pending * up, expected * up)
+    assert torch.equal(pending.dropped(1.0, training=False), expected) and torch.equal(pending.dropped(0.0), expected)
+    share = pending.dropped(0.5)
+    torch.testing.assert_close(share, torch.where(share == 0, 0.0, 2 * expected))
+
+
+def test_tensors_that_activations_let_go_of_are_not_kept() -> None:
+    """Of a part of a tensor the activation alone keeps its output or a bit; a fused gate would keep the whole tensor."""
+    whole, up = torch.randn(3, 20, requires_grad=True).mul(1), torch.randn(3, 10, requires_grad=True)
+    part, alone = whole[:, :10], torch.randn(3, 10, requires_grad=True).mul(1)
+    for name, gate, other, kept in (
+        ("sigmoid", part, up, False), ("relu", part, up, False), ("silu", part, up, True), ("sigmoid", alone, up, True),
+        ("sigmoid", alone.view(10, 3), up.view(10, 3), True), ("sigmoid", torch.randn(3, 20)[:, :10], up.detach(), True),
+        ("sigmoid", part, whole[:, 5:15], True),
+    ):  # fmt: skip
+        pending = Pending(jitact.get(name)(), gate)
+        y = pending * other
+        assert (pending._value is None) == kept, (name, gate.shape)
+        torch.testing.assert_close(y, pending.value() * other)
 
 
 def test_what_changes_before_the_product_is_an_error() -> None:
@@ -757,8 +971,54 @@ def test_factors_that_are_no_tensors() -> None:
     torch.testing.assert_close(Doubling() * Pending(act, gate), 2 * F.silu(gate))
 
 
+class Global(Block):
+    """Leaves the activation's result to others."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        global LAST
+        LAST = self.act(self.gate(x))
+        return self.down(LAST * self.up(x))
+
+
+class TwoNames(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        h = k = self.act(self.gate(x))
+        return self.down(h * self.up(x) + torch.stack([k])[0])
+
+
+class Scaled1(Block):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * self.scale)
+
+
+SCALE = 3.0
+
+
+class Scaled2(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.act(self.gate(x)) * SCALE)
+
+
+class Scaled3(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(-2 * self.act(self.gate(x)))
+
+
+def test_an_activation_of_two_blocks() -> None:
+    act = nn.SiLU()
+    model = nn.Sequential(Block(act), nn.Sequential(act))
+    (left,) = jitact.replace(model).unfused
+    assert left.why == "Sequential does not multiply it" and not isinstance(model[0].act, Gate)
+
+
 def test_what_is_no_gate() -> None:
-    model, x = nn.Sequential(Normed(), nn.Linear(6, 6), nn.SiLU()), torch.randn(3, 6)
+    kinds = Normed, Global, TwoNames, Scaled1, Scaled2, Scaled3
+    model = nn.Sequential(*[kind() for kind in kinds], nn.Linear(6, 6), nn.SiLU())
+    x = torch.randn(3, 6)
     expected = results(model, x)
     report = jitact.replace(model)
     assert not report.unfused and not any(isinstance(module, Gate) for module in model.modules())
@@ -864,9 +1124,17 @@ def test_a_shared_activation_that_was_replaced_twice() -> None:
     assert seen == [0, 1]
 
 
+class Renamed(Block):
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate(x), self.up(x)
+        same = gate
+        return self.down(self.act(same) * up)
+
+
+@pytest.mark.parametrize("kind", [Block, Renamed])
 @pytest.mark.parametrize("name", ["act", "gate", "up"])
-def test_hooks_are_left_alone(name: str) -> None:
-    model, x, seen = nn.Sequential(Block()), torch.randn(3, 6), []
+def test_hooks_are_left_alone(name: str, kind: type[Block]) -> None:
+    model, x, seen = nn.Sequential(kind()), torch.randn(3, 6), []
     getattr(model[0], name).register_forward_hook(lambda module, args, y: seen.append(type(y)))
     report = jitact.replace(model)
     assert report.unfused[0].why == ("it has hooks" if name == "act" else f"{name} has hooks")
@@ -885,13 +1153,14 @@ def test_hooks_that_come_later() -> None:
     assert seen == [Tensor, Tensor] and type(model[0].act) is nn.SiLU
 
 
-def test_backward_hooks_that_come_later() -> None:
+@pytest.mark.parametrize("pre", ["", "pre_"])
+def test_backward_hooks_that_come_later(pre: str) -> None:
     """Full backward hooks, which change the gradient, on the replacement and after restore."""
     torch.manual_seed(0)
     model, x = nn.Sequential(Block()), torch.randn(3, 6)
     plain = results(model, x)
     jitact.replace(model)
-    handle = model[0].act.register_full_backward_hook(lambda module, dx, dy: (dx[0] * 2,))
+    handle = getattr(model[0].act, f"register_full_backward_{pre}hook")(lambda module, *gradients: (gradients[0][0] * 2,))
     hooked = results(model, x)
     jitact.restore(model)
     assert_same(results(model, x), hooked)
