@@ -22,12 +22,12 @@ from .configs import (
     is_transformed,
     overwritten,
 )
-from .jagged import by_values, is_jagged
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_sharded, is_stand_in, stand_ins
 from .records.operands import fitted, fitting
 from .records.tracing import as_constant
-from .sharded import by_shards
+from .subclasses.jagged import by_values, is_jagged
+from .subclasses.sharded import by_shards
 
 __all__ = ["called_later", "run", "run_fitted", "run_with_operands", "traced"]
 

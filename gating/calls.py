@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.overrides import handle_torch_function
 
 from ..configs import alive, call_forward, configured, is_exporting, is_transformed
-from ..jagged import by_values, is_jagged, of_values
 from ..records import Activation, by_token, layout
 from ..records.arguments import check_tensor, is_sharded, stand_ins, what_it_is
 from ..records.operands import fitted, rows_together
 from ..records.tracing import as_constant
 from ..running import run_fitted, run_with_operands, traced
-from ..sharded import by_shards
+from ..subclasses.jagged import by_values, is_jagged, of_values
+from ..subclasses.sharded import by_shards
 from .around import name_of, with_options
 from .halves import by_name, check_options, halves_of
 from .packed import ActivatePacked, activate_packed_at_once, packing

@@ -61,7 +61,7 @@ def change(
         if passed := _passed(node, self_name, shared, children):
             return f"gives {min(passed)} to {ast.unparse(node.func)} in between"
     after = list(after)
-    others = _others_from(definition, shared, set(after), self_name, children)
+    others = _others_from(definition, given, shared, set(after), self_name, children)
     still = [(node, {name for name in shared if _place(node) < others.get(name, _NEVER)}) for node in after]
     for node, names_of_it in still:
         if changed := _changed(node, self_name, children, numbers) & names_of_it:
@@ -78,16 +78,32 @@ def _place(node: ast.AST) -> tuple[int, int]:
 
 
 def _others_from(
-    definition: ast.FunctionDef, shared: set[str], after: set[ast.AST], self_name: str, children: Mapping[str, nn.Module | None]
+    definition: ast.FunctionDef,
+    given: Iterable[ast.expr],
+    shared: set[str],
+    after: set[ast.AST],
+    self_name: str,
+    children: Mapping[str, nn.Module | None],
 ) -> dict[str, tuple[int, int]]:
     """Where variables have got other values, whichever way the method runs, from statements in ``after``."""
     found: dict[str, tuple[int, int]] = {}
-    for node in definition.body:
+    for node in _always_reached(definition, set(given)):
         if node in after and isinstance(node, ast.Assign) and not _roots(node.value, self_name, children) & shared:
             for each in node.targets:
                 if isinstance(each, ast.Name):
                     found.setdefault(each.id, (node.end_lineno, node.end_col_offset))
     return found
+
+
+def _always_reached(definition: ast.FunctionDef, given: set[ast.expr]) -> Iterator[ast.stmt]:
+    """The statements that follow, in its block and those around it, on the one that has these expressions."""
+    for block in [of for node in ast.walk(definition) for _, of in ast.iter_fields(node) if isinstance(of, list)]:
+        statements = [each for each in block if isinstance(each, ast.stmt)]
+        having = [i for i, each in enumerate(statements) if given.intersection(ast.walk(each))]
+        for each in statements[having[0] + 1 :] if having else ():
+            if any([isinstance(part, (ast.Break, ast.Continue)) for part in ast.walk(each)]):
+                break
+            yield each
 
 
 def _numbers(definition: ast.FunctionDef) -> set[str]:

@@ -428,7 +428,7 @@ def main(device: str, folder: Path) -> None:
             torch.cuda.set_device(rank)
         store = dist.FileStore(str(folder / "store"), count)
         backend = "nccl" if device == "cuda" else "gloo"
-        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=60))
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=timedelta(seconds=240))
         mesh = init_device_mesh(device, shape)
         found: dict[str, str] = {}
         for name, check in CHECKS.items():

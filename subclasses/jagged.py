@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from .records import Activation, layout
-from .records.arguments import check_tensor, what_it_is
+from ..records import Activation, layout
+from ..records.arguments import check_tensor, what_it_is
 
 __all__ = ["by_values", "is_jagged", "of_values"]
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 
-from .configs import drawn_seed
-from .records import Activation, layout
-from .records.arguments import check_tensor, is_sharded, what_it_is
-from .records.operands import broadcast_shape, by_channel, by_row, promoted
+from ..configs import drawn_seed
+from ..records import Activation, layout
+from ..records.arguments import check_tensor, is_sharded, what_it_is
+from ..records.operands import broadcast_shape, by_channel, by_row, promoted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

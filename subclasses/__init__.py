@@ -1,0 +1,1 @@
+"""Calls for tensors of other classes: jagged nested tensors, and DTensors."""
