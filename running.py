@@ -24,7 +24,7 @@ from .configs import (
 )
 from .records import Activation, by_token, layout
 from .records.arguments import DTYPES, check_tensor, is_sharded, is_stand_in, stand_ins
-from .records.operands import fitted, fitting
+from .records.operands import fitted, fitting, order_in_memory
 from .records.tracing import as_constant
 from .subclasses.jagged import by_values, is_jagged
 from .subclasses.sharded import by_shards
@@ -155,12 +155,7 @@ def _order_of_larger(record: Activation, tensors: tuple[Tensor, ...]) -> list[in
     full = [t for t in tensors[1:] if 0 not in t.stride() and t.numel() > 1]
     if not full or full[0].is_contiguous():
         return None
-    strides, order = full[0].stride(), []
-    for dim, stride in enumerate(strides):  # torch.compile does not sort by sizes that it does not know
-        place = 0
-        while place < len(order) and strides[order[place]] >= stride:
-            place += 1
-        order.insert(place, dim)
+    order = order_in_memory(full[0])
     return order if order != list(range(len(order))) else None
 
 

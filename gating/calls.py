@@ -87,7 +87,7 @@ def run_packed(
         return by_values(record, {"x": x, **weights}, lambda dense: call(dense.pop("x"), weights=dense))
     check_tensor(record, x)
     halves = halves_of(record, x, options["dim"], options["layout"], options["gate"])
-    if any([is_sharded(each) for each in (x, *weights.values())]) and not is_exporting():
+    if (is_sharded(x) or (weights and any([is_sharded(each) for each in weights.values()]))) and not is_exporting():
 
         def of_shards(dense: dict[str, Any], seed: Tensor | None) -> Tensor:
             return run_packed(record, dense.pop("x"), params, dense, options, training, seed)

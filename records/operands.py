@@ -12,7 +12,17 @@ from . import Activation, Channel, layout
 from .arguments import DTYPES, as_number, check_tensor, is_sharded, what_it_is
 from .dtypes import wider
 
-__all__ = ["broadcast_shape", "by_channel", "by_row", "fitted", "fitting", "is_cast", "promoted", "rows_together"]
+__all__ = [
+    "broadcast_shape",
+    "by_channel",
+    "by_row",
+    "fitted",
+    "fitting",
+    "is_cast",
+    "order_in_memory",
+    "promoted",
+    "rows_together",
+]
 
 
 def fitted(record: Activation, given: dict[str, Any]) -> tuple[Tensor, ...]:
@@ -196,6 +206,17 @@ def promoted(tensors: Sequence[Tensor]) -> torch.dtype:
     for each in dtypes[1:]:
         dtype = wider(dtype, each)
     return dtype
+
+
+def order_in_memory(x: Tensor) -> list[int]:
+    """The dimensions of ``x``, outermost in memory first; of equal strides in their order."""
+    strides, order = x.stride(), []
+    for dim, stride in enumerate(strides):  # torch.compile does not sort by sizes that it does not know
+        place = 0
+        while place < len(order) and strides[order[place]] >= stride:
+            place += 1
+        order.insert(place, dim)
+    return order
 
 
 def rows_together(x: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import FunctionType
 
@@ -35,7 +35,7 @@ _HANDING_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
 def change(
     definition: ast.FunctionDef,
     self_name: str,
-    given: Iterable[ast.expr],
+    given: Sequence[ast.expr],
     between: Iterable[ast.AST],
     after: Iterable[ast.AST],
     children: Mapping[str, nn.Module | None],
@@ -79,7 +79,7 @@ def _place(node: ast.AST) -> tuple[int, int]:
 
 def _others_from(
     definition: ast.FunctionDef,
-    given: Iterable[ast.expr],
+    given: Sequence[ast.expr],
     shared: set[str],
     after: set[ast.AST],
     self_name: str,

@@ -14,7 +14,7 @@ from torch.autograd.function import FunctionCtx
 from ..configs import drawn_seed
 from ..records import Activation, layout
 from ..records.arguments import check_tensor, is_sharded, what_it_is
-from ..records.operands import broadcast_shape, by_channel, by_row, promoted
+from ..records.operands import broadcast_shape, by_channel, by_row, order_in_memory, promoted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -100,13 +100,12 @@ def _dims(record: Activation, given: dict[str, Any], packed: int | None) -> _Dim
         ValueError: shapes do not match.
     """
     spec = layout(record.token)
-    names = [name for name in given if name not in record.channels]
     if packed is not None:
         x = given["x"]
         shape = torch.Size([size // 2 if dim == packed else size for dim, size in enumerate(x.shape)])
         of = {"x": {dim: dim for dim in range(len(shape)) if dim != packed}}
     else:
-        elements = [name for name in names if name in spec.tensors[: spec.elements]]
+        elements = [name for name in given if name in spec.tensors[: spec.elements]]
         shape = broadcast_shape(record, elements, [given[name] for name in elements])
         of = {name: _aligned(given[name].shape, shape) for name in elements}
     x = torch.empty(shape, device="meta")
@@ -208,14 +207,8 @@ def _whole(
 
 def _dense_strides(y: Tensor, shape: torch.Size) -> tuple[int, ...]:
     """The strides of dense memory of a shape, with the dimensions in the order in which they lie in ``y``."""
-    order: list[int] = []
-    for dim, stride in enumerate(y.stride()):  # torch.compile does not sort by sizes that it does not know
-        place = 0
-        while place < len(order) and y.stride(order[place]) >= stride:
-            place += 1
-        order.insert(place, dim)
-    found, size = [1] * len(order), 1
-    for dim in reversed(order):
+    found, size = [1] * len(shape), 1
+    for dim in reversed(order_in_memory(y)):
         found[dim], size = size, size * max(shape[dim], 1)
     return tuple(found)
 
