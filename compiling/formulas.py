@@ -147,14 +147,11 @@ class Formula:
         return _wide(dy) * derivative(y)
 
     def _unprepared(self, gradients: dict[str, Tensor], raw: dict[str, Value], x: Tensor) -> dict[str, Tensor]:
-        """The gradients of channel operands from the gradients of the values that ``prepare`` makes of them."""
+        """The gradients of channel operands from the gradients of the values that ``prepare`` makes of them, each of one."""
         prepare, channels = self._functions(x.dtype, x.device, dual=True)["prepare"], self._changed
-        found = {}
-        for by in filter(gradients.__contains__, channels):
-            made = prepare(*[Dual(raw[name], 1 if name == by else 0) for name in channels])
-            parts = [gradients[name] * derivative(each) for name, each in zip(channels, made, strict=True) if name in gradients]
-            found[by] = sum(parts[1:], start=parts[0])
-        return found
+        made = prepare(*[Dual(raw[name], 1) for name in channels])
+        slopes = {name: derivative(each) for name, each in zip(channels, made, strict=True)}
+        return {name: gradients[name] * slope for name, slope in slopes.items() if name in gradients}
 
 
 def _of_values(source: KernelSource, known: dict[str, Callable], defined: tuple[str, ...], short: Short) -> dict[str, Callable]:

@@ -480,10 +480,12 @@ class Single(Wide):
     @staticmethod
     def _tail_of(x: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
         """Q(t) with t = |x - mu| / sigma, which is split into ``a``, whose square is exact, and ``rest``: the tail is steep."""
-        d = (x - mu).clamp(-3e38, 3e38)
-        lost = torch.minimum(x, -mu) - d + torch.maximum(x, -mu)
+        numbers = torch.finfo(torch.float32)
+        sigma = sigma.clamp(numbers.tiny, numbers.max)  # as in the kernel, for a sigma of inf
+        d = (x - mu).clamp(numbers.min, numbers.max)
+        lost = (torch.minimum(x, -mu) - d + torch.maximum(x, -mu)).clamp(numbers.min, numbers.max)
         few = (sigma.view(torch.int32) & -4096).view(torch.float32)
-        a = leading((d.abs() / sigma).clamp(max=15), 2.0**-8)
+        a = leading(((x - mu).abs() / sigma).clamp(max=15), 2.0**-8)
         rest = (((d.abs() - a * few) - (a * (sigma - few) + lost)) / sigma).clamp(-0.01, 0.01)
         t = a + rest
         r = torch.reciprocal(t + 2.5)

@@ -169,7 +169,7 @@ def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | No
         within = node.args
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         child = children.get(node.func.attr) if is_name(node.func.value, self_name) else None
-        if is_name(node.func.value, *_PYTORCH):
+        if _is_pytorchs(node.func.value):
             within = _first(node) if node.func.attr in _VIEWS else []
         else:
             within = _first(node) if isinstance(child, _HANDING_ON) else [node.func.value]
@@ -183,6 +183,8 @@ def _roots(node: ast.expr, self_name: str, children: Mapping[str, nn.Module | No
         within = [node.target, node.value]
     elif isinstance(node, (ast.Tuple, ast.List)):
         within = node.elts
+    elif isinstance(node, ast.Dict):
+        within = node.values
     return set().union(*[_roots(each, self_name, children) for each in within])
 
 
@@ -210,7 +212,7 @@ def _bindings(definition: ast.FunctionDef) -> Iterator[tuple[list[ast.expr], ast
 
 def _passed(node: ast.AST, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> set[str]:
     """Which of these variables are given to a call that may change them."""
-    passed = names(node) & shared if isinstance(node, ast.Call) else set()
+    passed = names(*node.args, *node.keywords) & shared if isinstance(node, ast.Call) else set()
     return set() if passed and _is_harmless(node, self_name, shared, children) else passed
 
 
@@ -222,10 +224,14 @@ def _is_harmless(node: ast.Call, self_name: str, shared: set[str], children: Map
     if is_own_call(node, self_name):
         child = children.get(func.attr)
         return child is not None and not any(getattr(each, "inplace", False) or _overwrites(each) for each in child.modules())
-    value = func.value
-    while isinstance(value, ast.Attribute):
-        value = value.value
-    return is_name(value, *_PYTORCH) or bool(_roots(func.value, self_name, children) & shared)
+    return _is_pytorchs(func.value) or bool(_roots(func.value, self_name, children) & shared)
+
+
+def _is_pytorchs(node: ast.expr) -> bool:
+    """Whether it is one of PyTorch's modules of functions, such as ``torch.nn.functional``."""
+    while isinstance(node, ast.Attribute):
+        node = node.value
+    return is_name(node, *_PYTORCH)
 
 
 def _overwrites(module: nn.Module) -> bool:

@@ -105,7 +105,7 @@ def _without(node: ast.AST, uses: set[ast.expr]) -> ast.AST | None:
     if not isinstance(node, ast.Call):
         return node if isinstance(node, (ast.Assign, ast.AugAssign)) else None
     apart = [[each for each in of if uses.isdisjoint(ast.walk(each))] for of in (node.args, node.keywords)]
-    return ast.copy_location(ast.Call(node.func, *apart), node) if uses.isdisjoint(ast.walk(node.func)) else None
+    return ast.copy_location(ast.Call(node.func, *apart), node)
 
 
 def uses_of(cls: type, name: str) -> Iterator[Result]:

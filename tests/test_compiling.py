@@ -249,10 +249,10 @@ WITH_NUMBERS = [record for record in PLAIN if record.params]
 
 @pytest.mark.parametrize("number", [0.0, -1.5, torch.inf, torch.nan])
 def test_unusual_numbers_are_as_in_eager_mode(number: float) -> None:
-    """For each activation whose first parameter may have that value."""
+    """For each parameter of an activation that may have that value, beside the defaults of the others."""
     x, tested = special_values(torch.float32), 0
-    for record in WITH_NUMBERS:
-        params = (number, *[default for _, default in record.params[1:]])
+    for record, place in ((each, place) for each in WITH_NUMBERS for place in range(len(each.params))):
+        params = tuple([number if k == place else default for k, (_, default) in enumerate(record.params)])
         try:
             record.check(params, False, "input", False)
         except ValueError:
@@ -286,6 +286,14 @@ UNREADABLE = {
     "an argument that is changed": f"ELEMENTWISE T f(T& x) {{ x = 2; return x; }} {FORWARD} {{ T y = x; return f(y) + y; }}",
     "macro of arguments": f"#define TWICE(v) v * 2\n{FORWARD} {{ return TWICE(x + 1); }}",
     "where it runs": f"#ifdef __CUDA_ARCH__\n#define HERE 1\n#else\n#define HERE 2\n#endif\n{FORWARD} {{ return x * HERE; }}",
+    "no result": f"{FORWARD} {{ const T y = x; }}",
+    "not declared": f"{FORWARD} {{ y = x; return y; }}",
+    "declared twice": f"{FORWARD} {{ T y = x; T y = 2 * x; return y; }}",
+    "two of a name": "ELEMENTWISE T forward(T x, T x) { return x; }",
+    "too many arguments": f"ELEMENTWISE T half(T x) {{ return x / 2; }} {FORWARD} {{ return half(x, x); }}",
+    "too many results": f"{FORWARD} {{ return x; }} ELEMENTWISE Many<T, 2> backward(T dy, T x) {{ return {{x, x, x}}; }}",
+    "truth of an element": f"{FORWARD} {{ return x ? 1 : x; }}",
+    "nested too deep": f"{FORWARD} {{ return {'(' * 9999}x{')' * 9999}; }}",
     "branches": f"#ifdef JITACT_FAST_MATH\n#elif 1\n#define KEPT 1\n#endif\n{FORWARD} {{ return x; }}",
     "a line that goes on": f"// this one, too, \\\n#define KEPT 2\n{FORWARD} {{ return x; }}",
 }
@@ -313,14 +321,69 @@ OTHERWISE = {
     "what does not vary": "return sqrt(max(x, 0)) + x * max(x, 0) + max(x, 0) / a + 1 / (x * x) + max(x, 1) * a;",
     "a function's own": "return square<T>(3) * x + positive(x) + square<T>(x > 0);",
     "a value alone": "return x;",
+    "declared types": "bool b = 2; T k = 1; b = b + b; k = x > 0; return b + b + k / 2 + x;",
     "no value of x": "return positive(z) ? a : 2;",
 }
 TEXTS = {
     "text": "#define KEPT_0 1 + z\nELEMENTWISE T forward(T x, T z, Number<T> a) { return x * KEPT_0 * a; }",
     "text in text": "#define KEPT_0 2 - KEPT_1\n#define KEPT_1 1 - z\n"
     "ELEMENTWISE T forward(T x, T z, Number<T> a) { return KEPT_0 - KEPT_0 * a > 0 ? x : -KEPT_1; }",
+    "text that names itself": "ELEMENTWISE T KEPT_0(T x) { return x + x; }\n#define KEPT_0 1 + KEPT_0\n"
+    "ELEMENTWISE T forward(T x, T z, Number<T> a) { return x * KEPT_0(z) * a; }",
+    "types of arguments and results": "ELEMENTWISE T twice(bool b, T x) { return b + b + x; }\n"
+    "ELEMENTWISE bool always(T x) { return 2; }\n"
+    "ELEMENTWISE T forward(T x, T z, Number<T> a) { return twice(2, x * a) + always(z) + always(z); }",
     "text that comes later": "ELEMENTWISE T forward(T x, T z, Number<T> KEPT_0) { return x * KEPT_0 + z; }\n#define KEPT_0 3",
 }
+
+
+def test_branches_of_builds() -> None:
+    text = f"#ifdef JITACT_FAST_MATH\n#define KEPT 2\n#else\n#define KEPT 3\n#endif\n{FORWARD} {{ return x * KEPT; }}"
+    known = functions(torch.float64, torch.device("cpu"))
+    x = torch.ones(2, dtype=torch.float64)
+    assert read(text, known)["forward"](x).tolist() == [3, 3]
+    assert read(text, known, ("JITACT_FAST_MATH",))["forward"](x).tolist() == [2, 2]
+
+
+# Files whose gradients are derived, by way of `prepare`, of other files, and of a bit; or begin with products of dy alone.
+KINDS = {
+    "prepared": """
+ELEMENTWISE void prepare(Channel<T>& u, Channel<T>& v) { u = softplus(u); v = v * v; }
+ELEMENTWISE T forward(T x, Channel<T> w, Channel<T> u, Channel<T> v) { return sin(x * u) * v + w; }
+""",
+    "used": """
+ELEMENTWISE T forward(T x, Channel<T> w) {
+  return relu6_::forward(x) * w + hardtanh_::forward(x, -1, 1) + mish_::forward(x * w);
+}
+""",
+    "rounded_late": """
+ELEMENTWISE T forward(T x, Channel<T> w) { return x * x * w * T(0.55); }
+ELEMENTWISE Many<T, 2> backward(T dy, T x, Channel<T> w) { return {dy * 1.1 * x * w, dy * 0.55 * x * x}; }
+""",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_gradients_of_each_kind_of_file(name: str, dtype: torch.dtype) -> None:
+    """Against kernels; unwanted ones are empty."""
+    channels = {each: jitact.Channel() for each in re.findall(r"Channel<T> (\w)", KINDS[name].split("forward")[1])}
+    record = jitact.define("kind", source=f'#include "elementwise.cuh"\n{KINDS[name]}', **channels).activation
+    formula, config = Formula(record.source, fast_math=False), configured(record, False, "input", False)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.cat([torch.randn(197, generator=generator), torch.tensor([0.0, 1.0, 6.0])])
+    x, dy = values[:, None].expand(200, 3).to(dtype).contiguous(), torch.randn(200, 3, generator=generator).to(dtype)
+    sizes = [1 if f"& {each}" in KINDS[name] else 3 for each in channels]
+    operands = [x, *[torch.randn(size, generator=generator).to(dtype) for size in sizes]]
+    near = {"rtol": 2 * torch.finfo(dtype).eps, "atol": 1e-12}
+    torch.testing.assert_close(formula.forward(*operands), config.forward_op(*operands), **near)
+    every = 2 ** len(operands) - 1
+    found, expected = formula.gradients(dy, *operands, wanted=every), config.backward_op(dy, *operands, every)
+    torch.testing.assert_close(found[0], expected[0], **near)
+    assert dtype is torch.float64 or (found[0] != expected[0]).double().mean() < 0.02, "it is rounded once"
+    for own, other in zip(found[1:], expected[1:], strict=True):
+        torch.testing.assert_close(own, other, rtol=16 * torch.finfo(dtype).eps, atol=1e-12)
+    assert [each.numel() for each in formula.gradients(dy, *operands, wanted=2)] == [0, *sizes[:1], *[0] * len(sizes[1:])]
 
 
 def test_kernel_files_mean_what_they_mean_in_cpp(tmp_path: Path) -> None:
@@ -373,6 +436,8 @@ CHOSEN = {
     "cos(max(x, y))": lambda x, y: torch.maximum(x, y).cos(),
     "erf(clamp(x, -1, 1) + y)": lambda x, y: (x.clamp(-1, 1) + y).erf(),
     "sigmoid(chosen(x, y))": lambda x, y: torch.where(x > 1, x, y).sigmoid(),
+    "silu(x > 0 ? x : y)": lambda x, y: torch.nn.functional.silu(torch.where(x > 0, x, y)),
+    "sin(reglu(x, y))": lambda x, y: (x.relu() * y).sin(),
     "cos(copysign(max(x, y), y))": lambda x, y: torch.maximum(x, y).copysign(y).cos(),
     # Through more than one operation, which all tell that a constant may have been chosen.
     "erf(sin(abs(1 - (2 * max(x, y) * 3 - 1) / 2)))": lambda x, y: (1 - (torch.maximum(x, y) * 6 - 1) / 2).abs().sin().erf(),

@@ -268,11 +268,12 @@ def test_halves_with_a_history_of_their_own(what: str, order: str) -> None:
 
 
 def parts_of(x: Tensor, of: str) -> list[Tensor]:
-    """Many views of a 4x4 tensor."""
+    """Many views of a 4x4 tensor, also some that reach beyond it."""
     if of == "strides":
         begin, ways = x.storage_offset(), [(4, 1), (4, 2), (2, 1), (1, 2), (1, 4), (2, 4)]
         quarters = [x.as_strided((2, 2), (4, 1), begin + k) for k in (0, 2, 8)]
-        return quarters + [x.as_strided((4, 2), way, begin + k) for way in ways for k in range(16 - 3 * way[0] - way[1])]
+        places = [(way, k) for way in ways for k in range(-begin, 16 - 3 * way[0] - way[1] + begin)]
+        return quarters + [x.as_strided((4, 2), way, begin + k) for way, k in places]
     bounds = [slice(*each) for each in itertools.product(range(4), range(1, 5), (1, 2)) if each[0] < each[1]]
     return [x[each] if of == "rows" else x[:, each] for each in bounds]
 
@@ -286,7 +287,7 @@ def test_any_two_parts_of_a_tensor(memory: str, of: str) -> None:
     x = x.detach().t().clone().requires_grad_() * 1 if memory == "transposed" else x
     act, together = jitact.get("silu")(), 0
     for gate, up in itertools.product(parts_of(x, of), repeat=2):
-        if gate.shape != up.shape:
+        if any(a != b and 1 not in (a, b) for a, b in zip(gate.shape, up.shape, strict=True)):
             continue
         y, exact = Pending(act, gate) * up, F.silu(gate) * up
         torch.testing.assert_close(y, exact)
@@ -738,6 +739,9 @@ CHANGES = [
     ("", PRODUCT, "v = torch.swapdims(gate, 0, 1); v.mul_(2)", "changes v in place"),
     ("", PRODUCT, "v = torch.transpose(input=gate, dim0=0, dim1=1); v.mul_(2)", "changes v in place"),
     ("", PRODUCT, "v = F.relu(gate); v.mul_(2)", ""),
+    ("", PRODUCT, "v = nn.functional.relu(gate); k = nn.functional.relu(x); k.mul_(2); v.mul_(2)", ""),
+    ("", PRODUCT, "v = torch.nn.functional.dropout(gate); v.mul_(2)", "changes v in place"),
+    ("", PRODUCT, "gate = nn.functional.linear(gate, gate).t(); y = nn.functional.linear(y, y); x.add_(y)", ""),
     ("", PRODUCT, "v = self.same(input=gate); v.mul_(2)", "changes v in place"),
     ("", PRODUCT, "v = y if x.any() else gate; v.mul_(2)", "changes v in place"),
     ("", PRODUCT, "v = gate if x.any() else y; v.mul_(2)", "changes v in place"),
@@ -745,6 +749,8 @@ CHANGES = [
     ("", PRODUCT, "len(v := gate); v.mul_(2)", "changes v in place"),
     ("", PRODUCT, "[e.mul_(2) for e in (gate, y)]", "changes e in place"),
     ("", PRODUCT, "up.mul_(2)", "changes up in place"),
+    ("", PRODUCT, "d = dict(a=gate)", "gives gate to dict, which may change it"),
+    ("", PRODUCT, "d = {'a': gate}; d['a'].mul_(2)", "changes d in place"),
     ("", PRODUCT, "self.relu(gate)", "gives gate to self.relu, which changes it"),
     ("", PRODUCT, "self.tripling(gate)", "gives gate to self.tripling, which changes it"),
     ("", PRODUCT, "self.of_copy(gate)", ""),

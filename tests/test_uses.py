@@ -13,6 +13,7 @@ from torch import Tensor
 
 import jitact
 from jitact import kernels, registry
+from jitact.compiling.formulas import Formula, Unreadable
 from jitact.definitions.expression import ExpressionError
 from jitact.kernels import KernelSource
 from jitact.kernels.loader import uses
@@ -84,6 +85,22 @@ def test_a_number_of_a_used_file_may_vary(many, device: str) -> None:
 def test_a_used_backward(many) -> None:
     x, up = torch.linspace(-30, 5, 100), torch.full((100,), 2.0)
     assert torch.equal(many("forward")(x, up, torch.ones(1), 4), 2 * slope_of(jitact.gelu, x))
+
+
+def test_formulas_of_files_that_use_others() -> None:
+    """A derived gradient may be called; what has no derivative is refused at once; names do not tell the library's files."""
+    text = "ELEMENTWISE T forward(T x) { return gelu_::backward(x, x); }"
+    with pytest.raises(Unreadable, match="gelu_::backward is no function that is known"):
+        Formula(KernelSource("slope", text, "<slope>"), False)
+    with pytest.raises(Unreadable, match="it rounds on the way"):
+        Formula(KernelSource.from_file("swiglu")._replace(unfused=True), False)
+    x, dy = torch.linspace(-3, 3, 50), torch.ones(50)
+    cube = KernelSource("cube", "ELEMENTWISE T forward(T x) { return x * x * x; }", "<cube>")
+    text = "ELEMENTWISE T forward(T x) { return cube_::backward(x, x); } ELEMENTWISE T backward(T dy, T x) { return dy; }"
+    formula = Formula(KernelSource("slope", text, "<slope>", given=(cube,)), False)
+    torch.testing.assert_close(formula.forward(x), 3 * x**3)
+    own = KernelSource("silu", "ELEMENTWISE T forward(T x) { return -x; }", "<own>")
+    assert torch.equal(Formula(own, False).forward(x), -x) and torch.equal(Formula(own, False).gradient(dy, x), -dy)
 
 
 def test_gelu_10_is_gelu_held() -> None:
