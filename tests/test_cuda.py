@@ -3,13 +3,38 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 import jitact
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+# Of x, 4000 x 5000, a bias of 5000 and a seed: what has kernels of its own.
+FUNCTIONS = {
+    "alone": lambda x, bias, seed: jitact.gelu(x),
+    "transposed": lambda x, bias, seed: jitact.gelu(x.t()).t(),
+    "strided": lambda x, bias, seed: jitact.glu(x[:, 1:-1]) + bias[:2499],
+    "bias": lambda x, bias, seed: jitact.gelu(x, bias=bias),
+    "all three": lambda x, bias, seed: jitact.silu(x, bias=bias, dropout=0.3, residual=x, seed=seed),
+    "by plane": lambda x, bias, seed: jitact.relu(x.view(20, 5000, 200), bias=bias, channel_dim=1),
+    "gated": lambda x, bias, seed: jitact.swiglu(x) + bias[:2500],
+    "rows": lambda x, bias, seed: jitact.softmax(x, -1) + bias,
+    "short rows": lambda x, bias, seed: jitact.softmax(x.view(-1, 125), -1).view(x.shape) + bias,
+    "columns": lambda x, bias, seed: jitact.log_softmax(x, 0) + bias,
+    "few columns": lambda x, bias, seed: jitact.softmax(x.view(2, -1, 8), 1).view(x.shape) + bias,
+    "short columns": lambda x, bias, seed: jitact.softmax(x.view(-1, 10, 100), 1).view(x.shape) + bias,
+}
+
+
+def with_gradients(function: Callable[..., Tensor], x: Tensor, bias: Tensor, seed: Tensor) -> list[Tensor]:
+    """The result, and the gradients of x and of the bias if it is used."""
+    y = function(x, bias, seed)
+    dy = torch.linspace(-1, 1, y.numel(), device=x.device, dtype=x.dtype).view(y.shape)
+    return [y, *[each for each in torch.autograd.grad(y, (x, bias), dy, allow_unused=True) if each is not None]]
 
 
 def test_the_current_stream_is_used() -> None:
@@ -29,27 +54,73 @@ def test_the_current_stream_is_used() -> None:
 def test_the_tensors_device_is_used() -> None:
     """Also by kernels that are told for each device how much shared memory they may have; results are the same, to the bit."""
     x, bias, seed = torch.randn(4000, 5000), torch.randn(5000), torch.tensor([7])
-    functions = {
-        "alone": lambda x, bias, seed: jitact.gelu(x),
-        "bias": lambda x, bias, seed: jitact.gelu(x, bias=bias),
-        "all three": lambda x, bias, seed: jitact.silu(x, bias=bias, dropout=0.3, residual=x, seed=seed),
-        "by plane": lambda x, bias, seed: jitact.relu(x.view(20, 5000, 200), bias=bias, channel_dim=1),
-        "gated": lambda x, bias, seed: jitact.swiglu(x) + bias[:2500],
-        "rows": lambda x, bias, seed: jitact.softmax(x, -1) + bias,
-        "columns": lambda x, bias, seed: jitact.log_softmax(x, 0) + bias,
-    }
-    for name, function in functions.items():
+    for name, function in FUNCTIONS.items():
         found = []
         for device in ("cuda:0", "cuda:1"):
             on = [each.to(device) for each in (x, bias, seed)]
-            y = function(on[0].requires_grad_(), on[1].requires_grad_(), on[2])
-            dy = torch.linspace(-1, 1, y.numel(), device=device).view(y.shape)
-            gradients = torch.autograd.grad(y, on[:2], dy, allow_unused=True)
-            assert y.device == on[0].device == gradients[0].device and torch.cuda.current_device() == 0
-            found.append([each.cpu() for each in (y, *gradients) if each is not None])
+            tensors = with_gradients(function, on[0].requires_grad_(), on[1].requires_grad_(), on[2])
+            assert {each.device for each in tensors} == {on[0].device} and torch.cuda.current_device() == 0
+            found.append([each.cpu() for each in tensors])
         assert all(torch.equal(one, other) for one, other in zip(*found, strict=True)), name
     x = x.to("cuda:1")
     torch.testing.assert_close(jitact.gelu(x), torch.nn.functional.gelu(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_kernels_wait_for_those_before(name: str, dtype: torch.dtype) -> None:
+    """They are launched early: what a matrix product writes is read after its end, and overwritten later."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    a, b = (torch.randn(shape, device="cuda", dtype=dtype, generator=generator) for shape in ((4000, 512), (512, 5000)))
+    bias, seed = torch.randn(5000, device="cuda", dtype=dtype).requires_grad_(), torch.tensor([7], device="cuda")
+    x = torch.empty(4000, 5000, device="cuda", dtype=dtype, requires_grad=True)
+
+    def run(between: Callable[[], None]) -> list[list[Tensor]]:
+        found = []
+        for factor in range(1, 6):
+            torch.mm(a, b * (factor / 64), out=x.detach())
+            between()
+            found.append(with_gradients(FUNCTIONS[name], x, bias, seed))
+            between()
+        return found
+
+    expected = run(torch.cuda.synchronize)
+    for _ in range(3):
+        for one, other in zip(run(lambda: None), expected, strict=True):
+            assert all(torch.equal(*pair) for pair in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_cuda_graphs_of_all_kernels(name: str) -> None:
+    """Also at the begin of a graph, after the work of two streams, and after what is no kernel."""
+    x = torch.randn(4000, 5000, device="cuda", requires_grad=True)
+    bias, seed = torch.randn(5000, device="cuda", requires_grad=True), torch.tensor([7], device="cuda")
+    side, other = torch.cuda.Stream(), torch.empty_like(x)
+
+    def run() -> list[Tensor]:
+        first = with_gradients(FUNCTIONS[name], x, bias, seed)
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            of_side = with_gradients(FUNCTIONS[name], x, bias, seed)
+        again = with_gradients(FUNCTIONS[name], x, bias, seed)
+        torch.cuda.current_stream().wait_stream(side)
+        joined = with_gradients(FUNCTIONS[name], x, bias, seed)
+        other.copy_(x.detach())
+        return [*first, *of_side, *again, *joined, *with_gradients(FUNCTIONS[name], other.requires_grad_(), bias, seed)]
+
+    run()
+    torch.cuda.synchronize()
+    other = torch.empty_like(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = run()
+    with torch.no_grad():
+        x.copy_(torch.randn_like(x))
+    for _ in range(2):
+        graph.replay()
+    expected = with_gradients(FUNCTIONS[name], x, bias, seed)
+    for k, each in enumerate(captured):
+        assert torch.equal(each, expected[k % len(expected)]), k
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

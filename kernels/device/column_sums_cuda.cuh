@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kTileThreads<op, S>, least_blocks_of_sums<op, 
                 bool repeat) {
   using T = typename Storage<S>::T;
   ptx::let_next_begin();
+  ptx::wait_for_last();
   const Operands<S> operands{launch};
   const auto numbers = launch.numbers_as<T>();
   constexpr int size = Storage<S>::size, kSummed = summed(op), threads = kTileThreads<op, S>;

@@ -480,6 +480,7 @@ template <Op op, typename S, bool odd, Planes planes>
 __global__ void __launch_bounds__(planes < Planes::few ? kTileThreads : 1 << kLogFewThreads,
                                   planes < Planes::few ? 2 : sizeof(S) == 4 ? 5 : 6)
 walk_columns(const __grid_constant__ Columns columns) {
+  ptx::wait_for_last();
   Tile<op, S, odd, planes>(columns).run();
 }
 
@@ -492,11 +493,13 @@ JITACT_DEVICE void walk_exactly(const Columns& columns) {
 // The shortest rows have a kernel with fewer registers, so that there are more threads.
 template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(1 << kLogFewThreads, 8) walk_shortest_columns(const __grid_constant__ Columns columns) {
+  ptx::wait_for_last();
   walk_exactly<op, S, odd, 2, kShortest>(columns);
 }
 template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(1 << kLogFewThreads, odd && op != Op::forward ? 5 : 6)
 walk_short_columns(const __grid_constant__ Columns columns) {
+  ptx::wait_for_last();
   walk_exactly<op, S, odd, kShortest + 1, longest_exact(op)>(columns);
 }
 
@@ -520,7 +523,8 @@ Columns columns_of(const Call& call) {
   return columns;
 }
 
-inline cudaError_t start_tiles(const Columns& columns, void (*kernel)(Columns), cudaStream_t stream) {
+template <auto kernel>
+cudaError_t start(const Columns& columns, cudaStream_t stream) {
   const Tiling& tiling = columns.tiling;
   if (tiling.blocks > 8) {
     const auto allowed = cudaFuncAttributeNonPortableClusterSizeAllowed;
@@ -530,25 +534,24 @@ inline cudaError_t start_tiles(const Columns& columns, void (*kernel)(Columns), 
   const int64_t tiles = int64_t(columns.all_words / columns.words) * columns.tiles;
   const int64_t of_block = tiling.exact ? int64_t(1) << (tiling.log_threads - tiling.log_wide) : 1;
   shape.count(tiles > 0 ? (tiles - 1) / of_block + 1 : (columns.all_words - 1) / columns.apart + 1);
-  return cudaLaunchKernelEx(&shape.config, kernel, columns);
+  return shape.start<kernel>(columns);
 }
 template <Op op, typename S, bool odd>
 cudaError_t start_tiles(const Columns& columns, cudaStream_t stream) {
   const Tiling& tiling = columns.tiling;
-  auto* kernel = walk_columns<op, S, odd, odd ? Planes::whole : Planes::parts>;
-  if constexpr (!odd && op != Op::backward)
-    if (columns.planes > 0) kernel = walk_columns<op, S, odd, Planes::whole>;
   if constexpr (op == Op::forward)
     if (tiling.blocks == 1 && tiling.log_threads <= kLogFewThreads &&
         tiling.steps <= few_words(sizeof(S)) << (tiling.log_threads - tiling.log_wide))
-      kernel = walk_columns<op, S, odd, Planes::few>;
-  return start_tiles(columns, kernel, stream);
+      return start<walk_columns<op, S, odd, Planes::few>>(columns, stream);
+  if constexpr (!odd && op != Op::backward)
+    if (columns.planes > 0) return start<walk_columns<op, S, odd, Planes::whole>>(columns, stream);
+  return start<walk_columns<op, S, odd, odd ? Planes::whole : Planes::parts>>(columns, stream);
 }
 template <Op op, typename S, bool odd>
 cudaError_t start_exact_tiles(const Columns& columns, cudaStream_t stream) {
   if constexpr (longest_exact(op) == 0) return cudaErrorInvalidValue;
-  else if (columns.length <= kShortest) return start_tiles(columns, walk_shortest_columns<op, S, odd>, stream);
-  else return start_tiles(columns, walk_short_columns<op, S, odd>, stream);
+  else if (columns.length <= kShortest) return start<walk_shortest_columns<op, S, odd>>(columns, stream);
+  else return start<walk_short_columns<op, S, odd>>(columns, stream);
 }
 
 }  // namespace jitact::rows

@@ -1,5 +1,5 @@
-// Programmatic dependent launch: a kernel begins while the one before it still runs. It calls ptx::wait_for_last before it
-// relies on what that one writes, which may call ptx::let_next_begin as soon as it has begun.
+// Programmatic dependent launch: a kernel begins while the one before it ends, or still runs if that one calls
+// ptx::let_next_begin. It calls ptx::wait_for_last before it reads or writes memory, whoever launched the one before.
 #pragma once
 
 #include "gpu_cuda.cuh"
@@ -17,16 +17,22 @@ bool waits_for_last() {
          }) > 0;
 }
 
-template <auto kernel, typename... Arguments>
-cudaError_t launch(dim3 blocks, int threads, cudaStream_t stream, const Arguments&... arguments) {
+inline cudaLaunchAttribute attribute() {
   cudaLaunchAttribute attribute;
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
+  return attribute;
+}
+
+template <auto kernel, typename... Arguments>
+cudaError_t launch(dim3 blocks, int threads, size_t shared, cudaStream_t stream, const Arguments&... arguments) {
+  cudaLaunchAttribute early = attribute();
   cudaLaunchConfig_t config{};
   config.gridDim = blocks;
   config.blockDim = dim3(unsigned(threads));
+  config.dynamicSmemBytes = shared;
   config.stream = stream;
-  config.attrs = &attribute;
+  config.attrs = &early;
   config.numAttrs = waits_for_last<kernel>();
   return cudaLaunchKernelEx(&config, kernel, arguments...);
 }

@@ -13,6 +13,9 @@ namespace jitact::loops {
 template <Op op, typename S, bool dense, bool counted = false>
 __global__ void __launch_bounds__(kThreads, least_blocks<op, S, dense>()) elementwise(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
+#ifndef JITACT_EXPORTED
+  ptx::wait_for_last();
+#endif
   constexpr int ins = reads(op), size = Storage<S>::size, stride = kThreads * size, vectors = vectors_of<op, S>();
   // In float32 also beside operands that are counted: the compiler had sunk loads to registers below what the values take.
   constexpr bool staged = dense && (kStaged<op> || (counted && sizeof(S) == 4 && ins == 1));
@@ -146,7 +149,16 @@ size_t unused_shared(bool dense) {
 }
 #endif
 
-inline unsigned blocks_of(const Call& call, int64_t per_block) { return unsigned((call.n + per_block - 1) / per_block); }
+#ifdef JITACT_EXPORTED
+template <auto kernel>
+void start(const Launch& l, int64_t each, int, void* s) { kernel<<<(l.n + each - 1) / each, kThreads, 0, cudaStream_t(s)>>>(l); }
+#else
+// Starts a kernel, each of whose blocks processes so many elements.
+template <auto kernel>
+void start(const Launch& launch, int64_t each, size_t shared, void* stream) {
+  early::launch<kernel>(unsigned((launch.n + each - 1) / each), kThreads, shared, static_cast<cudaStream_t>(stream), launch);
+}
+#endif
 
 #ifdef JITACT_PART
 template <int part>
@@ -163,14 +175,13 @@ const char* run_part<JITACT_PART>(const Call& call, void* stream) {
 #else
 extern "C" const char* run_cuda(const Call& call, void* stream) {
 #endif
-  const auto s = static_cast<cudaStream_t>(stream);
   if (summed(call.op) > 0) {
     dispatch_sums(call.op, [&]<Op op>() {
       for_dtype_of(call, [&]<typename S>() {
 #ifdef JITACT_PART
         if constexpr (parts::kIsHere<op, S>)
 #endif
-          launch_sums<op, S>(call, s);
+          launch_sums<op, S>(call, static_cast<cudaStream_t>(stream));
       });
     });
   }
@@ -192,15 +203,15 @@ extern "C" const char* run_cuda(const Call& call, void* stream) {
       const Launch launch(call, block);
       if constexpr (kElements > 1 && (op == Op::forward || op == Op::backward))
         if (!call.dense && !launch.aligned)
-          return elementwise_anywhere<op, S><<<blocks_of(call, kThreads * Storage<S>::size), kThreads, 0, s>>>(launch);
+          return start<elementwise_anywhere<op, S>>(launch, kThreads * Storage<S>::size, 0, stream);
       if constexpr (kMany > 0 && (op == Op::forward || op == Op::forward_bit))
         if (launch.counted && (kAlwaysRows || call.dense))
-          return elementwise<op, S, !kAlwaysRows, true><<<blocks_of(call, block), kThreads, shared, s>>>(launch);
+          return start<elementwise<op, S, !kAlwaysRows, true>>(launch, block, shared, stream);
       if constexpr (op != Op::backward_from_bit)  // which needs dense memory, in whose order its bits are
         if (kAlwaysRows || !call.dense)
-          return elementwise<op, S, false><<<blocks_of(call, block), kThreads, shared, s>>>(launch);
+          return start<elementwise<op, S, false>>(launch, block, shared, stream);
       if constexpr (!kAlwaysRows || op == Op::backward_from_bit)
-        elementwise<op, S, true><<<blocks_of(call, block), kThreads, shared, s>>>(launch);
+        start<elementwise<op, S, true>>(launch, block, shared, stream);
 #ifdef JITACT_PART
       }
 #endif

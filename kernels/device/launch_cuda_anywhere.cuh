@@ -42,6 +42,9 @@ JITACT_DEVICE void store_anywhere(S* p, const typename Storage<S>::T (&values)[S
 template <Op op, typename S>
 __global__ void __launch_bounds__(kThreads) elementwise_anywhere(const __grid_constant__ Launch launch) {
   using T = typename Storage<S>::T;
+#ifndef JITACT_EXPORTED
+  ptx::wait_for_last();
+#endif
   constexpr int size = Storage<S>::size, ins = reads(op), outs = writes(op);
   const int64_t at = (int64_t(blockIdx.x) * kThreads + threadIdx.x) * size, n = launch.n;
   const auto place = launch.place(at);

@@ -18,13 +18,14 @@ JITACT_DEVICE unsigned turn() { return from_end ? gridDim.x - 1 - blockIdx.x : b
 template <typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) fold_strips(const __grid_constant__ Strips strips) {
   ptx::let_next_begin();
+  ptx::wait_for_last();
   Strip<Op::forward, S, odd>::of_thread(strips, blockIdx.x, summed_strip(strips.length)).fold();
 }
 template <Op op, typename S, bool odd>
 __global__ void __launch_bounds__(kStripThreads, 4) add_up_strips(const __grid_constant__ Strips strips) {
   ptx::let_next_begin();
   const auto strip = Strip<op, S, odd>::of_thread(strips, turn<op == Op::backward>(), summed_strip(strips.length));
-  if constexpr (op == Op::backward) ptx::wait_for_last();
+  ptx::wait_for_last();
   strip.add_up();
 }
 template <Op op, typename S, bool odd>
@@ -191,22 +192,20 @@ cudaError_t start_strips(const Call& call, const Columns& columns, cudaStream_t 
     return unsigned((count + groups - 1) / groups) * strips.wide;
   };
   const unsigned summing = blocks_of(summed_strip(call.length)), joining = (strips.all_words - 1) / kJoinWords + 1;
-  Clusters shape(1, kStripThreads, 0, stream);
-  shape.count(summing);
   cudaError_t error = cudaSuccess;
   const auto then = [&]<auto kernel>(unsigned blocks, int threads, const Strips& given) {
-    if (error == cudaSuccess) error = early::launch<kernel>(blocks, threads, stream, given);
+    if (error == cudaSuccess) error = early::launch<kernel>(blocks, threads, 0, stream, given);
   };
-  if constexpr (op == Op::backward_from_output) {
-    error = cudaLaunchKernelEx(&shape.config, add_up_strips<op, S, odd>, strips);
-  } else {
+  if constexpr (op != Op::backward_from_output) {
     Strips of_x = strips;
     of_x.read[0] = strips.read[reads(op) - 1];
-    error = cudaLaunchKernelEx(&shape.config, fold_strips<S, odd>, of_x);
+    then.template operator()<fold_strips<S, odd>>(summing, kStripThreads, of_x);
     then.template operator()<join_folds<S, odd>>(joining, kJoinThreads, of_x);
-    if constexpr (op == Op::backward) then.template operator()<add_up_strips<op, S, odd>>(summing, kStripThreads, strips);
   }
-  if constexpr (op != Op::forward) then.template operator()<join_sums<S>>(joining, kJoinThreads, strips);
+  if constexpr (op != Op::forward) {
+    then.template operator()<add_up_strips<op, S, odd>>(summing, kStripThreads, strips);
+    then.template operator()<join_sums<S>>(joining, kJoinThreads, strips);
+  }
   then.template operator()<write_strips<op, S, odd>>(blocks_of(written_strip(op)), kStripThreads, strips);
   return error;
 }

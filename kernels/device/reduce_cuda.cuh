@@ -240,7 +240,7 @@ void fold(Folds folds, const Value<S>* partials, Value<S>* results, const Call& 
   const dim3 grid{unsigned(blocks), unsigned(splits), unsigned(operands)};
   folds.rehearses = folds.rehearses && all <= kFewFolds;
   gpu::prefer_shared<fold_sums<S>>();
-  early::launch<fold_sums<S>>(grid, kFoldThreads, stream, partials, results, folds, FoldLaunch(call));
+  early::launch<fold_sums<S>>(grid, kFoldThreads, 0, stream, partials, results, folds, FoldLaunch(call));
 }
 
 // Computes gradients from the partial sums of a sweep: of the operands with its planes and, in the first sweep, of those of a
@@ -281,11 +281,11 @@ void launch_sums(const Call& call, cudaStream_t stream) {
       constexpr int threads = kTileThreads<op, S>;
       const dim3 grid{unsigned(sweep.tiles.across), unsigned(sweep.tiles.down)};
       gpu::prefer_shared<column_sums<op, S>, shared>();
-      column_sums<op, S><<<grid, threads, 0, stream>>>(launch, partials, sweep.apart, sweep.tiles, sweep.repeat);
+      early::launch<column_sums<op, S>>(grid, threads, 0, stream, launch, partials, sweep.apart, sweep.tiles, sweep.repeat);
     } else {
       const unsigned blocks = unsigned(sweep.blocks);
       gpu::prefer_shared<plane_sums<op, S>, shared>();
-      plane_sums<op, S><<<blocks, kPlaneThreads, 0, stream>>>(launch, partials, sweep.apart, sweep.parts, sweep.repeat);
+      early::launch<plane_sums<op, S>>(blocks, kPlaneThreads, 0, stream, launch, partials, sweep.apart, sweep.parts, sweep.repeat);
     }
     fold_sweep(sweep, call, p == 0, stream);
   }

@@ -20,21 +20,30 @@ using loops::Words;
 
 // The configuration of a launch in clusters of blocks.
 struct Clusters {
-  cudaLaunchAttribute shape;
+  cudaLaunchAttribute attributes[2];
   cudaLaunchConfig_t config{};
 
   Clusters(int blocks, int threads, int64_t bytes, cudaStream_t stream) {
+    cudaLaunchAttribute& shape = attributes[0];
     shape.id = cudaLaunchAttributeClusterDimension;
     shape.val.clusterDim.x = blocks;
     shape.val.clusterDim.y = shape.val.clusterDim.z = 1;
     config.blockDim = dim3(unsigned(threads));
     config.dynamicSmemBytes = size_t(bytes);
     config.stream = stream;
-    config.attrs = &shape;
+    config.attrs = attributes;
     config.numAttrs = blocks > 1;
     count(1);
   }
-  void count(int64_t clusters) { config.gridDim = dim3(unsigned(clusters) * (config.numAttrs ? shape.val.clusterDim.x : 1)); }
+  void count(int64_t clusters) {
+    config.gridDim = dim3(unsigned(clusters) * (config.numAttrs ? attributes[0].val.clusterDim.x : 1));
+  }
+  // Called once, after count.
+  template <auto kernel, typename Argument>
+  cudaError_t start(const Argument& argument) {
+    if (early::waits_for_last<kernel>()) attributes[config.numAttrs++] = early::attribute();
+    return cudaLaunchKernelEx(&config, kernel, argument);
+  }
 };
 
 inline const char* message(cudaError_t error) {

@@ -440,15 +440,18 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
 
 template <Op op, typename S, bool ragged, int held>
 __global__ void __launch_bounds__(held == kMany ? 1 << kLogOfMany : kThreads, 2) walk_rows(const __grid_constant__ Launch launch) {
+  ptx::wait_for_last();
   Rows<op, S, ragged, held>(launch).run();
 }
 template <Op op, typename S, int vectors>
 __global__ void __launch_bounds__(kPlaneThreads) walk_planes(const __grid_constant__ StagedLaunch<SmallPlanes> launch) {
+  ptx::wait_for_last();
   Rows<op, S, true, vectors * reads(op), StagedPlanes<S, reads(op), vectors>>(launch).run();
 }
 template <Op op, typename S, int vectors>
 __global__ void __launch_bounds__(kShortRowThreads, short_row_blocks(vectors))
     walk_short_rows(const __grid_constant__ StagedLaunch<ShortRows> launch) {
+  ptx::wait_for_last();
   constexpr int each = of_each(vectors, reads(op));
   using Here = std::conditional_t<is_of_whole(vectors), StagedVectors<S, reads(op), each>,
                                   StagedRows<S, reads(op), kManyOfRow / reads(op)>>;

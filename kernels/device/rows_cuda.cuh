@@ -131,7 +131,7 @@ cudaError_t start(Launch& launch, const Call& call, cudaStream_t stream) {
   }
   launch.at_once = clusters * rows_of_cluster;
   shape.count(clusters);
-  return cudaLaunchKernelEx(&shape.config, walk_rows<op, S, ragged, held>, launch);
+  return shape.start<walk_rows<op, S, ragged, held>>(launch);
 }
 
 // Starts a kernel of blocks that have `each` of `count` rows, or planes, in shared memory.
@@ -144,7 +144,7 @@ cudaError_t start_staged(const Tile& tile, int64_t count, int each, int threads,
   launch.log_group = tile.log_group, launch.group = 1 << tile.log_group;
   Clusters shape(1, threads, 0, stream);
   shape.count((count - 1) / each + 1);
-  return cudaLaunchKernelEx(&shape.config, kernel, launch);
+  return shape.start<kernel>(launch);
 }
 
 template <Op op, typename S>

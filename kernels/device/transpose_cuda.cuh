@@ -2,6 +2,7 @@
 // shared memory, so that reads and writes are both coalesced.
 #pragma once
 
+#include "early_cuda.cuh"
 #include "transpose.h"
 
 namespace jitact::loops {
@@ -12,6 +13,7 @@ constexpr int kTileBlock = 32 * kWarpsOfTile;  // threads
 // A thread reads and writes a Word: one element, or two of 16 bits. 32 Words are a row of a tile.
 template <typename E, typename Word>
 __global__ void __launch_bounds__(kTileBlock) transpose_tiles(const __grid_constant__ Transposition t) {
+  ptx::wait_for_last();
   constexpr int each = sizeof(Word) / sizeof(E), size = 32 * each;
   alignas(sizeof(Word)) __shared__ E tile[size][size + each];
   const unsigned down = unsigned((t.rows + size - 1) / size), across = unsigned((t.columns + size - 1) / size);
@@ -49,9 +51,9 @@ bool takes_transposition(const Transposition& t) {
 const char* transpose(const Transposition& t, void* stream) {
   const auto s = static_cast<cudaStream_t>(stream);
   const unsigned blocks = unsigned(tiles_of(t));
-  if (t.bytes == 2) transpose_tiles<uint16_t, uint32_t><<<blocks, kTileBlock, 0, s>>>(t);
-  else if (t.bytes == 4) transpose_tiles<uint32_t, uint32_t><<<blocks, kTileBlock, 0, s>>>(t);
-  else transpose_tiles<uint64_t, uint64_t><<<blocks, kTileBlock, 0, s>>>(t);
+  if (t.bytes == 2) early::launch<transpose_tiles<uint16_t, uint32_t>>(blocks, kTileBlock, 0, s, t);
+  else if (t.bytes == 4) early::launch<transpose_tiles<uint32_t, uint32_t>>(blocks, kTileBlock, 0, s, t);
+  else early::launch<transpose_tiles<uint64_t, uint64_t>>(blocks, kTileBlock, 0, s, t);
   const cudaError_t error = cudaGetLastError();
   return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
 }
