@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from functools import cached_property, lru_cache, partial
 from types import FunctionType, MethodType, ModuleType
 from typing import Any, NamedTuple
@@ -47,7 +47,7 @@ SUPER = "super()"
 VALUE = object()  # the meaning of a name that only running the code would show
 
 
-def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str) -> set[Call]:
+def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str, apart: Set[str] = frozenset()) -> set[Call]:
     """The known functions that a module's forward calls, itself or through other methods and functions.
 
     A function that is only mentioned counts as called, as it may be passed on. One held by the module does not count.
@@ -57,10 +57,11 @@ def calls(module: Any, known: Mapping[Callable, str], value: type, foreign: str)
         known: the functions to look for, with their names.
         value: the class of values whose type is unknown: ``(x + 1).tanh()`` is its method.
         foreign: the package whose functions are not followed, nor are those of the standard library.
+        apart: methods of the module that are not followed.
     """
     found: set[Call] = set()
     seen: set[FunctionType] = set()
-    resolver = _Resolver(module, known, value)
+    resolver = _Resolver(module, known, value, apart)
     pending = [(target, is_method, "") for target, is_method in resolver.of_module(("forward",), False)]
     while pending:
         target, is_method, caller = pending.pop()
@@ -116,8 +117,8 @@ def is_hashable(target: Any) -> bool:
 class _Resolver:
     """Resolves mentions in a module's code to objects, and decides whether these are methods of the module."""
 
-    def __init__(self, module: Any, known: Mapping[Callable, str], value: type) -> None:
-        self.module, self.known, self.value = module, known, value
+    def __init__(self, module: Any, known: Mapping[Callable, str], value: type, apart: Set[str]) -> None:
+        self.module, self.known, self.value, self.apart = module, known, value, apart
         self.classes = {cls.__qualname__ for cls in type(module).__mro__}
 
     def meant(self, function: FunctionType, is_method: bool, mention: Mention) -> Iterator[tuple[Any, bool]]:
@@ -144,7 +145,7 @@ class _Resolver:
         own = vars(self.module)
         if first in own.get("_parameters", ()) or first in own.get("_buffers", ()):
             yield from self.attribute(VALUE, others, called_bare)
-        elif first not in own.get("_modules", ()) and not others:
+        elif first not in own.get("_modules", ()) and first not in self.apart and not others:
             held = _plain(own.get(first))
             if held is None:
                 yield inspect.getattr_static(type(self.module), first, None), True

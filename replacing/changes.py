@@ -10,7 +10,7 @@ from functools import cache
 from types import FunctionType
 
 import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 
 from .syntax import function_of, is_name, is_own_call, names, own_calls, parsed
 
@@ -27,6 +27,9 @@ _VIEWS = {
     "swapaxes", "swapdims", "t", "tensor_split", "transpose", "unbind", "unflatten", "unfold", "unsafe_chunk", "unsafe_split",
     "unsqueeze", "view_as_complex", "view_as_real", "vsplit",
 }  # fmt: skip
+# Methods of tensors that change none; not of lists, dictionaries and sets, which may hand their arguments on.
+_OF_TENSORS = {name for name in dir(Tensor) if not name.endswith("_")} - {*dir(list), *dir(dict), *dir(set)}
+_SAID_OF_TENSORS = {"device", "dtype", "is_cuda", "itemsize", "layout", "ndim", "requires_grad", "shape"}  # no views
 _CONTAINERS = "enumerate", "iter", "list", "reversed", "tuple", "zip"  # functions that give what is in their arguments
 _NEVER = (sys.maxsize, 0)  # a line that is not reached
 _HANDING_ON = nn.Identity, nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.Flatten, nn.Unflatten
@@ -212,8 +215,19 @@ def _bindings(definition: ast.FunctionDef) -> Iterator[tuple[list[ast.expr], ast
 
 def _passed(node: ast.AST, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> set[str]:
     """Which of these variables are given to a call that may change them."""
-    passed = names(*node.args, *node.keywords) & shared if isinstance(node, ast.Call) else set()
+    passed = _named_in(*node.args, *node.keywords) & shared if isinstance(node, ast.Call) else set()
     return set() if passed and _is_harmless(node, self_name, shared, children) else passed
+
+
+def _named_in(*nodes: ast.AST) -> set[str]:
+    """The variables in these nodes, but for those of which only a property such as ``x.dtype`` is meant."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif not (isinstance(node, ast.Attribute) and node.attr in _SAID_OF_TENSORS):
+            found |= _named_in(*ast.iter_child_nodes(node))
+    return found
 
 
 def _is_harmless(node: ast.Call, self_name: str, shared: set[str], children: Mapping[str, nn.Module | None]) -> bool:
@@ -224,7 +238,8 @@ def _is_harmless(node: ast.Call, self_name: str, shared: set[str], children: Map
     if is_own_call(node, self_name):
         child = children.get(func.attr)
         return child is not None and not any(getattr(each, "inplace", False) or _overwrites(each) for each in child.modules())
-    return _is_pytorchs(func.value) or bool(_roots(func.value, self_name, children) & shared)
+    of_tensor = func.attr in _OF_TENSORS and self_name not in names(func.value)
+    return of_tensor or _is_pytorchs(func.value) or bool(_roots(func.value, self_name, children) & shared)
 
 
 def _is_pytorchs(node: ast.expr) -> bool:

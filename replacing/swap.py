@@ -32,6 +32,7 @@ from .counterparts import (
     torch_functions,
 )
 from .dropouts import dropping_of
+from .experts import METHOD, gate_method_of
 from .gates import gate_of
 from .pending import Waiting
 
@@ -133,7 +134,8 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
 
     In gated blocks such as ``down(act(gate(x)) * up(x))``, also with the halves of one projection, one kernel computes the
     activation and the product, if the source of the block uses the activation's result for nothing else and neither the
-    activation nor the projections have hooks. The block's code does not change, and still calls its projections.
+    activation nor the projections have hooks. The block's code does not change, and still calls its projections. The method
+    ``_apply_gate`` of transformers' mixtures of experts, as gpt-oss has it, becomes one kernel too.
 
     Calls of functions such as ``F.gelu`` cannot be replaced in a model: the report lists those that it finds in the source of
     forward methods, and of the methods and functions that they call; :func:`patched` replaces them.
@@ -184,11 +186,18 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
         elif reason:
             known = _reason_to_leave(module) is None
             left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
-    functions = tuple(_find_calls(model))
+    methods = [] if quantized else [(module, path, gate_method_of(module)) for path, module in model.named_modules()]
+    methods = [(module, f"{path}.{METHOD}".lstrip("."), new) for module, path, new in methods if new is not None]
+    replaced = [each for *_, each in planned]
+    for module, path, new in methods:
+        replaced.append(Replaced((path,), f"the method of {type(module).__name__}", f"jitact {_describe(new)}"))
+    functions = tuple(_find_calls(model, {module for module, *_ in methods}))
     for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
             parent._modules[name] = new
-    return Report(tuple(replaced for _, _, replaced in planned), tuple(left), functions, tuple(unfused), tuple(undropped))
+    for module, _, new in methods:
+        vars(module)[METHOD] = new  # not a submodule, so that the model's structure and state are what they were
+    return Report(tuple(replaced), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 
 def _in_place_of(gate: Waiting) -> Waiting:
@@ -258,7 +267,10 @@ def restore(model: nn.Module) -> int:
             if value or value is False:
                 vars(old)[key] = value
         parent._modules[name] = old
-    return len(restored)
+    methods = [module for module in model.modules() if isinstance(vars(module).get(METHOD), ActivationModule)]
+    for module in methods:
+        del vars(module)[METHOD]
+    return len(restored) + len(methods)
 
 
 def _set_since(module: nn.Module) -> dict[str, Any]:
@@ -427,8 +439,11 @@ def patched() -> Patched:
     return Patched()
 
 
-def _find_calls(model: nn.Module) -> Iterator[Left]:
-    """The modules whose code calls PyTorch's activation functions, or that hold one."""
+def _find_calls(model: nn.Module, of_experts: Set[nn.Module]) -> Iterator[Left]:
+    """The modules whose code calls PyTorch's activation functions, or that hold one.
+
+    ``of_experts``: those whose method for experts is about to be replaced.
+    """
     known = {function: name for function, (name, _) in torch_functions().items()}
     known |= {function: cls.activation.name for function, cls in rows.FUNCTIONS.items()}
     for path, module in model.named_modules():
@@ -440,7 +455,8 @@ def _find_calls(model: nn.Module) -> Iterator[Left]:
         for attribute, held in vars(module).items():
             for name in [] if attribute.startswith("_") else _held(held, known):
                 yield Left(path, cls.__name__, f"holds {name} as .{attribute}")
-        for call in sorted(calls(module, known, Tensor, foreign="torch")):
+        apart = {METHOD} if module in of_experts else frozenset()
+        for call in sorted(calls(module, known, Tensor, "torch", apart)):
             where = f" in {call.where}" if call.where else ""
             why = f"calls {call.name}{where}" if not call.hidden else f"{call.name} has no source to look for calls in"
             yield Left(path, cls.__name__, why)

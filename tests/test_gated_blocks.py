@@ -765,6 +765,11 @@ CHANGES = [
     ("", "gate += h * up", "", "changes gate in place"),
     ("", "gate[0] = h * up", "", "changes gate in place"),
     ("", "gate = self.down(h * up)", "gate.mul_(2)", ""),
+    ("", "y = (h.float() * up.float()).to(gate.dtype)", "", ""),
+    ("", PRODUCT, "y = y.new_zeros(gate.shape).type_as(gate) + tripled(gate.shape[0])", ""),
+    ("", PRODUCT, "y.kept(gate[gate.shape[0] - 1])", "gives gate to y.kept, which may change it"),
+    ("", PRODUCT, "seen = set(); seen.add(gate)", "gives gate to seen.add, which may change it"),
+    ("", PRODUCT, "self.down.cache.index_add(gate)", "gives gate to self.down.cache.index_add, which may change it"),
 ]
 
 
