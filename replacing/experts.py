@@ -1,7 +1,7 @@
 """Gated activations in mixtures of experts of transformers, whose method ``_apply_gate`` takes gate and up as one tensor.
 
-All ways in which transformers computes experts call this method. What it does is recorded by torch.fx, without a tensor; if that
-is arithmetic alone, its values in float64 tell which of jitact's activations it is.
+All ways in which transformers computes experts call this method. What it does is recorded by torch.fx, without a tensor; if
+that is arithmetic alone, its values in float64 tell which of jitact's activations it is.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
+from dataclasses import dataclass
 from types import FunctionType
 
 import torch
@@ -20,7 +21,7 @@ from ..registry import get
 from .counterparts import is_activation
 from .pending import has_hooks
 
-__all__ = ["METHOD", "gate_method_of"]
+__all__ = ["METHOD", "GateMethod", "gate_method_of"]
 
 METHOD = "_apply_gate"
 _SPLITTING = {operator.getitem, torch.chunk, "chunk"}
@@ -30,8 +31,27 @@ _FUNCTIONS = {F.gelu, F.relu, F.sigmoid, F.silu, torch.relu, torch.sigmoid, "rel
 _PLAIN = "swiglu", "geglu", "geglu_tanh", "quick_geglu", "reglu"
 
 
-def gate_method_of(module: nn.Module) -> ActivationModule | None:
-    """A module of jitact that computes what ``module._apply_gate`` does; None if there is none.
+@dataclass(eq=False)
+class GateMethod:
+    """Takes the place of ``module._apply_gate``; while a submodule has hooks, which that may call, it calls it.
+
+    Attributes:
+        module: the module.
+        fused: jitact's module for what the method does.
+    """
+
+    module: nn.Module
+    fused: ActivationModule
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """The result of the method."""
+        if any([has_hooks(child) for child in self.module.children()]):
+            return getattr(type(self.module), METHOD)(self.module, gate_up)
+        return self.fused(gate_up)
+
+
+def gate_method_of(module: nn.Module) -> GateMethod | None:
+    """What computes ``module._apply_gate`` in one kernel; None if there is none.
 
     Also None where the method multiplies the result of an activation module and does nothing else: that is fused where it is,
     wherever the module's code does it.
@@ -51,7 +71,7 @@ def gate_method_of(module: nn.Module) -> ActivationModule | None:
         for layout, gate in itertools.product(("halves", "interleaved"), ("first", "last")):
             found = get(name)(**numbers, layout=layout, gate=gate)
             if _is_same(found.Model(**numbers, layout=layout, gate=gate)(x), expected):
-                return found
+                return GateMethod(module, found)
     return None
 
 

@@ -32,7 +32,7 @@ from .counterparts import (
     torch_functions,
 )
 from .dropouts import dropping_of
-from .experts import METHOD, gate_method_of
+from .experts import METHOD, GateMethod, gate_method_of
 from .gates import gate_of
 from .pending import Waiting
 
@@ -186,17 +186,18 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
         elif reason:
             known = _reason_to_leave(module) is None
             left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
-    methods = [] if quantized else [(module, path, gate_method_of(module)) for path, module in model.named_modules()]
-    methods = [(module, f"{path}.{METHOD}".lstrip("."), new) for module, path, new in methods if new is not None]
+    found = {} if quantized else {path: gate_method_of(module) for path, module in model.named_modules()}
+    methods = {path: method for path, method in found.items() if method is not None}
     replaced = [each for *_, each in planned]
-    for module, path, new in methods:
-        replaced.append(Replaced((path,), f"the method of {type(module).__name__}", f"jitact {_describe(new)}"))
-    functions = tuple(_find_calls(model, {module for module, *_ in methods}))
+    for path, method in methods.items():
+        what = f"the method of {type(method.module).__name__}", f"jitact {_describe(method.fused)}"
+        replaced.append(Replaced((f"{path}.{METHOD}".lstrip("."),), *what))
+    functions = tuple(_find_calls(model, {method.module for method in methods.values()}))
     for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
             parent._modules[name] = new
-    for module, _, new in methods:
-        vars(module)[METHOD] = new  # not a submodule, so that the model's structure and state are what they were
+    for method in methods.values():
+        vars(method.module)[METHOD] = method  # not a submodule, so that the model's structure and state are what they were
     return Report(tuple(replaced), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 
@@ -267,10 +268,10 @@ def restore(model: nn.Module) -> int:
             if value or value is False:
                 vars(old)[key] = value
         parent._modules[name] = old
-    methods = [module for module in model.modules() if isinstance(vars(module).get(METHOD), ActivationModule)]
-    for module in methods:
+    of_experts = [module for module in model.modules() if isinstance(vars(module).get(METHOD), GateMethod)]
+    for module in of_experts:
         del vars(module)[METHOD]
-    return len(restored) + len(methods)
+    return len(restored) + len(of_experts)
 
 
 def _set_since(module: nn.Module) -> dict[str, Any]:

@@ -105,6 +105,18 @@ def test_methods_become_one_kernel(kind: type[Experts], device: str) -> None:
     assert all(torch.equal(a, b) for a, b in zip(results(model), expected, strict=True))
 
 
+def test_hooks_that_come_later() -> None:
+    model, seen, x = nn.Sequential(OfModule()), [], torch.randn(3, 8)
+    jitact.replace(model)
+    y = model(x)
+    handle = model[0].act_fn.register_forward_hook(lambda *_: seen.append(True))
+    torch.testing.assert_close(copy.deepcopy(model)(x), y)
+    torch.testing.assert_close(model(x), y)
+    assert len(seen) == 2
+    handle.remove()
+    assert torch.equal(model(x), y) and len(seen) == 2
+
+
 class Casting(Experts):
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
