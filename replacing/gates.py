@@ -20,7 +20,7 @@ from .pending import Waiting, has_hooks
 from .syntax import assigns, is_name, is_own_call, own_calls
 from .uses import Result, Uses, assigned_from, uses_of
 
-__all__ = ["Gate", "gate_of", "waiting"]
+__all__ = ["Gate", "gate_of", "products_of", "waiting"]
 
 
 class Gate(Waiting):
@@ -35,8 +35,13 @@ def gated_products(module: nn.Module, name: str, before: frozenset[str] = frozen
 
     Of a product of two activations the second one is fused, if it can be. ``before``: those for which this is asked.
     """
+    return products_of(module, uses_of(type(module), name), name, before)
+
+
+def products_of(module: nn.Module, results: Iterable[Result], name: str = "", before: frozenset[str] = frozenset()) -> Uses:
+    """The same for some results: of the submodule ``name``, or of a function."""
     product = Uses(module)
-    for result in uses_of(type(module), name):
+    for result in results:
         multiplied = [(value, by) for value, by in result.values if _is_product(by, value, module, result)]
         product.found |= bool(multiplied)
         if result.call is None or len(multiplied) != 1 or len(result.values) != 1:

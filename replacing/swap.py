@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +33,7 @@ from .counterparts import (
 )
 from .dropouts import dropping_of
 from .experts import METHOD, GateMethod, gate_method_of
+from .functions import GatedForward, forward_of
 from .gates import gate_of
 from .pending import Waiting
 
@@ -134,11 +135,12 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
 
     In gated blocks such as ``down(act(gate(x)) * up(x))``, also with the halves of one projection, one kernel computes the
     activation and the product, if the source of the block uses the activation's result for nothing else and neither the
-    activation nor the projections have hooks. The block's code does not change, and still calls its projections. The method
-    ``_apply_gate`` of transformers' mixtures of experts, as gpt-oss has it, becomes one kernel too.
+    activation nor the projections have hooks. The block's code does not change, and still calls its projections. Blocks that
+    call a function, ``down(F.silu(gate(x)) * up(x))``, get a forward of their own with the same code but for that call. The
+    method ``_apply_gate`` of transformers' mixtures of experts, as gpt-oss has it, becomes one kernel too.
 
-    Calls of functions such as ``F.gelu`` cannot be replaced in a model: the report lists those that it finds in the source of
-    forward methods, and of the methods and functions that they call; :func:`patched` replaces them.
+    Other calls of functions such as ``F.gelu`` are not replaced in a model: the report lists those that it finds in the source
+    of forward methods, and of the methods and functions that they call; :func:`patched` replaces them.
 
     Args:
         model: a ``torch.nn.Module``. If it is itself an activation it has no parent, so nothing is replaced.
@@ -186,18 +188,23 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
         elif reason:
             known = _reason_to_leave(module) is None
             left.append(Left(paths[0], _describe(module) if known else type(module).__name__, reason))
-    found = {} if quantized else {path: gate_method_of(module) for path, module in model.named_modules()}
-    methods = {path: method for path, method in found.items() if method is not None}
-    replaced = [each for *_, each in planned]
-    for path, method in methods.items():
-        what = f"the method of {type(method.module).__name__}", f"jitact {_describe(method.fused)}"
-        replaced.append(Replaced((f"{path}.{METHOD}".lstrip("."),), *what))
-    functions = tuple(_find_calls(model, {method.module for method in methods.values()}))
+    known, replaced = torch_functions(), [each for *_, each in planned]
+    methods: list[GateMethod | GatedForward] = []
+    for path, module in [] if quantized else model.named_modules():
+        method, forward = gate_method_of(module), forward_of(module, known)
+        if method is not None:
+            what = f"the method of {type(module).__name__}", f"jitact {_describe(method.fused)}"
+            replaced.append(Replaced((f"{path}.{METHOD}".lstrip("."),), *what))
+        for number, gate in forward.gates.items() if forward is not None else ():
+            what = f"{forward.names[number]} in {type(module).__name__}", f"{gate._get_name()} with the product"
+            replaced.append(Replaced((path,), *what))
+        methods += [each for each in (method, forward) if each is not None]
+    functions = tuple(_find_calls(model, methods))
     for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
             parent._modules[name] = new
-    for method in methods.values():
-        vars(method.module)[METHOD] = method  # not a submodule, so that the model's structure and state are what they were
+    for method in methods:  # not as submodules, so that the model's structure and state are what they were
+        vars(method.module)[METHOD if isinstance(method, GateMethod) else "forward"] = method
     return Report(tuple(replaced), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 
@@ -268,10 +275,11 @@ def restore(model: nn.Module) -> int:
             if value or value is False:
                 vars(old)[key] = value
         parent._modules[name] = old
-    of_experts = [module for module in model.modules() if isinstance(vars(module).get(METHOD), GateMethod)]
-    for module in of_experts:
-        del vars(module)[METHOD]
-    return len(restored) + len(of_experts)
+    own = [(module, name) for module in model.modules() for name in (METHOD, "forward")]
+    own = [(module, name) for module, name in own if isinstance(vars(module).get(name), (GateMethod, GatedForward))]
+    for module, name in own:
+        del vars(module)[name]
+    return len(restored) + len(own)
 
 
 def _set_since(module: nn.Module) -> dict[str, Any]:
@@ -440,11 +448,10 @@ def patched() -> Patched:
     return Patched()
 
 
-def _find_calls(model: nn.Module, of_experts: Set[nn.Module]) -> Iterator[Left]:
-    """The modules whose code calls PyTorch's activation functions, or that hold one.
-
-    ``of_experts``: those whose method for experts is about to be replaced.
-    """
+def _find_calls(model: nn.Module, methods: Sequence[GateMethod | GatedForward]) -> Iterator[Left]:
+    """The modules whose code calls PyTorch's activation functions, or that hold one, once these methods are replaced."""
+    of_experts = {each.module for each in methods if isinstance(each, GateMethod)}
+    fused = {each.module: each.all_of for each in methods if isinstance(each, GatedForward)}
     known = {function: name for function, (name, _) in torch_functions().items()}
     known |= {function: cls.activation.name for function, cls in rows.FUNCTIONS.items()}
     for path, module in model.named_modules():
@@ -458,6 +465,8 @@ def _find_calls(model: nn.Module, of_experts: Set[nn.Module]) -> Iterator[Left]:
                 yield Left(path, cls.__name__, f"holds {name} as .{attribute}")
         apart = {METHOD} if module in of_experts else frozenset()
         for call in sorted(calls(module, known, Tensor, "torch", apart)):
+            if not call.where and call.name in fused.get(module, ()):
+                continue
             where = f" in {call.where}" if call.where else ""
             why = f"calls {call.name}{where}" if not call.hidden else f"{call.name} has no source to look for calls in"
             yield Left(path, cls.__name__, why)

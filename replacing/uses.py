@@ -12,7 +12,7 @@ from torch import nn
 from .changes import change
 from .syntax import assigns, function_of, is_name, names, own_calls, parsed, targets
 
-__all__ = ["Result", "Uses", "assigned_from", "uses_of"]
+__all__ = ["Result", "Uses", "assigned_from", "result_of", "uses_of"]
 
 # Nodes that may catch exceptions; TryStar is Python 3.11's.
 _TRIES = ast.Try, getattr(ast, "TryStar", ast.Try), ast.With, ast.AsyncWith
@@ -49,7 +49,7 @@ class Uses:
 
 
 class Result(NamedTuple):
-    """The result of ``self.<name>(...)`` in a method, and where it is used.
+    """The result of a call in a method, such as ``self.<name>(...)``, and where it is used.
 
     Attributes:
         definition: the method's syntax tree; None if it is not known, though the method mentions the submodule.
@@ -124,23 +124,36 @@ def uses_of(cls: type, name: str) -> Iterator[Result]:
 
 def _results(definition: ast.FunctionDef, function: FunctionType, name: str) -> Iterator[Result]:
     self_name = (definition.args.posonlyargs + definition.args.args)[0].arg
-    parents = {child: parent for parent in ast.walk(definition) for child in ast.iter_child_nodes(parent)}
-    shared = {each for node in parents if isinstance(node, (ast.Global, ast.Nonlocal)) for each in node.names}
+    parents = _parents(definition)
     for node in ast.walk(definition):
         if not (isinstance(node, ast.Attribute) and node.attr == name and is_name(node.value, self_name)):
             continue
         if isinstance(node.ctx, ast.Store):
             continue
         call = parents[node]
-        if not (isinstance(call, ast.Call) and call.func is node):
+        if isinstance(call, ast.Call) and call.func is node:
+            yield result_of(call, definition, function, parents)
+        else:
             yield Result(definition, function, self_name, None, [])
-            continue
-        values, parent = [call], parents[call]
-        if isinstance(parent, ast.Assign) and not shared.isdisjoint(targets(parent)):
-            values = []
-        elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
-            values = _uses(definition, parent, parents)
-        yield Result(definition, function, self_name, call, [(value, parents.get(value)) for value in values])
+
+
+def _parents(definition: ast.FunctionDef) -> dict[ast.AST, ast.AST]:
+    return {child: parent for parent in ast.walk(definition) for child in ast.iter_child_nodes(parent)}
+
+
+def result_of(
+    call: ast.Call, definition: ast.FunctionDef, function: FunctionType, parents: dict[ast.AST, ast.AST] | None = None
+) -> Result:
+    """The result of a call in a method, of whatever function."""
+    self_name = (definition.args.posonlyargs + definition.args.args)[0].arg
+    parents = parents or _parents(definition)
+    shared = {each for node in parents if isinstance(node, (ast.Global, ast.Nonlocal)) for each in node.names}
+    values, parent = [call], parents[call]
+    if isinstance(parent, ast.Assign) and not shared.isdisjoint(targets(parent)):
+        values = []
+    elif isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+        values = _uses(definition, parent, parents)
+    return Result(definition, function, self_name, call, [(value, parents.get(value)) for value in values])
 
 
 def _methods(cls: type) -> Iterator[FunctionType]:

@@ -1,0 +1,200 @@
+"""Fuses functions of PyTorch with the product that follows, in modules that call them: ``down(F.silu(gate(x)) * up(x))``.
+
+Such a module gets a forward of its own with the code of its class's, in which a :class:`.gates.Gate` is called instead.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property, lru_cache
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules import module as of_modules
+
+from ..modules import ActivationModule
+from ..registry import get
+from .calls import is_hashable
+from .gates import Gate, products_of, waiting
+from .syntax import parsed
+from .uses import result_of
+
+__all__ = ["GatedForward", "forward_of"]
+
+_GATE = "jitact_gate_"
+
+
+class GatedForward:
+    """Takes the place of ``module.forward``. Where a graph is traced, the class's forward is called.
+
+    Attributes:
+        module: the module.
+        gates: what is called in place of functions, by the number of the call in the source.
+        names: the functions as the source names them, likewise.
+        all_of: the activations of which no call is left.
+        source: of the class's forward. Should another version of it have unpickled this, the class's is called.
+    """
+
+    def __init__(self, module: nn.Module, gates: dict[int, Gate], names: dict[int, str], all_of: set[str], source: str) -> None:
+        """See the attributes."""
+        self.module, self.gates, self.names, self.all_of, self.source = module, gates, names, all_of, source
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The result of forward."""
+        if torch.compiler.is_compiling():
+            return type(self.module).forward(self.module, *args, **kwargs)
+        caller = sys._getframe(1)  # replicas, as of DataParallel, share this object
+        of_module = caller.f_globals is vars(of_modules)
+        return self.function(caller.f_locals.get("self", self.module) if of_module else self.module, *args, **kwargs)
+
+    @cached_property
+    def function(self) -> FunctionType:
+        """The class's forward with the gates."""
+        function = type(self.module).forward
+        definition = _definition(function)
+        if definition is None or ast.unparse(definition) != self.source or not _runs_its_source(function):
+            return function
+        return _with_gates(function, definition, self.gates)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the function, which is compiled again."""
+        return {key: value for key, value in vars(self).items() if key != "function"}
+
+
+def forward_of(module: nn.Module, known: Mapping[Callable, tuple[str, bool]]) -> GatedForward | None:
+    """A forward with gates in place of functions whose result is multiplied; None if there are none.
+
+    Args:
+        module: the module.
+        known: PyTorch's activation functions, with the name of jitact's, and whether the function works in place.
+    """
+    function = inspect.getattr_static(type(module), "forward", None)
+    definition = None if "forward" in vars(module) else _definition(function)
+    if definition is None:
+        return None
+    gates: dict[int, Gate] = {}
+    names: dict[int, str] = {}
+    fused, others = set(), set()
+    for number, call in _calls(definition):
+        meant = _meant(call.func, function)
+        name, in_place = known.get(meant, ("", False)) if is_hashable(meant) else ("", False)
+        if name:
+            gate = None if in_place else _gate(name, call, definition, function, module)
+            (others if gate is None else fused).add(name)
+            if gate is not None:
+                gates[number], names[number] = gate, ast.unparse(call.func)
+    if not gates or not _runs_its_source(function):
+        return None
+    return GatedForward(module, gates, names, fused - others, ast.unparse(definition))
+
+
+def _definition(function: object) -> ast.FunctionDef | None:
+    """The syntax tree of a method that can be compiled outside of its class; None for others."""
+    if not isinstance(function, FunctionType) or function.__closure__ or hasattr(function, "__wrapped__"):
+        return None
+    if (function.__module__ or "").partition(".")[0] == "torch":
+        return None
+    tree = parsed(function)
+    definition = next((node for node in ast.walk(tree or ast.Module()) if isinstance(node, ast.FunctionDef)), None)
+    if definition is None or definition.name != function.__name__ or definition.decorator_list:
+        return None
+    if not (definition.args.posonlyargs or definition.args.args):
+        return None
+    names = [getattr(node, "attr", getattr(node, "id", getattr(node, "arg", ""))) or "" for node in ast.walk(definition)]
+    # Python puts the class's name before private names.
+    return None if any([name.startswith("__") and not name.endswith("__") for name in names]) else definition
+
+
+@lru_cache(maxsize=1024)
+def _runs_its_source(function: FunctionType) -> bool:
+    """Whether a function is what its file says: that may have been changed since it was loaded, or its code when it was.
+
+    The whole file is compiled, as Python compiles calls of what it imports in another way.
+    """
+    own = function.__code__
+    try:
+        lines, _ = inspect.findsource(function)
+        pending = [compile("".join(lines), own.co_filename, "exec", dont_inherit=True)]
+    except (OSError, SyntaxError, ValueError):
+        return False
+    while pending:
+        code = pending.pop()
+        if (code.co_name, code.co_firstlineno) == (own.co_name, own.co_firstlineno):
+            return _is_same(code, own)
+        pending += [each for each in code.co_consts if isinstance(each, CodeType)]
+    return False
+
+
+def _is_same(code: CodeType, other: CodeType) -> bool:
+    pairs = zip(code.co_consts, other.co_consts, strict=False)
+    same = all(_is_same(a, b) if isinstance(a, CodeType) else type(a) is type(b) and a == b for a, b in pairs)
+    facts = [(each.co_code, each.co_names, each.co_varnames, each.co_freevars, len(each.co_consts)) for each in (code, other)]
+    return same and facts[0] == facts[1]
+
+
+def _calls(definition: ast.FunctionDef) -> Iterator[tuple[int, ast.Call]]:
+    return ((number, node) for number, node in enumerate(ast.walk(definition)) if isinstance(node, ast.Call))
+
+
+def _meant(node: ast.expr, function: FunctionType) -> object:
+    """What a name in a function, with its attributes, refers to; None if only running the code would show it."""
+    attributes: list[str] = []
+    while isinstance(node, ast.Attribute):
+        attributes.insert(0, node.attr)
+        node = node.value
+    code = function.__code__
+    if not isinstance(node, ast.Name) or node.id in code.co_varnames + code.co_cellvars:
+        return None
+    found: object = function.__globals__.get(node.id)
+    for attribute in attributes:
+        found = vars(found).get(attribute) if isinstance(found, ModuleType) else None
+    return found
+
+
+def _gate(
+    name: str, call: ast.Call, definition: ast.FunctionDef, function: FunctionType, module: nn.Module
+) -> Gate | None:
+    """A gate in place of a call; None if its result is not multiplied, or used otherwise too."""
+    act = _activation(name, call)
+    if act is None:
+        return None
+    gate, _ = waiting(Gate, act, [(module, products_of(module, [result_of(call, definition, function)]))], "multiply")
+    return gate
+
+
+def _activation(name: str, call: ast.Call) -> ActivationModule | None:
+    """jitact's module for a call of one tensor, and of options that are written there; None for other calls."""
+    options = {each.arg: each.value.value for each in call.keywords if each.arg and isinstance(each.value, ast.Constant)}
+    if len(call.args) != 1 or isinstance(call.args[0], ast.Starred) or len(options) != len(call.keywords):
+        return None
+    try:
+        return get(name)(**options)
+    except (TypeError, ValueError):
+        return None
+
+
+def _with_gates(function: FunctionType, definition: ast.FunctionDef, gates: Mapping[int, Gate]) -> FunctionType:
+    """A function with the same code but for some calls, and the same globals, defaults and line numbers."""
+    definition = copy.deepcopy(definition)
+    for number, call in list(_calls(definition)):
+        if number in gates:
+            call.func, call.keywords = ast.copy_location(ast.Name(f"{_GATE}{number}", ast.Load()), call.func), []
+    given, definition.returns = definition.args, None
+    for each in [node for node in ast.walk(given) if isinstance(node, ast.arg)]:
+        each.annotation = None
+    given.defaults = [ast.copy_location(ast.Constant(None), each) for each in given.defaults]
+    given.kw_defaults = [each and ast.copy_location(ast.Constant(None), each) for each in given.kw_defaults]
+    tree = ast.parse(f"def make({', '.join(f'{_GATE}{number}' for number in gates)}): return {definition.name}")
+    tree.body[0].body.insert(0, definition)
+    ast.increment_lineno(tree, function.__code__.co_firstlineno - definition.lineno)
+    made: dict[str, Any] = {}
+    exec(compile(tree, function.__code__.co_filename, "exec", dont_inherit=True), function.__globals__, made)
+    new = made["make"](*[gate.forward for gate in gates.values()])
+    new.__defaults__, new.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    return new

@@ -1,0 +1,276 @@
+"""PyTorch's functions whose result is multiplied, in the forward of modules: replaced by one kernel."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import linecache
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.functional import gelu
+from torch.utils.checkpoint import checkpoint
+
+import jitact
+from jitact.measuring.timing import kept_bytes
+from jitact.replacing.functions import GatedForward, _runs_its_source
+from jitact.replacing.syntax import parsed
+
+
+class Block(nn.Module):
+    """As in Meta's Llama."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w1, self.w2, self.w3 = nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 10)
+
+    def forward(self, x: Tensor, scale: float = 0.5, *, more: float = 1.0) -> NotEvaluated:  # noqa: F821
+        return self.w2(F.silu(self.w1(x)) * self.w3(x)) * scale + more
+
+
+class ByVariables(Block):
+    def forward(self, x):
+        gate = self.w1(x)
+        up = self.w3(x)
+        x = torch.nn.functional.silu(gate) * up
+        return self.w2(x)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.both, self.down = nn.Linear(6, 20), nn.Linear(10, 6)
+
+    def forward(self, x):
+        up, gate = self.both(x).chunk(2, dim=-1)
+        return self.down(up * gelu(gate, approximate="tanh"))
+
+
+class Cast(Block):
+    def forward(self, x):
+        return self.w2((torch.sigmoid(self.w1(x).float()) * self.w3(x).float()).type_as(x))
+
+
+class InComprehension(Block):
+    def forward(self, x):
+        return self.w2(sum([F.silu(self.w1(x + k)) * self.w3(x) for k in range(2)]))
+
+
+class Two(Block):
+    def forward(self, x):
+        return self.w2(F.mish(self.w1(x)) * self.w3(x) + F.silu(self.w1(x)) * self.w3(x))
+
+
+KINDS = {
+    Block: ["F.silu in Block -> jitact SwiGLU"],
+    ByVariables: ["torch.nn.functional.silu in ByVariables -> jitact SwiGLU"],
+    Packed: ["gelu in Packed -> jitact GEGLUTanh"],
+    Cast: ["torch.sigmoid in Cast -> jitact GatedSigmoid"],
+    InComprehension: ["F.silu in InComprehension -> jitact SwiGLU"],
+    Two: ["F.mish in Two -> jitact GatedMish", "F.silu in Two -> jitact SwiGLU"],
+}
+
+
+def names_in_graph(y: Tensor) -> set[str]:
+    found, pending = set(), [y.grad_fn]
+    while pending:
+        node = pending.pop()
+        found.add(type(node).__name__)
+        pending += [each for each, _ in node.next_functions if each is not None]
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.__name__)
+def test_functions_become_one_kernel_with_the_product(kind: type[nn.Module], device: str) -> None:
+    model = nn.Sequential(nn.Sequential(kind())).to(device)
+    x = torch.randn(4, 3, 6, device=device, requires_grad=True)
+
+    def results(of: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        y = of(x)
+        return [y, *torch.autograd.grad(y.square().sum(), (x, *model.parameters()))]
+
+    expected, state, shown, kept = results(model), list(model.state_dict()), repr(model), kept_bytes(lambda: model(x))
+    report = jitact.replace(model)
+    assert [f"{each.old} -> {each.new}" for each in report.replaced] == [f"{each} with the product" for each in KINDS[kind]]
+    assert not report.calls and {each.paths for each in report.replaced} == {("0.0",)}
+    functions = names_in_graph(model(x))
+    assert not functions & {"SiluBackward0", "GeluBackward0", "SigmoidBackward0", "MishBackward0"}
+    assert any("Activate" in name for name in functions) and kept_bytes(lambda: model(x)) < kept
+    torch.testing.assert_close(results(model), expected)
+    of_copies = pickle.loads(pickle.dumps(model)), copy.deepcopy(model)
+    for of in (*of_copies, torch.compile(model, fullgraph=True), torch.fx.symbolic_trace(model)):
+        torch.testing.assert_close(of(x), expected[0])
+    torch.testing.assert_close(results(lambda t: checkpoint(model, t, use_reentrant=False)), expected)
+    assert (list(model.state_dict()), repr(model)) == (state, shown) and not jitact.replace(model).replaced
+    for each in (model, *of_copies):
+        assert jitact.restore(each) == 1 and "forward" not in vars(each[0][0])
+    assert all(torch.equal(a, b) for a, b in zip(results(model), expected, strict=True))
+
+
+def test_the_forward_is_the_same_otherwise() -> None:
+    block, x = Block(), torch.randn(3, 6)
+    expected = [block(x), block(x, 2.0), block(x, scale=3.0, more=0.0)]
+    jitact.replace(nn.Sequential(block))
+    torch.testing.assert_close([block(x), block(x, 2.0), block.forward(x, scale=3.0, more=0.0)], expected)
+    with pytest.raises(TypeError, match=r"forward\(\) missing 1 required positional argument: 'x'"):
+        block()
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied") as error:
+        block(torch.randn(3, 5))
+    last = next(each for each in reversed(traceback.extract_tb(error.tb)) if each.filename == __file__)
+    assert last.name == "forward" and last.line.startswith("return self.w2(F.silu(self.w1(x))")
+    block.forward.source = "another version"
+    del block.forward.function
+    torch.testing.assert_close(block(x), expected[0])
+    assert "SiluBackward0" in names_in_graph(block(x))
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+def test_replicas_have_their_own_weights(hooked: bool) -> None:
+    """As DataParallel makes them, which copies the module's dictionary."""
+    block, other, x = Block(), Block(), torch.randn(3, 6)
+    if hooked:
+        block.register_forward_hook(lambda *_: None)
+    expected = other(x)
+    jitact.replace(nn.Sequential(block))
+    replica = block._replicate_for_data_parallel()
+    for name in ("w1", "w2", "w3"):
+        setattr(replica, name, getattr(other, name))
+    torch.testing.assert_close(replica(x), expected)
+
+
+class Alone(Block):
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)))
+
+
+class UsedTwice(Block):
+    def forward(self, x):
+        h = F.silu(self.w1(x))
+        return self.w2(h * self.w3(x) + h)
+
+
+class InPlace(Block):
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x), inplace=True) * self.w3(x))
+
+
+class Changed(Block):
+    def forward(self, x):
+        gate = self.w1(x)
+        y = F.silu(gate) * self.w3(x)
+        gate.zero_()
+        return self.w2(y)
+
+
+class OptionsOfItsOwn(Block):
+    approximate = "tanh"
+
+    def forward(self, x):
+        return self.w2(F.gelu(self.w1(x), approximate=self.approximate) * self.w3(x))
+
+
+class Calling(Block):
+    def forward(self, x):
+        return super().forward(x) * F.silu(x)
+
+
+class Private(Block):
+    __factor = 2.0
+
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x)) * self.__factor
+
+
+class Decorated(Block):
+    @torch.no_grad()
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class OfAVariable(Block):
+    def forward(self, x, F=F):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))
+
+
+class Other:
+    @staticmethod
+    def silu(x: Tensor) -> Tensor:
+        return x
+
+
+class OfAnotherClass(Block):
+    def forward(self, x):
+        return self.w2(Other.silu(self.w1(x)) * self.w3(x))
+
+
+def replaced_on_the_module() -> Block:
+    block = Block()
+    block.forward = lambda x: x
+    return block
+
+
+def with_hooks() -> Block:
+    block = Block()
+    block.w1.register_forward_hook(lambda *_: None)
+    return block
+
+
+LEFT = {each.__name__: each for each in Block.__subclasses__() if each not in KINDS}
+
+
+@pytest.mark.parametrize("make", [*LEFT.values(), replaced_on_the_module, with_hooks], ids=lambda make: make.__name__)
+def test_others_are_left(make: Callable[[], Block]) -> None:
+    model, x = nn.Sequential(make()), torch.randn(3, 6)
+    expected, before = model(x), vars(model[0]).get("forward")
+    assert not jitact.replace(model).replaced and vars(model[0]).get("forward") is before
+    assert torch.equal(model(x), expected)
+
+
+def test_files_that_were_changed_since(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The source is not what runs: another factor, or a statement that was added when the file was loaded."""
+    text = (
+        "import torch.nn.functional as F\nfrom torch import nn\nclass Changing(nn.Module):\n    def __init__(self):\n"
+        "        super().__init__()\n        self.w1, self.w3 = nn.Linear(6, 9), nn.Linear(6, 9)\n"
+        "    def forward(self, x):\n        return F.silu(self.w1(x)) * self.w3(x) * 2\n"
+    )
+    (tmp_path / "changing_block.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    block = importlib.import_module("changing_block").Changing()
+    (tmp_path / "changing_block.py").write_text(text.replace("* 2", "* 3"))
+    assert not jitact.replace(nn.Sequential(block)).replaced
+    (tmp_path / "changing_block.py").write_text(text)
+    linecache.clearcache()
+    parsed.cache_clear()
+    _runs_its_source.cache_clear()
+    assert jitact.replace(nn.Sequential(block)).replaced
+
+
+def test_wrapped_since() -> None:
+    """As accelerate does it: restore leaves what it did not put there."""
+    block, x = Block(), torch.randn(3, 6)
+    expected = block(x)
+    jitact.replace(nn.Sequential(block))
+    block._old_forward = block.forward
+    block.forward = lambda *args, **kwargs: block._old_forward(*args, **kwargs)
+    assert jitact.restore(nn.Sequential(block)) == 0
+    torch.testing.assert_close(block(x), expected)
+
+
+class SomeOfThem(Block):
+    def forward(self, x):
+        return self.w2(F.silu(self.w1(x)) * self.w3(x)) + F.silu(x) + F.mish(x)
+
+
+def test_what_is_left_in_a_forward_is_told() -> None:
+    model, x = nn.Sequential(SomeOfThem()), torch.randn(3, 6)
+    expected = model(x)
+    report = jitact.replace(model)
+    assert isinstance(model[0].forward, GatedForward) and len(report.replaced) == 1
+    assert [each.why for each in report.calls] == ["calls mish", "calls silu"]
+    torch.testing.assert_close(model(x), expected)
