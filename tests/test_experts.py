@@ -96,6 +96,7 @@ def test_methods_become_one_kernel(kind: type[Experts], device: str) -> None:
     assert (told.paths, told.new) == (("1.0._apply_gate",), f"jitact {KINDS[kind]}")
     assert not report.calls, "what the method called is replaced"
     assert "ActivatePacked" in type(model(x).grad_fn).__name__ and kept_bytes(lambda: model(x)) < kept
+    torch._dynamo.reset()
     for of in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model), torch.compile(model, fullgraph=True)):
         y = of(x)
         torch.testing.assert_close(y, expected[0])

@@ -103,6 +103,7 @@ def test_functions_become_one_kernel_with_the_product(kind: type[nn.Module], dev
     assert not functions & {"SiluBackward0", "GeluBackward0", "SigmoidBackward0", "MishBackward0"}
     assert any("Activate" in name for name in functions) and kept_bytes(lambda: model(x)) < kept
     torch.testing.assert_close(results(model), expected)
+    torch._dynamo.reset()
     of_copies = pickle.loads(pickle.dumps(model)), copy.deepcopy(model)
     for of in (*of_copies, torch.compile(model, fullgraph=True), torch.fx.symbolic_trace(model)):
         torch.testing.assert_close(of(x), expected[0])
