@@ -256,7 +256,7 @@ def _run_in_any_way(
             return write(x, run_fitted(record, (before, *others), params, False, asked if dissolves else save, fast_math, seed))
     # Neither transforms nor torch.export can have PyTorch's functions that make a DTensor of shards.
     by_pytorch = (compiling and is_sharded(x)) or (transformed and (compiling or others or draws or is_functionalized()))
-    if by_pytorch or (transformed and _wraps_sharded(x)):
+    if by_pytorch or (transformed and _wraps_parts(x)):
         return _formula(record, tensors, params, seed if draws else None)
     if draws and seed is None:
         seed = torch.ops.jitact.seed(x) if compiling else drawn_seed(x)  # the operator is that of compiling.seeds
@@ -280,11 +280,11 @@ def _run_in_any_way(
     return call_forward(config, x, *operands, *params)
 
 
-def _wraps_sharded(x: Tensor) -> bool:
-    """Whether a transform's tensor has a DTensor inside."""
+def _wraps_parts(x: Tensor) -> bool:
+    """Whether a transform's tensor has a DTensor or a jagged tensor inside."""
     while torch._C._functorch.is_functorch_wrapped_tensor(x):
         x = torch._C._functorch.get_unwrapped(x)
-    return is_sharded(x)
+    return is_sharded(x) or is_jagged(x)
 
 
 def _check_no_leaf(record: Activation, x: Tensor) -> None:

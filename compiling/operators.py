@@ -26,6 +26,7 @@ from torch._decomp import register_decomposition
 from torch._guards import detect_fake_mode
 
 from .. import kernels
+from ..configs import is_transformed
 from ..kernels.loader.lock import ThreadLock
 from ..kernels.loader.source import DEVICE
 from ..records import Activation
@@ -152,7 +153,7 @@ class Operators:
     def _differentiable(self, *arguments: Any, save: str = "", version: str = "") -> Tensor:
         """The implementation for the Autograd dispatch key."""
         tensors = arguments[: len(self.record.layout.tensors)]
-        transformed = torch._C._functorch.maybe_current_level() is not None
+        transformed = is_transformed()
         if not transformed and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             with torch._C._AutoDispatchBelowAutograd():
                 return self.operator()(*arguments, save=save, version=version)

@@ -137,6 +137,12 @@ def test_second_derivatives_of_jagged_tensors(device: str) -> None:
         torch.testing.assert_close(*[each.values() if each.is_nested else each for each in (ours, theirs)])
 
 
+def test_jagged_tensors_inside_vmap(device: str) -> None:
+    x = jagged(device, 6).detach()
+    for y, expected in zip(torch.vmap(jitact.gelu)(x).unbind(), torch.vmap(F.gelu)(x).unbind(), strict=True):
+        torch.testing.assert_close(y, expected)
+
+
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_what_is_between_the_rows_has_no_gradient(layout: str, device: str) -> None:
     values = torch.randn(2, 6, 4, dtype=torch.float64, device=device)

@@ -400,6 +400,7 @@ def test_export(name: str, strict: bool) -> None:
     torch.testing.assert_close(grad(lambda t: module(t).sum())(x), grad(lambda t: model(t).sum())(x))
     with torch.no_grad():
         torch.testing.assert_close(module(x[:2]), model(x[:2]))
+        torch.testing.assert_close(in_forward_mode(module)(x), in_forward_mode(model)(x))
 
 
 def through_grad(f: Callable[[Tensor], Tensor], x: Tensor) -> None:
