@@ -7,7 +7,6 @@ result is computed by the dropout.
 from __future__ import annotations
 
 import ast
-import itertools
 from collections.abc import Iterable
 from types import FrameType, FunctionType
 from typing import Any
@@ -22,6 +21,9 @@ from .uses import Uses, uses_of
 
 __all__ = ["Dropping", "dropping_of"]
 
+# Where PyTorch has the modules whose results are no views of their arguments.
+_COMPUTING = {f"torch.nn.modules.{name}" for name in ("batchnorm", "conv", "instancenorm", "linear", "normalization")}
+
 
 class Dropping(Waiting):
     """An activation that is computed with the dropout that follows it."""
@@ -32,9 +34,10 @@ class Dropping(Waiting):
     def _is_read(self, caller: FrameType) -> bool:
         if caller.f_code is not nn.Sequential.forward.__code__:
             return super()._is_read(caller)
-        modules = list(caller.f_locals["self"]._modules.values())  # which may be a part of the sequence that was replaced in
-        follows = [after for one, after in itertools.pairwise(modules) if one is self]
-        return bool(follows) and all(type(after) is nn.Dropout and not has_hooks(after) for after in follows)
+        sequence = caller.f_locals["self"]  # which may be a part of the one that was replaced in
+        beside = [_beside(sequence, name) for name, module in sequence._modules.items() if module is self]
+        drops = all(type(after) is nn.Dropout and not has_hooks(after) for _, after in beside)
+        return drops and (not self.act.inplace or all(_gives_its_own(before) for before, _ in beside))
 
     def _get_name(self) -> str:
         return f"jitact {type(self.act).__name__} with dropout"
@@ -52,8 +55,8 @@ def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) 
         places: the modules that hold it, and its name in each.
     """
     held = list(places)
-    # In order, what it overwrites is the result of the module before, which nothing else sees.
-    in_place = all(_runs_in_order(parent) and next(iter(parent._modules)) != name for parent, name in held)
+    # In order, what it overwrites is the result of the module before.
+    in_place = all(_runs_in_order(parent) and _gives_its_own(_beside(parent, name)[0]) for parent, name in held)
     return waiting(Dropping, act, [(parent, _dropouts(parent, name)) for parent, name in held], "drop", in_place)
 
 
@@ -62,14 +65,27 @@ def _runs_in_order(module: nn.Module) -> bool:
     return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
 
 
+def _beside(sequence: nn.Module, name: str) -> tuple[nn.Module | None, nn.Module | None]:
+    """The modules before and after one; None at the ends."""
+    modules = [None, *sequence._modules.values(), None]
+    place = list(sequence._modules).index(name) + 1
+    return modules[place - 1], modules[place + 1]
+
+
+def _gives_its_own(module: nn.Module | None) -> bool:
+    """Whether a module's result is a new tensor that nothing else sees."""
+    if module is None or has_hooks(module) or "forward" in vars(module):
+        return False
+    return type(module).__module__ in _COMPUTING and type(module) is not nn.Identity
+
+
 def _dropouts(parent: nn.Module, name: str) -> Uses:
     """How a module uses the result of its activation ``name``: in a dropout, or in other ways."""
     dropped = Uses(parent)
     if _runs_in_order(parent):
-        names = list(parent._modules)
-        after = names[names.index(name) + 1 :][:1]
-        dropped.found = bool(after) and type(parent._modules[after[0]]) is nn.Dropout
-        dropped.involved = set(after)
+        _, after = _beside(parent, name)
+        dropped.found = type(after) is nn.Dropout
+        dropped.involved = {key for key, module in parent._modules.items() if module is after}
         return dropped
     for result in uses_of(type(parent), name):
         into = [_dropout(by, value, parent, result.self_name, result.function) for value, by in result.values]

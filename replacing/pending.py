@@ -83,8 +83,8 @@ class Waiting(nn.Module):
 
     def _is_read(self, caller: FrameType) -> bool:
         """Whether the code that calls is what was read: others, as checkpoints, need not know what a :class:`Pending` is."""
-        code = caller.f_code
-        return (caller.f_globals.get("__name__", ""), code.co_name, code.co_firstlineno) in self._callers
+        name, code = caller.f_globals.get("__name__", ""), caller.f_code
+        return (name, code.co_name, code.co_firstlineno) in self._callers and not self.act.inplace
 
     def _pending(self, act: ActivationModule, x: Tensor) -> Pending:
         return Pending(act, x)

@@ -200,6 +200,33 @@ def test_inputs_that_others_see_are_overwritten_by_the_activation_alone() -> Non
     assert torch.equal(given, x.relu())
 
 
+class Scaled(nn.Linear):
+    """A module whose result its user's code may keep."""
+
+
+@pytest.mark.parametrize("before", [nn.Identity, nn.Flatten, lambda: nn.Sequential(nn.Identity()), lambda: Scaled(6, 6)])
+def test_inputs_that_others_may_see(before) -> None:
+    (left,) = jitact.replace(nn.Sequential(before(), nn.ReLU(inplace=True), nn.Dropout(0.5)), dropout=True).undropped
+    assert left.why == "it overwrites its input"
+
+
+def test_inputs_that_others_see_later() -> None:
+    model, x, seen = InOrder(nn.ReLU(inplace=True)), torch.randn(50, 64), []
+    jitact.replace(model, dropout=True)
+    given = x.clone()
+    nn.Sequential(*list(model)[1:])(given)
+    assert torch.equal(given, x.relu())
+    model[0].register_forward_hook(lambda module, args, y: seen.append((y, y.relu())))
+    model(torch.randn(50, 6))
+    assert torch.equal(*seen[0])
+    model = Block(nn.ReLU())
+    jitact.replace(model, dropout=True)
+    model.act.inplace, model.a = True, nn.Identity()
+    given = x.clone()
+    model(given)
+    assert torch.equal(given, x.relu())
+
+
 def test_compiled_and_hooks_that_come_later() -> None:
     torch.manual_seed(0)
     model, x, seen = nn.Sequential(Block()), torch.randn(50, 6), []
