@@ -56,6 +56,10 @@ CASES: dict[str, tuple[Callable, Callable]] = {
     "packed": (lambda x, *_: jitact.swiglu(x), lambda x, *_: gated(x)),
     "packed, by dimension": (lambda x, *_: jitact.swiglu(x, dim=2), lambda x, *_: gated(x)),
     "row weight": (lambda x, _, r, w: jitact.swiglu(x, r, row_weight=w), lambda x, _, r, w: weighted(x, r, w)),
+    "one weight": (
+        lambda _, __, ___, w: jitact.prelu(w, w.values().new_full((1,), 0.3)),
+        lambda _, __, ___, w: of_values(F.leaky_relu(w.values(), 0.3), w),
+    ),
     "packed, row weight": (
         lambda x, _, __, w: jitact.swiglu(x, row_weight=w),
         lambda x, _, __, w: weighted(*x.chunk(2, -1), w),
@@ -123,6 +127,8 @@ def test_what_is_overwritten_and_what_is_kept(device: str) -> None:
     holes = torch.nested.nested_tensor_from_jagged(before.values(), before.offsets(), before.offsets().diff())
     assert torch.equal(jitact.silu(holes).lengths(), holes.lengths())
     assert jitact.gelu(before, dropout=0.5).shape == before.shape
+    known = torch.nested.nested_tensor_from_jagged(before.values(), before.offsets(), min_seqlen=0, max_seqlen=5)
+    assert (jitact.silu(known)._maybe_min_seqlen, jitact.silu(known)._maybe_max_seqlen) == (0, 5)
 
 
 def test_second_derivatives_of_jagged_tensors(device: str) -> None:
@@ -146,14 +152,14 @@ def test_jagged_tensors_inside_vmap(device: str) -> None:
 @pytest.mark.parametrize("layout", ["rows", "columns"])
 def test_what_is_between_the_rows_has_no_gradient(layout: str, device: str) -> None:
     values = torch.randn(2, 6, 4, dtype=torch.float64, device=device)
-    values[:, 3:] = torch.nan
-    starts, lengths = torch.tensor([[0, 1], [3, 2]], device=device)
+    values[:, :1] = values[:, 3:] = torch.nan
+    starts, lengths = torch.tensor([[1, 2], [2, 1]], device=device)
     x = torch.nested.narrow(values, 1, starts, lengths, layout=torch.jagged).requires_grad_()
     bias = torch.zeros((), dtype=torch.float64, device=device, requires_grad=True)
     y = jitact.gelu(x.transpose(1, 2) if layout == "columns" else x, bias=bias)
     sum(part.sum() for part in y.unbind()).backward()
     exact = bias.detach().clone().requires_grad_()
-    sum(F.gelu(part + exact).sum() for part in (values[0, :3], values[1, 1:3])).backward()
+    sum(F.gelu(part + exact).sum() for part in (values[0, 1:3], values[1, 2:3])).backward()
     torch.testing.assert_close(bias.grad, exact.grad)
     assert not x.grad.values().isnan().any()
 
@@ -173,10 +179,18 @@ OTHERS = (5, 0, 3, 1)
 STRIDED = torch.nested.nested_tensor([torch.ones(3, 6, dtype=torch.float64)])
 ERRORS = [
     (lambda x: jitact.swiglu(x, jagged("cpu", 6, lengths=OTHERS)), "swiglu: up has the shape .* it must be jagged alike"),
+    (lambda x: jitact.swiglu(x, alike(x)), r"swiglu: up has the shape \(4, j\d+\), beside"),
+    (
+        lambda x: jitact.swiglu(*[x.transpose(1, 2)] * 2, row_weight=alike(x)),
+        r"swiglu\+row_weight: row_weight has the shape \(4, j\d+\), beside \(4, 6, j\d+\)",
+    ),
+    (lambda x: jitact.gelu(x, residual=x.values().detach()), r"gelu\+residual: residual has the shape \(9, 6\), beside"),
     (lambda x: jitact.gelu(x, residual=torch.ones(4, 1, 6)), r"gelu\+residual: residual has the shape \(4, 1, 6\)"),
     (lambda x: jitact.gelu(x, residual=torch.ones(1, 1, 1, 1)), r"gelu\+residual: residual has the shape \(1, 1, 1, 1\)"),
     (lambda x: jitact.swiglu(x, x, row_weight=torch.ones(6)), r"swiglu\+row_weight: row_weight has the shape"),
     (lambda x: jitact.swiglu(x, dim=1), r"swiglu: dim must be behind the jagged dimension of \(4, j\d+, 6\), got 1"),
+    (lambda x: jitact.swiglu(x, dim=3), r"swiglu: dim must be behind the jagged dimension of \(4, j\d+, 6\), got 3"),
+    (lambda x: jitact.gelu(x, bias=torch.ones(9), channel_dim=-2), r"gelu\+bias: bias has a value for each .* dimension -2"),
     (lambda x: jitact.prelu(x, torch.ones(6)), "prelu: weight has a value for each index of dimension 1"),
     (lambda x: jitact.gelu(x, bias=torch.ones(7)), r"gelu\+bias: the number of values of bias must be 1 or 6"),
     (lambda x: jitact.relu(x, inplace=True), "relu: a leaf that requires a gradient cannot be changed in place"),
