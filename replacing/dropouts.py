@@ -36,7 +36,7 @@ class Dropping(Waiting):
             return super()._is_read(caller)
         sequence = caller.f_locals["self"]  # which may be a part of the one that was replaced in
         beside = [_beside(sequence, name) for name, module in sequence._modules.items() if module is self]
-        drops = all(type(after) is nn.Dropout and not has_hooks(after) for _, after in beside)
+        drops = all(_drops(after) and not has_hooks(after) for _, after in beside)
         return drops and (not self.act.inplace or all(_gives_its_own(before) for before, _ in beside))
 
     def _get_name(self) -> str:
@@ -61,8 +61,12 @@ def dropping_of(act: ActivationModule, places: Iterable[tuple[nn.Module, str]]) 
 
 
 def _runs_in_order(module: nn.Module) -> bool:
-    """Whether the module calls its children in order, each on the result of the one before."""
-    return type(module).forward is nn.Sequential.forward and "forward" not in vars(module)
+    """Whether the module's class calls its children in order, each on the result of the one before."""
+    return type(module).forward is nn.Sequential.forward
+
+
+def _drops(module: nn.Module | None) -> bool:
+    return type(module) is nn.Dropout and "forward" not in vars(module)
 
 
 def _beside(sequence: nn.Module, name: str) -> tuple[nn.Module | None, nn.Module | None]:
@@ -84,7 +88,7 @@ def _dropouts(parent: nn.Module, name: str) -> Uses:
     dropped = Uses(parent)
     if _runs_in_order(parent):
         _, after = _beside(parent, name)
-        dropped.found = type(after) is nn.Dropout
+        dropped.found = _drops(after)
         dropped.involved = {key for key, module in parent._modules.items() if module is after}
         return dropped
     for result in uses_of(type(parent), name):
@@ -107,7 +111,7 @@ def _dropout(by: ast.AST | None, value: ast.expr, parent: nn.Module, self_name: 
     root, *attributes = _dotted(by.func)
     if root == self_name:
         held = parent._modules.get(attributes[0]) if len(attributes) == 1 else None
-        return {attributes[0]} if type(held) is nn.Dropout else None
+        return {attributes[0]} if _drops(held) else None
     meant: Any = function.__globals__.get(root)
     for attribute in attributes:
         meant = getattr(meant, attribute, None)

@@ -45,7 +45,8 @@ class Twice(Block):
 
     def hidden(self, x: Tensor) -> Tensor:
         y = self.act(self.a(x))
-        return self.drop(y) + y
+        z = self.drop(y)
+        return z + y
 
 
 class Afterwards(Block):
@@ -56,6 +57,23 @@ class Afterwards(Block):
         y = self.drop(self.act(x))
         x.data.mul_(3)
         return y
+
+
+class Lent(Block):
+    """Passes the activation on, too."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.drop(self.act(self.a(x)))
+
+    def lent(self) -> list[nn.Module]:
+        return [self.act]
+
+
+class Bounded(Block):
+    """Calls another function on the result."""
+
+    def hidden(self, x: Tensor) -> Tensor:
+        return self.drop(torch.tanh(self.act(self.a(x))))
 
 
 class Alpha(Block):
@@ -174,7 +192,9 @@ def test_masks_are_pytorchs_unless_it_is_asked_for() -> None:
 def test_what_is_not_fused() -> None:
     hooked, undropped = Block(), nn.Sequential(nn.GELU(), nn.Linear(6, 6))
     own = nn.Sequential(nn.GELU(), type("Own", (nn.Dropout,), {})())
-    others = undropped, hooked, Afterwards(nn.Sigmoid()), Alpha(), own
+    others = undropped, hooked, Afterwards(nn.Sigmoid()), Alpha(), own, Lent(), Bounded(), InOrder(), InOrder(), InOrder()
+    others[-3][2].register_forward_hook(lambda *args: None)
+    others[-2][2].forward = others[-1].forward = lambda x: x
     model = nn.Sequential(Twice(), Block(nn.SiLU(inplace=True)), Block(), *others)
     hooked.drop.register_forward_hook(lambda *args: None)
     report = jitact.replace(model, dropout=True)
@@ -184,6 +204,9 @@ def test_what_is_not_fused() -> None:
         "1.act": "it overwrites its input",
         "4.act": "drop has hooks",
         "5.act": "hidden changes x in place",
+        "8.act": "lent passes it on",
+        "10.1": "2 has hooks",
+        "12.1": "the forward of InOrder was replaced on the module",
     }
     assert "not fused with the dropout:" in repr(report)
     assert [name for name, each in model.named_modules() if isinstance(each, Dropping)] == ["2.act"]
@@ -204,10 +227,24 @@ class Scaled(nn.Linear):
     """A module whose result its user's code may keep."""
 
 
-@pytest.mark.parametrize("before", [nn.Identity, nn.Flatten, lambda: nn.Sequential(nn.Identity()), lambda: Scaled(6, 6)])
+def wrapped() -> nn.Module:
+    layer = nn.Linear(6, 6)
+    layer.forward = lambda x: x
+    return layer
+
+
+@pytest.mark.parametrize(
+    "before", [nn.Identity, nn.Flatten, lambda: nn.Sequential(nn.Identity()), lambda: Scaled(6, 6), wrapped]
+)
 def test_inputs_that_others_may_see(before) -> None:
     (left,) = jitact.replace(nn.Sequential(before(), nn.ReLU(inplace=True), nn.Dropout(0.5)), dropout=True).undropped
     assert left.why == "it overwrites its input"
+    x, model = torch.randn(9, 6), nn.Sequential(before(), nn.ReLU(), nn.Dropout(0.5))
+    jitact.replace(model, dropout=True)
+    torch.manual_seed(0)
+    found = model(x)
+    torch.manual_seed(0)
+    assert not torch.equal(found, F.dropout(F.relu(model[0](x))))  # which has PyTorch's masks
 
 
 def test_inputs_that_others_see_later() -> None:
@@ -244,6 +281,9 @@ def test_compiled_and_hooks_that_come_later() -> None:
     seen.clear()
     layers = InOrder()
     jitact.replace(layers, dropout=True)
+    layers[2].forward = lambda y: seen.append(type(y))
+    layers(x)
+    del layers[2].forward
     layers[2].register_forward_pre_hook(lambda module, args: seen.append(type(args[0])))
     layers(x)
-    assert seen == [Tensor]
+    assert seen == [Tensor, Tensor]
