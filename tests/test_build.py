@@ -330,14 +330,14 @@ def test_limits_of_memory(tmp_path: Path, groups: str, limit: str, used: str) ->
     assert [tmp_path / limit, tmp_path / used] in found and all(tmp_path in file.parents for files in found for file in files)
 
 
-@pytest.mark.parametrize("jobs", ["0", "-1", "many"])
+@pytest.mark.parametrize("jobs", ["0", "-1", "many", "\u00b2"])
 def test_jobs_must_be_a_number(stand_in: Path, monkeypatch: pytest.MonkeyPatch, jobs: str) -> None:
     monkeypatch.setenv("JITACT_JOBS", jobs)
     with pytest.raises(BuildError, match="JITACT_JOBS must be a positive number"):
         build.obtain(make_plan(answer(1)))
 
 
-@pytest.mark.parametrize("name", ["a folder", 'a folder: $HOME, it\'s "ü"'])
+@pytest.mark.parametrize("name", ["a folder", 'a folder: $HOME, it\'s "ü"', "a|b", "\udcff"], ids=ascii)  # the last: no UTF-8
 @pytest.mark.parametrize("jobs", ["1", "16"])
 def test_paths_may_hold_anything(
     stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str, jobs: str

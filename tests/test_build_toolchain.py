@@ -90,6 +90,12 @@ def test_nvcc_is_found_in_order(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> 
     found = toolchain.find_nvcc(memory())
     assert (found.path, found.release, found.root) == (str(home), "13.0", str(cuda / "home"))
     assert found.archs == ("80", "90", "100") and found.origin == "CUDA_HOME"
+    monkeypatch.chdir(cuda)
+    monkeypatch.setenv("CUDA_HOME", "home")
+    assert toolchain.find_nvcc(memory()) == found
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", f"on-path/bin:{os.environ['PATH']}")
+    assert toolchain.find_nvcc(memory()).path == str(on_path)
 
 
 def test_an_nvcc_of_another_cuda_is_passed_over(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,15 +231,31 @@ def test_a_build_for_more_archs_serves(stand_in: Path, cuda: Path, monkeypatch: 
     assert build.find(make_plan(answer(1), archs=[Arch(8, 0)])) is None
 
 
-def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cxx", ["g++-99", "g++ '"], ids=["unknown", "not closed"])
+def test_no_compiler(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cxx: str) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setenv("CXX", "g++-99")
+    monkeypatch.setenv("CXX", cxx)
     with pytest.raises(ToolchainError) as raised:
         build.obtain(make_plan(answer(1)))
     said = str(raised.value)
     assert "answer is not compiled yet" in said and "no C++ compiler" in said
-    assert "looked for g++-99 (from CXX)" in said and f"PATH={tmp_path}" in said and "install" in said
+    assert f"looked for {cxx} (from CXX)" in said and f"PATH={tmp_path}" in said and "install" in said
     assert len(said.splitlines()) <= 4
+
+
+@pytest.mark.parametrize("jobs", ["1", "16"])
+def test_relative_paths_of_tools(stand_in: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, jobs: str) -> None:
+    """They are relative to the current folder, though torch runs the tools in another one."""
+    ninja = toolchain.find_ninja()
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "tools" / "ninja").symlink_to(ninja)
+    (tmp_path / "tools" / "mine").symlink_to(shutil.which("c++"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("JITACT_JOBS", jobs)
+    monkeypatch.setenv("CXX", "tools/mine")
+    monkeypatch.setenv("PATH", f"tools:{os.environ['PATH']}")
+    assert build.obtain(make_plan(answer(7)))[1]
+    assert toolchain.find_ninja() == str(tmp_path / "tools" / "ninja")
 
 
 def test_flags_of_cxx(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:

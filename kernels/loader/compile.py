@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import locale
 import logging
 import os
 import shlex
@@ -91,7 +92,7 @@ def jobs() -> int:
     """
     asked = os.environ.get("JITACT_JOBS")
     if asked:
-        if not asked.isdigit() or int(asked) == 0:
+        if not asked.isdecimal() or int(asked) == 0:
             raise BuildError(f"JITACT_JOBS must be a positive number, got {asked!r}")
         return int(asked)
     return max(1, min(len(os.sched_getaffinity(0)), _free_memory() // _MEMORY_PER_COMPILER))
@@ -207,8 +208,9 @@ def _is_loaded(name: str, function: str) -> bool:
 
 @contextmanager
 def _plain_path(folder: Path) -> Iterator[Path]:
-    """A path to ``folder`` without characters that are special to ninja, which torch does not escape, or that nvcc loses."""
-    if not set(str(folder)) & set(" $:\n'\","):
+    """A path to ``folder`` that torch can write to a file, without characters special to ninja, or that nvcc loses."""
+    encoding, name = locale.getpreferredencoding(do_setlocale=False), str(folder)
+    if name.encode(encoding, "ignore").decode(encoding) == name and not set(name) & set(" $:|\r\n'\","):
         yield folder
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -101,7 +101,7 @@ def find_ninja() -> str:
     if spec and spec.submodule_search_locations:
         package = spec.submodule_search_locations[0]
         folders += [os.path.join(package, "data", "bin"), os.path.join(package, *[os.pardir] * 4, "bin")]
-    path = shutil.which("ninja") or shutil.which("ninja", path=os.pathsep.join(folders))
+    path = _program("ninja") or shutil.which("ninja", path=os.pathsep.join(folders))
     if path is None:
         raise ToolchainError(
             "no ninja, which torch compiles with\n"
@@ -192,8 +192,8 @@ def _nvcc_candidates(major: str) -> Iterator[tuple[str, str | None]]:
         yield "PYTORCH_NVCC", _program(os.environ["PYTORCH_NVCC"])
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         home = os.environ.get(variable)
-        yield variable, os.path.join(home, "bin", "nvcc") if home else None
-    yield "PATH", shutil.which("nvcc")
+        yield variable, os.path.abspath(os.path.join(home, "bin", "nvcc")) if home else None
+    yield "PATH", _program("nvcc")
     yield "/usr/local/cuda", _nvcc_default if os.path.exists(_nvcc_default) else None
     installed = [str(folder / "nvcc") for folder in _pip_folders(f"cu{major}/bin") if (folder / "nvcc").exists()]
     yield "pip packages", installed[0] if installed else None
@@ -208,12 +208,18 @@ def _pip_folders(relative: str) -> list[Path]:
 
 def _words(command: str) -> list[str]:
     """The words of a command like CXX, without a compiler cache before the program, as torch adds one itself."""
-    return [word for word in shlex.split(command) if os.path.basename(word) not in ("ccache", "sccache")]
+    try:
+        words = shlex.split(command)
+    except ValueError:  # a quote that is not closed
+        return []
+    return [word for word in words if os.path.basename(word) not in ("ccache", "sccache")]
 
 
 def _program(command: str) -> str | None:
+    """The absolute path of a command's program, as torch runs it in another folder; None if there is none."""
     words = _words(command)
-    return shutil.which(words[0]) if words else None
+    path = shutil.which(words[0]) if words else None
+    return path and os.path.abspath(path)
 
 
 def _version(memory: Memory, path: str) -> str | None:

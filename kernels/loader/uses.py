@@ -71,5 +71,6 @@ def prepare_through(name: str, text: str, operands: list[tuple[str, str]]) -> st
 
 def line_directive(path: str) -> str:
     """The #line directive with which compilers report errors in the following lines as in ``path``."""
+    path = path.encode(errors="replace").decode()  # a path that is not UTF-8
     path = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
     return f'#line 1 "{path}"'
