@@ -150,7 +150,7 @@ def run(
         t, place = t.contiguous(), dim % t.dim()  # as PyTorch's results are
         by_kernel = record.takes_forward(t, place, factor)
         keeps = torch.is_grad_enabled() and any([each.requires_grad for each in (t, *beside.rows)])
-        of_kept = record.takes_backward(t, place, factor != 1) or (record.own_gradient and t.numel() > 0)
+        of_kept = record.takes_backward(t, place, factor != 1) or record.own_gradient
         if by_kernel or (keeps and kernels.is_scale(factor) and of_kept):
             rows = rows_like(beside, t.shape, place)
             return apply(Rows, t, record, place, factor, save, by_kernel, beside.numbers, *rows)
@@ -256,7 +256,7 @@ def _check_mask(name: str, x: Tensor, mask: Tensor) -> None:
 def _masked(x: Tensor, factor: float, mask: Tensor) -> tuple[Tensor, float]:
     """x and a factor, with the mask applied: their product is the argument of the exponentials."""
     if mask.dtype is torch.bool:
-        if factor == 0 or not -math.inf < factor < math.inf:  # works for symbolic floats in torch.compile
+        if factor == 0:  # infinity times it is NaN
             x, factor = x * factor, 1.0
         return x.masked_fill(~mask, -math.inf if factor > 0 else math.inf), factor
     return torch.add(mask, x, alpha=factor), 1.0

@@ -114,13 +114,36 @@ def test_masks_of_fixed_size_beside_dynamic_shapes() -> None:
 def test_scales_from_dynamic_shapes_are_exported() -> None:
     class Scores(nn.Module):
         def forward(self, q: Tensor) -> Tensor:
-            return jitact.softmin(q @ q.mT, -1, scale=q.shape[1] ** -0.5) + jitact.softmax(q @ q.mT, -1, scale=q.shape[1])
+            scores = q @ q.mT
+            half = jitact.softmax(100 * scores.half(), -1, F32, scale=q.shape[1])  # converted first: not scaled in float16
+            return jitact.softmin(scores, -1, scale=q.shape[1] ** -0.5) + jitact.softmax(scores, -1, scale=q.shape[1]) + half
 
     sizes = ({1: torch.export.Dim("size", min=2, max=100)},)
     program = torch.export.export(Scores(), (torch.randn(2, 8, 4),), dynamic_shapes=sizes, strict=False)
     for size in (8, 5):
         q = torch.randn(2, size, 4)
         torch.testing.assert_close(program.module()(q), Scores()(q))
+
+
+@pytest.mark.parametrize("rows", [3, 300])  # fewer than kernels take, and more
+def test_dimensions_and_scales_out_of_range(rows: int, device: str) -> None:
+    x = torch.randn(rows, 1024, device=device).requires_grad_()
+    for dim in (2, -3):
+        for options in ({}, {"scale": 0.5}, {"mask": x.detach() > 0}, {"save": "input"}):
+            with pytest.raises(IndexError, match="Dimension out of range"):
+                jitact.softmax(x, dim, **options)
+    for scale in (0.0, 2.0**-140):  # which the operators refuse
+        (dx,) = torch.autograd.grad(jitact.softmax(x, -1, scale=scale), x, torch.randn_like(x))
+        assert not dx.any() or scale
+    infinite = jitact.softmax(x, -1, scale=math.inf, mask=x > 0)
+    torch.testing.assert_close(infinite, torch.softmax((x * math.inf).masked_fill(x <= 0, -math.inf), -1), equal_nan=True)
+
+
+def test_the_warning_about_a_dimension_points_to_the_call() -> None:
+    for size in (3, 2**19):
+        with pytest.warns(UserWarning, match="Implicit dimension choice") as caught:
+            jitact.softmax(torch.ones(size))
+        assert caught[0].filename == __file__
 
 
 @pytest.mark.parametrize("options", [{"scale": 0.5}, {"save": "input"}, {"mask": "bool"}, {"dtype": F32}], ids=str)
@@ -222,6 +245,27 @@ def test_masks_of_definitions_under_autocast(device: str) -> None:
     with torch.autocast(device, BF16):
         for mask in (None, x > 0, torch.zeros(8, device=device), torch.zeros(8, device=device, dtype=BF16)):
             assert jitact.twice_share(x, -1, mask=mask).dtype is BF16
+
+
+BY_ROW = """#include "rows.cuh"
+ELEMENTWISE T forward(T kept, SumOfExp<T> row, Row<T> r) { return r * row.share(kept); }
+ELEMENTWISE T fold_from_output(T dy, T y, Row<T>) { return dy * y; }
+ELEMENTWISE T backward_from_output(T dy, T y, Sum<T> row, Row<T> r) { return y * (dy - row.total / r); }
+ELEMENTWISE T backward_of_row(Sum<T> row, Row<T> r) { return row.total / r; }
+"""
+
+
+def test_row_operands_of_transforms_and_of_empty_tensors(device: str) -> None:
+    jitact.define("share_by_row", source=BY_ROW)
+    x, r = torch.randn(4, 8, device=device), torch.rand(3, 4, device=device)
+    expected = r[..., None] * torch.softmax(x, -1)
+    torch.testing.assert_close(torch.func.vmap(lambda r: jitact.share_by_row(x, r))(r), expected)
+    negative = r[0]._neg_view()
+    torch.testing.assert_close(jitact.share_by_row(x, negative), -expected[0])
+    for shape in ((0, 8), (4, 0)):
+        x, r = (torch.ones(size, device=device).requires_grad_() for size in (shape, shape[:1]))
+        y = jitact.share_by_row(x, r)
+        assert y.shape == x.shape and not any(each.any() for each in torch.autograd.grad(y.sum(), (x, r)))
 
 
 def test_numbers_of_modules_are_checked() -> None:

@@ -532,6 +532,7 @@ def test_calls_that_kernels_take_on_a_cpu(name: str, taken: list, monkeypatch: p
         (torch.randn(100, 5300), 0, both[:1] if kernel == "softmax" else [], both[:1]),
         (torch.randn(520, 2100).bfloat16(), 0, both[:1] if kernel == "softmax" else [], both[:1]),
         (torch.randn(600, 1000).half()[:, ::2], 1, [], []),
+        (torch.randn(1800, 300).half(), 1, [], both if kernel == "softmax" else both[1:]),
     ):
         x = x.requires_grad_()
         for scale in (1.0, -0.5):
