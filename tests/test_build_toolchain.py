@@ -77,6 +77,31 @@ def test_what_cannot_be_saved_is_remembered_in_the_process(tmp_path: Path, unsav
     assert Memory([tmp_path]).get("saved") == 1 and "saved" not in unsaved
 
 
+def test_the_first_folder_that_knows_something_is_right(tmp_path: Path) -> None:
+    folders = [tmp_path / "first", tmp_path / "second"]
+    for value, folder in enumerate(folders, 1):
+        folder.mkdir()
+        Memory([folder]).put("both", value)
+    assert Memory(folders).get("both") == 1
+
+
+@pytest.mark.parametrize("remembered", [[], {"release": "1"}, 5], ids=str)
+def test_tools_are_asked_again_if_no_answer_is_remembered(
+    cuda: Path, monkeypatch: pytest.MonkeyPatch, remembered: Any
+) -> None:
+    found = toolchain.find_cxx(memory())
+    monkeypatch.setattr(Memory, "get", lambda self, key: remembered)
+    assert toolchain.find_cxx(memory()) == found
+
+
+def test_a_link_to_ccache_changes_with_the_compiler_that_it_runs(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cuda / "ccache").write_text("")
+    (cuda / "links").mkdir()
+    (cuda / "links" / "c++").symlink_to(cuda / "ccache")
+    monkeypatch.setenv("PATH", f"{cuda / 'links'}:{os.environ['PATH']}")
+    assert f"{cuda / 'tools' / 'c++'} " in toolchain._identity(str(cuda / "links" / "c++"))
+
+
 def test_nvcc_is_found_in_order(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pip = fake_nvcc(cuda / "site-packages" / "nvidia" / "cu13", "13.0")
     assert toolchain.find_nvcc(memory()).path == str(pip)
@@ -101,8 +126,10 @@ def test_nvcc_is_found_in_order(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_nvcc_of_another_cuda_is_passed_over(cuda: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = fake_nvcc(cuda / "old", "12.8")
     monkeypatch.setenv("CUDA_HOME", str(cuda / "old"))
+    monkeypatch.setenv("CUDA_PATH", str(cuda / "missing"))
     with pytest.raises(ToolchainError) as raised:
         toolchain.find_nvcc(memory())
+    assert "does not run" not in str(raised.value)
     assert f"{old} is of CUDA 12.8" in str(raised.value) and "no nvcc of CUDA 13" in str(raised.value)
     assert '-m pip install "nvidia-cuda-nvcc==13.0.*" "nvidia-nvvm==13.0.*"' in str(raised.value)
     pip = fake_nvcc(cuda / "site-packages" / "nvidia" / "cu13", "13.0")
@@ -166,6 +193,7 @@ def test_without_nvcc_cpu_tensors_work_and_cuda_tensors_say_why(quick: Path, cud
 def test_a_gpu_that_nvcc_does_not_know(cuda: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     fake_nvcc(cuda / "usr-local-cuda", "13.0")
     assert make_plan(answer(1)).made_archs == (Arch(9, 0),)
+    assert "capability 12.1" in make_plan(answer(1), archs=[Arch(12, 1)]).missing_cuda
     monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(12, 1),))
     unknown = make_plan(answer(1))
     assert unknown.made_archs == () and "cannot compile for compute capability 12.1" in unknown.missing_cuda
@@ -368,6 +396,7 @@ def test_arch_lists_that_are_none(text: str) -> None:
         ("10.0a", "10.3", False),
         ("10.0f", "10.3", True),
         ("10.0f", "12.0", False),
+        ("10.0f+PTX", "12.0", False),
     ],
 )
 def test_which_code_runs_where(arch: str, device: str, runs: bool) -> None:

@@ -115,7 +115,7 @@ def test_scales_from_dynamic_shapes_are_exported() -> None:
     class Scores(nn.Module):
         def forward(self, q: Tensor) -> Tensor:
             scores = q @ q.mT
-            half = jitact.softmax(100 * scores.half(), -1, F32, scale=q.shape[1])  # converted first: not scaled in float16
+            half = jitact.softmax(scores.half() / 100, -1, F32, scale=q.shape[1])  # converted first: not scaled in float16
             return jitact.softmin(scores, -1, scale=q.shape[1] ** -0.5) + jitact.softmax(scores, -1, scale=q.shape[1]) + half
 
     sizes = ({1: torch.export.Dim("size", min=2, max=100)},)
