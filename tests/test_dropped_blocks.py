@@ -128,8 +128,8 @@ def test_blocks(what: str) -> None:
 def test_a_part_of_a_sequence_gives_tensors() -> None:
     model, x = nn.Sequential(*InOrder()), torch.randn(50, 6)
     jitact.replace(model, dropout=True)
-    for part in (model[:2], model.eval()[:2]):
-        y = part(x)
+    for in_mode in (model.train, model.eval):
+        y = in_mode()[:2](x)
         assert type(y) is Tensor
         torch.testing.assert_close(y, F.gelu(model[0](x)))
 
@@ -187,6 +187,13 @@ def test_masks_are_pytorchs_unless_it_is_asked_for() -> None:
     assert not jitact.replace(model).undropped
     torch.manual_seed(1)
     torch.testing.assert_close(model(x), expected)
+    model = InOrder()
+    jitact.replace(model, dropout=True)
+    model[1].eval()  # the activation alone
+    torch.manual_seed(1)
+    found = model(x)
+    torch.manual_seed(1)
+    torch.testing.assert_close(found, F.dropout(F.gelu(model[0](x)), 0.4))
 
 
 def test_what_is_not_fused() -> None:

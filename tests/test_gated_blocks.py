@@ -1135,6 +1135,19 @@ def test_a_shared_activation_that_was_replaced_twice() -> None:
     assert seen == [0, 1]
 
 
+def test_hooks_of_one_of_two_replacements() -> None:
+    act, seen = nn.SiLU(), []
+    model = nn.Sequential(Block(act), Block(act))
+    jitact.replace(model[0])
+    jitact.replace(model)
+    handle = model[1].act.register_forward_pre_hook(lambda *_: seen.append(1))
+    jitact.restore(model)
+    act(torch.ones(3))
+    handle.remove()
+    act(torch.ones(3))
+    assert seen == [1]
+
+
 class Renamed(Block):
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate(x), self.up(x)

@@ -97,9 +97,9 @@ def test_attributes_that_are_set_later_are_restored() -> None:
     model[1].tag = 1
     jitact.replace(model, dropout=True)
     for each in model:
-        each.tag, each.kept = 2, torch.ones(2)
+        each.tag, each.kept, each.training = 2, torch.ones(2), False
     jitact.restore(model)
-    assert list(model) == originals
+    assert list(model) == originals and not any([each.training for each in model])
     for each in model:
         assert each.tag == 2 and each.kept.sum() == 2
         own = {"weight", "approximate", "dim", "inplace", "num_parameters", "init", "p"}
@@ -111,9 +111,9 @@ def test_report() -> None:
     text = repr(report)
     assert text.startswith("replaced 5 activations, left 1\n")
     assert "ReLU(inplace=True) -> jitact ReLU(inplace=True)" in text and "also same, body.2\n" in text
-    assert {left.path: left.why for left in report.left} == {
-        "mine": "is a subclass of ReLU, whose forward may differ",
-    }
+    assert [(left.path, left.what, left.why) for left in report.left] == [
+        ("mine", "MyReLU", "is a subclass of ReLU, whose forward may differ"),
+    ]
     assert [(call.path, call.why) for call in report.calls] == [
         ("", "holds gelu as .held"),
         ("", "calls sigmoid"),
@@ -155,12 +155,15 @@ def test_copies_and_pickles_restore() -> None:
 
 
 def test_left_alone() -> None:
-    for whole in (nn.ReLU(), nn.CELU(-1.0)):
+    for whole in (nn.ReLU(), nn.CELU(-1.0), nn.Softmax(-1)):
         report = jitact.replace(whole)
         assert not report.replaced and "the whole model" in report.left[0].why
     model = nn.Sequential(nn.ReLU())
     model[0].forward = lambda x: x
-    assert "forward was replaced" in jitact.replace(model).left[0].why
+    assert "forward was replaced" in jitact.replace(model).left[0].why and not jitact.replace(model[0]).left
+    model = nn.Sequential(nn.ReLU())
+    model[0].compile(backend="eager")
+    assert jitact.replace(model).left[0].why == "it was compiled by itself: call compile() after replace()"
     model = nn.Sequential(nn.CELU(-1.0), nn.ReLU())
     report = jitact.replace(model)
     assert "needs alpha > 0" in report.left[0].why and len(report.replaced) == 1 and type(model[0]) is nn.CELU
@@ -187,13 +190,14 @@ def test_what_is_no_model(call, given, shown: str) -> None:
 
 def test_settings_and_tags_stay() -> None:
     """Attributes set on a module before replace, and on its replacement before restore, are kept."""
-    model = nn.Sequential(nn.LeakyReLU(0.1), nn.ReLU(inplace=True))
-    model[0].layer_name = "first"
+    model = nn.Sequential(nn.LeakyReLU(0.1), nn.ReLU(inplace=True), nn.Tanh())
+    model[0].layer_name, model[2].extra_repr = "first", lambda: "last"
     jitact.replace(model)
-    assert model[0].layer_name == "first"
+    assert model[0].layer_name == "first" and repr(model[2]) == "jitact Tanh(last)"
     model[0].negative_slope, model[1].inplace = 0.5, False
-    assert jitact.restore(model) == 2
-    assert repr(model) == repr(nn.Sequential(nn.LeakyReLU(0.5), nn.ReLU()))
+    model[1].forward = model[1].forward  # as wrappers set it; it is jitact's
+    assert jitact.restore(model) == 3 and "forward" not in vars(model[1])
+    assert repr(model[:2]) == repr(nn.Sequential(nn.LeakyReLU(0.5), nn.ReLU()))
 
 
 def test_weights_are_those_of_the_model() -> None:
