@@ -38,7 +38,8 @@ class Base(nn.Module):
         self.helper = free
         self.lambda_ = lambda x: torch.sigmoid(x)
         self.partial = functools.partial(free, scale=2)
-        self.gelu = F.gelu
+        self.gelu, self.silu = F.gelu, F.silu
+        self.register_buffer("scale", torch.ones(1))
 
 
 def free(x: Tensor, scale: int = 1) -> Tensor:
@@ -47,6 +48,10 @@ def free(x: Tensor, scale: int = 1) -> Tensor:
 
 def deep(x: Tensor) -> Tensor:
     return free(x)
+
+
+def apart(x: Tensor) -> Tensor:
+    return x.helper(x)
 
 
 def recursive(x: Tensor) -> Tensor:
@@ -69,6 +74,7 @@ def decorated_plainly(forward):
 
 
 TABLE = {"silu": F.silu}
+CONSTANT = torch.ones(1)
 module = ModuleType("made")
 module.act = F.silu
 
@@ -95,6 +101,13 @@ class Methods(Base):
         return y.sigmoid() + self.layers[0](x).tanh() + self.weight.sigmoid()
 
 
+class Stored(Base):
+    """Methods of a buffer and of a global variable."""
+
+    def forward(self, x):
+        return self.scale.sigmoid() + CONSTANT.tanh()
+
+
 class ClassMethod(Base):
     """Functions of the class Tensor."""
 
@@ -108,7 +121,7 @@ class Submodules(Base):
     def forward(self, x):
         for layer in self.layers:
             x = layer.relu(x) if hasattr(layer, "relu") else layer(x)
-        return self.relu(self.sigmoid(x)).reshape(2).relu_like(x, self.layers[0].tanh(x))
+        return apart(self.relu(self.sigmoid(x)).reshape(2).relu_like(x, self.layers[0].tanh(x)))
 
 
 class Free(Base):
@@ -207,7 +220,7 @@ class Held(Base):
     """Functions held by the module: known ones are reported as held, others are searched."""
 
     def forward(self, x):
-        return self.gelu(self.helper(self.lambda_(x)))
+        return self.silu(self.gelu(self.helper(self.lambda_(x))))
 
 
 class HeldPartly(Base):
@@ -239,10 +252,18 @@ class Assigned(Base):
 class Defaults(Base):
     """Default values count; annotations and local names do not."""
 
-    def forward(self, x: F.silu, act=F.relu):
+    def forward(self, x: F.silu, act=F.relu, *, other=torch.sigmoid):
         gelu: F.gelu = act
         tanh = x
-        return gelu(tanh)
+        functional = [lambda: functional]
+        return gelu(tanh) + functional.gelu(x)
+
+
+class Keywords(Base):
+    """A function in an argument given by name."""
+
+    def forward(self, x):
+        return self.layers[0](input=torch.tanh(x))
 
 
 class Statements(Base):
@@ -297,6 +318,7 @@ FOUND = {
     Functions: {"relu", "gelu", "tanh", "silu"},
     Imported: {"gelu", "silu"},
     Methods: {"tanh", "sigmoid"},
+    Stored: {"tanh", "sigmoid"},
     ClassMethod: {"tanh"},
     Submodules: set(),
     Free: {"tanh in free", "silu in recursive"},
@@ -311,7 +333,8 @@ FOUND = {
     HeldPartly: {"tanh in free"},
     Inside: {"relu", "gelu", "tanh"},
     Assigned: {"relu", "tanh"},
-    Defaults: {"relu"},
+    Defaults: {"relu", "sigmoid"},
+    Keywords: {"tanh"},
     Statements: {"tanh", "relu", "gelu"},
     Asynchronous: {"relu", "tanh"},
     Unknown: set(),

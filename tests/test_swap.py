@@ -167,6 +167,8 @@ def test_left_alone() -> None:
     model = nn.Sequential(nn.CELU(-1.0), nn.ReLU())
     report = jitact.replace(model)
     assert "needs alpha > 0" in report.left[0].why and len(report.replaced) == 1 and type(model[0]) is nn.CELU
+    (left,) = jitact.replace(nn.Sequential(type("Own", (nn.Softmax,), {})(-1))).left
+    assert left.why == "is a subclass of Softmax, whose forward may differ"
     scripted = nn.Sequential(torch.jit.script(nn.ReLU()))
     assert jitact.replace(scripted).left[0].why == "is TorchScript"
 
@@ -541,6 +543,7 @@ def test_patched_calls() -> None:
         ("threshold", lambda x: F.threshold(x, 0.1, 0.2)),
         ("softplus", lambda x: F.softplus(x, beta=2)),
         ("sigmoid", lambda x: torch.special.expit(x)),
+        ("hardtanh", lambda x: torch._C._nn.hardtanh(x, -0.5, 0.5)),
         ("elu", lambda x: nn.ELU(0.5, inplace=True)(x.clone())),
         ("softmax", lambda x: F.softmax(x, 0)),
         ("softmax", lambda x: F.softmax(input=x, dim=-1, dtype=torch.float64)),
