@@ -1013,6 +1013,13 @@ def test_load_operators() -> None:
         jitact.load_operators("gelu", fast_math=1)
 
 
+def test_operators_have_the_gradients_of_all_tensors() -> None:
+    jitact.load_operators("prelu")
+    x, weight = torch.randn(9, 3), torch.full((3,), 0.3, requires_grad=True)
+    found = [f(x, weight) for f in (torch.ops.jitact.prelu, torch.nn.functional.prelu)]
+    torch.testing.assert_close(*[torch.autograd.grad(y.square().sum(), weight)[0] for y in found])
+
+
 def test_programs_hold_nothing_of_how_a_formula_is_found() -> None:
     """Which is done once for each activation, while it is traced."""
     bent = jitact.define("bent_exported", "(sqrt(x * x + 1) - 1) / 2 + x")
