@@ -118,6 +118,16 @@ def test_hooks_that_come_later() -> None:
     assert torch.equal(model(x), y) and len(seen) == 2
 
 
+def test_settings_that_come_later() -> None:
+    model, x = nn.Sequential(Halves()).eval(), torch.randn(3, 8)
+    with torch.device("meta"), torch.no_grad():
+        assert jitact.replace(model).replaced
+    model.train()
+    torch.testing.assert_close(model[0]._apply_gate(gate_up=x), Halves()(x))
+    model[0].limit = 0.25
+    torch.testing.assert_close(model(x), Halves(0.25)(x))
+
+
 class Casting(Experts):
     def _apply_gate(self, gate_up: Tensor) -> Tensor:
         gate, up = gate_up.float().chunk(2, dim=-1)
@@ -155,6 +165,55 @@ class TwoLimits(Experts):
         return Halves._apply_gate(self, gate_up).clamp(max=3)
 
 
+class OfTheMode(Experts):
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        y = Halves._apply_gate(self, gate_up)
+        return F.dropout(y) if self.training else y
+
+
+class WithoutGradient(Experts):
+    @torch.no_grad()
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        return Halves._apply_gate(self, gate_up)
+
+
+class PartOfGradient(Experts):
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = gate_up.chunk(2, dim=-1)
+        with torch.no_grad():
+            gate = gate.clamp(max=self.limit)
+        return F.silu(gate) * up.clamp(min=-self.limit, max=self.limit)
+
+
+class OfAWidth(Experts):
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        gate, up = self.clamped(gate_up[..., :5], gate_up[..., 5:])
+        return F.silu(gate) * up
+
+
+class MoreArguments(Experts):
+    def _apply_gate(self, gate_up: Tensor, scale: float = 1.0) -> Tensor:
+        return Step._apply_gate(self, gate_up) * scale
+
+
+class Weighted(Experts):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        return Halves._apply_gate(self, gate_up) * self.weight
+
+
+class Noting(Experts):
+    def _apply_gate(self, gate_up: Tensor) -> Tensor:
+        self.noted = gate_up
+        return Halves._apply_gate(self, gate_up)
+
+
+OF_MORE = OfTheMode, WithoutGradient, PartOfGradient, OfAWidth, MoreArguments, Weighted, Noting
+
+
 def hooked() -> Experts:
     experts = OfModule()
     experts.act_fn.register_forward_hook(lambda *_: None)
@@ -162,8 +221,10 @@ def hooked() -> Experts:
 
 
 LEFT = {
-    **{kind.__name__: kind for kind in (Casting, OtherSum, OtherDimension, InPlace, Choosing, TwoLimits)},
+    **{kind.__name__: kind for kind in (Casting, OtherSum, OtherDimension, InPlace, Choosing, TwoLimits, *OF_MORE)},
     "no limit": lambda: Halves(limit=None),
+    "infinite limit": lambda: Halves(limit=float("inf")),
+    "evaluated": lambda: OfTheMode().eval(),
     "hooks": hooked,
 }
 
@@ -172,7 +233,8 @@ LEFT = {
 def test_other_methods_are_left(name: str) -> None:
     model = nn.Sequential(LEFT[name]())
     report = jitact.replace(model)
-    assert "_apply_gate" not in vars(model[0]) and not [each for each in report.replaced if "method" in each.old]
+    assert not {"_apply_gate", "noted"} & vars(model[0]).keys()
+    assert not [each for each in report.replaced if "method" in each.old]
 
 
 def test_gpt_oss() -> None:
