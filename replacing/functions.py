@@ -10,14 +10,15 @@ import copy
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property, lru_cache
-from types import CodeType, FunctionType, ModuleType
+from functools import lru_cache, partial
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.modules import module as of_modules
 
+from ..gating.generated import gated
 from ..modules import ActivationModule
 from ..registry import get
 from .calls import is_hashable
@@ -28,6 +29,19 @@ from .uses import result_of
 __all__ = ["GatedForward", "forward_of"]
 
 _GATE = "jitact_gate_"
+_LOOKING = {"dir", "eval", "exec", "locals", "vars"}  # functions that may see that there are other variables
+
+
+class FunctionGate(Gate):
+    """A gate in place of a function, which gets what jitact does not take, as tensors of integers, and what traces a graph."""
+
+    _function: partial
+
+    def _at_once(self, act: ActivationModule, x: Any) -> Any:
+        return self._function(x)
+
+    def _get_name(self) -> str:
+        return f"jitact {gated(self.act).__name__}"
 
 
 class GatedForward:
@@ -41,6 +55,8 @@ class GatedForward:
         source: of the class's forward. Should another version of it have unpickled this, the class's is called.
     """
 
+    _made: tuple[Callable | None, Callable | None] = (None, None)  # the class's forward, and that with the gates
+
     def __init__(self, module: nn.Module, gates: dict[int, Gate], names: dict[int, str], all_of: set[str], source: str) -> None:
         """See the attributes."""
         self.module, self.gates, self.names, self.all_of, self.source = module, gates, names, all_of, source
@@ -49,22 +65,32 @@ class GatedForward:
         """The result of forward."""
         if torch.compiler.is_compiling():
             return type(self.module).forward(self.module, *args, **kwargs)
-        caller = sys._getframe(1)  # replicas, as of DataParallel, share this object
-        of_module = caller.f_globals is vars(of_modules)
-        return self.function(caller.f_locals.get("self", self.module) if of_module else self.module, *args, **kwargs)
+        caller, module = sys._getframe(1), self.module
+        other = caller.f_locals.get("self") if caller.f_globals is vars(of_modules) else None
+        if type(other) is type(module) and vars(other).get("forward") is self:
+            module = other  # a replica, as of DataParallel: these share this object
+        return self._with_gates(type(module).forward)(module, *args, **kwargs)
 
-    @cached_property
-    def function(self) -> FunctionType:
-        """The class's forward with the gates."""
-        function = type(self.module).forward
-        definition = _definition(function)
-        if definition is None or ast.unparse(definition) != self.source or not _runs_its_source(function):
-            return function
-        return _with_gates(function, definition, self.gates)
+    def _with_gates(self, function: Callable) -> Callable:
+        """The class's forward with the gates; as it is, if it is another one by now."""
+        known, made = self._made
+        if known is not function:
+            definition = _definition(function)
+            is_same = definition is not None and ast.unparse(definition) == self.source and _runs_its_source(function)
+            made = _with_gates(function, definition, self.gates) if is_same else function
+            self._made = function, made
+        return made
+
+    def __getattr__(self, name: str) -> Any:
+        """Attributes of the class's forward, as of any method; inspect looks for its signature and source there."""
+        if "module" not in vars(self):  # not there yet, as where it is copied
+            raise AttributeError(name)
+        method = MethodType(type(self.module).forward, self.module)
+        return method if name == "__wrapped__" else getattr(method, name)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the function, which is compiled again."""
-        return {key: value for key, value in vars(self).items() if key != "function"}
+        return {key: value for key, value in vars(self).items() if key != "_made"}
 
 
 def forward_of(module: nn.Module, known: Mapping[Callable, tuple[str, bool]]) -> GatedForward | None:
@@ -108,7 +134,8 @@ def _definition(function: object) -> ast.FunctionDef | None:
         return None
     names = [getattr(node, "attr", getattr(node, "id", getattr(node, "arg", ""))) or "" for node in ast.walk(definition)]
     # Python puts the class's name before private names.
-    return None if any([name.startswith("__") and not name.endswith("__") for name in names]) else definition
+    is_private = any([name.startswith("__") and not name.endswith("__") for name in names])
+    return None if is_private or not _LOOKING.isdisjoint(names) else definition
 
 
 @lru_cache(maxsize=1024)
@@ -148,8 +175,7 @@ def _meant(node: ast.expr, function: FunctionType) -> object:
     while isinstance(node, ast.Attribute):
         attributes.insert(0, node.attr)
         node = node.value
-    code = function.__code__
-    if not isinstance(node, ast.Name) or node.id in code.co_varnames + code.co_cellvars:
+    if not isinstance(node, ast.Name) or node.id in _own_names(function.__code__):
         return None
     found: object = function.__globals__.get(node.id)
     for attribute in attributes:
@@ -157,14 +183,24 @@ def _meant(node: ast.expr, function: FunctionType) -> object:
     return found
 
 
+def _own_names(code: CodeType) -> set[str]:
+    """The variables of a function, and of the functions and classes within it."""
+    names = {*code.co_varnames, *code.co_cellvars, *(() if code.co_flags & inspect.CO_OPTIMIZED else code.co_names)}
+    return names.union(*[_own_names(each) for each in code.co_consts if isinstance(each, CodeType)])
+
+
 def _gate(
     name: str, call: ast.Call, definition: ast.FunctionDef, function: FunctionType, module: nn.Module
-) -> Gate | None:
+) -> FunctionGate | None:
     """A gate in place of a call; None if its result is not multiplied, or used otherwise too."""
     act = _activation(name, call)
     if act is None:
         return None
-    gate, _ = waiting(Gate, act, [(module, products_of(module, [result_of(call, definition, function)]))], "multiply")
+    uses = products_of(module, [result_of(call, definition, function)])
+    gate, _ = waiting(FunctionGate, act, [(module, uses)], "multiply")
+    if gate is not None:
+        options = {each.arg: each.value.value for each in call.keywords}
+        gate._function = partial(_meant(call.func, function), **options)
     return gate
 
 
@@ -194,7 +230,8 @@ def _with_gates(function: FunctionType, definition: ast.FunctionDef, gates: Mapp
     tree.body[0].body.insert(0, definition)
     ast.increment_lineno(tree, function.__code__.co_firstlineno - definition.lineno)
     made: dict[str, Any] = {}
-    exec(compile(tree, function.__code__.co_filename, "exec", dont_inherit=True), function.__globals__, made)
+    flags = function.__code__.co_flags & annotations.compiler_flag  # they are not evaluated
+    exec(compile(tree, function.__code__.co_filename, "exec", flags, dont_inherit=True), function.__globals__, made)
     new = made["make"](*[gate.forward for gate in gates.values()])
     new.__defaults__, new.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
     return new

@@ -72,10 +72,10 @@ class Waiting(nn.Module):
         if not isinstance(act, ActivationModule):  # but what was put around it since
             return act(x)
         in_eager = type(x) in (Tensor, nn.Parameter) and x.dtype in DTYPES and (x.is_cuda or x.is_cpu)
-        act_has_hooks = has_hooks(act)
-        looked_at = act_has_hooks or has_hooks(self) or of_modules._has_any_global_hook()
+        in_eager = in_eager and x.layout is torch.strided
+        looked_at = has_hooks(act) or has_hooks(self) or of_modules._has_any_global_hook()
         if looked_at or not in_eager or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return act(x) if act_has_hooks else act.forward(x)  # forward: global hooks run once, for this module
+            return self._at_once(act, x)
         caller = sys._getframe(1)
         while caller.f_globals is vars(of_modules) and caller.f_back is not None:
             caller = caller.f_back
@@ -85,6 +85,10 @@ class Waiting(nn.Module):
         """Whether the code that calls is what was read: others, as checkpoints, need not know what a :class:`Pending` is."""
         name, code = caller.f_globals.get("__name__", ""), caller.f_code
         return (name, code.co_name, code.co_firstlineno) in self._callers and not self.act.inplace
+
+    def _at_once(self, act: ActivationModule, x: Any) -> Any:
+        """The activation where nothing can be fused."""
+        return act(x) if has_hooks(act) else act.forward(x)  # forward: global hooks run once, for this module
 
     def _pending(self, act: ActivationModule, x: Tensor) -> Pending:
         return Pending(act, x)

@@ -276,10 +276,15 @@ def restore(model: nn.Module) -> int:
                 vars(old)[key] = value
         parent._modules[name] = old
     own = [(module, name) for module in model.modules() for name in (METHOD, "forward")]
-    own = [(module, name) for module, name in own if isinstance(vars(module).get(name), (GateMethod, GatedForward))]
+    own = [(module, name) for module, name in own if _is_of(module, vars(module).get(name))]
     for module, name in own:
         del vars(module)[name]
     return len(restored) + len(own)
+
+
+def _is_of(module: nn.Module, method: object) -> bool:
+    """Whether it is a method that :func:`replace` gave the module, and not one that another module was given since."""
+    return isinstance(method, (GateMethod, GatedForward)) and type(method.module) is type(module)
 
 
 def _set_since(module: nn.Module) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import inspect
 import linecache
 import pickle
 import traceback
@@ -126,7 +127,7 @@ def test_the_forward_is_the_same_otherwise() -> None:
     last = next(each for each in reversed(traceback.extract_tb(error.tb)) if each.filename == __file__)
     assert last.name == "forward" and last.line.startswith("return self.w2(F.silu(self.w1(x))")
     block.forward.source = "another version"
-    del block.forward.function
+    del block.forward._made
     torch.testing.assert_close(block(x), expected[0])
     assert "SiluBackward0" in names_in_graph(block(x))
 
@@ -205,6 +206,17 @@ class Other:
         return x
 
 
+class OfAVariableWithin(Block):
+    def forward(self, x):
+        return self.w2((lambda F: F.silu(self.w1(x)) * self.w3(x))(Other) + sum([F.silu(x[:, :1]) * x[:, :1] for F in [Other]]))
+
+
+class Looking(Block):
+    def forward(self, x):
+        y = F.silu(self.w1(x)) * self.w3(x)
+        return self.w2(y) * len(locals())
+
+
 class OfAnotherClass(Block):
     def forward(self, x):
         return self.w2(Other.silu(self.w1(x)) * self.w3(x))
@@ -222,7 +234,42 @@ def with_hooks() -> Block:
     return block
 
 
-LEFT = {each.__name__: each for each in Block.__subclasses__() if each not in KINDS}
+class OfAnyTensor(Block):
+    def forward(self, x):
+        def gated(of: NotEvaluated) -> NotEvaluated:  # noqa: F821
+            return torch.sigmoid(of) * self.w3(x)
+
+        return self.w2(gated(self.w1(x) > 0) + gated(self.w1(x).long()) + gated(self.w1(x) + 1j).real)
+
+
+def test_tensors_that_jitact_does_not_take() -> None:
+    """As integers: PyTorch's function gets them. It is the one in a traced graph, too."""
+    model, x = nn.Sequential(OfAnyTensor().double(), Block().double()), torch.randn(3, 6, dtype=torch.float64)
+    expected = model(x)
+    assert len(jitact.replace(model).replaced) == 2
+    torch.testing.assert_close(model(x), expected)
+    assert F.silu in [node.target for node in torch.fx.symbolic_trace(model[1:]).graph.nodes]
+    torch.testing.assert_close(torch.jit.trace(model, x)(x), expected)
+
+
+def test_forward_is_told_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    block, x = Block(), torch.randn(3, 6)
+    expected, signature = block(x), inspect.signature(block.forward)
+    jitact.replace(nn.Sequential(block))
+    assert inspect.signature(block.forward) == signature and block.forward.__self__ is block
+    assert inspect.unwrap(block.forward).__func__ is Block.forward
+    holder = nn.Module()
+    holder.forward = block.forward
+    torch.testing.assert_close([holder(x), block(x)], [expected, expected])
+    jitact.restore(holder)
+    torch.testing.assert_close(holder(x), expected)
+    monkeypatch.setattr(Block, "forward", lambda self, x: x)
+    assert block(x) is x
+    block.__class__ = Alone
+    torch.testing.assert_close(block(x), Alone.forward(block, x))
+
+
+LEFT = {each.__name__: each for each in Block.__subclasses__() if each not in KINDS and each is not OfAnyTensor}
 
 
 @pytest.mark.parametrize("make", [*LEFT.values(), replaced_on_the_module, with_hooks], ids=lambda make: make.__name__)
