@@ -55,7 +55,8 @@ class GatedForward:
         source: of the class's forward. Should another version of it have unpickled this, the class's is called.
     """
 
-    _made: tuple[Callable | None, Callable | None] = (None, None)  # the class's forward, and that with the gates
+    # The class's forward, that with the gates, and what the functions' names meant.
+    _made: tuple[Callable | None, Callable | None, list[tuple[Mapping[str, Any], str, Any]]] = (None, None, [])
 
     def __init__(self, module: nn.Module, gates: dict[int, Gate], names: dict[int, str], all_of: set[str], source: str) -> None:
         """See the attributes."""
@@ -72,13 +73,16 @@ class GatedForward:
         return self._with_gates(type(module).forward)(module, *args, **kwargs)
 
     def _with_gates(self, function: Callable) -> Callable:
-        """The class's forward with the gates; as it is, if it is another one by now."""
-        known, made = self._made
-        if known is not function:
-            definition = _definition(function)
-            is_same = definition is not None and ast.unparse(definition) == self.source and _runs_its_source(function)
-            made = _with_gates(function, definition, self.gates) if is_same else function
-            self._made = function, made
+        """The class's forward with the gates; as it is, if it is another one by now, or its names mean other functions."""
+        known, made, links = self._made
+        if known is not function or any([of.get(name) is not found for of, name, found in links]):
+            definition, made, links = _definition(function), function, []
+            if definition is not None and ast.unparse(definition) == self.source and _runs_its_source(function):
+                of_gates = {number: _links(call.func, function) for number, call in _calls(definition) if number in self.gates}
+                links = [each for of_gate in of_gates.values() for each in of_gate]
+                if all([of_gates[number][-1][2] is gate._function.func for number, gate in self.gates.items()]):
+                    made = _with_gates(function, definition, self.gates)
+            self._made = function, made, links
         return made
 
     def __getattr__(self, name: str) -> Any:
@@ -171,16 +175,23 @@ def _calls(definition: ast.FunctionDef) -> Iterator[tuple[int, ast.Call]]:
 
 def _meant(node: ast.expr, function: FunctionType) -> object:
     """What a name in a function, with its attributes, refers to; None if only running the code would show it."""
+    links = _links(node, function)
+    return links[-1][2] if links else None
+
+
+def _links(node: ast.expr, function: FunctionType) -> list[tuple[Mapping[str, Any], str, Any]]:
+    """How it is found: for ``F.silu`` in the global variables, by "F", the module; in that, by "silu", the function."""
     attributes: list[str] = []
     while isinstance(node, ast.Attribute):
         attributes.insert(0, node.attr)
         node = node.value
     if not isinstance(node, ast.Name) or node.id in _own_names(function.__code__):
-        return None
-    found: object = function.__globals__.get(node.id)
-    for attribute in attributes:
-        found = vars(found).get(attribute) if isinstance(found, ModuleType) else None
-    return found
+        return []
+    links, of = [], function.__globals__
+    for name in (node.id, *attributes):
+        links.append((of, name, of.get(name)))
+        of = vars(links[-1][2]) if isinstance(links[-1][2], ModuleType) else {}
+    return links
 
 
 def _own_names(code: CodeType) -> set[str]:
