@@ -245,4 +245,5 @@ def _with_gates(function: FunctionType, definition: ast.FunctionDef, gates: Mapp
     exec(compile(tree, function.__code__.co_filename, "exec", flags, dont_inherit=True), function.__globals__, made)
     new = made["make"](*[gate.forward for gate in gates.values()])
     new.__defaults__, new.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
+    new.__qualname__ = function.__qualname__  # in messages about arguments
     return new
