@@ -38,12 +38,13 @@ _PLAIN = "swiglu", "geglu", "geglu_tanh", "quick_geglu", "reglu"
 class GateMethod:
     """Takes the place of ``module._apply_gate``.
 
-    It calls that while a submodule has hooks, which the method may call, and when the module has got other settings.
+    It calls that while a submodule has hooks, which the method may call, and when the module has got other settings or
+    submodules.
 
     Attributes:
         module: the module.
         fused: jitact's module for what the method does.
-        settings: the module's attributes that are numbers or text, as they were.
+        settings: the module's attributes that are numbers or text, and its submodules, as they were.
     """
 
     module: nn.Module

@@ -205,6 +205,8 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
             parent._modules[name] = new
     for method in methods:  # not as submodules, so that the model's structure and state are what they were
         vars(method.module)[METHOD if isinstance(method, GateMethod) else "forward"] = method
+        if isinstance(method, GateMethod):
+            method.settings |= method.module._modules
     return Report(tuple(replaced), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 

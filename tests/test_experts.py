@@ -126,6 +126,10 @@ def test_settings_that_come_later() -> None:
     torch.testing.assert_close(model[0]._apply_gate(gate_up=x), Halves()(x))
     model[0].limit = 0.25
     torch.testing.assert_close(model(x), Halves(0.25)(x))
+    model, other = nn.Sequential(OfModule()), OfModule()
+    assert len(jitact.replace(model).replaced) == 2
+    model[0].act_fn = other.act_fn = nn.GELU()
+    torch.testing.assert_close(model(x), other(x))
 
 
 class Casting(Experts):
