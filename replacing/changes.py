@@ -58,11 +58,14 @@ def change(
     """
     roots = set().union(*[_roots(each, self_name, children) for each in given])
     shared, numbers = _sharing(definition, roots, self_name, children), _numbers(definition)
+    of_state = [each for each in given if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
     for node in between:
         if changed := _changed(node, self_name, children, numbers):
             return f"changes {min(changed)} in place"
         if passed := _passed(node, self_name, shared, children):
             return f"gives {min(passed)} to {ast.unparse(node.func)} in between"
+        if of_state and is_own_call(node, self_name) and node.func.attr not in children:
+            return f"calls {ast.unparse(node.func)} in between, which may change {ast.unparse(of_state[0])}"
     after = list(after)
     others = _others_from(definition, given, shared, set(after), self_name, children)
     still = [(node, {name for name in shared if _place(node) < others.get(name, _NEVER)}) for node in after]

@@ -170,6 +170,17 @@ class Changed(Block):
         return self.w2(y)
 
 
+class ChangedByAMethod(Block):
+    def forward(self, x):
+        self.gate = self.w1(x).detach()
+        y = F.silu(self.gate)
+        self.change()
+        return self.w2(y * self.w3(x))
+
+    def change(self):
+        self.gate.add_(1)
+
+
 class OptionsOfItsOwn(Block):
     approximate = "tanh"
 
