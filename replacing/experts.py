@@ -99,7 +99,8 @@ def _recorded(module: nn.Module, method: FunctionType) -> fx.Graph | None:
     """What a method does with its argument; None if that is more than arithmetic of known functions, or depends on the mode."""
     training, graphs = module.training, []
     try:
-        for module.training in (not training, training):
+        for mode in (not training, training):
+            module.training = mode
             graphs.append(_graph(module, method))
     finally:
         module.training = training
