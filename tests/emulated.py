@@ -15,7 +15,7 @@ from jitact.kernels.loader.source import DEVICE, KernelSource
 __all__ = ["FLAGS", "HERE", "device_headers", "emulate", "without_launches"]
 
 HERE = Path(__file__).resolve().parent
-_LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), \w+, \w+>>>\(")
+_LAUNCH = re.compile(r"(\w+(?:<[^<>]*>)?)<<<(.*), (\w+), \w+, [\w()]+>>>\(")
 
 # Without unique symbols: shared memory is static here, and another library in the process may have a kernel of the same name.
 FLAGS = ("-std=c++20", "-O1", "-w", "-fno-gnu-unique", "-shared", "-fPIC", "-pthread")

@@ -156,9 +156,10 @@ struct Operands {
   }
   // Values of any operand, at any address.
   JITACT_DEVICE void load_vector(int b, int64_t i, T (&to)[size]) const {
-    if constexpr (sizeof(S) == 2)
-      if (!is_wide(b)) return Storage<S>::widen(load_side_by_side(static_cast<const S*>(launch.broadcast[b].data) + i).words(), to);
-    JITACT_UNROLL for (int e = 0; e < size; e++) to[e] = value(b, i + e);
+    if (sizeof(S) == 2 && !is_wide(b))
+      Storage<S>::widen(load_side_by_side(static_cast<const S*>(launch.broadcast[b].data) + i).words(), to);
+    else
+      JITACT_UNROLL for (int e = 0; e < size; e++) to[e] = value(b, i + e);
   }
 
   // Values for consecutive elements: the first `left` use value c.
