@@ -58,7 +58,7 @@ def change(
     """
     roots = set().union(*[_roots(each, self_name, children) for each in given])
     shared, numbers = _sharing(definition, roots, self_name, children), _numbers(definition)
-    of_state = [each for each in given if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
+    of_state = _of_state(given, self_name)
     for node in between:
         if changed := _changed(node, self_name, children, numbers):
             return f"changes {min(changed)} in place"
@@ -140,8 +140,12 @@ def _changed(node: ast.AST, self_name: str, children: Mapping[str, nn.Module | N
         elif any(each.arg == "inplace" for each in node.keywords) or _is_in_place(node):
             changed += _first(node)
     named = set().union(*[_roots(each, self_name, children) for each in changed])
-    of_state = [each for each in changed if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
-    return (named - _PYTORCH) | {ast.unparse(each) for each in of_state}
+    return (named - _PYTORCH) | {ast.unparse(each) for each in _of_state(changed, self_name)}
+
+
+def _of_state(nodes: Iterable[ast.expr], self_name: str) -> list[ast.Attribute]:
+    """Those that are attributes of the module: ``self.x``."""
+    return [each for each in nodes if isinstance(each, ast.Attribute) and is_name(each.value, self_name)]
 
 
 def _first(node: ast.Call) -> list[ast.expr]:

@@ -11,7 +11,7 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any
 
@@ -44,12 +44,19 @@ class GateMethod:
     Attributes:
         module: the module.
         fused: jitact's module for what the method does.
-        settings: the module's attributes that are numbers or text, and its submodules, as they were.
+        settings: the module's attributes that are numbers or text, and its submodules, as they were when this was put there.
     """
 
     module: nn.Module
     fused: ActivationModule
-    settings: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def put(self) -> None:
+        """Puts it in the place of the method: not as a submodule, so that the module's structure and state stay."""
+        own = {key: value for key, value in vars(self.module).items() if isinstance(value, (int, float, str))}
+        own.pop("training", None)
+        self.settings = own | self.module._modules
+        vars(self.module)[METHOD] = self
 
     def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
         """The result of the method."""
@@ -87,12 +94,8 @@ def gate_method_of(module: nn.Module) -> GateMethod | None:
             found = get(name)(**numbers, layout=layout, gate=gate)
             results = _results(found.Model(**numbers, layout=layout, gate=gate), x)
             if results is not None and all(map(_is_same, results, expected)):
-                return GateMethod(module, found, _settings(module))
+                return GateMethod(module, found)
     return None
-
-
-def _settings(module: nn.Module) -> dict[str, Any]:
-    return {key: each for key, each in vars(module).items() if isinstance(each, (int, float, str)) and key != "training"}
 
 
 def _recorded(module: nn.Module, method: FunctionType) -> fx.Graph | None:

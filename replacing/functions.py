@@ -62,6 +62,10 @@ class GatedForward:
         """See the attributes."""
         self.module, self.gates, self.names, self.all_of, self.source = module, gates, names, all_of, source
 
+    def put(self) -> None:
+        """Puts it in the place of the module's forward."""
+        vars(self.module)["forward"] = self
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The result of forward."""
         if torch.compiler.is_compiling():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ContextDecorator
 from dataclasses import dataclass, field
 from functools import partial
@@ -199,14 +199,12 @@ def replace(model: nn.Module, *, dropout: bool = False) -> Report:
             what = f"{forward.names[number]} in {type(module).__name__}", f"{gate._get_name()} with the product"
             replaced.append(Replaced((path,), *what))
         methods += [each for each in (method, forward) if each is not None]
-    functions = tuple(_find_calls(model, methods))
+    functions = tuple(_find_calls(model, known, methods))
     for new, where, _ in planned:  # last, so that an exception above leaves the model unchanged
         for parent, name, _ in where:
             parent._modules[name] = new
-    for method in methods:  # not as submodules, so that the model's structure and state are what they were
-        vars(method.module)[METHOD if isinstance(method, GateMethod) else "forward"] = method
-        if isinstance(method, GateMethod):
-            method.settings |= method.module._modules
+    for method in methods:
+        method.put()
     return Report(tuple(replaced), tuple(left), functions, tuple(unfused), tuple(undropped))
 
 
@@ -455,11 +453,13 @@ def patched() -> Patched:
     return Patched()
 
 
-def _find_calls(model: nn.Module, methods: Sequence[GateMethod | GatedForward]) -> Iterator[Left]:
+def _find_calls(
+    model: nn.Module, functions: Mapping[Callable, tuple[str, bool]], methods: Sequence[GateMethod | GatedForward]
+) -> Iterator[Left]:
     """The modules whose code calls PyTorch's activation functions, or that hold one, once these methods are replaced."""
     of_experts = {each.module for each in methods if isinstance(each, GateMethod)}
     fused = {each.module: each.all_of for each in methods if isinstance(each, GatedForward)}
-    known = {function: name for function, (name, _) in torch_functions().items()}
+    known = {function: name for function, (name, _) in functions.items()}
     known |= {function: cls.activation.name for function, cls in rows.FUNCTIONS.items()}
     for path, module in model.named_modules():
         if isinstance(module, (ActivationModule, Waiting, RowModule)) or _reason_to_leave(module) != "":
