@@ -32,6 +32,7 @@ ELEMENTS = 2**28  # of a GPU's tensors of rows whose length is a power of two
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 RAGGED: tuple[Shape, ...] = ((1331968, 197), (65536, 1001), (16384, 50257))  # attention over 197 tokens; vocabularies
 LONGEST: dict[int, tuple[Shape, ...]] = {2: ((16384, 131072),), 4: ((4096, 393216),)}  # by the bytes of an element
+VOCABULARIES: tuple[Shape, ...] = ((8192, 128256), (4096, 256000))  # of logits that are converted
 ROWS_ON_CPU: tuple[Shape, ...] = ((4096, 4096), (16384, 1000), (32, 131072))
 COLUMNS: dict[str, tuple[Shape, ...]] = {"cuda": ((8192, 8192), (8192, 8191)), "cpu": ((4096, 4096),)}
 IMAGES: dict[str, tuple[Shape, ...]] = {
@@ -115,7 +116,7 @@ class Case(NamedTuple):
             return (COLUMNS, IMAGES)[self.rows[1]][device.type]
         if device.type == "cpu":
             return ROWS_ON_CPU
-        longest = () if self.masked or self.converts else LONGEST.get(dtype.itemsize, ())
+        longest = VOCABULARIES if self.converts else () if self.masked else LONGEST.get(dtype.itemsize, ())
         return *((ELEMENTS // length, length) for length in LENGTHS), *RAGGED, *longest
 
     def others(self, device: torch.device) -> dict[str, Function]:
@@ -275,12 +276,22 @@ def _formulas() -> list[Case]:
 
 
 def _of_rows(name: str) -> list[Case]:
-    """Contiguous rows, and strided ones (``dim=0``, ``dim=1``)."""
+    """Contiguous rows, strided ones (``dim=0``, ``dim=1``), and a float32 result of 16-bit rows."""
     ours, theirs = getattr(jitact, name), getattr(F, name)
     return [
         Case(name, lambda x: ours(x, -1), lambda x: theirs(x, -1), _nothing, 2, 3, rows=(name, -1)),
         Case(f"{name}, dim=0", lambda x: ours(x, 0), lambda x: theirs(x, 0), _nothing, 2, 3, rows=(name, 0)),
         Case(f"{name}, dim=1", lambda x: ours(x, 1), lambda x: theirs(x, 1), _nothing, 2, 3, rows=(name, 1)),
+        Case(
+            f"{name}, dtype=float32",
+            lambda x: ours(x, -1, torch.float32),
+            lambda x: theirs(x, -1, dtype=torch.float32),
+            _nothing,
+            3,
+            5,
+            rows=(name, -1),
+            converts=True,
+        ),
     ]
 
 
@@ -314,7 +325,7 @@ def _with_numbers(shape: Shape, made: dict[str, Any]) -> list[Tensor]:
 
 
 def _masked_rows() -> list[Case]:
-    """Softmax with attention masks, and with a float32 result."""
+    """Softmax with attention masks."""
 
     def ours(x: Tensor, mask: Tensor) -> Tensor:
         return jitact.softmax(_by_heads(x), -1, mask=mask).view_as(x)
@@ -329,16 +340,6 @@ def _masked_rows() -> list[Case]:
     return [
         Case("softmax+mask", ours, added, _with_numbers, 2, 3, rows=rows, masked=True),
         Case("softmax+bool mask", ours, chosen, _with_bools, 2, 3, rows=rows, masked=True),
-        Case(
-            "softmax, dtype=float32",
-            lambda x: jitact.softmax(x, -1, torch.float32),
-            lambda x: F.softmax(x, -1, dtype=torch.float32),
-            _nothing,
-            3,
-            5,
-            rows=rows,
-            converts=True,
-        ),
     ]
 
 

@@ -349,6 +349,7 @@ inline void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& high) {
 }
 template <typename F>
 F add(F a, F b) { return a + b; }
+inline float product(float a, float b) { return a * b; }
 inline uint32_t low_bits(unsigned n) { return n < 32 ? (1u << n) - 1 : ~0u; }
 inline uint32_t max_halves(uint32_t a, uint32_t b) {
   float low[2], high[2];

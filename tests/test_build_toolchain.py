@@ -214,6 +214,7 @@ def test_gpus_that_may_be_hidden(cuda: Path, monkeypatch: pytest.MonkeyPatch, ca
     fake_nvcc(cuda / "usr-local-cuda", "13.0")
     monkeypatch.setattr(plan, "visible_archs", lambda memory: (Arch(6, 1), Arch(9, 0)))
     assert "cannot compile for compute capability 6.1" in make_plan(answer(1)).missing_cuda
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     made = make_plan(answer(1))
     assert made.gpus == made.made_archs == (Arch(9, 0),) and "does not know 6.1: left out" in caplog.text

@@ -39,6 +39,7 @@ BUILDS = {
     "bool": ("softmax", F32, F32, torch.bool),
     "bool in 16 bits": ("softmax", BF16, BF16, torch.bool),
     "converted": ("log_softmax", BF16, F32, None),
+    "converted to shares": ("softmax", F16, F32, None),
     "converted and added": ("log_softmax", F16, F32, F16),
     "added to a logarithm in 16 bits": ("log_softmax", BF16, BF16, BF16),
     "of integers": ("softmax", torch.int64, F32, None),
@@ -186,7 +187,7 @@ def test_builds_are_as_exact_as_their_type(kind: str, build: Callable) -> None:
             assert ((dx.double() / scale - exact).abs() <= GRADIENT[input] * sizes + smallest(input)).all(), length
 
 
-@pytest.mark.parametrize("kind", ["added", "added in 16 bits", "bool", "bool in 16 bits", "converted"])
+@pytest.mark.parametrize("kind", ["added", "added in 16 bits", "bool", "bool in 16 bits", "converted", "converted to shares"])
 def test_long_rows(kind: str, build: Callable) -> None:
     """Rows of which the threads of a cluster hold many vectors each."""
     torch.manual_seed(0)
@@ -198,6 +199,33 @@ def test_long_rows(kind: str, build: Callable) -> None:
         mask = masks(shape, mask_dtype)["heads"] if mask_dtype else None
         rows = None if mask is None else collapsed(mask.expand(shape), 3)
         check(run("forward", x, rows, 0.5), name, as_added(x, 0.5, mask), (kind, length))
+
+
+@pytest.mark.parametrize("kind", ["converted", "converted to shares"])
+def test_long_rows_that_are_converted(kind: str, build: Callable) -> None:
+    """A GPU's threads hold what they read from some length on, and scale it and find its peak as they go."""
+    torch.manual_seed(0)
+    name, input, output, _ = BUILDS[kind]
+    run = build(name, types_of(input, output, None))
+    lengths = (28_671, 28_672, 28_679) if name == "log_softmax" else (163_839, 163_840, 163_845)
+    for length in lengths:
+        x = (torch.randn(9, length) * 4).to(input)
+        x[1] *= 3000  # far peaks
+        x[2] = 5.0  # all are peaks
+        x[3, [0, -1]] = x[3].max() * 2  # so are the first and the last
+        x[4, 1::2] = -INF
+        x[5], x[6, -1], x[7, 3], x[8, 0] = -INF, INF, NAN, -INF
+        for scale in (1.0, -0.3, 2.0**90):
+            y, t = run("forward", x, None, scale), (x.float() * scale).double()  # rounded before exponentials are
+            dead = t.isnan().any(-1) | (t.amax(-1) == INF) | (t.amax(-1) == -INF)
+            assert y[dead].isnan().all() and dead.sum() == (3 if scale > 0 else 4), (length, scale)
+            y, t = y[~dead], t[~dead]
+            if scale < 1e9:
+                check(y, name, t, (length, scale))
+            else:  # an element that is not at the peak has no weight
+                at_peak = t == t.amax(-1, keepdim=True)
+                share = (1 / at_peak.sum(-1, keepdim=True)).expand(t.shape)[at_peak]
+                torch.testing.assert_close(y[at_peak], share.log() if name == "log_softmax" else share)
 
 
 def test_rows_that_have_the_same_one_of_a_large_mask(build: Callable) -> None:

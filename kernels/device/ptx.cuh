@@ -46,7 +46,8 @@ JITACT_DEVICE void multiply(uint32_t a, uint32_t b, uint32_t& low, uint32_t& hig
   asm("{ .reg .b64 p; mul.wide.u32 p, %2, %3; mov.b64 {%0, %1}, p; }" : "=r"(low), "=r"(high) : "r"(b), "r"(a));
 }
 
-// A sum that the compiler does not contract with a product to an fma.
+// A product, and a sum, that the compiler does not contract to an fma.
+JITACT_DEVICE float product(float a, float b) { return __fmul_rn(a, b); }
 JITACT_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 JITACT_DEVICE double add(double a, double b) { return __dadd_rn(a, b); }
 

@@ -74,12 +74,13 @@ class PartOfRows {
   // Whether vectors beyond the row are skipped by branches: for rows whose vectors do not fill whole warps, and because the
   // compiler does not interleave code across branches, which would take more registers.
   static constexpr bool pairs = sizeof(S) == 2, kBranches = !held || ragged || pairs || kStaged;
+  static constexpr bool kUnscaled = kScaledByWeights<S>, kPrecise = pairs && !kUnscaled;  // of words of two elements
   static constexpr bool kNearlyFull = kBranches && held == kFew && op == Op::forward && !kStaged;  // whether `nearly_full` is used
   static constexpr int size = Storage<S>::size, tensors = reads(op), kEach = size / 4;  // the latter: elements of a word
   static constexpr int vectors = held ? held / tensors : kChunk / tensors;
   static constexpr int x = tensors - 1;  // index of the tensor that is folded
   using F = Fold<T>;
-  static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single>;  // see put_aside
+  static constexpr bool kSetsAside = F::counts && std::is_same_v<T, Single> && !pairs;  // see put_aside
   static constexpr bool stored = sizeof(S) == sizeof(float) && !F::as_it_is;  // kept values replace elements
   struct Held { Words of[held ? tensors : 1][held ? vectors : 1]; };
 #ifdef JITACT_ROW_INPUT
@@ -228,11 +229,38 @@ class PartOfRows {
     };
     return aligned.is_aligned() ? by(aligned) : by(AnyMask<size>(aligned, place_.begin, place_.end));
   }
+  // Where x takes half the bytes of results, a thread of a warp that is all within the row has half of two vectors in place of
+  // one, so that the warp's stores are of adjacent bytes: the distance, in halves, from vector v to the h-th that it has.
+  JITACT_DEVICE int half_at(int v, int h) const {
+    const int lane = int(threadIdx.x) & 31, first = at(0, v) - lane * size;
+    const bool together = first >= place_.begin && first + 32 * size <= place_.end;
+    return together ? 32 * h - lane : h;
+  }
+  JITACT_DEVICE SideWords<Input, size> load_input(const SideWords<Input, size>* from, int v) const {
+    if constexpr (kPrecise) {
+      const auto half = [&](int h) {
+        return ptx::load(reinterpret_cast<const SideWords<Input, size / 2>*>(from) + half_at(v, h), launch_.policy);
+      };
+      const auto first = half(0), second = half(1);
+      return {{first.w[0], first.w[1], second.w[0], second.w[1]}};
+    } else {
+      return ptx::load(from, launch_.policy);
+    }
+  }
+  JITACT_DEVICE void store_result(Vector* to, const Vector& vector, int v) const {
+    if constexpr (kPrecise) {
+      struct Halves { Words of[2]; };
+      const auto halves = bit_cast<Halves>(vector);
+      JITACT_UNROLL for (int h = 0; h < 2; h++) reinterpret_cast<Words*>(to)[half_at(v, h)] = halves.of[h];
+    } else {
+      *to = vector;
+    }
+  }
   // Loads x with the mask applied. All loads of x are issued before those of masks.
   JITACT_DEVICE void load_masked(Held& words) const {
     const auto* from = static_cast<const SideWords<Input, size>*>(launch_.read[0]) + place_.first;
     SideWords<Input, size> x[vectors];
-    load_each(0, vectors, [&](int v) { x[v] = ptx::load(from, launch_.policy); }, [&](int v) { x[v] = {}; },
+    load_each(0, vectors, [&](int v) { x[v] = load_input(from, v); }, [&](int v) { x[v] = {}; },
               [&] { from += step_; });
     if constexpr (!kMasks) {
       take_input(words, x, Unmasked());
@@ -257,7 +285,7 @@ class PartOfRows {
           JITACT_UNROLL for (uint32_t& w : made.w) w = launch_.outside[0];
           continue;
         }
-        if constexpr (kAdds || kConverts) {
+        if constexpr (!kPrecise && (kAdds || kConverts)) {
           T t[size];
           widen(x[v], t);
           if constexpr (kAdds) {
@@ -349,7 +377,11 @@ class PartOfRows {
           JITACT_UNROLL for (int i = 0; i < size; i++) results[i] = bits >> (v * size + i) & 1 ? results[i] : T(0);
         const Vector vector = Results::narrow(results);
         if constexpr (kStaged) staged_.put(vector, at(c, v), left(c, v, full));
+#ifdef JITACT_ROW_INPUT
+        else if (!is_cut(c, v, full)) store_result(to + vectors_to(c, v), vector, v);
+#else
         else if (!is_cut(c, v, full)) to[vectors_to(c, v)] = vector;
+#endif
         else store_part(to + vectors_to(c, v), vector, skipped(c, v), left(c, v, full));
       });
       if (!held) copy(c, next_);
@@ -367,12 +399,17 @@ class PartOfRows {
       if (e >= begin && e < end) reinterpret_cast<Element*>(to)[e] = elements.of[e];
   }
 
-  // Elements of the folded tensor: unscaled if 16-bit, else scaled, and minus `base`. If not kPlaced, base is already
+  // Elements of the folded tensor, scaled unless kUnscaled, and minus `base`. If neither kPlaced nor kPrecise, base is already
   // subtracted in registers or shared memory.
   JITACT_DEVICE void elements(const Held& words, int c, int v, T base, T (&t)[size]) const {
-    read(words, c, v, x, t);
-    JITACT_UNROLL for (int i = 0; !held && !pairs && i < size; i++) t[i] *= times_;
-    JITACT_UNROLL for (int i = 0; kPlaced && i < size; i++) t[i] -= base;
+    read(words, c, v, x, t), finish(base, t);
+  }
+  JITACT_DEVICE void finish(T base, T (&t)[size]) const {
+    JITACT_UNROLL for (int i = 0; i < size; i++) {
+      if (kPrecise) t[i] = fma(t[i], times_, -base);
+      if (!held && !pairs) t[i] *= times_;
+      if (kPlaced && !kPrecise) t[i] -= base;
+    }
   }
   JITACT_DEVICE void keep(Held& words, int c, int v, const T (&t)[size]) const {
     const Words kept = Storage<S>::narrow(t);

@@ -52,26 +52,31 @@ inline const char* message(cudaError_t error) {
   return cudaGetErrorString(error);
 }
 
+template <typename S>
+constexpr bool kIsHalf = std::is_same_v<S, Half>;
 // A word of infinities in the dtype, with the sign that makes them -inf when scaled.
 template <typename S>
 uint32_t lowest(float scale) {
-  const uint32_t bits = sizeof(S) == 4 ? 0x7f800000u : std::is_same_v<S, Half> ? 0x7c007c00u : 0x7f807f80u;
+  const uint32_t bits = sizeof(S) == 4 ? 0x7f800000u : kIsHalf<S> ? 0x7c007c00u : 0x7f807f80u;
   const uint32_t signs = sizeof(S) == 4 ? 0x80000000u : 0x80008000u;
   return scale > 0 ? bits | signs : bits;
 }
 
-// 16-bit elements are scaled as part of their weights' computation, others before.
+// Whether elements of a type are scaled as part of their weights' computation: 16-bit ones, unless computed as float32. Others are
+// scaled before.
+template <typename S>
+constexpr bool kScaledByWeights = sizeof(S) == 2 && !std::is_same_v<typename Storage<S>::T, Single>;
 template <typename S, typename T>
 JITACT_DEVICE Weights<T> weights_beside(T peak, T scale) {
-  if constexpr (sizeof(S) == 2) return Weights<T>(peak, scale);
+  if constexpr (kScaledByWeights<S>) return Weights<T>(peak, scale);
   else return Weights<T>(peak);
 }
-// For unscaled (16-bit) elements: the element that the scale makes +-1, and the conversion between a peak and the peak with the
+// For unscaled elements: the element that the scale makes +-1, and the conversion between a peak and the peak with the
 // sign that the scale gives it, in both directions.
 template <typename S>
-float unit_of(float scale) { return sizeof(S) == 2 ? std::min(1 / std::fabs(scale), 0x1p107f) : 1; }
+float unit_of(float scale) { return kScaledByWeights<S> ? std::min(1 / std::fabs(scale), 0x1p107f) : 1; }
 template <typename S, typename T>
-JITACT_DEVICE T signed_peak(T peak, T scale) { return sizeof(S) == 2 && scale < 0 ? -peak : peak; }
+JITACT_DEVICE T signed_peak(T peak, T scale) { return kScaledByWeights<S> && scale < 0 ? -peak : peak; }
 // In these units: an element at kLowest has weight 0 relative to any peak within kFar.
 constexpr float kFar = 0x1p19f, kLowest = -0x1.8p19f;
 

@@ -3,26 +3,44 @@
 #pragma once
 
 #include "memory_cuda.cuh"
-#include "rows_call.h"
+#include "row_sums_cuda.cuh"
 
 namespace jitact::rows {
 
 struct Floats { float v; };  // stored as float, computed as 16-bit types are
+template <typename E> struct Precise { uint16_t bits; };  // stored as E, of 16 bits, computed as float is
 
 }  // namespace jitact::rows
 
 namespace jitact::loops {
 
 template <> struct Storage<rows::Floats> : AsItIs<Narrow> {};
+template <typename E> struct Storage<rows::Precise<E>> : Storage16<rows::Precise<E>, Single> {
+  using Of = Storage<E>;
+  static JITACT_DEVICE void widen_pair(uint32_t word, Single& low, Single& high) {
+    typename Of::T of_low, of_high;
+    Of::widen_pair(word, of_low, of_high);
+    low = of_low.v, high = of_high.v;
+  }
+  static JITACT_DEVICE uint32_t narrow_pair(Single low, Single high) { return Of::narrow_pair(low.v, high.v); }
+  static JITACT_DEVICE uint32_t max_pair(uint32_t a, uint32_t b) { return Of::max_pair(a, b); }
+  static JITACT_DEVICE uint32_t equal_pair(uint32_t a, uint32_t b) { return Of::equal_pair(a, b); }
+};
 
 }  // namespace jitact::loops
 
 namespace jitact::rows {
 
 static_assert(!kConverts || std::is_same_v<Output, float>);
+template <> constexpr bool kIsHalf<Precise<Half>> = true;
 // The element type in which rows are held.
 template <Op op>
 using Computed = std::conditional_t<kVectorSize<op> == 8, Input, std::conditional_t<std::is_same_v<Output, float>, float, Floats>>;
+// Whether long rows that are converted are held as x is, which takes half the registers, and from which length on: much earlier
+// if results do not need the weight of each element, which is computed twice then, as it cannot be kept.
+constexpr bool kHoldsLongInput = kConverts && !kMasks && sizeof(Input) == 2;
+constexpr int64_t kLongInput = Fold<Single>::as_it_is ? 28672 : 163840;
+using ComputedIfLong = std::conditional_t<kHoldsLongInput, Precise<Input>, Computed<Op::forward>>;
 
 // Adjacent elements as words: if loaded as elements, the compiler would wait for them at once.
 template <typename E, int size>

@@ -24,12 +24,12 @@ template <Op op, typename S, bool ragged, int held, typename Here = InPlace>
 class Rows : PartOfRows<op, S, ragged, held, Here> {
   using Base = PartOfRows<op, S, ragged, held, Here>;
   using typename Base::T, typename Base::Held, typename Base::F;
-  using Base::kStaged, Base::pairs, Base::size, Base::tensors, Base::vectors, Base::x;
+  using Base::kStaged, Base::pairs, Base::kUnscaled, Base::kPrecise, Base::size, Base::tensors, Base::vectors, Base::x;
   using Base::stored, Base::kSetsAside, Base::kIsScaled;
   using Base::launch_, Base::scale_, Base::times_, Base::place_, Base::next_, Base::staged_, Base::formulas_;
   using Base::chunks, Base::at, Base::is_inside, Base::each_of, Base::slot, Base::place_of, Base::take_row;
   using Base::find_staged, Base::load, Base::copy, Base::forget, Base::trim_slots, Base::words_of, Base::read;
-  using Base::elements, Base::keep, Base::write;
+  using Base::elements, Base::finish, Base::keep, Base::write;
   using Base::give_row;  // on a line of its own: exported files without row operands have neither
 #ifdef JITACT_ROW_INPUT
   using Base::load_masked, Base::taking_part;
@@ -116,18 +116,19 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
       fold_in_two(words, base, invalid, peak, weights, sums);
       exponent = 0, folded_in_two_++;
     }
-    F folded(peak, invalid, weights, sums, pairs ? scale_ : T(1));
-    if constexpr (kPlaced) folded.move(base), peak += base, base = 0;
+    F folded(peak, invalid, weights, sums, kUnscaled ? scale_ : T(1));
+    if constexpr (kPlaced || (kPrecise && F::as_it_is)) folded.move(base), peak += base, base = 0;
     if constexpr (!held && stored) {
       if (exponent < -32) move_kept(chunks(), exponent), exponent = 0;  // else factors of shares could be subnormal
       folded.divide_kept(Weights<T>::power(exponent));
     }
 
     const auto result = [&](int c, int v, T (&y)[size]) {
-      if constexpr (stored) read(words, c, v, x, y);
+      if constexpr (stored || (kPrecise && F::as_it_is)) read(words, c, v, x, y);
       else elements(words, c, v, base, y);
       JITACT_UNROLL for (int i = 0; i < size; i++) {
-        if (pairs && F::as_it_is) y[i] *= scale_;
+        if (kUnscaled && F::as_it_is) y[i] *= scale_;
+        if (kPrecise && F::as_it_is) y[i] = T(ptx::product(y[i].v, scale_.v));  // rounded, as the peak is
         if (kSetsAside) y[i] = T(fminf(y[i].v, peak.v));  // NaN, which put_aside wrote, becomes the peak again
         y[i] = formulas_.result(stored ? y[i] : F::kept(weights, y[i]), folded, 0);
       }
@@ -162,13 +163,16 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
     of_row[0] = own;
     forget(words);
     combine<held ? 0 : 3>(of_row, Highest(), folded_in_two_);
-    peak = of_row[0], invalid = peak - peak;
+    peak = of_row[0];
+    const T stored_peak = pairs && scale_ < 0 ? -peak : peak;
+    if constexpr (kPrecise) peak = T(ptx::product(stored_peak.v, scale_.v));
+    invalid = peak - peak;
     // In most rows only one of many warps has the peak.
-    const bool with_peak = F::counts && !kSetsAside && __ballot_sync(0xffffffffu, !(own < peak)) != 0;
+    const bool with_peak = F::counts && !kSetsAside && __ballot_sync(0xffffffffu, !(own < of_row[0])) != 0;
     peak = signed_peak(peak);
-    if (!pairs && is_far(peak)) {
+    if (!kUnscaled && is_far(peak)) {
       base = peak, peak = 0;
-      if constexpr (!kPlaced)
+      if constexpr (!kPlaced && !kPrecise)
         each<false>(words, [&](int c, int v) {
           T t[size];
           read(words, c, v, x, t);
@@ -177,6 +181,11 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
         });
     }
 
+    T subtracted = base;
+    if (kPrecise && base != 0) {  // as Weights with a scale: elements below a far peak have no weight
+      const uint32_t exponent = __float_as_uint(stored_peak.v) & 0x7f800000u, sign = __float_as_uint(scale_.v) & 0x80000000u;
+      times_ = __uint_as_float((274u << 23) - exponent | sign), subtracted = stored_peak * times_;
+    }
     weights = weights_beside<S>(peak, scale_);
     T aside = 0;
     if constexpr (kSetsAside)
@@ -185,7 +194,7 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
     const auto weigh = [&]<bool may_be_peak>() {
       each<false>(words, [&](int c, int v) {
         T t[size];
-        elements(words, c, v, base, t);
+        elements(words, c, v, subtracted, t);
         JITACT_UNROLL for (int i = 0; i < size; i++) t[i] = F::template add<may_be_peak>(partial.of[i % 4], weights, peak, t[i]);
         if constexpr (stored) keep(words, c, v, t);
       });
@@ -193,12 +202,13 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
     if (!with_peak) weigh.template operator()<!F::counts>();
     if constexpr (F::counts && pairs) {
       if (with_peak) {
-        PeaksApart<S> apart(peak, peak, launch_.outside[x]);
+        PeaksApart<S> apart(stored_peak, stored_peak, launch_.outside[x]);
         each<false>(words, [&](int c, int v) {
           Words loaded = words_of(words, c, v, x);
           T t[size];
           JITACT_UNROLL for (uint32_t& word : loaded.w) word = apart.without(word);
           Storage<S>::widen(loaded, t);
+          if constexpr (kPrecise) finish(subtracted, t);
           JITACT_UNROLL for (int i = 0; i < size; i++) F::template add<false>(partial.of[i % 4], weights, peak, t[i]);
         });
         aside = apart.low() + apart.high();
@@ -209,6 +219,7 @@ class Rows : PartOfRows<op, S, ragged, held, Here> {
     forget(words);
     partial.total(sums);
     if constexpr (F::counts && (pairs || kSetsAside)) sums[F::parts - 1] = aside;
+    if (kPrecise && !F::as_it_is) base = subtracted;
     combine<1>(sums, Totals(), folded_in_two_);
   }
 

@@ -12,8 +12,9 @@ namespace jitact::rows {
 // The shapes of rows with kernels of their own. Along the last dimension: those that fill vectors, or end within them, or are
 // staged. Across it: others, or those whose length has code of its own.
 constexpr int kWholeShape = 0, kRaggedShape = 1, kStagedShape = 2, kExactShape = 1;
-inline int shape_of(const Call& call) {
-  const int64_t size = bytes_of(call.dtype);
+template <typename S>
+int shape_of(const Call& call) {
+  const int64_t size = 16 / Storage<S>::size;
   if (call.inner > 1) return log_exact_wide(call, size) > 0 ? kExactShape : 0;
   return ShortRows::takes(call) ? kStagedShape : call.length * size % 16 == 0 ? kWholeShape : kRaggedShape;
 }
@@ -34,7 +35,12 @@ inline int log_of(int64_t count) {
 }
 
 // Whether long rows are held by fewer threads with kMany vectors each, which leaves more registers for elements.
-template <Op op> constexpr bool holds_many = op == Op::forward;
+template <Op op, typename S> constexpr bool holds_many = op == Op::forward;
+#ifdef JITACT_ROW_INPUT
+template <> constexpr bool holds_many<Op::forward, Precise<Input>> = false;  // a quarter of the memory's rate
+template <> constexpr bool holds_many<Op::forward, float> =
+    !kHoldsLongInput || kLongInput > int64_t(kFew * kClusterBlocks * Storage<float>::size) << kLogOfMany;  // else not needed
+#endif
 
 // How threads share rows of `vectors` vectors. Small blocks, which do not wait for each other, were fastest in measurements,
 // but large ones for backward; and for the shortest rows, more threads than are needed to hold them: with 4 vectors of 16-bit
@@ -51,9 +57,9 @@ Launch shared_by(int64_t vectors) {
   const auto blocks_of = [&](int64_t threads) { return int((threads + (1 << launch.log_group) - 1) >> launch.log_group); };
   launch.blocks = blocks_of(threads), launch.held = kFew;
   const int64_t fewer = (vectors + kMany - 1) / kMany;
-  if (holds_many<op> && launch.log_group > kLogOfMany && fewer <= kClusterBlocks << kLogLeast) {
+  if (holds_many<op, S> && launch.log_group > kLogOfMany && fewer <= kClusterBlocks << kLogLeast) {
     launch.held = kMany, launch.log_group = kLogLeast, launch.blocks = blocks_of(fewer);
-  } else if (holds_many<op> && launch.blocks > kClusterBlocks && fewer <= kClusterBlocks << kLogOfMany) {
+  } else if (holds_many<op, S> && launch.blocks > kClusterBlocks && fewer <= kClusterBlocks << kLogOfMany) {
     launch.held = kMany, launch.log_group = kLogOfMany, launch.blocks = kClusterBlocks;  // fewer blocks could not hold all rows
   }
   if (launch.blocks > kClusterBlocks) {
@@ -164,7 +170,7 @@ template <Op op, typename S, bool ragged>
 cudaError_t start_along(const Call& call, cudaStream_t stream) {
   Launch launch = shared_by<op, S>(vectors_touched(call.length, Storage<S>::size));
   if (launch.held == kFew) return start<op, S, ragged, kFew>(launch, call, stream);
-  if constexpr (holds_many<op>)
+  if constexpr (holds_many<op, S>)
     if (launch.held == kMany) return start<op, S, ragged, kMany>(launch, call, stream);
 #ifdef JITACT_ROW_INPUT
   if constexpr (op == Op::forward) return cudaErrorInvalidValue;
@@ -217,7 +223,7 @@ const char* run_cuda(const Call& call, void* stream) {
   const auto start_if = [&]<Op op, typename S>() {
     if constexpr (exists(op)) {
       if (call.op != op) return;
-      const int found = shape_of(call);
+      const int found = shape_of<S>(call);
       const auto start_shape = [&]<int shape>() {
         if constexpr (kIsHere<op, S, shape>) {
           if (found != shape) return;
@@ -232,7 +238,8 @@ const char* run_cuda(const Call& call, void* stream) {
     }
   };
 #ifdef JITACT_ROW_INPUT
-  start_if.template operator()<Op::forward, Computed<Op::forward>>();
+  if (call.length < kLongInput) start_if.template operator()<Op::forward, Computed<Op::forward>>();
+  else start_if.template operator()<Op::forward, ComputedIfLong>();
   start_if.template operator()<Op::backward_from_output, Output>();
 #else
   loops::dispatch_dtype(call.dtype, [&]<typename S>() {
