@@ -79,11 +79,19 @@ JITACT_INLINE float held(float x, float low, float high) {
 JITACT_INLINE float one_over(float p) { return held(1.0f / p, -kLargest, kLargest); }
 JITACT_INLINE float root_of(float p) { return sqrtf(p); }
 
-// a / (b + low) for b from 1 to 2 and |low| tiny, in effect rounded once: the residual corrects the quotient, unless a is
-// infinite. The residual is negated, as -0 + 0 is 0: so a quotient of -0 keeps its sign.
+// a / (b + low) for b from 1 to 2, |low| tiny and finite a, in effect rounded once: the residual corrects the quotient. It is
+// negated, as -0 + 0 is 0: so a quotient of -0 keeps its sign.
+JITACT_INLINE float corrected(float a, float b, float low, float r, float q) {
+  return fmaf(fmaf(low, q, fmaf(b, q, -a)), -r, q);
+}
+JITACT_INLINE float divide_finite(float a, float b, float low) {
+  const float r = rough_reciprocal(b);
+  return corrected(a, b, low, r, a * r);
+}
+// The same for any a: an infinite one's residual is NaN.
 JITACT_INLINE float divide(float a, float b, float low) {
   const float r = rough_reciprocal(b), q = a * r;
-  return select(fabsf(q) <= 3.40282347e38f, fmaf(fmaf(low, q, fmaf(b, q, -a)), -r, q), q);
+  return select(fabsf(q) <= 3.40282347e38f, corrected(a, b, low, r, q), q);
 }
 
 // exp(x + low) = 2^n exp(r) with integer n, |r| <= ln(2) / 2 (Cody and Waite) and exp(r) = 1 + r + r^2 q. |x| is at most 2^21,
@@ -189,8 +197,8 @@ JITACT_INLINE float divide_by_one_plus(float a, float e) {
   return divide(a, b, (1.0f - b) + e);
 }
 JITACT_INLINE float sigmoid(float x) {
-  const float e = decay(fabsf(x));
-  return divide_by_one_plus(select(x < 0, e, 1.0f), e);
+  const float e = decay(fabsf(x)), b = 1.0f + e;
+  return divide_finite(select(x < 0, e, 1.0f), b, (1.0f - b) + e);
 }
 
 // a sigmoid(x) with scaled = exp(-|x|) * 2^24; left: x < 0, where |a| is at most 2^100. x sigmoid(x): 2.38 ulp.
