@@ -247,6 +247,8 @@ def _run_in_any_way(
         if not transformed and not compiling:
             shares = _share_storage if records else _overlaps  # what is kept must not share x's count of changes either
             others = tuple([each.clone() if shares(x, each) else each for each in others])
+        elif records and not transformed:
+            others = _copies_in_graph(others, passed)
         # A selective checkpoint that keeps results does not call an operator again, which then changes nothing; copy_ it does.
         if transformed or compiling or in_dispatch_mode() or x.is_neg() or (records and x._is_view()):
             # What backward keeps must not be overwritten.
@@ -296,6 +298,16 @@ def _check_no_leaf(record: Activation, x: Tensor) -> None:
 
 def _share_storage(x: Tensor, other: Tensor) -> bool:
     return x.untyped_storage()._cdata == other.untyped_storage()._cdata
+
+
+def _copies_in_graph(others: tuple[Tensor, ...], passed: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """``others``, with copies of those that backward keeps and that may be views of ``x``.
+
+    What torch.compile traces cannot ask which tensors share memory. A learned tensor of a module is no view, and of tensors at
+    the places ``passed``, as a residual, backward keeps nothing.
+    """
+    learned = [each.is_leaf and each.requires_grad for each in others]
+    return tuple([each if learned[i] or i + 1 in passed else each.clone() for i, each in enumerate(others)])
 
 
 def _overlaps(x: Tensor, other: Tensor) -> bool:

@@ -205,6 +205,22 @@ def test_operands_that_are_views_of_the_same_memory(name: str, device: str) -> N
         torch.testing.assert_close(*found)
 
 
+@pytest.mark.parametrize("name", ["relu", "silu"])
+def test_compiled_with_a_bias_that_is_a_view(name: str, device: str) -> None:
+    """In a graph the bias that backward keeps is not overwritten, whether it is a view with a history or without."""
+    function, x = getattr(jitact, name), torch.randn(4, 4, device=device, dtype=torch.float64, requires_grad=True)
+    for view in (lambda z: z[3], lambda z: z.diagonal(), lambda z: z.detach()[0]):
+        torch._dynamo.reset()
+
+        def body(x: torch.Tensor, inplace: bool, view: Callable = view) -> torch.Tensor:
+            z = x * 1
+            return function(z, bias=view(z), residual=z, inplace=inplace)
+
+        compiled = torch.compile(body, backend="aot_eager", fullgraph=True)
+        found = [(y.detach(), *torch.autograd.grad(y.square().sum(), x)) for y in (compiled(x, True), body(x, False))]
+        torch.testing.assert_close(*found)
+
+
 def test_in_place_inside_transforms(device: str) -> None:
     x = torch.linspace(-3, 3, 8, dtype=torch.float64, device=device)
     for name in ("relu", "elu", "silu"):
