@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import io
 import json
 import logging
 import os
@@ -12,7 +14,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 import torch
@@ -226,6 +230,55 @@ def test_says_one_line_and_more_if_asked(
     assert "-fno-math-errno" in capsys.readouterr().err, "shows the commands"
     monkeypatch.delenv("JITACT_VERBOSE")
     log.configure()
+
+
+class _WriteOnly:
+    """What programs put in the place of standard error to log what is printed."""
+
+    def write(self, text: str) -> None:
+        """Keeps nothing."""
+
+
+def _closed() -> TextIO:
+    with open(os.devnull, "w") as file:
+        return file
+
+
+class _Unread(io.StringIO):
+    """A pipe whose reader has ended."""
+
+    def write(self, text: str) -> int:
+        """Fails."""
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+@pytest.mark.parametrize("made", [lambda: None, _WriteOnly, _closed, _Unread])
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_standard_streams_may_be_anything(
+    stand_in: Path, monkeypatch: pytest.MonkeyPatch, name: str, made: Callable[[], object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    log.configure()
+    with monkeypatch.context() as patched:
+        patched.setattr(sys, name, made())
+        assert build.obtain(make_plan(answer(1, "unheard")))[1]
+    assert capsys.readouterr().out == "", "what has no standard error to go to goes nowhere"
+
+
+def test_a_terminal_gets_a_line_where_no_thread_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.StringIO()
+    terminal.isatty = lambda: True
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    log.configure()
+    with log.working("compiling relu"):
+        pass
+    assert terminal.getvalue() == "\r\033[K"
 
 
 def test_goes_through_the_programs_own_logging(stand_in: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import io
 import locale
 import logging
 import os
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
@@ -248,7 +250,7 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
     try:
         with variables(wanted):
             cpp_extension = _import_extension()
-            changed = {"CUDA_HOME": plan.nvcc.root if plan.nvcc else cpp_extension.CUDA_HOME}
+            changed = {"CUDA_HOME": plan.nvcc.root if plan.nvcc else cpp_extension.CUDA_HOME, "sys": _sys_with_streams()}
             if hasattr(cpp_extension, "FileLock"):  # since torch 2.14
                 changed["FileLock"] = _lock_of_others(cpp_extension.FileLock, staging)
             before = {name: getattr(cpp_extension, name) for name in changed}
@@ -259,6 +261,13 @@ def _environment(plan: Plan, staging: Path) -> Iterator[ModuleType]:
                 vars(cpp_extension).update(before)
     finally:
         torch_log.setLevel(level)
+
+
+def _sys_with_streams() -> ModuleType:
+    """A copy of sys for torch, which flushes standard output and error: a program may have none, or others without flush."""
+    copy = ModuleType("sys")
+    vars(copy).update(vars(sys), stdout=io.StringIO(), stderr=io.StringIO())
+    return copy
 
 
 def _lock_of_others(

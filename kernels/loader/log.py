@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 __all__ = ["configure", "logger", "working"]
 
@@ -20,7 +20,22 @@ class _Terminal(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         if not logging.getLogger().handlers:
-            print(f"jitact: {record.getMessage()}", file=sys.stderr, flush=True)
+            _print(f"jitact: {record.getMessage()}\n")
+
+
+def _print(text: str) -> None:
+    """Prints to standard error, if that can be: no call of an activation may fail for a message that nobody reads."""
+    with suppress(AttributeError, OSError, ValueError):  # there is none, its reader has ended, or the program closed it
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _is_watched() -> bool:
+    """Whether standard error is a terminal. Objects that programs put in its place may have no more than ``write``."""
+    try:
+        return sys.stderr.isatty()
+    except (AttributeError, ValueError):  # none, or it was closed
+        return False
 
 
 logger.addHandler(_Terminal())
@@ -38,24 +53,24 @@ def configure() -> None:
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Shows ``what`` and the elapsed seconds on a terminal while the block runs."""
-    if not sys.stderr.isatty() or logging.getLogger().handlers or not logger.isEnabledFor(logging.INFO):
+    if not _is_watched() or logging.getLogger().handlers or not logger.isEnabledFor(logging.INFO):
         yield
         return
     ended = threading.Event()
     clock = threading.Thread(target=_show_seconds, args=(what, ended), daemon=True)
-    clock.start()
+    with suppress(RuntimeError):  # no thread can be started during interpreter shutdown
+        clock.start()
     try:
         yield
     finally:
         ended.set()
-        clock.join()
-        sys.stderr.write("\r\033[K")
-        sys.stderr.flush()
+        if clock.ident is not None:
+            clock.join()
+        _print("\r\033[K")
 
 
 def _show_seconds(what: str, ended: threading.Event) -> None:
     for seconds in itertools.count():
-        sys.stderr.write(f"\r\033[Kjitact: {what} ... {seconds} s" if seconds else f"jitact: {what} ...")
-        sys.stderr.flush()
+        _print(f"\r\033[Kjitact: {what} ... {seconds} s" if seconds else f"jitact: {what} ...")
         if ended.wait(1):
             return
