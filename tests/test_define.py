@@ -254,6 +254,44 @@ def test_what_the_preprocessor_leaves_out_is_not_there() -> None:
         signature.read_signature("#ifdef FAST\nELEMENTWISE float backward(T dy, T x) { return dy; }\n#endif\n" + file)
 
 
+BACKWARD = "ELEMENTWISE T backward(T dy, T x) { return dy; }"
+
+
+@pytest.mark.parametrize(
+    ("around", "is_there"),
+    [
+        ("#if false\n{}\n#endif", False),
+        ("#if (0)\n{}\n#else\n#endif", False),
+        ("#if 0\n#elif 0\n{}\n#endif", False),
+        ("#if true\n#elif FAST\n{}\n#endif", False),
+        ("#ifdef FAST\n#elif 1\n#else\n{}\n#endif", False),
+        ("#if 0\n#elif FAST\n{}\n#endif", True),
+        ("#if 0\n#if 1\n#endif\n#else\n{}\n#endif", True),
+        ("#if 0 \\\n || 1\n{}\n#endif", True),
+        ("#endif\n#else\n{}", True),
+        ("// not so: \\\n{}", False),
+        ("// so: \\ \\n\n{}", True),
+        ("/* \" */ {} /* \" */", True),
+        ('static_assert(sizeof(int), "{{ /* \\" //");\n{}', True),
+        ('static_assert(sizeof(int), "\\\\"); /* " {} */', False),
+        ("constexpr char kOpen = '{{', kQuote = '\\'', kDouble = '\"';\n{} // \"", True),
+        ("constexpr int kMany = 1'000, kMore = 0x1'f; /* {} */ // '", False),
+        ("constexpr auto kRaw = R\"x(\n#if 0\n)\" // {{ )x\";\n{}", True),
+        ('constexpr auto kText = "{}";', False),
+    ],
+)
+def test_what_is_code(around: str, is_there: bool) -> None:
+    """Comments, strings and branches that are left out hold functions, brackets and marks of each other that are none."""
+    file = "ELEMENTWISE T forward(T x) { return x * x; }\n" + around.format(BACKWARD)
+    code = signature.code(file)
+    assert signature.read_signature(file).functions == ({"forward", "backward"} if is_there else {"forward"})
+    assert len(code) == len(file) and code.count("\n") == file.count("\n")
+
+
+def test_what_a_string_says_tells_definitions_apart() -> None:
+    assert signature.code('f("a, (b)"); // "c"') == 'f("a   b ");       '
+
+
 def test_macros_end_with_their_file() -> None:
     """The kernels of second derivatives, which are made around a file, have variables of such names."""
     file = "#define a0 3\n#define dy 2\n#define slope_0 1\nELEMENTWISE T forward(T x, T g) { return a0 * x * x * sin(g); }"

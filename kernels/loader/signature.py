@@ -174,29 +174,57 @@ _PREPARE = re.compile(r"\bvoid\s+prepare\s*\(([^()]*)\)\s*(?=\{)")
 _CHANGE = re.compile(r"\s*(\w+)\s*[-+*/]?=(.*)", re.DOTALL)
 _PREPARED_BY = re.compile(r"\s*\w+_::\s*prepare\s*\([\w\s,]*\)\s*")  # by that of another file
 _CONDITION = re.compile(r"[ \t]*#[ \t]*(if|ifdef|ifndef|elif|else|endif)\b(.*)")
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_CONSTANTS = {"0": False, "false": False, "1": True, "true": True}
+# Comments, of which a backslash at the end of a line continues those of a line; numbers, of which 1'000 has a quote; strings.
+_TOKEN = re.compile(
+    r"//(?:\\\n|[^\n])*|/\*.*?\*/|\b\d(?:'?[\w.])*"
+    r'|R"(?P<mark>[^()\\\s]*)\(.*?\)(?P=mark)"|"(?:\\.|[^"\\\n])*"'
+    r"|'(?:\\.|[^'\\\n])+'",
+    re.DOTALL,
+)
 _DEFINE = re.compile(r"^[ \t]*#[ \t]*define.*(?:\\\n.*)*", re.MULTILINE)
 
 
 def code(text: str) -> str:
-    """The text with comments and what ``#if 0`` leaves out replaced by spaces, so that positions stay the same."""
-    lines = _COMMENT.sub(lambda comment: re.sub(r"[^\n]", " ", comment[0]), text).split("\n")
-    leaves_out: list[bool | None] = []  # for each #if around a line, whether it does; None: that depends
+    """The text without comments and what constants in ``#if`` leave out, and without brackets and the like in strings.
+
+    They are replaced by spaces, so that positions stay the same.
+    """
+    lines = _TOKEN.sub(_blank, text).split("\n")
+    around: list[_Branch] = []  # of each #if around a line
     for at, line in enumerate(lines):
         found = _CONDITION.match(line)
         directive, condition = found.groups() if found else ("", "")
         if directive in ("if", "ifdef", "ifndef"):
-            leaves_out.append({"0": True, "1": False}.get(condition.strip()) if directive == "if" else None)
-        elif directive == "else" and leaves_out and leaves_out[-1] is not None:
-            leaves_out[-1] = not leaves_out[-1]
-        elif directive == "elif" and leaves_out:
-            leaves_out[-1] = None
-        decided = directive in ("if", "else", "endif") and leaves_out and leaves_out[-1] is not None
-        if decided or True in leaves_out:
+            around.append(_Branch(False, False, True).next(directive, condition))
+        elif directive not in ("", "endif") and around:
+            around[-1] = around[-1].next(directive, condition)
+        if (directive and around and around[-1].decided) or any(branch.left_out for branch in around):
             lines[at] = " " * len(line)
-        if directive == "endif" and leaves_out:
-            leaves_out.pop()
+        if directive == "endif" and around:
+            around.pop()
     return "\n".join(lines)
+
+
+def _blank(token: re.Match[str]) -> str:
+    if token[0].startswith("/"):
+        return re.sub(r"[^\n]", " ", token[0])
+    return token[0] if token[0][0].isdigit() else re.sub(r"[(){};,#]", " ", token[0])
+
+
+class _Branch(NamedTuple):
+    """A branch of an ``#if``: whether it is left out; whether it, or one before it, is taken; whether constants decide all."""
+
+    left_out: bool
+    taken: bool
+    decided: bool
+
+    def next(self, directive: str, condition: str) -> _Branch:
+        """The branch that begins with a directive."""
+        value = directive == "else" or None
+        if directive in ("if", "elif"):
+            value = _CONSTANTS.get(re.sub(r"[\s()]", "", condition))
+        return _Branch(self.taken or value is False, self.taken or value is True, self.decided and value is not None)
 
 
 def split(text: str, separator: str, opening: str = "({", closing: str = ")}") -> list[str]:
