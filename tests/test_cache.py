@@ -11,11 +11,13 @@ import os
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import torch
@@ -342,6 +344,35 @@ def test_without_locks_builds_go_on(stand_in: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     assert obtain()[1] and not obtain()[1]
+
+
+def test_clear_at_any_time_does_not_disturb_a_build(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It removes the folders of locks and of builds in progress if they are empty, between any two lines of the loader."""
+    monkeypatch.setattr(cache, "_end_compilers", lambda folder: False)  # there are none, and looking takes time
+    stand_in.mkdir()
+    title, before, cleared, line = "answer-0123456789abcdef", sys.gettrace(), True, 0
+    while cleared:
+        passed, cleared, line = 0, False, line + 1
+
+        def clear_once(frame: FrameType, event: str, _: object) -> Callable | None:
+            nonlocal passed, cleared
+            passed += event == "line"
+            if passed == line and not cleared:
+                cleared = True
+                cache.tidy(stand_in)
+            return clear_once if frame.f_code.co_filename.startswith(str(loader)) else None
+
+        loader = Path(cache.__file__).parent
+        sys.settrace(clear_once)
+        try:
+            locked = lock.locked(cache.lock_of(stand_in, title), "answer")
+            with locked as alone, cache.staging(stand_in, title, alone=alone) as folder:
+                sys.settrace(before)
+                assert alone and folder.is_dir()
+        finally:
+            sys.settrace(before)
+        cache.tidy(stand_in)
+    assert line > 100 and not list(stand_in.iterdir())
 
 
 def test_what_killed_builds_left_is_cleared_away(stand_in: Path) -> None:

@@ -224,7 +224,7 @@ def builds(cache: Path, name: str) -> Iterator[Build]:
 
 def at_work(cache: Path) -> list[str]:
     """The titles of the builds in progress, in any process."""
-    titles = {folder.name.partition(".")[0] for folder in (cache / ".staging").glob("*")}
+    titles = {folder.name.partition(".")[0] for folder in _listed(cache / ".staging")}
     busy = []
     for title in sorted(titles):
         with suppress(OSError), try_locked(lock_of(cache, title)) as alone:
@@ -261,10 +261,15 @@ def staging(cache: Path, title: str, *, alone: bool = True) -> Iterator[Path]:
         title: the build's title.
         alone: whether the lock of ``title`` is held, so that staging folders of killed builds can be removed.
     """
-    base = folders.make(cache, cache / ".staging")
-    if alone:
-        _sweep(cache, title)
-    folder = Path(tempfile.mkdtemp(prefix=f"{title}.", dir=base))
+    while True:
+        base = folders.make(cache, cache / ".staging")
+        if alone:
+            _sweep(cache, title)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=f"{title}.", dir=base))
+            break
+        except FileNotFoundError:  # `clear` has removed the folder, as it was empty
+            continue
     try:
         yield folder
     finally:
@@ -273,7 +278,7 @@ def staging(cache: Path, title: str, *, alone: bool = True) -> Iterator[Path]:
 
 def _sweep(cache: Path, title: str) -> None:
     """Removes staging folders of killed builds: those of ``title``, whose lock we hold, and those whose lock is free."""
-    for folder in (cache / ".staging").iterdir():
+    for folder in _listed(cache / ".staging"):
         owner = folder.name.partition(".")[0]
         if owner == title:
             _discard(folder)
@@ -284,6 +289,14 @@ def _sweep(cache: Path, title: str) -> None:
                         _discard(folder)
             except OSError:  # without locks it is unknown whether that build still runs
                 continue
+
+
+def _listed(folder: Path) -> list[Path]:
+    """What is in a folder; nothing if there is none, or it cannot be read."""
+    try:
+        return [folder / name for name in os.listdir(folder)]
+    except OSError:
+        return []
 
 
 def _discard(folder: Path) -> None:

@@ -139,7 +139,11 @@ def _wait(path: Path, name: str) -> tuple[int | None, list[object]]:
 def _try(path: Path) -> int | None:
     """The locked file's descriptor, None if another process holds the lock."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileNotFoundError:  # `clear` has removed the empty folder of the locks
+            folders.make(path.parent.parent, path.parent, hidden=True)
+            continue
         try:
             folder = path.parent.stat()
             of_a_group = folder.st_mode & stat.S_IWGRP
@@ -151,6 +155,8 @@ def _try(path: Path) -> int | None:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        except FileNotFoundError:  # it has removed lock and folder
+            pass
         except OSError:
             os.close(descriptor)
             raise

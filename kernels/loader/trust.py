@@ -171,9 +171,14 @@ def make_folder(path: Path, mode: int, group: int = -1) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    with suppress(FileExistsError):
-        path.mkdir(mode)
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    while True:
+        with suppress(FileExistsError):
+            path.mkdir(mode)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            break
+        except FileNotFoundError:  # `clear` has removed it meanwhile
+            continue
     try:
         set_mode(descriptor, mode, group)
     finally:
