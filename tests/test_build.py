@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -68,6 +68,34 @@ def test_a_header_beside_the_kernel_file_counts(quick: Path, tmp_path: Path) -> 
     assert torch.equal(forward(kernels.load(mine), X), X * 0.25)
     (tmp_path / "value.h").write_text("#define FACTOR 0.5\n")
     assert kernels.load(mine) is library, "the old text has its build still"
+
+
+def test_a_header_that_is_edited_during_a_build(
+    stand_in: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was compiled is not kept under the header's former text, whose next user would get it."""
+    file, header, compile_library = tmp_path / "k.cu", tmp_path / "number.h", compile.compile_library
+    file.write_text(f'#include "number.h"\n{answer(0).text.replace("return 0", "return NUMBER")}')
+    texts = {number: f"#define NUMBER {number}\n" for number in (1, 2)}
+    edits = [texts[2]]
+
+    def edit_first(*given: Any) -> bytes:
+        if edits:
+            header.write_text(edits.pop())
+        return compile_library(*given)
+
+    def value() -> int:
+        entry, _ = build.obtain(make_plan(kernel(name="edited", text=file.read_text(), path=str(file))))
+        return ctypes.CDLL(str(entry.library)).answer()
+
+    monkeypatch.setattr(compile, "compile_library", edit_first)
+    header.write_text(texts[1])
+    assert value() == 2 and "edited changed while it was compiled" in caplog.text
+    assert len(list(cache.entries(stand_in))) == 1
+    header.write_text(texts[1])
+    assert value() == 1
+    header.write_text(texts[2])
+    assert value() == 2
 
 
 def test_a_header_beside_a_cell_counts(quick: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

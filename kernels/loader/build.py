@@ -171,7 +171,12 @@ def _make_in(folder: Path, plan: Plan, rejected: str | None) -> tuple[Entry, boo
         with cache.staging(folder, plan.title, alone=alone) as staging, working(f"compiling {plan.name}"):
             content = compile_library(plan, folder, staging)
             seconds = time.monotonic() - started
-            entry = cache.publish(folder, staging, _describe(plan, content, seconds), content)
+            now = plan.renewed()
+            if now.sources == plan.sources:  # else nobody knows which text of the headers the compilers read
+                entry = cache.publish(folder, staging, _describe(plan, content, seconds), content)
+    if entry is None:
+        logger.warning("a header of %s changed while it was compiled: compiling it again", plan.name)
+        return obtain(now, rejected)
     logger.info("%s compiled in %.1f s", plan.name, seconds)
     return entry, True
 

@@ -100,6 +100,10 @@ class Plan(NamedTuple):
         parts = [self.sources, self.cpu, [str(arch) for arch in self.made_archs], self.compilers]
         return f"{self.name}-{hashlib.sha256(repr(parts).encode()).hexdigest()[:KEY_LENGTH]}"
 
+    def renewed(self) -> Plan:
+        """The plan with the headers as they are now."""
+        return self._replace(sources=_hash(self.source, self.fast_math))
+
     def runs_cuda(self, build: Build) -> bool:
         """Whether a build's CUDA kernels run on the GPUs that this process sees; if it sees none, whether it has any."""
         return bool(build.archs) and covered(self.gpus, [Arch.parse(arch) for arch in build.archs])
